@@ -1,0 +1,1 @@
+"""Predict how long a distributed LLM training step or inference request takes, by discrete events."""

@@ -1,0 +1,113 @@
+"""Traces in memory: columns of nodes, shared by ranks that run the same operator list.
+
+This is the one form that the frontend produces, that files are read into and written from, and that replay
+lowers. A node's group and peer are *slots*: small numbers that each rank resolves by its own table, so that
+thousands of ranks with the same program share one `NodeTable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNSTATED = -1
+"""In `duration`: to be computed from `flops` and `tensor_bytes`. In `group` and `peer`: none."""
+
+
+class NodeKind(IntEnum):
+    """What a node does; the numbers are the public schema's `NodeType`."""
+
+    INVALID = 0
+    METADATA = 1
+    MEM_LOAD = 2
+    MEM_STORE = 3
+    COMPUTE = 4
+    SEND = 5
+    RECV = 6
+    COLLECTIVE = 7
+    STORAGE = 8
+    DATA_OPERATION = 9
+
+
+class CollectiveType(IntEnum):
+    """The ten collectives; the numbers are the public schema's `CollectiveCommType`."""
+
+    ALL_REDUCE = 0
+    REDUCE = 1
+    ALL_GATHER = 2
+    GATHER = 3
+    SCATTER = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """The nodes of one rank's program, in program order, as read-only columns of length n.
+
+    Dependencies are rows of a compressed sparse table: node i waits for the finish of
+    `dependencies[dependency_starts[i] : dependency_starts[i + 1]]`, which are positions in this table, not ids.
+    Nodes on the same stream run in table order unless the stream is unordered.
+    """
+
+    ids: NDArray[np.uint64]
+    kind: NDArray[np.int8]
+    name: NDArray[np.int32]
+    stream: NDArray[np.int32]
+    duration: NDArray[np.int64]
+    """Picoseconds, or `UNSTATED`."""
+    size: NDArray[np.int64]
+    """Bytes: a collective's input buffer on this rank, a message, or what a memory node moves."""
+    collective: NDArray[np.int8]
+    """A `CollectiveType` where kind is COLLECTIVE, else `UNSTATED`."""
+    group: NDArray[np.int32]
+    """Slot in `RankTrace.groups`, or `UNSTATED`."""
+    peer: NDArray[np.int32]
+    """Slot in `RankTrace.peers` of the other side of a send or receive, or `UNSTATED`."""
+    tag: NDArray[np.int64]
+    priority: NDArray[np.int64]
+    """The smaller is served first where a stream or link must choose."""
+    flops: NDArray[np.int64]
+    tensor_bytes: NDArray[np.int64]
+    on_cpu: NDArray[np.bool_]
+    dependency_starts: NDArray[np.int64]
+    dependencies: NDArray[np.int32]
+    names: tuple[str, ...]
+    """`name` indexes this table of distinct names."""
+    streams: tuple[str, ...]
+    """`stream` indexes this table; frontend jobs use compute, tp, cp, ep, dp, pp-send, pp-recv."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank: a (shared) table and what this rank's slots mean."""
+
+    rank: int
+    nodes: NodeTable
+    groups: tuple[str, ...] = ()
+    """Slot to group name, a key of `TraceSet.groups`."""
+    peers: tuple[int, ...] = ()
+    """Slot to rank."""
+
+
+@dataclass(frozen=True)
+class TraceSet:
+    """All ranks of one job, ascending by rank, with their process groups and what reading had to decide."""
+
+    ranks: tuple[RankTrace, ...]
+    groups: Mapping[str, tuple[int, ...]]
+    """Group name to its ranks, in ring order; the world's group is named "world"."""
+    unordered_streams: frozenset[str] = frozenset()
+    """Streams whose nodes may start in any order (foreign traces); all others run in table order."""
+    notes: tuple[str, ...] = field(default=())
+    """One line for each choice or repair that reading made, for people."""

@@ -1,0 +1,1 @@
+"""The `rapid-des` command; the only place that prints."""

@@ -1,0 +1,73 @@
+"""The entry point: commands are imported only when they are called, errors become one line and a code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from rapid_des.errors import RapidDesError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("rapid_des.cli.run:run", "Predict a job's step time on a machine."),
+    "replay": ("rapid_des.cli.replay:replay", "Replay Chakra traces on a machine."),
+    "trace": ("rapid_des.cli.trace:trace", "Show, check, convert and write Chakra traces."),
+    "topology": ("rapid_des.cli.topology:topology", "Show, route, check and benchmark a machine's fabric."),
+    "operator": ("rapid_des.cli.operator:operator", "Latency of one operator on a device, and why."),
+    "gemm": ("rapid_des.cli.operator:sharded_gemm", "A GEMM sharded over tensor-parallel GPUs."),
+    "device": ("rapid_des.cli.device:device", "Show, sample, fit and calibrate devices."),
+    "faults": ("rapid_des.cli.faults:faults", "What link and GPU faults cost a job."),
+    "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
+    "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
+    "schema": ("rapid_des.cli.schema:schema", "Print the JSON Schema of a file kind."),
+    "presets": ("rapid_des.cli.schema:presets", "List the presets that ship with rapid-des."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and imports one only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the commands in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import the command that was asked for."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rapid-des")
+def cli() -> None:
+    """Predict how long distributed LLM training and inference take, and what faults cost."""
+
+
+def main() -> None:
+    """Run the command line; every deliberate error is one to forty lines on stderr and its exit code."""
+    try:
+        cli(standalone_mode=False)
+    except RapidDesError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""`--set key.path=value`: changes to a document's tree, before the checks that the file itself passes."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rapid_des.config.documents import Document, parse_text
+from rapid_des.errors import ConfigError
+
+_FACTOR = re.compile(r"(\d+(?:\.\d+)?|\.\d+)x\Z")
+_QUANTITY = re.compile(r"\s*([\d._]+(?:[eE][+-]?\d+)?)\s*(\D.*)\Z", re.DOTALL)
+
+
+def apply_overrides(document: Document, settings: Iterable[tuple[str, str]]) -> Document:
+    """Return the document with each (key path, YAML text) set, in order.
+
+    Keys are joined by dots and list items are numbers (`fabric.0.bandwidth`). A value such as `0.73x`
+    multiplies the number or quantity that stands there. Missing mappings on the way are made; whether
+    the key is known is for the spec to say.
+    """
+    tree = copy.deepcopy(document.tree)
+    for key, text in settings:
+        steps = key.split(".")
+        holder: Any = tree
+        for step in steps[:-1]:
+            holder = _enter(holder, step, key)
+        value = parse_text(text, Path(f"--set {key}"))
+        _assign(holder, steps[-1], value, key)
+    return Document(document.path, tree)
+
+
+def _enter(holder: Any, step: str, key: str) -> Any:
+    if isinstance(holder, dict):
+        if not isinstance(holder.get(step), dict | list):
+            holder[step] = {}
+        return holder[step]
+    return holder[_index(holder, step, key)]
+
+
+def _index(holder: object, step: str, key: str) -> int:
+    if not isinstance(holder, list):
+        raise ConfigError(f"nothing stands below {step!r}", file="--set", key=key)
+    if not step.isdigit() or int(step) >= len(holder):
+        allowed = f"0 to {len(holder) - 1}"
+        raise ConfigError(f"{step!r} is no item of this list; allowed: {allowed}", file="--set", key=key)
+    return int(step)
+
+
+def _assign(holder: Any, step: str, value: object, key: str) -> None:
+    index: Any = step if isinstance(holder, dict) else _index(holder, step, key)
+    factor = _FACTOR.match(value) if isinstance(value, str) else None
+    if factor:
+        present = holder.get(index) if isinstance(holder, dict) else holder[index]
+        value = _scaled(present, float(factor[1]), key)
+    holder[index] = value
+
+
+def _scaled(present: object, factor: float, key: str) -> object:
+    if isinstance(present, bool) or present is None:
+        raise ConfigError(f"there is no number to multiply, the file has {present!r}", file="--set", key=key)
+    if isinstance(present, int | float):
+        scaled = present * factor
+        return int(scaled) if isinstance(present, int) and scaled == int(scaled) else scaled
+    match = _QUANTITY.match(present) if isinstance(present, str) else None
+    if match is None:
+        raise ConfigError(f"{present!r} is no number to multiply", file="--set", key=key)
+    return f"{float(match[1].replace('_', '')) * factor:.12g} {match[2]}"

@@ -1,0 +1,50 @@
+"""Finding the files that a command or another file names: by path, or by a preset's bare name."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from rapid_des.errors import ConfigError
+
+Kind: TypeAlias = Literal["machine", "device", "job", "model"]
+
+_FOLDERS: dict[str, str] = {
+    "machine": "topologies",
+    "device": "topologies/devices",
+    "job": "workloads",
+    "model": "workloads/models",
+}
+_PACKAGE = Path(__file__).parents[1]
+
+
+def preset_folder(kind: Kind) -> Path:
+    """Return the folder of a kind's presets: inside the wheel, or at the top level of a checkout."""
+    installed = _PACKAGE / "presets" / _FOLDERS[kind]
+    return installed if installed.is_dir() else _PACKAGE.parent / _FOLDERS[kind]
+
+
+def preset_names(kind: Kind) -> list[str]:
+    """Return the bare names of all presets of a kind, sorted."""
+    return sorted(path.stem for path in preset_folder(kind).glob("*.yaml"))
+
+
+def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key: str = "") -> Path:
+    """Return the file that `reference` names.
+
+    A reference is tried relative to `folder` (the referring file's, or the working directory), as written and
+    with `.yaml` added, then as a preset: `topologies/x.yaml`, `x.yaml` and `x` all find the preset x.
+    """
+    written = folder / Path(reference).expanduser()
+    name = Path(reference).name
+    candidates = [written, written.with_name(f"{written.name}.yaml"), preset_folder(kind) / name]
+    candidates.append(preset_folder(kind) / f"{name}.yaml")
+    for candidate in candidates:
+        if name and candidate.is_file():
+            return candidate
+    presets = preset_names(kind)
+    near = difflib.get_close_matches(name.removesuffix(".yaml"), presets, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    problem = f"no {kind} file {reference!r} here and no such preset; {hint}presets: {', '.join(presets)}"
+    raise ConfigError(problem, file=named_in, key=key)

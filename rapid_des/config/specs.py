@@ -1,0 +1,135 @@
+"""Typed specs: a plain tree to a frozen struct, with errors that a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from rapid_des.config.documents import Document, Tree
+from rapid_des.errors import ConfigError
+from rapid_des.units import Quantity
+
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>(?:key )?[^`]*)`)?\Z", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_FIELD = re.compile(r"field `([^`]*)`")
+
+
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every file format: immutable, keyword-only, no unknown keys."""
+
+
+S = TypeVar("S", bound=Spec)
+
+
+def _from_text(target: type, value: object) -> object:
+    if issubclass(target, Quantity):
+        return target.parse(value)
+    raise NotImplementedError(target)
+
+
+def decode(document: Document, spec: type[S]) -> S:
+    """Return `document` as `spec`; a `ConfigError` names file, key path, value and what is allowed."""
+    try:
+        return msgspec.convert(document.tree, spec, dec_hook=_from_text)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), document, spec) from None
+
+
+def json_schema(spec: type[Spec]) -> Tree:
+    """Return the JSON Schema of a file kind; a quantity is a string with its units in the description."""
+    return msgspec.json.schema(spec, schema_hook=_quantity_schema)
+
+
+def _quantity_schema(target: type) -> Tree:
+    if issubclass(target, Quantity):
+        units = ", ".join(target.units)
+        return {
+            "type": "string",
+            "examples": [target.example],
+            "description": f"a number and one of: {units}",
+        }
+    raise NotImplementedError(target)
+
+
+def _explain(message: str, document: Document, spec: type[Spec]) -> ConfigError:
+    match = _PLACE.match(message)
+    assert match is not None
+    what, path = match["what"], (match["key"] or "$").removeprefix("key ")
+    steps = [name or index for name, index in _STEP.findall(path)]
+    named = _FIELD.search(what)
+    if named and "unknown" in what:
+        known = _field_names(inspect.type_info(spec), steps)
+        near = difflib.get_close_matches(named[1], known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        what = f"unknown key {named[1]!r}; {hint}allowed: {', '.join(known)}"
+    elif named:
+        what = f"missing key {named[1]!r}"
+    else:
+        what = _with_value(what, document.tree, steps, _type_at(inspect.type_info(spec), steps))
+    return ConfigError(what, file=str(document.path), key=path.removeprefix("$").removeprefix("."))
+
+
+def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -> str:
+    value: Any = tree
+    for step in steps:
+        if isinstance(value, list) and step.isdigit():
+            value = value[int(step)]
+        elif isinstance(value, dict) and step in value:
+            value = value[step]
+        else:
+            return what
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    choices = _choices(kind)
+    if choices and "enum value" in what:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return f"{shown} is not one of {', '.join(choices)}{hint}"
+    return what if shown in what else f"{what}, the value is {shown}"
+
+
+def _choices(kind: inspect.Type) -> list[str]:
+    if isinstance(kind, inspect.LiteralType):
+        return [str(value) for value in kind.values]
+    if isinstance(kind, inspect.UnionType):
+        return [choice for part in kind.types for choice in _choices(part)]
+    return []
+
+
+def _structs(kind: inspect.Type) -> list[inspect.StructType]:
+    if isinstance(kind, inspect.StructType):
+        return [kind]
+    if isinstance(kind, inspect.UnionType):
+        return [struct for part in kind.types for struct in _structs(part)]
+    return []
+
+
+def _field_names(kind: inspect.Type, steps: list[str]) -> list[str]:
+    names = [field.encode_name for struct in _structs(_type_at(kind, steps)) for field in struct.fields]
+    return list(dict.fromkeys(names))
+
+
+def _type_at(kind: inspect.Type, steps: list[str]) -> inspect.Type:
+    """Follow `steps` through the type; where unions leave a choice, the first part that has the step."""
+    for step in steps:
+        kind = next(iter(_step_into(kind, step)), inspect.AnyType())
+    return kind
+
+
+def _step_into(kind: inspect.Type, step: str) -> list[inspect.Type]:
+    if isinstance(kind, inspect.Metadata):
+        return _step_into(kind.type, step)
+    if isinstance(kind, inspect.UnionType):
+        return [found for part in kind.types for found in _step_into(part, step)]
+    if isinstance(kind, inspect.StructType):
+        return [field.type for field in kind.fields if field.encode_name == step]
+    if isinstance(kind, inspect.DictType):
+        return [kind.value_type]
+    if isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        return [kind.item_type]
+    if isinstance(kind, inspect.TupleType) and step.isdigit():
+        return [kind.item_types[int(step)]]
+    return []

@@ -1,0 +1,1 @@
+"""A GPU: its description and the latency of the operators that run on it."""

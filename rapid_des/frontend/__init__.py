@@ -1,0 +1,1 @@
+"""From a job to operators to a trace for every rank."""

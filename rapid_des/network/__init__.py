@@ -1,0 +1,1 @@
+"""The fabric: shapes, links, routes, faults and collectives."""

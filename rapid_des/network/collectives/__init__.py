@@ -1,0 +1,1 @@
+"""Collective algorithms: pure functions from a group size and bytes to transfers."""

@@ -1,0 +1,1 @@
+"""Lowering to a program of visits, the engines that run it, and what they saw."""

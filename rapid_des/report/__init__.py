@@ -1,0 +1,1 @@
+"""Results for people: metrics, breakdowns, timelines, plots and tables."""

@@ -1,0 +1,160 @@
+"""Quantities: text with a unit to exact integers, and back.
+
+Inside the library a time is integer picoseconds, a size integer bytes and a rate integer units a second.
+This module alone converts. Prefixes are decimal (GB = 10**9 bytes) unless spelled binary (GiB = 2**30 bytes);
+`b` is a bit, `B` a byte. Durations, and sizes given in bits, round up; a bare number is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import ROUND_CEILING, Decimal
+from typing import ClassVar, Self
+
+PS_PER_NS = 1_000
+PS_PER_US = 1_000_000
+PS_PER_MS = 1_000_000_000
+PS_PER_S = 1_000_000_000_000
+
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*\Z", re.DOTALL)
+_INT64_MAX = 2**63 - 1
+_DECIMAL_PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY_PREFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+
+
+def _byte_units(suffix: str = "") -> dict[str, Decimal]:
+    prefixes = {**_DECIMAL_PREFIXES, **_BINARY_PREFIXES}
+    units = {f"{prefix}B{suffix}": Decimal(factor) for prefix, factor in prefixes.items()}
+    return units | {f"{prefix}b{suffix}": Decimal(factor) / 8 for prefix, factor in prefixes.items()}
+
+
+class Quantity(int):
+    """A non-negative integer in one base unit that is written with a unit.
+
+    >>> Duration.parse("1.2 us"), Size.parse("80 GiB"), Bandwidth.parse("400 Gb/s")
+    (Duration('1.2 us'), Size('80 GiB'), Bandwidth('50 GB/s'))
+    """
+
+    units: ClassVar[dict[str, Decimal]] = {}
+    example: ClassVar[str] = ""
+    shown: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def parse(cls, text: object) -> Self:
+        """Return the quantity that `text` names; `ValueError` says which units are allowed."""
+        match = _NUMBER.match(text) if isinstance(text, str) else None
+        if match is None:
+            raise ValueError(f"{text!r} is not a quantity such as {cls.example!r}")
+        number, unit = match.groups()
+        if unit not in cls.units:
+            said = f"unit {unit!r}" if unit else "no unit"
+            raise ValueError(f"{text!r} has {said}; allowed: {', '.join(cls.units)} (as in {cls.example!r})")
+        exact = Decimal(number.replace("_", "")) * cls.units[unit]
+        if exact < 0 or exact > _INT64_MAX:
+            raise ValueError(f"{text!r} is out of range; allowed: 0 to 2**63-1 in the base unit")
+        return cls(exact.to_integral_value(rounding=ROUND_CEILING))
+
+    def __str__(self) -> str:
+        """Return the shortest exact spelling, else four significant digits of the best unit."""
+        for name in self.shown:
+            value = Decimal(int(self)) / self.units[name]
+            if value >= 1 and value == value.quantize(Decimal("0.001")):
+                return f"{value.quantize(Decimal('0.001')).normalize():f} {name}"
+        for name in self.shown:
+            value = Decimal(int(self)) / self.units[name]
+            if value >= 1:
+                return f"{float(value):.4g} {name}"
+        return f"{int(self)} {self.shown[-1]}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+
+class Duration(Quantity):
+    """A time in picoseconds."""
+
+    units: ClassVar = {
+        "ps": Decimal(1),
+        "ns": Decimal(PS_PER_NS),
+        "us": Decimal(PS_PER_US),
+        "µs": Decimal(PS_PER_US),
+        "ms": Decimal(PS_PER_MS),
+        "s": Decimal(PS_PER_S),
+        "min": Decimal(60 * PS_PER_S),
+        "h": Decimal(3600 * PS_PER_S),
+    }
+    example: ClassVar = "1.2 us"
+    shown: ClassVar = ("s", "ms", "us", "ns", "ps")
+
+
+class Size(Quantity):
+    """A size in bytes."""
+
+    units: ClassVar = _byte_units()
+    example: ClassVar = "80 GiB"
+    shown: ClassVar = ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "KB", "B")
+
+
+class Bandwidth(Quantity):
+    """A data rate in bytes a second."""
+
+    units: ClassVar = _byte_units("/s") | {
+        f"{prefix}bps": Decimal(factor) / 8 for prefix, factor in _DECIMAL_PREFIXES.items()
+    }
+    example: ClassVar = "450 GB/s"
+    shown: ClassVar = ("TB/s", "GB/s", "MB/s", "KB/s", "B/s")
+
+
+class FlopRate(Quantity):
+    """An arithmetic rate in operations a second (a fused multiply-add counts two)."""
+
+    units: ClassVar = {
+        f"{prefix}{name}/s": Decimal(factor)
+        for name in ("FLOP", "OP")
+        for prefix, factor in _DECIMAL_PREFIXES.items()
+    }
+    example: ClassVar = "312 TFLOP/s"
+    shown: ClassVar = ("PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s")
+
+
+class Frequency(Quantity):
+    """A clock rate in hertz."""
+
+    units: ClassVar = {f"{prefix}Hz": Decimal(factor) for prefix, factor in _DECIMAL_PREFIXES.items()}
+    example: ClassVar = "1.41 GHz"
+    shown: ClassVar = ("GHz", "MHz", "kHz", "Hz")
+
+
+class Power(Quantity):
+    """A power in milliwatts."""
+
+    units: ClassVar = {"mW": Decimal(1), "W": Decimal(1000), "kW": Decimal(10**6)}
+    example: ClassVar = "400 W"
+    shown: ClassVar = ("kW", "W", "mW")
+
+
+def seconds(picoseconds: int) -> float:
+    """Return a time in seconds, for people and for JSON.
+
+    >>> seconds(1_500_000_000)
+    0.0015
+    """
+    return picoseconds / PS_PER_S
+
+
+def serialization_time(size: int, bandwidth: int) -> int:
+    """Return the picoseconds, rounded up, that `size` bytes take at `bandwidth` bytes/s.
+
+    >>> serialization_time(4096, 50_000_000_000)
+    81920
+    """
+    return -(-size * PS_PER_S // bandwidth)
+
+
+def ceil_divide(numerator: int, denominator: int) -> int:
+    """Return `numerator / denominator` rounded up.
+
+    >>> ceil_divide(7, 2)
+    4
+    """
+    return -(-numerator // denominator)
