@@ -1,1 +1,1 @@
-"""Chakra execution traces: the MLCommons schema, every wire generation and dialect, in memory and in files."""
+"""Chakra execution traces: every wire generation and dialect, in memory and in files."""

@@ -53,7 +53,7 @@ class NodeTable:
     """The nodes of one rank's program, in program order, as read-only columns of length n.
 
     Dependencies are rows of a compressed sparse table: node i waits for the finish of
-    `dependencies[dependency_starts[i] : dependency_starts[i + 1]]`, which are positions in this table, not ids.
+    `dependencies[dependency_starts[i] : dependency_starts[i + 1]]`, positions in this table, not ids.
     Nodes on the same stream run in table order unless the stream is unordered.
     """
 

@@ -45,8 +45,8 @@ class GroupedGemm:
 class Attention:
     """Scaled dot-product attention of `batch` sequences; heads are this GPU's.
 
-    Prefill and training: `query_length` new positions attend to `key_length` ≥ query_length positions (the last
-    query to all of them when causal). Decode: query_length 1.
+    Prefill and training: `query_length` new positions attend to `key_length` ≥ query_length positions (the
+    last query to all of them when causal). Decode: query_length 1.
     """
 
     batch: int
@@ -73,7 +73,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A memory-bound kernel on the vector unit: norms, softmax, activations, RoPE, optimizers, copies …
+    """A memory-bound kernel on the vector unit: norms, softmax, activations, RoPE, optimizers, copies.
 
     `kind` is one of the registry in the device package (see `rapid-des operator --help`); `rows` × `columns`
     elements; `dtype` of the inputs and outputs.

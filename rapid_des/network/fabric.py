@@ -38,5 +38,5 @@ class Router(Protocol):
     """Where messages go: a pure, deterministic function of source and destination."""
 
     def route(self, source: int, destination: int) -> tuple[int, ...]:
-        """Return the ids of the links from one node to another, in order; `FabricCutError` if there is no way."""
+        """Return the ids of the links on the way, in order; `FabricCutError` if there is none."""
         ...

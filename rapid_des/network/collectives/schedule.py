@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Schedule:
-    """Transfers among members 0..members-1 as read-only columns, in an order in which dependencies point back.
+    """Transfers among members 0..members-1 as read-only columns, ordered so that dependencies point back.
 
-    A transfer starts once its source member has arrived at the collective and all transfers it depends on have
-    arrived. A member is done once it has arrived and every transfer from it and to it has arrived.
+    A transfer starts once its source member has arrived at the collective and all transfers it depends on
+    have arrived. A member is done once it has arrived and every transfer from it and to it has arrived.
     """
 
     members: int

@@ -1,0 +1,1 @@
+"""Predictions against measurements: what is scored, how, and against which null model."""
