@@ -1,1 +1,28 @@
-"""A GPU: its description and the latency of the operators that run on it."""
+"""A GPU (or TPU) and what its operators cost: device files, conditions, operator models."""
+
+from rapid_des.device.model import Device, load_device
+from rapid_des.device.operators import (
+    Attention,
+    Estimate,
+    Gemm,
+    GroupedGemm,
+    Operator,
+    OperatorModel,
+    Vector,
+)
+from rapid_des.device.spec import Conditions, DeviceSpec, load_device_spec
+
+__all__ = [
+    "Attention",
+    "Conditions",
+    "Device",
+    "DeviceSpec",
+    "Estimate",
+    "Gemm",
+    "GroupedGemm",
+    "Operator",
+    "OperatorModel",
+    "Vector",
+    "load_device",
+    "load_device_spec",
+]

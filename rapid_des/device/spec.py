@@ -1,0 +1,157 @@
+"""The device file: what a GPU (or TPU) is, in datasheet numbers, and how it is being used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
+from rapid_des.config.presets import preset_folder
+from rapid_des.device.operators import Dtype
+from rapid_des.errors import ConfigError
+from rapid_des.units import Bandwidth, Duration, FlopRate, Frequency, Power, Size
+
+Constants = dict[str, dict[str, dict[str, float]]]
+"""Fitted constants: section (`gemm`, …), scope (`default`, a dtype, a library or `library/dtype`), name."""
+
+CONSTANT_SECTIONS = ("gemm", "attention", "vector")
+
+
+class Clock(Spec, frozen=True):
+    """The clock behind the peaks, and the one that a power-limited run settles at."""
+
+    boost: Frequency
+    sustained: Frequency
+
+
+class Store(Spec, frozen=True):
+    """One level of the memory hierarchy: capacity in bytes, bandwidth in bytes/s at the boost clock."""
+
+    capacity: Size
+    bandwidth: Bandwidth
+
+
+class Launch(Spec, frozen=True):
+    """What a kernel costs beyond its work: issued one by one by the host, or inside a CUDA graph."""
+
+    eager: Duration
+    graph: Duration
+
+
+class Energy(Spec, frozen=True):
+    """Picojoules a FLOP by dtype, and picojoules a byte moved at each level."""
+
+    flop_pj: dict[Dtype, float]
+    shared_pj_per_byte: float
+    l2_pj_per_byte: float
+    hbm_pj_per_byte: float
+
+
+class Conditions(Spec, frozen=True):
+    """How the device is used: part of what a measurement states, never fitted."""
+
+    clock: Literal["boost", "sustained"]
+    launch: Literal["eager", "graph"]
+    l2: Literal["cold", "warm"]
+    """warm: the same operands are used again at once (a benchmark loop), so what fits L2 stays there."""
+    library: str
+    """Whose kernels run: `cublas`, `vllm`, `trtllm` …; selects constants where a family has them."""
+
+
+class DeviceSpec(Spec, frozen=True):
+    """One device file; peaks are dense and at the boost clock, per-SM levels hold one SM's capacity."""
+
+    name: str
+    family: str
+    kind: Literal["gpu", "tpu"]
+    sms: int
+    clock: Clock
+    tensor_peak: dict[Dtype, FlopRate]
+    vector_peak: dict[Dtype, FlopRate]
+    registers: Store
+    shared: Store
+    l2: Store
+    hbm: Store
+    launch: Launch
+    conditions: Conditions
+    power: Power | None = None
+    energy: Energy | None = None
+    operators: str = "native"
+    """`native`, `roofline`, or `learned:FILE` (relative to the device file)."""
+    constants: Constants = {}
+    """What this device has of its own; anything missing comes from its family's file."""
+
+    def __post_init__(self) -> None:
+        if self.sms < 1:
+            raise ValueError(f"sms must be at least 1, it is {self.sms}")
+        if not 0 < self.clock.sustained <= self.clock.boost:
+            raise ValueError("clock.sustained must be above 0 and at most clock.boost")
+        unknown = sorted(set(self.constants) - set(CONSTANT_SECTIONS))
+        if unknown:
+            raise ValueError(f"constants.{unknown[0]} is not one of {', '.join(CONSTANT_SECTIONS)}")
+        if self.operators not in {"native", "roofline"} and not self.operators.startswith("learned:"):
+            raise ValueError(f"operators: {self.operators!r} is not one of native, roofline, learned:FILE")
+
+
+class FamilySpec(Spec, frozen=True):
+    """Constants that all devices of one architecture share, fitted on those that were measured."""
+
+    name: str
+    constants: Constants
+
+
+def load_device_document(
+    reference: str, *, settings: Iterable[tuple[str, str]] = (), folder: Path = Path()
+) -> Document:
+    """Read a device file with its chain of `base:` files merged in, then `settings` applied.
+
+    A what-if file names its `base:` and holds only what differs; a value such as `0.73x` multiplies
+    what the base has.
+    """
+    path = resolve(reference, "device", folder=folder)
+    return apply_overrides(_with_base(load_document(path), (path,)), settings)
+
+
+def load_device_spec(
+    reference: str, *, settings: Iterable[tuple[str, str]] = (), folder: Path = Path()
+) -> DeviceSpec:
+    """Return the checked spec of a device file or preset."""
+    return decode(load_device_document(reference, settings=settings, folder=folder), DeviceSpec)
+
+
+def load_family(name: str, *, folder: Path) -> FamilySpec:
+    """Return an architecture's constants: `families/NAME.yaml` beside the device file, else the preset."""
+    candidates = [folder / "families" / f"{name}.yaml", preset_folder("device") / "families" / f"{name}.yaml"]
+    for path in candidates:
+        if path.is_file():
+            return decode(load_document(path), FamilySpec)
+    known = ", ".join(sorted(path.stem for path in candidates[-1].parent.glob("*.yaml")))
+    raise ConfigError(f"{name!r} is no family file; families: {known}", key="family")
+
+
+def _with_base(document: Document, seen: tuple[Path, ...]) -> Document:
+    tree = dict(document.tree)
+    base = tree.pop("base", None)
+    if base is None:
+        return document
+    if not isinstance(base, str):
+        raise ConfigError(f"base must name a device, it is {base!r}", file=str(document.path), key="base")
+    path = resolve(base, "device", folder=document.folder, named_in=str(document.path), key="base")
+    if path in seen:
+        chain = " -> ".join(str(step) for step in (*seen, path))
+        raise ConfigError(
+            f"the chain of bases runs in a circle: {chain}", file=str(document.path), key="base"
+        )
+    below = _with_base(load_document(path), (*seen, path))
+    merged = apply_overrides(Document(document.path, below.tree), _leaves(tree))
+    return Document(document.path, merged.tree)
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value)
