@@ -1,0 +1,175 @@
+"""What a link protocol adds to a message: packets, headers, acknowledgements, and the pipeline over hops.
+
+Times are integer picoseconds, sizes bytes, rates bytes a second. Every link stores and forwards whole
+*units*: packets in `cut_through` and `fluid`, whole segments in `store_and_forward`. At zero load the units
+of a message pass its links l as `free[l] = max(free[l], arrival at l) + time[l]` says; `pipeline_time` is the
+closed form of that recursion. Times are exact fractions until one rounding up at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from rapid_des.config import Spec
+from rapid_des.units import PS_PER_NS, PS_PER_S, Size, ceil_divide, serialization_time
+
+Hops: TypeAlias = Sequence[tuple[int, int]]
+"""The (bandwidth, latency) of each link on a route, in order."""
+
+ACK_RATIO_ONE = 65_536
+"""Acknowledgement ratios are integers in this unit."""
+
+
+class Protocol(Spec, frozen=True):
+    """The `protocol` block of a machine file."""
+
+    payload: Size
+    """Most payload bytes of a packet."""
+    header: Size
+    """Bytes that every packet adds on the wire."""
+    acknowledgement: Size
+    """Wire bytes of an acknowledgement; 0 B where the link layer sends none that cost bandwidth."""
+    packets_per_acknowledgement: Annotated[int, msgspec.Meta(ge=1)]
+    """Data packets that one acknowledgement covers."""
+    packet_time: Literal["exact", "whole_ns"]
+    """`whole_ns`: each packet's time on a link is rounded to the nearest nanosecond, as ns-3 does."""
+
+
+@dataclass(frozen=True)
+class CutThrough:
+    """One message's visits to the links of its route, forwarded once the first packet has arrived.
+
+    Link l is busy for `occupancy[l]`; the next visit is ready `head[l] + lag[l]` after this one started, and the
+    message has arrived `occupancy + lag` after the last visit started. The last lag also holds the time that
+    the last packet trails behind on slower links before; at zero load the arrival is exact.
+    """
+
+    occupancy: tuple[int, ...]
+    head: tuple[int, ...]
+    lag: tuple[int, ...]
+
+
+def units(size: int, unit: int) -> tuple[int, int]:
+    """Return how many units of at most `unit` bytes carry `size` bytes, and the size of the last.
+
+    >>> units(10_000, 4096), units(0, 4096)
+    ((3, 1808), (1, 0))
+    """
+    count = max(1, ceil_divide(size, unit))
+    return count, size - (count - 1) * unit
+
+
+def wire_bytes(protocol: Protocol, size: int) -> int:
+    """Return the bytes that `size` payload bytes occupy on a link."""
+    return size + units(size, protocol.payload)[0] * protocol.header
+
+
+def packet_time(protocol: Protocol, payload: int, bandwidth: int) -> Fraction:
+    """Return the exact time that one packet with `payload` bytes takes on a link."""
+    return _time_on_link(protocol, payload + protocol.header, bandwidth)
+
+
+def service_time(protocol: Protocol, size: int, bandwidth: int) -> int:
+    """Return the time that a message's (or segment's) packets, back to back, take on a link."""
+    return ceil(_service_time(protocol, size, bandwidth))
+
+
+def effective_bandwidth(protocol: Protocol, bandwidth: int) -> int:
+    """Return the wire bytes a second that full packets get through a link (rounding of packet times)."""
+    if protocol.packet_time == "exact":
+        return bandwidth
+    packet = protocol.payload + protocol.header
+    return int(packet * PS_PER_S / packet_time(protocol, protocol.payload, bandwidth))
+
+
+def acknowledgement_ratio(protocol: Protocol, size: int, bandwidth: int) -> int:
+    """Return a message's acknowledgement load on the way back, as a share of its own load.
+
+    In units of 1 / `ACK_RATIO_ONE`; `bandwidth` is that of the slowest link of the route.
+    """
+    packets = units(size, protocol.payload)[0]
+    acknowledgements = ceil_divide(packets, protocol.packets_per_acknowledgement)
+    load = acknowledgements * _time_on_link(protocol, protocol.acknowledgement, bandwidth)
+    return min(ACK_RATIO_ONE, ceil(load * ACK_RATIO_ONE / _service_time(protocol, size, bandwidth)))
+
+
+def acknowledgement_time(protocol: Protocol, hops_back: Hops) -> int:
+    """Return the time that the last acknowledgement takes back to the sender at zero load."""
+    return ceil(sum(_time_on_link(protocol, protocol.acknowledgement, rate) + lag for rate, lag in hops_back))
+
+
+def store_and_forward_time(protocol: Protocol, size: int, hops: Hops, *, segment: int) -> int:
+    """Return the zero-load arrival of a message of which each hop forwards whole segments."""
+    count, last = units(size, segment)
+    full_times = [_service_time(protocol, min(size, segment), rate) for rate, _ in hops]
+    last_times = [_service_time(protocol, last, rate) for rate, _ in hops]
+    return ceil(pipeline_time(count, full_times, last_times)) + sum(lag for _, lag in hops)
+
+
+def cut_through_time(protocol: Protocol, size: int, hops: Hops) -> int:
+    """Return the zero-load arrival of a message that is forwarded packet by packet."""
+    count, last = units(size, protocol.payload)
+    full_times = [packet_time(protocol, protocol.payload, rate) for rate, _ in hops]
+    last_times = [packet_time(protocol, last, rate) for rate, _ in hops]
+    return ceil(pipeline_time(count, full_times, last_times)) + sum(lag for _, lag in hops)
+
+
+def pipeline_time(count: int, full: Sequence[Fraction], last: Sequence[Fraction]) -> Fraction:
+    """Return when the last of `count` units leaves the last link, latencies apart.
+
+    Unit i passes link l in `full[l]`, the last unit in `last[l]` (no more than `full[l]`).
+
+    >>> times = [Fraction(10), Fraction(30), Fraction(10)]
+    >>> print(pipeline_time(3, times, times))
+    110
+    """
+    if count == 1:
+        return sum(last, Fraction(0))
+    latest = walked = slowest = Fraction(0)
+    rest = sum(last, Fraction(0))
+    for full_time, last_time in zip(full, last, strict=True):
+        walked += full_time
+        slowest = max(slowest, full_time)
+        latest = max(latest, walked + (count - 2) * slowest + rest)
+        rest -= last_time
+    return latest
+
+
+def cut_through(protocol: Protocol, size: int, hops: Hops) -> CutThrough:
+    """Return the visits of a message that the next hop may forward once its first packet has arrived."""
+    first = min(size, protocol.payload)
+    head = tuple(ceil(packet_time(protocol, first, rate)) for rate, _ in hops)
+    occupancy = tuple(service_time(protocol, size, rate) for rate, _ in hops)
+    lags = [lag for _, lag in hops]
+    last_start = sum(head[:-1]) + sum(lags[:-1])
+    trailing = max(lags[-1], cut_through_time(protocol, size, hops) - last_start - occupancy[-1])
+    return CutThrough(occupancy, head, (*lags[:-1], trailing))
+
+
+def fluid_tail(protocol: Protocol, size: int, hops: Hops) -> int:
+    """Return the time from a fluid flow's last byte out to its arrival: latencies and packet pipeline.
+
+    It makes an uncontended flow arrive when its packets do.
+    """
+    slowest = min(effective_bandwidth(protocol, rate) for rate, _ in hops)
+    drained = serialization_time(wire_bytes(protocol, size), slowest)
+    return max(0, cut_through_time(protocol, size, hops) - drained)
+
+
+def _service_time(protocol: Protocol, size: int, bandwidth: int) -> Fraction:
+    count, last = units(size, protocol.payload)
+    full = packet_time(protocol, protocol.payload, bandwidth)
+    return (count - 1) * full + packet_time(protocol, last, bandwidth)
+
+
+def _time_on_link(protocol: Protocol, wire: int, bandwidth: int) -> Fraction:
+    if protocol.packet_time == "exact":
+        return Fraction(wire * PS_PER_S, bandwidth)
+    nanoseconds = (2 * wire * (PS_PER_S // PS_PER_NS) + bandwidth) // (2 * bandwidth)
+    return Fraction(nanoseconds * PS_PER_NS)
