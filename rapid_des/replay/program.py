@@ -56,8 +56,8 @@ class RankProgram:
     """The visits of one rank in program order; n columns.
 
     Successor edges of visit v are rows edge_starts[v]..edge_starts[v+1]: the target is ready no earlier than
-    the anchor (v's finish, or its start where `edge_at_start`) plus `edge_lag`. Start-anchored edges to a visit
-    on a stream have a lag of at least one tick.
+    the anchor (v's finish, or its start where `edge_at_start`) plus `edge_lag`. Start-anchored edges to a
+    visit on a stream have a lag of at least one tick.
     """
 
     kind: NDArray[np.int8]

@@ -1,0 +1,94 @@
+"""SimPy resources that choose at the end of an instant (R2, R3, R4)."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Any
+
+from simpy import Environment
+from simpy.events import Event
+from simpy.resources import base
+
+Key = tuple[int, ...]
+_AFTER_NORMAL_EVENTS = 2
+
+
+class Clock(Environment):
+    """A SimPy environment whose time is integer picoseconds."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def now(self) -> int:
+            """The current time in picoseconds."""
+            ...
+
+
+class _Waiting(list[tuple[Key, "Request"]]):
+    """The visits that wait for a server, smallest key first."""
+
+    def append(self, request: Any) -> None:
+        heapq.heappush(self, (request.key, request))
+
+
+class Request(base.Put):  # type: ignore[type-arg]
+    """A visit's wish to be served; it succeeds when the server takes it."""
+
+    def __init__(self, server: Server, key: Key) -> None:
+        self.key = key
+        super().__init__(server)
+
+
+class Server(base.BaseResource):  # type: ignore[type-arg]
+    """A GPU stream, a slot or a directed link: serves `capacity` visits at a time, smallest key first."""
+
+    PutQueue = _Waiting
+    put_queue: _Waiting
+
+    def __init__(self, env: Clock, arbiter: Arbiter, capacity: int, order: int) -> None:
+        self.arbiter = arbiter
+        self.order = order
+        self.serving = 0
+        super().__init__(env, capacity)
+
+    def request(self, key: Key) -> Request:
+        """Ask to be served; `key` starts with (priority, ready time)."""
+        return Request(self, key)
+
+    def release(self, _: object = None) -> None:
+        """Make room for one more visit."""
+        self.serving -= 1
+        if self.put_queue:
+            self.arbiter.touch(self)
+
+    def choose(self) -> None:
+        """Serve the smallest of those waiting, up to the capacity."""
+        while self.put_queue and self.serving < self.capacity:
+            self.serving += 1
+            heapq.heappop(self.put_queue)[1].succeed()
+
+    def _trigger_put(self, get_event: object) -> None:  # noqa: ARG002 - SimPy's signature
+        self.arbiter.touch(self)
+
+
+class Arbiter:
+    """Lets the touched servers of one level choose once everything else of an instant has happened."""
+
+    def __init__(self, env: Clock, level: int) -> None:
+        self.env = env
+        self.priority = _AFTER_NORMAL_EVENTS + level
+        self.touched: dict[int, Server] = {}
+
+    def touch(self, server: Server) -> None:
+        """Have `server` choose at the end of this instant."""
+        if not self.touched:
+            choice = Event(self.env)
+            choice._ok, choice._value = True, None  # noqa: SLF001 - as simpy.Timeout does
+            choice.callbacks = [self._choose]
+            self.env.schedule(choice, self.priority)  # type: ignore[arg-type]
+        self.touched[server.order] = server
+
+    def _choose(self, _: Event) -> None:
+        touched, self.touched = self.touched, {}
+        for order in sorted(touched):
+            touched[order].choose()
