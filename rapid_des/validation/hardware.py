@@ -1,0 +1,80 @@
+"""Which device file stands behind a GPU's name in a data file."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rapid_des.device import Device, load_device
+
+PRESETS: dict[str, str] = {
+    "A100": "a100_sxm_80gb",
+    "A100-SXM4-80GB": "a100_sxm_80gb",
+    "A100-80GB (LLMCompass node)": "a100_sxm_80gb",
+    "A100-SXM4-40GB": "a100_sxm_40gb",
+    "A100-PCIE-40GB": "a100_pcie_40gb",
+    "A100-PCIE-80GB": "a100_pcie_80gb",
+    "A40": "a40",
+    "A6000": "a6000",
+    "RTX3090": "rtx_3090",
+    "H100": "h100_sxm",
+    "H100-SXM-80GB": "h100_sxm",
+    "H100-NVL-94GB": "h100_nvl",
+    "H100-PCIE-80GB": "h100_pcie",
+    "H200": "h200",
+    "H200-SXM-141GB": "h200",
+    "H800": "h800",
+    "GH200": "gh200",
+    "GH200-120GB": "gh200",
+    "B200": "b200",
+    "B200-SXM-180GB": "b200",
+    "B200-SXM": "b200",
+    "GB200": "gb200",
+    "B300-SXM": "b300",
+    "B300-SXM-270GB": "b300",
+    "GB300": "gb300",
+    "L40S": "l40s",
+    "L40": "l40",
+    "L4": "l4",
+    "RTX4090": "rtx_4090",
+    "RTXPRO6000": "rtx_pro_6000",
+    "RTX-PRO-6000-SE": "rtx_pro_6000",
+    "V100-SXM2 (DGX-1)": "v100_sxm2",
+    "V100-SXM2-16GB": "v100_sxm2",
+    "V100-PCIE-32GB": "v100_pcie_32gb",
+    "P100-PCIe": "p100_pcie",
+    "P100-PCIE-16GB": "p100_pcie",
+    "P4": "p4",
+    "T4": "t4",
+    "MI100": "mi100",
+    "MI210": "mi210",
+    "MI300X": "mi300x",
+    "TPU-v4": "tpu_v4",
+    "TPU-v5e": "tpu_v5e",
+    "TPU-v5p": "tpu_v5p",
+    "TPU-v6e-1": "tpu_v6e",
+    "TPU-v6e": "tpu_v6e",
+}
+
+DTYPES: dict[str, str] = {
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "half": "fp16",
+    "fp16(tensor-core,fp32-acc)": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "nvfp4": "fp4",
+    "fp4": "fp4",
+}
+"""The dtype of an operator behind the spelling of a data file."""
+
+
+@lru_cache(maxsize=None)
+def device_for(
+    gpu: str, *, library: str, launch: str = "graph", l2: str = "cold", clock: str = "boost"
+) -> Device:
+    """Return the device behind a data file's GPU name, used as that file says it was measured."""
+    return load_device(PRESETS[gpu]).under(library=library, launch=launch, l2=l2, clock=clock)

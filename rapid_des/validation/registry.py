@@ -1,0 +1,55 @@
+"""Where the topics come from: one provider module a family of measurements.
+
+To add a family, write a module with a function
+
+    def topics(data: DataFolder) -> Iterable[Topic]
+
+and one line in `PROVIDERS`. The function reads its CSV files with `data.read("folder/file.csv")` (a list of
+dicts of text; `[]` if the file is absent, which the report then lists), groups the rows by the topic they
+belong to, and yields `Topic(name, rows)`, where `rows` is a function without arguments that makes the
+predictions: it runs only if the topic is asked for. Each `Row` holds the case (from the column `case_id`, or
+from a fixed table in the module), the measurement, the prediction, and the null model's (see `null`). A row
+that the model does not represent gets `predicted=None` and the reason in `unsupported`; nothing is dropped in
+silence. Rows that are known to be bad go to topics named `…/excluded-REASON`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+
+from rapid_des.errors import InputError
+from rapid_des.validation.folder import DataFolder
+from rapid_des.validation.scoring import Topic
+
+PROVIDERS: dict[str, str] = {
+    "operators_gemm": "rapid_des.validation.operators_gemm",
+    "operators_moe": "rapid_des.validation.operators_moe",
+    "operators_traffic": "rapid_des.validation.operators_traffic",
+    "operators_attention": "rapid_des.validation.operators_attention",
+    "operators_vector": "rapid_des.validation.operators_vector",
+    "operators_learned": "rapid_des.validation.operators_learned",
+    "collectives": "rapid_des.validation.collectives",
+    "network": "rapid_des.validation.network",
+}
+
+
+def all_topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield every provider's topics, in the table's order; a provider that is not there yet has none."""
+    for module in PROVIDERS.values():
+        if importlib.util.find_spec(module) is not None:
+            yield from importlib.import_module(module).topics(data)
+
+
+def select(topics: Sequence[Topic], prefixes: Sequence[str]) -> list[Topic]:
+    """Return the topics whose name starts with one of the prefixes (all without any), sorted by name."""
+    names = [topic.name for topic in topics]
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in names):
+            known = (
+                ", ".join(sorted({"/".join(name.split("/")[:2]) for name in names})) or "none in this folder"
+            )
+            raise InputError(f"no topic starts with {prefix!r}; topics: {known}")
+    chosen = [topic for topic in topics if not prefixes or topic.name.startswith(tuple(prefixes))]
+    return sorted(chosen, key=lambda topic: topic.name)

@@ -1,0 +1,122 @@
+"""How a prediction is scored: rows to cases to one topic, test and calibration apart.
+
+A row's error is `max(0, |predicted - measured| - floor) / measured`; rows are averaged within their case and
+cases within the topic, so one long sweep does not outvote the rest. The split is by the case's name alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+
+Report = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement beside its prediction, both in the topic's unit.
+
+    `predicted` None says that the model does not represent this row; `unsupported` then says why.
+    """
+
+    case_id: str
+    measured: float
+    predicted: float | None
+    null: float | None = None
+    """What the null model says; None where there is none."""
+    unsupported: str = ""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One line of the validation table; `rows` is called only when somebody asks for the topic."""
+
+    name: str
+    rows: Callable[[], Sequence[Row]]
+    floor_us: float = 0.0
+    """Differences below this are measurement noise; stated only where rows are in microseconds."""
+    unit: str = "us"
+    constants: Mapping[str, object] = field(default_factory=dict)
+    """Frozen constants behind the predictions, by file or name; merged over all topics in the report."""
+
+
+def is_calibration(case_id: str) -> bool:
+    """Return whether a case belongs to the calibration split: an even sha256.
+
+    >>> is_calibration("a"), is_calibration("b")
+    (False, False)
+    """
+    return int(hashlib.sha256(case_id.encode()).hexdigest()[-1], 16) % 2 == 0
+
+
+def score(topic: Topic, *, split: bool = True) -> Report:
+    """Return a topic's figures; with `split` the top level holds the test split, else every row."""
+    rows = topic.rows()
+    held = [row for row in rows if not (split and is_calibration(row.case_id))]
+    fitted = [row for row in rows if split and is_calibration(row.case_id)]
+    report = _figures(held, topic.floor_us)
+    if split:
+        report["calibration"] = _figures(fitted, topic.floor_us)
+    report["unit"], report["floor_us"] = topic.unit, topic.floor_us
+    report["residuals"] = [_residual(row, topic.floor_us) for row in held if row.predicted is not None]
+    return report
+
+
+def error_pct(row: Row, predicted: float, floor: float) -> float:
+    """Return a row's error in percent beyond the floor, with the sign of the difference.
+
+    >>> error_pct(Row("c", 10.0, 15.0), 15.0, 2.0)
+    30.0
+    """
+    difference = predicted - row.measured
+    beyond = max(0.0, abs(difference) - floor)
+    return 100.0 * (beyond if difference > 0 else -beyond) / row.measured
+
+
+def _figures(rows: Sequence[Row], floor: float) -> Report:
+    signed = [
+        (row.case_id, error_pct(row, row.predicted, floor)) for row in rows if row.predicted is not None
+    ]
+    null = [(row.case_id, abs(error_pct(row, row.null, floor))) for row in rows if row.null is not None]
+    means = _case_means((case, abs(error)) for case, error in signed)
+    absolute = np.abs([error for _, error in signed])
+    return {
+        "rows": len(signed),
+        "cases": len(means),
+        "mean_abs_pct": _mean(means),
+        "bias_pct": _mean(_case_means(signed)),
+        "median_abs_pct": float(np.median(absolute)) if signed else None,
+        "p90_abs_pct": float(np.quantile(absolute, 0.9)) if signed else None,
+        "max_abs_pct": max(means) if means else None,
+        "null_mean_abs_pct": _mean(_case_means(null)),
+        "unsupported": dict(
+            sorted(Counter(row.unsupported for row in rows if row.predicted is None).items())
+        ),
+    }
+
+
+def _case_means(errors: Iterable[tuple[str, float]]) -> list[float]:
+    cases: dict[str, list[float]] = {}
+    for case, error in errors:
+        cases.setdefault(case, []).append(error)
+    return [fmean(values) for values in cases.values()]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _residual(row: Row, floor: float) -> Report:
+    assert row.predicted is not None
+    return {
+        "case_id": row.case_id,
+        "measured": row.measured,
+        "predicted": row.predicted,
+        "pct": abs(error_pct(row, row.predicted, floor)),
+        "raw_pct": abs(error_pct(row, row.predicted, 0.0)),
+    }
