@@ -84,7 +84,7 @@ def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -
             return what
     shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
     choices = _choices(kind)
-    if choices and "enum value" in what:
+    if choices and ("enum value" in what or what.startswith("Invalid value")):
         near = difflib.get_close_matches(str(value), choices, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"{shown} is not one of {', '.join(choices)}{hint}"
@@ -113,9 +113,14 @@ def _field_names(kind: inspect.Type, steps: list[str]) -> list[str]:
 
 
 def _type_at(kind: inspect.Type, steps: list[str]) -> inspect.Type:
-    """Follow `steps` through the type; where unions leave a choice, the first part that has the step."""
+    """Follow `steps` through the type; where unions leave a choice, the first part that has the step.
+
+    The key that tells a union's structs apart has all their tags as choices.
+    """
     for step in steps:
-        kind = next(iter(_step_into(kind, step)), inspect.AnyType())
+        found = _step_into(kind, step)
+        tags = [part.values[0] for part in found if isinstance(part, inspect.LiteralType)]
+        kind = inspect.LiteralType(tuple(tags)) if len(tags) > 1 else next(iter(found), inspect.AnyType())
     return kind
 
 
@@ -125,6 +130,8 @@ def _step_into(kind: inspect.Type, step: str) -> list[inspect.Type]:
     if isinstance(kind, inspect.UnionType):
         return [found for part in kind.types for found in _step_into(part, step)]
     if isinstance(kind, inspect.StructType):
+        if step == kind.tag_field:
+            return [inspect.LiteralType((kind.tag,))]
         return [field.type for field in kind.fields if field.encode_name == step]
     if isinstance(kind, inspect.DictType):
         return [kind.value_type]
