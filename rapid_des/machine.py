@@ -1,0 +1,106 @@
+"""A machine: a device on every node of a fabric, with what its file says about moving messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msgspec import structs
+
+from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
+from rapid_des.device.model import Device, load_device
+from rapid_des.errors import ConfigError, TopologyError
+from rapid_des.network.build import Plan, build
+from rapid_des.network.fabric import Fabric, Router
+from rapid_des.network.overrides import override_links
+from rapid_des.network.routing import DimensionOrderRouter
+from rapid_des.network.specs import AnyDimension, Collectives, Count, Graph, LinkOverride, Routing, Switching
+
+
+class MachineSpec(Spec, frozen=True, kw_only=True):
+    """The file format of a machine; dimensions innermost first."""
+
+    name: str
+    device: str
+    """The device file: a path or a preset's name."""
+    fabric: tuple[AnyDimension, ...]
+    routing: Routing
+    switching: Switching
+    gpus_per_node: Count | None = None
+    """GPUs of one server, consecutive ids: what `node` means in faults."""
+    collectives: Collectives = Collectives()
+    links: tuple[LinkOverride, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """What simulations ask of a machine."""
+
+    name: str
+    path: Path
+    spec: MachineSpec
+    device: Device
+    fabric: Fabric
+    router: Router
+
+    @property
+    def switching(self) -> Switching:
+        """How links forward messages."""
+        return self.spec.switching
+
+    @property
+    def collectives(self) -> Collectives:
+        """Which algorithm serves which collective."""
+        return self.spec.collectives
+
+
+def load_machine(
+    reference: str | Path,
+    *,
+    settings: Iterable[tuple[str, str]] = (),
+    device_settings: Iterable[tuple[str, str]] = (),
+    folder: Path | None = None,
+) -> Machine:
+    """Return the machine that a path or a preset's name stands for, with `settings` (key path, text) set.
+
+    `device_settings` change the device file that the machine names.
+
+    Paths are relative to `folder`, else the working directory; every error names the file.
+    """
+    path = resolve(str(reference), "machine", folder=folder or Path())
+    document = apply_overrides(load_document(path), settings)
+    spec = decode(document, MachineSpec)
+    _check_switching(document, spec.switching)
+    resolve(spec.device, "device", folder=document.folder, named_in=str(path), key="device")
+    device = load_device(spec.device, settings=device_settings, folder=document.folder)
+    try:
+        plan = _plan(spec, document)
+        return Machine(spec.name, path, spec, device, plan.fabric, DimensionOrderRouter(plan))
+    except TopologyError as error:
+        raise TopologyError(f"{path}: {error}") from None
+
+
+def _plan(spec: MachineSpec, document: Document) -> Plan:
+    dimensions = [_located(dimension, document) for dimension in spec.fabric]
+    plan = build(spec.name, dimensions, spec.routing)
+    return replace(plan, fabric=override_links(plan.fabric, spec.links))
+
+
+def _located(dimension: AnyDimension, document: Document) -> AnyDimension:
+    if isinstance(dimension, Graph):
+        return structs.replace(dimension, file=str(document.folder / dimension.file))
+    return dimension
+
+
+def _check_switching(document: Document, switching: Switching) -> None:
+    segment, mode = switching.segment, switching.mode
+    if mode == "cut_through" and segment is None:
+        problem = "missing: cut_through forwards segments"
+    elif mode == "fluid" and segment is not None:
+        problem = "the fluid mode has no segments; leave it out"
+    elif segment is not None and segment <= 0:
+        problem = f"{segment}; allowed: above 0"
+    else:
+        return
+    raise ConfigError(problem, file=str(document.path), key="switching.segment")

@@ -1,0 +1,122 @@
+"""A block: the links of one dimension among its positions and switches, and the steps of its routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from rapid_des.errors import TopologyError
+from rapid_des.network.fabric import Ints, Routes
+from rapid_des.network.specs import Dimension, Rate
+
+Step: TypeAlias = Callable[[Ints, Ints, Ints], Ints]
+"""(source, destination, current) to the next local node, elementwise; current differs from destination."""
+
+LARGEST_BLOCK = 2**25
+"""Links: a fully connected block of 5,793 positions. More is a mistake in the file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Directed links among local nodes, sorted by (source, destination).
+
+    Local nodes 0..positions-1 are the endpoints, then come `nics` NICs, then switches.
+    """
+
+    positions: int
+    nics: int
+    nodes: int
+    source: Ints
+    destination: Ints
+    bandwidth: Ints
+    latency: Ints
+    step: Step
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @cached_property
+    def _keys(self) -> Ints:
+        return self.source * self.nodes + self.destination
+
+    def walk(self, source: Ints, destination: Ints) -> Routes:
+        """Return the routes of many flows between positions, as local link ids."""
+        current, flows = source.copy(), np.flatnonzero(source != destination)
+        hops: list[tuple[Ints, Ints]] = []
+        while len(flows):
+            assert len(hops) <= self.nodes, "a shape's steps never arrive"
+            here = current[flows]
+            there = self.step(source[flows], destination[flows], here)
+            hops.append((flows, np.searchsorted(self._keys, here * self.nodes + there)))
+            current[flows] = there
+            flows = flows[there != destination[flows]]
+        if not hops:
+            return Routes(np.zeros(len(source) + 1, np.int64), np.zeros(0, np.int64))
+        flow = np.concatenate([hop[0] for hop in hops])
+        order = np.argsort(flow, kind="stable")
+        starts = np.concatenate(([0], np.cumsum(np.bincount(flow, minlength=len(source)))))
+        return Routes(starts, np.concatenate([hop[1] for hop in hops])[order])
+
+
+@dataclass(frozen=True, eq=False)
+class Wires:
+    """Links that a shape lays, with one rate for all of them or one each."""
+
+    source: Ints
+    destination: Ints
+    bandwidth: Ints
+    latency: Ints
+
+
+def wires(source: Ints, destination: Ints, rate: Rate | Dimension) -> Wires:
+    """Return links of one rate."""
+    size = len(source)
+    return Wires(source, destination, np.full(size, rate.bandwidth), np.full(size, rate.latency))
+
+
+def both_ways(
+    source: Ints, destination: Ints, rate: Rate | Dimension, reverse: Rate | None = None
+) -> list[Wires]:
+    """Return links and their opposites, which have `reverse`'s rate where it is given."""
+    return [wires(source, destination, rate), wires(destination, source, reverse or rate)]
+
+
+def block(positions: int, nodes: int, laid: list[Wires], step: Step, *, nics: int = 0) -> Block:
+    """Return the block of all links laid, sorted."""
+    source = np.concatenate([part.source for part in laid]).astype(np.int64)
+    destination = np.concatenate([part.destination for part in laid]).astype(np.int64)
+    order = np.lexsort((destination, source))
+    bandwidth = np.concatenate([part.bandwidth for part in laid])
+    latency = np.concatenate([part.latency for part in laid])
+    columns = source[order], destination[order], bandwidth[order], latency[order]
+    return Block(positions, nics, nodes, *columns, step)
+
+
+def check_links(links: int, name: str) -> None:
+    """Refuse a block of more links than any machine has, before it takes the memory."""
+    if links > LARGEST_BLOCK:
+        raise TopologyError(f"dimension {name}: {links} links; allowed: up to {LARGEST_BLOCK} in one block")
+
+
+def through_nics(inner: Block, nic: Rate, gpus: int) -> Block:
+    """Put NICs between GPUs and a block: `gpus` neighbours share one NIC, which is the inner endpoint."""
+    count = inner.positions
+    positions = count * gpus
+    gpu = np.arange(positions)
+    moved = Wires(inner.source + positions, inner.destination + positions, inner.bandwidth, inner.latency)
+    laid = [*both_ways(gpu, positions + gpu // gpus, nic), moved]
+
+    def step(source: Ints, destination: Ints, current: Ints) -> Ints:
+        ends = source // gpus, destination // gpus
+        at_gpu, arrived = current < positions, current - positions == ends[1]
+        following = np.where(at_gpu, positions + ends[0], destination)
+        on_way = np.flatnonzero(~at_gpu & ~arrived)
+        walked = inner.step(ends[0][on_way], ends[1][on_way], current[on_way] - positions)
+        following[on_way] = walked + positions
+        return following
+
+    return block(positions, positions + inner.nodes, laid, step, nics=count)

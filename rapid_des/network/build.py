@@ -1,0 +1,162 @@
+"""Dimensions to a fabric: the product of blocks, laid over mixed-radix GPU ids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec import structs
+
+from rapid_des.errors import TopologyError
+from rapid_des.network.blocks import Block, through_nics
+from rapid_des.network.fabric import Fabric, Ints, frozen
+from rapid_des.network.shapes import SHAPES
+from rapid_des.network.specs import AnyDimension, Dimension, Rate, Routing, Switched
+
+LARGEST_FABRIC = 2**24
+"""GPUs."""
+LARGEST_LINK_TABLE = 2**27
+"""Links: about 4 GB of columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the copies of one dimension's block lie in the fabric."""
+
+    block: Block
+    stride: int
+    """GPU ids between neighbours in this dimension: the product of the inner sizes."""
+    size: int
+    copies: int
+    spans_inner: bool
+    first_link: int
+
+    def place(self, gpu: Ints) -> tuple[Ints, Ints]:
+        """Return each GPU's (copy of the block, position in it)."""
+        if self.spans_inner:
+            span = self.stride * self.size
+            return gpu // span, gpu % span
+        outer, digit = gpu // self.stride // self.size, gpu // self.stride % self.size
+        return gpu % self.stride + self.stride * outer, digit
+
+    def place_one(self, gpu: int) -> tuple[int, int]:
+        """Return one GPU's (copy of the block, position in it): `place` without arrays."""
+        if self.spans_inner:
+            return divmod(gpu, self.stride * self.size)
+        outer, inner = divmod(gpu, self.stride)
+        outer, digit = divmod(outer, self.size)
+        return inner + self.stride * outer, digit
+
+    def gpu(self, copy: Ints, position: Ints) -> Ints:
+        """Return the GPU at a position of a copy: the inverse of `place`."""
+        if self.spans_inner:
+            return copy * self.stride * self.size + position
+        inner, outer = copy % self.stride, copy // self.stride
+        return inner + self.stride * (position + self.size * outer)
+
+    def links(self, copy: Ints, local: Ints) -> Ints:
+        """Return fabric link ids of a copy's local links."""
+        return self.first_link + copy * len(self.block) + local
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A fabric with the layouts it was made from, in the order of its dimensions."""
+
+    fabric: Fabric
+    layouts: tuple[Layout, ...]
+    routing: Routing
+
+
+def build(name: str, dimensions: Sequence[AnyDimension], routing: Routing) -> Plan:
+    """Return the fabric of the dimensions, innermost first; `TopologyError` where they make no sense."""
+    extents = tuple(_extent(dimension) for dimension in dimensions)
+    names = tuple(dimension.name for dimension in dimensions)
+    if not dimensions or len(set(names)) < len(names):
+        raise TopologyError(
+            f"{name}: fabric: needs dimensions of different names, it has [{', '.join(names)}]"
+        )
+    gpus = math.prod(size for extent in extents for size in extent)
+    if gpus > LARGEST_FABRIC:
+        raise TopologyError(f"{name}: fabric: {gpus} GPUs; allowed: up to {LARGEST_FABRIC}")
+    layouts = _layouts(dimensions, [math.prod(extent) for extent in extents], routing)
+    links = sum(layout.copies * len(layout.block) for layout in layouts)
+    if links > LARGEST_LINK_TABLE:
+        raise TopologyError(f"{name}: fabric: {links} links; allowed: up to {LARGEST_LINK_TABLE}")
+    return Plan(_fabric(name, extents, names, layouts), layouts, routing)
+
+
+def _extent(dimension: AnyDimension) -> tuple[int, ...]:
+    return (dimension.size,) if isinstance(dimension.size, int) else tuple(dimension.size)
+
+
+def _layouts(dimensions: Sequence[AnyDimension], sizes: list[int], routing: Routing) -> tuple[Layout, ...]:
+    layouts: list[Layout] = []
+    stride, first_link, gpus = 1, 0, math.prod(sizes)
+    for dimension, size in zip(dimensions, sizes, strict=True):
+        spans = isinstance(dimension, Switched) and dimension.spans_inner
+        block = _block(dimension, routing, stride if spans else 1)
+        layouts.append(Layout(block, stride, size, gpus // block.positions, spans, first_link))
+        first_link += layouts[-1].copies * len(block)
+        stride *= size
+    return tuple(layouts)
+
+
+def _block(dimension: AnyDimension, routing: Routing, inner: int) -> Block:
+    """Return the block over `inner` times the dimension's own positions."""
+    _check_rates(dimension)
+    shape = SHAPES[str(dimension.__struct_config__.tag)]
+    if not isinstance(dimension, Switched):
+        return shape(dimension, routing)
+    sharing = dimension.nic.gpus if dimension.nic else 1
+    if inner % sharing:
+        allowed = "a divisor of the inner sizes' product" if dimension.spans_inner else "1 unless spans_inner"
+        raise TopologyError(f"dimension {dimension.name}: nic.gpus: {sharing} GPUs a NIC; allowed: {allowed}")
+    endpoints = structs.replace(dimension, size=inner * dimension.size // sharing)
+    built = shape(endpoints, routing)
+    return through_nics(built, dimension.nic, sharing) if dimension.nic else built
+
+
+def _check_rates(dimension: AnyDimension) -> None:
+    rates: list[object] = [dimension, *(getattr(dimension, field) for field in dimension.__struct_fields__)]
+    for rate in rates:
+        if isinstance(rate, Dimension | Rate) and rate.bandwidth <= 0:
+            raise TopologyError(f"dimension {dimension.name}: bandwidth: must be above 0")
+
+
+def _fabric(
+    name: str, extents: tuple[tuple[int, ...], ...], names: tuple[str, ...], layouts: tuple[Layout, ...]
+) -> Fabric:
+    gpus = math.prod(size for extent in extents for size in extent)
+    nics = sum(layout.copies * layout.block.nics for layout in layouts)
+    columns: list[tuple[Ints, ...]] = []
+    first_nic, first_switch = gpus, gpus + nics
+    for layout in layouts:
+        ids = _node_ids(layout, first_nic, first_switch)
+        block, copies = layout.block, layout.copies
+        rates = np.tile(block.bandwidth, copies), np.tile(block.latency, copies)
+        columns.append((ids[:, block.source].ravel(), ids[:, block.destination].ravel(), *rates))
+        first_nic += copies * block.nics
+        first_switch += copies * (block.nodes - block.positions - block.nics)
+    source, destination, bandwidth, latency = (
+        np.concatenate(column) for column in zip(*columns, strict=True)
+    )
+    lengths = [len(column[0]) for column in columns]
+    return Fabric(
+        name=name, extents=extents, gpus=gpus, nodes=first_switch, nics=nics, dimensions=names,
+        source=frozen(source.astype(np.int32)), destination=frozen(destination.astype(np.int32)),
+        bandwidth=frozen(bandwidth), latency=frozen(latency),
+        dimension=frozen(np.repeat(np.arange(len(lengths), dtype=np.int16), lengths)),
+    )  # fmt: skip
+
+
+def _node_ids(layout: Layout, first_nic: int, first_switch: int) -> Ints:
+    """Return the fabric's node of each (copy, local node)."""
+    block, copy = layout.block, np.arange(layout.copies)[:, None]
+    switches = block.nodes - block.positions - block.nics
+    gpu = layout.gpu(copy, np.arange(block.positions)[None, :])
+    nic = first_nic + copy * block.nics + np.arange(block.nics)[None, :]
+    switch = first_switch + copy * switches + np.arange(switches)[None, :]
+    return np.concatenate([gpu, nic, switch], axis=1)

@@ -1,0 +1,71 @@
+"""How people name nodes and links of a fabric, in machine files, faults and on the command line."""
+
+from __future__ import annotations
+
+import re
+
+from rapid_des.errors import TopologyError
+from rapid_des.network.fabric import Fabric
+
+_NAMED = re.compile(r"(gpu|nic|switch)?\s*(\d+)\Z")
+_PLACED = re.compile(r"\(\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*\)\Z")
+_LINK = re.compile(r"(.+?)\s*([->])\s*(.+)\Z")
+
+
+def find_node(fabric: Fabric, text: str | int) -> int:
+    """Return the node that `text` names: 5 or gpu5, nic0, switch2, or a GPU's coordinates (1, 0, 3).
+
+    Coordinates are one number an axis, innermost first. `TopologyError` says what is allowed.
+    """
+    written = str(text).strip()
+    placed = _PLACED.match(written)
+    if placed:
+        return _at(fabric, tuple(int(digit) for digit in placed[1].split(",")), written)
+    named = _NAMED.match(written)
+    if named is None:
+        allowed = "a GPU's id or coordinates as in (1, 0), gpu5, nic0 or switch2"
+        raise TopologyError(f"{fabric.name}: {written!r} names no node; allowed: {allowed}")
+    kind, number = named[1] or "gpu", int(named[2])
+    first, count = node_range(fabric, kind)
+    if number >= count:
+        allowed = f"{kind}0 to {kind}{count - 1}" if count else f"this fabric has no {kind}"
+        raise TopologyError(f"{fabric.name}: there is no {kind} {number}; allowed: {allowed}")
+    return first + number
+
+
+def node_range(fabric: Fabric, kind: str) -> tuple[int, int]:
+    """Return the first node of a kind (gpu, nic, switch) and how many there are."""
+    firsts = {"gpu": 0, "nic": fabric.gpus, "switch": fabric.gpus + fabric.nics}
+    counts = {"gpu": fabric.gpus, "nic": fabric.nics, "switch": fabric.nodes - fabric.gpus - fabric.nics}
+    return firsts[kind], counts[kind]
+
+
+def find_links(fabric: Fabric, text: str) -> tuple[int, ...]:
+    """Return the link ids that `text` names: A>B is one direction, A-B both, #17 the id."""
+    written = text.strip()
+    if written.startswith("#"):
+        return (_by_id(fabric, written),)
+    ends = _LINK.match(written)
+    if ends is None:
+        raise TopologyError(f"{fabric.name}: {written!r} names no link; allowed: A-B, A>B, #ID")
+    source, destination = find_node(fabric, ends[1]), find_node(fabric, ends[3])
+    there = fabric.link(source, destination)
+    return (there,) if ends[2] == ">" else (there, fabric.link(destination, source))
+
+
+def _by_id(fabric: Fabric, written: str) -> int:
+    number = written[1:].strip()
+    if not number.isdigit() or int(number) >= len(fabric):
+        raise TopologyError(f"{fabric.name}: there is no link {written!r}; allowed: #0 to #{len(fabric) - 1}")
+    return int(number)
+
+
+def _at(fabric: Fabric, place: tuple[int, ...], written: str) -> int:
+    axes = fabric.axes
+    if len(place) != len(axes) or any(digit >= size for digit, size in zip(place, axes, strict=True)):
+        sizes = ", ".join(f"0..{size - 1}" for size in axes)
+        raise TopologyError(f"{fabric.name}: there is no GPU at {written}; allowed: ({sizes})")
+    gpu = 0
+    for digit, size in zip(reversed(place), reversed(axes), strict=True):
+        gpu = gpu * size + digit
+    return gpu

@@ -1,0 +1,203 @@
+"""What a machine file says about its fabric: dimensions, routing, switching, collectives, links."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from rapid_des.config import Spec
+from rapid_des.network.protocol import Protocol
+from rapid_des.units import Bandwidth, Duration, Size
+
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
+Extent: TypeAlias = Count | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
+Order: TypeAlias = Literal["innermost_first", "outermost_first"]
+
+
+class Rate(Spec, frozen=True, kw_only=True):
+    """One kind of link in one direction."""
+
+    bandwidth: Bandwidth
+    latency: Duration
+
+
+class Nic(Rate, frozen=True, kw_only=True):
+    """GPUs reach the dimension through NICs: the rate is that of the link between GPU and NIC (PCIe)."""
+
+    gpus: Count
+    """How many GPUs share one NIC; above 1 the dimension must span the inner ones."""
+
+
+class Dimension(Spec, frozen=True, kw_only=True, tag_field="shape"):
+    """What every shape states: bandwidth and latency are those of one directed link."""
+
+    name: str
+    bandwidth: Bandwidth
+    latency: Duration
+    reverse: Rate | None = None
+    """The negative direction's rate (towards lower positions; from a switch down), if it differs."""
+
+
+class Ring(Dimension, frozen=True, kw_only=True, tag="ring"):
+    """A cycle, both directions."""
+
+    size: Count
+
+
+class Mesh(Dimension, frozen=True, kw_only=True, tag="mesh"):
+    """A grid without wrap-around."""
+
+    size: Extent
+
+
+class Torus(Dimension, frozen=True, kw_only=True, tag="torus"):
+    """A grid with wrap-around; an axis of size 2 has one link each way."""
+
+    size: Extent
+
+
+class KingMesh(Dimension, frozen=True, kw_only=True, tag="king_mesh"):
+    """A grid with diagonals: a chess king's moves."""
+
+    size: Extent
+
+
+class Hypercube(Dimension, frozen=True, kw_only=True, tag="hypercube"):
+    """Positions that differ in one bit are neighbours; sizes that are no power of two are incomplete."""
+
+    size: Count
+
+
+class FullyConnected(Dimension, frozen=True, kw_only=True, tag="fully_connected"):
+    """A link from every position to every other."""
+
+    size: Count
+
+
+class Switched(Dimension, frozen=True, kw_only=True):
+    """What shapes with switches share."""
+
+    size: Count
+    nic: Nic | None = None
+    spans_inner: bool = False
+    """One block joins all coordinates of the inner dimensions instead of one block for each of them."""
+
+
+class Switch(Switched, frozen=True, kw_only=True, tag="switch"):
+    """One switch, a link up and a link down for every endpoint."""
+
+
+class Clos(Switched, frozen=True, kw_only=True, tag="clos"):
+    """Leaves and spines, or pods of them under cores, by their counts.
+
+    Endpoint e is e % rails of node e // rails; a leaf takes `leaf_size` nodes of one rail. Every leaf links
+    to every spine of its pod. With `pod_leaves`, spine j of every pod links to `cores` switches of its own.
+    """
+
+    leaf_size: Count
+    spines: Count
+    uplink: Rate
+    rails: Count = 1
+    pod_leaves: Count | None = None
+    cores: Count | None = None
+    core_link: Rate | None = None
+
+
+class FatTree(Switched, frozen=True, kw_only=True, tag="fat_tree"):
+    """A clos whose counts follow from the switch radix and the oversubscription of the leaves."""
+
+    levels: Literal[2, 3]
+    radix: Count
+    oversubscription: Count
+    uplink: Rate
+    rails: Count = 1
+    core_link: Rate | None = None
+
+
+class Dragonfly(Switched, frozen=True, kw_only=True, tag="dragonfly"):
+    """Groups of fully connected routers, groups joined by global links."""
+
+    hosts: Count
+    """Endpoints at a router."""
+    routers: Count
+    """Routers in a group."""
+    global_links: Count
+    """Global links of a router."""
+    local_link: Rate
+    global_link: Rate
+
+
+class Graph(Dimension, frozen=True, kw_only=True, tag="graph"):
+    """Any graph from an edge-list CSV or NetworkX node-link JSON; rates stated there go first."""
+
+    size: Count
+    """How many GPUs the file must have."""
+    file: str
+
+
+AnyDimension: TypeAlias = (
+    Ring | Mesh | Torus | KingMesh | Hypercube | FullyConnected | Switch | Clos | FatTree | Dragonfly | Graph
+)
+
+
+class Routing(Spec, frozen=True, kw_only=True):
+    """How a message finds its way, and what decides where two ways are equal."""
+
+    order: Order
+    tie: Literal["positive", "lowest_id"]
+    ecmp: Literal["hash", "lowest_id"] = "hash"
+    """Between equal ways over switches: a deterministic hash of source and destination, or the lowest id."""
+
+
+class Switching(Spec, frozen=True, kw_only=True):
+    """What a link does with a message: see the engine's rules for each mode's meaning."""
+
+    mode: Literal["store_and_forward", "cut_through", "fluid"]
+    segment: Size | None = None
+    """The unit that is forwarded; absent in store_and_forward: the whole message."""
+    protocol: Protocol | None = None
+
+
+class Choice(Spec, frozen=True, kw_only=True):
+    """The algorithm of one collective, or one for each dimension, and into how many chunks it is cut."""
+
+    algorithm: str | tuple[str, ...]
+    chunks: Count = 1
+
+
+Algorithm: TypeAlias = str | tuple[str, ...] | Choice
+
+
+class Collectives(Spec, frozen=True, kw_only=True):
+    """Which algorithm serves which collective; `default` serves those that are not named."""
+
+    default: Algorithm | None = None
+    all_reduce: Algorithm | None = None
+    reduce: Algorithm | None = None
+    all_gather: Algorithm | None = None
+    gather: Algorithm | None = None
+    scatter: Algorithm | None = None
+    broadcast: Algorithm | None = None
+    all_to_all: Algorithm | None = None
+    reduce_scatter: Algorithm | None = None
+    reduce_scatter_block: Algorithm | None = None
+    barrier: Algorithm | None = None
+
+    def choice(self, operation: str) -> Choice | None:
+        """Return what serves an operation of the schema, or None where the file leaves it open."""
+        stated: Algorithm | None = getattr(self, operation)
+        stated = self.default if stated is None else stated
+        if stated is None or isinstance(stated, Choice):
+            return stated
+        return Choice(algorithm=stated)
+
+
+class LinkOverride(Spec, frozen=True, kw_only=True):
+    """A rate of its own for one link, or for both directions between two neighbours."""
+
+    source: int | str
+    destination: int | str
+    both_directions: bool
+    bandwidth: Bandwidth | None = None
+    latency: Duration | None = None
