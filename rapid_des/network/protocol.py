@@ -45,9 +45,9 @@ class Protocol(Spec, frozen=True):
 class CutThrough:
     """One message's visits to the links of its route, forwarded once the first packet has arrived.
 
-    Link l is busy for `occupancy[l]`; the next visit is ready `head[l] + lag[l]` after this one started, and the
-    message has arrived `occupancy + lag` after the last visit started. The last lag also holds the time that
-    the last packet trails behind on slower links before; at zero load the arrival is exact.
+    Link l is busy for `occupancy[l]`; the next visit is ready `head[l] + lag[l]` after this one started, and
+    the message has arrived `occupancy + lag` after the last visit started. The last lag also holds the time
+    that the last packet trails behind on slower links before; at zero load the arrival is exact.
     """
 
     occupancy: tuple[int, ...]

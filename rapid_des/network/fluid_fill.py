@@ -1,0 +1,106 @@
+"""Progressive filling: max-min fair rates of the touched flows over the visited links."""
+
+from __future__ import annotations
+
+from numba.extending import register_jitable
+
+from rapid_des.network.fluid_state import NONE, Fluid, Int64s, stride
+
+
+@register_jitable
+def fill(fluid: Fluid) -> None:
+    """Write each touched flow's fair rate to `settled`, given the acknowledgement load of the moment.
+
+    The waiting shares stand in one heap of (share, id) with links before flows, whose share is their ceiling.
+    A link's share never falls while others settle, so an outdated entry is put back when it surfaces.
+    """
+    size = _load(fluid)
+    links = len(fluid.capacity)
+    while size > 0:
+        share, name = fluid.heap_key[0], fluid.heap_id[0]
+        size = _pop(fluid.heap_key, fluid.heap_id, size)
+        if name >= links:
+            if fluid.settled[name - links] == NONE:
+                _settle_flow(fluid, name - links, share)
+        elif fluid.waiting[name] > 0:
+            now = _share(fluid, name)
+            if now > share:
+                size = _push(fluid.heap_key, fluid.heap_id, size, now, name)
+            else:
+                _settle_link(fluid, name, now)
+
+
+@register_jitable
+def _load(fluid: Fluid) -> int:
+    """Reset the links and flows to be filled and push their first shares; return the heap's size."""
+    size = 0
+    for i in range(fluid.counts[2]):
+        link = fluid.visited[i]
+        fluid.free[link] = max(0, fluid.capacity[link] - fluid.background[link])
+        fluid.waiting[link] = fluid.population[link]
+        if fluid.waiting[link] > 0 and fluid.demand[link] > fluid.capacity[link]:
+            size = _push(fluid.heap_key, fluid.heap_id, size, _share(fluid, link), link)
+    for i in range(fluid.counts[0]):
+        flow = fluid.touched[i]
+        fluid.settled[flow] = NONE
+        name = len(fluid.capacity) + flow
+        size = _push(fluid.heap_key, fluid.heap_id, size, fluid.ceiling[flow], name)
+    return size
+
+
+@register_jitable
+def _share(fluid: Fluid, link: int) -> int:
+    """Return the rate that each waiting flow would get; at least one unit unless the link is dead."""
+    least = 1 if fluid.capacity[link] > 0 else 0
+    return int(max(least, fluid.free[link] // fluid.waiting[link]))
+
+
+@register_jitable
+def _settle_link(fluid: Fluid, link: int, share: int) -> None:
+    hop = fluid.first[link]
+    while hop != NONE:
+        flow = hop // stride(fluid)
+        if fluid.settled[flow] == NONE:
+            _settle_flow(fluid, flow, share)
+        hop = fluid.next[hop]
+
+
+@register_jitable
+def _settle_flow(fluid: Fluid, flow: int, rate: int) -> None:
+    fluid.settled[flow] = rate
+    start = flow * stride(fluid)
+    for hop in range(start, start + fluid.hops[flow]):
+        link = fluid.link[hop]
+        fluid.free[link] = max(0, fluid.free[link] - rate)
+        fluid.waiting[link] -= 1
+
+
+@register_jitable
+def _push(keys: Int64s, ids: Int64s, size: int, key: int, name: int) -> int:
+    """Put (key, name) into the binary heap; return its new size."""
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) // 2
+        if (keys[parent], ids[parent]) <= (key, name):
+            break
+        keys[hole], ids[hole] = keys[parent], ids[parent]
+        hole = parent
+    keys[hole], ids[hole] = key, name
+    return size + 1
+
+
+@register_jitable
+def _pop(keys: Int64s, ids: Int64s, size: int) -> int:
+    """Take the smallest (key, name) off the binary heap; return its new size."""
+    size -= 1
+    key, name = keys[size], ids[size]
+    hole, child = 0, 1
+    while child < size:
+        if child + 1 < size and (keys[child + 1], ids[child + 1]) < (keys[child], ids[child]):
+            child += 1
+        if (key, name) <= (keys[child], ids[child]):
+            break
+        keys[hole], ids[hole] = keys[child], ids[child]
+        hole, child = child, 2 * child + 1
+    keys[hole], ids[hole] = key, name
+    return size

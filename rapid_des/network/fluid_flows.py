@@ -1,0 +1,146 @@
+"""A small event loop around the fluid mode: messages with dependencies on fixed routes.
+
+The replay engines have their own loops; this one is for tests and for validation at the level of messages.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from rapid_des.errors import DeadlockError
+from rapid_des.network import fluid as interpreted
+from rapid_des.network.fluid import Fluid, new_fluid, set_route
+from rapid_des.network.fluid_state import Int64s
+from rapid_des.network.protocol import (
+    Hops,
+    Protocol,
+    acknowledgement_ratio,
+    acknowledgement_time,
+    effective_bandwidth,
+    fluid_tail,
+    wire_bytes,
+)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: it starts `delay` after all it waits for, and never splits."""
+
+    size: int
+    route: tuple[int, ...]
+    back: tuple[int, ...]
+    """The links that its acknowledgements take."""
+    after_arrival: tuple[int, ...] = ()
+    """Messages (positions) that must have arrived."""
+    after_answer: tuple[int, ...] = ()
+    """Messages whose last acknowledgement must be back at their sender."""
+    delay: int = 0
+
+
+@dataclass(frozen=True)
+class Times:
+    """Picoseconds by message."""
+
+    start: Int64s
+    arrival: Int64s
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The three functions of the fluid mode, interpreted or compiled."""
+
+    begin_flow: Callable[..., Any]
+    end_flow: Callable[..., Any]
+    settle: Callable[..., Any]
+
+
+INTERPRETED = Kernel(interpreted.begin_flow, interpreted.end_flow, interpreted.settle)
+
+
+@cache
+def compiled() -> Kernel:
+    """Return the functions compiled, which takes some seconds the first time."""
+    return Kernel(njit(interpreted.begin_flow), njit(interpreted.end_flow), njit(interpreted.settle))
+
+
+def simulate_flows(
+    protocol: Protocol, links: Hops, messages: Sequence[Message], *, kernel: Kernel = INTERPRETED
+) -> Times:
+    """Return when each message starts and arrives; `links` are (bandwidth, latency) by link id."""
+    return _Run(protocol, links, messages, kernel).run()
+
+
+class _Run:
+    """One simulation; a message's flow has the message's position as its slot."""
+
+    def __init__(self, protocol: Protocol, links: Hops, messages: Sequence[Message], kernel: Kernel) -> None:
+        self.protocol, self.links, self.messages, self.kernel = protocol, links, messages, kernel
+        self.fluid = _empty_state(protocol, links, messages)
+        self.start = np.zeros(len(messages), dtype=np.int64)
+        self.arrival = np.zeros(len(messages), dtype=np.int64)
+        self.missing = [len(message.after_arrival) + len(message.after_answer) for message in messages]
+        self.ready = [0] * len(messages)
+        self.followers: list[list[tuple[int, bool]]] = [[] for _ in messages]
+        self.events: list[tuple[int, bool, int]] = []
+        """(time, begins, message)"""
+
+    def run(self) -> Times:
+        for number, message in enumerate(self.messages):
+            for before in message.after_arrival:
+                self.followers[before].append((number, False))
+            for before in message.after_answer:
+                self.followers[before].append((number, True))
+            if not self.missing[number]:
+                heapq.heappush(self.events, (message.delay, True, number))
+        while self.events:
+            self._instant(self.events[0][0])
+        if any(self.missing):
+            raise DeadlockError(f"message {np.flatnonzero(self.missing)[0]} waits for ever")
+        return Times(self.start, self.arrival)
+
+    def _instant(self, now: int) -> None:
+        while self.events and self.events[0][0] == now:
+            _, begins, number = heapq.heappop(self.events)
+            if begins:
+                self._begin(number, now)
+            elif self.fluid.finish[number] == now:
+                self.kernel.end_flow(self.fluid, number)
+                self._arrive(number, now)
+        for flow in self.fluid.changed[: self.kernel.settle(self.fluid, now)].tolist():
+            heapq.heappush(self.events, (int(self.fluid.finish[flow]), False, flow))
+
+    def _begin(self, number: int, now: int) -> None:
+        self.start[number] = now
+        size = self.messages[number].size
+        slowest = min(self.links[link][0] for link in self.messages[number].route)
+        ratio = acknowledgement_ratio(self.protocol, size, slowest)
+        self.kernel.begin_flow(self.fluid, number, wire_bytes(self.protocol, size), ratio, now)
+
+    def _arrive(self, number: int, now: int) -> None:
+        message = self.messages[number]
+        hops = [self.links[link] for link in message.route]
+        arrival = now + fluid_tail(self.protocol, message.size, hops)
+        answer = arrival + acknowledgement_time(self.protocol, [self.links[link] for link in message.back])
+        self.arrival[number] = arrival
+        for follower, answered in self.followers[number]:
+            self.ready[follower] = max(self.ready[follower], answer if answered else arrival)
+            self.missing[follower] -= 1
+            if not self.missing[follower]:
+                begin = self.ready[follower] + self.messages[follower].delay
+                heapq.heappush(self.events, (begin, True, follower))
+
+
+def _empty_state(protocol: Protocol, links: Hops, messages: Sequence[Message]) -> Fluid:
+    capacities = np.array([effective_bandwidth(protocol, rate) for rate, _ in links], dtype=np.int64)
+    hops = max((len(message.route) + len(message.back) for message in messages), default=0)
+    fluid = new_fluid(capacities, flows=len(messages), hops=hops)
+    for number, message in enumerate(messages):
+        set_route(fluid, number, message.route, message.back)
+    return fluid
