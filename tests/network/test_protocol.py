@@ -16,7 +16,7 @@ from rapid_des.network.protocol import (
     store_and_forward_time,
     wire_bytes,
 )
-from rapid_des.units import Size
+from rapid_des.units import Size, serialization_time
 
 ROCE = Protocol(
     payload=Size(4096),
@@ -106,9 +106,11 @@ def test_cut_through_visits_chain_up_to_the_zero_load_arrival(rates: list[int], 
 def test_fluid_tail_is_the_latencies_and_the_packet_pipeline() -> None:
     # The last of the packets needs 165 ns on two more links, and 3 latencies.
     hops = [(25 * GB, 500 * NS)] * 3
-    drained = 256 * 165 * NS
-    assert fluid_tail(ROCE, 2**20, hops) == cut_through_time(ROCE, 2**20, hops) - drained
-    assert fluid_tail(ROCE, 2**20, hops) == pytest.approx((2 * 165 + 1500) * NS, abs=2)
+    tail = fluid_tail(ROCE, 2**20, hops)
+    assert tail == pytest.approx((2 * 165 + 1500) * NS, abs=2)
+    # Together with the drain at the effective rate it is exact.
+    drained = serialization_time(wire_bytes(ROCE, 2**20), effective_bandwidth(ROCE, 25 * GB))
+    assert drained + tail == cut_through_time(ROCE, 2**20, hops)
 
 
 def test_acknowledgements_load_the_way_back_by_their_time() -> None:
