@@ -1,1 +1,24 @@
 """Collective algorithms: pure functions from a group size and bytes to transfers."""
+
+from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, Phase, flatten, plan
+from rapid_des.network.collectives.proof import prove
+from rapid_des.network.collectives.registry import ALGORITHMS, Algorithm, algorithm, algorithms_for
+from rapid_des.network.collectives.schedule import Pieces, Schedule
+from rapid_des.network.collectives.task import Task, task
+
+__all__ = [
+    "ALGORITHMS",
+    "HIERARCHICAL",
+    "Algorithm",
+    "Hierarchy",
+    "Phase",
+    "Pieces",
+    "Schedule",
+    "Task",
+    "algorithm",
+    "algorithms_for",
+    "flatten",
+    "plan",
+    "prove",
+    "task",
+]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 class Pieces:
     """What each transfer carries where that is not one interval: rows of a compressed sparse table.
 
-    Transfer t carries the intervals `offset[i], size[i]` for i in `starts[t] : starts[t + 1]`; their sizes add
-    up to the transfer's.
+    Transfer t carries the intervals `offset[i], size[i]` for i in `starts[t] : starts[t + 1]`; their sizes
+    add up to the transfer's.
     """
 
     starts: NDArray[np.int64]
@@ -26,11 +26,12 @@ class Schedule:
     """Transfers among members 0..members-1 as read-only columns, ordered so that dependencies point back.
 
     A transfer starts once its source member has arrived at the collective and all transfers it depends on
-    have arrived. A member is done once it has arrived and every transfer from it and to it has arrived.
-    A *join* (source equals destination, 0 bytes) moves nothing and arrives the instant it may start: it stands
-    for "all of these have arrived here"; no other transfer has 0 bytes.
-    Members `members … members + switches - 1` are switches that combine or multiply data on the way; they have
-    nothing of their own, arrive at once, and whoever uses the schedule says which switches they are.
+    have arrived; one that waits for nothing carries its source's own input. A member is done once it has
+    arrived and every transfer from it and to it has arrived.
+    A *join* (source equals destination, 0 bytes) moves nothing and arrives the instant it may start: it
+    stands for "all of these have arrived here"; no other transfer has 0 bytes.
+    Members `members … members + switches - 1` are switches that combine or multiply data on the way; they
+    have nothing of their own, arrive at once, and whoever uses the schedule says which switches they are.
     """
 
     members: int

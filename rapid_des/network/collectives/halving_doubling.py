@@ -1,0 +1,104 @@
+"""Recursive halving and doubling: log2(n) rounds with partners at doubling distances.
+
+For n that is no power of two the first 2·(n - 2**k) members fold in pairs: the odd one hands its input to the
+even one, takes no part in the core of 2**k members, and gets its result at the end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.network.collectives.draft import Draft
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.task import Ints, Task
+
+
+class _Core:
+    """The members that take part in the core, what they have waited for, and the blocks they stand for."""
+
+    def __init__(self, task: Task) -> None:
+        self.draft = Draft(task)
+        self.rounds = task.members.bit_length() - 1
+        self.size = 1 << self.rounds
+        folded = task.members - self.size
+        index = np.arange(self.size)
+        self.member = np.where(index < folded, 2 * index, index + folded)
+        self.even = 2 * np.arange(folded)
+        self.odd = self.even + 1
+        self.bounds: Ints = self.draft.bounds[np.append(self.member, task.members)]
+        """Boundaries of the core members' blocks, a folded pair's as one."""
+        self.arrivals: list[tuple[Ints, Ints]] = []
+        """Core indices and the transfers that arrive at them, round by round."""
+
+    def exchange(self, distance: int, low: Ints, high: Ints, *, reduces: bool) -> None:
+        """Let core member i send the interval low[i]..high[i] to the one at `distance`."""
+        index = np.arange(self.size)
+        partner = index ^ distance
+        sent = self.draft.add(self.member, self.member[partner], (low, high), reduces=reduces)
+        for at, transfers in self.arrivals:
+            self.draft.wait(sent[at], transfers)
+        self.arrivals.append((partner, sent))
+
+    def fold_in(self, low: Ints, high: Ints, *, reduces: bool) -> None:
+        """Let the odd members hand an interval to their even partners."""
+        sent = self.draft.add(self.odd, self.even, (low, high), reduces=reduces)
+        self.arrivals.append((np.arange(len(self.even)), sent))
+
+    def unfold(self, low: Ints, high: Ints) -> None:
+        """Let the even members hand a finished interval back."""
+        sent = self.draft.add(self.even, self.odd, (low, high))
+        folded = len(self.even)
+        for at, transfers in self.arrivals:
+            chosen = at < folded
+            self.draft.wait(sent[at[chosen]], transfers[chosen])
+
+    def whole(self) -> tuple[Ints, Ints]:
+        """Return the interval of the whole buffer, for every folded pair."""
+        zero = np.zeros(len(self.even), dtype=np.int64)
+        return zero, zero + self.bounds[-1]
+
+    def halve(self) -> None:
+        """Reduce-scatter in the core: send away the half of the remaining blocks that the partner is in."""
+        index = np.arange(self.size)
+        for round_ in reversed(range(self.rounds)):
+            first = (index ^ (1 << round_)) >> round_ << round_
+            self.exchange(1 << round_, self.bounds[first], self.bounds[first + (1 << round_)], reduces=True)
+
+    def double(self) -> None:
+        """All-gather in the core: send all blocks that have been gathered so far."""
+        index = np.arange(self.size)
+        for round_ in range(self.rounds):
+            first = index >> round_ << round_
+            self.exchange(1 << round_, self.bounds[first], self.bounds[first + (1 << round_)], reduces=False)
+
+
+def reduction(task: Task) -> Schedule:
+    """Reduce-scatter by halving, all-gather by doubling, all-reduce by both."""
+    core = _Core(task)
+    bounds = core.draft.bounds
+    if task.collective is CollectiveType.ALL_GATHER:
+        core.fold_in(bounds[core.odd], bounds[core.odd + 1], reduces=False)
+        core.double()
+        core.unfold(np.zeros_like(core.odd), bounds[core.odd])
+        core.unfold(bounds[core.odd + 1], np.full_like(core.odd, bounds[-1]))
+        return core.draft.seal()
+    core.fold_in(*core.whole(), reduces=True)
+    core.halve()
+    if task.collective is CollectiveType.ALL_REDUCE:
+        core.double()
+        core.unfold(*core.whole())
+    else:
+        core.unfold(bounds[core.odd], bounds[core.odd + 1])
+    return core.draft.seal()
+
+
+def exchange_all_reduce(task: Task) -> Schedule:
+    """All-reduce (or barrier) by recursive doubling: partners exchange the whole buffer in every round."""
+    core = _Core(task)
+    core.fold_in(*core.whole(), reduces=True)
+    zero = np.zeros(core.size, dtype=np.int64)
+    for round_ in range(core.rounds):
+        core.exchange(1 << round_, zero, zero + core.bounds[-1], reduces=True)
+    core.unfold(*core.whole())
+    return core.draft.seal()

@@ -1,0 +1,182 @@
+"""Per-dimension hierarchical collectives: one phase a dimension, each an algorithm among a line of members.
+
+Members are numbered by mixed radix, dimension 0 innermost. An all-reduce reduce-scatters along the first
+dimensions of its order, all-reduces along the last, and all-gathers back; a reduce-scatter and an all-to-all
+walk the order, an all-gather walks it backwards. Chunks go through the phases one behind the other, with
+`rotate` each in an order that starts one dimension further, so that all dimensions are busy at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import InputError
+from rapid_des.network.collectives.registry import algorithm
+from rapid_des.network.collectives.relocation import in_sequence, relabel, relocate, together
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.task import Ints, Task, chunk, task
+from rapid_des.units import ceil_divide
+
+C = CollectiveType
+_REDUCE_SCATTERS = frozenset({C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
+HIERARCHICAL = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.ALL_TO_ALL, C.BARRIER}) | _REDUCE_SCATTERS
+"""What can be done one dimension after the other."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of a chunk: every line of members along `dimension` does this."""
+
+    dimension: int
+    collective: CollectiveType
+    algorithm: str
+    size: int
+    """Bytes of the input buffer on each member, rounded up where blocks are uneven."""
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """The dimensions that a group spans, innermost first, and the algorithm for each."""
+
+    extents: tuple[int, ...]
+    algorithms: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.extents) != len(self.algorithms):
+            raise InputError(
+                f"{len(self.extents)} dimensions need as many algorithms, not {len(self.algorithms)}"
+            )
+
+    @property
+    def members(self) -> int:
+        """Size of the group."""
+        return int(np.prod(self.extents))
+
+    def orders(self, chunks: int, *, rotate: bool) -> list[tuple[int, ...]]:
+        """Return each chunk's order of the dimensions (those of one member left out)."""
+        used = [dimension for dimension, extent in enumerate(self.extents) if extent > 1] or [0]
+        shifts = [index % len(used) if rotate else 0 for index in range(chunks)]
+        return [tuple(used[shift:] + used[:shift]) for shift in shifts]
+
+
+def plan(
+    collective: CollectiveType, over: Hierarchy, size: int, *, chunks: int = 1, rotate: bool = False
+) -> tuple[tuple[Phase, ...], ...]:
+    """Return the phases of every chunk of a collective with an input buffer of `size` bytes a member.
+
+    >>> h = Hierarchy((2, 4), ("direct", "ring"))
+    >>> [(p.dimension, p.collective.name, p.size) for p in plan(CollectiveType.ALL_REDUCE, h, 800)[0]]
+    [(0, 'REDUCE_SCATTER', 800), (1, 'ALL_REDUCE', 400), (0, 'ALL_GATHER', 400)]
+    """
+    _check(collective)
+    sizes = [size // chunks + (index < size % chunks) for index in range(chunks)]
+    return tuple(
+        tuple(_phases(collective, over, order, part))
+        for order, part in zip(over.orders(chunks, rotate=rotate), sizes, strict=True)
+    )
+
+
+def _check(collective: CollectiveType) -> None:
+    if collective not in HIERARCHICAL:
+        allowed = ", ".join(kind.name.lower() for kind in C if kind in HIERARCHICAL)
+        raise InputError(f"{collective.name.lower()} has no per-dimension form; those that have: {allowed}")
+
+
+def _phases(collective: CollectiveType, over: Hierarchy, order: tuple[int, ...], size: int) -> list[Phase]:
+    phases = []
+    for dimension, kind in _steps(collective, order):
+        name = over.algorithms[dimension]
+        if kind not in algorithm(name).does:
+            raise InputError(f"{name} (dimension {dimension}) does not do {kind.name.lower()}")
+        phases.append(Phase(dimension, kind, name, size))
+        if kind in _REDUCE_SCATTERS:
+            size = ceil_divide(size, over.extents[dimension])
+        elif kind is C.ALL_GATHER:
+            size = size * over.extents[dimension]
+    return phases
+
+
+def _steps(collective: CollectiveType, order: tuple[int, ...]) -> list[tuple[int, CollectiveType]]:
+    if collective is C.ALL_REDUCE:
+        inwards = [(dimension, C.REDUCE_SCATTER) for dimension in order[:-1]]
+        outwards = [(dimension, C.ALL_GATHER) for dimension in reversed(order[:-1])]
+        return [*inwards, (order[-1], C.ALL_REDUCE), *outwards]
+    walk = reversed(order) if collective is C.ALL_GATHER else order
+    return [(dimension, collective) for dimension in walk]
+
+
+def flatten(
+    collective: CollectiveType, over: Hierarchy, size: int, *, chunks: int = 1, rotate: bool = False
+) -> Schedule:
+    """Return all phases of all chunks as one schedule; a member's phase waits for its phase before."""
+    _check(collective)
+    whole = task(collective, over.members, size)
+    parts = [whole] if collective is C.BARRIER else [chunk(whole, i, chunks) for i in range(chunks)]
+    schedules = []
+    for part, order in zip(parts, over.orders(len(parts), rotate=rotate), strict=True):
+        phases = [
+            _phase(part, over, _Step(dimension, kind, order)) for dimension, kind in _steps(collective, order)
+        ]
+        schedules.append(in_sequence(phases))
+    return together(schedules)
+
+
+@dataclass(frozen=True)
+class _Step:
+    dimension: int
+    collective: CollectiveType
+    order: tuple[int, ...]
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The dimensions of the order that come before this one."""
+        return self.order[: self.order.index(self.dimension)]
+
+
+def _phase(part: Task, over: Hierarchy, step: _Step) -> Schedule:
+    """Return the schedules of all lines along the step's dimension, side by side."""
+    extent = over.extents[step.dimension]
+    stride = int(np.prod(over.extents[: step.dimension]))
+    member = np.arange(over.members)
+    lines = []
+    for start in member[member // stride % extent == 0]:
+        line = start + stride * np.arange(extent)
+        owned = _owned(part, over, step, int(start))
+        lines.append(relabel(_line(part, step, owned, over.algorithms[step.dimension]), line, over.members))
+    return together(lines)
+
+
+def _line(part: Task, step: _Step, owned: list[Ints], name: str) -> Schedule:
+    """Return one line's schedule; `owned[b]` are the part's blocks that make up the line's block b."""
+    sizes = np.array([part.size[blocks].sum() for blocks in owned], dtype=np.int64)
+    starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
+    members = len(owned) if step.collective is not C.ALL_TO_ALL else round(len(owned) ** 0.5)
+    local = Task(step.collective, members, 0, starts, sizes)
+    blocks = np.concatenate(owned)
+    return relocate(algorithm(name).schedule(local), part.offset[blocks], part.size[blocks])
+
+
+def _owned(part: Task, over: Hierarchy, step: _Step, start: int) -> list[Ints]:
+    """Return the blocks behind each block of the line through `start`.
+
+    Reductions and gathers: those of the members that agree with the line in the dimensions before, split by
+    their place in this one. All-to-all: block (i, k) holds what was with the line's member i and goes on
+    to its member k.
+    """
+    extent = over.extents[step.dimension]
+    if part.collective is C.BARRIER:
+        return np.array_split(np.arange(len(part.size)), extent)
+    places = np.unravel_index(np.arange(over.members), over.extents, order="F")
+    here = [int(place[start]) for place in places]
+    if part.collective is not C.ALL_TO_ALL:
+        mine = np.all([places[d] == here[d] for d in step.before] or [np.full(over.members, True)], axis=0)
+        return [np.flatnonzero(mine & (places[step.dimension] == i)) for i in range(extent)]
+    source, destination = np.divmod(np.arange(over.members**2), over.members)
+    passed = [places[d][destination] == here[d] for d in step.before]
+    ahead = [d for d in range(len(over.extents)) if d not in (*step.before, step.dimension)]
+    mine = np.all([*passed, *(places[d][source] == here[d] for d in ahead), source >= 0], axis=0)
+    line, goal = places[step.dimension][source], places[step.dimension][destination]
+    return [np.flatnonzero(mine & (line == i) & (goal == k)) for i in range(extent) for k in range(extent)]

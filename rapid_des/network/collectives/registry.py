@@ -1,0 +1,125 @@
+"""The collective algorithms by name, and what each of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import InputError
+from rapid_des.network.collectives import bruck, direct, halving_doubling, ring, trees
+from rapid_des.network.collectives.relocation import together
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.task import Task, chunk, task
+
+Build: TypeAlias = Callable[[Task], Schedule]
+C = CollectiveType
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A named family of schedules: one function for each collective that it does."""
+
+    name: str
+    does: Mapping[CollectiveType, Build]
+
+    def __call__(
+        self, collective: CollectiveType, members: int, size: int, *, root: int = 0, chunks: int = 1
+    ) -> Schedule:
+        """Return the transfers for an input buffer of `size` bytes on each member.
+
+        `size` is the shard for all-gather and gather, else the full tensor. With `chunks` > 1 that many
+        parts of it go through the algorithm side by side, in order on every link.
+        """
+        if chunks < 1:
+            raise InputError(f"a collective is split into 1 chunk or more, not {chunks}")
+        whole = task(collective, members, size, root=root)
+        if chunks == 1 or collective is CollectiveType.BARRIER:
+            return self.schedule(whole)
+        return together([self.schedule(chunk(whole, index, chunks)) for index in range(chunks)])
+
+    def schedule(self, of: Task) -> Schedule:
+        """Return the transfers of a task; `InputError` names what this algorithm does if not that."""
+        if of.collective not in self.does:
+            raise InputError(
+                f"{self.name} does not do {of.collective.name.lower()}; it does "
+                f"{', '.join(kind.name.lower() for kind in self.does)}, and {of.collective.name.lower()} is "
+                f"done by {', '.join(algorithms_for(of.collective))}"
+            )
+        return self.does[of.collective](of)
+
+
+def _algorithm(name: str, *groups: tuple[Build, tuple[CollectiveType, ...]]) -> Algorithm:
+    return Algorithm(name, {kind: build for build, kinds in groups for kind in kinds})
+
+
+_REDUCTIONS = (C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK)
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "ring": _algorithm(
+        "ring",
+        (ring.ring_reduction, _REDUCTIONS),
+        (ring.ring_all_to_all, (C.ALL_TO_ALL,)),
+        (ring.chain_broadcast, (C.BROADCAST,)),
+        (ring.chain_reduce, (C.REDUCE,)),
+        (ring.chain_scatter, (C.SCATTER,)),
+        (ring.chain_gather, (C.GATHER,)),
+    ),
+    "bidirectional_ring": _algorithm(
+        "bidirectional_ring",
+        (ring.two_way_ring_reduction, _REDUCTIONS),
+        (ring.two_way_ring_all_to_all, (C.ALL_TO_ALL,)),
+        (ring.two_way_chain_broadcast, (C.BROADCAST,)),
+        (ring.two_way_chain_reduce, (C.REDUCE,)),
+        (ring.two_way_chain_scatter, (C.SCATTER,)),
+        (ring.two_way_chain_gather, (C.GATHER,)),
+    ),
+    "direct": _algorithm(
+        "direct",
+        (direct.direct_all_reduce, (C.ALL_REDUCE,)),
+        (
+            direct.direct_exchange,
+            (C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.ALL_TO_ALL, C.BARRIER),
+        ),
+        (direct.linear, (C.BROADCAST, C.REDUCE, C.SCATTER, C.GATHER)),
+    ),
+    "one_shot": _algorithm("one_shot", (direct.one_shot_all_reduce, (C.ALL_REDUCE,))),
+    "halving_doubling": _algorithm(
+        "halving_doubling",
+        (halving_doubling.reduction, _REDUCTIONS),
+        (halving_doubling.exchange_all_reduce, (C.BARRIER,)),
+    ),
+    "recursive_doubling": _algorithm(
+        "recursive_doubling", (halving_doubling.exchange_all_reduce, (C.ALL_REDUCE, C.BARRIER))
+    ),
+    "double_binary_tree": _algorithm(
+        "double_binary_tree",
+        (trees.double_binary_tree, (C.ALL_REDUCE,)),
+        (trees.rooted_double_binary_tree, (C.BROADCAST, C.REDUCE)),
+    ),
+    "binomial_tree": _algorithm(
+        "binomial_tree",
+        (trees.binomial, (C.ALL_REDUCE, C.BROADCAST, C.REDUCE)),
+        (trees.binomial_blocks, (C.SCATTER, C.GATHER)),
+        (trees.binomial, (C.BARRIER,)),
+    ),
+    "dissemination": _algorithm("dissemination", (bruck.dissemination_barrier, (C.BARRIER,))),
+    "bruck": _algorithm("bruck", (bruck.bruck_all_gather, (C.ALL_GATHER,))),
+}
+
+
+def algorithms_for(collective: CollectiveType) -> tuple[str, ...]:
+    """Return the names of the algorithms that do `collective`, in the registry's order.
+
+    >>> algorithms_for(CollectiveType.SCATTER)
+    ('ring', 'bidirectional_ring', 'direct', 'binomial_tree')
+    """
+    return tuple(name for name, algorithm in ALGORITHMS.items() if collective in algorithm.does)
+
+
+def algorithm(name: str) -> Algorithm:
+    """Return an algorithm by name; `InputError` names them all if there is none."""
+    if name not in ALGORITHMS:
+        raise InputError(f"{name!r} is not a collective algorithm; allowed: {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]

@@ -1,0 +1,151 @@
+"""Trees: binomial trees for rooted collectives, and the double binary tree of two complementary halves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.network.collectives.draft import Draft, Payload
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.task import Ints, Task
+
+NO_PARENT = -1
+
+
+def depths(parent: Ints) -> Ints:
+    """Return every member's distance from its root."""
+    depth = np.zeros(len(parent), dtype=np.int64)
+    above = parent
+    while np.any(above != NO_PARENT):
+        depth += above != NO_PARENT
+        above = np.where(above == NO_PARENT, NO_PARENT, parent[above])
+    return depth
+
+
+def tree_reduce(draft: Draft, parent: Ints, payload: Payload) -> Ints:
+    """Add a reduction towards the root; return the transfer that leaves each member (-1 at the root)."""
+    depth = depths(parent)
+    senders = np.argsort(-depth, kind="stable")[: len(parent) - 1]
+    up = np.full(len(parent), -1, dtype=np.int64)
+    up[senders] = draft.add(senders, parent[senders], payload, reduces=True)
+    inner = senders[parent[parent[senders]] != NO_PARENT]
+    draft.wait(up[parent[inner]], up[inner])
+    return up
+
+
+def tree_broadcast(draft: Draft, parent: Ints, payload: Payload, *, after: Ints | None = None) -> Ints:
+    """Add a broadcast from the root, after the transfers `after`; return what arrives at each member."""
+    depth = depths(parent)
+    receivers = np.argsort(depth, kind="stable")[1:]
+    down = np.full(len(parent), -1, dtype=np.int64)
+    down[receivers] = draft.add(parent[receivers], receivers, payload)
+    inner = receivers[parent[parent[receivers]] != NO_PARENT]
+    draft.wait(down[inner], down[parent[inner]])
+    if after is not None:
+        top = receivers[parent[parent[receivers]] == NO_PARENT]
+        draft.wait(down[top][:, None], after[None, :])
+    return down
+
+
+def binomial_parents(members: int, root: int) -> Ints:
+    """Return the binomial tree's parents: a member's number (from the root) without its lowest set bit."""
+    number = np.arange(1, members)
+    parent = np.full(members, NO_PARENT, dtype=np.int64)
+    parent[(number + root) % members] = ((number & (number - 1)) + root) % members
+    return parent
+
+
+def binomial(task: Task) -> Schedule:
+    """Broadcast, reduce or all-reduce (reduce, then broadcast) along one binomial tree."""
+    draft = Draft(task)
+    parent = binomial_parents(task.members, task.root)
+    last = None
+    if task.collective is not CollectiveType.BROADCAST:
+        up = tree_reduce(draft, parent, draft.everything)
+        last = up[parent == task.root]
+    if task.collective is not CollectiveType.REDUCE:
+        tree_broadcast(draft, parent, draft.everything, after=last)
+    return draft.seal()
+
+
+def binomial_blocks(task: Task) -> Schedule:
+    """Scatter or gather: a transfer carries the blocks of the whole subtree below it."""
+    members, root = task.members, task.root
+    draft = Draft(task, order=(np.arange(members) + root) % members)
+    number = np.arange(1, members)
+    low_bit = number & -number
+    if task.collective is CollectiveType.SCATTER:
+        number = number[np.argsort(-low_bit, kind="stable")]
+    else:
+        number = number[np.argsort(low_bit, kind="stable")]
+    above = number & (number - 1)
+    end = np.minimum(number + (number & -number), members)
+    upper_end, lower_end = (above + root) % members, (number + root) % members
+    down = task.collective is CollectiveType.SCATTER
+    source, destination = (upper_end, lower_end) if down else (lower_end, upper_end)
+    transfers = np.full(members, -1, dtype=np.int64)
+    transfers[number] = draft.add(source, destination, (draft.bounds[number], draft.bounds[end]))
+    inner = number[above > 0]
+    upper = inner & (inner - 1)
+    if task.collective is CollectiveType.SCATTER:
+        draft.wait(transfers[inner], transfers[upper])
+    else:
+        draft.wait(transfers[upper], transfers[inner])
+    return draft.seal()
+
+
+def in_order_parents(members: int) -> Ints:
+    """Return the binary tree whose leaves are the odd members; member 0 is the root and has one child.
+
+    A member's height is that of its lowest set bit. Where the usual parent lies beyond the last member, the
+    next one down that side takes its place.
+    """
+    parent = np.full(members, NO_PARENT, dtype=np.int64)
+    for member in range(1, members):
+        bit = member & -member
+        above = (member ^ bit) | (bit << 1)
+        parent[member] = above if above < members else member ^ bit
+    return parent
+
+
+def double_tree_parents(members: int) -> tuple[Ints, Ints]:
+    """Return two binary trees; a member that passes data on in one is a leaf of the other (or a root).
+
+    The second is the first mirrored (even n) or shifted by one (odd n).
+    """
+    first = in_order_parents(members)
+    member = np.arange(members)
+    name = members - 1 - member if members % 2 == 0 else (member + 1) % members
+    second = np.full(members, NO_PARENT, dtype=np.int64)
+    second[name] = np.where(first == NO_PARENT, NO_PARENT, name[first])
+    return first, second
+
+
+def double_binary_tree(task: Task) -> Schedule:
+    """All-reduce: each tree reduces one half of the buffer to its root and broadcasts it from there."""
+    draft = Draft(task)
+    for parent, payload in zip(double_tree_parents(task.members), _halves(draft), strict=True):
+        up = tree_reduce(draft, parent, payload)
+        root = int(np.flatnonzero(parent == NO_PARENT)[0])
+        tree_broadcast(draft, parent, payload, after=up[parent == root])
+    return draft.seal()
+
+
+def rooted_double_binary_tree(task: Task) -> Schedule:
+    """Broadcast or reduce one half along each of two trees of the other members, below the root."""
+    draft = Draft(task)
+    others = (task.root + np.arange(1, task.members)) % task.members
+    for tree, payload in zip(double_tree_parents(task.members - 1), _halves(draft), strict=True):
+        parent = np.full(task.members, NO_PARENT, dtype=np.int64)
+        parent[others] = np.where(tree == NO_PARENT, task.root, others[tree])
+        if task.collective is CollectiveType.BROADCAST:
+            tree_broadcast(draft, parent, payload)
+        else:
+            tree_reduce(draft, parent, payload)
+    return draft.seal()
+
+
+def _halves(draft: Draft) -> tuple[Payload, Payload]:
+    total = int(draft.bounds[-1])
+    middle = total - total // 2
+    return (0, middle), (middle, total)
