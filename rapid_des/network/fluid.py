@@ -173,7 +173,7 @@ def _expand(fluid: Fluid) -> bool:
     return coupled
 
 
-@register_jitable
+@register_jitable(inline="always")
 def _visit(fluid: Fluid, link: int) -> None:
     if fluid.is_visited[link]:
         return
@@ -186,7 +186,7 @@ def _visit(fluid: Fluid, link: int) -> None:
         hop = fluid.next[hop]
 
 
-@register_jitable
+@register_jitable(inline="always")
 def _touch(fluid: Fluid, flow: int) -> None:
     if fluid.position[flow] == NONE:
         fluid.position[flow] = fluid.counts[0]

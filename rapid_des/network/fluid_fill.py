@@ -48,7 +48,7 @@ def _load(fluid: Fluid) -> int:
     return size
 
 
-@register_jitable
+@register_jitable(inline="always")
 def _share(fluid: Fluid, link: int) -> int:
     """Return the rate that each waiting flow would get; at least one unit unless the link is dead."""
     least = 1 if fluid.capacity[link] > 0 else 0
@@ -65,7 +65,7 @@ def _settle_link(fluid: Fluid, link: int, share: int) -> None:
         hop = fluid.next[hop]
 
 
-@register_jitable
+@register_jitable(inline="always")
 def _settle_flow(fluid: Fluid, flow: int, rate: int) -> None:
     fluid.settled[flow] = rate
     start = flow * stride(fluid)
