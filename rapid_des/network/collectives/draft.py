@@ -62,10 +62,13 @@ class Draft:
         kept = size > 0
         self._keep_joins(kept, source == destination)
         starts, dependencies = _compressed(self._edges, kept)
-        columns = [source, destination, size, reduces, offset]
         if not np.all(kept):
-            columns = [column[kept] for column in columns]
-        schedule = Schedule(self.members, *columns, starts, dependencies, self._switches)
+            source, destination, offset, size, reduces = (
+                column[kept] for column in (source, destination, offset, size, reduces)
+            )
+        schedule = Schedule(
+            self.members, source, destination, size, reduces, offset, starts, dependencies, self._switches
+        )
         return relocate(schedule, self._offset, self._size)
 
     def _keep_joins(self, kept: NDArray[np.bool_], joins: NDArray[np.bool_]) -> None:
