@@ -131,8 +131,8 @@ class Simulation:
 
     def _service(self, position: int, visit: int, start: int) -> int:
         table = self.tables[position]
-        work, server = table.work[visit], table.server[visit]
-        work = max(work, 1) if server != NONE else work
+        server = table.server[visit]
+        work: int = table.work[visit] if server == NONE else max(table.work[visit], 1)
         timetable = self.program.stream_timetables.get((position, server))
         if timetable is None:
             return start + work

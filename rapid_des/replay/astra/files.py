@@ -1,0 +1,194 @@
+"""ASTRA-sim's own input files, read as they are: network, system, process groups and remote memory.
+
+Numbers carry no units there: bandwidths of the network are GiB/s (2**30), of memory 10**9 bytes/s, latencies
+and delays nanoseconds. Keys that nothing here reads are reported in notes, because that simulator ignores them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from rapid_des.config import Spec, decode
+from rapid_des.config.documents import Document, load_document, read_text
+from rapid_des.errors import ConfigError
+
+Positive: TypeAlias = Annotated[float, Meta(gt=0)]
+NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
+Switch: TypeAlias = bool | Literal[0, 1]
+Dialect: TypeAlias = Literal["stock", "extended"]
+Shape: TypeAlias = Literal[
+    "Ring", "FullyConnected", "Switch", "Mesh", "Torus2D", "Mesh2D", "KingMesh2D", "HyperCube"
+]
+
+S = TypeVar("S", bound=Spec)
+
+
+class NetworkFile(Spec, frozen=True, kw_only=True):
+    """The network's YAML: one entry a dimension, innermost first."""
+
+    topology: Annotated[tuple[Shape, ...], Meta(min_length=1)]
+    npus_count: tuple[Count, ...]
+    bandwidth: tuple[Positive, ...]
+    """GiB/s (2**30) of each directed link."""
+    latency: tuple[NonNegative, ...]
+    """Nanoseconds of each directed link."""
+    faulty_links: tuple[tuple[int, int, Annotated[float, Meta(ge=0, le=1)]], ...] = ()
+    """[one end, other end, what is left of both directions' bandwidth]; 0 is a dead link."""
+    non_recursive_from: int | None = None
+    non_recursive_topology: tuple[int, ...] | None = None
+
+
+class SystemFile(Spec, frozen=True, kw_only=True, rename="kebab"):
+    """The system's JSON; what a trace needs and the file leaves out is an error where it is needed."""
+
+    scheduling_policy: Literal["LIFO", "FIFO", "EXPLICIT"] | None = None
+    all_reduce_implementation: tuple[str, ...] | None = None
+    all_gather_implementation: tuple[str, ...] | None = None
+    reduce_scatter_implementation: tuple[str, ...] | None = None
+    all_to_all_implementation: tuple[str, ...] | None = None
+    collective_optimization: Literal["baseline", "localBWAware"] | None = None
+    endpoint_delay: Annotated[int, Meta(ge=0)] = 10
+    """Nanoseconds; that simulator's own default."""
+    active_chunks_per_dimension: Count = 1
+    preferred_dataset_splits: Count | None = None
+    local_mem_bw: NonNegative = 0
+    """10**9 bytes/s; 0 or absent means that reductions take no time."""
+    peak_perf: NonNegative | None = None
+    """TFLOP/s."""
+    roofline_enabled: Switch = False
+    replay_only: Switch = False
+    model_shared_bus: Switch = False
+
+
+class MemoryFile(Spec, frozen=True, kw_only=True, rename="kebab"):
+    """The remote memory's JSON."""
+
+    memory_type: Literal[
+        "NO_MEMORY_EXPANSION", "PER_NPU_MEMORY_EXPANSION", "PER_NODE_MEMORY_EXPANSION", "MEMORY_POOL"
+    ]
+    remote_mem_latency: NonNegative = 0
+    """Nanoseconds."""
+    remote_mem_bw: Positive | None = None
+    """Bytes a nanosecond."""
+    num_nodes: Count | None = None
+    num_npus_per_node: Count | None = None
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the files are."""
+
+    network: Path
+    system: Path
+    groups: Path | None = None
+    memory: Path | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the files and options say, and one line for people on each thing that is not followed."""
+
+    files: Files
+    network: NetworkFile
+    system: SystemFile
+    groups: Mapping[int, tuple[int, ...]]
+    memory: MemoryFile | None
+    queues: int
+    """Queues per dimension, which collectives' chunks share (a command-line option there)."""
+    dialect: Dialect
+    notes: tuple[str, ...]
+
+
+def read_setup(files: Files, *, queues: int = 1, dialect: Dialect = "stock") -> Setup:
+    """Read all files; a `ConfigError` names file, key, value and what is allowed."""
+    if queues < 1:
+        raise ConfigError(f"--astra-queues-per-dim: {queues} is not a number above 0")
+    notes: list[str] = []
+    network = _read(_mapping(files.network), NetworkFile, notes)
+    _check_network(network, files.network)
+    system = _read(_mapping(files.system), SystemFile, notes)
+    _check_system(system, files.system)
+    memory = None if files.memory is None else _read(_mapping(files.memory), MemoryFile, notes)
+    if memory is not None and files.memory is not None:
+        _check_memory(memory, files.memory)
+    if network.non_recursive_from is not None or network.non_recursive_topology is not None:
+        notes.append(
+            f"{files.network}: non_recursive_*: messages take dimension-ordered routes, not agent nodes"
+        )
+    groups = {} if files.groups is None else _groups(_mapping(files.groups))
+    return Setup(files, network, system, groups, memory, queues, dialect, tuple(notes))
+
+
+def _mapping(path: Path) -> Document:
+    """Read a mapping; a .json file by the letter of JSON, where tabs may stand, all else as YAML."""
+    if path.suffix != ".json":
+        return load_document(path)
+    try:
+        tree = msgspec.json.decode(read_text(path))
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"not valid JSON: {error}", file=str(path)) from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"the top level must be a mapping, it is a {type(tree).__name__}", file=str(path))
+    return Document(path, tree)
+
+
+def _read(document: Document, spec: type[S], notes: list[str]) -> S:
+    """Decode the keys that `spec` knows and note the others."""
+    known = {field.encode_name for field in msgspec.structs.fields(spec)}
+    custom = [key for key in document.tree if str(key).endswith("-implementation-custom")]
+    if custom:
+        raise ConfigError("custom collectives are not supported", file=str(document.path), key=custom[0])
+    for key in sorted(document.tree.keys() - known):
+        near = difflib.get_close_matches(key, known - document.tree.keys(), n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        notes.append(f"{document.path}: the key {key!r} is not used{hint}")
+    kept: dict[str, Any] = {key: value for key, value in document.tree.items() if key in known}
+    return decode(Document(document.path, kept), spec)
+
+
+def _check_network(network: NetworkFile, path: Path) -> None:
+    dimensions = len(network.topology)
+    for key in ("npus_count", "bandwidth", "latency"):
+        entries = len(getattr(network, key))
+        if entries != dimensions:
+            raise ConfigError(
+                f"{entries} entries, but topology names {dimensions} dimensions", file=str(path), key=key
+            )
+
+
+def _check_system(system: SystemFile, path: Path) -> None:
+    if system.model_shared_bus:
+        raise ConfigError("1 (the LogGP bus) is not supported", file=str(path), key="model-shared-bus")
+    if system.roofline_enabled and not (system.peak_perf and system.local_mem_bw):
+        raise ConfigError("needs peak-perf and local-mem-bw above 0", file=str(path), key="roofline-enabled")
+
+
+def _check_memory(memory: MemoryFile, path: Path) -> None:
+    needs = ["remote-mem-bw"] if memory.memory_type != "NO_MEMORY_EXPANSION" else []
+    if memory.memory_type == "PER_NODE_MEMORY_EXPANSION":
+        needs.append("num-npus-per-node")
+    for key in needs:
+        if getattr(memory, key.replace("-", "_")) is None:
+            raise ConfigError(f"missing key {key!r}, which {memory.memory_type} needs", file=str(path))
+
+
+def _groups(document: Document) -> dict[int, tuple[int, ...]]:
+    groups: dict[int, tuple[int, ...]] = {}
+    for key, ranks in document.tree.items():
+        if not key.strip().isdigit():
+            raise ConfigError("a group's name must be a number", file=str(document.path), key=key)
+        valid = isinstance(ranks, list) and all(isinstance(rank, int) and rank >= 0 for rank in ranks)
+        if not valid or not ranks or len(set(ranks)) != len(ranks):
+            raise ConfigError(
+                "a group must be a list of distinct ranks such as [0, 1]", file=str(document.path), key=key
+            )
+        groups[int(key)] = tuple(ranks)
+    return groups

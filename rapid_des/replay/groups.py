@@ -1,0 +1,160 @@
+"""Who meets whom: the global groups and channels behind the slots of rank programs, and their routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from rapid_des.chakra.trace import RankTrace, TraceSet
+from rapid_des.errors import TraceError
+from rapid_des.network.fabric import Fabric, Router, Routes
+from rapid_des.replay.plans import geometry
+from rapid_des.replay.program import Group, Int32s, RankBinding, Template
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A slot that is a process group."""
+
+    group: int
+
+
+@dataclass(frozen=True)
+class Along:
+    """A slot that is the part of a process group along one of its axes, through this rank."""
+
+    group: int
+    axis: int
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A slot that is the send or the receive side of messages with one tag between two ranks."""
+
+    peer: int
+    tag: int
+    sends: bool
+
+
+Slot = Whole | Along | Channel
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """What the slots of one rank program are, which templates each runs, and how statistics call it."""
+
+    slots: tuple[Slot, ...]
+    templates: tuple[tuple[int, ...], ...]
+    labels: tuple[str, ...]
+
+
+class GroupTable:
+    """Numbers groups and channels as ranks name them."""
+
+    def __init__(self, traces: TraceSet, fabric: Fabric) -> None:
+        self._traces = traces
+        self._fabric = fabric
+        self._positions = {trace.rank: position for position, trace in enumerate(traces.ranks)}
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._ranks: list[tuple[str, tuple[int, ...], int]] = []
+        self._used: list[set[int]] = []
+        self._labels: dict[str, int] = {}
+        self.geometry = cache(self._geometry)
+        self.places = cache(self._places)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names that link statistics are split by."""
+        return tuple(self._labels) or ("",)
+
+    def members(self, name: str) -> tuple[int, ...]:
+        """Return the ranks of a process group; `TraceError` if nobody defined it."""
+        if name not in self._traces.groups:
+            known = ", ".join(sorted(self._traces.groups)[:8])
+            raise TraceError(f"process group {name!r} is not defined; known groups: {known}")
+        return self._traces.groups[name]
+
+    def _geometry(self, name: str) -> Geometry:
+        return geometry(self._fabric, self.members(name))
+
+    def bind(self, position: int, program: int, table: SlotTable) -> RankBinding:
+        """Resolve one rank's slots."""
+        trace = self._traces.ranks[position]
+        places = [
+            self._resolve(trace, slot, label) for slot, label in zip(table.slots, table.labels, strict=True)
+        ]
+        for (group, _), templates in zip(places, table.templates, strict=True):
+            self._used[group].update(templates)
+        return RankBinding(
+            rank=trace.rank,
+            program=program,
+            groups=np.array([group for group, _ in places], np.int32),
+            members=np.array([member for _, member in places], np.int32),
+        )
+
+    def _resolve(self, trace: RankTrace, slot: Slot, label: str) -> tuple[int, int]:
+        if isinstance(slot, Channel):
+            ends = (trace.rank, trace.peers[slot.peer])
+            source, destination = ends if slot.sends else ends[::-1]
+            name = f"{source}>{destination} tag {slot.tag}"
+            number = self._number(
+                ("channel", source, destination, slot.tag), name, (source, destination), label
+            )
+            return number, 0 if slot.sends else 1
+        name = trace.groups[slot.group]
+        ranks = self.members(name)
+        if trace.rank not in self.places(name):
+            raise TraceError(
+                f"rank {trace.rank} calls process group {name!r}, of which it is no member: {ranks}"
+            )
+        place = ranks.index(trace.rank) if len(ranks) < 64 else self._places(name)[trace.rank]
+        if isinstance(slot, Whole):
+            return self._number(("group", name), name, ranks, label), place
+        extents, _ = self.geometry(name)
+        stride = int(np.prod(extents[: slot.axis], dtype=np.int64))
+        member = place // stride % extents[slot.axis]
+        base = place - member * stride
+        line = tuple(ranks[base + step * stride] for step in range(extents[slot.axis]))
+        return self._number(("along", name, slot.axis, base), f"{name} axis {slot.axis}", line, label), member
+
+    def _places(self, name: str) -> Mapping[int, int]:
+        return {rank: place for place, rank in enumerate(self.members(name))}
+
+    def _number(self, key: tuple[object, ...], name: str, ranks: tuple[int, ...], label: str) -> int:
+        if key not in self._numbers:
+            missing = [rank for rank in ranks if rank not in self._positions]
+            if missing:
+                shown = ", ".join(map(str, missing[:8]))
+                raise TraceError(f"group {name} needs rank {shown}, of which there is no trace")
+            self._numbers[key] = len(self._ranks)
+            self._ranks.append((name, ranks, self._labels.setdefault(label, len(self._labels))))
+            self._used.append(set())
+        return self._numbers[key]
+
+    def routed(self, templates: Sequence[Template], router: Router) -> tuple[tuple[Group, ...], Routes]:
+        """Return all groups with the routes of their templates' pairs, each distinct route once."""
+        uses = [(group, template) for group, used in enumerate(self._used) for template in sorted(used)]
+        parts = [self._pairs(group, templates[template]) for group, template in uses]
+        pairs = np.concatenate([np.zeros((0, 2), np.int64), *parts])
+        distinct, places = np.unique(pairs, axis=0, return_inverse=True)
+        routes = router.routes(distinct)
+        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        chosen: list[dict[int, Int32s]] = [{} for _ in self._ranks]
+        flat = places.reshape(-1).astype(np.int32)
+        for (group, template), end, part in zip(uses, ends.tolist(), parts, strict=True):
+            chosen[group][template] = flat[end - len(part) : end]
+        return tuple(self._group(index, of_group) for index, of_group in enumerate(chosen)), routes
+
+    def _group(self, index: int, routes: dict[int, Int32s]) -> Group:
+        name, ranks, label = self._ranks[index]
+        bindings = np.array([self._positions[rank] for rank in ranks], np.int32)
+        return Group(name=name, bindings=bindings, label=label, routes=routes)
+
+    def _pairs(self, group: int, template: Template) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        gpus = np.array(self._ranks[group][1], np.int64)
+        return np.stack((gpus[template.pair_source], gpus[template.pair_destination]), 1)

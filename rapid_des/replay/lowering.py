@@ -1,0 +1,227 @@
+"""From traces and a machine to the program that engines run: everything that time does not decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.device.model import Device
+from rapid_des.errors import InputError, TraceError
+from rapid_des.machine import Machine
+from rapid_des.network.collectives import algorithm
+from rapid_des.replay.deadlock import Namer
+from rapid_des.replay.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
+from rapid_des.replay.plans import Call, plan
+from rapid_des.replay.plans import Step as PlanStep
+from rapid_des.replay.program import NONE, Int64s, Program, RankProgram, Template
+from rapid_des.replay.ranks import Recipe, Step, rank_program
+from rapid_des.replay.services import Sizes, hop_table
+from rapid_des.replay.templates import message_template, template_of
+from rapid_des.units import PS_PER_S
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program with what is needed to talk about it."""
+
+    program: Program
+    traces: TraceSet
+
+    @property
+    def name(self) -> Namer:
+        """Name a visit by rank, node name and node id."""
+
+        def of(position: int, visit: int) -> str:
+            binding = self.program.bindings[position]
+            nodes = self.traces.ranks[position].nodes
+            node = int(self.program.programs[binding.program].node[visit])
+            if node == NONE:
+                return f"rank {binding.rank}, a step of a collective"
+            return f"rank {binding.rank} node {int(nodes.ids[node])} ({nodes.names[nodes.name[node]]})"
+
+        return of
+
+
+def lower(traces: TraceSet, machine: Machine) -> Lowered:
+    """Return the program of `traces` on `machine`; rank r runs on GPU r."""
+    if traces.ranks and traces.ranks[-1].rank >= machine.fabric.gpus:
+        raise InputError(
+            f"{machine.path}: the machine has {machine.fabric.gpus} GPUs, the trace has rank "
+            f"{traces.ranks[-1].rank}"
+        )
+    return Lowered(_Lowering(traces, machine).program(), traces)
+
+
+class _Lowering:
+    """Collects templates, groups and sizes while the ranks are lowered."""
+
+    def __init__(self, traces: TraceSet, machine: Machine) -> None:
+        self.traces = traces
+        self.machine = machine
+        stores = machine.switching.mode == "store_and_forward"
+        self.segment = machine.switching.segment if stores else None
+        self.sizes = Sizes()
+        self.templates: list[Template] = []
+        self.known: dict[tuple[object, ...], int] = {}
+        self.groups = GroupTable(traces, machine.fabric)
+        self.programs: list[RankProgram] = []
+        self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
+
+    def program(self) -> Program:
+        bindings = tuple(
+            self.groups.bind(position, *self._rank(trace)) for position, trace in enumerate(self.traces.ranks)
+        )
+        groups, routes = self.groups.routed(self.templates, self.machine.router)
+        hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, self.sizes.all())
+        return Program(
+            bindings=bindings,
+            programs=tuple(self.programs),
+            groups=groups,
+            templates=tuple(self.templates),
+            hops=hops,
+            route_starts=routes.starts.astype(np.int64),
+            route_links=routes.links.astype(np.int32),
+            route_class=classes,
+            links=len(self.machine.fabric),
+            labels=self.groups.labels,
+        )
+
+    def _rank(self, trace: RankTrace) -> tuple[int, SlotTable]:
+        """Return the rank's program: one for all ranks with the same nodes and the same shapes of groups."""
+        geometries = tuple(self.groups.geometry(name) for name in trace.groups)
+        key = (id(trace.nodes), geometries)
+        if key not in self.shared:
+            recipes = _Recipes(self, trace.nodes, geometries)
+            program = rank_program(
+                trace.nodes,
+                service_times(trace.nodes, self.machine.device),
+                recipe=recipes.of_node,
+                recipes=recipes.distinct,
+                unordered=self.traces.unordered_streams,
+            )
+            self.programs.append(program)
+            self.shared[key] = len(self.programs) - 1, recipes.slots()
+        return self.shared[key]
+
+    def message(self, size: int) -> int:
+        """Return the template of a message."""
+        segment = (
+            self.machine.switching.segment if self.machine.switching.mode == "store_and_forward" else None
+        )
+        return self._template(("message", size), lambda: message_template(size, self.sizes, segment=segment))
+
+    def step(self, step: PlanStep, members: int) -> int:
+        """Return the template of one step of a collective."""
+        key = (step.collective, step.algorithm, members, step.size, step.chunks)
+        return self._template(key, lambda: self._collective(step, members))
+
+    def _collective(self, step: PlanStep, members: int) -> Template:
+        schedule = algorithm(step.algorithm)(step.collective, members, step.size, chunks=step.chunks)
+        name = f"{step.collective.name.lower()} of {step.size} B by {step.algorithm}"
+        return template_of(schedule, self.sizes, name=name, segment=self.segment)
+
+    def _template(self, key: tuple[object, ...], build: Callable[[], Template]) -> int:
+        if key not in self.known:
+            self.known[key] = len(self.templates)
+            self.templates.append(build())
+        return self.known[key]
+
+
+class _Recipes:
+    """The recipes of one node table, and the slots they need."""
+
+    def __init__(self, lowering: _Lowering, nodes: NodeTable, geometries: tuple[Geometry, ...]) -> None:
+        self._lowering = lowering
+        self._geometries = geometries
+        self._slots: dict[Slot, int] = {Whole(group): group for group in range(len(geometries))}
+        self._labels: dict[int, str] = {}
+        self._templates: dict[int, set[int]] = {}
+        self.distinct: list[Recipe] = []
+        self.of_node = np.full(len(nodes), NONE, np.int32)
+        self._collectives(nodes)
+        self._messages(nodes)
+
+    def slots(self) -> SlotTable:
+        """Return what the recipes refer to."""
+        numbers = range(len(self._slots))
+        return SlotTable(
+            slots=tuple(self._slots),
+            templates=tuple(tuple(sorted(self._templates.get(number, ()))) for number in numbers),
+            labels=tuple(self._labels.get(number, "") for number in numbers),
+        )
+
+    def _collectives(self, nodes: NodeTable) -> None:
+        places = np.flatnonzero(nodes.kind == NodeKind.COLLECTIVE)
+        columns = np.stack((nodes.collective[places], nodes.size[places], nodes.group[places]), 1).astype(
+            np.int64
+        )
+        rows, inverse = np.unique(columns, axis=0, return_inverse=True)
+        self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
+        for index, (kind, size, group) in enumerate(rows.tolist()):
+            node = places[inverse.reshape(-1) == index][0]
+            if UNSTATED in (size, group):
+                what = "size" if size == UNSTATED else "group"
+                raise TraceError(f"node {int(nodes.ids[node])} is a collective without a {what}")
+            self._labels.setdefault(group, nodes.streams[nodes.stream[node]])
+            self.distinct.append(self._collective(CollectiveType(kind), size, group))
+
+    def _collective(self, kind: CollectiveType, size: int, group: int) -> Recipe:
+        extents, axes = self._geometries[group]
+        call = Call(kind, size, extents, axes)
+        if call.members == 1:
+            return Recipe(group)
+        steps = []
+        for chunk, chunk_steps in enumerate(plan(call, self._lowering.machine)):
+            for step in chunk_steps:
+                members = call.members if step.axis is None else extents[step.axis]
+                slot = (
+                    group if step.axis is None else self._slot(Along(group, step.axis), self._labels[group])
+                )
+                steps.append(Step(slot, self._use(slot, self._lowering.step(step, members)), chunk))
+        return Recipe(group, tuple(steps))
+
+    def _messages(self, nodes: NodeTable) -> None:
+        places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
+        columns = np.stack((nodes.kind[places], nodes.size[places], nodes.peer[places], nodes.tag[places]), 1)
+        rows, inverse = np.unique(columns.astype(np.int64), axis=0, return_inverse=True)
+        self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
+        for index, (kind, size, peer, tag) in enumerate(rows.tolist()):
+            node = places[inverse.reshape(-1) == index][0]
+            if UNSTATED in (peer, size):
+                what = "peer" if peer == UNSTATED else "size"
+                raise TraceError(f"node {int(nodes.ids[node])} sends or receives without a {what}")
+            stream = nodes.streams[nodes.stream[node]].removesuffix("-send").removesuffix("-recv")
+            slot = self._slot(Channel(peer, tag, kind == NodeKind.SEND), stream)
+            self.distinct.append(
+                Recipe(slot, (Step(slot, self._use(slot, self._lowering.message(size)), 0),))
+            )
+
+    def _slot(self, slot: Slot, label: str) -> int:
+        number = self._slots.setdefault(slot, len(self._slots))
+        self._labels.setdefault(number, label)
+        return number
+
+    def _use(self, slot: int, template: int) -> int:
+        self._templates.setdefault(slot, set()).add(template)
+        return template
+
+
+def service_times(nodes: NodeTable, device: Device) -> Int64s:
+    """Return the nodes' durations, unstated ones by the device's roofline.
+
+    Compute: the longer of `flops` at the matrix unit's bf16 peak and `tensor_bytes` through HBM, plus
+    a launch. Memory nodes: `size` through HBM.
+    """
+    duration = nodes.duration.copy()
+    unstated = duration == UNSTATED
+    if not unstated.any():
+        return duration
+    bandwidth = float(device.spec.hbm.bandwidth)
+    moved = np.where(nodes.kind == NodeKind.COMPUTE, nodes.tensor_bytes, nodes.size).astype(np.float64)
+    arithmetic = np.where(nodes.kind == NodeKind.COMPUTE, nodes.flops, 0) / device.tensor_rate("bf16")
+    busy = np.ceil(np.maximum(arithmetic, np.maximum(moved, 0) / bandwidth) * PS_PER_S).astype(np.int64)
+    launched = np.where((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu, device.launch_overhead, 0)
+    return np.where(unstated, busy + launched, duration)

@@ -1,0 +1,118 @@
+"""How long links are busy with a message: rows of sizes, classes of hops, and the tables between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.errors import TopologyError
+from rapid_des.network.fabric import Fabric, Routes
+from rapid_des.network.protocol import Protocol, cut_through, service_time
+from rapid_des.network.specs import Switching
+from rapid_des.replay.program import HopTable, Int32s
+from rapid_des.units import Size, serialization_time
+
+Profile = tuple[tuple[int, int], ...]
+"""(bandwidth, latency) of each link of a route."""
+
+
+class Sizes:
+    """Distinct message sizes, numbered in the order of their first use."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+
+    def row(self, size: int) -> int:
+        """Return the hop-table row of a size in bytes."""
+        return self._rows.setdefault(size, len(self._rows))
+
+    def rows(self, sizes: NDArray[np.int64]) -> Int32s:
+        """Return the rows of many sizes."""
+        distinct, places = np.unique(sizes, return_inverse=True)
+        return np.array([self.row(int(size)) for size in distinct], np.int32)[places]
+
+    def all(self) -> list[int]:
+        """Return every size in row order."""
+        return list(self._rows)
+
+
+def hop_table(
+    fabric: Fabric, switching: Switching, routes: Routes, sizes: Sequence[int]
+) -> tuple[HopTable, Int32s]:
+    """Return the services of every size, and the class of each hop of `routes`.
+
+    store_and_forward: a link takes the whole message, the next hop waits for its end.
+    cut_through: the next hop starts once the first segment has arrived; a hop's service depends on the whole
+    route, because a fast link behind a slow one waits for it.
+    """
+    if switching.mode == "store_and_forward":
+        profiles, classes = _by_link(fabric, routes)
+        visits = [_stored(switching.protocol, profile, sizes) for profile in profiles]
+    elif switching.mode == "cut_through":
+        profiles, classes = _by_route(fabric, routes)
+        visits = [hop for profile in profiles for hop in _cut(_packets(switching), profile, sizes)]
+    else:
+        raise TopologyError(f"{fabric.name}: switching.mode {switching.mode} has no hop table")
+    table = np.array(visits, np.int64).reshape(len(visits), 3, len(sizes)).transpose(1, 2, 0)
+    occupancy, head, lag = (np.ascontiguousarray(part) for part in table)
+    return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, np.array(sizes, np.int64)), classes
+
+
+def _by_link(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
+    kinds, places = np.unique(np.stack([fabric.bandwidth, fabric.latency], 1), axis=0, return_inverse=True)
+    profiles: list[Profile] = [((int(bandwidth), int(latency)),) for bandwidth, latency in kinds]
+    return profiles, places.reshape(-1).astype(np.int32)[routes.links]
+
+
+def _by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
+    """Return the distinct profiles, and as a hop's class its profile's base plus its position."""
+    bases: dict[Profile, int] = {}
+    following = 0
+    classes = np.zeros(len(routes.links), np.int32)
+    bandwidth, latency = fabric.bandwidth[routes.links].tolist(), fabric.latency[routes.links].tolist()
+    starts = routes.starts.tolist()
+    for first, last in zip(starts, starts[1:], strict=False):
+        profile = tuple(zip(bandwidth[first:last], latency[first:last], strict=True))
+        if profile not in bases:
+            bases[profile] = following
+            following += len(profile)
+        classes[first:last] = np.arange(bases[profile], bases[profile] + len(profile))
+    return list(bases), classes
+
+
+def _packets(switching: Switching) -> Protocol:
+    """Return the unit that cut-through forwards: packets of the protocol, else bare segments."""
+    if switching.protocol is not None:
+        return switching.protocol
+    if switching.segment is None:
+        raise TopologyError("switching.mode cut_through needs a segment or a protocol")
+    return Protocol(
+        payload=switching.segment,
+        header=Size(0),
+        acknowledgement=Size(0),
+        packets_per_acknowledgement=1,
+        packet_time="exact",
+    )
+
+
+def _stored(protocol: Protocol | None, profile: Profile, sizes: Sequence[int]) -> list[list[int]]:
+    bandwidth, latency = profile[0]
+    if protocol is None:
+        times = [serialization_time(size, bandwidth) for size in sizes]
+    else:
+        times = [service_time(protocol, size, bandwidth) for size in sizes]
+    return [times, times, [latency] * len(sizes)]
+
+
+def _cut(protocol: Protocol, profile: Profile, sizes: Sequence[int]) -> list[list[list[int]]]:
+    messages = [cut_through(protocol, size, profile) for size in sizes]
+    return [
+        [
+            [message.occupancy[hop] for message in messages],
+            [min(message.head[hop], message.occupancy[hop]) for message in messages],
+            [message.lag[hop] for message in messages],
+        ]
+        for hop in range(len(profile))
+    ]
