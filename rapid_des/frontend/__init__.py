@@ -1,1 +1,12 @@
 """From a job to operators to a trace for every rank."""
+
+from rapid_des.frontend.build import build
+from rapid_des.frontend.inference import decode_time
+from rapid_des.frontend.job import JobSpec
+from rapid_des.frontend.loading import load_job
+from rapid_des.frontend.model import Model, ModelSpec
+from rapid_des.frontend.program import Segment
+from rapid_des.frontend.resolved import Job
+from rapid_des.frontend.trace import JobTrace
+
+__all__ = ["Job", "JobSpec", "JobTrace", "Model", "ModelSpec", "Segment", "build", "decode_time", "load_job"]

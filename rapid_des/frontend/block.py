@@ -1,0 +1,212 @@
+"""One transformer layer, forward and backward, as ordered operator lists of one rank."""
+
+from __future__ import annotations
+
+from rapid_des.frontend.linear import (
+    Linear,
+    column_backward,
+    column_forward,
+    row_backward,
+    row_forward,
+)
+from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.steps import Step, Steps
+
+
+def qkv(shard: Shard) -> Linear:
+    """Return the fused query, key and value projection."""
+    bias = shard.model.spec.attention.qkv_bias
+    return Linear("attention.qkv", shard.qkv_width, shard.hidden, bias, shard.tokens)
+
+
+def attention_output(shard: Shard) -> Linear:
+    """Return the projection after the attention core."""
+    bias = shard.model.spec.attention.output_bias
+    return Linear("attention.output", shard.hidden, shard.query_width, bias, shard.tokens)
+
+
+def feed_forward_in(shard: Shard) -> Linear:
+    """Return the first feed-forward matrix, gate and up side by side."""
+    bias = shard.model.spec.feed_forward.bias
+    return Linear("ffn.in", shard.inner_in, shard.hidden, bias, shard.tokens)
+
+
+def feed_forward_out(shard: Shard) -> Linear:
+    """Return the second feed-forward matrix."""
+    bias = shard.model.spec.feed_forward.bias
+    return Linear("ffn.out", shard.hidden, shard.inner, bias, shard.tokens)
+
+
+def _norm(steps: Steps, shard: Shard, name: str) -> None:
+    kind = shard.model.spec.norm
+    size = shard.activation_bytes(shard.norm_tokens * shard.hidden)
+    steps.kernel(name, shard.vector(kind, shard.norm_tokens, shard.hidden), saved=size, output=size)
+
+
+def add_residual(steps: Steps, shard: Shard, name: str) -> None:
+    """Append dropout and the residual addition as the fusion policy has them."""
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    mask = rows * columns * shard.dropout
+    if shard.dropout and not shard.fusion.dropout_residual:
+        steps.kernel(f"{name}.dropout", shard.vector("dropout", rows, columns), saved=mask, output=size)
+        mask = 0
+    if not shard.fusion.residual_norm:
+        kind = "residual_add"
+        steps.kernel(f"{name}.residual", shard.vector(kind, rows, columns), saved=mask, output=size)
+
+
+def rope_kernel(steps: Steps, shard: Shard, *, backward: bool = False) -> None:
+    """Append the rotation of queries and keys, where the model has it."""
+    if shard.model.spec.position == "rope":
+        width = shard.query_width + shard.kv_width
+        rope = shard.vector("rope", shard.tokens, width, backward=backward)
+        output = shard.activation_bytes(shard.tokens * width)
+        steps.kernel("attention.rope", rope, output=output)
+
+
+def core_bytes(shard: Shard) -> int:
+    """Return what the attention core keeps for its backward besides Q, K and V.
+
+    Flash: one fp32 a query and head. Unfused: probabilities, and with dropout its mask and result:
+    5·a·s²·b bytes in 16 bit (Korthikanti et al. 2022, section 4.1).
+    """
+    if shard.flash:
+        return 4 * shard.tokens * shard.heads
+    scores = shard.tokens * shard.heads * shard.key_length
+    return shard.activation_bytes(scores) * (1 + shard.dropout) + scores * shard.dropout
+
+
+def attention_forward(steps: Steps, shard: Shard, *, caches: bool = False) -> None:
+    """Append the forward of the attention half of a layer; `caches` writes keys and values to the cache."""
+    width = shard.activation_bytes(shard.tokens * shard.qkv_width)
+    inner = shard.activation_bytes(shard.tokens * shard.query_width)
+    stream = shard.activation_bytes(shard.norm_tokens * shard.hidden)
+    _norm(steps, shard, "attention.norm")
+    column_forward(steps, shard, qkv(shard), saved=stream)
+    rope_kernel(steps, shard)
+    if caches:
+        steps.kernel("attention.cache", shard.vector("kv_cache_write", shard.tokens, 2 * shard.kv_width))
+    steps.kernel("attention.core", shard.attention(), saved=width, core=core_bytes(shard), output=inner)
+    row_forward(steps, shard, attention_output(shard), saved=inner)
+    add_residual(steps, shard, "attention")
+
+
+def activation_kernels(steps: Steps, shard: Shard) -> None:
+    """Append GELU or SwiGLU."""
+    rows, columns = shard.tokens, shard.inner
+    kept = shard.activation_bytes(rows * shard.inner_in)
+    size = shard.activation_bytes(rows * columns)
+    kind = shard.model.spec.feed_forward.activation
+    if kind == "swiglu" and not shard.fusion.gate:
+        steps.kernel("ffn.silu", shard.vector("silu", rows, columns), saved=kept, output=size)
+        steps.kernel("ffn.gate", shard.vector("residual_add", rows, columns), saved=size, output=size)
+    else:
+        steps.kernel(f"ffn.{kind}", shard.vector(kind, rows, columns), saved=kept, output=size)
+
+
+def feed_forward(steps: Steps, shard: Shard) -> None:
+    """Append the forward of the feed-forward half of a layer."""
+    _norm(steps, shard, "ffn.norm")
+    stream = shard.activation_bytes(shard.norm_tokens * shard.hidden)
+    column_forward(steps, shard, feed_forward_in(shard), saved=stream)
+    activation_kernels(steps, shard)
+    inner = shard.activation_bytes(shard.tokens * shard.inner)
+    row_forward(steps, shard, feed_forward_out(shard), saved=inner)
+    add_residual(steps, shard, "ffn")
+
+
+def block_forward(shard: Shard) -> tuple[Step, ...]:
+    """Return the forward of one layer."""
+    steps = Steps()
+    attention_forward(steps, shard)
+    feed_forward(steps, shard)
+    return tuple(steps.steps)
+
+
+def serving_block(shard: Shard) -> tuple[Step, ...]:
+    """Return one layer of prefill or decode: the forward, with its keys and values kept in the cache."""
+    steps = Steps()
+    attention_forward(steps, shard, caches=True)
+    feed_forward(steps, shard)
+    return tuple(steps.steps)
+
+
+def _dropout_backward(steps: Steps, shard: Shard, name: str) -> None:
+    if shard.dropout:
+        kernel = shard.vector("dropout", shard.norm_tokens, shard.hidden, backward=True)
+        steps.kernel(f"{name}.dropout", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns))
+
+
+def norm_backward(steps: Steps, shard: Shard, name: str, after: int) -> None:
+    """Append a norm's backward and the sum of its input gradient with the residual's."""
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    kernel = shard.vector(shard.model.spec.norm, rows, columns, backward=True)
+    steps.kernel(name, kernel, after=after, output=size, parameters=shard.model.norm_parameters)
+
+
+def _residual_backward(steps: Steps, shard: Shard, name: str) -> None:
+    kernel = shard.vector("residual_add", shard.norm_tokens, shard.hidden)
+    steps.kernel(f"{name}.residual", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns))
+
+
+def _activation_backward(steps: Steps, shard: Shard) -> None:
+    rows, columns = shard.tokens, shard.inner
+    size = shard.activation_bytes(rows * shard.inner_in)
+    kind = shard.model.spec.feed_forward.activation
+    if kind == "swiglu" and not shard.fusion.gate:
+        product = shard.vector("residual_add", rows, 2 * columns)
+        steps.kernel("ffn.gate", product, output=size)
+        steps.kernel("ffn.silu", shard.vector("silu", rows, columns, backward=True), output=size)
+    else:
+        steps.kernel(f"ffn.{kind}", shard.vector(kind, rows, columns, backward=True), output=size)
+
+
+def _feed_forward_backward(steps: Steps, shard: Shard) -> None:
+    _dropout_backward(steps, shard, "ffn")
+    row_backward(steps, shard, feed_forward_out(shard))
+    _activation_backward(steps, shard)
+    ready = column_backward(steps, shard, feed_forward_in(shard))
+    norm_backward(steps, shard, "ffn.norm", ready)
+    _residual_backward(steps, shard, "ffn")
+
+
+def _attention_backward(steps: Steps, shard: Shard, *, recompute_core: bool) -> None:
+    _dropout_backward(steps, shard, "attention")
+    row_backward(steps, shard, attention_output(shard))
+    width = shard.activation_bytes(shard.tokens * shard.qkv_width)
+    if recompute_core:
+        steps.kernel("attention.core.recompute", shard.attention(), output=core_bytes(shard))
+    steps.kernel("attention.core", shard.attention(backward=True), output=width)
+    rope_kernel(steps, shard, backward=True)
+    ready = column_backward(steps, shard, qkv(shard))
+    norm_backward(steps, shard, "attention.norm", ready)
+    _residual_backward(steps, shard, "attention")
+
+
+def block_backward(shard: Shard, recompute: str) -> tuple[Step, ...]:
+    """Return the backward of one layer, after its forward again where everything is recomputed."""
+    steps = Steps()
+    if recompute == "full":
+        again = [_recomputed(step) for step in block_forward(shard)]
+        steps.steps.extend(again)
+    _feed_forward_backward(steps, shard)
+    _attention_backward(steps, shard, recompute_core=recompute == "selective")
+    return tuple(steps.steps)
+
+
+def _recomputed(step: Step) -> Step:
+    return Step(
+        f"recompute.{step.name}",
+        step.after,
+        step.operator,
+        step.role,
+        step.size,
+        output=step.saved + step.core + step.output,
+    )
+
+
+def boundary_bytes(shard: Shard) -> int:
+    """Return the bytes of the tensor between two layers."""
+    return shard.activation_bytes(shard.norm_tokens * shard.hidden)

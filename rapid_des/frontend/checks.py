@@ -1,0 +1,141 @@
+"""Whether a job's numbers fit together; every refusal names both numbers."""
+
+from __future__ import annotations
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.resolved import Job
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+
+
+def check_job(job: Job) -> None:
+    """Raise a `ConfigError` for the first thing that does not fit."""
+    _check_sections(job)
+    _check_axes(job)
+    _check_tensor_parallel(job)
+    _check_pipeline(job)
+    if job.spec.phase == "training":
+        _check_training(job)
+    else:
+        _check_inference(job)
+
+
+def _refuse(job: Job, key: str, problem: str) -> None:
+    raise ConfigError(problem, file=job.file, key=key)
+
+
+def _divide(job: Job, key: str, total: tuple[str, int], part: tuple[str, int]) -> None:
+    if total[1] % part[1]:
+        _refuse(job, key, f"{total[0]} {total[1]} does not divide by {part[0]} {part[1]}")
+
+
+def _check_sections(job: Job) -> None:
+    phase = job.spec.phase
+    other = "inference" if phase == "training" else "training"
+    if getattr(job.spec, phase) is None:
+        _refuse(job, phase, f"phase is {phase}, so the section {phase!r} must be there")
+    if getattr(job.spec, other) is not None:
+        _refuse(job, other, f"phase is {phase}, so the section {other!r} would never be read")
+
+
+def _check_axes(job: Job) -> None:
+    split = job.spec.parallelism
+    if sorted(split.order) != sorted(AXES):
+        _refuse(job, "parallelism.order", f"{list(split.order)} must name each of {', '.join(AXES)} once")
+    if split.cp > 1:
+        _refuse(
+            job, "parallelism.cp", f"context parallelism (cp {split.cp}) is not represented yet; allowed: 1"
+        )
+    if split.ep > 1:
+        problem = (
+            f"expert parallelism (ep {split.ep}) needs a mixture-of-experts model, {job.model.name} is dense"
+        )
+        _refuse(job, "parallelism.ep", problem)
+    if split.sequence_parallel and split.tp == 1:
+        _refuse(job, "parallelism.sequence_parallel", "sequence parallelism splits over tp, and tp is 1")
+
+
+def _check_tensor_parallel(job: Job) -> None:
+    spec, tp = job.model.spec, ("tp", job.spec.parallelism.tp)
+    key = "parallelism.tp"
+    _divide(job, key, ("attention heads", spec.attention.heads), tp)
+    _divide(job, key, ("feed-forward hidden", spec.feed_forward.hidden), tp)
+    if job.model.kv_heads % tp[1] and tp[1] % job.model.kv_heads:
+        _refuse(job, key, f"kv_heads {job.model.kv_heads} and tp {tp[1]}: one must divide by the other")
+    if job.vocabulary % tp[1]:
+        problem = f"vocabulary {job.vocabulary} does not divide by tp {tp[1]}; vocabulary_multiple pads it"
+        _refuse(job, key, problem)
+
+
+def _check_pipeline(job: Job) -> None:
+    rule, count = job.spec.parallelism.layers, job.model.spec.layers
+    key = "parallelism.layers"
+    parts = f"pp {job.stages}" + (f" · chunks {job.chunks}" if job.chunks > 1 else "")
+    if isinstance(rule, tuple):
+        if len(rule) != job.parts:
+            _refuse(job, key, f"{len(rule)} parts are listed for {parts} = {job.parts}")
+        if sum(rule) != count:
+            _refuse(job, key, f"the listed layers sum to {sum(rule)}, {job.model.name} has {count}")
+    elif rule == "even" and count % job.parts:
+        _refuse(
+            job, "parallelism.pp", f"layers {count} do not divide by {parts}; list them in parallelism.layers"
+        )
+    elif rule == "endpoints" and (count + 2) % job.parts:
+        _refuse(job, key, f"layers {count} + 2 (embedding and head) do not divide by {parts}")
+    if min(job.layers) < 1:
+        _refuse(job, key, f"{parts} leaves a part of the {count} layers without any")
+
+
+def _check_training(job: Job) -> None:
+    spec, split = job.training, job.spec.parallelism
+    share = spec.micro_batch * split.dp
+    if spec.global_batch % share:
+        problem = (
+            f"global_batch {spec.global_batch} does not divide by "
+            f"micro_batch {spec.micro_batch} · dp {split.dp} = {share}"
+        )
+        _refuse(job, "training.global_batch", problem)
+    _check_length(job, "training.sequence_length", spec.sequence_length)
+    if split.sequence_parallel:
+        _divide(job, "parallelism.tp", ("sequence_length", spec.sequence_length), ("tp", split.tp))
+    _check_schedule(job)
+    if spec.overlap_parameters and not spec.zero_stage:
+        problem = "parameters are gathered only with zero_stage 1, it is 0"
+        _refuse(job, "training.overlap_parameters", problem)
+    if job.spec.precision.weights is not None or job.spec.precision.kv_cache is not None:
+        _refuse(job, "precision", "weights and kv_cache are for inference; training multiplies in gemm")
+
+
+def _check_schedule(job: Job) -> None:
+    schedule, chunks = job.training.schedule, job.chunks
+    if schedule != "interleaved_1f1b":
+        if chunks > 1:
+            _refuse(
+                job, "parallelism.chunks", f"{chunks} chunks need schedule interleaved_1f1b, it is {schedule}"
+            )
+        return
+    if chunks < 2 or job.stages < 2:
+        problem = f"interleaved_1f1b needs pp and chunks of at least 2, they are {job.stages} and {chunks}"
+        _refuse(job, "training.schedule", problem)
+    _divide(job, "training.schedule", ("micro-batches", job.micro_batches), ("pp", job.stages))
+
+
+def _check_inference(job: Job) -> None:
+    spec = job.inference
+    if job.spec.parallelism.sequence_parallel:
+        _refuse(job, "parallelism.sequence_parallel", "sequence parallelism is for training only")
+    if job.chunks > 1:
+        _refuse(job, "parallelism.chunks", "inference passes each stage once; chunks must be 1")
+    length = spec.prompt_length + spec.output_length
+    _check_length(job, "inference.output_length", length)
+    if spec.micro_batch:
+        _divide(job, "inference.micro_batch", ("batch", spec.batch), ("micro_batch", spec.micro_batch))
+    if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.output_length - 1):
+        problem = f"{spec.decode_steps} steps can not be taken from the {spec.output_length - 1} there are"
+        _refuse(job, "inference.decode_steps", problem)
+
+
+def _check_length(job: Job, key: str, length: int) -> None:
+    most = job.model.spec.max_positions
+    if length > most:
+        _refuse(job, key, f"{length} positions, {job.model.name} has max_positions {most}")

@@ -1,0 +1,61 @@
+"""Which rank does which part: mixed radix over the parallel axes, innermost first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Axes and their sizes, innermost first: rank = a0 + n0·(a1 + n1·(a2 + …)).
+
+    >>> layout = Layout(("tp", "dp", "pp"), (2, 2, 2))
+    >>> layout.groups(("tp",))[1], layout.groups(("dp",))[1], layout.groups(("tp", "pp"))[1]
+    ((2, 3), (1, 3), (2, 3, 6, 7))
+    """
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the job has."""
+        return prod(self.sizes)
+
+    def size(self, axis: str) -> int:
+        """Return the number of parts along one axis."""
+        return self.sizes[self.axes.index(axis)]
+
+    def coordinates(self, axis: str) -> NDArray[np.int64]:
+        """Return each rank's coordinate along one axis, indexed by rank."""
+        position = self.axes.index(axis)
+        stride = prod(self.sizes[:position])
+        return np.arange(self.ranks) // stride % self.sizes[position]
+
+    def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the groups of ranks that differ only along `axes`; members ascend, groups too."""
+        inner = [axis for axis in reversed(self.axes) if axis in axes]
+        outer = [axis for axis in reversed(self.axes) if axis not in axes]
+        grid = np.arange(self.ranks).reshape(self.sizes[::-1])
+        order = [self.axes[::-1].index(axis) for axis in outer + inner]
+        members = prod(self.size(axis) for axis in inner)
+        rows = grid.transpose(order).reshape(-1, members)
+        return tuple(map(tuple, rows.tolist()))
+
+    def group_of_rank(self, axes: tuple[str, ...]) -> NDArray[np.int64]:
+        """Return each rank's position in `groups(axes)`."""
+        found = np.empty(self.ranks, np.int64)
+        for index, members in enumerate(self.groups(axes)):
+            found[list(members)] = index
+        return found
+
+    def stages(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the ranks of each pipeline stage, ascending."""
+        stage = self.coordinates("pp")
+        for index in range(self.size("pp")):
+            yield np.flatnonzero(stage == index)

@@ -1,0 +1,76 @@
+"""The distinct operator lists of a job, and what each part of the model is made of.
+
+Everything downstream reads these lists: the trace (priced), the memory walk (bytes kept).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from rapid_des.device.operators import OperatorModel
+from rapid_des.frontend.block import block_backward, block_forward
+from rapid_des.frontend.ends import embedding_backward, embedding_forward, loss_backward, loss_forward
+from rapid_des.frontend.pipeline import Phase
+from rapid_des.frontend.pricing import price
+from rapid_des.frontend.resolved import Job
+from rapid_des.frontend.steps import Step
+from rapid_des.frontend.template import Piece, renamed
+
+Section: TypeAlias = Literal["embedding", "block", "head"]
+
+
+@dataclass(frozen=True)
+class PieceKey:
+    """Which operator list: a section of the model in one direction."""
+
+    section: Section
+    phase: Phase
+
+
+def training_steps(job: Job) -> Mapping[PieceKey, tuple[Step, ...]]:
+    """Return the six operator lists of a training rank, of one micro-batch."""
+    shard = job.training_shard
+    shares = job.model.spec.tied_embeddings and job.stages == 1
+    return {
+        PieceKey("embedding", "forward"): embedding_forward(shard),
+        PieceKey("block", "forward"): block_forward(shard),
+        PieceKey("head", "forward"): loss_forward(shard),
+        PieceKey("head", "backward"): loss_backward(shard, shares_table=shares),
+        PieceKey("block", "backward"): block_backward(shard, job.training.recompute),
+        PieceKey("embedding", "backward"): embedding_backward(shard),
+    }
+
+
+def price_steps(
+    steps: Mapping[PieceKey, tuple[Step, ...]], operators: OperatorModel
+) -> Mapping[PieceKey, Piece]:
+    """Return each list as a priced piece."""
+    return {key: price(value, operators) for key, value in steps.items()}
+
+
+def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
+    """Return what one part of the model consists of, in forward order, each with its label.
+
+    Layers are numbered through the whole model.
+    """
+    first = sum(job.layers[:part])
+    found: list[tuple[Section, str]] = [("block", f"L{first + index}") for index in range(job.layers[part])]
+    if part == 0:
+        found.insert(0, ("embedding", ""))
+    if part == job.parts - 1:
+        found.append(("head", ""))
+    return tuple(found)
+
+
+def part_pieces(job: Job, part: int, phase: Phase, pieces: Mapping[PieceKey, Piece]) -> tuple[Piece, ...]:
+    """Return the pieces of one part in the order in which `phase` runs them, named by layer."""
+    order = sections(job, part)
+    if phase == "backward":
+        order = order[::-1]
+    found = []
+    for section, label in order:
+        prefix = f"{phase}.{label}." if label else f"{phase}."
+        found.append(renamed(pieces[PieceKey(section, phase)], prefix))
+    return tuple(found)

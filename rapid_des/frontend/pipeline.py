@@ -1,0 +1,137 @@
+"""Pipeline schedules: pure functions from (stages, micro_batches, chunks) to ordered lists per stage.
+
+A stage holds `chunks` model chunks; chunk c of stage s is part c·stages + s of the model (virtual stage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+Phase: TypeAlias = Literal["forward", "backward"]
+
+
+class Item(NamedTuple):
+    """One micro-batch through one chunk of one stage, in one direction."""
+
+    phase: Phase
+    micro_batch: int
+    chunk: int = 0
+
+
+Order: TypeAlias = tuple[Item, ...]
+Schedule: TypeAlias = Callable[[int, int, int], tuple[Order, ...]]
+
+
+def gpipe(stages: int, micro_batches: int, chunks: int) -> tuple[Order, ...]:
+    """Return all forwards, then all backwards (Huang et al. 2019).
+
+    >>> [item.phase[0] + str(item.micro_batch) for item in gpipe(2, 2, 1)[0]]
+    ['f0', 'f1', 'b0', 'b1']
+    """
+    del chunks
+    forward = [Item("forward", index) for index in range(micro_batches)]
+    backward = [Item("backward", index) for index in range(micro_batches)]
+    return (tuple(forward + backward),) * stages
+
+
+def one_forward_one_backward(stages: int, micro_batches: int, chunks: int) -> tuple[Order, ...]:
+    """Return 1F1B (PipeDream-Flush): stage s warms up with stages - 1 - s forwards, then alternates.
+
+    >>> [item.phase[0] + str(item.micro_batch) for item in one_forward_one_backward(2, 3, 1)[0]]
+    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+    """
+    del chunks
+    forward = [Item("forward", index) for index in range(micro_batches)]
+    backward = [Item("backward", index) for index in range(micro_batches)]
+    return tuple(_alternate(forward, backward, stages - 1 - stage) for stage in range(stages))
+
+
+def interleaved(stages: int, micro_batches: int, chunks: int) -> tuple[Order, ...]:
+    """Return interleaved 1F1B (Narayanan et al. 2021): groups of `stages` micro-batches pass chunk by chunk.
+
+    Stage s warms up with 2·(stages - s - 1) + (chunks - 1)·stages forwards; needs micro_batches to be a
+    multiple of stages.
+    """
+    forward = [
+        Item("forward", group + index, chunk)
+        for group in range(0, micro_batches, stages)
+        for chunk in range(chunks)
+        for index in range(min(stages, micro_batches - group))
+    ]
+    backward = [Item("backward", item.micro_batch, chunks - 1 - item.chunk) for item in forward]
+    if micro_batches == stages:
+        return (tuple(forward + backward),) * stages
+    warm_up = [2 * (stages - stage - 1) + (chunks - 1) * stages for stage in range(stages)]
+    return tuple(_alternate(forward, backward, count) for count in warm_up)
+
+
+def _alternate(forward: Sequence[Item], backward: Sequence[Item], warm_up: int) -> Order:
+    warm_up = min(warm_up, len(forward))
+    steady = [item for pair in zip(forward[warm_up:], backward, strict=False) for item in pair]
+    return (*forward[:warm_up], *steady, *backward[len(forward) - warm_up :])
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved_1f1b": interleaved,
+}
+
+
+def in_flight(order: Order) -> int:
+    """Return the most forwards that a stage holds at once before their backwards have run.
+
+    >>> in_flight(one_forward_one_backward(4, 8, 1)[0]), in_flight(gpipe(4, 8, 1)[0])
+    (4, 8)
+    """
+    held = most = 0
+    for item in order:
+        held += 1 if item.phase == "forward" else -1
+        most = max(most, held)
+    return most
+
+
+def predecessor(stages: int, chunks: int, stage: int, item: Item) -> tuple[int, Item] | None:
+    """Return the stage and item whose result `item` consumes; None where the model begins.
+
+    The last part's backward consumes its own forward.
+    """
+    part = item.chunk * stages + stage
+    last = stages * chunks - 1
+    if item.phase == "forward":
+        part -= 1
+        phase: Phase = "forward"
+    elif part == last:
+        phase = "forward"
+    else:
+        part += 1
+        phase = "backward"
+    if part < 0:
+        return None
+    return part % stages, Item(phase, item.micro_batch, part // stages)
+
+
+def execution_order(orders: tuple[Order, ...], chunks: int) -> tuple[tuple[int, Item], ...]:
+    """Return one order in which all items can run, each stage in its own order.
+
+    Unit-time list scheduling; ties by stage. `ValueError` if the lists block each other.
+    """
+    stages = len(orders)
+    position = [0] * stages
+    done: set[tuple[int, Item]] = set()
+    ran: list[tuple[int, Item]] = []
+    while len(ran) < sum(map(len, orders)):
+        ready = []
+        for stage, order in enumerate(orders):
+            if position[stage] < len(order):
+                needs = predecessor(stages, chunks, stage, order[position[stage]])
+                if needs is None or needs in done:
+                    ready.append((stage, order[position[stage]]))
+        if not ready:
+            raise ValueError("the stages' orders wait for each other")
+        for stage, item in ready:
+            position[stage] += 1
+            done.add((stage, item))
+        ran += ready
+    return tuple(ran)

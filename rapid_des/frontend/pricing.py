@@ -1,0 +1,53 @@
+"""Operator lists to priced pieces of program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rapid_des.chakra.trace import NodeKind
+from rapid_des.device.operators import Operator, OperatorModel
+from rapid_des.frontend.steps import Step
+from rapid_des.frontend.template import PORTS, Mark, Node, Piece, make_piece
+from rapid_des.frontend.traffic import GROUP_SLOTS, TRAFFIC
+
+
+def kernel_node(name: str, operator: Operator, operators: OperatorModel, after: tuple[int, ...]) -> Node:
+    """Return one kernel with its estimated duration, FLOPs and HBM bytes."""
+    estimate = operators.estimate(operator)
+    return Node(
+        name,
+        NodeKind.COMPUTE,
+        "compute",
+        after,
+        duration=estimate.duration,
+        flops=estimate.flops,
+        bytes=estimate.bytes.get("hbm", 0),
+    )
+
+
+def message_node(name: str, role: str, size: int, after: tuple[int, ...]) -> Node:
+    """Return one collective of the traffic table."""
+    kind = TRAFFIC[role]
+    assert kind.collective is not None
+    return Node(
+        name,
+        NodeKind.COLLECTIVE,
+        kind.axis,
+        after,
+        size=size,
+        collective=kind.collective,
+        group=GROUP_SLOTS.index(kind.group),
+    )
+
+
+def price(steps: Sequence[Step], operators: OperatorModel) -> Piece:
+    """Return an operator list as a piece; its first node waits for every port."""
+    nodes = []
+    for position, step in enumerate(steps):
+        after = step.after if position else PORTS
+        if step.operator is None:
+            nodes.append(message_node(step.name, step.role, step.size, after))
+        else:
+            nodes.append(kernel_node(step.name, step.operator, operators, after))
+    marks = [Mark(position, step.parameters) for position, step in enumerate(steps) if step.parameters]
+    return make_piece(nodes, marks=marks)

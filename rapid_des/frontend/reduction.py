@@ -1,0 +1,130 @@
+"""The end of a training step: gradient buckets, their reductions, the norm, the optimizer, the gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rapid_des.device.operators import OperatorModel, Vector
+from rapid_des.frontend.pricing import kernel_node
+from rapid_des.frontend.program import ProgramWriter
+from rapid_des.frontend.resolved import Job
+from rapid_des.frontend.template import Mark
+from rapid_des.frontend.traffic import GROUPS, message_size
+from rapid_des.units import ceil_divide
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together: how many, and the last mark that completes them."""
+
+    parameters: int
+    last_mark: int
+
+
+def gradient_buckets(marks: Sequence[Mark], size: int) -> tuple[Bucket, ...]:
+    """Return buckets in backward order; one closes as soon as it holds `size` parameters.
+
+    >>> gradient_buckets([Mark(0, 3), Mark(1, 3), Mark(2, 3)], 5)
+    (Bucket(parameters=6, last_mark=1), Bucket(parameters=3, last_mark=2))
+    """
+    found: list[Bucket] = []
+    held = 0
+    for index, mark in enumerate(marks):
+        held += mark.parameters
+        if held >= size or index == len(marks) - 1:
+            found.append(Bucket(held, index))
+            held = 0
+    return tuple(found)
+
+
+def members(job: Job, group: str) -> int:
+    """Return how many ranks a process group of the traffic table has."""
+    if group == "embedding":
+        return 2 if job.ties_across_stages else 1
+    count = 1
+    for axis in GROUPS[group]:
+        count *= job.layout.size(axis)
+    return count
+
+
+def reduce_buckets(
+    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: int | None
+) -> tuple[int, ...]:
+    """Append the reduction of a chunk's gradients; return the positions.
+
+    `marks` hold absolute positions; a bucket waits for its own, or for `after` where nothing overlaps.
+    """
+    replicas = members(job, "gradient")
+    if replicas == 1:
+        return ()
+    role = "dp.scatter" if job.training.zero_stage else "dp.reduce"
+    dtype = job.spec.precision.gradient_reduce
+    found = []
+    for index, bucket in enumerate(gradient_buckets(marks, job.training.bucket_parameters)):
+        size = message_size(role, bucket.parameters, dtype, replicas)
+        ready = marks[bucket.last_mark].position if after is None else after
+        found.append(program.message(f"gradients.{role}.{index}", role, size, after=(ready,)))
+    return tuple(found)
+
+
+def gather_buckets(
+    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]
+) -> tuple[int, ...]:
+    """Append the gathers of a chunk's updated parameters in forward order; return a position per mark."""
+    replicas = members(job, "gradient")
+    buckets = gradient_buckets(marks, job.training.bucket_parameters)
+    position = [0] * len(marks)
+    for index in reversed(range(len(buckets))):
+        first = buckets[index - 1].last_mark + 1 if index else 0
+        size = message_size("dp.gather", buckets[index].parameters, job.spec.precision.activations, replicas)
+        gathered = program.message(f"parameters.gather.{index}", "dp.gather", size, after=after)
+        for mark in range(first, buckets[index].last_mark + 1):
+            position[mark] = gathered
+    return tuple(position)
+
+
+def _norm_gradients(job: Job, stage: int) -> int:
+    """Return the parameters of a stage whose gradients are partial sums over sequence shards."""
+    layer = job.model.layer
+    parts = range(stage, job.parts, job.stages)
+    count = sum(job.layers[part] for part in parts) * (layer.norms + layer.whole_biases)
+    if stage == 0:
+        count += job.model.position_parameters
+    return count + job.model.norm_parameters * (stage == job.stages - 1)
+
+
+def small_reductions(
+    program: ProgramWriter, job: Job, stage: int, *, after: Sequence[int]
+) -> tuple[int, ...]:
+    """Append what is reduced besides the buckets: norms over tp, a tied table over its two stages."""
+    precision = job.spec.precision
+    done = tuple(after)
+    if job.spec.parallelism.sequence_parallel:
+        elements = _norm_gradients(job, stage)
+        size = message_size("tp.norm_gradients", elements, precision.gradients, job.layout.size("tp"))
+        done = (program.message("gradients.norms", "tp.norm_gradients", size, after=done),)
+    if job.ties_across_stages and stage in {0, job.stages - 1}:
+        elements = job.training_shard.vocabulary_part * job.model.spec.hidden
+        size = message_size("embedding.reduce", elements, precision.gradients, 2)
+        done = (program.message("gradients.embedding", "embedding.reduce", size, after=done),)
+    return done
+
+
+def optimizer_step(
+    program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int, after: Sequence[int]
+) -> int:
+    """Append gradient norm and optimizer on this rank's part of the parameters; return the position."""
+    precision = job.spec.precision
+    own = ceil_divide(parameters, members(job, "gradient")) if job.training.zero_stage else parameters
+    done = tuple(after)
+    if job.training.gradient_norm:
+        kernel = Vector("gradient_norm", 1, own, precision.gradients)
+        done = (program.writer.append(kernel_node("gradient_norm", kernel, operators, ()), done),)
+        group = "job" if job.training.zero_stage else "model"
+        if members(job, group) > 1:
+            role = f"{group}.gradient_norm"
+            size = message_size(role, 1, "fp32", members(job, group))
+            done = (program.message("gradient_norm.reduce", role, size, after=done),)
+    kernel = Vector(job.training.optimizer, 1, own, precision.optimizer)
+    return program.writer.append(kernel_node("optimizer", kernel, operators, ()), done)

@@ -1,0 +1,144 @@
+"""A checked job: its spec, its model, and what follows from both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.fusion import FUSIONS
+from rapid_des.frontend.job import InferenceSpec, JobSpec, TrainingSpec
+from rapid_des.frontend.layout import Layout
+from rapid_des.frontend.model import Model
+from rapid_des.frontend.shard import Shard
+from rapid_des.units import ceil_divide
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job whose numbers fit together (see `checks`)."""
+
+    name: str
+    file: str
+    spec: JobSpec
+    model: Model
+
+    @property
+    def layout(self) -> Layout:
+        """Where each rank stands; ep splits dp·cp and is no factor of the rank count."""
+        split = self.spec.parallelism
+        sizes = {"tp": split.tp, "cp": split.cp, "ep": 1, "dp": split.dp, "pp": split.pp}
+        return Layout(split.order, tuple(sizes[axis] for axis in split.order))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the job uses."""
+        return self.layout.ranks
+
+    @property
+    def training(self) -> TrainingSpec:
+        """The training section."""
+        if self.spec.training is None:
+            raise ConfigError("this is not a training job", file=self.file, key="training")
+        return self.spec.training
+
+    @property
+    def inference(self) -> InferenceSpec:
+        """The inference section."""
+        if self.spec.inference is None:
+            raise ConfigError("this is not an inference job", file=self.file, key="inference")
+        return self.spec.inference
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return self.spec.parallelism.pp
+
+    @property
+    def chunks(self) -> int:
+        """Model chunks a stage."""
+        return self.spec.parallelism.chunks
+
+    @property
+    def parts(self) -> int:
+        """Parts that the layers are cut into: stages · chunks."""
+        return self.stages * self.chunks
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of each part of the model, in model order."""
+        rule, count, parts = self.spec.parallelism.layers, self.model.spec.layers, self.parts
+        if isinstance(rule, tuple):
+            return rule
+        if rule == "even":
+            return (count // parts,) * parts
+        share = [(count + 2) // parts] * parts
+        share[0] -= 1
+        share[-1] -= 1
+        return tuple(share)
+
+    @property
+    def vocabulary(self) -> int:
+        """The padded vocabulary."""
+        if self.spec.vocabulary_multiple is None:
+            return self.model.spec.vocabulary
+        multiple = self.spec.vocabulary_multiple * self.spec.parallelism.tp
+        return ceil_divide(self.model.spec.vocabulary, multiple) * multiple
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that pass the pipeline in one step."""
+        if self.spec.phase == "training":
+            share = self.training.micro_batch * self.spec.parallelism.dp
+            return self.training.global_batch // share
+        return self.inference.batch // (self.inference.micro_batch or self.inference.batch)
+
+    @property
+    def ties_across_stages(self) -> bool:
+        """Whether first and last stage hold copies of one table."""
+        return self.model.spec.tied_embeddings and self.stages > 1
+
+    def shard(self, sequences: int, query_length: int, key_length: int) -> Shard:
+        """Return a rank's dimensions in a pass of so many sequences and positions."""
+        training = self.spec.training if self.spec.phase == "training" else None
+        return Shard(
+            model=self.model,
+            precision=self.spec.precision,
+            fusion=FUSIONS[self.spec.fusion],
+            tp=self.spec.parallelism.tp,
+            sequence_parallel=self.spec.parallelism.sequence_parallel,
+            sequences=sequences,
+            query_length=query_length,
+            key_length=key_length,
+            vocabulary=self.vocabulary,
+            flash=self.spec.attention == "flash",
+            dropout=training is not None and training.dropout,
+        )
+
+    @property
+    def training_shard(self) -> Shard:
+        """A rank's dimensions in one micro-batch of training."""
+        length = self.training.sequence_length
+        return self.shard(self.training.micro_batch, length, length)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a step trains on, or that the requests of all replicas generate."""
+        if self.spec.phase == "training":
+            return self.training.global_batch * self.training.sequence_length
+        return self.inference.batch * self.spec.parallelism.dp * self.inference.output_length
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs of the model itself for MFU: forward, and in training twice that for backward."""
+        if self.spec.phase == "training":
+            length = self.training.sequence_length
+            return 3 * self.model.forward_flops(self.tokens, length, logits=self.tokens)
+        return self._inference_flops()
+
+    def _inference_flops(self) -> int:
+        spec = self.inference
+        requests = spec.batch * self.spec.parallelism.dp
+        flops = self.model.forward_flops(requests * spec.prompt_length, spec.prompt_length, logits=requests)
+        for step in range(1, spec.output_length):
+            flops += self.model.forward_flops(requests, spec.prompt_length + step, logits=requests)
+        return flops

@@ -1,0 +1,240 @@
+"""Pieces of a rank's program as columns, and the writer that joins them into one `NodeTable`.
+
+A piece is priced once and placed many times: layers and micro-batches are copies of arrays, never of Python
+objects. A dependency inside a piece is a position in it; a dependency on what came before is a *port*, a
+negative number that `Writer.place` resolves to a node already written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
+
+STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv")
+STREAM_KINDS: Mapping[str, str] = {
+    "compute": "compute", "tp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "pp-send": "pp", "pp-recv": "pp",
+}  # fmt: skip
+INPUT = -1
+"""The port of the value that a piece consumes (an activation or a gradient)."""
+PARAMETERS = -2
+"""The port of the gathered parameters that a piece computes with (ZeRO)."""
+GATE = -3
+"""The port of a message that must have left before the piece starts."""
+PORTS = (INPUT, PARAMETERS, GATE)
+
+
+class Column(IntEnum):
+    """Columns of a piece, in order."""
+
+    KIND = 0
+    NAME = 1
+    STREAM = 2
+    DURATION = 3
+    SIZE = 4
+    COLLECTIVE = 5
+    GROUP = 6
+    PEER = 7
+    TAG = 8
+    FLOPS = 9
+    BYTES = 10
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a piece, before it becomes a row."""
+
+    name: str
+    kind: NodeKind
+    stream: str
+    after: tuple[int, ...]
+    """Positions in the piece, or ports."""
+    duration: int = UNSTATED
+    size: int = 0
+    collective: int = UNSTATED
+    group: int = UNSTATED
+    peer: int = UNSTATED
+    tag: int = 0
+    flops: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where in a piece the gradients of some parameters (of this rank) become final."""
+
+    position: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of program: rows, their names, dependencies, and the node that holds its result."""
+
+    rows: NDArray[np.int64]
+    names: tuple[str, ...]
+    starts: NDArray[np.int64]
+    dependencies: NDArray[np.int64]
+    output: int
+    marks: tuple[Mark, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = ()) -> Piece:
+    """Return nodes as a piece whose result is the last one."""
+    names = tuple(dict.fromkeys(node.name for node in nodes))
+    index = {name: position for position, name in enumerate(names)}
+    rows = [
+        (
+            node.kind, index[node.name], STREAMS.index(node.stream), node.duration, node.size,
+            node.collective, node.group, node.peer, node.tag, node.flops, node.bytes,
+        )
+        for node in nodes
+    ]  # fmt: skip
+    counts = [len(node.after) for node in nodes]
+    after = [target for node in nodes for target in node.after]
+    return Piece(
+        np.array(rows, np.int64).reshape(len(rows), len(Column)),
+        names,
+        np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]),
+        np.array(after, np.int64),
+        len(nodes) - 1,
+        tuple(marks),
+    )
+
+
+def renamed(piece: Piece, prefix: str) -> Piece:
+    """Return the piece with `prefix` before its names; the arrays are shared."""
+    names = tuple(prefix + name for name in piece.names)
+    return Piece(piece.rows, names, piece.starts, piece.dependencies, piece.output, piece.marks)
+
+
+def retimed(piece: Piece, positions: NDArray[np.int64], values: Mapping[Column, int]) -> Piece:
+    """Return the piece with other values in some columns of some rows."""
+    rows = piece.rows.copy()
+    for column, value in values.items():
+        rows[positions, column] = value
+    return Piece(rows, piece.names, piece.starts, piece.dependencies, piece.output, piece.marks)
+
+
+def chain(pieces: Sequence[Piece]) -> Piece:
+    """Return pieces as one, each consuming the result of the one before; the first keeps its gate."""
+    writer = Writer()
+    marks: list[Mark] = []
+    output = INPUT
+    for piece in pieces:
+        offset = len(writer)
+        output = writer.place(piece, {INPUT: output} | ({GATE: GATE} if not offset else {}))
+        marks += [Mark(mark.position + offset, mark.parameters) for mark in piece.marks]
+    return writer.piece(output, tuple(marks))
+
+
+@dataclass
+class Writer:
+    """Collects placed pieces; the only mutable thing in making a table."""
+
+    _rows: list[NDArray[np.int64]] = field(default_factory=list)
+    _dependencies: list[NDArray[np.int64]] = field(default_factory=list)
+    _counts: list[NDArray[np.int64]] = field(default_factory=list)
+    _names: dict[str, int] = field(default_factory=dict)
+    _name_rows: dict[tuple[str, ...], NDArray[np.int64]] = field(default_factory=dict)
+    _length: int = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """All rows so far."""
+        return np.concatenate(self._rows)
+
+    def place(self, piece: Piece, ports: Mapping[int, int]) -> int:
+        """Append the piece and return the position of its result.
+
+        `ports` gives each port's position, or its own number where it stays a port; dependencies on ports
+        that are not given are dropped.
+        """
+        offset = self._length
+        rows = piece.rows.copy()
+        rows[:, Column.NAME] = self._name_ids(piece.names)[rows[:, Column.NAME]]
+        dependencies = piece.dependencies + offset
+        for port in PORTS:
+            dependencies[piece.dependencies == port] = ports.get(port, _DROPPED)
+        self._rows.append(rows)
+        self._dependencies.append(dependencies)
+        self._counts.append(np.diff(piece.starts))
+        self._length += len(piece)
+        return offset + piece.output
+
+    def append(self, node: Node, after: Sequence[int]) -> int:
+        """Append one node that waits for given positions; return its own."""
+        row = make_piece([node])
+        self._rows.append(row.rows)
+        row.rows[0, Column.NAME] = self._name_ids(row.names)[0]
+        waits = np.array(list(dict.fromkeys(after)), np.int64)
+        self._dependencies.append(waits)
+        self._counts.append(np.array([len(waits)]))
+        self._length += 1
+        return self._length - 1
+
+    def _name_ids(self, names: tuple[str, ...]) -> NDArray[np.int64]:
+        if names not in self._name_rows:
+            ids = [self._names.setdefault(name, len(self._names)) for name in names]
+            self._name_rows[names] = np.array(ids, np.int64)
+        return self._name_rows[names]
+
+    def _joined(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        rows = np.concatenate(self._rows)
+        counts = np.concatenate(self._counts)
+        dependencies = np.concatenate(self._dependencies)
+        kept = dependencies != _DROPPED
+        owner = np.repeat(np.arange(len(rows)), counts)[kept]
+        starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(np.bincount(owner, minlength=len(rows)), out=starts[1:])
+        return rows, starts, dependencies[kept]
+
+    def piece(self, output: int, marks: tuple[Mark, ...] = ()) -> Piece:
+        """Return all that was placed as one piece."""
+        rows, starts, dependencies = self._joined()
+        return Piece(rows, tuple(self._names), starts, dependencies, output, marks)
+
+    def table(self, group_slots: NDArray[np.int64], peer_slots: NDArray[np.int64]) -> NodeTable:
+        """Return a rank's program; `group_slots` and `peer_slots` renumber what the rows use."""
+        rows, starts, dependencies = self._joined()
+        assert not len(dependencies) or dependencies.min() >= 0
+        group, peer = rows[:, Column.GROUP], rows[:, Column.PEER]
+        table = NodeTable(
+            ids=np.arange(len(rows), dtype=np.uint64),
+            kind=rows[:, Column.KIND].astype(np.int8),
+            name=rows[:, Column.NAME].astype(np.int32),
+            stream=rows[:, Column.STREAM].astype(np.int32),
+            duration=rows[:, Column.DURATION].copy(),
+            size=rows[:, Column.SIZE].copy(),
+            collective=rows[:, Column.COLLECTIVE].astype(np.int8),
+            group=np.where(group >= 0, group_slots[group], UNSTATED).astype(np.int32),
+            peer=np.where(peer >= 0, peer_slots[peer], UNSTATED).astype(np.int32),
+            tag=rows[:, Column.TAG].copy(),
+            priority=np.zeros(len(rows), np.int64),
+            flops=rows[:, Column.FLOPS].copy(),
+            tensor_bytes=rows[:, Column.BYTES].copy(),
+            on_cpu=np.zeros(len(rows), np.bool_),
+            dependency_starts=starts,
+            dependencies=dependencies.astype(np.int32),
+            names=tuple(self._names),
+            streams=STREAMS,
+        )
+        for name in NodeTable.__dataclass_fields__:
+            column = getattr(table, name)
+            if isinstance(column, np.ndarray):
+                column.flags.writeable = False
+        return table
+
+
+_DROPPED = -(2**40)
