@@ -12,7 +12,9 @@ from rapid_des.config import Document, Spec, apply_overrides, decode, load_docum
 from rapid_des.device.model import Device, load_device
 from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.network.build import Plan, build
+from rapid_des.network.detours import FaultAwareRouter
 from rapid_des.network.fabric import Fabric, Router
+from rapid_des.network.faults import Fault, apply_static, check_fault
 from rapid_des.network.overrides import override_links
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import AnyDimension, Collectives, Count, Graph, LinkOverride, Routing, Switching
@@ -31,6 +33,8 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """GPUs of one server, consecutive ids: what `node` means in faults."""
     collectives: Collectives = Collectives()
     links: tuple[LinkOverride, ...] = ()
+    """Links with a rate of their own."""
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +45,15 @@ class Machine:
     path: Path
     spec: MachineSpec
     device: Device
+    healthy: Fabric
+    """The fabric without faults."""
     fabric: Fabric
+    """The fabric that the constant faults leave; dead links stand in it and are never used."""
     router: Router
+    dead: frozenset[int]
+    """Links that are down from beginning to end."""
+    faults: tuple[Fault, ...]
+    """Those of the file, then those of the call."""
 
     @property
     def switching(self) -> Switching:
@@ -60,11 +71,12 @@ def load_machine(
     *,
     settings: Iterable[tuple[str, str]] = (),
     device_settings: Iterable[tuple[str, str]] = (),
+    faults: Iterable[Fault] = (),
     folder: Path | None = None,
 ) -> Machine:
     """Return the machine that a path or a preset's name stands for, with `settings` (key path, text) set.
 
-    `device_settings` change the device file that the machine names.
+    `device_settings` change the device file that the machine names; `faults` come on top of the file's.
 
     Paths are relative to `folder`, else the working directory; every error names the file.
     """
@@ -72,13 +84,22 @@ def load_machine(
     document = apply_overrides(load_document(path), settings)
     spec = decode(document, MachineSpec)
     _check_switching(document, spec.switching)
+    for index, fault in enumerate(spec.faults):
+        check_fault(fault, file=str(path), key=f"faults[{index}]")
     resolve(spec.device, "device", folder=document.folder, named_in=str(path), key="device")
     device = load_device(spec.device, settings=device_settings, folder=document.folder)
     try:
         plan = _plan(spec, document)
-        return Machine(spec.name, path, spec, device, plan.fabric, DimensionOrderRouter(plan))
+        everything = (*spec.faults, *faults)
+        fabric, dead = apply_static(plan.fabric, everything, spec.gpus_per_node)
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
+    planned = DimensionOrderRouter(plan)
+    router = FaultAwareRouter(fabric, planned, dead) if dead else planned
+    return Machine(
+        name=spec.name, path=path, spec=spec, device=device, healthy=plan.fabric, fabric=fabric,
+        router=router, dead=dead, faults=everything,
+    )  # fmt: skip
 
 
 def _plan(spec: MachineSpec, document: Document) -> Plan:

@@ -153,10 +153,11 @@ def _fabric(
 
 
 def _node_ids(layout: Layout, first_nic: int, first_switch: int) -> Ints:
-    """Return the fabric's node of each (copy, local node)."""
+    """Return the fabric's node of each (copy, local node); NICs are numbered as the GPUs they serve."""
     block, copy = layout.block, np.arange(layout.copies)[:, None]
     switches = block.nodes - block.positions - block.nics
     gpu = layout.gpu(copy, np.arange(block.positions)[None, :])
-    nic = first_nic + copy * block.nics + np.arange(block.nics)[None, :]
+    own = np.arange(block.nics)[None, :]
+    nic = first_nic + (copy * block.nics + own if layout.spans_inner else layout.gpu(copy, own))
     switch = first_switch + copy * switches + np.arange(switches)[None, :]
     return np.concatenate([gpu, nic, switch], axis=1)

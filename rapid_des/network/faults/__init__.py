@@ -1,0 +1,17 @@
+"""Faults: what is hit, how and when; one language for machine files and the command line."""
+
+from rapid_des.network.faults.effects import GpuFactors, apply_static, gpu_factors
+from rapid_des.network.faults.specs import Fault, check_fault, parse_fault
+from rapid_des.network.faults.timing import gpu_timetables, link_timetables, placed_in_time
+
+__all__ = [
+    "Fault",
+    "GpuFactors",
+    "apply_static",
+    "check_fault",
+    "gpu_factors",
+    "gpu_timetables",
+    "link_timetables",
+    "parse_fault",
+    "placed_in_time",
+]

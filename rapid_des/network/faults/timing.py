@@ -1,0 +1,158 @@
+"""Faults that come and go: timetables of links and GPUs, known before the run (rules R6 and R8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+from typing import Generic, TypeAlias, TypeVar
+
+from msgspec import structs
+
+from rapid_des.errors import TopologyError
+from rapid_des.network.fabric import Fabric
+from rapid_des.network.faults.draws import mixed
+from rapid_des.network.faults.effects import (
+    ONE,
+    GpuFactors,
+    LinkEffect,
+    gpu_effect,
+    hits,
+    link_effect,
+    touches_links,
+)
+from rapid_des.network.faults.specs import Fault
+from rapid_des.units import Duration
+
+RATE_ONE = 4096
+"""A rate of 1 in a timetable."""
+MOST_STEPS = 1_000_000
+"""Changes of one fault up to the horizon; more is a mistake in the file."""
+
+_Effect = TypeVar("_Effect")
+Interval: TypeAlias = tuple[int, int | None]
+Timetable: TypeAlias = tuple[tuple[int, int, int], ...]
+"""(time in ps, rate in 1/4096, added latency in ps), ascending from time 0; each lasts until the next."""
+GpuTimetable: TypeAlias = tuple[tuple[int, int, int], ...]
+"""(time in ps, compute rate in 1/4096, memory rate in 1/4096), ascending from time 0."""
+
+
+def placed_in_time(faults: Iterable[Fault], step_time: int, steps: int = 1) -> tuple[Fault, ...]:
+    """Return the faults with steps and progress turned into times of a healthy run.
+
+    Step k starts at k·step_time; progress is the share of `steps` healthy steps.
+    """
+    return tuple(_placed(fault, step_time, step_time * steps) for fault in faults)
+
+
+def _placed(fault: Fault, step_time: int, whole: int) -> Fault:
+    def time(step: int | None, progress: float | None) -> Duration | None:
+        if step is not None:
+            return Duration(step * step_time)
+        return None if progress is None else Duration(Fraction(str(progress)) * whole // 1)
+
+    if not fault.relative:
+        return fault
+    start = time(fault.from_step, fault.from_progress)
+    end = time(fault.until_step, fault.until_progress)
+    relative = dict.fromkeys(("from_step", "until_step", "from_progress", "until_progress"))
+    return structs.replace(fault, from_=start or Duration(0), until=end, **relative)
+
+
+def active_intervals(fault: Fault, horizon: int) -> Iterator[Interval]:
+    """Yield the times during which a fault is there, up to `horizon`; None is no end."""
+    if fault.relative:
+        raise TopologyError("steps and progress must be placed in time first")
+    start, end = fault.from_ or 0, fault.until
+    if fault.every is None or fault.for_ is None:
+        yield start, end
+        return
+    stop = horizon if end is None else min(end, horizon)
+    if (stop - start) // fault.every > MOST_STEPS:
+        raise TopologyError(f"every: {fault.every} makes more than {MOST_STEPS} flaps in {Duration(horizon)}")
+    while start < stop:
+        yield start, start + fault.for_ if end is None else min(start + fault.for_, end)
+        start += fault.every
+
+
+def link_timetables(
+    fabric: Fabric, faults: Iterable[Fault], horizon: int, gpus_per_node: int | None = None
+) -> dict[int, Timetable]:
+    """Return the timetable of each link that a timed fault hits, by ascending link id.
+
+    Rates are shares of `fabric`'s, which has the constant faults applied. Flaps and jitter are laid out up to
+    `horizon` picoseconds: run again with a larger one if the run lasts longer.
+    """
+    spans: dict[int, list[_Span[LinkEffect]]] = {}
+    for fault, hit in hits(fabric, faults, gpus_per_node):
+        for link in hit.links.tolist() if fault.timed and touches_links(fault) else ():
+            effect = link_effect(fault, int(fabric.bandwidth[link]), int(fabric.latency[link]))
+            lasting = [_Span(*interval, effect) for interval in active_intervals(fault, horizon)]
+            spans.setdefault(link, []).extend([*lasting, *_jitter(fault, link, horizon)])
+    tables = {link: _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.with_other) for link in sorted(spans)}
+    return {
+        link: tuple((time, _in_4096(effect.rate), effect.latency) for time, effect in table)
+        for link, table in tables.items()
+    }
+
+
+def gpu_timetables(
+    fabric: Fabric, faults: Iterable[Fault], horizon: int, gpus_per_node: int | None = None
+) -> dict[int, GpuTimetable]:
+    """Return the timetable of each GPU that a timed fault slows or stops, by ascending id."""
+    spans: dict[int, list[_Span[GpuFactors]]] = {}
+    healthy = GpuFactors(ONE, ONE)
+    for fault, hit in hits(fabric, faults, gpus_per_node):
+        effect = gpu_effect(fault)
+        for gpu in hit.gpus.tolist() if fault.timed and effect != healthy else ():
+            lasting = [_Span(*interval, effect) for interval in active_intervals(fault, horizon)]
+            spans.setdefault(gpu, []).extend(lasting)
+    tables = {gpu: _swept(spans[gpu], healthy, GpuFactors.with_other) for gpu in sorted(spans)}
+    return {
+        gpu: tuple((time, _in_4096(left.compute), _in_4096(left.hbm)) for time, left in table)
+        for gpu, table in tables.items()
+    }
+
+
+def _in_4096(rate: Fraction) -> int:
+    """Return a rate in 1/4096, rounded to nearest; what is not down keeps at least the least rate."""
+    return max(1, round(rate * RATE_ONE)) if rate else 0
+
+
+@dataclass(frozen=True)
+class _Span(Generic[_Effect]):
+    start: int
+    end: int | None
+    effect: _Effect
+
+
+def _jitter(fault: Fault, link: int, horizon: int) -> Iterator[_Span[LinkEffect]]:
+    if fault.jitter is None or fault.jitter_every is None or fault.seed is None:
+        return
+    period = int(fault.jitter_every)
+    if horizon // period > MOST_STEPS:
+        raise TopologyError(f"jitter_every: more than {MOST_STEPS} draws in {Duration(horizon)}")
+    for start, end in active_intervals(fault, horizon):
+        last = horizon if end is None else min(end, horizon)
+        for draw in range(start // period, -(-last // period)):
+            added = mixed(fault.seed, link, draw) % (fault.jitter + 1)
+            yield _Span(max(start, draw * period), min(last, (draw + 1) * period), LinkEffect(ONE, added))
+
+
+def _swept(
+    spans: list[_Span[_Effect]], healthy: _Effect, joined: Callable[[_Effect, _Effect], _Effect]
+) -> list[tuple[int, _Effect]]:
+    """Return what is left from each time on at which it changes: all spans there at once, joined."""
+    waiting = sorted(spans, key=lambda span: span.start, reverse=True)
+    ends = {span.end for span in spans if span.end is not None}
+    active: list[_Span[_Effect]] = []
+    table: list[tuple[int, _Effect]] = []
+    for time in sorted({0, *ends, *(span.start for span in spans)}):
+        active = [span for span in active if span.end is None or span.end > time]
+        while waiting and waiting[-1].start <= time:
+            active.append(waiting.pop())
+        left = reduce(joined, (span.effect for span in active), healthy)
+        if not table or table[-1][1] != left:
+            table.append((time, left))
+    return table

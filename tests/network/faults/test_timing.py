@@ -1,0 +1,83 @@
+"""Timed faults become timetables: (time ps, rate in 1/4096, added latency ps)."""
+
+import pytest
+
+from rapid_des.errors import TopologyError
+from rapid_des.network.build import build
+from rapid_des.network.faults import (
+    apply_static,
+    gpu_timetables,
+    link_timetables,
+    parse_fault,
+    placed_in_time,
+)
+from tests.network.fabrics import INNER, dimension
+
+RING = build("ring", [dimension(shape="ring", size=4)], INNER).fabric
+LINK = RING.link(0, 1)
+MS = 10**9
+
+
+def tables(*texts, horizon=10 * MS):
+    return link_timetables(RING, [parse_fault(text) for text in texts], horizon)
+
+
+def test_a_window_derates_and_ends():
+    assert tables("link=0>1 bandwidth=0.25 latency=2us from=1ms until=3ms") == {
+        LINK: ((0, 4096, 0), (1 * MS, 1024, 2_000_000), (3 * MS, 4096, 0))
+    }
+
+
+def test_overlapping_faults_multiply_while_both_last():
+    table = tables(
+        "link=0>1 bandwidth=0.5 from=1ms", "link=0>1 bandwidth=0.5 latency=1us from=2ms until=4ms"
+    )[LINK]
+    assert table == ((0, 4096, 0), (MS, 2048, 0), (2 * MS, 1024, 1_000_000), (4 * MS, 2048, 0))
+
+
+def test_down_is_rate_zero_and_hits_both_directions():
+    found = tables("link=0-1 down=true until=2ms")
+    assert found == dict.fromkeys(sorted([LINK, RING.link(1, 0)]), ((0, 0, 0), (2 * MS, 4096, 0)))
+
+
+def test_a_flap_repeats_up_to_the_horizon_or_its_end():
+    down = [(1, 0), (2, 4096), (4, 0), (5, 4096), (7, 0), (8, 4096)]
+    expected = ((0, 4096, 0), *((time * MS, rate, 0) for time, rate in down))
+    assert tables("link=0>1 down=true from=1ms every=3ms for=1ms until=9ms")[LINK] == expected
+    assert tables("link=0>1 down=true from=1ms every=3ms for=1ms", horizon=9 * MS)[LINK] == expected
+
+
+def test_jitter_draws_a_latency_a_period_that_depends_on_seed_and_link_alone():
+    table = tables("link=0-1 jitter=1us jitter_every=1ms seed=3")
+    assert set(table) == {LINK, RING.link(1, 0)}
+    times, rates, latencies = zip(*table[LINK], strict=True)
+    assert times == tuple(k * MS for k in range(11))
+    assert set(rates) == {4096}
+    assert len(set(latencies)) > 8
+    assert all(0 <= latency <= 1_000_000 for latency in latencies)
+    longer = tables("link=0-1 jitter=1us jitter_every=1ms seed=3", horizon=20 * MS)
+    assert longer[LINK][:10] == table[LINK][:10]
+    assert table[LINK] != table[RING.link(1, 0)]
+
+
+def test_steps_and_progress_are_placed_by_the_healthy_run():
+    faults = [
+        parse_fault("link=0>1 down=true from_step=2 until_step=3"),
+        parse_fault("gpu=1 compute=0.5 from_progress=0.5"),
+    ]
+    with pytest.raises(TopologyError, match="placed in time first"):
+        link_timetables(RING, faults, 10 * MS)
+    placed = placed_in_time(faults, step_time=2 * MS, steps=4)
+    assert link_timetables(RING, placed, 10 * MS) == {LINK: ((0, 4096, 0), (4 * MS, 0, 0), (6 * MS, 4096, 0))}
+    assert gpu_timetables(RING, placed, 10 * MS) == {1: ((0, 4096, 4096), (4 * MS, 2048, 4096))}
+
+
+def test_constant_faults_are_no_timetables_and_timed_ones_leave_the_fabric():
+    assert tables("link=0>1 bandwidth=0.5") == {}
+    after, dead = apply_static(RING, [parse_fault("link=0>1 down=true from=1ms")])
+    assert (after.bandwidth == RING.bandwidth).all()
+    assert not dead
+
+
+def test_what_is_not_down_never_stops():
+    assert tables("link=0>1 bandwidth=0.00001 from=1ms")[LINK][1] == (MS, 1, 0)

@@ -1,0 +1,141 @@
+"""Shapes: how many links, how far, and that every route is a shortest walk along links that exist."""
+
+import networkx
+import numpy as np
+import pytest
+
+from rapid_des.errors import TopologyError
+from rapid_des.network.build import build
+from rapid_des.network.routing import DimensionOrderRouter
+from rapid_des.network.specs import Routing
+from tests.network.fabrics import INNER, dimension, graph_of
+
+# name, shape keys, GPUs, nodes, directed links, most hops between two GPUs
+ROWS = [
+    ("ring 2", {"shape": "ring", "size": 2}, 2, 2, 2, 1),  # one link each way, not two
+    ("ring 7", {"shape": "ring", "size": 7}, 7, 7, 14, 3),
+    ("mesh 5", {"shape": "mesh", "size": 5}, 5, 5, 8, 4),
+    ("mesh 3x4", {"shape": "mesh", "size": [3, 4]}, 12, 12, 2 * (2 * 4 + 3 * 3), 5),
+    ("torus 4x4x2", {"shape": "torus", "size": [4, 4, 2]}, 32, 32, 32 * (2 + 2 + 1), 5),
+    ("torus 3", {"shape": "torus", "size": 3}, 3, 3, 6, 1),
+    ("king 3x3", {"shape": "king_mesh", "size": [3, 3]}, 9, 9, 2 * (6 + 6 + 4 + 4), 2),
+    ("king 8x2", {"shape": "king_mesh", "size": [8, 2]}, 16, 16, 2 * (14 + 8 + 7 + 7), 7),
+    ("hypercube 8", {"shape": "hypercube", "size": 8}, 8, 8, 24, 3),
+    ("hypercube 6", {"shape": "hypercube", "size": 6}, 6, 6, 14, 3),  # 3 + 2 + 2 pairs; 1 to 6 differ in 3
+    ("all 5", {"shape": "fully_connected", "size": 5}, 5, 5, 20, 1),
+    ("switch 6", {"shape": "switch", "size": 6}, 6, 7, 12, 2),
+    ("alone", {"shape": "ring", "size": 1}, 1, 1, 0, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpus", "nodes", "links", "diameter"), [row[1:] for row in ROWS], ids=[r[0] for r in ROWS]
+)
+def test_a_shape_has_its_links_and_every_route_is_a_shortest_one(keys, gpus, nodes, links, diameter):
+    plan = build("x", [dimension(**keys)], INNER)
+    fabric, router = plan.fabric, DimensionOrderRouter(plan)
+    assert (fabric.gpus, fabric.nodes, len(fabric)) == (gpus, nodes, links)
+    distances = dict(networkx.all_pairs_shortest_path_length(graph_of(fabric)))
+    longest = 0
+    for source in range(gpus):
+        for destination in range(gpus):
+            route = router.route(source, destination)
+            ends = [source, *fabric.destination[list(route)].tolist()]
+            assert fabric.source[list(route)].tolist() == ends[:-1]
+            assert ends[-1] == destination
+            assert len(route) == distances[source][destination]
+            longest = max(longest, len(route))
+    assert longest == diameter
+
+
+def test_a_tuple_size_is_the_product_of_its_axes():
+    tupled = build("x", [dimension(shape="torus", size=[4, 3])], INNER)
+    product = build("x", [dimension("a", shape="ring", size=4), dimension("b", shape="ring", size=3)], INNER)
+    pairs = [(a, b) for a in range(12) for b in range(12)]
+    assert hops(tupled, pairs) == hops(product, pairs)
+
+
+def hops(plan, pairs):
+    router = DimensionOrderRouter(plan)
+    return [[int(plan.fabric.destination[link]) for link in router.route(*pair)] for pair in pairs]
+
+
+def test_the_stated_order_says_which_dimension_is_corrected_first():
+    # GPU = x + 4·y; from (0, 0) to (1, 1): along x over GPU 1, or along y over GPU 4.
+    for order, middle in (("innermost_first", 1), ("outermost_first", 4)):
+        plan = build("x", [dimension(shape="torus", size=[4, 4])], Routing(order=order, tie="positive"))
+        assert hops(plan, [(0, 5)]) == [[middle, 5]]
+
+
+def test_a_tie_on_a_ring_goes_up_or_over_the_lower_neighbour():
+    # On a ring of 4, from 3 to 1 both ways take two hops: up over 0, down over 2. From 1 to 3: up 2, down 0.
+    expected = {"positive": [[0, 1], [2, 3]], "lowest_id": [[0, 1], [0, 3]]}
+    for tie, ways in expected.items():
+        plan = build("x", [dimension(shape="ring", size=4)], Routing(order="innermost_first", tie=tie))
+        assert hops(plan, [(3, 1), (1, 3)]) == ways
+
+
+def test_a_king_goes_diagonally_while_both_offsets_remain():
+    # 4 columns: (0, 0) to (3, 1) is id 7; the first hop is the diagonal to (1, 1) = 5, then straight.
+    plan = build("x", [dimension(shape="king_mesh", size=[4, 2])], INNER)
+    assert hops(plan, [(0, 7)]) == [[5, 6, 7]]
+
+
+def test_a_hypercube_flips_the_lowest_differing_bit_first():
+    plan = build("x", [dimension(shape="hypercube", size=8)], INNER)
+    assert hops(plan, [(0, 7), (6, 1)]) == [[1, 3, 7], [7, 5, 1]]
+
+
+def test_bulk_routes_equal_single_routes():
+    dimensions = [dimension("a", shape="torus", size=[4, 2]), dimension("b", shape="switch", size=3)]
+    plan = build("x", [*dimensions, dimension("c", shape="king_mesh", size=[3, 2])], INNER)
+    pairs = np.random.default_rng(0).integers(0, plan.fabric.gpus, (500, 2))
+    many = DimensionOrderRouter(plan).routes(pairs)
+    single = DimensionOrderRouter(plan)
+    assert [many.of(i) for i in range(500)] == [single.route(int(a), int(b)) for a, b in pairs]
+
+
+def test_the_negative_direction_may_have_a_rate_of_its_own():
+    reverse = {"bandwidth": "5 GB/s", "latency": "7 ns"}
+    fabric = build("x", [dimension(shape="mesh", size=3, reverse=reverse)], INNER).fabric
+    down = fabric.destination < fabric.source
+    assert set(fabric.bandwidth[down].tolist()) == {5_000_000_000}
+    assert set(fabric.latency[down].tolist()) == {7_000}
+    assert set(fabric.bandwidth[~down].tolist()) == {100_000_000_000}
+
+
+def test_several_gpus_share_a_nic_whose_links_are_their_own():
+    # Four servers of four GPUs, two GPUs a NIC: 8 NICs on one switch. 16 PCIe links and 8 cables, both ways.
+    nic = {"bandwidth": "25 GB/s", "latency": "1 us", "gpus": 2}
+    outer = dimension("rail", shape="switch", size=4, nic=nic, spans_inner=True)
+    plan = build("x", [dimension("nvlink", shape="fully_connected", size=4), outer], INNER)
+    fabric = plan.fabric
+    assert (fabric.gpus, fabric.nics, fabric.nodes) == (16, 8, 16 + 8 + 1)
+    assert np.count_nonzero(fabric.dimension == 1) == 2 * (16 + 8)
+    names = [fabric.link_name(link) for link in DimensionOrderRouter(plan).route(0, 7)]
+    assert names == ["gpu0>gpu3", "gpu3>nic1", "nic1>switch0", "switch0>nic3", "nic3>gpu7"]
+
+
+def test_the_largest_machine_is_a_table_of_links_and_nothing_else():
+    # 131,072 GPUs as a 64x64x32 torus: six links each.
+    fabric = build("x", [dimension(shape="torus", size=[64, 64, 32])], INNER).fabric
+    assert len(fabric) == 6 * 131_072
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "says"),
+    [
+        ([], "needs dimensions"),
+        ([dimension(shape="ring", size=3), dimension(shape="ring", size=3)], "different names"),
+        ([dimension(shape="ring", size=2**20), dimension("b", shape="ring", size=2**20)], "GPUs"),
+        ([dimension(shape="fully_connected", size=2**17)], "links; allowed"),
+        ([dimension(shape="ring", size=4, bandwidth="0 GB/s")], "bandwidth: must be above 0"),
+        (
+            [dimension(shape="switch", size=4, nic={"bandwidth": "1 GB/s", "latency": "1 us", "gpus": 2})],
+            "nic.gpus",
+        ),
+    ],
+)
+def test_an_impossible_fabric_is_one_clear_line(dimensions, says):
+    with pytest.raises(TopologyError, match=says):
+        build("x", dimensions, INNER)
