@@ -1,0 +1,268 @@
+"""The nodes of one file as columns of what was written, before any dialect says what it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.source import NodeChunk, TraceFile, malformed
+from rapid_des.chakra.wire import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    Fields,
+    MalformedMessageError,
+    Spans,
+    distinct_spans,
+    split_fields,
+    unpack_varints,
+)
+from rapid_des.errors import TraceError
+
+WANTED = (
+    "is_cpu_op",
+    "comm_type",
+    "comm_size",
+    "comm_src",
+    "comm_dst",
+    "comm_tag",
+    "comm_priority",
+    "pg_name",
+    "comm_group",
+    "communicator_id",
+    "involved_dim",
+    "num_ops",
+    "tensor_size",
+    "stream",
+    "tid",
+    "rapid_duration_ps",
+    "rapid_stream",
+    "rapid_position",
+    "rapid_tensor_bytes",
+)
+_WIRES = np.full(33, -1)
+_WIRES[[7, 9, 11, 13, 15, 17, 27]] = VARINT
+_WIRES[[5, 19, 23]] = FIXED32
+_WIRES[[3, 21, 25]] = FIXED64
+_WIRES[[28, 29, 31]] = BYTES
+GROUP_NODES = (b"process_group:init", b"record_param_comms")
+
+Integers = NDArray[np.int64]
+
+
+@dataclass
+class Attribute:
+    """One attribute over all nodes: an integer where `stated`, a text where `text` is a slot in `texts`."""
+
+    value: Integers
+    stated: NDArray[np.bool_]
+    text: NDArray[np.int32]
+    texts: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class RawTable:
+    """The nodes of one file in file order."""
+
+    ids: Integers
+    kind: Integers
+    duration: Integers
+    offsets: Integers
+    name: NDArray[np.int32]
+    names: list[bytes]
+    attributes: dict[str, Attribute]
+    """Of those in `WANTED`, the ones that occur."""
+    attribute_names: frozenset[bytes]
+    dependencies: dict[str, tuple[Integers, Integers]]
+    """`data` and `ctrl`: (how many each node has, the ids as int64 bits)."""
+    conflicts: int
+    """Attributes given twice in a node with different values; the first counts."""
+    group_frames: list[bytes]
+    """The nodes from which process groups can be learnt."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class _Texts:
+    """Distinct strings over all chunks, numbered in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.number: dict[bytes, int] = {}
+
+    def codes(self, buffer: bytes, spans: Spans) -> NDArray[np.int32]:
+        local, strings = distinct_spans(buffer, spans)
+        numbers = [self.number.setdefault(string, len(self.number)) for string in strings]
+        return np.array(numbers, np.int32)[local] if numbers else local
+
+
+def read_columns(source: TraceFile) -> RawTable:
+    """Read all nodes of an open file; a malformed node is a `TraceError` with its byte offset."""
+    reader = _Reader(source.path)
+    for chunk in source.chunks:
+        try:
+            reader.add(chunk)
+        except MalformedMessageError as error:
+            frame = error.message
+            raise malformed(source.path, int(chunk.offsets[frame]), chunk, frame) from error
+    return reader.table()
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.parts: dict[str, list[NDArray[np.int64]]] = {}
+        self.size = 0
+        self.names = _Texts()
+        self.names_seen = 0
+        self.group_names: list[int] = []
+        self.attribute_names = _Texts()
+        self.values: dict[str, list[tuple[Integers, Integers]]] = {}
+        self.strings: dict[str, list[tuple[Integers, NDArray[np.int32]]]] = {}
+        self.texts: dict[str, _Texts] = {}
+        self.conflicts = 0
+        self.group_frames: list[bytes] = []
+
+    def add(self, chunk: NodeChunk) -> None:
+        fields = split_fields(chunk.buffer, chunk.frames)
+        count = len(chunk)
+        for name, number in (("ids", 1), ("kind", 3), ("duration", 7)):
+            rows = fields.rows(number, VARINT)
+            column = np.zeros(count, np.int64)
+            column[fields.owner[rows]] = fields.value[rows]
+            self._append(name, column)
+        self._append("offsets", chunk.offsets)
+        self._add_names(chunk, fields)
+        self._add_dependencies(chunk, fields, "ctrl", 4)
+        self._add_dependencies(chunk, fields, "data", 5)
+        self._add_attributes(chunk, fields)
+        self.size += count
+
+    def _append(self, name: str, column: NDArray[np.int64]) -> None:
+        self.parts.setdefault(name, []).append(column)
+
+    def _add_names(self, chunk: NodeChunk, fields: Fields) -> None:
+        rows = fields.rows(2, BYTES)
+        empty = self.names.number.setdefault(b"", len(self.names.number))
+        column = np.full(len(chunk), empty, np.int64)
+        column[fields.owner[rows]] = self.names.codes(chunk.buffer, fields.payload.take(rows))
+        self._append("name", column)
+        for text in list(self.names.number)[self.names_seen :]:
+            if any(mark in text for mark in GROUP_NODES):
+                self.group_names.append(self.names.number[text])
+        self.names_seen = len(self.names.number)
+        if self.group_names:
+            found = np.flatnonzero(np.isin(column, self.group_names))
+            self.group_frames += [chunk.frame(int(index)) for index in found]
+
+    def _add_dependencies(self, chunk: NodeChunk, fields: Fields, name: str, number: int) -> None:
+        rows = np.flatnonzero((fields.number == number) & ((fields.wire == VARINT) | (fields.wire == BYTES)))
+        owner = fields.owner[rows]
+        try:
+            values, counts = unpack_varints(chunk.buffer, fields.payload.take(rows))
+        except MalformedMessageError as error:
+            raise MalformedMessageError(int(owner[error.message])) from error
+        per_node = np.bincount(owner, weights=counts, minlength=len(chunk)).astype(np.int64)
+        self._append(f"{name} counts", per_node)
+        self._append(f"{name} values", values.copy())
+
+    def _add_attributes(self, chunk: NodeChunk, fields: Fields) -> None:
+        rows = fields.rows(10, BYTES)
+        node = fields.owner[rows].astype(np.int64)
+        try:
+            inner = split_fields(chunk.buffer, fields.payload.take(rows))
+        except MalformedMessageError as error:
+            raise MalformedMessageError(int(node[error.message])) from error
+        name_rows = inner.rows(1, BYTES)
+        code = np.full(len(node), -1, np.int64)
+        code[inner.owner[name_rows]] = self.attribute_names.codes(chunk.buffer, inner.payload.take(name_rows))
+        inside = np.clip(inner.number, 0, 32)
+        is_value = (inner.number >= 3) & (inner.number <= 32) & (_WIRES[inside] == inner.wire)
+        value_rows = np.flatnonzero(is_value)
+        value_row = np.full(len(node), -1, np.int64)
+        value_row[inner.owner[value_rows]] = value_rows
+        for name in WANTED:
+            number = self.attribute_names.number.get(name.encode())
+            if number is not None:
+                chosen = np.flatnonzero((code == number) & (value_row >= 0))
+                self._add_values(chunk, name, node[chosen], inner, value_row[chosen])
+
+    def _add_values(self, chunk: NodeChunk, name: str, node: Integers, inner: Fields, rows: Integers) -> None:
+        numeric = inner.wire[rows] != BYTES
+        values = self._integers(chunk, name, node[numeric], inner, rows[numeric])
+        self.values.setdefault(name, []).append((node[numeric] + self.size, values))
+        texts = self.texts.setdefault(name, _Texts())
+        codes = texts.codes(chunk.buffer, inner.payload.take(rows[~numeric]))
+        self.strings.setdefault(name, []).append((node[~numeric] + self.size, codes))
+
+    def _integers(
+        self, chunk: NodeChunk, name: str, node: Integers, inner: Fields, rows: Integers
+    ) -> Integers:
+        values, broken = integers(inner.number[rows], inner.value[rows])
+        if len(broken):
+            frame = int(node[broken[0]])
+            raise TraceError(
+                f"{self.path}: node at byte {int(chunk.offsets[frame])}: {name} is no whole number in 64 bits"
+            )
+        return values
+
+    def table(self) -> RawTable:
+        joined = {name: np.concatenate(parts) for name, parts in self.parts.items()}
+        empty = np.zeros(0, np.int64)
+        attributes = {name: self._attribute(name) for name in self.values}
+        return RawTable(
+            ids=joined.get("ids", empty),
+            kind=joined.get("kind", empty),
+            duration=joined.get("duration", empty),
+            offsets=joined.get("offsets", empty),
+            name=joined.get("name", empty).astype(np.int32),
+            names=list(self.names.number),
+            attributes=attributes,
+            attribute_names=frozenset(self.attribute_names.number),
+            dependencies={
+                kind: (joined.get(f"{kind} counts", empty), joined.get(f"{kind} values", empty))
+                for kind in ("data", "ctrl")
+            },
+            conflicts=self.conflicts,
+            group_frames=self.group_frames,
+        )
+
+    def _attribute(self, name: str) -> Attribute:
+        value = np.zeros(self.size, np.int64)
+        stated = np.zeros(self.size, np.bool_)
+        text = np.full(self.size, -1, np.int32)
+        for node, values in self.values[name]:
+            value[node[::-1]] = values[::-1]
+            stated[node] = True
+            self.conflicts += int((value[node] != values).sum())
+        for node, codes in self.strings[name]:
+            text[node[::-1]] = codes[::-1]
+            self.conflicts += int((text[node] != codes).sum())
+        return Attribute(value, stated, text, list(self.texts[name].number))
+
+
+def integers(kind: Integers, bits: Integers) -> tuple[Integers, Integers]:
+    """Return (attribute values of any numeric kind as integers, the rows that are no integer in range).
+
+    `kind` is the field number of the value in `AttributeProto`, `bits` what stood on the wire.
+    """
+    low = bits & 0xFFFFFFFF
+    signed = ((low + 2**31) & 0xFFFFFFFF) - 2**31
+    unzigzag = (bits >> 1) & 0x7FFFFFFFFFFFFFFF ^ -(bits & 1)
+    values = np.where(np.isin(kind, (7, 23)), signed, bits)
+    values = np.where(np.isin(kind, (11, 19)), low, values)
+    values = np.where(np.isin(kind, (15, 17)), unzigzag, values)
+    values = np.where(kind == 27, (bits != 0).astype(np.int64), values)
+    real = np.flatnonzero((kind == 3) | (kind == 5))
+    numbers = bits.view(np.float64)[real]
+    singles = kind[real] == 5
+    numbers[singles] = low[real][singles].astype(np.uint32).view(np.float32)
+    whole = np.isfinite(numbers) & (np.abs(np.nan_to_num(numbers)) < 2.0**63)
+    whole &= np.floor(np.where(whole, numbers, 0.0)) == np.where(whole, numbers, 0.5)
+    values[real[whole]] = numbers[whole].astype(np.int64)
+    unsigned = np.flatnonzero(np.isin(kind, (13, 21)) & (bits < 0))
+    return values, np.sort(np.concatenate([real[~whole], unsigned]))

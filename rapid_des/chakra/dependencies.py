@@ -1,0 +1,136 @@
+"""From the ids that nodes name to a clean, acyclic table of positions; what is dropped is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.columns import RawTable
+from rapid_des.chakra.kernels import on_arrays, ready_order
+
+Integers = NDArray[np.int64]
+REPAIRS = ("dangling", "self", "duplicate")
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Dependencies as pairs of positions in id order, grouped by node in the order they were written."""
+
+    node: Integers
+    needs: Integers
+
+    def table(self, size: int) -> tuple[Integers, NDArray[np.int32]]:
+        """Return (starts, positions) as `NodeTable` holds them."""
+        starts = np.zeros(size + 1, np.int64)
+        np.cumsum(np.bincount(self.node, minlength=size), out=starts[1:])
+        return starts, self.needs.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Dependencies dropped for one reason: ids of the nodes and ids that they name, as int64 bits."""
+
+    kind: str
+    nodes: Integers
+    needs: Integers
+
+
+def id_order(ids: Integers) -> Integers:
+    """Return the file positions in ascending order of unsigned id."""
+    return np.argsort(ids.view(np.uint64), kind="stable")
+
+
+def resolve(raw: RawTable, order: Integers, fields: tuple[str, ...]) -> tuple[Edges, list[Repair]]:
+    """Return the edges that the named fields (`data`, `ctrl`) state, and what had to be dropped."""
+    edges, repairs = [], []
+    for name in fields:
+        found, dropped = _resolve_field(raw, order, name)
+        edges.append(found)
+        repairs += dropped
+    joined = edges[0] if len(edges) == 1 else _union(edges, len(raw))
+    return joined, repairs
+
+
+def _resolve_field(raw: RawTable, order: Integers, name: str) -> tuple[Edges, list[Repair]]:
+    counts, values = raw.dependencies[name]
+    size = len(raw)
+    ids = raw.ids.view(np.uint64)[order]
+    position = np.empty(size, np.int64)
+    position[order] = np.arange(size)
+    node = np.repeat(position, counts)
+    slot = np.searchsorted(ids, values.view(np.uint64))
+    known = slot < size
+    known[known] = ids[slot[known]] == values.view(np.uint64)[known]
+    itself = known & (slot == node)
+    fine = np.flatnonzero(known & ~itself)
+    first = np.sort(np.unique(node[fine] * size + slot[fine], return_index=True)[1])
+    repeated = np.ones(len(fine), np.bool_)
+    repeated[first] = False
+    kept = fine[first]
+    kept = kept[np.argsort(node[kept], kind="stable")]
+    masks = (np.flatnonzero(~known), np.flatnonzero(itself), fine[repeated])
+    named = raw.ids[order]
+    repairs = [
+        Repair(kind, named[node[rows]], values[rows])
+        for kind, rows in zip(REPAIRS, masks, strict=True)
+        if len(rows)
+    ]
+    return Edges(node[kept], slot[kept]), repairs
+
+
+def _union(edges: list[Edges], size: int) -> Edges:
+    node = np.concatenate([part.node for part in edges])
+    needs = np.concatenate([part.needs for part in edges])
+    first = np.sort(np.unique(node * size + needs, return_index=True)[1])
+    kept = first[np.argsort(node[first], kind="stable")]
+    return Edges(node[kept], needs[kept])
+
+
+def with_chains(edges: Edges, stream: Integers) -> Edges:
+    """Return the edges and, for each node, one to the node before it on its stream."""
+    by_stream = np.argsort(stream, kind="stable")
+    same = stream[by_stream][1:] == stream[by_stream][:-1]
+    later, earlier = by_stream[1:][same], by_stream[:-1][same]
+    node = np.concatenate([edges.node, later])
+    order = np.argsort(node, kind="stable")
+    return Edges(node[order], np.concatenate([edges.needs, earlier])[order])
+
+
+def points_back(edges: Edges) -> bool:
+    """Return whether every node needs only nodes of smaller id, so that there is no cycle."""
+    return bool((edges.needs < edges.node).all())
+
+
+def topological_order(edges: Edges, size: int) -> Integers:
+    """Return all positions that are on no cycle and behind none; of those ready, the smallest comes first."""
+    if points_back(edges):
+        return np.arange(size)
+    children = edges.node[np.argsort(edges.needs, kind="stable")]
+    starts = np.zeros(size + 1, np.int64)
+    np.cumsum(np.bincount(edges.needs, minlength=size), out=starts[1:])
+    waiting = np.bincount(edges.node, minlength=size)
+    result = np.empty(size, np.int64)
+    count = on_arrays(ready_order, len(edges.node), starts, children, waiting, result)
+    return result[:count]
+
+
+def one_cycle(edges: Edges, size: int) -> list[int]:
+    """Return one cycle's positions, each needing the next, from its smallest on; empty if there is none."""
+    sorted_part = topological_order(edges, size)
+    if len(sorted_part) == size:
+        return []
+    stuck = np.ones(size, np.bool_)
+    stuck[sorted_part] = False
+    both = stuck[edges.node] & stuck[edges.needs]
+    node, needs = edges.node[both], edges.needs[both]
+    following = dict(zip(node[::-1].tolist(), needs[::-1].tolist(), strict=True))
+    walked: dict[int, int] = {}
+    current = int(np.flatnonzero(stuck)[0])
+    while current not in walked:
+        walked[current] = len(walked)
+        current = following[current]
+    cycle = list(walked)[walked[current] :]
+    smallest = cycle.index(min(cycle))
+    return cycle[smallest:] + cycle[:smallest]

@@ -1,0 +1,136 @@
+"""What each writer of Chakra traces means: one table, chosen by evidence in the files or by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from rapid_des.chakra.generations import Generation
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import TraceError
+from rapid_des.units import PS_PER_NS, PS_PER_US
+
+Dependencies = Literal["auto", "data", "ctrl", "both"]
+DEPENDENCIES: tuple[Dependencies, ...] = ("auto", "data", "ctrl", "both")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a file shows of its writer."""
+
+    generation: Generation | None
+    schema: str
+    version: str
+    metadata_names: frozenset[str]
+    input_text: str
+    attributes: frozenset[str]
+    names: tuple[str, ...]
+    """A sample of distinct node names."""
+    has_data: bool
+    has_ctrl: bool
+
+    def any_name(self, *marks: str) -> bool:
+        """Return whether a node's name contains one of `marks`."""
+        return any(mark in name for name in self.names for mark in marks)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One writer's conventions; `recognise` says whether a file is its work, `because` why in words."""
+
+    name: str
+    recognise: Callable[[Evidence], bool]
+    because: str
+    dependencies: Dependencies = "auto"
+    """Which fields are predecessors; `auto`: ctrl where a rank has nothing else, both where that is acyclic
+    without dangling ids, else data."""
+    time_unit: int = PS_PER_US
+    """Picoseconds in one unit of `duration_micros`."""
+    sizes_in_elements: bool = False
+    in_order: bool = False
+    """Whether what is on one stream or thread runs in order of ids."""
+    streams_named: bool = False
+    """Whether the numeric `stream` and `tid` attributes are GPU streams and CPU threads."""
+    complete: bool = False
+    """Whether a node says all that is known of it: a duration that is not written is not known."""
+
+
+def _is_stage(seen: Evidence) -> bool:
+    old = seen.generation == Generation.V0_0_1 and seen.any_name("_X1COMM", "_X2COMM", "@0_COMP")
+    return seen.schema == "symbolic_tensor_network" or old
+
+
+def _is_text(seen: Evidence) -> bool:
+    return "input_file" in seen.metadata_names or seen.any_name("COMP_NODE_", "COMM_COLL_NODE_")
+
+
+def _is_rapid_llm(seen: Evidence) -> bool:
+    return seen.has_ctrl and not seen.has_data and not seen.schema and "is_cpu_op" in seen.attributes
+
+
+_GENERATOR_NAMES = {"", *(kind.name for kind in CollectiveType)} | {
+    f"{kind}_NODE"
+    for kind in ("METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL")
+}
+
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect(
+            "rapid-des",
+            lambda seen: "rapid_format" in seen.metadata_names,
+            "metadata has rapid_format",
+            dependencies="data",
+            in_order=True,
+            complete=True,
+        ),
+        Dialect(
+            "pytorch",
+            lambda seen: bool(seen.attributes & {"op_schema", "rf_id"}),
+            "nodes have op_schema or rf_id",
+            dependencies="data",
+            in_order=True,
+            streams_named=True,
+        ),
+        Dialect("stage", _is_stage, "schema or names of STAGE", sizes_in_elements=True),
+        Dialect(
+            "llmservingsim2",
+            lambda seen: seen.generation == Generation.SHIFTED,
+            "node types are shifted by one",
+            dependencies="data",
+            time_unit=PS_PER_NS,
+        ),
+        Dialect(
+            "llmservingsim1",
+            lambda seen: seen.generation == Generation.V0_0_1 and "tensor_loc" in seen.attributes,
+            "0.0.1 with tensor locations",
+            time_unit=PS_PER_NS,
+        ),
+        Dialect(
+            "msccl",
+            lambda seen: "tb_id" in seen.attributes or seen.input_text.lstrip().startswith("<algo"),
+            "a collective's algorithm as sends and receives",
+        ),
+        Dialect("text", _is_text, "names or metadata of the text converter"),
+        Dialect("rapid-llm", _is_rapid_llm, "dependencies in ctrl_deps only", dependencies="ctrl"),
+        Dialect(
+            "generator",
+            lambda seen: bool(seen.version) and bool(seen.names) and set(seen.names) <= _GENERATOR_NAMES,
+            "nodes are named after their types",
+        ),
+        Dialect("plain", lambda _: True, "no writer recognised"),
+    )
+}
+
+
+def detect(seen: Evidence) -> Dialect:
+    """Return the first dialect of the table whose mark a file bears."""
+    return next(dialect for dialect in DIALECTS.values() if dialect.recognise(seen))
+
+
+def dialect_named(name: str) -> Dialect:
+    """Return a dialect by name; an unknown one is a `TraceError` with the allowed names."""
+    if name not in DIALECTS:
+        raise TraceError(f"--dialect: {name!r} is not one of auto, {', '.join(DIALECTS)}")
+    return DIALECTS[name]

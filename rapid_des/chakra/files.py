@@ -1,0 +1,149 @@
+"""Trace files on disk: containers recognised by content, frames in and out. Nothing here knows a schema."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+
+from rapid_des.chakra.kernels import TOO_LONG, on_bytes, scan_frames
+from rapid_des.chakra.messages import UNREADABLE, message_class
+from rapid_des.chakra.wire import Spans
+from rapid_des.errors import TraceError
+
+CHUNK = 1 << 20
+_GZIP = b"\x1f\x8b"
+_REFUSED = {
+    b"version https://git-lfs": "is a Git-LFS pointer, not the trace; run `git lfs pull` where it came from",
+    b"PK\x03\x04": "is a zip archive; unpack it and name the files inside",
+    b"\x28\xb5\x2f\xfd": "is zstd-compressed; unpack it first (gzip is read as it is)",
+    b"BZh": "is bzip2-compressed; unpack it first (gzip is read as it is)",
+    b"\xfd7zXZ": "is xz-compressed; unpack it first (gzip is read as it is)",
+}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some whole frames of a file: the bytes they lie in, and where in the (unpacked) file those start."""
+
+    buffer: bytes
+    frames: Spans
+    offset: int
+
+    def offset_of(self, frame: int) -> int:
+        """Return the byte of the file where a frame's content starts."""
+        return self.offset + int(self.frames.starts[frame])
+
+    def frame(self, index: int) -> bytes:
+        """Return one frame's content."""
+        return self.buffer[self.frames.starts[index] : self.frames.ends[index]]
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a trace file for reading, unpacking gzip (known by its first bytes) on the way."""
+    try:
+        with path.open("rb") as probe:
+            head = probe.read(512)
+        for magic, problem in _REFUSED.items():
+            if head.startswith(magic):
+                raise TraceError(f"{path}: {problem}")
+        if head[257:262] == b"ustar":
+            raise TraceError(f"{path}: is a tar archive; unpack it and name the files inside")
+        if head.startswith(_GZIP):
+            return cast("IO[bytes]", gzip.open(path, "rb"))
+        return path.open("rb")
+    except OSError as error:
+        raise TraceError(f"{path}: can not be read: {error.strerror or error}") from error
+
+
+def read_some(stream: IO[bytes], size: int, *, path: Path) -> bytes:
+    """Read up to `size` bytes; a damaged gzip container is a `TraceError`."""
+    try:
+        return stream.read(size)
+    except (EOFError, zlib.error, OSError) as error:
+        where = stream.tell()
+        raise TraceError(f"{path}: the gzip data is damaged or cut after byte {where}: {error}") from error
+
+
+def looks_like_json(head: bytes) -> bool:
+    """Return whether a file that starts so is JSON: a bare frame of length 123 also starts with a brace.
+
+    >>> looks_like_json(b'{ "version": 1}'), looks_like_json(bytes([123, 10, 5]) + b"0.0.4")
+    (True, False)
+    """
+    text = head.lstrip(b"\xef\xbb\xbf").lstrip()
+    return text[:1] in (b"{", b"[") and text[1:].lstrip()[:1] in (b'"', b"}", b"{", b"]")
+
+
+def read_chunks(path: Path, *, salvage: bool = False) -> Iterator[Chunk]:
+    """Yield a file's frames, some thousands at a time.
+
+    A cut or impossible frame is a `TraceError` with its byte offset and the last good node, after everything
+    before it was yielded; with `salvage` the file ends there instead.
+    """
+    last = b""
+    with open_bytes(path) as stream:
+        pending, offset, ended = b"", 0, False
+        while not ended or pending:
+            block = b"" if ended else read_some(stream, max(CHUNK, len(pending)), path=path)
+            ended = ended or not block
+            pending += block
+            starts, ends = (np.empty(len(pending) // 2 + 1, np.int64) for _ in range(2))
+            count, position, problem = on_bytes(scan_frames, pending, 0, starts, ends)
+            if count:
+                chunk = Chunk(pending, Spans(starts[:count], ends[:count]), offset)
+                last = chunk.frame(count - 1)
+                yield chunk
+            if problem == TOO_LONG or (ended and problem and not count):
+                if salvage:
+                    return
+                raise _broken(path, offset + position, len(pending) - position, last=last)
+            pending, offset = pending[position:], offset + position
+
+
+def _broken(path: Path, offset: int, left: int, *, last: bytes) -> TraceError:
+    return TraceError(
+        f"{path}: truncated or corrupt at byte {offset}: the frame that starts there is not whole "
+        f"({left} bytes are left); last good node: {describe_node(last)}"
+    )
+
+
+def describe_node(frame: bytes) -> str:
+    """Return a node's id and name for a message; the two fields are the same in every generation."""
+    if not frame:
+        return "none"
+    try:
+        node = message_class("Node").FromString(frame)
+    except UNREADABLE:
+        return "not readable as a node"
+    return f"{node.id} ({node.name!r})" if node.type or node.id else "none (only a metadata frame)"
+
+
+def varint(number: int) -> bytes:
+    r"""Return the base-128 form of a non-negative integer.
+
+    >>> varint(300)
+    b'\xac\x02'
+    """
+    low = bytearray()
+    while number > 127:
+        low.append(number & 127 | 128)
+        number >>= 7
+    low.append(number)
+    return bytes(low)
+
+
+def write_frames(path: Path, frames: Iterable[bytes]) -> None:
+    """Write length-delimited frames."""
+    try:
+        with path.open("wb") as stream:
+            for frame in frames:
+                stream.write(varint(len(frame)))
+                stream.write(frame)
+    except OSError as error:
+        raise TraceError(f"{path}: can not be written: {error.strerror or error}") from error

@@ -1,0 +1,185 @@
+"""One file's raw columns, under a dialect, to the node table that replay uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.columns import RawTable
+from rapid_des.chakra.dependencies import (
+    Edges,
+    Repair,
+    id_order,
+    one_cycle,
+    points_back,
+    resolve,
+    topological_order,
+    with_chains,
+)
+from rapid_des.chakra.labels import Labels, by_first_appearance, group_labels, stream_labels
+from rapid_des.chakra.meaning import Columns, Origin, columns_of
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Interpreted:
+    """A rank's table and its slots, and what was noticed on the way."""
+
+    nodes: NodeTable
+    groups: tuple[str, ...]
+    peers: tuple[int, ...]
+    fields: tuple[str, ...]
+    """The dependency fields that count."""
+    repairs: tuple[Repair, ...]
+    remarks: tuple[str, ...]
+
+
+def interpret(raw: RawTable, origin: Origin) -> Interpreted:
+    """Return the node table of one file; an impossible one is a `FoundError` naming the nodes."""
+    order = id_order(raw.ids)
+    _refuse_duplicates(raw, order, origin)
+    fields = _dependency_fields(raw, order, origin)
+    edges, repairs = resolve(raw, order, fields)
+    _refuse_cycle(raw, order, edges, origin)
+    columns = columns_of(raw, origin)
+    groups = _groups(raw, columns, origin)
+    named = origin.dialect.streams_named
+    streams = stream_labels(raw, columns.kind, columns.on_cpu, groups, named=named)
+    sequence = _program_order(raw, order, edges, streams, origin)
+    remarks = list(columns.remarks)
+    if not np.array_equal(sequence, np.arange(len(raw))):
+        edges = _moved(edges, sequence)
+        if "rapid_position" not in raw.attributes:
+            remarks.append("ids contradict dependencies within a stream, so dependencies decide its order")
+    nodes, slots = _table(raw, columns, (groups, streams), order[sequence], edges)
+    return Interpreted(nodes, *slots, fields, tuple(repairs), tuple(remarks))
+
+
+def _table(
+    raw: RawTable, columns: Columns, labels: tuple[Labels, Labels], rows: Integers, edges: Edges
+) -> tuple[NodeTable, tuple[tuple[str, ...], tuple[int, ...]]]:
+    groups, streams = labels
+    name, names = by_first_appearance(raw.name[rows].astype(np.int64), raw.names)
+    stream, stream_names = by_first_appearance(streams.codes[rows], streams.texts)
+    group, group_names = by_first_appearance(groups.codes[rows], groups.texts)
+    peer, peers = _peers(columns.peer[rows])
+    starts, needs = edges.table(len(raw))
+    nodes = NodeTable(
+        ids=raw.ids[rows].view(np.uint64),
+        kind=columns.kind[rows],
+        name=name,
+        stream=stream,
+        duration=columns.duration[rows],
+        size=columns.size[rows],
+        collective=columns.collective[rows],
+        group=group,
+        peer=peer,
+        tag=columns.tag[rows],
+        priority=columns.priority[rows],
+        flops=columns.flops[rows],
+        tensor_bytes=columns.tensor_bytes[rows],
+        on_cpu=columns.on_cpu[rows],
+        dependency_starts=starts,
+        dependencies=needs,
+        names=tuple(text.decode(errors="backslashreplace") for text in names),
+        streams=stream_names,
+    )
+    return nodes, (group_names, peers)
+
+
+def _peers(ranks: Integers) -> tuple[NDArray[np.int32], tuple[int, ...]]:
+    distinct, inverse = np.unique(ranks, return_inverse=True)
+    codes = np.where(ranks == UNSTATED, UNSTATED, inverse)
+    return by_first_appearance(codes, distinct.tolist())
+
+
+def _groups(raw: RawTable, columns: Columns, origin: Origin) -> Labels:
+    """Return each collective's group by its resolved name; other nodes have none."""
+    labels = group_labels(raw)
+    world = len(labels.texts)
+    codes = np.where(labels.codes == UNSTATED, world, labels.codes)
+    codes = np.where(columns.kind == NodeKind.COLLECTIVE, codes, UNSTATED)
+    return Labels(codes, [*labels.texts, ""]).renamed(origin.group_named)
+
+
+def _refuse_duplicates(raw: RawTable, order: Integers, origin: Origin) -> None:
+    ids = raw.ids[order]
+    repeated = np.flatnonzero(ids[1:] == ids[:-1])
+    if len(repeated):
+        first, second = order[repeated[0]], order[repeated[0] + 1]
+        node = int(ids.view(np.uint64)[repeated[0]])
+        raise origin.error(
+            "duplicate id",
+            f"node id {node} occurs twice, at byte {raw.offsets[first]} ({_name(raw, first)}) "
+            f"and at byte {raw.offsets[second]} ({_name(raw, second)})",
+            node,
+        )
+
+
+def _name(raw: RawTable, position: int) -> str:
+    text = raw.names[raw.name[position]].decode(errors="backslashreplace")
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def _dependency_fields(raw: RawTable, order: Integers, origin: Origin) -> tuple[str, ...]:
+    """Choose which of `data` and `ctrl` are predecessors; see `Dialect.dependencies`."""
+    has = {name: len(values) > 0 for name, (_, values) in raw.dependencies.items()}
+    policy = origin.options.dependencies
+    policy = origin.dialect.dependencies if policy == "auto" else policy
+    if policy in ("data", "ctrl"):
+        return (policy,)
+    if policy == "both":
+        return ("data", "ctrl")
+    if not has["ctrl"]:
+        return ("data",)
+    if not has["data"]:
+        return ("ctrl",)
+    edges, repairs = resolve(raw, order, ("data", "ctrl"))
+    dangling = any(repair.kind == "dangling" for repair in repairs)
+    acyclic = len(topological_order(edges, len(raw))) == len(raw)
+    return ("data", "ctrl") if acyclic and not dangling else ("data",)
+
+
+def _refuse_cycle(raw: RawTable, order: Integers, edges: Edges, origin: Origin) -> None:
+    cycle = one_cycle(edges, len(raw))
+    if cycle:
+        raise origin.error("cycle", _cycle_text(raw, order, cycle), _id(raw, order[cycle[0]]))
+
+
+def _id(raw: RawTable, position: int) -> int:
+    return int(raw.ids.view(np.uint64)[position])
+
+
+def _cycle_text(raw: RawTable, order: Integers, cycle: list[int]) -> str:
+    shown = [f"{_id(raw, order[node])} ({_name(raw, order[node])})" for node in [*cycle[:8], cycle[0]]]
+    if len(cycle) > 8:
+        shown.insert(8, f"… {len(cycle) - 8} more …")
+    return f"{len(cycle)} nodes wait for each other in a circle: {' needs '.join(shown)}"
+
+
+def _program_order(raw: RawTable, order: Integers, edges: Edges, streams: Labels, origin: Origin) -> Integers:
+    """Return the table's order as positions in id order; ids decide unless dependencies contradict them."""
+    size = len(raw)
+    if "rapid_position" in raw.attributes:
+        return np.argsort(raw.attributes["rapid_position"].value[order], kind="stable")
+    stream = streams.codes[order]
+    free = np.isin(stream, [slot for slot, text in enumerate(streams.texts) if origin.is_unordered(text)])
+    if points_back(edges) or free.all():
+        return np.arange(size)
+    loose = len(streams.texts) + np.arange(size)
+    chained = with_chains(edges, np.where(free, loose, stream))
+    if len(topological_order(chained, size)) == size:
+        return np.arange(size)
+    return topological_order(edges, size)
+
+
+def _moved(edges: Edges, sequence: Integers) -> Edges:
+    inverse = np.empty(len(sequence), np.int64)
+    inverse[sequence] = np.arange(len(sequence))
+    node = inverse[edges.node]
+    order = np.argsort(node, kind="stable")
+    return Edges(node[order], inverse[edges.needs][order])

@@ -1,0 +1,123 @@
+"""Traces as JSON text: jsonizer output and `workload_graph` are read, other JSON is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from rapid_des.chakra.files import open_bytes, read_some
+from rapid_des.chakra.messages import message_class
+from rapid_des.errors import TraceError
+
+_REFUSED = {
+    "traceEvents": "is a Kineto (Chrome) timeline; link it with the host trace (chakra_trace_link), "
+    "then convert it (chakra_converter PyTorch)",
+    "nodes": "is a PyTorch host execution trace or another JSON graph, not a Chakra trace; link it with "
+    "the Kineto timeline (chakra_trace_link), then convert it (chakra_converter PyTorch)",
+}
+_ALLOWED = "allowed: jsonizer output, or an object with 'workload_graph'"
+
+
+def read_json(path: Path) -> tuple[Any, Iterator[bytes]]:
+    """Return (the `GlobalMetadata`, the nodes as today's frames) of a JSON trace."""
+    with open_bytes(path) as stream:
+        packed = read_some(stream, -1, path=path)
+    try:
+        text = packed.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: byte {error.start} is not UTF-8 text") from error
+    documents = _documents(text, path)
+    first = next(documents, None)
+    if not isinstance(first, dict):
+        raise TraceError(f"{path}: is JSON of another kind; {_ALLOWED}")
+    if "workload_graph" in first:
+        return message_class("GlobalMetadata")(), _workload_graph(first["workload_graph"], path)
+    for key, problem in _REFUSED.items():
+        if key in first:
+            raise TraceError(f"{path}: {problem}")
+    if first.keys() - {"version", "attr"}:
+        raise TraceError(f"{path}: is JSON of another kind (it has {', '.join(list(first)[:4])}); {_ALLOWED}")
+    metadata = message_class("GlobalMetadata")()
+    _parse(first, metadata, f"{path}: metadata")
+    return metadata, _jsonizer_nodes(documents, path)
+
+
+def _documents(text: str, path: Path) -> Iterator[Any]:
+    """Yield the JSON documents that are written one after the other, with or without separators."""
+    decoder = json.JSONDecoder()
+    position = 0
+    while True:
+        position += (
+            len(text[position:]) - len(text[position:].lstrip())
+            if text[position : position + 1].isspace()
+            else 0
+        )
+        if position >= len(text):
+            return
+        try:
+            document, position = decoder.raw_decode(text, position)
+        except (json.JSONDecodeError, RecursionError) as error:
+            where = getattr(error, "pos", position)
+            raise TraceError(f"{path}: truncated or corrupt JSON at character {where}: {error}") from error
+        yield document
+
+
+def _parse(document: Any, message: Any, where: str) -> None:
+    try:
+        json_format.ParseDict(document, message)
+    except (json_format.ParseError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(f"{where}: {str(error).splitlines()[0]}") from error
+
+
+def _jsonizer_nodes(documents: Iterator[Any], path: Path) -> Iterator[bytes]:
+    for index, document in enumerate(documents):
+        node = message_class("Node")()
+        _parse(document, node, f"{path}: node {index}")
+        yield bytes(node.SerializeToString())
+
+
+_NODE_KEYS = {
+    "Id": "id",
+    "Name": "name",
+    "NodeType": "type",
+    "data_deps": "data_deps",
+    "ctrlDeps": "ctrl_deps",
+    "runtime": "duration_micros",
+}
+_ATTRIBUTE_KINDS = {
+    "is_cpu_op": "bool_val",
+    "tensor_size": "uint64_val",
+    "num_ops": "int64_val",
+    "comm_type": "int64_val",
+    "comm_size": "int64_val",
+    "comm_priority": "int32_val",
+    "comm_src": "int32_val",
+    "comm_dst": "int32_val",
+    "comm_tag": "int32_val",
+    "pg_name": "string_val",
+}
+
+
+def _workload_graph(entries: Any, path: Path) -> Iterator[bytes]:
+    if not isinstance(entries, list):
+        raise TraceError(f"{path}: workload_graph: is no list")
+    for index, entry in enumerate(entries):
+        where = f"{path}: workload_graph[{index}]"
+        if not isinstance(entry, dict) or not {"Id", "Name", "NodeType"} <= entry.keys():
+            raise TraceError(f"{where}: is no node; a node has Id, Name and NodeType")
+        document: dict[str, Any] = {name: entry[key] for key, name in _NODE_KEYS.items() if key in entry}
+        document["attr"] = [
+            {"name": key, kind: entry[key]} for key, kind in _ATTRIBUTE_KINDS.items() if key in entry
+        ]
+        node = message_class("Node")()
+        _parse(document, node, where)
+        yield bytes(node.SerializeToString())
+
+
+def node_json(message: Any) -> str:
+    """Return one message as jsonizer writes it: canonical protobuf JSON, defaults left out."""
+    return str(json_format.MessageToJson(message))

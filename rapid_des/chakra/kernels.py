@@ -1,0 +1,253 @@
+# ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR1714 - the one file of compiled loops
+"""Loops over bytes and edges: plain Python for small inputs, the same source compiled for large ones.
+
+NOTE: these loops index bytes and arrays one element at a time because that is what numba compiles; a clear
+protobuf loop over message objects reads a tenth of the bytes in the same time. Every kernel works on
+Python integers and on 64-bit ones alike, so a `uint64` is carried as the `int64` of the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMPILE_ABOVE = 65_536
+"""Inputs with more elements than this are worth the compiler's start."""
+
+INCOMPLETE = -1
+TOO_LONG = -2
+
+
+@functools.cache
+def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the machine-code form of a kernel; it is kept on disk where the installation allows."""
+    import numba
+
+    try:
+        jitted: Callable[..., Any] = numba.njit(cache=True)(kernel)
+    except RuntimeError:  # no writable place for the cache
+        jitted = numba.njit(kernel)
+    return jitted
+
+
+def on_bytes(kernel: Callable[..., Any], buffer: bytes, *arguments: Any) -> Any:
+    """Run `kernel(buffer, *arguments)`, compiled if the buffer is large."""
+    if len(buffer) <= COMPILE_ABOVE:
+        return kernel(buffer, *arguments)
+    return compiled(kernel)(np.frombuffer(buffer, np.uint8), *arguments)
+
+
+def on_arrays(kernel: Callable[..., Any], size: int, *arguments: Any) -> Any:
+    """Run `kernel(*arguments)`, compiled if `size`, its amount of work, is large."""
+    if size <= COMPILE_ABOVE:
+        return kernel(*arguments)
+    return compiled(kernel)(*arguments)
+
+
+def scan_frames(
+    buffer: Any, begin: int, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[int, int, int]:
+    """Find whole frames from `begin` on; return (number of frames, where the next one starts, 0 or an error).
+
+    A frame that the buffer's end cuts gives `INCOMPLETE`, a length of more than ten bytes `TOO_LONG`.
+    """
+    size = len(buffer)
+    position = begin
+    count = 0
+    while position < size and count < len(starts):
+        length = 0
+        shift = 0
+        cursor = position
+        while True:
+            if cursor >= size:
+                return count, position, INCOMPLETE
+            byte = buffer[cursor]
+            cursor += 1
+            if shift > 28:
+                return count, position, TOO_LONG
+            length |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        if length > size - cursor:
+            return count, position, INCOMPLETE
+        starts[count] = cursor
+        ends[count] = cursor + length
+        count += 1
+        position = cursor + length
+    return count, position, 0
+
+
+def scan_fields(buffer: Any, spans: Any, owner: Any, field: Any, value: Any, payload: Any) -> tuple[int, int]:
+    """Split messages into fields; return (number of fields, the first malformed message or -1).
+
+    `spans` are the messages' (starts, ends). For each field: its message, its number * 8 + wire type, the
+    integer it holds (varint or fixed, as int64 bits), and the (start, end) of its bytes.
+    """
+    starts, ends = spans
+    payload_starts, payload_ends = payload
+    count = 0
+    for message in range(len(starts)):
+        position = starts[message]
+        end = ends[message]
+        while position < end:
+            tag = 0
+            shift = 0
+            byte = 128
+            while byte >= 128:
+                if position >= end or shift > 28:
+                    return count, message
+                byte = buffer[position]
+                position += 1
+                tag |= (byte & 127) << shift
+                shift += 7
+            wire = tag & 7
+            begin = position
+            number = 0
+            if wire == 0 or wire == 2:
+                shift = 0
+                byte = 128
+                while byte >= 128:
+                    if position >= end or shift > 63:
+                        return count, message
+                    byte = buffer[position]
+                    position += 1
+                    if shift < 63:
+                        number |= (byte & 127) << shift
+                    elif byte & 1:
+                        number += -9223372036854775808
+                    shift += 7
+                if wire == 2:
+                    begin = position
+                    if number < 0 or number > end - position:
+                        return count, message
+                    position += number
+            elif wire == 1 or wire == 5:
+                width = 8 if wire == 1 else 4
+                if width > end - position:
+                    return count, message
+                for index in range(width):
+                    byte = buffer[position + index]
+                    if index == 7 and byte >= 128:
+                        number += -9223372036854775808
+                        byte -= 128
+                    number |= (byte & 127) << (8 * index) if index == 7 else byte << (8 * index)
+                position += width
+            else:
+                return count, message
+            if tag < 8 or tag > 4294967295:
+                return count, message
+            owner[count] = message
+            field[count] = tag
+            value[count] = number
+            payload_starts[count] = begin
+            payload_ends[count] = position
+            count += 1
+    return count, -1
+
+
+def scan_varints(buffer: Any, starts: Any, ends: Any, values: Any, counts: Any) -> int:
+    """Unpack spans of varints into `values`, as int64 bits, and `counts`; return the first bad span or -1."""
+    count = 0
+    for span in range(len(starts)):
+        position = starts[span]
+        end = ends[span]
+        first = count
+        while position < end:
+            number = 0
+            shift = 0
+            byte = 128
+            while byte >= 128:
+                if position >= end or shift > 63:
+                    return span
+                byte = buffer[position]
+                position += 1
+                if shift < 63:
+                    number |= (byte & 127) << shift
+                elif byte & 1:
+                    number += -9223372036854775808
+                shift += 7
+            values[count] = number
+            count += 1
+        counts[span] = count - first
+    return -1
+
+
+def intern_spans(buffer: Any, spans: Any, slots: Any, codes: Any, firsts: Any) -> int:
+    """Number the distinct byte strings of `spans` as they first appear; return how many there are.
+
+    `slots` is a hash table of -1s whose length is a power of two above twice the number of spans; `firsts`
+    gets the span in which each distinct string was first seen.
+    """
+    starts, ends = spans
+    mask = len(slots) - 1
+    distinct = 0
+    for span in range(len(starts)):
+        start = starts[span]
+        length = ends[span] - start
+        key = length
+        for index in range(length):
+            key = (key * 31 + buffer[start + index]) & 4294967295
+        slot = (key ^ (key >> 15)) & mask
+        while True:
+            code = slots[slot]
+            if code < 0:
+                slots[slot] = distinct
+                firsts[distinct] = span
+                codes[span] = distinct
+                distinct += 1
+                break
+            other = starts[firsts[code]]
+            same = ends[firsts[code]] - other == length
+            index = 0
+            while same and index < length:
+                same = buffer[other + index] == buffer[start + index]
+                index += 1
+            if same:
+                codes[span] = code
+                break
+            slot = (slot + 1) & mask
+    return distinct
+
+
+def ready_order(starts: Any, children: Any, waiting: Any, result: Any) -> int:
+    """Kahn's algorithm with a binary heap of ready positions; the heap lies in an array."""
+    size = len(waiting)
+    heap = np.empty(size, np.int64)
+    ready = 0
+    for node in range(size):
+        if waiting[node] == 0:
+            heap[ready] = node
+            ready += 1
+    count = 0
+    while ready > 0:
+        smallest = heap[0]
+        ready -= 1
+        last = heap[ready]
+        hole = 0
+        while 2 * hole + 1 < ready:
+            child = 2 * hole + 1
+            if child + 1 < ready and heap[child + 1] < heap[child]:
+                child += 1
+            if heap[child] >= last:
+                break
+            heap[hole] = heap[child]
+            hole = child
+        heap[hole] = last
+        result[count] = smallest
+        count += 1
+        for row in range(starts[smallest], starts[smallest + 1]):
+            node = children[row]
+            waiting[node] -= 1
+            if waiting[node] == 0:
+                hole = ready
+                ready += 1
+                while hole > 0 and heap[(hole - 1) // 2] > node:
+                    heap[hole] = heap[(hole - 1) // 2]
+                    hole = (hole - 1) // 2
+                heap[hole] = node
+    return count

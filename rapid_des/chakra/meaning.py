@@ -1,0 +1,205 @@
+"""What the attributes of nodes mean under a dialect: kinds, durations, sizes, peers, in our own units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.columns import RawTable
+from rapid_des.chakra.dialects import Dialect
+from rapid_des.chakra.findings import Finding, FoundError
+from rapid_des.chakra.options import ELEMENT_BYTES, TIME_UNITS, ReadOptions
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind
+from rapid_des.units import PS_PER_S
+
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+_LARGEST = 2**62
+_SUSPICIOUS = 3600 * PS_PER_S
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a table comes from, and how it is to be understood."""
+
+    file: str
+    rank: int
+    dialect: Dialect
+    options: ReadOptions
+    group_named: Callable[[str], str]
+    """From what a node calls its group to a group's name."""
+    declared_unordered: frozenset[str] = frozenset()
+
+    def error(self, kind: str, message: str, node: int | None = None) -> FoundError:
+        """Return the error for something that can not be read."""
+        return FoundError(Finding(kind, f"{self.file}: {message}", file=self.file, rank=self.rank, node=node))
+
+    def is_unordered(self, stream: str) -> bool:
+        """Return whether a stream's nodes may start in any order."""
+        if self.options.streams != "auto":
+            return self.options.streams == "unordered"
+        return stream in self.declared_unordered or not self.dialect.in_order
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A row for each node in file order; see `NodeTable` for what each holds."""
+
+    kind: NDArray[np.int8]
+    duration: Integers
+    size: Integers
+    collective: NDArray[np.int8]
+    peer: Integers
+    """Ranks, not slots."""
+    tag: Integers
+    priority: Integers
+    flops: Integers
+    tensor_bytes: Integers
+    on_cpu: Mask
+    remarks: tuple[str, ...]
+
+
+class _Attributes:
+    """The numbers of one file's attributes, checked for range on the way out."""
+
+    def __init__(self, raw: RawTable, origin: Origin) -> None:
+        self.raw = raw
+        self.origin = origin
+
+    def stated(self, name: str) -> Mask:
+        found = self.raw.attributes.get(name)
+        return np.zeros(len(self.raw), np.bool_) if found is None else found.stated
+
+    def value(self, name: str) -> Integers:
+        found = self.raw.attributes.get(name)
+        return np.zeros(len(self.raw), np.int64) if found is None else found.value
+
+    def natural(self, name: str, *, scale: int = 1) -> Integers:
+        """Return a number that can not be negative, times `scale`."""
+        return self.scaled(name, self.value(name), scale)
+
+    def scaled(self, name: str, values: Integers, scale: int) -> Integers:
+        wrong = np.flatnonzero((values < 0) | (values > _LARGEST // scale))
+        if len(wrong):
+            node = int(self.raw.ids.view(np.uint64)[wrong[0]])
+            raise self.origin.error("range", f"node {node}: {name} is {values[wrong[0]]}; out of range", node)
+        return values * scale
+
+
+def columns_of(raw: RawTable, origin: Origin) -> Columns:
+    """Return the nodes' columns; a negative or huge size or duration is a `FoundError` naming the node."""
+    read = _Attributes(raw, origin)
+    on_cpu = read.value("is_cpu_op") != 0
+    kind, remarks = _kinds(raw, read, on_cpu)
+    width, said = _element_width(origin)
+    flops = read.natural("num_ops")
+    duration, timed = _durations(raw, read, kind, on_cpu)
+    tensor_bytes = read.natural("tensor_size", scale=width)
+    return Columns(
+        kind=kind,
+        duration=duration,
+        size=_sizes(read, kind, width, tensor_bytes),
+        collective=_collectives(read, kind),
+        peer=_peers(read, kind),
+        tag=read.value("comm_tag"),
+        priority=read.value("comm_priority"),
+        flops=flops,
+        tensor_bytes=_own_tensor_bytes(read, tensor_bytes),
+        on_cpu=on_cpu,
+        remarks=(*remarks, *said, *timed),
+    )
+
+
+def _kinds(raw: RawTable, read: _Attributes, on_cpu: Mask) -> tuple[NDArray[np.int8], list[str]]:
+    """Return the node kinds: unknown ones are opaque, CPU collectives without a type are CPU work."""
+    unknown = (raw.kind < 0) | (raw.kind > max(NodeKind))
+    kind = np.where(unknown, NodeKind.INVALID, raw.kind).astype(np.int8)
+    hosted = (kind == NodeKind.COLLECTIVE) & on_cpu & ~read.stated("comm_type")
+    hosted &= not read.origin.dialect.complete
+    kind[hosted] = NodeKind.COMPUTE
+    remarks = []
+    if unknown.any():
+        numbers = ", ".join(map(str, np.unique(raw.kind[unknown])[:6].tolist()))
+        remarks.append(f"node types unknown to the schema ({numbers}) take no time")
+    if hosted.any():
+        remarks.append("collectives of the host without a type are CPU work")
+    if raw.conflicts:
+        remarks.append("attributes given twice with different values: the first counts")
+    return kind, remarks
+
+
+def _element_width(origin: Origin) -> tuple[int, list[str]]:
+    if origin.options.dtype_bytes is not None:
+        return origin.options.dtype_bytes, []
+    if not origin.dialect.sizes_in_elements:
+        return 1, []
+    said = f"sizes count elements; each is taken as {ELEMENT_BYTES} bytes (--dtype-bytes says otherwise)"
+    return ELEMENT_BYTES, [said]
+
+
+def _durations(
+    raw: RawTable, read: _Attributes, kind: NDArray[np.int8], on_cpu: Mask
+) -> tuple[Integers, list[str]]:
+    """Return picoseconds; a node that says operations or moves data but no time is left to the machine."""
+    unit = origin_unit(read.origin)
+    duration = read.scaled("duration", raw.duration, unit)
+    remarks = []
+    if (duration > _SUSPICIOUS).any():
+        remarks.append("a node lasts more than an hour; is its time unit right (--time-unit)?")
+    moves = np.isin(kind, [NodeKind.MEM_LOAD, NodeKind.MEM_STORE, NodeKind.SEND, NodeKind.RECV])
+    priced = moves | (kind == NodeKind.COLLECTIVE) | (read.stated("num_ops") & ~on_cpu)
+    priced |= read.origin.dialect.complete
+    exact = read.stated("rapid_duration_ps")
+    untimed = (duration == 0) & priced & ~exact
+    duration[untimed] = UNSTATED
+    compute = kind == NodeKind.COMPUTE
+    if compute.any() and not (exact | (duration != 0))[compute].any():
+        remarks.append("compute time is zero: nodes have neither durations nor operation counts")
+    elif (untimed & compute).any():
+        remarks.append(
+            "compute nodes without durations are priced by their operations on the machine's device"
+        )
+    return np.where(exact, read.natural("rapid_duration_ps"), duration), remarks
+
+
+def origin_unit(origin: Origin) -> int:
+    """Return the picoseconds in one unit of the traces' durations."""
+    unit = origin.options.time_unit
+    return origin.dialect.time_unit if unit == "auto" else TIME_UNITS[unit]
+
+
+def _sizes(read: _Attributes, kind: NDArray[np.int8], width: int, tensor_bytes: Integers) -> Integers:
+    """Return bytes; `UNSTATED` where a collective or message does not say any."""
+    size = read.natural("comm_size", scale=width)
+    stated = read.stated("comm_size")
+    messages = np.isin(kind, [NodeKind.SEND, NodeKind.RECV])
+    memory = np.isin(kind, [NodeKind.MEM_LOAD, NodeKind.MEM_STORE])
+    fallback = ~stated & read.stated("tensor_size") & (messages | memory)
+    size[fallback] = tensor_bytes[fallback]
+    barrier = (kind == NodeKind.COLLECTIVE) & (read.value("comm_type") == CollectiveType.BARRIER)
+    silent = ~stated & ~fallback & ~barrier & (messages | (kind == NodeKind.COLLECTIVE))
+    size[silent] = UNSTATED
+    return size
+
+
+def _collectives(read: _Attributes, kind: NDArray[np.int8]) -> NDArray[np.int8]:
+    value = read.value("comm_type")
+    known = read.stated("comm_type") & (value >= 0) & (value <= max(CollectiveType))
+    return np.where(known & (kind == NodeKind.COLLECTIVE), value, UNSTATED).astype(np.int8)
+
+
+def _peers(read: _Attributes, kind: NDArray[np.int8]) -> Integers:
+    """Return the rank on the other side of each send and receive, or `UNSTATED`."""
+    peer = np.full(len(kind), UNSTATED, np.int64)
+    for side, name in ((NodeKind.SEND, "comm_dst"), (NodeKind.RECV, "comm_src")):
+        rows = (kind == side) & read.stated(name)
+        peer[rows] = read.natural(name)[rows]
+    return peer
+
+
+def _own_tensor_bytes(read: _Attributes, tensor_bytes: Integers) -> Integers:
+    exact = read.stated("rapid_tensor_bytes")
+    return np.where(exact, read.natural("rapid_tensor_bytes"), tensor_bytes)

@@ -1,0 +1,193 @@
+"""Writing a trace set as files that other tools read: today's schema, one file a rank, and the groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rapid_des.chakra.discovery import discover
+from rapid_des.chakra.files import varint, write_frames
+from rapid_des.chakra.groups import WORLD
+from rapid_des.chakra.messages import message_class
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.errors import TraceError
+from rapid_des.units import PS_PER_US, ceil_divide
+
+FRAME_VERSION = "0.0.4"
+FORMAT = "1"
+_INT32 = range(-(2**31), 2**31)
+_MEMORY = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
+
+
+def write_set(traces: TraceSet, folder: str | Path, prefix: str) -> tuple[Path, ...]:
+    """Write PREFIX.<rank>.et for every rank and PREFIX.groups.json; return the paths.
+
+    `duration_micros` is rounded up to whole microseconds as other tools expect; the attribute
+    `rapid_duration_ps` carries the exact time. Reading the files gives the same trace set.
+    """
+    folder = Path(folder)
+    _refuse_leftovers(traces, folder, prefix)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        groups = folder / f"{prefix}.groups.json"
+        groups.write_text(json.dumps({name: list(ranks) for name, ranks in traces.groups.items()}) + "\n")
+    except OSError as error:
+        raise TraceError(f"{folder}: can not be written: {error.strerror or error}") from error
+    written = [groups]
+    for rank in traces.ranks:
+        path = folder / f"{prefix}.{rank.rank}.et"
+        write_frames(path, _frames(rank, traces.unordered_streams))
+        written.append(path)
+    return tuple(written)
+
+
+def _refuse_leftovers(traces: TraceSet, folder: Path, prefix: str) -> None:
+    """Refuse a folder in which files of other ranks would become part of the set that is written."""
+    try:
+        present = discover(folder / prefix).files
+    except TraceError:
+        return
+    extra = sorted(present.keys() - {rank.rank for rank in traces.ranks})
+    if extra:
+        raise TraceError(
+            f"{folder}: already holds {present[extra[0]].name}, a rank that this set does not have"
+        )
+
+
+def _frames(rank: RankTrace, unordered: frozenset[str]) -> Iterator[bytes]:
+    metadata = message_class("GlobalMetadata")(version=FRAME_VERSION)
+    metadata.attr.add(name="rapid_format", string_val=FORMAT)
+    if unordered:
+        streams = metadata.attr.add(name="rapid_unordered_streams")
+        streams.string_list.values.extend(sorted(unordered))
+    yield bytes(metadata.SerializeToString())
+    yield from _node_frames(rank)
+
+
+class _Row(NamedTuple):
+    """What decides the bytes of a node beside its id, name and dependencies."""
+
+    kind: int
+    stream: int
+    duration: int
+    size: int
+    collective: int
+    group: int
+    peer: int
+    tag: int
+    priority: int
+    flops: int
+    tensor_bytes: int
+    on_cpu: bool
+
+
+def _node_frames(rank: RankTrace) -> Iterator[bytes]:
+    nodes = rank.nodes
+    heads = _Heads(nodes)
+    tails: dict[_Row, bytes] = {}
+    columns = zip(*(getattr(nodes, name).tolist() for name in _Row._fields), strict=True)
+    ids, names = nodes.ids.tolist(), nodes.name.tolist()
+    needed = nodes.ids[nodes.dependencies].tolist()
+    starts = nodes.dependency_starts.tolist()
+    ascending = bool((nodes.ids[1:] > nodes.ids[:-1]).all())
+    for index, columns_row in enumerate(columns):
+        row = _Row(*columns_row)
+        tail = tails.get(row)
+        if tail is None:
+            tail = tails[row] = _tail(row, rank)
+        if not ascending:
+            tail += _position(index)
+        identity = b"\x08" + varint(ids[index]) if ids[index] else b""
+        head = heads.bytes_of(names[index], row.kind)
+        yield b"".join((identity, head, _packed(needed[starts[index] : starts[index + 1]]), tail))
+
+
+class _Heads:
+    """The encoded (name, type) pairs."""
+
+    def __init__(self, nodes: NodeTable) -> None:
+        self.names = nodes.names
+        self.known: dict[tuple[int, int], bytes] = {}
+
+    def bytes_of(self, name: int, kind: int) -> bytes:
+        head = self.known.get((name, kind))
+        if head is None:
+            head = self.known[name, kind] = _message(name=self.names[name], type=kind).SerializeToString()
+        return head
+
+
+def _message(**fields: Any) -> Any:
+    try:
+        return message_class("Node")(**fields)
+    except ValueError as error:
+        raise TraceError(f"node {fields.get('name', '')!r}: can not be written: {error}") from error
+
+
+def _packed(ids: list[int]) -> bytes:
+    if not ids:
+        return b""
+    body = b"".join(map(varint, ids))
+    return b"\x2a" + varint(len(body)) + body
+
+
+def _position(index: int) -> bytes:
+    node = _message()
+    node.attr.add(name="rapid_position", uint64_val=index)
+    return bytes(node.SerializeToString())
+
+
+def _tail(row: _Row, rank: RankTrace) -> bytes:
+    """Return duration and attributes; the value kinds are those that upstream's readers ask for."""
+    node = _message()
+    if row.duration != UNSTATED:
+        node.duration_micros = ceil_divide(row.duration, PS_PER_US)
+        node.attr.add(name="rapid_duration_ps", uint64_val=row.duration)
+    node.attr.add(name="is_cpu_op", bool_val=row.on_cpu)
+    if row.collective != UNSTATED:
+        node.attr.add(name="comm_type", int64_val=row.collective)
+    _add_sizes(node, row)
+    if row.group != UNSTATED and rank.groups[row.group] != WORLD:
+        node.attr.add(name="pg_name", string_val=rank.groups[row.group])
+    _add_message(node, row, rank)
+    if row.priority:
+        _add_int32(node, "comm_priority", row.priority)
+    if row.flops:
+        node.attr.add(name="num_ops", int64_val=row.flops)
+    node.attr.add(name="rapid_stream", string_val=rank.nodes.streams[row.stream])
+    return bytes(node.SerializeToString())
+
+
+def _add_sizes(node: Any, row: _Row) -> None:
+    memory = row.kind in _MEMORY
+    communicates = row.kind in (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE)
+    if row.size != UNSTATED and (communicates or (row.size and not memory)):
+        node.attr.add(name="comm_size", int64_val=row.size)
+    tensor_size = max(row.size, 0) if memory else row.tensor_bytes
+    if tensor_size:
+        node.attr.add(name="tensor_size", uint64_val=tensor_size)
+    if tensor_size != row.tensor_bytes:
+        node.attr.add(name="rapid_tensor_bytes", uint64_val=row.tensor_bytes)
+
+
+def _add_message(node: Any, row: _Row, rank: RankTrace) -> None:
+    if row.peer != UNSTATED:
+        ends = (rank.rank, rank.peers[row.peer])
+        source, target = ends if row.kind == NodeKind.SEND else reversed(ends)
+        node.attr.add(name="comm_src", int32_val=source)
+        node.attr.add(name="comm_dst", int32_val=target)
+    if row.tag or row.peer != UNSTATED:
+        _add_int32(node, "comm_tag", row.tag)
+
+
+def _add_int32(node: Any, name: str, value: int) -> None:
+    kind = "int32_val" if value in _INT32 else "int64_val"
+    node.attr.add(name=name, **{kind: value})
+
+
+def node_count(traces: TraceSet) -> int:
+    """Return the number of nodes over all ranks."""
+    return int(np.sum([len(rank.nodes) for rank in traces.ranks], dtype=np.int64))
