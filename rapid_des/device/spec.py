@@ -16,7 +16,17 @@ from rapid_des.units import Bandwidth, Duration, FlopRate, Frequency, Power, Siz
 Constants = dict[str, dict[str, dict[str, float]]]
 """Fitted constants: section (`gemm`, …), scope (`default`, a dtype, a library or `library/dtype`), name."""
 
-CONSTANT_SECTIONS = ("gemm", "attention", "vector")
+CONSTANT_SECTIONS = (
+    "gemm",
+    "memory",
+    "attention",
+    "attention_backward",
+    "decode",
+    "decode_mha",
+    "mla_prefill",
+    "mla_decode",
+    "vector",
+)
 
 
 class Clock(Spec, frozen=True):
