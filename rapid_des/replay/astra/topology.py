@@ -73,7 +73,7 @@ class Network:
 
     def routes(self, pairs: Int64s) -> Routes:
         """Return the routes of (source, destination) rows."""
-        return self.router.routes(map(tuple, pairs)) if len(pairs) == 0 else self.router.routes(pairs)  # type: ignore[arg-type]
+        return self.router.routes(pairs)  # type: ignore[arg-type] - an array of rows is what it wants
 
 
 def network_of(file: NetworkFile, path: Path) -> Network:
@@ -118,10 +118,7 @@ def _faults(
         if ends in seen:
             continue
         seen.add(ends)
-        try:
-            links = [plan.fabric.link(one, other), plan.fabric.link(other, one)]
-        except (TopologyError, IndexError) as error:
-            raise ConfigError(str(error), file=str(path), key=f"faulty_links[{index}]") from None
+        links = _both_directions(plan.fabric, ends, path, f"faulty_links[{index}]")
         if health == 0:
             dead.update(links)
             continue
@@ -129,6 +126,15 @@ def _faults(
         classes.append((bandwidth * health, latency))
         service_class[links] = len(classes) - 1
     return service_class, frozenset(dead)
+
+
+def _both_directions(fabric: Fabric, ends: tuple[int, int], path: Path, key: str) -> list[int]:
+    if not 0 <= ends[0] <= ends[1] < fabric.nodes:
+        raise ConfigError(f"{list(ends)} are no nodes; allowed: 0 to {fabric.nodes - 1}", file=str(path), key=key)
+    try:
+        return [fabric.link(*ends), fabric.link(*ends[::-1])]
+    except TopologyError as error:
+        raise ConfigError(str(error), file=str(path), key=key) from None
 
 
 def hop_table(network: Network, sizes: list[int]) -> HopTable:

@@ -1,0 +1,119 @@
+"""Collectives whose members send one message at a time: rings, halving and doubling, and their kin.
+
+Every member posts the receive of a message when it sends its own, so what arrives earlier waits for that:
+the next step follows the later of the arrival and the member's own injection. Message sizes floor.
+"""
+
+from __future__ import annotations
+
+from math import ceil, isqrt, log
+
+import numpy as np
+
+from rapid_des.replay.astra.endpoint import reducing_steps
+from rapid_des.replay.astra.phases import A2A, AG, AR, RS, Phase, message_size, nonzero
+from rapid_des.replay.program import Int32s, Int64s, Template
+from rapid_des.replay.services import Sizes
+
+
+def lockstep(
+    members: int, partners: Int32s, sizes: Int64s, lags: Int64s, rows: Sizes, name: str
+) -> Template:
+    """Return the template of members that each send one message a step and then await one.
+
+    `partners` is [pattern of a step, member], to whom it sends; steps repeat the patterns from the first on,
+    or there are as many patterns as steps. `lags` has one entry more than there are steps: the processing
+    before each step and after the last.
+    """
+    steps = len(sizes)
+    tasks = steps * members
+    patterns = len(partners)
+    pattern = np.arange(steps, dtype=np.int32) % patterns
+    member = np.arange(members, dtype=np.int32)
+    target = np.empty((steps, members, 2), np.int32)
+    following = (np.arange(1, steps + 1, dtype=np.int32) * members)[:, None]
+    target[:, :, 0] = following + partners[pattern]
+    target[:, :, 1] = following + member
+    need = np.full(tasks, 2, np.int32)
+    need[:members] = 1
+    return Template(
+        members=members,
+        pair=(pattern[:, None] * members + member).ravel(),
+        pair_source=np.tile(member, patterns),
+        pair_destination=partners.astype(np.int32).ravel(),
+        source=np.tile(member, steps),
+        size=np.repeat(rows.rows(sizes), members),
+        need=need,
+        edge_starts=np.arange(0, 2 * tasks + 1, 2, dtype=np.int64),
+        edge_target=target.ravel(),
+        edge_lag=np.repeat(lags[1:], 2 * members),
+        edge_at_injection=np.tile(np.array([False, True]), tasks),
+        arrival_starts=np.arange(members + 1, dtype=np.int64),
+        arrival_target=member,
+        arrival_lag=np.full(members, lags[0]),
+        member_need=np.full(members, 2, np.int32),
+        name=name,
+    )
+
+
+def relay(phase: Phase, rows: Sizes, *, steps: int, size: int, reducing: int) -> Template:
+    """Return a chain of neighbour messages around the ring, one in flight a member."""
+    sizes = np.full(steps, size, np.int64)
+    reduces = reducing_steps(phase.collective, steps + 1, plain=1, reducing=reducing)
+    lags = phase.endpoint.lags(np.full(steps + 1, size, np.int64), reduces)
+    neighbour = (np.arange(phase.members) + phase.step) % phase.members
+    return lockstep(phase.members, neighbour[None, :].astype(np.int32), sizes, lags, rows, phase.title)
+
+
+def ring(phase: Phase, rows: Sizes) -> Template:
+    """Return the ring; an all-to-all relays every message past those in between."""
+    n = phase.members
+    steps = {AR: 2 * (n - 1), A2A: n * (n - 1) // 2}.get(phase.collective, n - 1)
+    size = message_size(phase, halved=phase.dialect == "extended")
+    return relay(phase, rows, steps=steps, size=size, reducing=n - 1)
+
+
+def mesh(phase: Phase, rows: Sizes) -> Template:
+    """Return the extended dialect's mesh: a ring with the stock sizes."""
+    n = phase.members
+    steps = {AR: 2 * (n - 1), A2A: n * (n - 1) // 2}.get(phase.collective, n - 1)
+    return relay(phase, rows, steps=steps, size=message_size(phase, halved=False), reducing=n - 1)
+
+
+def hypercube(phase: Phase, rows: Sizes) -> Template:
+    """Return the extended dialect's hypercube: ceil(ln n) neighbour messages (the natural logarithm)."""
+    n = phase.members
+    turns = ceil(log(n))
+    steps = {AR: 2 * turns, A2A: n * (n - 1) // 2}.get(phase.collective, turns)
+    return relay(phase, rows, steps=steps, size=message_size(phase, halved=False), reducing=n - 1)
+
+
+def torus2d(phase: Phase, rows: Sizes) -> Template:
+    """Return the extended dialect's torus2d: fewer neighbour messages on one logical ring."""
+    n, edge = phase.members, isqrt(phase.members)
+    steps = {AR: 4 * (edge - 1), A2A: (n - 1) * edge // 2}.get(phase.collective, (n - 1) // 2)
+    return relay(phase, rows, steps=steps, size=message_size(phase, halved=False), reducing=edge - 1)
+
+
+def halving_doubling(phase: Phase, rows: Sizes) -> Template:
+    """Return recursive halving and doubling: partners differ in one bit of their number."""
+    levels = phase.members.bit_length() - 1
+    offsets, sizes = _exchanges(phase, levels)
+    nonzero(min(sizes), phase)
+    reduces = reducing_steps(phase.collective, len(offsets) + 1, plain=1, reducing=levels - 1)
+    lags = phase.endpoint.lags(np.array([*sizes, 0], np.int64), reduces)
+    partners = np.arange(phase.members, dtype=np.int32) ^ np.array(offsets, np.int32)[:, None]
+    return lockstep(phase.members, partners, np.array(sizes, np.int64), lags, rows, phase.title)
+
+
+def _exchanges(phase: Phase, levels: int) -> tuple[list[int], list[int]]:
+    """Return the partner offsets and message sizes of each step."""
+    up = [1 << level for level in range(levels)]
+    halves = [phase.size >> (level + 1) for level in range(levels)]
+    if phase.collective is RS:
+        return up, halves
+    first = phase.size if phase.collective is AG else 2 * (phase.size >> (levels + 1))
+    doubles = [first << level for level in range(levels)]
+    if phase.collective is AG:
+        return up[::-1], doubles
+    return up + up[::-1], halves + doubles

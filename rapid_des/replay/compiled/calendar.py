@@ -1,0 +1,98 @@
+"""The kernel's event queue: a 4-ary heap of distinct times, each with a bucket of events in any order.
+
+Events of one instant need no order, because servers choose only once an instant's events have all happened (R4).
+A push costs O(1) when its time was pushed before (a symmetric collective), else one step up the heap; the cache
+from times to buckets may forget, then a time has two buckets, which are popped together.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from rapid_des.replay.compiled.pools import TIME_CACHE, Calendar
+
+HEAP, FREE_BUCKET, FREE_EVENT, PUSHED, USED = 0, 1, 2, 3, 4
+_GOLDEN = 0x9E3779B97F4A7C1
+
+
+@njit(cache=True)
+def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
+    """Add an event; the caller has made sure that there is room."""
+    count = calendar.count
+    event = count[FREE_EVENT]
+    count[FREE_EVENT] = calendar.next[event]
+    count[PUSHED] += 1
+    count[USED] += 1
+    calendar.kind[event] = kind
+    calendar.a[event] = a
+    calendar.b[event] = b
+    place = ((moment * _GOLDEN) >> 24) & (TIME_CACHE - 1)
+    if calendar.cached_time[place] == moment:
+        bucket = calendar.cached_bucket[place]
+        calendar.next[event] = calendar.first[bucket]
+        calendar.first[bucket] = event
+        return
+    bucket = count[FREE_BUCKET]
+    count[FREE_BUCKET] = calendar.first[bucket]
+    calendar.first[bucket] = event
+    calendar.next[event] = -1
+    calendar.cached_time[place] = moment
+    calendar.cached_bucket[place] = bucket
+    _rise(calendar, moment, bucket)
+
+
+@njit(cache=True)
+def _rise(calendar: Calendar, moment: int, bucket: int) -> None:
+    child = calendar.count[HEAP]
+    calendar.count[HEAP] = child + 1
+    while child > 0:
+        parent = (child - 1) >> 2
+        if calendar.time[parent] <= moment:
+            break
+        calendar.time[child] = calendar.time[parent]
+        calendar.bucket[child] = calendar.bucket[parent]
+        child = parent
+    calendar.time[child] = moment
+    calendar.bucket[child] = bucket
+
+
+@njit(cache=True)
+def pop(calendar: Calendar) -> int:
+    """Take the earliest bucket off the heap and return it; its time was `calendar.time[0]`."""
+    earliest = calendar.bucket[0]
+    length = calendar.count[HEAP] - 1
+    calendar.count[HEAP] = length
+    moment, bucket = calendar.time[length], calendar.bucket[length]
+    parent = 0
+    while True:
+        child = 4 * parent + 1
+        if child >= length:
+            break
+        last = min(child + 4, length)
+        least = child
+        for other in range(child + 1, last):
+            if calendar.time[other] < calendar.time[least]:
+                least = other
+        if calendar.time[least] >= moment:
+            break
+        calendar.time[parent] = calendar.time[least]
+        calendar.bucket[parent] = calendar.bucket[least]
+        parent = least
+    calendar.time[parent] = moment
+    calendar.bucket[parent] = bucket
+    return earliest
+
+
+@njit(cache=True)
+def recycle(calendar: Calendar, event: int) -> None:
+    """Give an event's place back."""
+    calendar.next[event] = calendar.count[FREE_EVENT]
+    calendar.count[FREE_EVENT] = event
+    calendar.count[USED] -= 1
+
+
+@njit(cache=True)
+def recycle_bucket(calendar: Calendar, bucket: int) -> None:
+    """Give a bucket's place back."""
+    calendar.first[bucket] = calendar.count[FREE_BUCKET]
+    calendar.count[FREE_BUCKET] = bucket

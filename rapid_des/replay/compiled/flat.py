@@ -1,0 +1,245 @@
+"""A program as a handful of flat arrays: what the kernel reads and never writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.replay.program import NONE, Program, RankProgram, Template, Timetable, VisitKind
+
+Array = NDArray[Any]
+
+
+class Visits(NamedTuple):
+    """The columns of all rank programs one after the other."""
+
+    kind: Array
+    server: Array
+    work: Array
+    priority: Array
+    link_priority: Array
+    release: Array
+    holder: Array
+    slot: Array
+    parent: Array
+    occurrence: Array
+    sub: Array
+    template: Array
+    need: Array
+    edge_starts: Array
+    edge_target: Array
+    edge_lag: Array
+    edge_at_start: Array
+
+
+class Ranks(NamedTuple):
+    """Where each rank's visits, slots and servers begin, and what its slots and servers are."""
+
+    program: Array
+    flat: Array
+    slot: Array
+    server: Array
+    slot_group: Array
+    slot_member: Array
+    of_server: Array
+    capacity: Array
+    level: Array
+    heap: Array
+    """Where the waiting visits of each server are kept."""
+
+
+class Tasks(NamedTuple):
+    """The columns of all templates one after the other."""
+
+    members: Array
+    tasks: Array
+    first_task: Array
+    first_member: Array
+    pair: Array
+    source: Array
+    size: Array
+    need: Array
+    edge_starts: Array
+    edge_target: Array
+    edge_lag: Array
+    edge_at_injection: Array
+    arrival_starts: Array
+    arrival_target: Array
+    arrival_lag: Array
+    member_need: Array
+
+
+class Ways(NamedTuple):
+    """Groups, routes, hop services and timetables."""
+
+    label: Array
+    use_starts: Array
+    use_template: Array
+    use_base: Array
+    pair_route: Array
+    route_starts: Array
+    route_links: Array
+    route_class: Array
+    occupancy: Array
+    head: Array
+    lag: Array
+    payload: Array
+    link_table: Array
+    link_time: Array
+    link_rate: Array
+    link_lag: Array
+    stream_table: Array
+    stream_time: Array
+    stream_rate: Array
+
+
+class Flat(NamedTuple):
+    """A whole program for the kernel."""
+
+    visits: Visits
+    ranks: Ranks
+    tasks: Tasks
+    ways: Ways
+
+
+def flatten(program: Program) -> Flat:
+    """Return the program's arrays; shared columns are copied once, whatever the number of ranks."""
+    return Flat(_visits(program), _ranks(program), _tasks(program), _ways(program))
+
+
+def _joined(parts: Sequence[Array], dtype: type[np.generic]) -> Array:
+    return np.concatenate([np.zeros(0, dtype), *[np.asarray(part, dtype) for part in parts]]).astype(dtype)
+
+
+def _starts(rows: Sequence[Array]) -> Array:
+    """Join row starts: each part's begin where the part before ended."""
+    lengths = [np.diff(row) for row in rows]
+    return np.concatenate(([0], np.cumsum(_joined(lengths, np.int64)))).astype(np.int64)
+
+
+def _begins(lengths: Sequence[int]) -> Array:
+    return np.concatenate(([0], np.cumsum(np.array(lengths, np.int64)))).astype(np.int64)
+
+
+def _visits(program: Program) -> Visits:
+    def column(of: Callable[[RankProgram], Array], dtype: type[np.generic] = np.int32) -> Array:
+        return _joined([of(part) for part in program.programs], dtype)
+
+    return Visits(
+        kind=column(lambda part: part.kind, np.int8),
+        server=column(lambda part: part.server),
+        work=column(lambda part: part.work, np.int64),
+        priority=column(lambda part: part.priority, np.int64),
+        link_priority=column(lambda part: part.link_priority),
+        release=column(lambda part: part.release),
+        holder=column(_holders),
+        slot=column(lambda part: part.slot),
+        parent=column(lambda part: part.parent),
+        occurrence=column(lambda part: part.occurrence),
+        sub=column(lambda part: part.sub),
+        template=column(lambda part: part.template),
+        need=column(lambda part: part.need),
+        edge_starts=_starts([part.edge_starts for part in program.programs]),
+        edge_target=column(lambda part: part.edge_target),
+        edge_lag=column(lambda part: part.edge_lag, np.int64),
+        edge_at_start=column(lambda part: part.edge_at_start, np.bool_),
+    )
+
+
+def _holders(part: RankProgram) -> Array:
+    """Return for each visit the HOLD that its finish releases, or NONE."""
+    holders = np.full(len(part), NONE, np.int32)
+    holds = np.flatnonzero(part.kind == VisitKind.HOLD)
+    holders[part.release[holds]] = holds
+    return holders
+
+
+def _ranks(program: Program) -> Ranks:
+    parts = [program.programs[binding.program] for binding in program.bindings]
+    first_visit = _begins([len(part) for part in program.programs])
+    waiting = [
+        np.bincount(part.server[part.server != NONE], minlength=len(part.server_capacity))
+        for part in program.programs
+    ]
+    return Ranks(
+        program=first_visit[np.array([binding.program for binding in program.bindings], np.int64)],
+        flat=program.visits().astype(np.int64),
+        slot=_begins([len(binding.groups) for binding in program.bindings]),
+        server=_begins([len(part.server_capacity) for part in parts]),
+        slot_group=_joined([binding.groups for binding in program.bindings], np.int32),
+        slot_member=_joined([binding.members for binding in program.bindings], np.int32),
+        of_server=np.repeat(np.arange(len(parts)), [len(part.server_capacity) for part in parts]).astype(
+            np.int32
+        ),
+        capacity=_joined([part.server_capacity for part in parts], np.int32),
+        level=_joined([part.server_level for part in parts], np.int8),
+        heap=_begins(_joined([waiting[binding.program] for binding in program.bindings], np.int64).tolist()),
+    )
+
+
+def _tasks(program: Program) -> Tasks:
+    def column(of: Callable[[Template], Array], dtype: type[np.generic] = np.int32) -> Array:
+        return _joined([of(template) for template in program.templates], dtype)
+
+    templates = program.templates
+    return Tasks(
+        members=np.array([template.members for template in templates], np.int32),
+        tasks=np.array([len(template) for template in templates], np.int32),
+        first_task=_begins([len(template) for template in templates]),
+        first_member=_begins([template.members for template in templates]),
+        pair=column(lambda template: template.pair),
+        source=column(lambda template: template.source),
+        size=column(lambda template: template.size),
+        need=column(lambda template: template.need),
+        edge_starts=_starts([template.edge_starts for template in templates]),
+        edge_target=column(lambda template: template.edge_target),
+        edge_lag=column(lambda template: template.edge_lag, np.int64),
+        edge_at_injection=column(lambda template: template.edge_at_injection, np.bool_),
+        arrival_starts=_starts([template.arrival_starts for template in templates]),
+        arrival_target=column(lambda template: template.arrival_target),
+        arrival_lag=column(lambda template: template.arrival_lag, np.int64),
+        member_need=column(lambda template: template.member_need),
+    )
+
+
+def _ways(program: Program) -> Ways:
+    uses = [sorted(group.routes.items()) for group in program.groups]
+    flat = [routes for use in uses for _, routes in use]
+    link_tables = [program.link_timetables.get(link) for link in range(program.links)]
+    stream_tables = [
+        program.stream_timetables.get((position, server))
+        for position, binding in enumerate(program.bindings)
+        for server in range(len(program.programs[binding.program].server_capacity))
+    ]
+    return Ways(
+        label=np.array([group.label for group in program.groups], np.int32),
+        use_starts=_begins([len(use) for use in uses]),
+        use_template=np.array([template for use in uses for template, _ in use], np.int32),
+        use_base=_begins([len(routes) for routes in flat]),
+        pair_route=_joined(flat, np.int32),
+        route_starts=program.route_starts.astype(np.int64),
+        route_links=program.route_links.astype(np.int32),
+        route_class=program.route_class.astype(np.int32),
+        occupancy=np.ascontiguousarray(program.hops.occupancy, np.int64),
+        head=np.ascontiguousarray(program.hops.head, np.int64),
+        lag=np.ascontiguousarray(program.hops.lag, np.int64),
+        payload=np.ascontiguousarray(program.hops.bytes, np.int64),
+        link_table=_rows(link_tables),
+        link_time=_steps(link_tables, lambda table: table.time),
+        link_rate=_steps(link_tables, lambda table: table.rate),
+        link_lag=_steps(link_tables, lambda table: table.lag),
+        stream_table=_rows(stream_tables),
+        stream_time=_steps(stream_tables, lambda table: table.time),
+        stream_rate=_steps(stream_tables, lambda table: table.rate),
+    )
+
+
+def _rows(tables: Sequence[Timetable | None]) -> Array:
+    return _begins([0 if table is None else len(table.time) for table in tables])
+
+
+def _steps(tables: Sequence[Timetable | None], of: Callable[[Timetable], Array]) -> Array:
+    return _joined([of(table) for table in tables if table is not None], np.int64)
