@@ -12,12 +12,12 @@ UNREACHED = -1
 
 def hops_to(fabric: Fabric, destination: int, alive: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Return each node's number of hops to `destination` over living links, `UNREACHED` (-1) if cut off."""
-    return _levels(fabric.incoming, fabric.source, destination, alive, fabric.nodes)
+    return levels(fabric.incoming, fabric.source, destination, alive, fabric.nodes)
 
 
 def hops_from(fabric: Fabric, source: int, alive: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Return each node's number of hops from `source` over living links, `UNREACHED` (-1) if cut off."""
-    return _levels(fabric.outgoing, fabric.destination, source, alive, fabric.nodes)
+    return levels(fabric.outgoing, fabric.destination, source, alive, fabric.nodes)
 
 
 def gather(table: tuple[Ints, Ints], rows: Ints) -> Ints:
@@ -29,9 +29,20 @@ def gather(table: tuple[Ints, Ints], rows: Ints) -> Ints:
     return found
 
 
-def _levels(
-    table: tuple[Ints, Ints], far_end: NDArray[np.int32], start: int, alive: NDArray[np.bool_], nodes: int
+def compressed(ends: Ints, nodes: int) -> tuple[Ints, Ints]:
+    """Return (starts, links): the links of each node, given the node of each link."""
+    starts = np.concatenate(([0], np.cumsum(np.bincount(ends, minlength=nodes))))
+    return starts, np.argsort(ends, kind="stable")
+
+
+def levels(
+    table: tuple[Ints, Ints],
+    far_end: NDArray[np.signedinteger],
+    start: int,
+    alive: NDArray[np.bool_],
+    nodes: int,
 ) -> NDArray[np.int32]:
+    """Return each node's level in a breadth-first search along a table of links, `UNREACHED` if none."""
     hops = np.full(nodes, UNREACHED, np.int32)
     hops[start] = level = 0
     frontier: Ints = np.array([start])

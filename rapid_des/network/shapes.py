@@ -8,7 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rapid_des.network.blocks import Block, block, both_ways, check_links, wires
+from rapid_des.network.clos import clos, fat_tree
+from rapid_des.network.dragonfly import dragonfly
 from rapid_des.network.fabric import Ints
+from rapid_des.network.graphs import graph
 from rapid_des.network.grids import grid
 from rapid_des.network.specs import FullyConnected, Hypercube, Routing, Switch
 
@@ -67,4 +70,8 @@ SHAPES: Mapping[str, Shape] = {
     "hypercube": hypercube,
     "fully_connected": fully_connected,
     "switch": switch,
+    "fat_tree": fat_tree,
+    "clos": clos,
+    "dragonfly": dragonfly,
+    "graph": graph,
 }

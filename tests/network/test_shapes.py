@@ -10,6 +10,10 @@ from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import Routing
 from tests.network.fabrics import INNER, dimension, graph_of
 
+UP = {"uplink": {"bandwidth": "50 GB/s", "latency": "500 ns"}}
+CORE = UP | {"core_link": {"bandwidth": "50 GB/s", "latency": "500 ns"}}
+DRAGON = {"local_link": UP["uplink"], "global_link": UP["uplink"]}
+
 # name, shape keys, GPUs, nodes, directed links, most hops between two GPUs
 ROWS = [
     ("ring 2", {"shape": "ring", "size": 2}, 2, 2, 2, 1),  # one link each way, not two
@@ -24,6 +28,52 @@ ROWS = [
     ("hypercube 6", {"shape": "hypercube", "size": 6}, 6, 6, 14, 3),  # 3 + 2 + 2 pairs; 1 to 6 differ in 3
     ("all 5", {"shape": "fully_connected", "size": 5}, 5, 5, 20, 1),
     ("switch 6", {"shape": "switch", "size": 6}, 6, 7, 12, 2),
+    # Two levels of radix-4 switches: leaves of 2 under 2 spines; 4 leaves, 8 + 8 cables.
+    (
+        "fat tree",
+        {"shape": "fat_tree", "size": 8, "levels": 2, "radix": 4, "oversubscription": 1} | UP,
+        8,
+        14,
+        32,
+        4,
+    ),
+    # The k = 4 fat tree of the literature: 16 hosts, 8 + 8 + 4 switches, 48 cables, 6 hops through the core.
+    (
+        "fat tree 3",
+        {"shape": "fat_tree", "size": 16, "levels": 3, "radix": 4, "oversubscription": 1} | CORE,
+        16,
+        36,
+        96,
+        6,
+    ),
+    # Oversubscribed 2:1 with radix 6: 4 down, 2 up; 3 leaves for 12 endpoints, 12 + 6 cables.
+    (
+        "tapered",
+        {"shape": "fat_tree", "size": 12, "levels": 2, "radix": 6, "oversubscription": 2} | UP,
+        12,
+        17,
+        36,
+        4,
+    ),
+    ("clos", {"shape": "clos", "size": 6, "leaf_size": 2, "spines": 3} | UP, 6, 12, 30, 4),
+    # 3 groups of 2 routers, 2 hosts each, 1 global link a router: 12 hosts, 3 local and 3 global cables.
+    (
+        "dragonfly",
+        {"shape": "dragonfly", "size": 12, "hosts": 2, "routers": 2, "global_links": 1} | DRAGON,
+        12,
+        18,
+        36,
+        5,
+    ),
+    # Twice the global links: each pair of groups has two, the better one of which is taken.
+    (
+        "dragonfly 2",
+        {"shape": "dragonfly", "size": 12, "hosts": 2, "routers": 2, "global_links": 2} | DRAGON,
+        12,
+        18,
+        42,
+        4,
+    ),
     ("alone", {"shape": "ring", "size": 1}, 1, 1, 0, 0),
 ]
 
