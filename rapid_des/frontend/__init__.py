@@ -1,12 +1,28 @@
 """From a job to operators to a trace for every rank."""
 
 from rapid_des.frontend.build import build
+from rapid_des.frontend.feasibility import check_memory
 from rapid_des.frontend.inference import decode_time
 from rapid_des.frontend.job import JobSpec
 from rapid_des.frontend.loading import load_job
+from rapid_des.frontend.memory import JobMemory, StageMemory, memory
 from rapid_des.frontend.model import Model, ModelSpec
 from rapid_des.frontend.program import Segment
 from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.trace import JobTrace
 
-__all__ = ["Job", "JobSpec", "JobTrace", "Model", "ModelSpec", "Segment", "build", "decode_time", "load_job"]
+__all__ = [
+    "Job",
+    "JobMemory",
+    "JobSpec",
+    "JobTrace",
+    "Model",
+    "ModelSpec",
+    "Segment",
+    "StageMemory",
+    "build",
+    "check_memory",
+    "decode_time",
+    "load_job",
+    "memory",
+]

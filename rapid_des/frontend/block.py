@@ -37,6 +37,11 @@ def feed_forward_out(shard: Shard) -> Linear:
     return Linear("ffn.out", shard.hidden, shard.inner, bias, shard.tokens)
 
 
+def matrices(shard: Shard) -> tuple[Linear, ...]:
+    """Return the weight matrices of one layer."""
+    return qkv(shard), attention_output(shard), feed_forward_in(shard), feed_forward_out(shard)
+
+
 def _norm(steps: Steps, shard: Shard, name: str) -> None:
     kind = shard.model.spec.norm
     size = shard.activation_bytes(shard.norm_tokens * shard.hidden)
@@ -177,7 +182,7 @@ def _attention_backward(steps: Steps, shard: Shard, *, recompute_core: bool) -> 
     row_backward(steps, shard, attention_output(shard))
     width = shard.activation_bytes(shard.tokens * shard.qkv_width)
     if recompute_core:
-        steps.kernel("attention.core.recompute", shard.attention(), output=core_bytes(shard))
+        steps.kernel("attention.core.recompute", shard.attention(), held=core_bytes(shard))
     steps.kernel("attention.core", shard.attention(backward=True), output=width)
     rope_kernel(steps, shard, backward=True)
     ready = column_backward(steps, shard, qkv(shard))
@@ -203,7 +208,8 @@ def _recomputed(step: Step) -> Step:
         step.operator,
         step.role,
         step.size,
-        output=step.saved + step.core + step.output,
+        held=step.saved + step.core,
+        output=step.output,
     )
 
 

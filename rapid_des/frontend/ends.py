@@ -56,7 +56,7 @@ def embedding_backward(shard: Shard) -> tuple[Step, ...]:
 
 def head(shard: Shard, rows: int) -> Linear:
     """Return the output head, column-parallel over the vocabulary."""
-    return Linear("head", shard.vocabulary_part, shard.hidden, False, rows)
+    return Linear("head", shard.vocabulary_part, shard.hidden, False, rows, narrow=False)
 
 
 def _final_norm(steps: Steps, shard: Shard, rows: int) -> None:
@@ -75,7 +75,7 @@ def loss_forward(shard: Shard) -> tuple[Step, ...]:
         steps, shard, head(shard, rows), saved=shard.activation_bytes(shard.norm_tokens * shard.hidden)
     )
     steps.kernel("head.cast", shard.vector("cast", rows, columns), output=4 * rows * columns)
-    steps.kernel("loss", Vector("cross_entropy", rows, columns, "fp32"))
+    steps.kernel("loss", Vector("cross_entropy", rows, columns, "fp32"), saved=logits_bytes(shard))
     if shard.tp > 1:
         for name in LOSS_REDUCTIONS:
             steps.message(f"loss.{name}", "tp.loss", shard.message("tp.loss", rows, "fp32"))

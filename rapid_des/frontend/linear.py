@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rapid_des.device.operators import Vector
+from rapid_des.device.operators import Gemm, Vector
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.steps import Steps
 
@@ -25,6 +25,8 @@ class Linear:
     bias: bool
     rows: int
     """Positions that pass it."""
+    narrow: bool = True
+    """Multiplies in the job's GEMM format with its stored weights; otherwise in that of activations."""
 
     @property
     def parameters(self) -> int:
@@ -38,7 +40,7 @@ def _gathers(shard: Shard) -> bool:
 
 def _forward_gemm(steps: Steps, shard: Shard, linear: Linear, saved: int) -> None:
     output = shard.activation_bytes(linear.rows * linear.columns)
-    gemm = shard.gemm(linear.rows, linear.columns, linear.inner)
+    gemm = shard.gemm(linear.rows, linear.columns, linear.inner, narrow=linear.narrow)
     steps.kernel(linear.name, gemm, saved=saved, output=output)
     if linear.bias and not shard.fusion.bias:
         steps.kernel(f"{linear.name}.bias", shard.vector("copy", linear.rows, linear.columns), output=output)
@@ -84,7 +86,7 @@ def column_backward(steps: Steps, shard: Shard, linear: Linear) -> int:
     if _gathers(shard):
         size = shard.message("sp.gather", elements)
         gathered = steps.message(f"{linear.name}.regather", "sp.gather", size, output=output)
-    gemm = shard.gemm(linear.rows, linear.inner, linear.columns)
+    gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
     ready = steps.kernel(f"{linear.name}.input_gradient", gemm, after=incoming, output=output)
     if shard.tp > 1:
         role = "sp.scatter" if shard.sequence_parallel else "tp.reduce_gradient"
@@ -98,13 +100,24 @@ def row_backward(steps: Steps, shard: Shard, linear: Linear) -> None:
     gather_gradient(steps, shard, linear.name, linear.rows * linear.columns)
     incoming = steps.last
     output = shard.activation_bytes(linear.rows * linear.inner)
-    gemm = shard.gemm(linear.rows, linear.inner, linear.columns)
+    gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
     steps.kernel(f"{linear.name}.input_gradient", gemm, output=output)
     _weight_gradient(steps, shard, linear, incoming)
 
 
+def _accumulating_gemm(shard: Shard, linear: Linear) -> Gemm:
+    return Gemm(
+        linear.columns,
+        linear.inner,
+        linear.rows,
+        dtype=shard.gemm_dtype if linear.narrow else shard.precision.activations,
+        out_dtype=shard.precision.gradients,
+        accumulate=True,
+    )
+
+
 def _weight_gradient(steps: Steps, shard: Shard, linear: Linear, after: int) -> None:
-    gemm = shard.weight_gradient(linear.columns, linear.inner, linear.rows)
+    gemm = _accumulating_gemm(shard, linear)
     name = f"{linear.name}.weight_gradient"
     if not linear.bias:
         steps.kernel(name, gemm, after=after, parameters=linear.parameters)

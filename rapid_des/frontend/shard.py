@@ -97,18 +97,14 @@ class Shard:
         """Return a small kernel on activations."""
         return Vector(kind, rows, columns, self.precision.activations, "backward" if backward else "forward")
 
-    def gemm(self, rows: int, columns: int, inner: int) -> Gemm:
-        """Return a GEMM with a weight as its second operand."""
-        weights = self.precision.weights
+    def gemm(self, rows: int, columns: int, inner: int, *, narrow: bool) -> Gemm:
+        """Return a GEMM with a weight as its second operand, in the job's GEMM format if `narrow`."""
+        activations, weights = self.precision.activations, self.precision.weights
+        if not narrow:
+            return Gemm(rows, columns, inner, dtype=activations)
+        quantized = weights if weights != self.gemm_dtype else None
         return Gemm(
-            rows, columns, inner, dtype=self.gemm_dtype, out_dtype=self.precision.activations,
-            weight_dtype=weights if weights != self.gemm_dtype else None,
-        )  # fmt: skip
-
-    def weight_gradient(self, columns: int, inner: int, tokens: int) -> Gemm:
-        """Return the GEMM that adds a weight's gradient to its accumulator."""
-        return Gemm(
-            columns, inner, tokens, dtype=self.gemm_dtype, out_dtype=self.precision.gradients, accumulate=True
+            rows, columns, inner, dtype=self.gemm_dtype, out_dtype=activations, weight_dtype=quantized
         )
 
     def attention(self, *, backward: bool = False) -> Attention:

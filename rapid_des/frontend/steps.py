@@ -14,6 +14,7 @@ class Counts(TypedDict, total=False):
 
     saved: int
     core: int
+    held: int
     output: int
     parameters: int
 
@@ -35,6 +36,8 @@ class Step:
     """Bytes kept from this forward step to the backward."""
     core: int = 0
     """Bytes kept besides unless the attention core is recomputed."""
+    held: int = 0
+    """Bytes recomputed here and kept until the end of this list."""
     output: int = 0
     """Bytes of the result, alive while its consumer runs."""
     parameters: int = 0

@@ -1,0 +1,77 @@
+"""Job files: presets load, settings reach job and model, what does not divide names both numbers."""
+
+import pytest
+
+from rapid_des.config import preset_names
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import load_job
+
+
+@pytest.mark.parametrize("name", preset_names("job"))
+def test_every_preset_loads(name):
+    job = load_job(name)
+    assert sum(job.layers) == job.model.spec.layers
+    assert len(job.layers) == job.parts
+
+
+def test_llama_405b_ends_hold_one_layer_less():
+    # 126 layers + embedding + head = 128 = 16 stages of 8.
+    assert load_job("llama3_1_405b_train_16384").layers == (7, *[8] * 14, 7)
+
+
+def test_settings_reach_the_job_and_the_model(tiny):
+    job = tiny(("training.micro_batch", "2"), ("model.layers", "6"), ("parallelism.pp", "3"))
+    assert (job.micro_batches, job.layers) == (4, (2, 2, 2))
+
+
+def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
+    # 50257 to the next multiple of 128·8 = 1024: 50 · 1024.
+    assert load_job("gpt3_175b_train").vocabulary == 51200
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"parallelism.tp": "3"}, "parallelism.tp: attention heads 4 does not divide by tp 3"),
+        ({"parallelism.pp": "3"}, "parallelism.pp: layers 4 do not divide by pp 3"),
+        ({"parallelism.dp": "3"}, "global_batch 8 does not divide by micro_batch 1 · dp 3 = 3"),
+        ({"parallelism.cp": "2", "training.sequence_length": "33"}, "parallelism.cp"),
+        ({"parallelism.ep": "2"}, "parallelism.ep: expert parallelism (ep 2)"),
+        ({"parallelism.layers": "[1, 2]", "parallelism.pp": "2"}, "sum to 3, tiny.model has 4"),
+        ({"parallelism.layers": "[1, 3]"}, "2 parts are listed for pp 1 = 1"),
+        ({"parallelism.layers": "endpoints", "parallelism.pp": "4"}, "layers 4 + 2 (embedding and head)"),
+        ({"parallelism.order": "[tp, dp]"}, "must name each of tp, cp, ep, dp, pp once"),
+        ({"parallelism.sequence_parallel": "true"}, "splits over tp, and tp is 1"),
+        ({"parallelism.chunks": "2"}, "2 chunks need schedule interleaved_1f1b, it is 1f1b"),
+        ({"training.schedule": "interleaved_1f1b"}, "pp and chunks of at least 2, they are 1 and 1"),
+        ({"training.schedule": "zigzag"}, "'zigzag' is not one of 1f1b, gpipe"),
+        ({"training.sequence_length": "256"}, "256 positions, tiny.model has max_positions 128"),
+        ({"training.overlap_parameters": "true"}, "only with zero_stage 1, it is 0"),
+        ({"model.vocabulary": "255", "parallelism.tp": "2"}, "vocabulary 255 does not divide by tp 2"),
+        ({"phase": "inference"}, "the section 'inference' must be there"),
+        ({"precision.kv_cache": "fp8"}, "for inference"),
+        ({"training.micro_bach": "1"}, "did you mean 'micro_batch'"),
+        ({"model.hiden": "1"}, "did you mean 'hidden'"),
+        ({"model": "llama9"}, "no model file 'llama9'"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_by_name(tiny, settings, said):
+    with pytest.raises(ConfigError) as refused:
+        tiny(*settings.items())
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"parallelism.tp": "2", "parallelism.sequence_parallel": "true"}, "for training only"),
+        ({"inference.output_length": "200"}, "216 positions, tiny.model has max_positions 128"),
+        ({"inference.decode_steps": "9"}, "9 steps can not be taken from the 4 there are"),
+        ({"inference.micro_batch": "3"}, "batch 2 does not divide by micro_batch 3"),
+    ],
+)
+def test_a_service_that_does_not_fit_together_is_refused(tiny_service, settings, said):
+    with pytest.raises(ConfigError) as refused:
+        tiny_service(*settings.items())
+    assert said in str(refused.value)

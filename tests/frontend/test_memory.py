@@ -1,0 +1,146 @@
+"""Memory by liveness: the published activation formula exactly, sharding, and refusals that help.
+
+Korthikanti et al. 2022 (arXiv 2205.05198), eqs. 1-5: a layer keeps s·b·h·(10 + 24/t + 5·a·s/(h·t)) bytes;
+with sequence parallelism (34 + 5·a·s/h)/t; selective recomputation drops 5·a·s/h; full keeps 2·s·b·h.
+"""
+
+import pytest
+
+from rapid_des.errors import InfeasibleJobError
+from rapid_des.frontend import check_memory, load_job, memory
+from rapid_des.frontend.memory import section_memory
+
+GIB = 2**30
+SHAPES = {
+    # model: tp, pp, micro-batch, chunks, hidden, heads, layers
+    "megatron_gpt_22b": (8, 1, 4, 1, 6144, 64, 48),
+    "megatron_gpt_175b": (8, 8, 1, 3, 12288, 96, 96),
+    "megatron_gpt_1t": (8, 64, 1, 1, 25600, 160, 128),
+}
+
+
+def paper_job(model, *, sequence_parallel="false", recompute="none"):
+    tp, pp, micro_batch, chunks, *_ = SHAPES[model]
+    return load_job(
+        "gpt3_175b_train",
+        settings=[
+            ("model", model),
+            ("parallelism.tp", str(tp)),
+            ("parallelism.pp", str(pp)),
+            ("parallelism.chunks", str(chunks)),
+            ("training.schedule", "interleaved_1f1b" if chunks > 1 else "1f1b"),
+            ("training.micro_batch", str(micro_batch)),
+            ("training.global_batch", str(micro_batch * 128)),
+            ("parallelism.sequence_parallel", sequence_parallel),
+            ("training.recompute", recompute),
+        ],
+    )
+
+
+def layer_formula(model, sequence_parallel, recompute):
+    tp, _, b, _, h, a, _ = SHAPES[model]
+    s = 2048
+    if recompute == "full":
+        return 2 * s * b * h // (tp if sequence_parallel else 1)
+    core = 0 if recompute == "selective" else 5 * a * s * s * b // tp
+    if sequence_parallel:
+        return s * b * h * 34 // tp + core
+    return s * b * h * (10 * tp + 24) // tp + core
+
+
+@pytest.mark.parametrize("model", SHAPES)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_layer_keeps_exactly_the_papers_bytes(model, sequence_parallel, recompute):
+    job = paper_job(model, sequence_parallel=str(sequence_parallel).lower(), recompute=recompute)
+    kept = section_memory(job)["block"].activations
+    assert kept == layer_formula(model, sequence_parallel, recompute)
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "with_both"),
+    [
+        # Figure 1 and 7 there: the first stage's activations, plain, and with both techniques.
+        ("megatron_gpt_22b", 59.25, 9.5625),
+        ("megatron_gpt_175b", 66.84375, 12.35156),
+        ("megatron_gpt_1t", 131.25, 26.5625),
+    ],
+)
+def test_the_first_stage_holds_what_the_paper_prints(model, gib, with_both):
+    plain = memory(paper_job(model)).stages[0]
+    both = memory(paper_job(model, sequence_parallel="true", recompute="selective")).stages[0]
+    # Ours adds what the figures leave out: dropout masks of the embedding, and with pp = 1 the head's input.
+    assert plain.categories["activations"] / GIB == pytest.approx(gib, rel=6e-3)
+    assert both.categories["activations"] / GIB == pytest.approx(with_both, rel=6e-3)
+
+
+def test_mixed_precision_adam_takes_18_bytes_a_parameter():
+    # fp16 weight 2, fp32 gradient 4, master 4, two moments 8 (Figure 1: 45.5625 GiB for matrices alone).
+    stage = memory(paper_job("megatron_gpt_22b")).stages[0]
+    model_state = sum(stage.categories[name] for name in ("weights", "gradients", "optimizer"))
+    assert model_state == 18 * stage.parameters
+    matrices = 12 * 6144**2 * 48 // 8
+    assert 18 * matrices / GIB == 45.5625
+    # Biases, norms, and the token and position tables are the rest.
+    assert stage.parameters - matrices < 0.03 * matrices
+
+
+def test_zero_1_splits_only_the_optimizer(tiny):
+    whole = memory(tiny(("parallelism.dp", "2"))).stages[0]
+    split = memory(tiny(("parallelism.dp", "2"), ("training.zero_stage", "1"))).stages[0]
+    assert split.categories["optimizer"] * 2 == whole.categories["optimizer"]
+    assert split.categories["gradients"] == whole.categories["gradients"]
+
+
+def test_stages_hold_the_whole_model_once(tiny):
+    job = tiny(("parallelism.pp", "2"))
+    assert sum(stage.parameters for stage in memory(job).stages) == job.model.parameters
+    tied = tiny(("model.tied_embeddings", "true"))
+    assert memory(tied).stages[0].parameters == tied.model.parameters
+    # A table shared by the first and the last stage stands on both: 256 · 64 parameters more.
+    both = tiny(("model.tied_embeddings", "true"), ("parallelism.pp", "2"))
+    assert sum(stage.parameters for stage in memory(both).stages) == both.model.parameters + 256 * 64
+
+
+def test_gpipe_holds_every_micro_batch_and_1f1b_as_many_as_stages_follow(tiny):
+    def held(schedule, stage):
+        job = tiny(("parallelism.pp", "4"), ("training.schedule", schedule))
+        per_layer = section_memory(job)["block"].activations
+        return memory(job).stages[stage].categories["activations"] / per_layer
+
+    assert (held("gpipe", 1), held("1f1b", 1), held("1f1b", 2)) == (8, 3, 2)
+
+
+def test_the_kv_cache_holds_prompt_and_output(tiny_service):
+    # 4 layers · (K and V) · 2 kv heads · 16 wide · 2 requests · (16 + 5) positions · 2 bytes; half with tp 2.
+    expected = 4 * 2 * 2 * 16 * 2 * 21 * 2
+    assert memory(tiny_service()).stages[0].categories["kv_cache"] == expected
+    halved = memory(tiny_service(("parallelism.tp", "2"))).stages[0]
+    assert halved.categories["kv_cache"] == expected // 2
+    narrow = memory(tiny_service(("precision.kv_cache", "fp8"))).stages[0]
+    assert narrow.categories["kv_cache"] == expected // 2
+
+
+def test_quantised_weights_leave_tables_and_norms_alone(tiny_service):
+    plain = memory(tiny_service()).stages[0].categories["weights"]
+    narrow = memory(tiny_service(("precision.weights", "int4"))).stages[0].categories["weights"]
+    # A layer's matrices: 64·(64 + 2·32) + 64·64 + 3·64·128 = 36,864 parameters, 1.5 bytes less each.
+    assert plain - narrow == 4 * 36_864 * 3 // 2
+
+
+def test_a_job_that_does_not_fit_says_what_is_missing_and_what_would_help(tiny):
+    job = tiny(("parallelism.tp", "2"), ("parallelism.dp", "2"), ("training.schedule", "gpipe"))
+    peak = memory(job).fullest.peak
+    assert check_memory(job, peak).fullest.peak == peak
+    with pytest.raises(InfeasibleJobError) as refused:
+        check_memory(job, peak - 1)
+    said = str(refused.value)
+    assert "stage 0 needs" in said
+    assert "missing" in said
+    assert "training.zero_stage 1" in said
+    assert "training.schedule 1f1b" in said
+
+
+def test_a_hopeless_job_says_what_all_changes_together_reach(tiny):
+    with pytest.raises(InfeasibleJobError, match="no single change is enough; with all of"):
+        check_memory(tiny(), 1000)
