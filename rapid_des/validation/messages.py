@@ -1,0 +1,161 @@
+"""Messages with dependencies on a fabric, outside any trace: what each switching mode makes of them.
+
+`makespan` is the only way from here into the simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from rapid_des.network.fabric import Fabric, Routes
+from rapid_des.network.fluid_flows import Message, compiled, simulate_flows
+from rapid_des.network.protocol import Protocol, acknowledgement_time
+from rapid_des.network.specs import Switching
+from rapid_des.replay import simpy_engine
+from rapid_des.replay.program import (
+    NONE,
+    Group,
+    Program,
+    RankBinding,
+    RankProgram,
+    Template,
+    VisitKind,
+)
+from rapid_des.replay.services import Sizes, hop_table
+
+Mode: TypeAlias = Literal["fluid", "cut_through", "store_and_forward"]
+Edges: TypeAlias = list[list[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Messages on a fabric; message i is injected by GPU `sources[i]`."""
+
+    fabric: Fabric
+    messages: tuple[Message, ...]
+    sources: tuple[int, ...]
+
+    @property
+    def links(self) -> list[tuple[int, int]]:
+        """(bandwidth, latency) by link."""
+        return list(zip(self.fabric.bandwidth.tolist(), self.fabric.latency.tolist(), strict=True))
+
+
+def makespan(traffic: Traffic, protocol: Protocol, mode: Mode) -> int:
+    """Return when the last message arrives, in picoseconds."""
+    if mode == "fluid":
+        times = simulate_flows(protocol, traffic.links, traffic.messages, kernel=compiled())
+        return int(times.arrival.max())
+    switching = Switching(mode=mode, segment=None, protocol=protocol)
+    return simpy_engine.run(program(traffic, switching)).makespan
+
+
+def alone(traffic: Traffic) -> int:
+    """Return the α-β model's answer: payload at the slowest link plus latencies, nothing shared."""
+    links, arrival = traffic.links, [0] * len(traffic.messages)
+    for number, message in enumerate(traffic.messages):
+        slowest = min(links[link][0] for link in message.route)
+        latency = sum(links[link][1] for link in message.route)
+        ready = max((arrival[before] for before in message.after_arrival + message.after_answer), default=0)
+        arrival[number] = ready + message.delay + latency + message.size * 10**12 // slowest
+    return max(arrival)
+
+
+def program(traffic: Traffic, switching: Switching) -> Program:
+    """Return the messages as one collective of all GPUs that each joins at once."""
+    messages, fabric = traffic.messages, traffic.fabric
+    sizes = Sizes()
+    template = _template(traffic, switching, sizes)
+    starts = np.cumsum([0, *(len(message.route) for message in messages)])
+    links = np.fromiter(chain.from_iterable(message.route for message in messages), np.int64)
+    hops, classes = hop_table(fabric, switching, Routes(starts, links), sizes.all())
+    everyone = np.arange(fabric.gpus, dtype=np.int32)
+    pairs = np.arange(len(messages), dtype=np.int32)
+    zero = np.zeros(1, np.int32)
+    return Program(
+        bindings=tuple(RankBinding(gpu, 0, zero, np.array([gpu], np.int32)) for gpu in range(fabric.gpus)),
+        programs=(_member(),),
+        groups=(Group("all", everyone, routes={0: pairs}),),
+        templates=(template,),
+        hops=hops,
+        route_starts=starts.astype(np.int64),
+        route_links=links.astype(np.int32),
+        route_class=classes,
+        links=len(fabric),
+    )
+
+
+def _template(traffic: Traffic, switching: Switching, sizes: Sizes) -> Template:
+    messages, members = traffic.messages, traffic.fabric.gpus
+    assert switching.protocol is not None
+    count = len(messages)
+    after: Edges = [[(count, 0)] for _ in messages]
+    arrivals: Edges = [[(count + member, 0)] for member in range(members)]
+    for number, message in enumerate(messages):
+        if not message.after_arrival and not message.after_answer:
+            arrivals[traffic.sources[number]].append((number, message.delay))
+        for before in message.after_arrival:
+            after[before].append((number, message.delay))
+        for before in message.after_answer:
+            back = [traffic.links[link] for link in messages[before].back]
+            after[before].append((number, message.delay + acknowledgement_time(switching.protocol, back)))
+    edge_starts, edge_target, edge_lag = _rows(after)
+    arrival_starts, arrival_target, arrival_lag = _rows(arrivals)
+    sources = np.array(traffic.sources, np.int32)
+    needs = [max(1, len(message.after_arrival) + len(message.after_answer)) for message in messages]
+    return Template(
+        members=members,
+        pair=np.arange(count, dtype=np.int32),
+        pair_source=sources,
+        pair_destination=sources,
+        source=sources,
+        size=sizes.rows(np.array([message.size for message in messages], np.int64)),
+        need=np.array(needs, np.int32),
+        edge_starts=edge_starts,
+        edge_target=edge_target.astype(np.int32),
+        edge_lag=edge_lag,
+        edge_at_injection=np.zeros(len(edge_target), np.bool_),
+        arrival_starts=arrival_starts,
+        arrival_target=arrival_target.astype(np.int32),
+        arrival_lag=arrival_lag,
+        member_need=np.array([1 + count, *[1] * (members - 1)], np.int32),
+    )
+
+
+def _rows(edges: Edges) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
+    flat = np.array(list(chain.from_iterable(edges)), np.int64).reshape(-1, 2)
+    return np.cumsum([0, *map(len, edges)]), flat[:, 0], flat[:, 1]
+
+
+def _member() -> RankProgram:
+    """Return a program of one visit: join the only group."""
+
+    def one(value: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        return np.array([value], np.int32)
+
+    none32, none64 = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    return RankProgram(
+        kind=np.array([VisitKind.MEMBER], np.int8),
+        server=one(NONE),
+        work=np.zeros(1, np.int64),
+        priority=np.zeros(1, np.int64),
+        link_priority=one(0),
+        release=one(NONE),
+        slot=one(0),
+        parent=one(NONE),
+        occurrence=one(NONE),
+        sub=one(0),
+        template=one(0),
+        need=one(0),
+        edge_starts=np.zeros(2, np.int64),
+        edge_target=none32,
+        edge_lag=none64,
+        edge_at_start=np.zeros(0, np.bool_),
+        server_capacity=none32,
+        server_level=np.zeros(0, np.int8),
+        node=one(NONE),
+    )

@@ -1,0 +1,134 @@
+"""Packets, messages that send them, and the ports that queue them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from simpy import Environment
+from simpy.events import Timeout
+
+
+@dataclass(slots=True)
+class Packet:
+    """A data packet or an acknowledgement on its way; `hop` is the link that it waits for or is on."""
+
+    flow: Flow
+    payload: int
+    wire: int
+    route: tuple[int, ...]
+    is_answer: bool
+    hop: int = 0
+    since: int = 0
+    """When it joined the present queue."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """The sending side of one message: a queue pair with a window."""
+
+    number: int
+    left: int
+    """Payload bytes not sent yet."""
+    window: int
+    payload: int
+    header: int
+    route: tuple[int, ...]
+    packets: int
+    """Data packets that have not arrived yet."""
+    in_flight: int = 0
+    answered: int = 0
+    """Data packets that arrived and are not acknowledged yet."""
+    opened: int = 0
+    """Since when it has been allowed to send."""
+    waits_at_port: bool = False
+
+    def may_send(self) -> bool:
+        """Return whether something is left and the window has room."""
+        return self.left >= 0 and self.in_flight < self.window
+
+    def next_packet(self, now: int) -> Packet:
+        """Return the next packet, which is then in flight; an empty message is one empty packet."""
+        payload = min(self.left, self.payload)
+        self.left = self.left - payload if self.left > payload else -1
+        self.in_flight += payload
+        return Packet(self, payload, payload + self.header, self.route, is_answer=False, since=now)
+
+
+@dataclass(slots=True)
+class Port:
+    """The sending end of a directed link: acknowledgements first, then the oldest of transit and own flows.
+
+    Own flows take turns packet by packet; transit packets stand in one queue.
+    """
+
+    env: Environment
+    link: int
+    latency: int
+    time: Callable[[int], int]
+    """Picoseconds that wire bytes take."""
+    arrive: Callable[[Packet], None]
+    leave: Callable[[Packet], None]
+    """Called when a packet's last byte is out."""
+    room: int | None = None
+    """Credits in bytes; None: no limit."""
+    stopped: bool = False
+    urgent: deque[Packet] = field(default_factory=deque)
+    transit: deque[Packet] = field(default_factory=deque)
+    own: deque[Flow] = field(default_factory=deque)
+    busy_until: int = 0
+    woken: bool = False
+
+    def wake(self) -> None:
+        """Send the next packet now, or when the port is free."""
+        now = self.env.now
+        if now < self.busy_until:
+            if not self.woken:
+                self.woken = True
+                Timeout(self.env, self.busy_until - now).callbacks.append(self._free)
+            return
+        packet = self._choose(now)
+        if packet is not None:
+            self._send(packet, now)
+
+    def _free(self, _: object) -> None:
+        self.woken = False
+        self.wake()
+
+    def _choose(self, now: int) -> Packet | None:
+        if self.urgent:
+            return self.urgent.popleft()
+        if self.stopped:
+            return None
+        own = self.own[0] if self.own else None
+        if self.transit and (own is None or self.transit[0].since <= own.opened):
+            return self.transit.popleft() if self._fits(self.transit[0].wire) else None
+        if own is None or not self._fits(min(max(own.left, 0), own.payload) + own.header):
+            return None
+        self.own.popleft()
+        packet = own.next_packet(now)
+        own.waits_at_port = own.may_send()
+        if own.waits_at_port:
+            self.own.append(own)
+        return packet
+
+    def _fits(self, wire: int) -> bool:
+        return self.room is None or wire <= self.room
+
+    def _send(self, packet: Packet, now: int) -> None:
+        duration = self.time(packet.wire)
+        self.busy_until = now + duration
+        if self.room is not None and not packet.is_answer:
+            self.room -= packet.wire
+        if packet.hop or packet.is_answer:
+            self.leave(packet)
+        arrival = Timeout(self.env, duration + self.latency, packet)
+        arrival.callbacks.append(self._arrived)
+        if self.urgent or self.transit or self.own:
+            self.wake()
+
+    def _arrived(self, event: Timeout) -> None:
+        packet: Packet = event.value
+        packet.hop += 1
+        self.arrive(packet)

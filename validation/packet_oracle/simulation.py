@@ -1,0 +1,185 @@
+"""Messages with dependencies, packet by packet over queueing links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from simpy import Environment
+from simpy.events import Timeout
+
+from rapid_des.errors import DeadlockError
+from rapid_des.network.fluid_flows import Message, Times
+from rapid_des.network.protocol import Hops, packet_time, units
+from validation.packet_oracle.ports import Flow, Packet, Port
+from validation.packet_oracle.transport import Credits, Pause, Transport, window
+
+
+def simulate_packets(transport: Transport, links: Hops, messages: Sequence[Message]) -> Times:
+    """Return when each message starts and its last packet arrives (picoseconds)."""
+    return _Network(transport, links, messages).run()
+
+
+class _Network:
+    def __init__(self, transport: Transport, links: Hops, messages: Sequence[Message]) -> None:
+        self.transport, self.links, self.messages = transport, links, messages
+        self.env = Environment()
+        self.ports = [self._port(link) for link in range(len(links))]
+        self.flows: dict[int, Flow] = {}
+        self.occupied = [0] * len(links)
+        self.stops = [False] * len(links)
+        self.start = np.full(len(messages), -1, dtype=np.int64)
+        self.arrival = np.full(len(messages), -1, dtype=np.int64)
+        self.missing = [len(message.after_arrival) + len(message.after_answer) for message in messages]
+        self.followers = [_followers(messages, answered=answered) for answered in (False, True)]
+
+    def _port(self, link: int) -> Port:
+        rate, latency = self.links[link]
+        protocol, control = self.transport.protocol, self.transport.flow_control
+        times: dict[int, int] = {}
+
+        def time(wire: int) -> int:
+            if wire not in times:
+                times[wire] = -int(-packet_time(protocol, wire - protocol.header, rate) // 1)
+            return times[wire]
+
+        room = control.buffer if isinstance(control, Credits) else None
+        return Port(self.env, link, latency, time, self._arrive, self._leave, room)
+
+    def run(self) -> Times:
+        for number, missing in enumerate(self.missing):
+            if not missing:
+                self._after(self.messages[number].delay, partial(self._begin, number))
+        self.env.run()
+        if self.arrival.min(initial=0) < 0:
+            raise DeadlockError(f"message {int(np.argmin(self.arrival))} never arrives")
+        return Times(self.start, self.arrival)
+
+    def _after(self, delay: int, action: partial[None]) -> None:
+        Timeout(self.env, delay).callbacks.append(lambda _: action())
+
+    def _begin(self, number: int) -> None:
+        message, protocol = self.messages[number], self.transport.protocol
+        self.start[number] = self.env.now
+        there = [self.links[link] for link in message.route]
+        back = sum(self.links[link][1] for link in message.back)
+        flow = self.flows[number] = Flow(
+            number,
+            message.size,
+            window(self.transport, there, back),
+            protocol.payload,
+            protocol.header,
+            message.route,
+            units(message.size, protocol.payload)[0],
+        )
+        self._open(flow)
+
+    def _open(self, flow: Flow) -> None:
+        if not flow.waits_at_port and flow.may_send():
+            flow.opened, flow.waits_at_port = self.env.now, True
+            port = self.ports[flow.route[0]]
+            port.own.append(flow)
+            port.wake()
+
+    def _arrive(self, packet: Packet) -> None:
+        if packet.hop < len(packet.route):
+            self._forward(packet)
+        elif packet.is_answer:
+            packet.flow.in_flight -= packet.payload
+            self._open(packet.flow)
+            if packet.flow.packets == 0 and packet.flow.in_flight == 0:
+                self._done(packet.flow.number, answered=True)
+        else:
+            self._deliver(packet)
+
+    def _forward(self, packet: Packet) -> None:
+        port = self.ports[packet.route[packet.hop]]
+        packet.since = self.env.now
+        first = packet.is_answer and self.transport.acknowledgements_first
+        (port.urgent if first else port.transit).append(packet)
+        if not packet.is_answer:
+            self._occupy(packet.route[packet.hop - 1], packet.wire)
+        port.wake()
+
+    def _deliver(self, packet: Packet) -> None:
+        flow, protocol = packet.flow, self.transport.protocol
+        flow.packets -= 1
+        flow.answered += packet.payload
+        if flow.packets == 0:
+            self.arrival[flow.number] = self.env.now
+            self._done(flow.number, answered=False)
+        if isinstance(self.transport.flow_control, Credits):
+            self._give_back(packet.route[-1], packet.wire)
+        sent = units(self.messages[flow.number].size, protocol.payload)[0] - flow.packets
+        if flow.packets == 0 or sent % protocol.packets_per_acknowledgement == 0:
+            self._answer(flow)
+
+    def _answer(self, flow: Flow) -> None:
+        back = self.messages[flow.number].back
+        answer = Packet(
+            flow,
+            flow.answered,
+            self.transport.protocol.acknowledgement,
+            back,
+            is_answer=True,
+            since=self.env.now,
+        )
+        flow.answered = 0
+        if not back:
+            self._arrive(answer)
+            return
+        port = self.ports[back[0]]
+        port.urgent.append(answer)
+        port.wake()
+
+    def _done(self, number: int, *, answered: bool) -> None:
+        for follower in self.followers[answered][number]:
+            self.missing[follower] -= 1
+            if not self.missing[follower]:
+                self._after(self.messages[follower].delay, partial(self._begin, follower))
+
+    # Lossless links
+
+    def _occupy(self, link: int, wire: int) -> None:
+        control = self.transport.flow_control
+        if isinstance(control, Pause):
+            self.occupied[link] += wire
+            if self.occupied[link] > control.stop_above and not self.stops[link]:
+                self.stops[link] = True
+                self._after(self.links[link][1], partial(self._halt, link, stopped=True))
+
+    def _leave(self, packet: Packet) -> None:
+        """Free the place that a packet had behind the link before, as it starts on its next one."""
+        control = self.transport.flow_control
+        if control is None or packet.is_answer:
+            return
+        link = packet.route[packet.hop - 1]
+        if isinstance(control, Credits):
+            self._give_back(link, packet.wire)
+            return
+        self.occupied[link] -= packet.wire
+        if self.stops[link] and self.occupied[link] <= control.go_at:
+            self.stops[link] = False
+            self._after(self.links[link][1], partial(self._halt, link, stopped=False))
+
+    def _halt(self, link: int, *, stopped: bool) -> None:
+        self.ports[link].stopped = stopped
+        self.ports[link].wake()
+
+    def _give_back(self, link: int, wire: int) -> None:
+        self._after(self.links[link][1], partial(self._credit, link, wire))
+
+    def _credit(self, link: int, wire: int) -> None:
+        port = self.ports[link]
+        assert port.room is not None
+        port.room += wire
+        port.wake()
+
+
+def _followers(messages: Sequence[Message], *, answered: bool) -> list[list[int]]:
+    followers: list[list[int]] = [[] for _ in messages]
+    for number, message in enumerate(messages):
+        for before in message.after_answer if answered else message.after_arrival:
+            followers[before].append(number)
+    return followers
