@@ -116,8 +116,8 @@ def _located(dimension: AnyDimension, document: Document) -> AnyDimension:
 
 def _check_switching(document: Document, switching: Switching) -> None:
     segment, mode = switching.segment, switching.mode
-    if mode == "cut_through" and segment is None:
-        problem = "missing: cut_through forwards segments"
+    if mode == "cut_through" and segment is None and switching.protocol is None:
+        problem = "missing: cut_through forwards segments, or the packets of a protocol"
     elif mode == "fluid" and segment is not None:
         problem = "the fluid mode has no segments; leave it out"
     elif segment is not None and segment <= 0:

@@ -155,7 +155,7 @@ class Switching(Spec, frozen=True, kw_only=True):
 
     mode: Literal["store_and_forward", "cut_through", "fluid"]
     segment: Size | None = None
-    """The unit that is forwarded; absent in store_and_forward: the whole message."""
+    """The unit that is forwarded; absent: packets in cut_through, the whole message in store_and_forward."""
     protocol: Protocol | None = None
 
 
