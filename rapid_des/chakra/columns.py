@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +50,14 @@ _WIRES[[7, 9, 11, 13, 15, 17, 27]] = VARINT
 _WIRES[[5, 19, 23]] = FIXED32
 _WIRES[[3, 21, 25]] = FIXED64
 _WIRES[[28, 29, 31]] = BYTES
+_FORMS = np.zeros(33, np.int64)
+_REAL, _UNSIGNED = 5, 6
+_FORMS[[7, 23]] = 1
+_FORMS[[11, 19]] = 2
+_FORMS[[15, 17]] = 3
+_FORMS[27] = 4
+_FORMS[[3, 5]] = _REAL
+_FORMS[[13, 21]] = _UNSIGNED
 GROUP_NODES = (b"process_group:init", b"record_param_comms")
 
 Integers = NDArray[np.int64]
@@ -151,10 +160,11 @@ class _Reader:
         column = np.full(len(chunk), empty, np.int64)
         column[fields.owner[rows]] = self.names.codes(chunk.buffer, fields.payload.take(rows))
         self._append("name", column)
-        for text in list(self.names.number)[self.names_seen :]:
-            if any(mark in text for mark in GROUP_NODES):
-                self.group_names.append(self.names.number[text])
-        self.names_seen = len(self.names.number)
+        new = list(itertools.islice(self.names.number, self.names_seen, None))
+        self.names_seen += len(new)
+        if any(mark in b"\n".join(new) for mark in GROUP_NODES):
+            marked = (text for text in new if any(mark in text for mark in GROUP_NODES))
+            self.group_names += [self.names.number[text] for text in marked]
         if self.group_names:
             found = np.flatnonzero(np.isin(column, self.group_names))
             self.group_frames += [chunk.frame(int(index)) for index in found]
@@ -250,19 +260,19 @@ def integers(kind: Integers, bits: Integers) -> tuple[Integers, Integers]:
 
     `kind` is the field number of the value in `AttributeProto`, `bits` what stood on the wire.
     """
+    form = _FORMS[kind]
+    if not form.any():
+        return bits, np.zeros(0, np.int64)
     low = bits & 0xFFFFFFFF
-    signed = ((low + 2**31) & 0xFFFFFFFF) - 2**31
     unzigzag = (bits >> 1) & 0x7FFFFFFFFFFFFFFF ^ -(bits & 1)
-    values = np.where(np.isin(kind, (7, 23)), signed, bits)
-    values = np.where(np.isin(kind, (11, 19)), low, values)
-    values = np.where(np.isin(kind, (15, 17)), unzigzag, values)
-    values = np.where(kind == 27, (bits != 0).astype(np.int64), values)
-    real = np.flatnonzero((kind == 3) | (kind == 5))
-    numbers = bits.view(np.float64)[real]
+    choices = (bits, ((low + 2**31) & 0xFFFFFFFF) - 2**31, low, unzigzag, (bits != 0).astype(np.int64), bits)
+    values = np.choose(form, (*choices, bits))
+    real = np.flatnonzero(form == _REAL)
+    numbers = bits[real].view(np.float64)
     singles = kind[real] == 5
     numbers[singles] = low[real][singles].astype(np.uint32).view(np.float32)
     whole = np.isfinite(numbers) & (np.abs(np.nan_to_num(numbers)) < 2.0**63)
     whole &= np.floor(np.where(whole, numbers, 0.0)) == np.where(whole, numbers, 0.5)
     values[real[whole]] = numbers[whole].astype(np.int64)
-    unsigned = np.flatnonzero(np.isin(kind, (13, 21)) & (bits < 0))
+    unsigned = np.flatnonzero((form == _UNSIGNED) & (bits < 0))
     return values, np.sort(np.concatenate([real[~whole], unsigned]))

@@ -111,8 +111,8 @@ def topological_order(edges: Edges, size: int) -> Integers:
     starts = np.zeros(size + 1, np.int64)
     np.cumsum(np.bincount(edges.needs, minlength=size), out=starts[1:])
     waiting = np.bincount(edges.node, minlength=size)
-    result = np.empty(size, np.int64)
-    count = on_arrays(ready_order, len(edges.node), starts, children, waiting, result)
+    heap, result = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    count = on_arrays(ready_order, len(edges.node), starts, children, waiting, heap, result)
     return result[:count]
 
 

@@ -27,10 +27,11 @@ class Generation(StrEnum):
 
 
 _SAMPLE = 4096
+_NAME_SAMPLE = 256
 _NODE_TYPES_OLD = {0: 0, 1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7}
 _COLLECTIVES_0_0_1 = {1: 0, 2: 6, 3: 2, 4: 7}
 _COLLECTIVES_0_0_3 = {0: 0, 1: 6, 2: 2, 3: 7, 4: 5}
-_SHIFTED_NAMES = {"COMP_NODE": 5, "COMM_SEND_NODE": 6, "COMM_RECV_NODE": 7, "COMM_COLL_NODE": 8}
+_SHIFTED_NAMES = {b"COMP_NODE": 5, b"COMM_SEND_NODE": 6, b"COMM_RECV_NODE": 7, b"COMM_COLL_NODE": 8}
 UNKNOWN_COLLECTIVE = -1
 COLLECTIVE_NODE = 7
 
@@ -78,19 +79,18 @@ def _typed_attributes(inner: Fields) -> Generation:
 
 
 def _is_shifted(buffer: bytes, fields: Fields, types: set[int]) -> bool:
+    """Return whether names say another type than the numbers do, by one."""
     if not types & {5, 6, 7, 8}:
         return False
-    name_of = {int(fields.owner[row]): row for row in fields.rows(2, BYTES)}
-    for row in fields.rows(3, VARINT):
-        name_row = name_of.get(int(fields.owner[row]))
-        if name_row is None:
-            continue
-        start, end = fields.payload.starts[name_row], fields.payload.ends[name_row]
-        name = buffer[start:end].decode(errors="replace")
+    rows = fields.rows(2, BYTES)[:_NAME_SAMPLE]
+    kind_rows = fields.rows(3, VARINT)[: 2 * _NAME_SAMPLE]
+    kinds = dict(zip(fields.owner[kind_rows].tolist(), fields.value[kind_rows].tolist(), strict=True))
+    for row in rows.tolist():
+        name = buffer[fields.payload.starts[row] : fields.payload.ends[row]]
         for prefix, number in _SHIFTED_NAMES.items():
             if name.startswith(prefix):
-                return bool(fields.value[row] == number)
-    return _typed_eight_with_collective(buffer, fields)
+                return kinds.get(int(fields.owner[row])) == number
+    return 8 in types and _typed_eight_with_collective(buffer, fields)
 
 
 def _typed_eight_with_collective(buffer: bytes, fields: Fields) -> bool:

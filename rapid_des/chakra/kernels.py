@@ -41,11 +41,17 @@ def on_bytes(kernel: Callable[..., Any], buffer: bytes, *arguments: Any) -> Any:
     return compiled(kernel)(np.frombuffer(buffer, np.uint8), *arguments)
 
 
-def on_arrays(kernel: Callable[..., Any], size: int, *arguments: Any) -> Any:
-    """Run `kernel(*arguments)`, compiled if `size`, its amount of work, is large."""
-    if size <= COMPILE_ABOVE:
-        return kernel(*arguments)
-    return compiled(kernel)(*arguments)
+def on_arrays(kernel: Callable[..., Any], size: int, *arguments: NDArray[np.int64]) -> Any:
+    """Run `kernel(*arguments)`, which writes its last argument; compiled if `size`, its work, is large.
+
+    NOTE: a small input goes in as lists, which Python indexes several times faster than arrays.
+    """
+    if size > COMPILE_ABOVE:
+        return compiled(kernel)(*arguments)
+    lists = [argument.tolist() for argument in arguments]
+    result = kernel(*lists)
+    arguments[-1][:] = lists[-1]
+    return result
 
 
 def scan_frames(
@@ -178,7 +184,7 @@ def scan_varints(buffer: Any, starts: Any, ends: Any, values: Any, counts: Any) 
 
 
 def intern_spans(buffer: Any, spans: Any, slots: Any, codes: Any, firsts: Any) -> int:
-    """Number the distinct byte strings of `spans` as they first appear; return how many there are.
+    """Assign numbers to the distinct byte strings of `spans` as they first appear; return how many there are.
 
     `slots` is a hash table of -1s whose length is a power of two above twice the number of spans; `firsts`
     gets the span in which each distinct string was first seen.
@@ -214,10 +220,9 @@ def intern_spans(buffer: Any, spans: Any, slots: Any, codes: Any, firsts: Any) -
     return distinct
 
 
-def ready_order(starts: Any, children: Any, waiting: Any, result: Any) -> int:
-    """Kahn's algorithm with a binary heap of ready positions; the heap lies in an array."""
+def ready_order(starts: Any, children: Any, waiting: Any, heap: Any, result: Any) -> int:
+    """Kahn's algorithm with a binary heap of ready positions; `heap` is room for it."""
     size = len(waiting)
-    heap = np.empty(size, np.int64)
     ready = 0
     for node in range(size):
         if waiting[node] == 0:
@@ -251,3 +256,13 @@ def ready_order(starts: Any, children: Any, waiting: Any, result: Any) -> int:
                     hole = (hole - 1) // 2
                 heap[hole] = node
     return count
+
+
+def longest_paths(order: Any, starts: Any, needs: Any, weights: Any, lengths: Any) -> None:
+    """Fill `lengths` with the heaviest chain that ends in each node, visiting nodes in a topological order."""
+    for index in range(len(order)):
+        node = order[index]
+        longest = 0
+        for row in range(starts[node], starts[node + 1]):
+            longest = max(longest, lengths[needs[row]])
+        lengths[node] = longest + weights[node]

@@ -1,0 +1,212 @@
+"""What is wrong with a trace set before anything is replayed, by file, rank and node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.findings import Finding
+from rapid_des.chakra.messages_between import message_findings
+from rapid_des.chakra.options import ReadOptions
+from rapid_des.chakra.reader import ReadReport, read_report
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.errors import TraceError
+
+Integers = NDArray[np.int64]
+
+
+def check(reference: str | Path, options: ReadOptions | None = None) -> tuple[Finding, ...]:
+    """Return everything that is wrong with the trace set that a folder, prefix or file stands for."""
+    return check_report(read_report(reference, options or ReadOptions()))
+
+
+def check_report(report: ReadReport) -> tuple[Finding, ...]:
+    """Return what reading found, then what is wrong between the ranks that could be read."""
+    return (*report.findings, *_missing_files(report), *check_set(report.traces))
+
+
+def check_set(traces: TraceSet) -> tuple[Finding, ...]:
+    """Return what is wrong in a trace set in memory: nodes alone, groups, then messages."""
+    findings: list[Finding] = []
+    for rank in traces.ranks:
+        findings += _node_findings(rank, traces)
+    findings += _group_findings(traces)
+    findings += message_findings(traces)
+    return tuple(findings)
+
+
+def require_sound(traces: TraceSet) -> None:
+    """Raise a `TraceError` with the first few errors of `check_set`, if there is one."""
+    errors = [finding for finding in check_set(traces) if finding.severity == "error"]
+    if errors:
+        lines = [str(finding) for finding in errors[:10]]
+        lines += [f"… and {len(errors) - 10} more"] if len(errors) > 10 else []
+        raise TraceError("\n".join(lines))
+
+
+def _missing_files(report: ReadReport) -> Iterator[Finding]:
+    missing = report.files.missing
+    if missing and len(report.files.files) > 1:
+        named = ", ".join(map(str, missing[:20]))
+        last = max(report.files.files)
+        text = f"{report.files.folder / report.files.prefix}: ranks 0 to {last} have no file for {named}"
+        yield Finding("missing rank file", text)
+
+
+def node_text(rank: RankTrace, row: int) -> str:
+    """Return a node's rank, id and name for a message."""
+    name = rank.nodes.names[rank.nodes.name[row]]
+    short = name if len(name) <= 60 else f"{name[:57]}..."
+    return f"rank {rank.rank} node {rank.nodes.ids[row]} ({short!r})"
+
+
+def _finding(kind: str, rank: RankTrace, rows: Integers, problem: str) -> Finding:
+    """Return one finding for all rows with the same problem, naming the first."""
+    more = f" (and {len(rows) - 1} more on this rank)" if len(rows) > 1 else ""
+    text = f"{node_text(rank, int(rows[0]))} {problem}{more}"
+    return Finding(kind, text, rank=rank.rank, node=int(rank.nodes.ids[rows[0]]))
+
+
+def _node_findings(rank: RankTrace, traces: TraceSet) -> Iterator[Finding]:
+    nodes = rank.nodes
+    collective = nodes.kind == NodeKind.COLLECTIVE
+    message = (nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV)
+    known = {other.rank for other in traces.ranks}
+    peers = np.array([*(peer in known for peer in rank.peers), True], np.bool_)
+    checks = (
+        ("unknown collective", collective & (nodes.collective == UNSTATED), _UNKNOWN_COLLECTIVE),
+        ("no size", collective & (nodes.size == UNSTATED), "says no comm_size"),
+        (
+            "no peer",
+            message & (nodes.peer == UNSTATED),
+            "says no peer (comm_dst of a send, comm_src of a receive)",
+        ),
+        ("no size", message & (nodes.size == UNSTATED), "says neither comm_size nor tensor_size"),
+        ("unknown peer", message & ~peers[nodes.peer], "names a rank that has no trace file"),
+    )
+    for kind, mask, problem in checks:
+        rows = np.flatnonzero(mask)
+        if len(rows):
+            yield _finding(kind, rank, rows, problem)
+    yield from _membership(rank, traces, collective)
+
+
+_UNKNOWN_COLLECTIVE = f"names no known collective; comm_type is one of 0 to {max(CollectiveType)}"
+
+
+def _membership(rank: RankTrace, traces: TraceSet, collective: NDArray[np.bool_]) -> Iterator[Finding]:
+    for slot, name in enumerate(rank.groups):
+        rows = np.flatnonzero(collective & (rank.nodes.group == slot))
+        if not len(rows):
+            continue
+        if name not in traces.groups:
+            yield _finding("undefined group", rank, rows, _undefined(name, traces))
+        elif rank.rank not in traces.groups[name]:
+            members = _some(traces.groups[name])
+            yield _finding("not a member", rank, rows, f"is on group {name!r}, whose members are {members}")
+
+
+def _undefined(name: str, traces: TraceSet) -> str:
+    if name.startswith("dimensions:"):
+        return f"spans the network dimensions {name.removeprefix('dimensions:')}; give the ranks' shape (--dimensions)"
+    return f"names group {name!r}, which is defined nowhere; known groups: {_some(traces.groups)}"
+
+
+def _some(values: Iterable[object], limit: int = 12) -> str:
+    listed = [str(value) for value in values]
+    return ", ".join(listed[:limit]) + (f", … ({len(listed)} in all)" if len(listed) > limit else "")
+
+
+def _group_findings(traces: TraceSet) -> Iterator[Finding]:
+    """Compare, group by group, the collectives that the members issue."""
+    by_rank = {rank.rank: rank for rank in traces.ranks}
+    issued = _Issued()
+    used = {name for rank in traces.ranks for name in rank.groups}
+    for name, members in traces.groups.items():
+        if name not in used or len(members) < 2:
+            continue
+        absent = [member for member in members if member not in by_rank]
+        if absent:
+            text = f"group {name!r} has members without a trace file: {_some(absent)}"
+            yield Finding("missing rank file", text)
+        present = [by_rank[member] for member in members if member in by_rank]
+        yield from _compare(name, present, issued, traces)
+
+
+class _Issued:
+    """The rows of each rank's collectives on a group, once for all ranks that share a table."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int], Integers] = {}
+
+    def rows(self, rank: RankTrace, name: str) -> Integers:
+        if name not in rank.groups:
+            return np.zeros(0, np.int64)
+        slot = rank.groups.index(name)
+        key = (id(rank.nodes), slot)
+        if key not in self.known:
+            on_group = (rank.nodes.kind == NodeKind.COLLECTIVE) & (rank.nodes.group == slot)
+            self.known[key] = np.flatnonzero(on_group)
+        return self.known[key]
+
+
+def _compare(name: str, members: list[RankTrace], issued: _Issued, traces: TraceSet) -> Iterator[Finding]:
+    """Report the first member whose collectives are not those of the first member."""
+    first = members[0] if members else None
+    for other in members[1:]:
+        if first is None or (first.nodes is other.nodes and first.groups == other.groups):
+            continue
+        mine, theirs = issued.rows(first, name), issued.rows(other, name)
+        if len(mine) != len(theirs):
+            yield _count_finding(name, (first, mine), (other, theirs))
+            return
+        left, right = _signature(first.nodes, mine), _signature(other.nodes, theirs)
+        if np.array_equal(left, right):
+            continue
+        free = all(rank.nodes.streams[s] in traces.unordered_streams for rank, s in _streams(first, mine))
+        if free and np.array_equal(left[np.lexsort(left.T)], right[np.lexsort(right.T)]):
+            text = (
+                f"group {name!r}: ranks {first.rank} and {other.rank} list its collectives in different order"
+            )
+            yield Finding("order", f"{text}; they are paired as they start", "warning", rank=other.rank)
+            return
+        index = int(np.flatnonzero((left != right).any(axis=1))[0])
+        yield _value_finding(name, index, (first, int(mine[index])), (other, int(theirs[index])))
+        return
+
+
+def _streams(rank: RankTrace, rows: Integers) -> list[tuple[RankTrace, int]]:
+    return [(rank, int(slot)) for slot in np.unique(rank.nodes.stream[rows])]
+
+
+def _signature(nodes: NodeTable, rows: Integers) -> Integers:
+    return np.stack([nodes.collective[rows].astype(np.int64), nodes.size[rows]], axis=1)
+
+
+def _count_finding(
+    name: str, mine: tuple[RankTrace, Integers], theirs: tuple[RankTrace, Integers]
+) -> Finding:
+    counts = f"rank {mine[0].rank} issues {len(mine[1])}, rank {theirs[0].rank} {len(theirs[1])}"
+    (longer, rows), shorter = (mine, theirs[1]) if len(mine[1]) > len(theirs[1]) else (theirs, mine[1])
+    surplus = int(rows[len(shorter)])
+    text = f"group {name!r}: members issue different numbers of collectives: {counts}; "
+    text += f"the first without a partner: {node_text(longer, surplus)}"
+    return Finding("group disagreement", text, rank=longer.rank, node=int(longer.nodes.ids[surplus]))
+
+
+def _value_finding(
+    name: str, index: int, mine: tuple[RankTrace, int], theirs: tuple[RankTrace, int]
+) -> Finding:
+    sides = " but ".join(f"{node_text(*side)} says {_value(*side)}" for side in (mine, theirs))
+    text = f"group {name!r}: collective number {index} differs: {sides}"
+    other, row = theirs
+    return Finding("group disagreement", text, rank=other.rank, node=int(other.nodes.ids[row]))
+
+
+def _value(rank: RankTrace, row: int) -> str:
+    kind, size = int(rank.nodes.collective[row]), int(rank.nodes.size[row])
+    what = CollectiveType(kind).name if kind != UNSTATED else "an unknown collective"
+    return f"{what} of {size if size != UNSTATED else 'unstated'} bytes"

@@ -1,0 +1,101 @@
+"""Files to files, node by node and without loss: any generation to today's `.et`, or to jsonizer's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rapid_des.chakra.discovery import discover
+from rapid_des.chakra.files import write_frames
+from rapid_des.chakra.generations import Generation
+from rapid_des.chakra.json_forms import node_json
+from rapid_des.chakra.messages import UNREADABLE, message_class
+from rapid_des.chakra.options import ReadOptions
+from rapid_des.chakra.source import TraceFile, malformed, open_trace
+from rapid_des.errors import TraceError
+
+Form = Literal["et", "json"]
+_SAME = (Generation.TODAY, Generation.SHIFTED, None)
+
+
+@dataclass(frozen=True)
+class NodeFile:
+    """One file's metadata and nodes as today's messages, nothing left out."""
+
+    metadata: Any
+    nodes: Iterator[Any]
+
+
+def read_nodes(path: Path, options: ReadOptions | None = None) -> NodeFile:
+    """Open a trace file of any generation for reading message by message."""
+    source = _open(path, options or ReadOptions())
+    return NodeFile(source.metadata, _messages(source))
+
+
+def _open(path: Path, options: ReadOptions) -> TraceFile:
+    named = None if options.generation == "auto" else Generation(options.generation)
+    return open_trace(path, generation=named, salvage=options.salvage)
+
+
+def _messages(source: TraceFile) -> Iterator[Any]:
+    node = message_class("Node")
+    for chunk in source.chunks:
+        for index in range(len(chunk)):
+            try:
+                yield node.FromString(chunk.frame(index))
+            except UNREADABLE as error:
+                raise malformed(source.path, int(chunk.offsets[index]), chunk, index) from error
+
+
+def write_nodes(path: Path, content: NodeFile) -> None:
+    """Write metadata and nodes as today's frames."""
+    frames = (message.SerializeToString() for message in (content.metadata, *content.nodes))
+    write_frames(path, frames)
+
+
+def convert(reference: str | Path, folder: str | Path, form: Form, options: ReadOptions) -> tuple[Path, ...]:
+    """Convert every file of a trace set, keeping all that is in it; return the paths written.
+
+    A file of today's generation comes out with the same bytes as `et`, but for an added metadata frame where
+    it has none. `json` is what jsonizer writes: one JSON document a message, one after the other.
+    """
+    files = discover(reference)
+    folder = Path(folder)
+    if folder.resolve() == files.folder.resolve():
+        raise TraceError(f"{folder}: is where the traces lie; choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for rank, path in files.files.items():
+        target = folder / f"{files.prefix}.{rank}.{form}"
+        source = _open(path, options)
+        if form == "et":
+            write_frames(target, _frames(source))
+        else:
+            _write_json(target, source)
+        written.append(target)
+    return tuple(written)
+
+
+def _frames(source: TraceFile) -> Iterator[bytes]:
+    kept = source.metadata_frame if source.generation in _SAME else None
+    if kept is not None and _is_todays_metadata(kept):
+        yield kept
+    else:
+        yield bytes(source.metadata.SerializeToString())
+    for chunk in source.chunks:
+        for index in range(len(chunk)):
+            yield chunk.frame(index)
+
+
+def _is_todays_metadata(frame: bytes) -> bool:
+    """Return whether field 1, if there is one, is the version and not an early attribute."""
+    return b"\x0a" not in frame[:1] or frame[2:3] != b"\x0a"
+
+
+def _write_json(target: Path, source: TraceFile) -> None:
+    with target.open("w", encoding="utf-8") as stream:
+        stream.write(node_json(source.metadata))
+        for message in _messages(source):
+            stream.write(node_json(message))
