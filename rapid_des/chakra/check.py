@@ -82,7 +82,7 @@ def _node_findings(rank: RankTrace, traces: TraceSet) -> Iterator[Finding]:
         (
             "no peer",
             message & (nodes.peer == UNSTATED),
-            "says no peer (comm_dst of a send, comm_src of a receive)",
+            _NO_PEER,
         ),
         ("no size", message & (nodes.size == UNSTATED), "says neither comm_size nor tensor_size"),
         ("unknown peer", message & ~peers[nodes.peer], "names a rank that has no trace file"),
@@ -94,6 +94,7 @@ def _node_findings(rank: RankTrace, traces: TraceSet) -> Iterator[Finding]:
     yield from _membership(rank, traces, collective)
 
 
+_NO_PEER = "says no peer (comm_dst of a send, comm_src of a receive)"
 _UNKNOWN_COLLECTIVE = f"names no known collective; comm_type is one of 0 to {max(CollectiveType)}"
 
 
@@ -111,7 +112,8 @@ def _membership(rank: RankTrace, traces: TraceSet, collective: NDArray[np.bool_]
 
 def _undefined(name: str, traces: TraceSet) -> str:
     if name.startswith("dimensions:"):
-        return f"spans the network dimensions {name.removeprefix('dimensions:')}; give the ranks' shape (--dimensions)"
+        flags = name.removeprefix("dimensions:")
+        return f"spans the network dimensions {flags}; give the ranks' shape (--dimensions)"
     return f"names group {name!r}, which is defined nowhere; known groups: {_some(traces.groups)}"
 
 

@@ -14,9 +14,7 @@ from rapid_des.errors import TraceError
 
 WORLD = "world"
 DIMENSIONS = "dimensions:"
-_PARAM_TAIL = re.compile(
-    r"\(\s*'([^']*)'\s*,\s*'[^']*'\s*\).*?(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]\s*$", re.DOTALL
-)
+_PARAM_TAIL = re.compile(r"[(\[]'([^']+)', '[^']*'[)\]],.*, (\d+), (\d+), (\d+)\]\s*\Z", re.DOTALL)
 _LARGEST_FILE = 1 << 24
 
 Groups = dict[str, tuple[int, ...]]
@@ -94,7 +92,7 @@ def _from_init(values: str, world: tuple[int, ...]) -> Groups:
 
 
 def _from_param_comms(values: str) -> Groups:
-    """Read `(name, description) … start, stride, size]`, the end of what PyTorch 1.1.0 and later records."""
+    """Read `(name, description), …, start, stride, size]`, as PyTorch records since 1.1.0."""
     match = _PARAM_TAIL.search(values)
     if match is None:
         return {}

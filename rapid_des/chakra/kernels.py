@@ -259,7 +259,7 @@ def ready_order(starts: Any, children: Any, waiting: Any, heap: Any, result: Any
 
 
 def longest_paths(order: Any, starts: Any, needs: Any, weights: Any, lengths: Any) -> None:
-    """Fill `lengths` with the heaviest chain that ends in each node, visiting nodes in a topological order."""
+    """Fill `lengths` with the heaviest chain that ends in each node; `order` is topological."""
     for index in range(len(order)):
         node = order[index]
         longest = 0

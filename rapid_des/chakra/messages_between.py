@@ -129,13 +129,14 @@ def _size_findings(traces: TraceSet, sends: Halves, receives: Halves) -> Iterato
     left = np.stack([sends.source, sends.target, sends.tag], axis=1)
     right = np.stack([receives.source, receives.target, receives.tag], axis=1)
     if len(left) != len(right) or not np.array_equal(left, right):
-        paired_sends, paired_receives = _paired(sends, left, right), _paired(receives, right, left)
+        paired_sends, paired_receives = _paired(left, right), _paired(right, left)
         sends, receives = sends.take(paired_sends), receives.take(paired_receives)
     wrong = np.flatnonzero(sends.size != receives.size)
     if len(wrong):
         first = int(wrong[0])
-        text = f"{_node(traces, sends, first)} sends {sends.size[first]} bytes but {_node(traces, receives, first)} "
-        text += f"receives {receives.size[first]} (tag {sends.tag[first]}; {len(wrong)} such messages)"
+        text = f"{_node(traces, sends, first)} sends {sends.size[first]} bytes but "
+        text += f"{_node(traces, receives, first)} receives {receives.size[first]} "
+        text += f"(tag {sends.tag[first]}; {len(wrong)} such messages)"
         yield Finding("message size", text, rank=int(sends.rank[first]), node=_id(traces, sends, first))
 
 
@@ -143,10 +144,10 @@ def _sorted(side: Halves) -> Halves:
     return side.take(np.lexsort((side.size, side.tag, side.target, side.source)))
 
 
-def _paired(side: Halves, mine: Integers, theirs: Integers) -> Integers:
+def _paired(mine: Integers, theirs: Integers) -> Integers:
     """Return the rows whose key occurs equally often on both sides."""
-    _, inverse, counts = np.unique(
-        np.concatenate([mine, theirs]), axis=0, return_inverse=True, return_counts=True
-    )
-    own = np.bincount(inverse.reshape(-1)[: len(mine)], minlength=len(counts))
-    return np.flatnonzero((2 * own == counts)[inverse.reshape(-1)[: len(mine)]])
+    both = np.concatenate([mine, theirs])
+    _, inverse, counts = np.unique(both, axis=0, return_inverse=True, return_counts=True)
+    key = inverse.reshape(-1)[: len(mine)]
+    own = np.bincount(key, minlength=len(counts))
+    return np.flatnonzero((2 * own == counts)[key])
