@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
@@ -50,6 +50,11 @@ class Step:
     queue: int
 
 
+State: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+
+NO_TURNS: State = ((), (), (), ())
+
+
 @dataclass
 class Turns:
     """Whose turn it is: the next queue of each dimension, and the next of the two trees.
@@ -63,7 +68,12 @@ class Turns:
     upper: dict[int, int] = field(default_factory=dict)
     tree: dict[int, int] = field(default_factory=dict)
 
-    def state(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+    @staticmethod
+    def after(queues: int, state: State) -> Turns:
+        """Return the turns that `state` was taken from."""
+        return Turns(queues, *(dict(kind) for kind in state))
+
+    def state(self) -> State:
         """Return what the next collective's chunks depend on."""
         kinds = (self.any_queue, self.lower, self.upper, self.tree)
         return tuple(tuple(sorted((key, turn) for key, turn in kind.items() if turn)) for kind in kinds)

@@ -1,0 +1,224 @@
+"""A node table of a trace to a rank program, by that simulator's rules of who runs what for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable
+from rapid_des.errors import ConfigError, TraceError
+from rapid_des.replay.astra.files import Setup
+from rapid_des.replay.astra.issue import issue_order
+from rapid_des.replay.astra.library import Library
+from rapid_des.replay.astra.nodes import (
+    COMMUNICATION,
+    CPU,
+    GPU,
+    Dependencies,
+    OwnVisits,
+    rank_program,
+)
+from rapid_des.replay.astra.recipes import Call, Recipes
+from rapid_des.replay.astra.slots import Channel, Memory, SlotNumbers, Whole
+from rapid_des.replay.program import NONE, Bools, Int64s, RankProgram, VisitKind
+from rapid_des.units import PS_PER_NS
+
+_SIMULATED = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+)
+_COMMUNICATES = (
+    NodeKind.SEND,
+    NodeKind.RECV,
+    NodeKind.COLLECTIVE,
+    NodeKind.MEM_LOAD,
+    NodeKind.MEM_STORE,
+)
+
+
+@dataclass(frozen=True)
+class GroupSlot:
+    """What a group slot of a table is on the ranks that run it: how many members; None for the whole world."""
+
+    members: int | None
+
+
+@dataclass(frozen=True)
+class LoweredRank:
+    """A rank program with what its slots are."""
+
+    program: RankProgram
+    slots: SlotNumbers
+
+
+class RankLowering:
+    """Lowers node tables of one setup with one library of templates."""
+
+    def __init__(self, setup: Setup, library: Library) -> None:
+        self._setup = setup
+        self._library = library
+
+    def lower(self, nodes: NodeTable, groups: Sequence[GroupSlot], name: str) -> LoweredRank:
+        """Return the program of a table; `name` is what errors call the rank."""
+        return _Rank(self._setup, self._library, nodes, groups, name).lower()
+
+
+class _Rank:
+    def __init__(
+        self, setup: Setup, library: Library, nodes: NodeTable, groups: Sequence[GroupSlot], name: str
+    ) -> None:
+        self.setup, self.library, self.nodes, self.groups, self.name = setup, library, nodes, groups, name
+        self.slots = SlotNumbers()
+        self.recipes = Recipes(setup, library, self.slots)
+        count = len(nodes)
+        self.kind = np.full(count, int(VisitKind.JOIN), np.int8)
+        self.work = np.zeros(count, np.int64)
+        absent = ("server", "slot", "occurrence", "template", "recipe")
+        self.columns = {column: np.full(count, NONE, np.int32) for column in absent}
+        self.sub = np.zeros(count, np.int32)
+
+    def lower(self) -> LoweredRank:
+        """Fill in the visits of each kind of node."""
+        nodes = self.nodes
+        _refuse(nodes, nodes.on_cpu & np.isin(nodes.kind, _COMMUNICATES), "communicates on the CPU", self.name)
+        by_id, issued = issue_order(nodes)
+        self._compute()
+        if self.setup.system.replay_only:
+            self._replayed()
+        else:
+            self._collectives(issued)
+            self._messages(issued)
+            self._memory()
+        columns = dict(self.columns)
+        recipe = columns.pop("recipe")
+        queues = len(self.setup.network.npus_count) * self.setup.queues
+        program = rank_program(
+            OwnVisits(kind=self.kind, work=self.work, sub=self.sub, **columns),
+            Dependencies(by_id, nodes.dependency_starts, nodes.dependencies),
+            recipe=recipe,
+            recipes=self.recipes.recipes,
+            queues=queues,
+            capacity=self.recipes.capacity,
+        )
+        return LoweredRank(program, self.slots)
+
+    def _serve(self, which: Bools, server: int | NDArray[np.int32], work: Int64s) -> None:
+        self.kind[which] = int(VisitKind.COMPUTE)
+        self.columns["server"][which] = server
+        self.work[which] = work
+
+    def _compute(self) -> None:
+        nodes, system = self.nodes, self.setup.system
+        computes = nodes.kind == NodeKind.COMPUTE
+        modelled = computes & ~nodes.on_cpu if system.roofline_enabled and not system.replay_only else computes & False
+        stated = computes & ~modelled
+        server = np.where(nodes.on_cpu, CPU, GPU).astype(np.int32)
+        self._serve(stated, server[stated], _durations(nodes)[stated])
+        real = modelled & (nodes.tensor_bytes > 0)
+        if real.any():
+            self._serve(real, GPU, self._roofline(real))
+
+    def _roofline(self, which: Bools) -> Int64s:
+        """Return the service times of operators whose rate memory or arithmetic bounds; whole nanoseconds."""
+        system, nodes = self.setup.system, self.nodes
+        flops = np.maximum(nodes.flops[which], 0).astype(np.float64)
+        intensity = flops / nodes.tensor_bytes[which]
+        assert system.peak_perf is not None
+        rate = np.minimum(system.local_mem_bw * 1e9 * intensity, system.peak_perf * 1e12)
+        seconds = np.divide(flops, rate, out=np.zeros_like(flops), where=rate > 0)
+        return np.trunc(seconds * 1e9).astype(np.int64) * PS_PER_NS
+
+    def _replayed(self) -> None:
+        """Let communication take its recorded time."""
+        which = np.isin(self.nodes.kind, _COMMUNICATES)
+        self._serve(which, COMMUNICATION, _durations(self.nodes)[which])
+        receives = self.nodes.kind == NodeKind.RECV
+        self.columns["server"][receives] = NONE
+
+    def _collectives(self, issued: Int64s) -> None:
+        nodes = self.nodes
+        collectives = nodes.kind == NodeKind.COLLECTIVE
+        recorded = collectives & (nodes.collective == CollectiveType.BROADCAST)
+        self._serve(recorded, COMMUNICATION, _durations(nodes)[recorded])
+        simulated = collectives & np.isin(nodes.collective, _SIMULATED)
+        _refuse(nodes, collectives & ~recorded & ~simulated, "is a collective that ASTRA-sim has not", self.name)
+        for node in issued[simulated[issued]].tolist():
+            self._named(node, self._collective)
+
+    def _collective(self, node: int) -> None:
+        nodes = self.nodes
+        group = int(nodes.group[node])
+        slot = GroupSlot(None) if group == NONE else self.groups[group]
+        call = Call(
+            collective=CollectiveType(int(nodes.collective[node])),
+            size=int(nodes.size[node]),
+            group=None if group == NONE else group,
+            members=slot.members,
+        )
+        number = self.recipes.next(call)
+        if self.recipes.recipes[number].steps:
+            self.columns["recipe"][node] = number
+            self.columns["server"][node] = COMMUNICATION
+            self.columns["slot"][node] = self.slots.number(Whole(call.group))
+            self.kind[node] = int(VisitKind.HOLD)
+
+    def _messages(self, issued: Int64s) -> None:
+        nodes = self.nodes
+        messages = np.isin(nodes.kind, (NodeKind.SEND, NodeKind.RECV))
+        _refuse(nodes, messages & (nodes.peer == NONE), "names no rank to talk to", self.name)
+        _refuse(nodes, messages & (nodes.size < 1), "is an empty message", self.name)
+        counts: dict[tuple[int, int], int] = {}
+        self.kind[messages] = int(VisitKind.MEMBER)
+        self.columns["server"][nodes.kind == NodeKind.SEND] = COMMUNICATION
+        chosen = issued[messages[issued]]
+        sends = (nodes.kind[chosen] == NodeKind.SEND).tolist()
+        rows = zip(chosen.tolist(), sends, *(column[chosen].tolist() for column in (nodes.peer, nodes.tag, nodes.size)), strict=True)
+        for node, send, peer, tag, size in rows:
+            template = self.library.message(size)
+            slot = self.slots.use(Channel(peer, send), template)
+            sub = self.library.channel(tag, size)
+            counts[slot, sub] = counts.get((slot, sub), -1) + 1
+            self.columns["slot"][node] = slot
+            self.columns["template"][node] = template
+            self.columns["occurrence"][node] = counts[slot, sub]
+            self.sub[node] = sub
+
+    def _memory(self) -> None:
+        nodes = self.nodes
+        moves = np.flatnonzero(np.isin(nodes.kind, (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)))
+        if not len(moves):
+            return
+        memory = self.setup.memory
+        if memory is None or memory.memory_type == "NO_MEMORY_EXPANSION":
+            node = int(nodes.ids[moves[0]])
+            raise TraceError(f"{self.name}: node {node} uses remote memory; state one with --astra-memory")
+        self.kind[moves] = int(VisitKind.MEMBER)
+        self.columns["server"][moves] = COMMUNICATION
+        for node in moves.tolist():
+            template = self.library.visit(int(nodes.size[node]))
+            self.columns["template"][node] = template
+            self.columns["slot"][node] = self.slots.use(Memory(), template)
+
+    def _named(self, node: int, action: Callable[[int], None]) -> None:
+        try:
+            action(node)
+        except ConfigError as error:
+            raise ConfigError(f"{error} ({self.name}, node {int(self.nodes.ids[node])})") from None
+
+
+def _durations(nodes: NodeTable) -> Int64s:
+    """Return recorded times in whole nanoseconds; nothing recorded is one nanosecond, as there."""
+    return np.maximum(nodes.duration // PS_PER_NS, 1) * PS_PER_NS
+
+
+def _refuse(nodes: NodeTable, which: Bools, reason: str, rank: str) -> None:
+    wrong = np.flatnonzero(which)
+    if len(wrong):
+        node = int(wrong[0])
+        name = nodes.names[int(nodes.name[node])]
+        raise TraceError(f"{rank}: node {int(nodes.ids[node])} ({name}) {reason}")
