@@ -1,5 +1,6 @@
 """From a job to operators to a trace for every rank."""
 
+from rapid_des.frontend.blocks import Block, Blocks, blocks
 from rapid_des.frontend.build import build
 from rapid_des.frontend.feasibility import check_memory
 from rapid_des.frontend.inference import decode_time
@@ -12,6 +13,8 @@ from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.trace import JobTrace
 
 __all__ = [
+    "Block",
+    "Blocks",
     "Job",
     "JobMemory",
     "JobSpec",
@@ -20,6 +23,7 @@ __all__ = [
     "ModelSpec",
     "Segment",
     "StageMemory",
+    "blocks",
     "build",
     "check_memory",
     "decode_time",

@@ -42,8 +42,13 @@ def matrices(shard: Shard) -> tuple[Linear, ...]:
     return qkv(shard), attention_output(shard), feed_forward_in(shard), feed_forward_out(shard)
 
 
+def norm_kind(shard: Shard) -> str:
+    """Return the kernel of a norm: with the residual addition in it where the policy fuses them."""
+    return f"add_{shard.model.spec.norm}" if shard.fusion.residual_norm else shard.model.spec.norm
+
+
 def _norm(steps: Steps, shard: Shard, name: str) -> None:
-    kind = shard.model.spec.norm
+    kind = norm_kind(shard)
     size = shard.activation_bytes(shard.norm_tokens * shard.hidden)
     steps.kernel(name, shard.vector(kind, shard.norm_tokens, shard.hidden), saved=size, output=size)
 
@@ -53,11 +58,12 @@ def add_residual(steps: Steps, shard: Shard, name: str) -> None:
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
     mask = rows * columns * shard.dropout
-    if shard.dropout and not shard.fusion.dropout_residual:
+    fused = shard.fusion.dropout_residual and not shard.fusion.residual_norm
+    if shard.dropout and not fused:
         steps.kernel(f"{name}.dropout", shard.vector("dropout", rows, columns), saved=mask, output=size)
         mask = 0
     if not shard.fusion.residual_norm:
-        kind = "residual_add"
+        kind = "dropout_add" if mask else "residual_add"
         steps.kernel(f"{name}.residual", shard.vector(kind, rows, columns), saved=mask, output=size)
 
 
@@ -97,15 +103,21 @@ def attention_forward(steps: Steps, shard: Shard, *, caches: bool = False) -> No
     add_residual(steps, shard, "attention")
 
 
+def activation_kind(shard: Shard) -> str:
+    """Return the activation's kernel: with the bias in it where the policy fuses them."""
+    ffn = shard.model.spec.feed_forward
+    return "bias_gelu" if ffn.activation == "gelu" and ffn.bias and shard.fusion.bias else ffn.activation
+
+
 def activation_kernels(steps: Steps, shard: Shard) -> None:
     """Append GELU or SwiGLU."""
     rows, columns = shard.tokens, shard.inner
     kept = shard.activation_bytes(rows * shard.inner_in)
     size = shard.activation_bytes(rows * columns)
-    kind = shard.model.spec.feed_forward.activation
+    kind = activation_kind(shard)
     if kind == "swiglu" and not shard.fusion.gate:
         steps.kernel("ffn.silu", shard.vector("silu", rows, columns), saved=kept, output=size)
-        steps.kernel("ffn.gate", shard.vector("residual_add", rows, columns), saved=size, output=size)
+        steps.kernel("ffn.gate", shard.vector("multiply", rows, columns), saved=size, output=size)
     else:
         steps.kernel(f"ffn.{kind}", shard.vector(kind, rows, columns), saved=kept, output=size)
 
@@ -139,7 +151,8 @@ def serving_block(shard: Shard) -> tuple[Step, ...]:
 
 def _dropout_backward(steps: Steps, shard: Shard, name: str) -> None:
     if shard.dropout:
-        kernel = shard.vector("dropout", shard.norm_tokens, shard.hidden, backward=True)
+        kind = "dropout_add" if shard.fusion.dropout_residual else "dropout"
+        kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
         steps.kernel(f"{name}.dropout", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns))
 
 
@@ -159,10 +172,9 @@ def _residual_backward(steps: Steps, shard: Shard, name: str) -> None:
 def _activation_backward(steps: Steps, shard: Shard) -> None:
     rows, columns = shard.tokens, shard.inner
     size = shard.activation_bytes(rows * shard.inner_in)
-    kind = shard.model.spec.feed_forward.activation
+    kind = activation_kind(shard)
     if kind == "swiglu" and not shard.fusion.gate:
-        product = shard.vector("residual_add", rows, 2 * columns)
-        steps.kernel("ffn.gate", product, output=size)
+        steps.kernel("ffn.gate", shard.vector("multiply", rows, columns, backward=True), output=size)
         steps.kernel("ffn.silu", shard.vector("silu", rows, columns, backward=True), output=size)
     else:
         steps.kernel(f"ffn.{kind}", shard.vector(kind, rows, columns, backward=True), output=size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rapid_des.device.operators import Vector
-from rapid_des.frontend.block import norm_backward
+from rapid_des.frontend.block import norm_backward, norm_kind
 from rapid_des.frontend.linear import (
     Linear,
     column_backward,
@@ -61,9 +61,7 @@ def head(shard: Shard, rows: int) -> Linear:
 
 def _final_norm(steps: Steps, shard: Shard, rows: int) -> None:
     size = shard.activation_bytes(rows * shard.hidden)
-    steps.kernel(
-        "head.norm", shard.vector(shard.model.spec.norm, rows, shard.hidden), saved=size, output=size
-    )
+    steps.kernel("head.norm", shard.vector(norm_kind(shard), rows, shard.hidden), saved=size, output=size)
 
 
 def loss_forward(shard: Shard) -> tuple[Step, ...]:
@@ -74,7 +72,7 @@ def loss_forward(shard: Shard) -> tuple[Step, ...]:
     column_forward(
         steps, shard, head(shard, rows), saved=shard.activation_bytes(shard.norm_tokens * shard.hidden)
     )
-    steps.kernel("head.cast", shard.vector("cast", rows, columns), output=4 * rows * columns)
+    steps.kernel("head.cast", Vector("cast", rows, columns, "fp32"), output=4 * rows * columns)
     steps.kernel("loss", Vector("cross_entropy", rows, columns, "fp32"), saved=logits_bytes(shard))
     if shard.tp > 1:
         for name in LOSS_REDUCTIONS:
@@ -117,5 +115,5 @@ def sampling(shard: Shard) -> tuple[Step, ...]:
         elements = rows * shard.vocabulary
         output = shard.activation_bytes(elements)
         steps.message("head.gather", "tp.logits", shard.message("tp.logits", elements), output=output)
-    steps.kernel("sample", shard.vector("softmax", rows, shard.vocabulary))
+    steps.kernel("sample", shard.vector("sample", rows, shard.vocabulary))
     return tuple(steps.steps)

@@ -59,7 +59,7 @@ class TrainingSpec(Spec, frozen=True):
     recompute: Literal["none", "selective", "full"] = "none"
     """`selective`: the attention core; `full`: every layer from its input."""
     dropout: bool = False
-    optimizer: Literal["adam"] = "adam"
+    optimizer: Literal["adam", "adamw"] = "adamw"
     zero_stage: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
     """1: optimizer states split over dp (Megatron's distributed optimizer)."""
     bucket_parameters: Count = 40_000_000

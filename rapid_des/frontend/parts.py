@@ -15,25 +15,30 @@ from rapid_des.frontend.ends import embedding_backward, embedding_forward, loss_
 from rapid_des.frontend.pipeline import Phase
 from rapid_des.frontend.pricing import price
 from rapid_des.frontend.resolved import Job
-from rapid_des.frontend.steps import Step
+from rapid_des.frontend.steps import Step, Steps
 from rapid_des.frontend.template import Piece, renamed
 
-Section: TypeAlias = Literal["embedding", "block", "head"]
+Section: TypeAlias = Literal["embedding", "block", "head", "norms"]
 
 
 @dataclass(frozen=True)
 class PieceKey:
-    """Which operator list: a section of the model in one direction."""
+    """Which operator list: a section of the model in one direction; `stage` where stages differ in it."""
 
     section: Section
     phase: Phase
+    stage: int = -1
 
 
 def training_steps(job: Job) -> Mapping[PieceKey, tuple[Step, ...]]:
-    """Return the six operator lists of a training rank, of one micro-batch."""
+    """Return the operator lists of training: each section's for one micro-batch, and each stage's norms.
+
+    "norms", once a step, sums the gradients of what sequence parallelism leaves whole on every tp rank.
+    """
     shard = job.training_shard
     shares = job.model.spec.tied_embeddings and job.stages == 1
-    return {
+    norms = {PieceKey("norms", "backward", stage): norm_steps(job, stage) for stage in range(job.stages)}
+    return (norms if job.spec.parallelism.sequence_parallel else {}) | {
         PieceKey("embedding", "forward"): embedding_forward(shard),
         PieceKey("block", "forward"): block_forward(shard),
         PieceKey("head", "forward"): loss_forward(shard),
@@ -41,6 +46,19 @@ def training_steps(job: Job) -> Mapping[PieceKey, tuple[Step, ...]]:
         PieceKey("block", "backward"): block_backward(shard, job.training.recompute),
         PieceKey("embedding", "backward"): embedding_backward(shard),
     }
+
+
+def norm_steps(job: Job, stage: int) -> tuple[Step, ...]:
+    """Return the sum over tp of gradients that each rank has for its sequence shard only."""
+    layer = job.model.layer
+    layers = sum(job.layers[part] for part in range(stage, job.parts, job.stages))
+    elements = layers * (layer.norms + layer.whole_biases)
+    elements += job.model.position_parameters * (stage == 0)
+    elements += job.model.norm_parameters * (stage == job.stages - 1)
+    steps = Steps()
+    size = job.training_shard.message("tp.norm_gradients", elements, job.spec.precision.gradients)
+    steps.message("gradients.norms", "tp.norm_gradients", size)
+    return tuple(steps.steps)
 
 
 def price_steps(

@@ -9,7 +9,7 @@ from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.pricing import kernel_node
 from rapid_des.frontend.program import ProgramWriter
 from rapid_des.frontend.resolved import Job
-from rapid_des.frontend.template import Mark
+from rapid_des.frontend.template import GATE, INPUT, Mark, Piece
 from rapid_des.frontend.traffic import GROUPS, message_size
 from rapid_des.units import ceil_divide
 
@@ -84,26 +84,17 @@ def gather_buckets(
     return tuple(position)
 
 
-def _norm_gradients(job: Job, stage: int) -> int:
-    """Return the parameters of a stage whose gradients are partial sums over sequence shards."""
-    layer = job.model.layer
-    parts = range(stage, job.parts, job.stages)
-    count = sum(job.layers[part] for part in parts) * (layer.norms + layer.whole_biases)
-    if stage == 0:
-        count += job.model.position_parameters
-    return count + job.model.norm_parameters * (stage == job.stages - 1)
-
-
 def small_reductions(
-    program: ProgramWriter, job: Job, stage: int, *, after: Sequence[int]
+    program: ProgramWriter, job: Job, stage: int, *, norms: Piece | None, after: Sequence[int]
 ) -> tuple[int, ...]:
-    """Append what is reduced besides the buckets: norms over tp, a tied table over its two stages."""
+    """Append what is reduced besides the buckets: norms over tp, a tied table over its two stages.
+
+    `after` begins with the end of the last backward and goes on with the buckets in order.
+    """
     precision = job.spec.precision
     done = tuple(after)
-    if job.spec.parallelism.sequence_parallel:
-        elements = _norm_gradients(job, stage)
-        size = message_size("tp.norm_gradients", elements, precision.gradients, job.layout.size("tp"))
-        done = (program.message("gradients.norms", "tp.norm_gradients", size, after=done),)
+    if norms is not None:
+        done = (program.writer.place(norms, {GATE: done[0], INPUT: done[-1]}),)
     if job.ties_across_stages and stage in {0, job.stages - 1}:
         elements = job.training_shard.vocabulary_part * job.model.spec.hidden
         size = message_size("embedding.reduce", elements, precision.gradients, 2)
@@ -126,5 +117,5 @@ def optimizer_step(
             role = f"{group}.gradient_norm"
             size = message_size(role, 1, "fp32", members(job, group))
             done = (program.message("gradient_norm.reduce", role, size, after=done),)
-    kernel = Vector(job.training.optimizer, 1, own, precision.optimizer)
+    kernel = Vector(job.training.optimizer, 1, own, precision.gradients)
     return program.writer.append(kernel_node("optimizer", kernel, operators, ()), done)

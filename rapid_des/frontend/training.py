@@ -36,6 +36,7 @@ class _Stage:
     index: int
     pieces: Mapping[tuple[str, int], tuple[Piece, ...]]
     """By phase and chunk, in running order."""
+    norms: Piece | None
     chained: Mapping[tuple[str, int], Piece]
     program: ProgramWriter = field(default_factory=ProgramWriter)
     results: dict[Item, int] = field(default_factory=dict)
@@ -74,7 +75,8 @@ def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
         for phase in ("forward", "backward")
         for chunk in range(job.chunks)
     }
-    return _Stage(job, stage, own, {key: chain(value) for key, value in own.items()})
+    norms = pieces.get(PieceKey("norms", "backward", stage))
+    return _Stage(job, stage, own, norms, {key: chain(value) for key, value in own.items()})
 
 
 def _message(state: _Stage, stage: int, item: Item) -> tuple[str, int, int]:
@@ -153,7 +155,7 @@ def _finish_step(state: _Stage, operators: OperatorModel) -> None:
     for chunk in sorted(state.final, key=lambda chunk: state.final[chunk][-1].position):
         after = None if job.training.overlap_gradients else end
         reduced += reduce_buckets(program, job, state.final[chunk], after=after)
-    done = small_reductions(program, job, state.index, after=(end, *reduced))
+    done = small_reductions(program, job, state.index, norms=state.norms, after=(end, *reduced))
     last = optimizer_step(program, job, operators, parameters=state.parameters, after=done)
     if job.training.zero_stage and not job.training.overlap_parameters and members(job, "gradient") > 1:
         for chunk in range(job.chunks):

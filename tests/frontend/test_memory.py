@@ -67,11 +67,13 @@ def test_a_layer_keeps_exactly_the_papers_bytes(model, sequence_parallel, recomp
     ],
 )
 def test_the_first_stage_holds_what_the_paper_prints(model, gib, with_both):
-    plain = memory(paper_job(model)).stages[0]
-    both = memory(paper_job(model, sequence_parallel="true", recompute="selective")).stages[0]
-    # Ours adds what the figures leave out: dropout masks of the embedding, and with pp = 1 the head's input.
-    assert plain.categories["activations"] / GIB == pytest.approx(gib, rel=6e-3)
-    assert both.categories["activations"] / GIB == pytest.approx(with_both, rel=6e-3)
+    both = {"sequence_parallel": "true", "recompute": "selective"}
+    for job, expected in ((paper_job(model), gib), (paper_job(model, **both), with_both)):
+        held = memory(job).stages[0].categories["activations"]
+        # The figures leave out the embedding's dropout masks (one for each micro-batch in flight), and with
+        # pp = 1 the inputs of the head, at most 0.4 % here.
+        masks = job.stages * section_memory(job)["embedding"].activations
+        assert (held - masks) / GIB == pytest.approx(expected, rel=4e-3)
 
 
 def test_mixed_precision_adam_takes_18_bytes_a_parameter():
