@@ -11,7 +11,8 @@ from typing import cast
 import msgspec
 
 from rapid_des.config import resolve
-from rapid_des.device import roofline
+from rapid_des.device import gemm, roofline
+from rapid_des.device.attention import price_attention
 from rapid_des.device.operators import (
     Attention,
     Dtype,
@@ -22,7 +23,15 @@ from rapid_des.device.operators import (
     OperatorModel,
     Vector,
 )
-from rapid_des.device.spec import Conditions, Constants, DeviceSpec, load_device_spec, load_family
+from rapid_des.device.spec import (
+    Conditions,
+    DeviceSpec,
+    FamilySpec,
+    KernelMenu,
+    load_device_spec,
+    load_family,
+)
+from rapid_des.device.vector import price_vector
 from rapid_des.errors import InputError
 
 
@@ -32,13 +41,15 @@ class Device:
 
     Attributes:
         spec: the device file.
-        family: the constants of its architecture; the spec's own override them.
+        family: its architecture: kernel menus, and constants that the spec's own override.
         folder: where files that the spec names are looked for.
     """
 
     spec: DeviceSpec
-    family: Constants = field(hash=False, repr=False)
+    family: FamilySpec = field(hash=False, repr=False)
     folder: Path
+    tables: dict[tuple[str, ...], object] = field(init=False, compare=False, repr=False, default_factory=dict)
+    """What operator models derive from the device once, such as tile tables; filled on first use."""
 
     @property
     def conditions(self) -> Conditions:
@@ -57,9 +68,9 @@ class Device:
 
     @property
     def clock_ratio(self) -> float:
-        """The clock in use over the boost clock that the peaks are stated at."""
+        """The clock in use over the clock that the peaks are stated at."""
         clock = self.spec.clock
-        return 1.0 if self.conditions.clock == "boost" else clock.sustained / clock.boost
+        return (clock.boost if self.conditions.clock == "boost" else clock.sustained) / clock.peak
 
     @property
     def launch_overhead(self) -> int:
@@ -88,12 +99,20 @@ class Device:
         Scopes from weak to strong: `default`, the dtype, the library, `library/dtype`; within a scope the
         device's own value wins over its family's.
         """
-        library = self.conditions.library
         merged: dict[str, float] = {}
-        for scope in ("default", dtype, library, f"{library}/{dtype}"):
-            for source in (self.family, self.spec.constants):
+        for scope in self._scopes(dtype):
+            for source in (self.family.constants, self.spec.constants):
                 merged |= source.get(section, {}).get(scope, {})
         return merged
+
+    def kernels(self, dtype: str) -> KernelMenu:
+        """Return what the library in use has for GEMMs of this dtype: the most specific menu."""
+        menus = self.family.kernels
+        return next(menus[scope] for scope in reversed(self._scopes(dtype)) if scope in menus)
+
+    def _scopes(self, dtype: str) -> tuple[str, str, str, str]:
+        library = self.conditions.library
+        return "default", dtype, library, f"{library}/{dtype}"
 
 
 def load_device(reference: str, *, settings: Iterable[tuple[str, str]] = (), folder: Path = Path()) -> Device:
@@ -104,16 +123,16 @@ def load_device(reference: str, *, settings: Iterable[tuple[str, str]] = (), fol
     """
     spec = load_device_spec(reference, settings=settings, folder=folder)
     home = resolve(reference, "device", folder=folder).parent
-    return Device(spec, load_family(spec.family, folder=home).constants, home)
+    return Device(spec, load_family(spec.family, folder=home), home)
 
 
 Pricer = Callable[[Operator, Device], Estimate]
 
 PRICERS: Mapping[type, Pricer] = {
-    Gemm: cast(Pricer, roofline.price_gemm),
-    GroupedGemm: cast(Pricer, roofline.price_grouped_gemm),
-    Attention: cast(Pricer, roofline.price_attention),
-    Vector: cast(Pricer, roofline.price_vector),
+    Gemm: cast(Pricer, gemm.price_gemm),
+    GroupedGemm: cast(Pricer, gemm.price_grouped_gemm),
+    Attention: cast(Pricer, price_attention),
+    Vector: cast(Pricer, price_vector),
 }
 
 

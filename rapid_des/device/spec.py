@@ -30,14 +30,15 @@ CONSTANT_SECTIONS = (
 
 
 class Clock(Spec, frozen=True):
-    """The clock behind the peaks, and the one that a power-limited run settles at."""
+    """The clock that the peaks are stated at, the highest of a short burst, and the power-limited one."""
 
+    peak: Frequency
     boost: Frequency
     sustained: Frequency
 
 
 class Store(Spec, frozen=True):
-    """One level of the memory hierarchy: capacity in bytes, bandwidth in bytes/s at the boost clock."""
+    """One level of the memory hierarchy: capacity in bytes, bandwidth in bytes/s at the peaks' clock."""
 
     capacity: Size
     bandwidth: Bandwidth
@@ -71,7 +72,7 @@ class Conditions(Spec, frozen=True):
 
 
 class DeviceSpec(Spec, frozen=True):
-    """One device file; peaks are dense and at the boost clock, per-SM levels hold one SM's capacity."""
+    """One device file; peaks are dense and at `clock.peak`, per-SM levels hold one SM's capacity."""
 
     name: str
     family: str
@@ -96,8 +97,8 @@ class DeviceSpec(Spec, frozen=True):
     def __post_init__(self) -> None:
         if self.sms < 1:
             raise ValueError(f"sms must be at least 1, it is {self.sms}")
-        if not 0 < self.clock.sustained <= self.clock.boost:
-            raise ValueError("clock.sustained must be above 0 and at most clock.boost")
+        if not 0 < self.clock.sustained <= self.clock.boost or not 0 < self.clock.peak <= self.clock.boost:
+            raise ValueError("clock.sustained and clock.peak must be above 0 and at most clock.boost")
         unknown = sorted(set(self.constants) - set(CONSTANT_SECTIONS))
         if unknown:
             raise ValueError(f"constants.{unknown[0]} is not one of {', '.join(CONSTANT_SECTIONS)}")
@@ -105,10 +106,38 @@ class DeviceSpec(Spec, frozen=True):
             raise ValueError(f"operators: {self.operators!r} is not one of native, roofline, learned:FILE")
 
 
+class TileRule(Spec, frozen=True):
+    """CTA tiles that a library may choose for GEMMs of up to `up_to_m` rows (None: any number)."""
+
+    tiles: list[tuple[int, int]]
+    up_to_m: int | None = None
+    pad_m: int = 1
+    """Tiles along M that one cluster takes together; the grid is padded to a multiple."""
+
+
+class KernelMenu(Spec, frozen=True):
+    """What a kernel library has for a GEMM: facts of the library, not fitted."""
+
+    rules: list[TileRule]
+    """In order of `up_to_m`; a GEMM takes the first rule that holds it."""
+    splits: list[int]
+    """Ways to cut K over several CTAs; [1]: never."""
+    warp: tuple[int, int]
+    """Largest part of a tile that one warp (or warp group) multiplies from shared memory."""
+    k_bytes: int
+    """Bytes of K that one pipeline stage holds for each row."""
+    gemv: bool = False
+    """Whether GEMMs of up to 16 rows or columns may run on a matrix-vector kernel."""
+    quantise: bool = False
+    """Whether the time includes a kernel that quantises the activations first."""
+
+
 class FamilySpec(Spec, frozen=True):
-    """Constants that all devices of one architecture share, fitted on those that were measured."""
+    """What all devices of one architecture share: kernel menus, and constants fitted on those measured."""
 
     name: str
+    kernels: dict[str, KernelMenu]
+    """By scope: `default`, a dtype, a library or `library/dtype`; the most specific wins."""
     constants: Constants
 
 

@@ -1,0 +1,112 @@
+"""Fitting the GEMM constants to measured times: a deterministic pattern search, calibration split only.
+
+The loss is the mean absolute log error, averaged within a case and then over cases, so that a long sweep does
+not outvote the rest. Constants that are utilisations stay at or below 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rapid_des.device.gemm import build_model, gemm_work
+from rapid_des.device.gemm_constants import NAMES, UTILISATIONS, GemmConstants, as_mapping
+from rapid_des.device.model import Device
+from rapid_des.device.operators import Gemm
+from rapid_des.units import PS_PER_US
+
+Floats = npt.NDArray[np.float64]
+
+_FIRST_STEP = 0.3
+_LAST_STEP = 0.02
+_SMALLEST_GAIN = 1e-5
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Measured GEMMs of one device, library and dtype; `cases` name what each belongs to."""
+
+    device: Device
+    gemms: tuple[Gemm, ...]
+    measured_us: Floats
+    cases: tuple[str, ...]
+
+    def predicted_us(self, fit: GemmConstants) -> Floats:
+        """Return the model's times with the given constants, launch included."""
+        first = self.gemms[0]
+        model = build_model(self.device, first.dtype, first.weight_dtype or first.dtype, fit)
+        kernel = model.price(gemm_work(self.gemms)).kernel_us
+        launch: Floats = kernel + self.device.launch_overhead / PS_PER_US
+        return launch
+
+    def weights(self) -> Floats:
+        """Return weights that sum to 1 with every case weighing the same."""
+        _, index, counts = np.unique(np.array(self.cases), return_inverse=True, return_counts=True)
+        share: Floats = 1.0 / counts[index] / len(counts)
+        return share
+
+    def thinned(self, most: int) -> Samples:
+        """Return at most `most` samples, evenly spaced in their order."""
+        kept = np.unique(np.linspace(0, len(self.gemms) - 1, min(most, len(self.gemms))).astype(int))
+        gemms, cases = (tuple(values[i] for i in kept) for values in (self.gemms, self.cases))
+        return replace(self, gemms=gemms, measured_us=self.measured_us[kept], cases=cases)  # type: ignore[arg-type]
+
+
+def error(fit: GemmConstants, samples: Sequence[Samples]) -> float:
+    """Return the mean absolute log error, every case weighing the same."""
+    total = 0.0
+    for group in samples:
+        off = np.abs(np.log(group.predicted_us(fit) / group.measured_us))
+        total += float(np.sum(group.weights() * off))
+    return total / len(samples)
+
+
+def fit_constants(
+    start: GemmConstants, samples: Sequence[Samples], names: Sequence[str] = NAMES
+) -> GemmConstants:
+    """Return the constants with `names` fitted; the others stay as they are.
+
+    Each pass tries every constant a step up and down, keeps what helps and goes on in that direction, and
+    halves the step of a constant that nothing helped.
+    """
+    best, least = start, error(start, samples)
+    steps = dict.fromkeys(names, _FIRST_STEP)
+    while max(steps.values()) >= _LAST_STEP:
+        for name in names:
+            trial = _line_search(best, least, name, steps[name], lambda fit: error(fit, samples))
+            if trial is None:
+                steps[name] /= 2
+            else:
+                best, least = trial
+    return best
+
+
+def _line_search(
+    best: GemmConstants, least: float, name: str, step: float, loss: Callable[[GemmConstants], float]
+) -> tuple[GemmConstants, float] | None:
+    if step < _LAST_STEP:
+        return None
+    for factor in (1 + step, 1 / (1 + step)):
+        found = None
+        while (moved := _scaled(best, name, factor)) != best and (
+            value := loss(moved)
+        ) < least - _SMALLEST_GAIN:
+            best, least = moved, value
+            found = best, least
+        if found:
+            return found
+    return None
+
+
+def _scaled(fit: GemmConstants, name: str, factor: float) -> GemmConstants:
+    value = as_mapping(fit)[name] * factor
+    return replace(fit, **{name: min(value, 1.0) if name in UTILISATIONS else value})
+
+
+def changed(before: Mapping[str, float], after: GemmConstants) -> dict[str, float]:
+    """Return the constants that differ from `before`, to four digits: what a device file has to say."""
+    shown = {name: float(f"{value:.4g}") for name, value in as_mapping(after).items()}
+    return {name: value for name, value in shown.items() if before.get(name) != value}

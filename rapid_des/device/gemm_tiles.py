@@ -1,0 +1,93 @@
+"""The candidate kernels of a GEMM: CTA tiles and K splits of a library's menu, as flat arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rapid_des.device.gemm_constants import GemmConstants
+from rapid_des.device.model_rates import Rates
+from rapid_des.device.spec import KernelMenu
+
+Floats = npt.NDArray[np.float64]
+
+_ACCUMULATOR_BYTES = 4
+_STAGES = 3
+_REGISTERS_FOR_ACCUMULATORS = 0.7
+_MOST_CTAS_A_SM = 4
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One entry a (tile, split): geometry, and what one pipeline step of its CTA costs in microseconds."""
+
+    tile_m: Floats
+    tile_n: Floats
+    split: Floats
+    low_m: Floats
+    """The GEMM must have more rows than this …"""
+    high_m: Floats
+    """… and at most these."""
+    pad_m: Floats
+    step_k: float
+    """Elements of K in one pipeline step."""
+    residency: Floats
+    """CTAs that fit one SM by shared memory and registers, at most four."""
+    load_bytes: Floats
+    """Operand bytes that one step brings from L2."""
+    l2_bytes: Floats
+    """The same after multicast inside a cluster."""
+    step_us: Floats
+    """The longest of tensor, shared memory and SM port time of one step."""
+    math_us: Floats
+    shared_us: Floats
+    port_us: Floats
+
+
+def candidates(menu: KernelMenu, width: tuple[float, float], rates: Rates, fit: GemmConstants) -> Candidates:
+    """Return the menu's kernels for operands of `width` (A, B) bytes an element."""
+    table = [
+        (m, n, split, low, float("inf") if rule.up_to_m is None else rule.up_to_m, rule.pad_m)
+        for low, rule in zip(_lows(menu), menu.rules, strict=True)
+        for m, n in rule.tiles
+        for split in menu.splits
+    ]
+    tile_m, tile_n, split, low, high, pad = np.array(table, dtype=np.float64).T
+    step_k = menu.k_bytes / width[0]
+    load = (tile_m * width[0] + tile_n * width[1]) * step_k
+    math = 2e6 * tile_m * tile_n * step_k / (rates.tensor / rates.sms * fit.tensor)
+    read_a = tile_m * width[0] * np.ceil(tile_n / menu.warp[1])
+    read_b = tile_n * width[1] * np.ceil(tile_m / menu.warp[0])
+    shared = 1e6 * ((read_a + read_b) * step_k + load) / (rates.shared / rates.sms * fit.shared)
+    port = 1e6 * load / rates.port
+    shareable = np.minimum(tile_m * width[0], tile_n * width[1]) * step_k
+    return Candidates(
+        tile_m,
+        tile_n,
+        split,
+        low,
+        high,
+        pad,
+        step_k,
+        _residency(tile_m * tile_n * _ACCUMULATOR_BYTES, load * _STAGES, rates),
+        load,
+        load - 0.5 * fit.multicast * shareable,
+        np.maximum(np.maximum(math, shared), port),
+        math,
+        shared,
+        port,
+    )
+
+
+def _lows(menu: KernelMenu) -> list[float]:
+    highs = [rule.up_to_m for rule in menu.rules]
+    return [0.0, *(float(high) for high in highs[:-1] if high is not None)]
+
+
+def _residency(accumulators: Floats, staged: Floats, rates: Rates) -> Floats:
+    by_registers = rates.registers_capacity * _REGISTERS_FOR_ACCUMULATORS / accumulators
+    by_shared = rates.shared_capacity / staged
+    fitting: Floats = np.clip(np.floor(np.minimum(by_registers, by_shared)), 1, _MOST_CTAS_A_SM)
+    return fitting
