@@ -1,8 +1,11 @@
-"""The trace of a training step: it ends, it does the work, it sends what the table says."""
+"""The trace of a training step: it ends, it does the work, it sends what theory says."""
 
+import numpy as np
 import pytest
 
-from rapid_des.frontend import build
+from rapid_des.chakra.trace import CollectiveType, NodeKind
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import build, load_job, memory
 
 SPLITS = [
     {},
@@ -12,16 +15,204 @@ SPLITS = [
     {"pp": 4, "dp": 2},
     {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": "true"},
 ]
+WHOLE = SPLITS[-1]
 
 
 def settings(split):
     return [(f"parallelism.{axis}", str(size)) for axis, size in split.items()]
 
 
+def rows(table, stream, name=""):
+    """Return the rows of one stream whose name contains `name`."""
+    named = np.array([name in text for text in table.names])[table.name]
+    return np.flatnonzero((table.stream == table.streams.index(stream)) & named)
+
+
+def end(finish):
+    return max(max(times) for times in finish.values())
+
+
 @pytest.mark.parametrize("rendezvous", [True, False])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_every_split_and_schedule_runs_to_its_end(tiny, prices, replay, split, schedule, rendezvous):
-    for extra in ([], [("training.overlap_pipeline", "false")], [("model.tied_embeddings", "true")]):
-        job = tiny(*settings(split), ("training.schedule", schedule), *extra)
-        replay(build(job, prices).traces, rendezvous=rendezvous)
+    chosen = [*settings(split), ("training.schedule", schedule)]
+    if schedule == "interleaved_1f1b":
+        if "pp" not in split:
+            pytest.skip("interleaving needs stages")
+        chosen += [("parallelism.chunks", "2"), ("model.layers", "8")]
+    extras = [[], [("training.overlap_pipeline", "false")], [("model.tied_embeddings", "true")]]
+    if split.get("dp"):
+        extras.append([("training.zero_stage", "1"), ("training.overlap_parameters", "true")])
+    for extra in extras:
+        replay(build(tiny(*chosen, *extra), prices).traces, rendezvous=rendezvous)
+
+
+def test_one_gpu_takes_the_sum_of_its_kernels(tiny, prices, replay):
+    trace = build(tiny(), prices)
+    table = trace.tables[0]
+    assert (table.kind == NodeKind.COMPUTE).all()
+    assert end(replay(trace.traces, rendezvous=True)) == table.duration.sum()
+
+
+def test_ranks_of_a_stage_share_one_table(tiny, prices):
+    trace = build(tiny(*settings(WHOLE)), prices)
+    assert [rank.nodes is trace.tables[rank.rank // 4] for rank in trace.traces.ranks] == [True] * 8
+    assert not trace.tables[0].duration.flags.writeable
+
+
+def test_matrices_cost_three_passes(tiny, prices):
+    # Forward 2·m·n·k FLOPs a matrix and token; its input and weight gradients as much again.
+    trace = build(tiny(), prices)
+    table = trace.tables[0]
+    gemm = sum(int(table.flops[rows(table, "compute", name)].sum()) for name in ("ffn.in", "ffn.out"))
+    parameters = 3 * 64 * 128
+    # UnitPrices counts 20 ps (as "FLOPs") for each multiply-add; 4 layers, 8 sequences of 32 tokens.
+    assert gemm == 3 * 20 * parameters * 4 * 8 * 32
+
+
+@pytest.mark.parametrize("sequence_parallel", ["false", "true"])
+def test_tensor_parallel_messages_of_a_layer(tiny, prices, sequence_parallel):
+    table = build(tiny(*settings({"tp": 2, "sequence_parallel": sequence_parallel})), prices).tables[0]
+    tensor = 32 * 64 * 2  # tokens · hidden · 2 bytes
+
+    def found(phase):
+        layer = rows(table, "tp", f"{phase}.L1.")
+        return sorted(zip(table.collective[layer].tolist(), table.size[layer].tolist(), strict=True))
+
+    if sequence_parallel == "false":
+        # Two all-reduces each way (Shoeybi et al. 2019), for each of 8 micro-batches.
+        forward = backward = [(CollectiveType.ALL_REDUCE, tensor)] * 2 * 8
+    else:
+        # Forward: gather before and scatter after each half; backward the same for the gradients, and the two
+        # gathered inputs again. The comm_size of a gather is this rank's half.
+        gather = [(CollectiveType.ALL_GATHER, tensor // 2)] * 2 * 8
+        scatter = [(CollectiveType.REDUCE_SCATTER, tensor)] * 2 * 8
+        forward, backward = gather + scatter, gather + gather + scatter
+    assert found("forward") == sorted(forward)
+    assert found("backward") == sorted(backward)
+
+
+def test_gradients_travel_once_in_fp32(tiny, prices):
+    job = tiny(*settings(WHOLE), ("training.bucket_parameters", "10000"))
+    trace = build(job, prices)
+    for stage, table in enumerate(trace.tables):
+        buckets = rows(table, "dp", "dp.reduce")
+        assert len(buckets) > 2
+        assert table.size[buckets].sum() == 4 * memory(job).stages[stage].parameters
+
+
+def test_buckets_leave_while_the_last_backward_runs(tiny, prices, replay):
+    chosen = [("parallelism.dp", "2"), ("training.bucket_parameters", "10000")]
+    for overlap in ("true", "false"):
+        trace = build(tiny(*chosen, ("training.overlap_gradients", overlap)), prices)
+        table = trace.tables[0]
+        finish = replay(trace.traces, rendezvous=True)[0]
+        first = finish[rows(table, "dp", "dp.reduce")[0]]
+        backward = max(finish[row] for row in rows(table, "compute", "backward."))
+        assert (first < backward) == (overlap == "true")
+
+
+def test_the_optimizer_waits_for_the_reduced_gradients_and_their_norm(tiny, prices, replay):
+    trace = build(tiny(*settings(WHOLE)), prices)
+    table = trace.tables[0]
+    finish = replay(trace.traces, rendezvous=True)[0]
+    norm, optimizer = rows(table, "compute", "gradient_norm")[0], rows(table, "compute", "optimizer")[0]
+    reduced = max(finish[row] for row in rows(table, "dp", "gradients."))
+    assert finish[optimizer] > finish[norm] >= reduced + table.duration[norm]
+
+
+def test_zero_1_scatters_gradients_gathers_parameters_and_steps_on_a_part(tiny, prices):
+    chosen = [("parallelism.dp", "2"), ("training.zero_stage", "1")]
+    job = tiny(*chosen)
+    table = build(job, prices).tables[0]
+    parameters = memory(job).stages[0].parameters
+    scatter, gather = rows(table, "dp", "dp.scatter"), rows(table, "dp", "parameters.gather")
+    assert table.size[scatter].sum() == 4 * parameters
+    # Each rank contributes its half, two bytes a parameter.
+    assert table.size[gather].sum() == 2 * parameters // 2
+    assert table.duration[rows(table, "compute", "optimizer")].tolist() == [parameters // 2]
+    assert gather.min() > rows(table, "compute", "optimizer")[0]
+
+
+def test_gathers_beside_the_forward_come_first_and_layers_wait_for_theirs(tiny, prices, replay):
+    chosen = [("training.zero_stage", "1"), ("training.overlap_parameters", "true")]
+    trace = build(tiny(("parallelism.dp", "2"), ("training.bucket_parameters", "10000"), *chosen), prices)
+    table = trace.tables[0]
+    gathers = rows(table, "dp", "parameters.gather")
+    assert gathers.max() < rows(table, "compute")[0]
+    starts = table.dependency_starts
+    waits = [
+        {*table.dependencies[starts[row] : starts[row + 1]].tolist()} & {*gathers.tolist()}
+        for row in rows(table, "compute", "attention.norm")[:4]
+    ]
+    # Layers in order wait for later and later gathers.
+    assert all(waits)
+    assert [max(own) for own in waits] == sorted(max(own) for own in waits)
+    assert max(waits[0]) < max(waits[3])
+
+
+def test_a_tied_table_is_summed_between_the_first_and_the_last_stage(tiny, prices):
+    trace = build(tiny(("parallelism.pp", "4"), ("model.tied_embeddings", "true")), prices)
+    assert trace.traces.groups["embedding.0"] == (0, 3)
+    sizes = [table.size[rows(table, "dp", "gradients.embedding")].tolist() for table in trace.tables]
+    # 256 tokens · 64 · 4 bytes.
+    assert sizes == [[65536], [], [], [65536]]
+
+
+def test_pipeline_messages_carry_the_boundary_once_each_way(tiny, prices):
+    trace = build(tiny(*settings(WHOLE)), prices)
+    first, last = trace.tables
+    # 8 sequences over dp 2: 4 micro-batches; 32 tokens · 64 · 2 bytes, halved by sequence parallelism.
+    for table in (first, last):
+        assert table.size[rows(table, "pp-send")].tolist() == [2048] * 4
+    tags = [
+        sorted(table.tag[rows(table, stream)].tolist())
+        for table, stream in ((first, "pp-send"), (last, "pp-recv"))
+    ]
+    assert tags[0] == tags[1]
+    assert [rank.peers for rank in trace.traces.ranks[:2]] == [(4, 4), (5, 5)]
+
+
+def test_full_recomputation_runs_every_layer_forward_twice(tiny, prices, replay):
+    def compute(recompute):
+        return build(tiny(("training.recompute", recompute)), prices).tables[0]
+
+    plain, full, selective = compute("none"), compute("full"), compute("selective")
+    forward = [row for row in rows(plain, "compute", "forward.L")]
+    assert full.duration.sum() - plain.duration.sum() == plain.duration[forward].sum()
+    core = rows(plain, "compute", "core")
+    core = [row for row in core if plain.names[plain.name[row]].startswith("forward")]
+    assert selective.duration.sum() - plain.duration.sum() == plain.duration[core].sum()
+
+
+def test_overlapped_pipeline_messages_never_cost_more(tiny, prices, replay):
+    def step(overlap):
+        job = tiny(("parallelism.pp", "4"), ("training.overlap_pipeline", overlap))
+        return end(replay(build(job, prices).traces, rendezvous=True))
+
+    assert step("true") <= step("false")
+
+
+def test_segments_cover_the_table_in_order(tiny, prices):
+    trace = build(tiny(*settings(WHOLE)), prices)
+    for table, segments in zip(trace.tables, trace.segments, strict=True):
+        assert segments[-1].name == "optimizer"
+        assert segments[-1].stop == len(table)
+        assert all(before.stop <= after.start for before, after in zip(segments, segments[1:], strict=False))
+        assert sum(segment.name == "forward" for segment in segments) == 4
+
+
+def test_a_job_larger_than_the_machine_is_refused_with_both_numbers(tiny, prices):
+    job = tiny(*settings(WHOLE))
+    assert len(build(job, prices, gpus=16).traces.ranks) == 8
+    with pytest.raises(ConfigError, match=r"tp 2 · cp 1 · dp 2 · pp 2 = 8 GPUs, the machine has 4"):
+        build(job, prices, gpus=4)
+
+
+def test_a_thousand_gpus_share_eight_tables(prices):
+    trace = build(load_job("llama3_1_70b_train_1024"), prices)
+    assert (len(trace.traces.ranks), len(trace.tables)) == (1024, 8)
+    # tp groups 128, dp groups 64, and the world.
+    assert sum(name.startswith("tp.") for name in trace.traces.groups) == 128
+    assert sum(name.startswith("gradient.") for name in trace.traces.groups) == 64
