@@ -15,7 +15,7 @@ HEAP, FREE_BUCKET, FREE_EVENT, PUSHED, USED = 0, 1, 2, 3, 4
 _GOLDEN = 0x9E3779B97F4A7C1
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     """Add an event; the caller has made sure that there is room."""
     count = calendar.count
@@ -41,7 +41,7 @@ def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     _rise(calendar, moment, bucket)
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def _rise(calendar: Calendar, moment: int, bucket: int) -> None:
     child = calendar.count[HEAP]
     calendar.count[HEAP] = child + 1
@@ -56,7 +56,7 @@ def _rise(calendar: Calendar, moment: int, bucket: int) -> None:
     calendar.bucket[child] = bucket
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def pop(calendar: Calendar) -> int:
     """Take the earliest bucket off the heap and return it; its time was `calendar.time[0]`."""
     earliest = calendar.bucket[0]
@@ -83,7 +83,7 @@ def pop(calendar: Calendar) -> int:
     return earliest
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def recycle(calendar: Calendar, event: int) -> None:
     """Give an event's place back."""
     calendar.next[event] = calendar.count[FREE_EVENT]
@@ -91,7 +91,7 @@ def recycle(calendar: Calendar, event: int) -> None:
     calendar.count[USED] -= 1
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def recycle_bucket(calendar: Calendar, bucket: int) -> None:
     """Give a bucket's place back."""
     calendar.first[bucket] = calendar.count[FREE_BUCKET]

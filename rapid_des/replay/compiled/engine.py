@@ -6,7 +6,7 @@ import numpy as np
 
 from rapid_des.errors import TraceError
 from rapid_des.replay.compiled import kernel, pools
-from rapid_des.replay.compiled.calendar import PUSHED, push
+from rapid_des.replay.compiled.calendar import PUSHED
 from rapid_des.replay.compiled.flat import flatten
 from rapid_des.replay.deadlock import explain_disagreement
 from rapid_des.replay.program import Program, Records, Trail
@@ -21,35 +21,32 @@ class CompiledSimulation:
         self.program = program
         self._flat = flatten(program)
         self._board = pools.new_board(self._flat, program.links, len(program.labels), trail=trail)
-        self._pools = kernel.Pools(
-            calendar=pools.new_calendar(),
-            instances=pools.new_instances(),
-            pending=np.zeros(256, np.int32),
-            ready=np.zeros(256, np.int64),
-            member_rank=np.zeros(64, np.int32),
-            member_visit=np.zeros(64, np.int32),
-            transfers=pools.new_transfers(),
-            trail=pools.new_trail(trail),
-            counts=np.zeros(5, np.int64),
-        )
+        self._pools = pools.new_pools(trail=trail)
         self._seed()
 
     def _seed(self) -> None:
         """Make the visits ready that wait for nothing."""
         records = np.flatnonzero(self._board.pending == 0)
         ranks = np.searchsorted(self._flat.ranks.flat, records, side="right") - 1
-        calendar = pools.grown_calendar(self._pools.calendar, len(records) + 1)
-        for record, rank in zip(records.tolist(), ranks.tolist(), strict=True):
-            push(calendar, 0, kernel.READY, rank, record - int(self._flat.ranks.flat[rank]))
-        self._pools = self._pools._replace(calendar=calendar)
+        within = records - self._flat.ranks.flat[ranks]
+        self._pools = pools.with_stack(self._pools, len(records))
+        self._pools.stack_kind[: len(records)] = kernel.READY
+        self._pools.stack_a[: len(records)] = ranks
+        self._pools.stack_b[: len(records)] = within
+        self._board.state[kernel.DEPTH] = len(records)
+        self._board.state[kernel.PHASE] = 1
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds."""
-        self._pools = kernel.play(self._flat, self._board, self._pools, _NEVER if until is None else until)
-        totals = self._board.totals.tolist()
+        limit = _NEVER if until is None else until
+        totals = self._board.totals
+        kernel.play(self._flat, self._board, self._pools, limit)
+        while totals[kernel.STATUS] not in (kernel.DONE, kernel.DISAGREES):
+            self._pools = _with_room(self._pools, int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
+            kernel.play(self._flat, self._board, self._pools, limit)
         if totals[kernel.STATUS] == kernel.DISAGREES:
-            key, templates = (totals[2], totals[3], totals[4]), (totals[5], totals[6])
-            raise TraceError(explain_disagreement(self.program, key, templates))
+            group, number, sub, one, other = totals[2:].tolist()
+            raise TraceError(explain_disagreement(self.program, (group, number, sub), (one, other)))
 
     def records(self) -> Records:
         """Return what happened so far."""
@@ -67,8 +64,21 @@ class CompiledSimulation:
         )
 
     def _trail(self) -> Trail:
-        rows, trail = int(self._pools.counts[kernel.TRAIL]), self._pools.trail
+        rows, trail = int(self._pools.counts[pools.TRAIL]), self._pools.trail
         return Trail(*(column[:rows] for column in trail))
+
+
+def _with_room(had: pools.Pools, status: int, wanted: int) -> pools.Pools:
+    """Return larger pools of the kind that the kernel ran out of."""
+    if status == kernel.MORE_EVENTS:
+        return pools.with_events(had, wanted)
+    if status == kernel.MORE_STACK:
+        return pools.with_stack(had, wanted)
+    if status == kernel.MORE_INSTANCES:
+        return pools.with_instances(had, wanted)
+    if status == kernel.MORE_TRANSFERS:
+        return pools.with_transfers(had)
+    return pools.with_trail(had, wanted)
 
 
 def run(program: Program, *, trail: bool = False) -> Records:

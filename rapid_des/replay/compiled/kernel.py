@@ -1,34 +1,31 @@
 """The rules R1 to R6 as one loop (the SimPy engine is the definition; this one has nothing to decide).
 
 Instant by instant: everything that becomes ready or free at a time is worked off a stack, then the touched
-servers choose, streams before slots before links. Pools grow between work items only, so helpers may write to
-them freely. NOTE: `play` is one long function on purpose: the pools it replaces by larger ones are its locals.
+servers choose, streams before slots before links. Before each work item `play` makes sure that there is room
+for all that the item can make; if not it returns, is given larger pools, and goes on where it was.
+
+NOTE: one long function, and compiled without reference counting (`_nrt=False`): counting references to a
+hundred arrays took five times as long as the rules. The clear form is the SimPy engine.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
 from numba import njit
 
 from rapid_des.replay.compiled.calendar import HEAP, USED, pop, push, recycle, recycle_bucket
 from rapid_des.replay.compiled.flat import Flat
 from rapid_des.replay.compiled.pools import (
-    Array,
+    ARENA,
+    FREE_TRANSFER,
+    MADE,
+    MEMBERS,
+    TRAIL,
     Board,
-    Calendar,
-    Instances,
-    Trail,
-    Transfers,
-    grown_calendar,
-    grown_instances,
-    grown_trail,
-    grown_transfers,
-    wider,
+    Pools,
 )
 from rapid_des.replay.compiled.steps import (
     NONE,
+    ascend,
     close_instance,
     dequeue,
     enqueue,
@@ -42,406 +39,384 @@ from rapid_des.replay.compiled.steps import (
     visit_end,
 )
 
-READY, END, FIRE, HOP, FREE = 0, 1, 2, 3, 4
-"""Work items: a visit is ready or ends, a task or member fires, a transfer is at a node, a link is free."""
+READY, START, END, FIRE, HOP, FREE = 0, 1, 2, 3, 4, 5
+"""Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
+node; a link is free."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
-DONE, DISAGREES = 0, 1
-_SPARE = 8
-"""Room for what a work item makes besides one event for each of its edges."""
+DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
+WANTED = 2
+"""In `Board.totals`: how much more room is needed."""
+PHASE, DEPTH, LINKS, SERVER, ASKING, NOW = 0, 1, 2, 3, 4, 5
+"""In `Board.state`: where the loop stands. Phase 0 is between instants, 1 works off what happens, 2 and 3 let
+streams and slots choose, 4 links."""
+_SPARE = 4
+_FREED = -2
+"""In `Board.asked`: a link that nobody asked, but that became free."""
 
 
-class Pools(NamedTuple):
-    """Everything that grows."""
-
-    calendar: Calendar
-    instances: Instances
-    pending: Array
-    ready: Array
-    member_rank: Array
-    member_visit: Array
-    transfers: Transfers
-    trail: Trail
-    counts: Array
-    """[instances made, arena used, members used, first free transfer, trail length]."""
-
-
-MADE, ARENA, MEMBERS, FREE_TRANSFER, TRAIL = 0, 1, 2, 3, 4
-
-
-@njit(cache=True)
-def play(flat: Flat, board: Board, pools: Pools, until: int) -> Pools:  # noqa: C901, PLR0912, PLR0915
-    """Play until nothing is left to happen, or past `until`; return the pools as they are then."""
+@njit(cache=True, _nrt=False)
+def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
+    """Play until nothing is left to happen, past `until`, or until room is wanted (`Board.totals`)."""
     visits, ranks, tasks, ways = flat.visits, flat.ranks, flat.tasks, flat.ways
     calendar, instances, transfers, trail = pools.calendar, pools.instances, pools.transfers, pools.trail
     pending, ready = pools.pending, pools.ready
     member_rank, member_visit = pools.member_rank, pools.member_visit
-    counts = pools.counts
-    stack_kind, stack_a, stack_b = np.zeros(1024, np.int8), np.zeros(1024, np.int32), np.zeros(1024, np.int32)
-    depth = 0
-    touched_links = 0
-    fifo = board.flags[0]
-    recording = board.flags[1]
+    counts, totals, state = pools.counts, board.totals, board.state
+    stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
+    fifo, recording = board.flags[0], board.flags[1]
+    phase, depth, touched_links = state[PHASE], state[DEPTH], state[LINKS]
+    server_place, asking, now = state[SERVER], state[ASKING], state[NOW]
+    totals[STATUS] = DONE
 
-    while calendar.count[HEAP] > 0 and board.totals[STATUS] == DONE:
-        now = calendar.time[0]
-        if now > until:
-            break
-        while calendar.count[HEAP] > 0 and calendar.time[0] == now:
-            bucket = pop(calendar)
-            event = calendar.first[bucket]
-            while event != NONE:
-                if depth + _SPARE >= len(stack_kind):
-                    stack_kind = wider(stack_kind, 2 * len(stack_kind))
-                    stack_a = wider(stack_a, 2 * len(stack_a))
-                    stack_b = wider(stack_b, 2 * len(stack_b))
-                stack_kind[depth] = calendar.kind[event]
-                stack_a[depth] = calendar.a[event]
-                stack_b[depth] = calendar.b[event]
-                depth += 1
-                following = calendar.next[event]
-                recycle(calendar, event)
-                event = following
-            recycle_bucket(calendar, bucket)
-
-        for level in range(-1, 2):
-            if level >= 0:
-                if board.touched_count[level] == 0:
-                    continue
-                chosen = board.touched_servers[level, : board.touched_count[level]]
-                if len(chosen) > 1:
-                    chosen.sort()
-            servers_left = 0 if level < 0 else len(chosen)
-            server_place = 0
-            if level >= 0:
-                board.touched_count[level] = 0
-            while True:
-                # A choice is a work item too: the next visit that a touched server takes.
-                starting = False
-                if depth > 0:
-                    depth -= 1
-                    kind, a, b = stack_kind[depth], stack_a[depth], stack_b[depth]
-                elif server_place < servers_left:
-                    server = chosen[server_place]
-                    if board.waiting[server] == 0 or board.serving[server] >= ranks.capacity[server]:
-                        board.marked[server] = False
-                        server_place += 1
-                        continue
-                    board.serving[server] += 1
-                    a = ranks.of_server[server]
-                    b = dequeue(visits, ranks, board, a, server)
-                    kind = READY
-                    starting = True
-                else:
-                    break
-
-                # Room for whatever this item makes.
-                if kind == FIRE:
-                    template = instances.template[a]
-                    row = 0
-                    if b < tasks.tasks[template]:
-                        place = tasks.first_task[template] + b
-                        row = tasks.edge_starts[place + 1] - tasks.edge_starts[place]
-                elif kind == HOP:
-                    place = tasks.first_task[instances.template[transfers.instance[a]]] + transfers.task[a]
-                    row = tasks.edge_starts[place + 1] - tasks.edge_starts[place]
-                elif kind == FREE:
-                    row = 0
-                else:
-                    visit = ranks.program[a] + b
-                    row = visits.edge_starts[visit + 1] - visits.edge_starts[visit]
-                    if visits.kind[visit] == MEMBER and kind == READY:
-                        place = tasks.first_member[visits.template[visit]]
-                        place += ranks.slot_member[ranks.slot[a] + visits.slot[visit]]
-                        row += tasks.arrival_starts[place + 1] - tasks.arrival_starts[place]
-                row += _SPARE
-                if depth + row >= len(stack_kind):
-                    room = 2 * len(stack_kind) + row
-                    stack_kind, stack_a = wider(stack_kind, room), wider(stack_a, room)
-                    stack_b = wider(stack_b, room)
-                if calendar.count[USED] + row >= len(calendar.next):
-                    calendar = grown_calendar(calendar, row)
-
-                # What the edges below lead to: tasks of an instance, or visits of a rank.
-                edge_instance, edge_first, edge_last = NONE, 0, 0
-                visit_first, visit_last, visit_anchor = 0, 0, False
-                deliver = False
-                at_injection = False
-                arrivals = False
-
-                if kind == READY:
-                    visit = ranks.program[a] + b
-                    record = ranks.flat[a] + b
-                    server = visits.server[visit]
-                    if server != NONE and not starting:
-                        enqueue(visits, ranks, board, a, b)
-                        server += ranks.server[a]
-                        if board.serving[server] < ranks.capacity[server]:
-                            touch(board, ranks.level[server], server)
-                        continue
-                    board.start[record] = now
-                    visit_first, visit_last = visits.edge_starts[visit], visits.edge_starts[visit + 1]
-                    visit_anchor = True
-                    if visits.kind[visit] == COMPUTE:
-                        end = visit_end(flat, a, visit, now)
-                        push(calendar, end, END, a, b)
-                    elif visits.kind[visit] == JOIN:
-                        if visits.work[visit] > 0:
-                            push(calendar, now + visits.work[visit], END, a, b)
-                        else:
-                            stack_kind[depth], stack_a[depth], stack_b[depth] = END, a, b
-                            depth += 1
-                    elif visits.kind[visit] == HOLD:
-                        number_of(flat, board, a, visit, record)
-                        if board.finish[ranks.flat[a] + visits.release[visit]] != NONE:
-                            push(calendar, now + 1, END, a, b)
-                    else:
-                        if visits.parent[visit] == NONE:
-                            number = number_of(flat, board, a, visit, record)
-                        else:
-                            number = board.number[ranks.flat[a] + visits.parent[visit]]
-                        slot = ranks.slot[a] + visits.slot[visit]
-                        group, member = ranks.slot_group[slot], ranks.slot_member[slot]
-                        template, sub = visits.template[visit], visits.sub[visit]
-                        instance = find_instance(instances, board, group, number, sub)
-                        if instance == NONE:
-                            count = tasks.tasks[template] + tasks.members[template]
-                            instance = board.free[template]
-                            if instance != NONE:
-                                board.free[template] = instances.next[instance]
-                            else:
-                                if counts[MADE] == len(instances.group):
-                                    instances = grown_instances(instances)
-                                if counts[ARENA] + count > len(pending):
-                                    room = 2 * len(pending) + count
-                                    pending, ready = wider(pending, room), wider(ready, room)
-                                if counts[MEMBERS] + tasks.members[template] > len(member_rank):
-                                    room = 2 * len(member_rank) + tasks.members[template]
-                                    member_rank = wider(member_rank, room)
-                                    member_visit = wider(member_visit, room)
-                                instance = counts[MADE]
-                                instances.template[instance] = template
-                                instances.arena[instance] = counts[ARENA]
-                                instances.member[instance] = counts[MEMBERS]
-                                counts[MADE] += 1
-                                counts[ARENA] += count
-                                counts[MEMBERS] += tasks.members[template]
-                            instances.group[instance] = group
-                            instances.number[instance] = number
-                            instances.sub[instance] = sub
-                            instances.absent[instance] = tasks.members[template]
-                            instances.left[instance] = count
-                            instances.use[instance] = use_of(ways, group, template)
-                            instances.next[instance] = board.active[group]
-                            board.active[group] = instance
-                            base, first = instances.arena[instance], tasks.first_task[template]
-                            for task in range(tasks.tasks[template]):
-                                pending[base + task] = tasks.need[first + task]
-                                ready[base + task] = 0
-                            base += tasks.tasks[template]
-                            first = tasks.first_member[template]
-                            for other in range(tasks.members[template]):
-                                pending[base + other] = tasks.member_need[first + other]
-                                ready[base + other] = 0
-                        elif instances.template[instance] != template:
-                            board.totals[STATUS] = DISAGREES
-                            board.totals[2], board.totals[3], board.totals[4] = group, number, sub
-                            board.totals[5], board.totals[6] = instances.template[instance], template
-                            break
-                        place = instances.member[instance]
-                        member_rank[place + member] = a
-                        member_visit[place + member] = b
-                        instances.absent[instance] -= 1
-                        if instances.absent[instance] == 0:
-                            for other in range(tasks.members[template]):
-                                board.met[
-                                    ranks.flat[member_rank[place + other]] + member_visit[place + other]
-                                ] = now
-                        arrivals = True
-                        edge_instance = instance
-                        edge_first = tasks.arrival_starts[tasks.first_member[template] + member]
-                        edge_last = tasks.arrival_starts[tasks.first_member[template] + member + 1]
-
-                elif kind == END:
-                    visit = ranks.program[a] + b
-                    board.finish[ranks.flat[a] + b] = now
-                    server = visits.server[visit]
-                    if server != NONE:
-                        server += ranks.server[a]
-                        board.serving[server] -= 1
-                        if board.waiting[server] > 0:
-                            touch(board, ranks.level[server], server)
-                    holder = visits.holder[visit]
-                    if holder != NONE:
-                        held_from = board.start[ranks.flat[a] + holder]
-                        if held_from == now:
-                            push(calendar, now + 1, END, a, holder)
-                        elif held_from != NONE:
-                            stack_kind[depth], stack_a[depth], stack_b[depth] = END, a, holder
-                            depth += 1
-                    visit_first, visit_last = visits.edge_starts[visit], visits.edge_starts[visit + 1]
-
-                elif kind == FIRE:
-                    template = instances.template[a]
-                    if b >= tasks.tasks[template]:
-                        place = instances.member[a] + b - tasks.tasks[template]
-                        rank, visit = member_rank[place], member_visit[place]
-                        if (
-                            board.start[ranks.flat[rank] + visit] == now
-                            and visits.server[ranks.program[rank] + visit] != NONE
-                        ):
-                            push(calendar, now + 1, END, rank, visit)
-                        else:
-                            stack_kind[depth], stack_a[depth], stack_b[depth] = END, rank, visit
-                            depth += 1
-                        instances.left[a] -= 1
-                        if instances.left[a] == 0:
-                            close_instance(instances, board, a)
-                        continue
-                    place = tasks.first_task[template] + b
-                    edge_instance = a
-                    edge_first, edge_last = tasks.edge_starts[place], tasks.edge_starts[place + 1]
-                    at_injection = True
-                    pair = tasks.pair[place]
-                    if pair == NONE:
-                        deliver = True
-                    else:
-                        route = ways.pair_route[instances.use[a] + pair]
-                        transfer = counts[FREE_TRANSFER]
-                        if transfer == NONE:
-                            transfer = len(transfers.next)
-                            transfers = grown_transfers(transfers, NONE)
-                        counts[FREE_TRANSFER] = transfers.next[transfer]
-                        place = instances.member[a] + tasks.source[place]
-                        transfers.instance[transfer] = a
-                        transfers.task[transfer] = b
-                        transfers.hop[transfer] = ways.route_starts[route]
-                        transfers.end[transfer] = ways.route_starts[route + 1]
-                        transfers.injected[transfer] = now
-                        transfers.rank[transfer] = member_rank[place]
-                        transfers.visit[transfer] = member_visit[place]
-                        stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, transfer, 0
-                        depth += 1
-
-                elif kind == HOP:
-                    if transfers.hop[a] < transfers.end[a]:
-                        transfers.ready[a] = now
-                        link = ways.route_links[transfers.hop[a]]
-                        if board.asked[link] == NONE:
-                            board.touched[touched_links] = link
-                            touched_links += 1
-                        transfers.next[a] = board.asked[link]
-                        board.asked[link] = a
-                        continue
-                    edge_instance, b = transfers.instance[a], transfers.task[a]
-                    place = tasks.first_task[instances.template[edge_instance]] + b
-                    edge_first, edge_last = tasks.edge_starts[place], tasks.edge_starts[place + 1]
-                    deliver = True
-                    transfers.next[a] = counts[FREE_TRANSFER]
-                    counts[FREE_TRANSFER] = a
-
-                else:
-                    board.armed[a] = False
-                    if board.asked[a] == NONE:
-                        board.asked[a] = -2
-                        board.touched[touched_links] = a
-                        touched_links += 1
-                    continue
-
-                # Visits that wait for this one's start or finish (R1).
-                for edge in range(visit_first, visit_last):
-                    if visits.edge_at_start[edge] != visit_anchor:
-                        continue
-                    target = visits.edge_target[edge]
-                    record = ranks.flat[a] + target
-                    board.pending[record] -= 1
-                    moment = max(board.ready[record], now + visits.edge_lag[edge])
-                    board.ready[record] = moment
-                    if board.pending[record] == 0:
-                        if moment == now:
-                            stack_kind[depth], stack_a[depth], stack_b[depth] = READY, a, target
-                            depth += 1
-                        else:
-                            push(calendar, moment, READY, a, target)
-
-                # Tasks and members that wait for this arrival, injection or delivery.
-                if edge_instance != NONE:
-                    base = instances.arena[edge_instance]
-                    for edge in range(edge_first, edge_last):
-                        if arrivals:
-                            target, lag = tasks.arrival_target[edge], tasks.arrival_lag[edge]
-                        else:
-                            injected = tasks.edge_at_injection[edge]
-                            if (injected and not at_injection) or (not injected and not deliver):
-                                continue
-                            target, lag = tasks.edge_target[edge], tasks.edge_lag[edge]
-                        left = pending[base + target] - 1
-                        if left < 0:
-                            continue
-                        pending[base + target] = left
-                        moment = max(ready[base + target], now + lag)
-                        ready[base + target] = moment
-                        if left == 0:
-                            if moment == now:
-                                stack_kind[depth] = FIRE
-                                stack_a[depth], stack_b[depth] = edge_instance, target
-                                depth += 1
-                            else:
-                                push(calendar, moment, FIRE, edge_instance, target)
-                    if deliver:
-                        instances.left[edge_instance] -= 1
-                        if instances.left[edge_instance] == 0:
-                            close_instance(instances, board, edge_instance)
-            if board.totals[STATUS] != DONE:
+    while totals[STATUS] == DONE:
+        if phase == 0:
+            if calendar.count[HEAP] == 0 or calendar.time[0] > until:
                 break
+            if calendar.count[USED] + _SPARE >= len(stack_kind):
+                totals[STATUS], totals[WANTED] = MORE_STACK, calendar.count[USED] + _SPARE
+                break
+            now = calendar.time[0]
+            while calendar.count[HEAP] > 0 and calendar.time[0] == now:
+                bucket = pop(calendar)
+                event = calendar.first[bucket]
+                while event != NONE:
+                    stack_kind[depth] = calendar.kind[event]
+                    stack_a[depth] = calendar.a[event]
+                    stack_b[depth] = calendar.b[event]
+                    depth += 1
+                    following = calendar.next[event]
+                    recycle(calendar, event)
+                    event = following
+                recycle_bucket(calendar, bucket)
+            phase = 1
 
-        # Links choose last; whatever they start lies in the future.
-        for place in range(touched_links):
-            link = board.touched[place]
-            first = board.asked[link]
-            board.asked[link] = NONE
-            if first == -2:
-                first = NONE
-            if first != NONE and transfers.next[first] >= 0:
-                first = sort_asked(transfers, first)
-            if not fifo:
-                insert_waiting(visits, ranks, transfers, board, link, first)
-                first = board.queue[link] if board.busy[link] <= now else NONE
-                if first != NONE:
-                    board.queue[link] = transfers.next[first]
-                    transfers.next[first] = NONE
-            while first != NONE:
-                if calendar.count[USED] + _SPARE >= len(calendar.next):
-                    calendar = grown_calendar(calendar, _SPARE)
-                following = transfers.next[first]
-                start = max(now, board.busy[link])
-                hop = transfers.hop[first]
-                instance = transfers.instance[first]
-                size = tasks.size[tasks.first_task[instances.template[instance]] + transfers.task[first]]
-                free, forward, arrival = link_times(ways, link, size, ways.route_class[hop], start)
-                last_hop = hop + 1 == transfers.end[first]
-                transfers.hop[first] = hop + 1
-                push(calendar, arrival if last_hop else forward, HOP, first, 0)
-                board.busy[link] = free
-                label = ways.label[instances.group[instance]]
-                board.link_bytes[link, label] += ways.payload[size]
-                board.link_busy[link, label] += free - start
-                board.link_wait[link, label] += start - transfers.ready[first]
-                board.totals[HOPS] += 1
-                if recording:
-                    if counts[TRAIL] == len(trail.link):
-                        trail = grown_trail(trail)
-                    row = counts[TRAIL]
-                    counts[TRAIL] = row + 1
-                    trail.link[row] = link
-                    trail.start[row], trail.finish[row], trail.arrival[row] = start, free, arrival
-                    trail.visit[row] = ranks.flat[transfers.rank[first]] + transfers.visit[first]
-                    trail.task[row] = transfers.task[first]
-                    trail.place[row] = hop
-                first = following
-            if not fifo and board.queue[link] != NONE and not board.armed[link]:
-                board.armed[link] = True
-                push(calendar, board.busy[link], FREE, link, 0)
-        touched_links = 0
+        if phase == 4:
+            wanted = asking + touched_links + _SPARE
+            if calendar.count[USED] + wanted >= len(calendar.next):
+                totals[STATUS], totals[WANTED] = MORE_EVENTS, wanted
+                break
+            if recording and counts[TRAIL] + wanted > len(trail.link):
+                totals[STATUS], totals[WANTED] = MORE_TRAIL, wanted
+                break
+            # Links choose last; whatever they start lies in the future.
+            for place in range(touched_links):
+                link = board.touched[place]
+                first = board.asked[link]
+                board.asked[link] = NONE
+                if first == _FREED:
+                    first = NONE
+                if first != NONE and transfers.next[first] >= 0:
+                    first = sort_asked(transfers, first)
+                if not fifo:
+                    insert_waiting(visits, ranks, transfers, board, link, first)
+                    first = board.queue[link] if board.busy[link] <= now else NONE
+                    if first != NONE:
+                        board.queue[link] = transfers.next[first]
+                        transfers.next[first] = NONE
+                while first != NONE:
+                    following = transfers.next[first]
+                    start = max(now, board.busy[link])
+                    hop = transfers.hop[first]
+                    instance = transfers.instance[first]
+                    size = transfers.size[first]
+                    free, forward, arrival = link_times(ways, link, size, ways.route_class[hop], start)
+                    last_hop = hop + 1 == transfers.end[first]
+                    transfers.hop[first] = hop + 1
+                    push(calendar, arrival if last_hop else forward, HOP, first, 0)
+                    board.busy[link] = free
+                    label = ways.label[instances.group[instance]]
+                    board.link_bytes[link, label] += ways.payload[size]
+                    board.link_busy[link, label] += free - start
+                    board.link_wait[link, label] += start - transfers.ready[first]
+                    totals[HOPS] += 1
+                    if recording:
+                        row = counts[TRAIL]
+                        counts[TRAIL] = row + 1
+                        trail.link[row] = link
+                        trail.start[row], trail.finish[row], trail.arrival[row] = start, free, arrival
+                        trail.visit[row] = ranks.flat[transfers.rank[first]] + transfers.visit[first]
+                        trail.task[row] = transfers.task[first]
+                        trail.place[row] = hop - transfers.begin[first]
+                    first = following
+                if not fifo and board.queue[link] != NONE and not board.armed[link]:
+                    board.armed[link] = True
+                    push(calendar, board.busy[link], FREE, link, 0)
+            touched_links = asking = 0
+            phase = 0
+            continue
 
-    return Pools(calendar, instances, pending, ready, member_rank, member_visit, transfers, trail, counts)
+        # The next work item; when there is none, the next touched server's choice.
+        if depth == 0:
+            level = phase - 2
+            if phase == 1 or server_place == board.touched_count[level]:
+                if phase > 1:
+                    board.touched_count[level] = 0
+                phase += 1
+                server_place = 0
+                if phase < 4:
+                    ascend(board.touched_servers[phase - 2], board.touched_count[phase - 2])
+                continue
+            server = board.touched_servers[level, server_place]
+            if board.waiting[server] == 0 or board.serving[server] >= ranks.capacity[server]:
+                board.marked[server] = False
+                server_place += 1
+                continue
+            board.serving[server] += 1
+            a = ranks.of_server[server]
+            stack_kind[0], stack_a[0], stack_b[0] = START, a, dequeue(visits, ranks, board, a, server)
+            depth = 1
+        kind, a, b = stack_kind[depth - 1], stack_a[depth - 1], stack_b[depth - 1]
+
+        # Room for whatever this item makes.
+        row = 0
+        visit = 0
+        starts = False
+        if kind <= END:
+            visit = ranks.program[a] + b
+            starts = kind == START or (kind == READY and visits.server[visit] == NONE)
+            row = visits.edge_starts[visit + 1] - visits.edge_starts[visit]
+            if starts and visits.kind[visit] == MEMBER:
+                slot = ranks.slot[a] + visits.slot[visit]
+                template = visits.template[visit]
+                place = tasks.first_member[template] + ranks.slot_member[slot]
+                row += tasks.arrival_starts[place + 1] - tasks.arrival_starts[place]
+                members = tasks.members[template]
+                wanted = tasks.tasks[template] + members
+                if board.free[template] == NONE and (
+                    counts[MADE] == len(instances.group)
+                    or counts[ARENA] + wanted > len(pending)
+                    or counts[MEMBERS] + members > len(member_rank)
+                ):
+                    totals[STATUS], totals[WANTED] = MORE_INSTANCES, wanted
+                    break
+        elif kind == FIRE:
+            template = instances.template[a]
+            if b < tasks.tasks[template]:
+                place = tasks.first_task[template] + b
+                row = tasks.edge_starts[place + 1] - tasks.edge_starts[place]
+                if counts[FREE_TRANSFER] == NONE:
+                    totals[STATUS] = MORE_TRANSFERS
+                    break
+        elif kind == HOP and transfers.hop[a] == transfers.end[a]:
+            place = tasks.first_task[instances.template[transfers.instance[a]]] + transfers.task[a]
+            row = tasks.edge_starts[place + 1] - tasks.edge_starts[place]
+        if depth + row + _SPARE >= len(stack_kind):
+            totals[STATUS], totals[WANTED] = MORE_STACK, depth + row + _SPARE
+            break
+        if calendar.count[USED] + row + _SPARE >= len(calendar.next):
+            totals[STATUS], totals[WANTED] = MORE_EVENTS, row + _SPARE
+            break
+        depth -= 1
+
+        # What the edges below lead to: visits of rank a, or tasks of an instance.
+        visit_first, visit_last = 0, 0
+        edge_instance, edge_first, edge_last = NONE, 0, 0
+        deliver, at_injection, arrives = False, False, False
+
+        if starts:
+            record = ranks.flat[a] + b
+            board.start[record] = now
+            visit_first, visit_last = visits.edge_starts[visit], visits.edge_starts[visit + 1]
+            if visits.kind[visit] == COMPUTE:
+                push(calendar, visit_end(flat, a, visit, now), END, a, b)
+            elif visits.kind[visit] == JOIN:
+                if visits.work[visit] > 0:
+                    push(calendar, now + visits.work[visit], END, a, b)
+                else:
+                    stack_kind[depth], stack_a[depth], stack_b[depth] = END, a, b
+                    depth += 1
+            elif visits.kind[visit] == HOLD:
+                number_of(flat, board, a, visit, record)
+                if board.finish[ranks.flat[a] + visits.release[visit]] != NONE:
+                    push(calendar, now + 1, END, a, b)
+            else:
+                if visits.parent[visit] == NONE:
+                    number = number_of(flat, board, a, visit, record)
+                else:
+                    number = board.number[ranks.flat[a] + visits.parent[visit]]
+                slot = ranks.slot[a] + visits.slot[visit]
+                group, member = ranks.slot_group[slot], ranks.slot_member[slot]
+                template, sub = visits.template[visit], visits.sub[visit]
+                instance = find_instance(instances, board, group, number, sub)
+                if instance == NONE:
+                    members = tasks.members[template]
+                    wanted = tasks.tasks[template] + members
+                    instance = board.free[template]
+                    if instance != NONE:
+                        board.free[template] = instances.next[instance]
+                    else:
+                        instance = counts[MADE]
+                        instances.template[instance] = template
+                        instances.arena[instance] = counts[ARENA]
+                        instances.member[instance] = counts[MEMBERS]
+                        counts[MADE] += 1
+                        counts[ARENA] += wanted
+                        counts[MEMBERS] += members
+                    instances.group[instance] = group
+                    instances.number[instance] = number
+                    instances.sub[instance] = sub
+                    instances.absent[instance] = members
+                    instances.left[instance] = wanted
+                    instances.use[instance] = use_of(ways, group, template)
+                    instances.next[instance] = board.active[group]
+                    board.active[group] = instance
+                    base, place = instances.arena[instance], tasks.first_task[template]
+                    for task in range(tasks.tasks[template]):
+                        pending[base + task] = tasks.need[place + task]
+                        ready[base + task] = 0
+                    base, place = base + tasks.tasks[template], tasks.first_member[template]
+                    for other in range(members):
+                        pending[base + other] = tasks.member_need[place + other]
+                        ready[base + other] = 0
+                elif instances.template[instance] != template:
+                    totals[STATUS] = DISAGREES
+                    totals[2], totals[3], totals[4] = group, number, sub
+                    totals[5], totals[6] = instances.template[instance], template
+                    break
+                place = instances.member[instance]
+                member_rank[place + member] = a
+                member_visit[place + member] = b
+                instances.absent[instance] -= 1
+                if instances.absent[instance] == 0:
+                    for other in range(place, place + tasks.members[template]):
+                        board.met[ranks.flat[member_rank[other]] + member_visit[other]] = now
+                arrives = True
+                edge_instance = instance
+                place = tasks.first_member[template] + member
+                edge_first, edge_last = tasks.arrival_starts[place], tasks.arrival_starts[place + 1]
+
+        elif kind == READY:
+            enqueue(visits, ranks, board, a, b)
+            server = ranks.server[a] + visits.server[visit]
+            if board.serving[server] < ranks.capacity[server]:
+                touch(board, ranks.level[server], server)
+
+        elif kind == END:
+            board.finish[ranks.flat[a] + b] = now
+            server = visits.server[visit]
+            if server != NONE:
+                server += ranks.server[a]
+                board.serving[server] -= 1
+                if board.waiting[server] > 0:
+                    touch(board, ranks.level[server], server)
+            holder = visits.holder[visit]
+            if holder != NONE:
+                held_from = board.start[ranks.flat[a] + holder]
+                if held_from == now:
+                    push(calendar, now + 1, END, a, holder)
+                elif held_from != NONE:
+                    stack_kind[depth], stack_a[depth], stack_b[depth] = END, a, holder
+                    depth += 1
+            visit_first, visit_last = visits.edge_starts[visit], visits.edge_starts[visit + 1]
+
+        elif kind == FIRE:
+            template = instances.template[a]
+            if b >= tasks.tasks[template]:
+                place = instances.member[a] + b - tasks.tasks[template]
+                rank, visit = member_rank[place], member_visit[place]
+                served = visits.server[ranks.program[rank] + visit] != NONE
+                if served and board.start[ranks.flat[rank] + visit] == now:
+                    push(calendar, now + 1, END, rank, visit)
+                else:
+                    stack_kind[depth], stack_a[depth], stack_b[depth] = END, rank, visit
+                    depth += 1
+                instances.left[a] -= 1
+                if instances.left[a] == 0:
+                    close_instance(instances, board, a)
+                continue
+            place = tasks.first_task[template] + b
+            edge_instance = a
+            edge_first, edge_last = tasks.edge_starts[place], tasks.edge_starts[place + 1]
+            at_injection = True
+            if tasks.pair[place] == NONE:
+                deliver = True
+            else:
+                route = ways.pair_route[instances.use[a] + tasks.pair[place]]
+                transfer = counts[FREE_TRANSFER]
+                counts[FREE_TRANSFER] = transfers.next[transfer]
+                transfers.instance[transfer] = a
+                transfers.task[transfer] = b
+                transfers.size[transfer] = tasks.size[place]
+                transfers.begin[transfer] = ways.route_starts[route]
+                transfers.hop[transfer] = ways.route_starts[route]
+                transfers.end[transfer] = ways.route_starts[route + 1]
+                transfers.injected[transfer] = now
+                place = instances.member[a] + tasks.source[place]
+                transfers.rank[transfer] = member_rank[place]
+                transfers.visit[transfer] = member_visit[place]
+                stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, transfer, 0
+                depth += 1
+
+        elif kind == HOP:
+            if transfers.hop[a] < transfers.end[a]:
+                transfers.ready[a] = now
+                link = ways.route_links[transfers.hop[a]]
+                if board.asked[link] == NONE:
+                    board.touched[touched_links] = link
+                    touched_links += 1
+                transfers.next[a] = NONE if board.asked[link] == _FREED else board.asked[link]
+                board.asked[link] = a
+                asking += 1
+                continue
+            edge_instance, b = transfers.instance[a], transfers.task[a]
+            place = tasks.first_task[instances.template[edge_instance]] + b
+            edge_first, edge_last = tasks.edge_starts[place], tasks.edge_starts[place + 1]
+            deliver = True
+            transfers.next[a] = counts[FREE_TRANSFER]
+            counts[FREE_TRANSFER] = a
+
+        else:
+            board.armed[a] = False
+            if board.asked[a] == NONE:
+                board.asked[a] = _FREED
+                board.touched[touched_links] = a
+                touched_links += 1
+
+        # Visits that wait for this one's start or finish (R1).
+        for edge in range(visit_first, visit_last):
+            if visits.edge_at_start[edge] != starts:
+                continue
+            target = visits.edge_target[edge]
+            record = ranks.flat[a] + target
+            board.pending[record] -= 1
+            moment = max(board.ready[record], now + visits.edge_lag[edge])
+            board.ready[record] = moment
+            if board.pending[record] == 0:
+                if moment == now:
+                    stack_kind[depth], stack_a[depth], stack_b[depth] = READY, a, target
+                    depth += 1
+                else:
+                    push(calendar, moment, READY, a, target)
+
+        # Tasks and members that wait for this arrival, injection or delivery.
+        if edge_instance != NONE:
+            base = instances.arena[edge_instance]
+            for edge in range(edge_first, edge_last):
+                if arrives:
+                    target, lag = tasks.arrival_target[edge], tasks.arrival_lag[edge]
+                else:
+                    injected = tasks.edge_at_injection[edge]
+                    if (injected and not at_injection) or (not injected and not deliver):
+                        continue
+                    target, lag = tasks.edge_target[edge], tasks.edge_lag[edge]
+                left = pending[base + target] - 1
+                if left < 0:
+                    continue  # a counting predecessor beyond those needed
+                pending[base + target] = left
+                moment = max(ready[base + target], now + lag)
+                ready[base + target] = moment
+                if left == 0:
+                    if moment == now:
+                        stack_kind[depth] = FIRE
+                        stack_a[depth], stack_b[depth] = edge_instance, target
+                        depth += 1
+                    else:
+                        push(calendar, moment, FIRE, edge_instance, target)
+            if deliver:
+                instances.left[edge_instance] -= 1
+                if instances.left[edge_instance] == 0:
+                    close_instance(instances, board, edge_instance)
+
+    state[PHASE], state[DEPTH], state[LINKS] = phase, depth, touched_links
+    state[SERVER], state[ASKING], state[NOW] = server_place, asking, now

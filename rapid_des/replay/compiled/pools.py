@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from rapid_des.replay.compiled.flat import Flat
@@ -60,6 +59,8 @@ class Transfers(NamedTuple):
     task: Array
     hop: Array
     end: Array
+    begin: Array
+    size: Array
     injected: Array
     ready: Array
     rank: Array
@@ -117,6 +118,8 @@ class Board(NamedTuple):
     link_wait: Array
     totals: Array
     """[hops, status, five details of a disagreement]."""
+    state: Array
+    """Where the loop stands."""
     flags: Array
     """[all transfers have the same priority, hops are recorded]."""
 
@@ -170,6 +173,7 @@ def new_board(flat: Flat, links: int, labels: int, *, trail: bool) -> Board:
         link_busy=np.zeros((links, labels), np.int64),
         link_wait=np.zeros((links, labels), np.int64),
         totals=np.zeros(7, np.int64),
+        state=np.zeros(6, np.int64),
         flags=np.array([(visits.link_priority == visits.link_priority[:1]).all(), trail], np.bool_),
     )
 
@@ -198,6 +202,8 @@ def new_transfers(room: int = 256) -> Transfers:
         task=np.zeros(room, np.int32),
         hop=np.zeros(room, np.int64),
         end=np.zeros(room, np.int64),
+        begin=np.zeros(room, np.int64),
+        size=np.zeros(room, np.int32),
         injected=np.zeros(room, np.int64),
         ready=np.zeros(room, np.int64),
         rank=np.zeros(room, np.int32),
@@ -222,91 +228,108 @@ def new_trail(wanted: bool) -> Trail:
     )
 
 
-@njit(cache=True)
-def wider(column: Array, room: int) -> Array:
-    """Return a copy of a column with room for more."""
+class Pools(NamedTuple):
+    """Everything that grows."""
+
+    calendar: Calendar
+    instances: Instances
+    pending: Array
+    """What each task and member of the instances still waits for; `ready` is the latest of what came."""
+    ready: Array
+    member_rank: Array
+    member_visit: Array
+    """Which visit each member of an instance is."""
+    transfers: Transfers
+    trail: Trail
+    stack_kind: Array
+    stack_a: Array
+    stack_b: Array
+    """Work items of the current instant."""
+    counts: Array
+    """[instances made, arena used, members used, first free transfer, trail length]."""
+
+
+MADE, ARENA, MEMBERS, FREE_TRANSFER, TRAIL = 0, 1, 2, 3, 4
+
+
+def new_pools(*, trail: bool) -> Pools:
+    """Return small pools."""
+    return Pools(
+        calendar=new_calendar(),
+        instances=new_instances(),
+        pending=np.zeros(1024, np.int32),
+        ready=np.zeros(1024, np.int64),
+        member_rank=np.zeros(256, np.int32),
+        member_visit=np.zeros(256, np.int32),
+        transfers=new_transfers(),
+        trail=new_trail(trail),
+        stack_kind=np.zeros(2048, np.int8),
+        stack_a=np.zeros(2048, np.int32),
+        stack_b=np.zeros(2048, np.int32),
+        counts=np.zeros(5, np.int64),
+    )
+
+
+def _wider(column: Array, room: int) -> Array:
     copy = np.zeros(room, column.dtype)
     copy[: len(column)] = column
     return copy
 
 
-@njit(cache=True)
-def grown_calendar(calendar: Calendar, least: int) -> Calendar:
-    """Return the calendar with room for `least` more events and as many buckets."""
+def with_events(pools: Pools, least: int) -> Pools:
+    """Return pools with room for at least `least` more events."""
+    calendar = pools.calendar
     had = len(calendar.next)
-    room = max(2 * had, had + least)
-    grown = Calendar(
-        wider(calendar.time, room),
-        wider(calendar.bucket, room),
-        wider(calendar.first, room),
-        wider(calendar.kind, room),
-        wider(calendar.a, room),
-        wider(calendar.b, room),
-        wider(calendar.next, room),
-        calendar.cached_time,
-        calendar.cached_bucket,
-        calendar.count,
-    )
-    for place in range(had, room):
-        grown.first[place] = place + 1
-        grown.next[place] = place + 1
-    grown.first[room - 1] = calendar.count[1]
-    grown.next[room - 1] = calendar.count[2]
-    calendar.count[1] = had
-    calendar.count[2] = had
-    return grown
+    room = max(2 * had, had + least + 1)
+    columns = {
+        name: _wider(getattr(calendar, name), room)
+        for name in ("time", "bucket", "first", "kind", "a", "b", "next")
+    }
+    for name, free in (("first", 1), ("next", 2)):
+        columns[name][had:] = np.arange(had + 1, room + 1)
+        columns[name][-1] = calendar.count[free]
+        calendar.count[free] = had
+    return pools._replace(calendar=calendar._replace(**columns))
 
 
-@njit(cache=True)
-def grown_transfers(transfers: Transfers, free: int) -> Transfers:
-    """Return the transfers with twice the room; the new places come before `free` in the free list."""
-    had = len(transfers.next)
-    room = 2 * had
-    grown = Transfers(
-        wider(transfers.instance, room),
-        wider(transfers.task, room),
-        wider(transfers.hop, room),
-        wider(transfers.end, room),
-        wider(transfers.injected, room),
-        wider(transfers.ready, room),
-        wider(transfers.rank, room),
-        wider(transfers.visit, room),
-        wider(transfers.next, room),
-    )
-    for place in range(had, room):
-        grown.next[place] = place + 1
-    grown.next[room - 1] = free
-    return grown
+def with_stack(pools: Pools, least: int) -> Pools:
+    """Return pools with room for at least `least` work items."""
+    room = max(2 * len(pools.stack_kind), least + 1)
+    names = ("stack_kind", "stack_a", "stack_b")
+    return pools._replace(**{name: _wider(getattr(pools, name), room) for name in names})
 
 
-@njit(cache=True)
-def grown_instances(instances: Instances) -> Instances:
-    """Return the instances with twice the room."""
-    room = 2 * len(instances.group)
-    return Instances(
-        wider(instances.group, room),
-        wider(instances.number, room),
-        wider(instances.sub, room),
-        wider(instances.template, room),
-        wider(instances.arena, room),
-        wider(instances.member, room),
-        wider(instances.absent, room),
-        wider(instances.left, room),
-        wider(instances.use, room),
-        wider(instances.next, room),
+def with_instances(pools: Pools, wanted: int) -> Pools:
+    """Return pools with room for an instance of `wanted` tasks and members; only what is short grows."""
+    made, arena, members = (int(pools.counts[place]) for place in (MADE, ARENA, MEMBERS))
+    instances = pools.instances
+    if made == len(instances.group):
+        instances = Instances(*(_wider(column, 2 * made) for column in instances))
+    arena_room, member_room = len(pools.pending), len(pools.member_rank)
+    if arena + wanted > arena_room:
+        arena_room = max(arena_room + arena_room // 2, arena + wanted)
+    if members + wanted > member_room:
+        member_room = max(2 * member_room, members + min(wanted, 2**20))
+    return pools._replace(
+        instances=instances,
+        pending=_wider(pools.pending, arena_room),
+        ready=_wider(pools.ready, arena_room),
+        member_rank=_wider(pools.member_rank, member_room),
+        member_visit=_wider(pools.member_visit, member_room),
     )
 
 
-@njit(cache=True)
-def grown_trail(trail: Trail) -> Trail:
-    """Return the trail with twice the room."""
-    room = 2 * len(trail.link)
-    return Trail(
-        wider(trail.link, room),
-        wider(trail.start, room),
-        wider(trail.finish, room),
-        wider(trail.arrival, room),
-        wider(trail.visit, room),
-        wider(trail.task, room),
-        wider(trail.place, room),
-    )
+def with_transfers(pools: Pools) -> Pools:
+    """Return pools with twice the room for transfers on their way."""
+    had = len(pools.transfers.next)
+    transfers = Transfers(*(_wider(column, 2 * had) for column in pools.transfers))
+    transfers.next[had:] = np.arange(had + 1, 2 * had + 1)
+    transfers.next[-1] = pools.counts[FREE_TRANSFER]
+    pools.counts[FREE_TRANSFER] = had
+    return pools._replace(transfers=transfers)
+
+
+def with_trail(pools: Pools, least: int) -> Pools:
+    """Return pools with room for at least `least` more hops in the trail."""
+    room = 2 * len(pools.trail.link) + least
+    return pools._replace(trail=Trail(*(_wider(column, room) for column in pools.trail)))

@@ -6,15 +6,15 @@ from numba import njit
 
 from rapid_des.replay import timetable
 from rapid_des.replay.compiled.flat import Flat, Ranks, Visits, Ways
-from rapid_des.replay.compiled.pools import Board, Instances, Transfers
+from rapid_des.replay.compiled.pools import Array, Board, Instances, Transfers
 
 NONE = -1
 
-advance = njit(cache=True)(timetable.advance)
-lag_at = njit(cache=True)(timetable.lag_at)
+advance = njit(cache=True, forceinline=True, _nrt=False)(timetable.advance)
+lag_at = njit(cache=True, forceinline=True, _nrt=False)(timetable.lag_at)
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     """Return when a COMPUTE visit begun at `start` ends."""
     work = flat.visits.work[visit]
@@ -29,7 +29,7 @@ def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     return advance(flat.ways.stream_time[first:last], flat.ways.stream_rate[first:last], start, work)
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def link_times(ways: Ways, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
     """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
     occupancy, head, lag = ways.occupancy[size, service], ways.head[size, service], ways.lag[size, service]
@@ -42,7 +42,7 @@ def link_times(ways: Ways, link: int, size: int, service: int, start: int) -> tu
     return free, advance(time, rate, start, head) + lag, free + lag
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def number_of(flat: Flat, board: Board, rank: int, visit: int, record: int) -> int:
     """Bind and return the instance number k of a visit (R5)."""
     number = flat.visits.occurrence[visit]
@@ -54,7 +54,7 @@ def number_of(flat: Flat, board: Board, rank: int, visit: int, record: int) -> i
     return number
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def touch(board: Board, level: int, server: int) -> None:
     """Have a server choose at the end of this instant."""
     if not board.marked[server]:
@@ -63,7 +63,7 @@ def touch(board: Board, level: int, server: int) -> None:
         board.touched_count[level] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def before(visits: Visits, board: Board, one: int, other: int, base: int, shift: int) -> bool:
     """Tell whether a waiting visit goes before another: smaller (priority, ready time, visit) (R3)."""
     first, second = visits.priority[one + shift], visits.priority[other + shift]
@@ -74,7 +74,7 @@ def before(visits: Visits, board: Board, one: int, other: int, base: int, shift:
     return one < other
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def enqueue(visits: Visits, ranks: Ranks, board: Board, rank: int, visit: int) -> None:
     """Put a visit (local number) into its server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
@@ -91,7 +91,7 @@ def enqueue(visits: Visits, ranks: Ranks, board: Board, rank: int, visit: int) -
     heap[child] = visit
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def dequeue(visits: Visits, ranks: Ranks, board: Board, rank: int, server: int) -> int:
     """Take the visit that goes first out of a server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
@@ -115,7 +115,7 @@ def dequeue(visits: Visits, ranks: Ranks, board: Board, rank: int, server: int) 
     return taken
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def find_instance(instances: Instances, board: Board, group: int, number: int, sub: int) -> int:
     """Return the active instance of a group, or NONE."""
     instance = board.active[group]
@@ -126,7 +126,7 @@ def find_instance(instances: Instances, board: Board, group: int, number: int, s
     return NONE
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def use_of(ways: Ways, group: int, template: int) -> int:
     """Return where the routes of a group's use of a template begin."""
     for place in range(ways.use_starts[group], ways.use_starts[group + 1]):
@@ -135,7 +135,7 @@ def use_of(ways: Ways, group: int, template: int) -> int:
     return NONE
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def close_instance(instances: Instances, board: Board, instance: int) -> None:
     """Drop a finished instance; its slot is free for the next one of its template."""
     group = instances.group[instance]
@@ -152,7 +152,7 @@ def close_instance(instances: Instances, board: Board, instance: int) -> None:
     board.free[template] = instance
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def goes_first(transfers: Transfers, one: int, other: int) -> bool:
     """Order transfers that are equal in priority and ready time: (source, injected, visit, task, hop) (R3)."""
     if transfers.rank[one] != transfers.rank[other]:
@@ -164,7 +164,7 @@ def goes_first(transfers: Transfers, one: int, other: int) -> bool:
     return transfers.task[one] < transfers.task[other]
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def sort_asked(transfers: Transfers, first: int) -> int:
     """Sort the linked transfers that asked a link at one instant (merge sort); return the new first."""
     width = 1
@@ -197,7 +197,7 @@ def sort_asked(transfers: Transfers, first: int) -> int:
         width *= 2
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True, _nrt=False)
 def insert_waiting(
     visits: Visits, ranks: Ranks, transfers: Transfers, board: Board, link: int, first: int
 ) -> None:
@@ -217,3 +217,25 @@ def insert_waiting(
         else:
             transfers.next[ahead] = first
         first = following
+
+
+@njit(cache=True, forceinline=True, _nrt=False)
+def ascend(numbers: Array, count: int) -> None:
+    """Sort the first `count` numbers in place (heap sort)."""
+    for size in range(2, count + 1):
+        child = size - 1
+        while child > 0 and numbers[(child - 1) >> 1] < numbers[child]:
+            parent = (child - 1) >> 1
+            numbers[parent], numbers[child] = numbers[child], numbers[parent]
+            child = parent
+    for last in range(count - 1, 0, -1):
+        numbers[0], numbers[last] = numbers[last], numbers[0]
+        parent = 0
+        while 2 * parent + 1 < last:
+            child = 2 * parent + 1
+            if child + 1 < last and numbers[child + 1] > numbers[child]:
+                child += 1
+            if numbers[parent] >= numbers[child]:
+                break
+            numbers[parent], numbers[child] = numbers[child], numbers[parent]
+            parent = child
