@@ -1,8 +1,13 @@
 """Chakra execution traces: every wire generation and dialect, in memory and in files."""
 
+from rapid_des.chakra.check import check, check_report, check_set, repair_lines, require_sound
+from rapid_des.chakra.convert import NodeFile, convert_set, read_nodes, write_nodes
+from rapid_des.chakra.drawing import draw
 from rapid_des.chakra.findings import Finding
+from rapid_des.chakra.listing import NodeRow, node_rows, rank_of, table_lines
 from rapid_des.chakra.options import ReadOptions
 from rapid_des.chakra.reader import ReadReport, read_report, read_set
+from rapid_des.chakra.statistics import RankStatistics, rank_statistics, statistics_json
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.chakra.writer import write_set
 
@@ -10,13 +15,30 @@ __all__ = [
     "UNSTATED",
     "CollectiveType",
     "Finding",
+    "NodeFile",
     "NodeKind",
+    "NodeRow",
     "NodeTable",
+    "RankStatistics",
     "RankTrace",
     "ReadOptions",
     "ReadReport",
     "TraceSet",
+    "check",
+    "check_report",
+    "check_set",
+    "convert_set",
+    "draw",
+    "node_rows",
+    "rank_of",
+    "rank_statistics",
+    "read_nodes",
     "read_report",
     "read_set",
+    "repair_lines",
+    "require_sound",
+    "statistics_json",
+    "table_lines",
+    "write_nodes",
     "write_set",
 ]

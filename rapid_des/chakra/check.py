@@ -47,6 +47,18 @@ def require_sound(traces: TraceSet) -> None:
         raise TraceError("\n".join(lines))
 
 
+def repair_lines(report: ReadReport) -> list[str]:
+    """Return one line for each dependency that reading dropped."""
+    return [
+        f"rank {rank}: dropped {repair.kind} dependency: node {node} needs {needed}"
+        for rank, repairs in sorted(report.repairs.items())
+        for repair in repairs
+        for node, needed in zip(
+            repair.nodes.view(np.uint64).tolist(), repair.needs.view(np.uint64).tolist(), strict=True
+        )
+    ]
+
+
 def _missing_files(report: ReadReport) -> Iterator[Finding]:
     missing = report.files.missing
     if missing and len(report.files.files) > 1:

@@ -13,11 +13,11 @@ from rapid_des.chakra.generations import Generation
 from rapid_des.chakra.json_forms import node_json
 from rapid_des.chakra.messages import UNREADABLE, message_class
 from rapid_des.chakra.options import ReadOptions
-from rapid_des.chakra.source import TraceFile, malformed, open_trace
+from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, malformed, open_trace
 from rapid_des.errors import TraceError
 
 Form = Literal["et", "json"]
-_SAME = (Generation.TODAY, Generation.SHIFTED, None)
+_SAME = (Generation.TODAY, None)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ def write_nodes(path: Path, content: NodeFile) -> None:
     write_frames(path, frames)
 
 
-def convert(reference: str | Path, folder: str | Path, form: Form, options: ReadOptions) -> tuple[Path, ...]:
+def convert_set(
+    reference: str | Path, folder: str | Path, form: Form, options: ReadOptions
+) -> tuple[Path, ...]:
     """Convert every file of a trace set, keeping all that is in it; return the paths written.
 
     A file of today's generation comes out with the same bytes as `et`, but for an added metadata frame where
@@ -83,10 +85,19 @@ def _frames(source: TraceFile) -> Iterator[bytes]:
     if kept is not None and _is_todays_metadata(kept):
         yield kept
     else:
-        yield bytes(source.metadata.SerializeToString())
+        yield bytes(_converted_metadata(source).SerializeToString())
     for chunk in source.chunks:
         for index in range(len(chunk)):
             yield chunk.frame(index)
+
+
+def _converted_metadata(source: TraceFile) -> Any:
+    """Return the metadata with the generation that the nodes had: it tells readers whose conventions hold."""
+    metadata = message_class("GlobalMetadata")()
+    metadata.CopyFrom(source.metadata)
+    if source.generation not in _SAME:
+        metadata.attr.add(name=CONVERTED_FROM, string_val=str(source.generation))
+    return metadata
 
 
 def _is_todays_metadata(frame: bytes) -> bool:
@@ -96,6 +107,6 @@ def _is_todays_metadata(frame: bytes) -> bool:
 
 def _write_json(target: Path, source: TraceFile) -> None:
     with target.open("w", encoding="utf-8") as stream:
-        stream.write(node_json(source.metadata))
+        stream.write(node_json(_converted_metadata(source)))
         for message in _messages(source):
             stream.write(node_json(message))

@@ -16,6 +16,16 @@ ELEMENT_BYTES = 2
 """What an element is taken for where a writer counts elements and nobody says their width; it is noted."""
 
 
+CHOICES: dict[str, tuple[str, ...]] = {
+    "dialect": ("auto", *DIALECTS),
+    "dependencies": DEPENDENCIES,
+    "time_unit": ("auto", *TIME_UNITS),
+    "generation": ("auto", *(generation.value for generation in Generation)),
+    "streams": ("auto", "ordered", "unordered"),
+}
+"""What each option may be."""
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """How to read a trace set; every default means that the files decide, and the choice is noted."""
@@ -41,17 +51,11 @@ class ReadOptions:
     streams: Literal["auto", "ordered", "unordered"] = "auto"
 
     def __post_init__(self) -> None:
-        _one_of("--dialect", self.dialect, ("auto", *DIALECTS))
-        _one_of("--deps", self.dependencies, DEPENDENCIES)
-        _one_of("--time-unit", self.time_unit, ("auto", *TIME_UNITS))
-        _one_of("--generation", self.generation, ("auto", *Generation))
-        _one_of("--streams", self.streams, ("auto", "ordered", "unordered"))
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise TraceError(f"{name}: {value!r} is not one of {', '.join(allowed)}")
         if self.dtype_bytes is not None and not 0 < self.dtype_bytes <= 16:
             raise TraceError(f"--dtype-bytes: {self.dtype_bytes} is out of range; allowed: 1 to 16")
         if any(size < 1 for size in self.dimensions):
             raise TraceError(f"--dimensions: {self.dimensions} has a size below 1")
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise TraceError(f"{option}: {value!r} is not one of {', '.join(allowed)}")

@@ -30,7 +30,7 @@ from rapid_des.chakra.groups import (
 from rapid_des.chakra.interpret import Interpreted, interpret
 from rapid_des.chakra.meaning import Origin
 from rapid_des.chakra.options import ReadOptions
-from rapid_des.chakra.source import TraceFile, open_trace
+from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, open_trace
 from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
 
@@ -222,8 +222,9 @@ def _repair_finding(repair: Repair, origin: Origin, severity: Any) -> Finding:
 
 def _evidence(source: TraceFile, raw: RawTable) -> Evidence:
     texts = {attribute.name: attribute.string_val for attribute in source.metadata.attr}
+    before = texts.get(CONVERTED_FROM, "")
     return Evidence(
-        generation=source.generation,
+        generation=Generation(before) if before in set(Generation) else source.generation,
         schema=texts.get("schema", ""),
         version=source.metadata.version,
         metadata_names=frozenset(texts),

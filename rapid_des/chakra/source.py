@@ -19,6 +19,8 @@ from rapid_des.chakra.wire import MalformedMessageError, Spans, split_fields
 from rapid_des.errors import TraceError
 
 _BATCH = 4096
+CONVERTED_FROM = "converted_from"
+"""Metadata attribute: the generation that a converted file had."""
 
 
 @dataclass(frozen=True)

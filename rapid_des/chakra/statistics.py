@@ -64,7 +64,7 @@ def totals(rows: tuple[RankStatistics, ...]) -> dict[str, Any]:
     return sums
 
 
-def as_json(rows: tuple[RankStatistics, ...]) -> dict[str, Any]:
+def statistics_json(rows: tuple[RankStatistics, ...]) -> dict[str, Any]:
     """Return the statistics as plain values for JSON."""
     return {"total": totals(rows), "ranks": [asdict(row) for row in rows]}
 

@@ -1,0 +1,199 @@
+"""A rank's dependency graph, or a window of it, as a picture: layers by depth, colours by kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.listing import node_rows
+from rapid_des.chakra.statistics import depths, edges_of, path_lengths
+from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace
+from rapid_des.errors import InputError, TraceError
+
+MOST_NODES = 400
+_LABEL_ALL = 40
+_HOT = "#d62728"
+_COLOURS = {
+    NodeKind.COMPUTE: "#4c78a8",
+    NodeKind.COLLECTIVE: "#f58518",
+    NodeKind.SEND: "#54a24b",
+    NodeKind.RECV: "#88d27a",
+    NodeKind.MEM_LOAD: "#b279a2",
+    NodeKind.MEM_STORE: "#d6a5c9",
+    NodeKind.STORAGE: "#9d755d",
+    NodeKind.DATA_OPERATION: "#9d755d",
+    NodeKind.METADATA: "#bab0ac",
+    NodeKind.INVALID: "#bab0ac",
+}
+
+Integers = NDArray[np.int64]
+Heights = NDArray[np.float64]
+_COLUMN_INCHES, _LINE_INCHES = 1.45, 0.62
+_SHAPE = 1.6
+"""Width to height that a picture should have."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each node of a window is drawn, its dependencies inside it, and the chain that takes longest."""
+
+    column: Integers
+    """Depth, folded into bands as text is into lines."""
+    height: Heights
+    """Upwards, in lines."""
+    band: Integers
+    edges: tuple[Integers, Integers]
+    critical: Integers
+    """A node's place on the chain that takes longest, counted from 1; 0 elsewhere."""
+
+
+_PER_NODE = (
+    *("ids", "kind", "name", "stream", "duration", "size", "collective", "group", "peer"),
+    *("tag", "priority", "flops", "tensor_bytes", "on_cpu"),
+)
+
+
+def window(nodes: NodeTable, first: int, count: int) -> NodeTable:
+    """Return the table of some consecutive nodes; dependencies on nodes outside are left out."""
+    last = min(first + count, len(nodes))
+    if not 0 <= first < last:
+        raise TraceError(f"--first {first}: the rank has {len(nodes)} nodes")
+    edges = edges_of(nodes)
+    inside = (edges.node >= first) & (edges.node < last) & (edges.needs >= first) & (edges.needs < last)
+    starts = np.zeros(last - first + 1, np.int64)
+    np.cumsum(np.bincount(edges.node[inside] - first, minlength=last - first), out=starts[1:])
+    cut = {name: getattr(nodes, name)[first:last] for name in _PER_NODE}
+    needs = (edges.needs[inside] - first).astype(np.int32)
+    return replace(nodes, dependency_starts=starts, dependencies=needs, **cut)
+
+
+def lay_out(nodes: NodeTable) -> Layout:
+    """Place nodes in columns by depth; within one, near the mean of what they need, to save crossings."""
+    depth = depths(nodes) - 1
+    edges = edges_of(nodes)
+    line = np.zeros(len(nodes))
+    for column in range(int(depth.max(initial=0)) + 1):
+        members = np.flatnonzero(depth == column)
+        wanted = [_mean_line(nodes, line, int(member)) for member in members]
+        for place, index in enumerate(np.argsort(wanted, kind="stable")):
+            line[members[index]] = place - (len(members) - 1) / 2
+    columns, height, band = _fold(depth, line)
+    return Layout(columns, height, band, (edges.node, edges.needs), critical_chain(nodes))
+
+
+def _fold(depth: Integers, line: Heights) -> tuple[Integers, Heights, Integers]:
+    """Break a long graph into bands below each other so that the picture gets near `_SHAPE`."""
+    columns, lines = int(depth.max(initial=0)) + 1, float(np.ptp(line)) + 2.5
+    ratio = columns * _COLUMN_INCHES / (lines * _LINE_INCHES * _SHAPE)
+    across = -(-columns // max(1, round(ratio**0.5)))
+    band = depth // across
+    top = 0.0
+    height = np.zeros(len(line))
+    for number in range(int(band.max(initial=0)) + 1):
+        members = band == number
+        height[members] = top - (line[members] - line[members].min())
+        top = float(height[members].min()) - 2.5
+    return depth % across, height, band
+
+
+def _mean_line(nodes: NodeTable, line: Heights, member: int) -> float:
+    needs = nodes.dependencies[nodes.dependency_starts[member] : nodes.dependency_starts[member + 1]]
+    return float(line[needs].mean()) if len(needs) else 0.0
+
+
+def critical_chain(nodes: NodeTable) -> Integers:
+    """Number the nodes of one heaviest chain from 1; by count of nodes where no duration is stated."""
+    weights = np.maximum(nodes.duration, 0)
+    lengths = path_lengths(nodes, weights if weights.any() else np.ones(len(nodes), np.int64))
+    chain = []
+    current = int(lengths.argmax()) if len(nodes) else -1
+    while current >= 0:
+        chain.append(current)
+        needs = nodes.dependencies[nodes.dependency_starts[current] : nodes.dependency_starts[current + 1]]
+        current = int(needs[lengths[needs].argmax()]) if len(needs) else -1
+    place = np.zeros(len(nodes), np.int64)
+    place[chain[::-1]] = np.arange(1, len(chain) + 1)
+    return place
+
+
+def draw(rank: RankTrace, target: Path, *, first: int = 0, count: int = MOST_NODES) -> None:
+    """Draw a rank's graph into an SVG or PNG file; more than `MOST_NODES` nodes are refused as unreadable."""
+    if target.suffix not in {".svg", ".png"}:
+        raise TraceError(f"{target}: a plot is .svg or .png")
+    shown = min(count, len(rank.nodes) - first)
+    if shown > MOST_NODES:
+        raise TraceError(
+            f"{shown} nodes would not be readable; choose a window of at most {MOST_NODES} (--first, --count)"
+        )
+    part = replace(rank, nodes=window(rank.nodes, first, count))
+    figure = _figure()
+    layout = lay_out(part.nodes)
+    width = (int(layout.column.max()) + 2) * _COLUMN_INCHES
+    figure.set_size_inches(width, (float(np.ptp(layout.height)) + 3.5) * _LINE_INCHES + 0.6)
+    _paint(figure.add_subplot(), part, layout)
+    stamp = {"Date": None} if target.suffix == ".svg" else None
+    figure.savefig(target, dpi=110, bbox_inches="tight", metadata=stamp)
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError("plots need matplotlib: pip install 'rapid-des[plot]'") from error
+    return Figure()
+
+
+def _paint(axes: Any, rank: RankTrace, layout: Layout) -> None:
+    nodes = rank.nodes
+    for child, parent in zip(*(side.tolist() for side in layout.edges), strict=True):
+        _paint_edge(axes, layout, child, parent)
+    for kind in NodeKind:
+        rows = nodes.kind == kind
+        if rows.any():
+            place = (layout.column[rows], layout.height[rows])
+            named = kind.name.lower().replace("_", " ")
+            axes.scatter(*place, s=80, color=_COLOURS[kind], label=named, zorder=3)
+    hot = layout.critical > 0
+    axes.scatter(layout.column[hot], layout.height[hot], s=130, facecolors="none", edgecolors=_HOT, zorder=4)
+    _label(axes, rank, layout)
+    axes.axis("off")
+    axes.set_ylim(float(layout.height.min()) - 1.2, float(layout.height.max()) + 1.2)
+    axes.set_xlim(-0.8, float(layout.column.max()) + 0.8)
+    title = f"rank {rank.rank}: {len(nodes)} nodes, what they need to their left; red: the longest chain"
+    axes.set_title(title, fontsize=10)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=5, fontsize=8, frameon=False)
+
+
+def _paint_edge(axes: Any, layout: Layout, child: int, parent: int) -> None:
+    """Draw a dependency; one that leads to a later band is a faint line between the bands."""
+    ends = [parent, child]
+    hot = bool(layout.critical[parent] and layout.critical[child] == layout.critical[parent] + 1)
+    style = {"color": _HOT if hot else "#888888", "linewidth": 1.8 if hot else 0.6, "zorder": 2 if hot else 1}
+    if layout.band[child] != layout.band[parent]:
+        style |= {"linestyle": ":", "alpha": 0.6, "linewidth": 1.0 if hot else 0.3}
+    axes.plot(layout.column[ends], layout.height[ends], **style)
+
+
+def _label(axes: Any, rank: RankTrace, layout: Layout) -> None:
+    """Name every node of a small graph, the critical ones of a large one."""
+    everything = len(rank.nodes) <= _LABEL_ALL
+    for index, row in enumerate(node_rows(rank, 0, len(rank.nodes))):
+        if not (everything or layout.critical[index]):
+            continue
+        name = row.name if len(row.name) <= 26 else f"{row.name[:11]}…{row.name[-14:]}"
+        above = layout.column[index] % 2 == 0
+        text = f"{row.id} {name}" + (f"\n{row.amount()}" if row.amount() != "-" else "")
+        axes.annotate(
+            text.replace("$", r"\$"),
+            (layout.column[index], layout.height[index]),
+            xytext=(0, 8 if above else -8),
+            textcoords="offset points",
+            ha="center",
+            va="bottom" if above else "top",
+            fontsize=6,
+            zorder=5,
+        )
