@@ -1,7 +1,7 @@
 """A collective to its chunks, and each chunk to phases over the dimensions, as the system file says.
 
-A collective is cut into chunks of floor(size / splits) bytes; a remainder costs one more whole chunk. Each chunk
-runs through its phases in order. In every dimension a phase takes one of the dimension's queues, in turns.
+A collective is cut into chunks of floor(size / splits) bytes; a remainder costs one more whole chunk. Each
+chunk runs through its phases in order. In every dimension a phase takes one of its queues, in turns.
 """
 
 from __future__ import annotations
@@ -33,12 +33,26 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Axis:
-    """A direction in which members of a communicator differ: members first, first + stride, …"""
+    """A direction in which members of a communicator differ: their ranks are `stride` apart."""
 
     size: int
     stride: int
     dimension: int
     """Whose queues the phases take."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Who takes part in a collective: a group of its own, or the world along some or all dimensions."""
+
+    members: int | None = None
+    """How many; None: the world."""
+    dimensions: tuple[bool, ...] | None = None
+    """Which of the world's dimensions; None: all."""
+
+    def involves(self, dimension: int) -> bool:
+        """Tell whether the world's collective runs along a dimension."""
+        return self.dimensions is None or (dimension < len(self.dimensions) and self.dimensions[dimension])
 
 
 @dataclass(frozen=True)
@@ -124,25 +138,23 @@ class Planner:
             raise ConfigError(f"{size} B in {splits} splits: a chunk would be empty")
         return -(-size // chunk), chunk
 
-    def axes(self, collective: CollectiveType, members: int | None) -> tuple[Axis, ...]:
-        """Return the axes that a collective runs along; `members` is None for the world."""
-        if members is not None:
-            return (Axis(members, 1, 0),) if members > 1 else ()
+    def axes(self, collective: CollectiveType, scope: Scope) -> tuple[Axis, ...]:
+        """Return the axes that a collective runs along."""
+        if scope.members is not None:
+            return (Axis(scope.members, 1, 0),) if scope.members > 1 else ()
         if is_flat(self._names(collective)[0]):
             return (Axis(self._gpus, 1, 0),) if self._gpus > 1 else ()
         axes, stride = [], 1
         for dimension, size in enumerate(self._sizes):
             axes.append(Axis(size, stride, dimension))
             stride *= size
-        return tuple(axis for axis in axes if axis.size > 1)
+        return tuple(axis for axis in axes if axis.size > 1 and scope.involves(axis.dimension))
 
-    def chunk(
-        self, collective: CollectiveType, size: int, *, members: int | None, turns: Turns
-    ) -> tuple[Step, ...]:
+    def chunk(self, collective: CollectiveType, size: int, scope: Scope, turns: Turns) -> tuple[Step, ...]:
         """Return the phases of one chunk of a collective."""
         steps: list[Step] = []
-        for kind, axis, (queue, ascending) in self._order(collective, self.axes(collective, members), turns):
-            name = self._algorithm(collective, axis, members)
+        for kind, axis, (queue, ascending) in self._order(collective, self.axes(collective, scope), turns):
+            name = self._algorithm(collective, axis, scope)
             tree = turns.next_tree(axis.dimension) if name == "doubleBinaryTree" else 0
             phase = Phase(
                 collective=kind,
@@ -150,7 +162,7 @@ class Planner:
                 members=axis.size,
                 size=size,
                 ascending=ascending,
-                endpoint=self._endpoint(local=members is not None),
+                endpoint=self._endpoint(local=scope.members is not None),
                 dialect=self._setup.dialect,
                 tree=tree,
             )
@@ -174,9 +186,9 @@ class Planner:
         for axis in reversed(axes[:-1]):
             yield AG, axis, (turns.next_upper(axis.dimension), False)
 
-    def _algorithm(self, collective: CollectiveType, axis: Axis, members: int | None) -> str:
+    def _algorithm(self, collective: CollectiveType, axis: Axis, scope: Scope) -> str:
         names = self._names(collective)
-        if members is None:
+        if scope.members is None:
             return names[axis.dimension]
         return "ring" if self._setup.dialect == "stock" and len(names) > 1 else names[0]
 
@@ -186,7 +198,9 @@ class Planner:
         dimensions = len(self._sizes)
         if not names or (len(names) < dimensions and not is_flat(names[0])):
             raise ConfigError(
-                f"{len(names)} entries for {dimensions} dimensions", file=str(self._setup.files.system), key=key
+                f"{len(names)} entries for {dimensions} dimensions",
+                file=str(self._setup.files.system),
+                key=key,
             )
         return names
 

@@ -53,7 +53,8 @@ class _Exchange:
         n = phase.members
         member = np.arange(n, dtype=np.int32)
         number = np.arange(1, n, dtype=np.int32)[:, None]
-        return _Exchange(n, np.tile(member, n - 1), ((member + phase.step * number) % n).ravel().astype(np.int32))
+        peer = (member + phase.step * number) % n
+        return _Exchange(n, np.tile(member, n - 1), peer.ravel().astype(np.int32))
 
     def edges(self, tasks: int, lag: int) -> tuple[Int64s, Int32s, Int64s, Bools]:
         """Return (lengths of rows, targets, lags, at injection) of edges that count towards `tasks` + member.
@@ -143,7 +144,7 @@ def _windowed(phase: Phase, window: int, size: int, row: int) -> Template:
         source=np.tile(member, 2 * sends),
         size=np.full(2 * tasks, row, np.int32),
         need=need,
-        edge_starts=np.concatenate(([0], np.cumsum(np.bincount(origin, minlength=2 * tasks)))).astype(np.int64),
+        edge_starts=np.searchsorted(origin[order], np.arange(2 * tasks + 1)).astype(np.int64),
         edge_target=target[order].astype(np.int32),
         edge_lag=lag[order],
         edge_at_injection=at_injection[order],
@@ -161,9 +162,10 @@ def _window_edges(
     """Return (origin, target, lag, at injection); joins follow the sends, join j·n + m of receipt j at m."""
     n, sends = exchange.members, len(awaited)
     tasks = sends * n
-    earlier, later = np.nonzero(np.arange(sends)[:, None] < np.where(awaited > 0, np.arange(sends), 0)[None, :])
+    number = np.arange(sends)
+    earlier, later = np.nonzero(number[:, None] < np.where(awaited > 0, number, 0))
     if len(earlier) * n > _MOST_EDGES:
-        raise UnsupportedByEngine(f"{named}: a window among so many members; the full window is {exchange.members - 1}")
+        raise UnsupportedByEngine(f"{named}: a window among so many; allowed: the full one, {n - 1}")
     member = np.arange(n)
     task = np.arange(tasks)
     turns = sends // (n - 1)

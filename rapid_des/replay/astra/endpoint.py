@@ -47,8 +47,9 @@ def reducing_steps(collective: CollectiveType, steps: int, *, plain: int, reduci
     all-reduce in the first, third, …, the others never.
     """
     turn, place = np.divmod(np.arange(steps), plain + reducing)
-    if collective is CollectiveType.REDUCE_SCATTER:
-        return place >= plain
     if collective is CollectiveType.ALL_REDUCE:
-        return (place >= plain) & (turn % 2 == 0)
-    return np.zeros(steps, np.bool_)
+        place[turn % 2 == 1] = 0
+    elif collective is not CollectiveType.REDUCE_SCATTER:
+        place[:] = 0
+    reduces: Bools = place >= plain
+    return reduces

@@ -1,7 +1,7 @@
 """ASTRA-sim's own input files, read as they are: network, system, process groups and remote memory.
 
 Numbers carry no units there: bandwidths of the network are GiB/s (2**30), of memory 10**9 bytes/s, latencies
-and delays nanoseconds. Keys that nothing here reads are reported in notes, because that simulator ignores them.
+and delays nanoseconds. Keys that nothing here reads are reported in notes: that simulator ignores them.
 """
 
 from __future__ import annotations

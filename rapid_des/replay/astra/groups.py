@@ -11,9 +11,11 @@ from rapid_des.chakra.trace import RankTrace
 from rapid_des.errors import TraceError
 from rapid_des.network.fabric import Routes
 from rapid_des.replay.astra.files import MemoryFile
-from rapid_des.replay.astra.slots import Along, Channel, Memory, Slot, SlotNumbers, Whole
+from rapid_des.replay.astra.slots import Along, Channel, Memory, Slot, SlotNumbers
 from rapid_des.replay.astra.topology import Network
 from rapid_des.replay.program import Group, Int32s, Int64s, RankBinding, Template
+
+WORLD = "world"
 
 _DENSE = 2**13
 """GPUs up to which all pairs are marked in one table instead of sorted."""
@@ -25,6 +27,13 @@ class Membership:
 
     groups: Mapping[str, tuple[int, ...]]
     whole: frozenset[str]
+    world: frozenset[str]
+    """The names that mean the world itself."""
+
+    def name(self, trace: RankTrace, slot: int | None) -> str:
+        """Return the name of a group slot; every name of the world is "world"."""
+        name = WORLD if slot is None else trace.groups[slot]
+        return WORLD if name in self.world else name
 
 
 class GroupTable:
@@ -65,8 +74,8 @@ class GroupTable:
             return self._memory_of(trace.rank), 0
         if isinstance(slot, Along):
             return self._along(trace, slot)
-        name = "world" if slot.group is None else trace.groups[slot.group]
-        if slot.group is None or name in self._membership.whole:
+        name = self._membership.name(trace, slot.group)
+        if name in self._membership.whole:
             return self._number(("group", name), name, self._world), trace.rank
         ranks = self._membership.groups[name]
         if trace.rank not in ranks:
@@ -90,7 +99,7 @@ class GroupTable:
         size, stride = slot.axis.size, slot.axis.stride
         member = trace.rank // stride % size
         base = trace.rank - member * stride
-        world = "world" if slot.group is None else trace.groups[slot.group]
+        world = self._membership.name(trace, slot.group)
         ranks = base + stride * np.arange(size, dtype=np.int32)
         name = f"{world} along dimension {slot.axis.dimension} through rank {base}"
         return self._number(("along", world, slot.axis, base), name, ranks), member
@@ -166,6 +175,6 @@ def _distinct(codes: Int64s, gpus: int) -> tuple[Int64s, Int32s]:
         return np.stack(np.divmod(found, gpus), 1), places.reshape(-1).astype(np.int32)
     marks = np.zeros(gpus * gpus, np.bool_)
     marks[codes] = True
-    numbers = np.cumsum(marks, dtype=np.int32)
-    places = numbers[codes] - np.int32(1)
-    return np.stack(np.divmod(np.flatnonzero(marks), gpus), 1), places
+    numbers: Int32s = np.cumsum(marks, dtype=np.int32)
+    numbers -= np.int32(1)
+    return np.stack(np.divmod(np.flatnonzero(marks), gpus), 1), numbers[codes]

@@ -16,16 +16,14 @@ from rapid_des.replay.program import Int32s, Int64s, Template
 from rapid_des.replay.services import Sizes
 
 
-def lockstep(
-    members: int, partners: Int32s, sizes: Int64s, lags: Int64s, rows: Sizes, name: str
-) -> Template:
+def lockstep(phase: Phase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: Sizes) -> Template:
     """Return the template of members that each send one message a step and then await one.
 
     `partners` is [pattern of a step, member], to whom it sends; steps repeat the patterns from the first on,
     or there are as many patterns as steps. `lags` has one entry more than there are steps: the processing
     before each step and after the last.
     """
-    steps = len(sizes)
+    members, steps = phase.members, len(sizes)
     tasks = steps * members
     patterns = len(partners)
     pattern = np.arange(steps, dtype=np.int32) % patterns
@@ -52,7 +50,7 @@ def lockstep(
         arrival_target=member,
         arrival_lag=np.full(members, lags[0]),
         member_need=np.full(members, 2, np.int32),
-        name=name,
+        name=phase.title,
     )
 
 
@@ -62,7 +60,7 @@ def relay(phase: Phase, rows: Sizes, *, steps: int, size: int, reducing: int) ->
     reduces = reducing_steps(phase.collective, steps + 1, plain=1, reducing=reducing)
     lags = phase.endpoint.lags(np.full(steps + 1, size, np.int64), reduces)
     neighbour = (np.arange(phase.members) + phase.step) % phase.members
-    return lockstep(phase.members, neighbour[None, :].astype(np.int32), sizes, lags, rows, phase.title)
+    return lockstep(phase, neighbour[None, :].astype(np.int32), sizes, lags, rows)
 
 
 def ring(phase: Phase, rows: Sizes) -> Template:
@@ -103,7 +101,7 @@ def halving_doubling(phase: Phase, rows: Sizes) -> Template:
     reduces = reducing_steps(phase.collective, len(offsets) + 1, plain=1, reducing=levels - 1)
     lags = phase.endpoint.lags(np.array([*sizes, 0], np.int64), reduces)
     partners = np.arange(phase.members, dtype=np.int32) ^ np.array(offsets, np.int32)[:, None]
-    return lockstep(phase.members, partners, np.array(sizes, np.int64), lags, rows, phase.title)
+    return lockstep(phase, partners, np.array(sizes, np.int64), lags, rows)
 
 
 def _exchanges(phase: Phase, levels: int) -> tuple[list[int], list[int]]:

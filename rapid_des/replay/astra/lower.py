@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
+from rapid_des.replay.astra.collectives import Scope
 from rapid_des.replay.astra.files import MemoryFile, Setup
-from rapid_des.replay.astra.groups import GroupTable, Membership
+from rapid_des.replay.astra.groups import WORLD, GroupTable, Membership
 from rapid_des.replay.astra.issue import issue_order
 from rapid_des.replay.astra.library import Library
-from rapid_des.replay.astra.ranks import GroupSlot, LoweredRank, RankLowering
+from rapid_des.replay.astra.ranks import LoweredRank, RankLowering
 from rapid_des.replay.astra.topology import Network, hop_table, network_of
 from rapid_des.replay.program import HopTable, Program, RankBinding
 from rapid_des.units import PS_PER_NS
+
+DIMENSIONS = "dimensions:"
+"""How the reader names groups that a trace states as dimensions: "dimensions:1,0#2", innermost first."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Lowered:
 
 
 def lower(traces: TraceSet, setup: Setup) -> Lowered:
-    """Return the program; errors name the file or the rank and node that is wrong."""
+    """Return the program; errors name the file, or the rank and node, that is wrong."""
     network = network_of(setup.network, setup.files.network)
     _check_ranks(traces, network)
     membership = _membership(traces, setup, network)
@@ -37,19 +42,18 @@ def lower(traces: TraceSet, setup: Setup) -> Lowered:
     shared = _Shared(RankLowering(setup, library), membership)
     bindings = tuple(_bind(trace, shared, table) for trace in traces.ranks)
     groups, routes = table.routed(library.templates)
-    links = len(network.fabric)
-    service_class = np.append(network.service_class, np.full(table.memories, len(network.bandwidth), np.int32))
+    memories = np.full(table.memories, len(network.bandwidth), np.int32)
     hops = hop_table(network, library.sizes.all())
     program = Program(
         bindings=bindings,
         programs=tuple(one.program for one in shared.lowered),
         groups=groups,
         templates=tuple(library.templates),
-        hops=_with_memory(hops, setup.memory) if table.memories else hops,
+        hops=_with_memory(hops, setup.memory) if len(memories) else hops,
         route_starts=routes.starts,
         route_links=routes.links.astype(np.int32),
-        route_class=service_class[routes.links].astype(np.int32),
-        links=links + table.memories,
+        route_class=np.append(network.service_class, memories)[routes.links].astype(np.int32),
+        links=len(network.fabric) + len(memories),
     )
     return Lowered(program, network)
 
@@ -60,35 +64,41 @@ def _check_ranks(traces: TraceSet, network: Network) -> None:
         missing = sorted(set(range(network.gpus)) - set(ranks))
         extra = sorted(set(ranks) - set(range(network.gpus)))
         what = f"no trace for rank {missing[0]}" if missing else f"a trace for rank {extra[0]}"
-        raise TraceError(f"{network.fabric.name}: {network.gpus} NPUs but {what}; allowed: one trace for each")
+        raise TraceError(f"{network.fabric.name}: {network.gpus} NPUs, but {what}; allowed: one for each")
 
 
 def _membership(traces: TraceSet, setup: Setup, network: Network) -> Membership:
     """Resolve the group names of a trace: numbers of the groups' file, else those that the trace defines."""
     names = sorted({name for trace in traces.ranks for name in trace.groups})
-    groups = {name: _ranks_of(name, traces, setup, network) for name in names}
-    everyone = set(range(network.gpus))
-    return Membership(groups, frozenset(name for name in names if set(groups[name]) == everyone))
+    everyone = tuple(range(network.gpus))
+    world = {"", WORLD} | ({"0"} if setup.dialect == "stock" else set())
+    world |= {name for name in names if name.startswith(DIMENSIONS) and all(_flags(name))}
+    groups = {name: everyone if name in world else _ranks_of(name, traces, setup) for name in names}
+    for name, ranks in groups.items():
+        if not ranks or max(ranks) >= network.gpus:
+            allowed = f"at least one rank, 0 to {network.gpus - 1}"
+            raise TraceError(f"process group {name!r}: {ranks}; allowed: {allowed}")
+    whole = world | {name for name, ranks in groups.items() if len(ranks) == len(everyone)}
+    return Membership(groups, frozenset(whole), frozenset(world))
 
 
-def _ranks_of(name: str, traces: TraceSet, setup: Setup, network: Network) -> tuple[int, ...]:
-    if name in ("", "world") or (name == "0" and setup.dialect == "stock"):
-        return tuple(range(network.gpus))
-    number = int(name) if name.isdigit() else None
-    if number in setup.groups:
-        ranks = setup.groups[number]
-    elif name in traces.groups:
-        ranks = traces.groups[name]
-    else:
-        where = setup.files.groups or "the trace"
-        raise TraceError(f"{where}: process group {name!r} is not defined; state it with --astra-groups")
-    if max(ranks) >= network.gpus:
-        raise TraceError(f"process group {name!r}: rank {max(ranks)}; allowed: 0 to {network.gpus - 1}")
-    return ranks
+def _ranks_of(name: str, traces: TraceSet, setup: Setup) -> tuple[int, ...]:
+    stated: Mapping[str, tuple[int, ...]] = {str(number): ranks for number, ranks in setup.groups.items()}
+    if name in stated:
+        return stated[name]
+    if name in traces.groups:
+        return traces.groups[name]
+    where = setup.files.groups or "the trace"
+    raise TraceError(f"{where}: process group {name!r} is not defined; state it with --astra-groups")
+
+
+def _flags(name: str) -> tuple[bool, ...]:
+    flags = name.removeprefix(DIMENSIONS).partition("#")[0]
+    return tuple(flag == "1" for flag in flags.split(","))
 
 
 class _Shared:
-    """Rank programs, each lowered once for all ranks that run the same nodes in groups of the same sizes."""
+    """Rank programs, each lowered once for all ranks that run the same nodes in groups of the same kinds."""
 
     def __init__(self, lowering: RankLowering, membership: Membership) -> None:
         self._lowering = lowering
@@ -99,18 +109,21 @@ class _Shared:
 
     def number(self, trace: RankTrace) -> int:
         """Return the number of a rank's program."""
-        groups = tuple(self._slot(name) for name in trace.groups)
+        scopes = tuple(self._scope(name) for name in trace.groups)
         if id(trace.nodes) not in self._digests:
             self._digests[id(trace.nodes)] = _digest(trace.nodes)
-        key = (self._digests[id(trace.nodes)], groups)
+        key = (self._digests[id(trace.nodes)], scopes)
         if key not in self._numbers:
-            self.lowered.append(self._lowering.lower(trace.nodes, groups, f"rank {trace.rank}"))
+            self.lowered.append(self._lowering.lower(trace.nodes, scopes, f"rank {trace.rank}"))
             self._numbers[key] = len(self.lowered) - 1
         return self._numbers[key]
 
-    def _slot(self, name: str) -> GroupSlot:
-        whole = name in self._membership.whole
-        return GroupSlot(None if whole else len(self._membership.groups[name]))
+    def _scope(self, name: str) -> Scope:
+        if name in self._membership.whole:
+            return Scope()
+        if name.startswith(DIMENSIONS):
+            return Scope(dimensions=_flags(name))
+        return Scope(members=len(self._membership.groups[name]))
 
 
 def _digest(nodes: NodeTable) -> bytes:
@@ -132,7 +145,7 @@ def _bind(trace: RankTrace, shared: _Shared, table: GroupTable) -> RankBinding:
 
 
 def _with_memory(hops: HopTable, memory: MemoryFile | None) -> HopTable:
-    """Add remote memory as the last service class: latency + trunc(bytes / rate) nanoseconds, one at a time."""
+    """Add remote memory as the last service class: latency + trunc(bytes / rate) ns, one use at a time."""
     assert memory is not None and memory.remote_mem_bw is not None
     time = np.trunc(memory.remote_mem_latency + np.trunc(hops.bytes / memory.remote_mem_bw))
     occupancy = np.maximum(time.astype(np.int64) * PS_PER_NS, 1)[:, None]

@@ -1,7 +1,7 @@
 """One rank's nodes to visits: who serves what for how long, in which order, and what follows what.
 
-A rank serves at once one operator of the CPU, one of the GPU and one of communication, always the ready one of
-the smallest node id. Receives take no server.
+A rank serves at once one operator of the CPU, one of the GPU and one of communication, always the ready one
+of the smallest node id. Receives take no server.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class Dependencies:
     targets: Int32s
 
 
-def rank_program(
-    own: OwnVisits,
-    dependencies: Dependencies,
-    *,
-    recipe: Int32s,
-    recipes: Sequence[Recipe],
-    queues: int,
-    capacity: int,
-) -> RankProgram:
-    """Return the visits of all nodes; `recipe` is each node's place in `recipes`, NONE if it needs none.
+@dataclass(frozen=True)
+class Chosen:
+    """Each node's place in `recipes`, NONE if it needs none."""
 
-    `queues` is how many queues there are in all dimensions, each serving `capacity` chunks at a time.
-    """
+    recipe: Int32s
+    recipes: Sequence[Recipe]
+
+
+def rank_program(
+    own: OwnVisits, dependencies: Dependencies, chosen: Chosen, queue_capacity: Int32s
+) -> RankProgram:
+    """Return the visits of all nodes; queues of all dimensions serve as many chunks as stated at a time."""
+    recipe, recipes = chosen.recipe, chosen.recipes
     extra = np.array([one.extra for one in recipes] or [0], np.int64)
     first = np.concatenate(([0], np.cumsum(1 + np.where(recipe == NONE, 0, extra[recipe]))))
     columns = _own_columns(own, dependencies.order, first)
@@ -64,8 +64,8 @@ def rank_program(
         places = first[:-1][recipe == index]
         if one.steps and len(places):
             edges += _expand(columns, one, places)
-    servers = np.array([1] * STREAMS + [capacity] * queues, np.int32)
-    levels = np.array([int(Level.STREAM)] * STREAMS + [int(Level.SLOT)] * queues, np.int8)
+    servers = np.concatenate((np.ones(STREAMS, np.int32), queue_capacity))
+    levels = np.repeat(np.array([Level.STREAM, Level.SLOT], np.int8), [STREAMS, len(queue_capacity)])
     return _sealed(columns, edges, servers, levels)
 
 
@@ -73,7 +73,8 @@ def _own_columns(own: OwnVisits, order: Int64s, first: Int64s) -> dict[str, NDAr
     total, place = int(first[-1]), first[:-1]
     absent = ("release", "parent", "server", "slot", "occurrence", "template", "node")
     columns = {name: np.full(total, NONE, np.int64) for name in absent}
-    columns |= {name: np.zeros(total, np.int64) for name in ("kind", "work", "priority", "link_priority", "sub")}
+    zero = ("kind", "work", "priority", "link_priority", "sub")
+    columns |= {name: np.zeros(total, np.int64) for name in zero}
     for name in ("kind", "server", "work", "slot", "occurrence", "sub", "template"):
         columns[name][place] = getattr(own, name)
     columns["priority"][place] = order

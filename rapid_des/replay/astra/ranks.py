@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable
 from rapid_des.errors import ConfigError, TraceError
+from rapid_des.replay.astra.collectives import Scope
 from rapid_des.replay.astra.files import Setup
 from rapid_des.replay.astra.issue import issue_order
 from rapid_des.replay.astra.library import Library
@@ -17,6 +18,7 @@ from rapid_des.replay.astra.nodes import (
     COMMUNICATION,
     CPU,
     GPU,
+    Chosen,
     Dependencies,
     OwnVisits,
     rank_program,
@@ -42,13 +44,6 @@ _COMMUNICATES = (
 
 
 @dataclass(frozen=True)
-class GroupSlot:
-    """What a group slot of a table is on the ranks that run it: how many members; None for the whole world."""
-
-    members: int | None
-
-
-@dataclass(frozen=True)
 class LoweredRank:
     """A rank program with what its slots are."""
 
@@ -63,14 +58,14 @@ class RankLowering:
         self._setup = setup
         self._library = library
 
-    def lower(self, nodes: NodeTable, groups: Sequence[GroupSlot], name: str) -> LoweredRank:
+    def lower(self, nodes: NodeTable, groups: Sequence[Scope], name: str) -> LoweredRank:
         """Return the program of a table; `name` is what errors call the rank."""
         return _Rank(self._setup, self._library, nodes, groups, name).lower()
 
 
 class _Rank:
     def __init__(
-        self, setup: Setup, library: Library, nodes: NodeTable, groups: Sequence[GroupSlot], name: str
+        self, setup: Setup, library: Library, nodes: NodeTable, groups: Sequence[Scope], name: str
     ) -> None:
         self.setup, self.library, self.nodes, self.groups, self.name = setup, library, nodes, groups, name
         self.slots = SlotNumbers()
@@ -85,7 +80,8 @@ class _Rank:
     def lower(self) -> LoweredRank:
         """Fill in the visits of each kind of node."""
         nodes = self.nodes
-        _refuse(nodes, nodes.on_cpu & np.isin(nodes.kind, _COMMUNICATES), "communicates on the CPU", self.name)
+        on_cpu = nodes.on_cpu & np.isin(nodes.kind, _COMMUNICATES)
+        _refuse(nodes, on_cpu, "communicates on the CPU", self.name)
         by_id, issued = issue_order(nodes)
         self._compute()
         if self.setup.system.replay_only:
@@ -100,10 +96,8 @@ class _Rank:
         program = rank_program(
             OwnVisits(kind=self.kind, work=self.work, sub=self.sub, **columns),
             Dependencies(by_id, nodes.dependency_starts, nodes.dependencies),
-            recipe=recipe,
-            recipes=self.recipes.recipes,
-            queues=queues,
-            capacity=self.recipes.capacity,
+            Chosen(recipe, self.recipes.recipes),
+            np.full(queues, self.recipes.capacity, np.int32),
         )
         return LoweredRank(program, self.slots)
 
@@ -115,7 +109,7 @@ class _Rank:
     def _compute(self) -> None:
         nodes, system = self.nodes, self.setup.system
         computes = nodes.kind == NodeKind.COMPUTE
-        modelled = computes & ~nodes.on_cpu if system.roofline_enabled and not system.replay_only else computes & False
+        modelled = computes & ~nodes.on_cpu & bool(system.roofline_enabled and not system.replay_only)
         stated = computes & ~modelled
         server = np.where(nodes.on_cpu, CPU, GPU).astype(np.int32)
         self._serve(stated, server[stated], _durations(nodes)[stated])
@@ -146,19 +140,19 @@ class _Rank:
         recorded = collectives & (nodes.collective == CollectiveType.BROADCAST)
         self._serve(recorded, COMMUNICATION, _durations(nodes)[recorded])
         simulated = collectives & np.isin(nodes.collective, _SIMULATED)
-        _refuse(nodes, collectives & ~recorded & ~simulated, "is a collective that ASTRA-sim has not", self.name)
+        unknown = collectives & ~recorded & ~simulated
+        _refuse(nodes, unknown, "is a collective that ASTRA-sim does not have", self.name)
         for node in issued[simulated[issued]].tolist():
             self._named(node, self._collective)
 
     def _collective(self, node: int) -> None:
         nodes = self.nodes
         group = int(nodes.group[node])
-        slot = GroupSlot(None) if group == NONE else self.groups[group]
         call = Call(
             collective=CollectiveType(int(nodes.collective[node])),
             size=int(nodes.size[node]),
             group=None if group == NONE else group,
-            members=slot.members,
+            scope=Scope() if group == NONE else self.groups[group],
         )
         number = self.recipes.next(call)
         if self.recipes.recipes[number].steps:
@@ -177,8 +171,8 @@ class _Rank:
         self.columns["server"][nodes.kind == NodeKind.SEND] = COMMUNICATION
         chosen = issued[messages[issued]]
         sends = (nodes.kind[chosen] == NodeKind.SEND).tolist()
-        rows = zip(chosen.tolist(), sends, *(column[chosen].tolist() for column in (nodes.peer, nodes.tag, nodes.size)), strict=True)
-        for node, send, peer, tag, size in rows:
+        columns = (column[chosen].tolist() for column in (nodes.peer, nodes.tag, nodes.size))
+        for node, send, peer, tag, size in zip(chosen.tolist(), sends, *columns, strict=True):
             template = self.library.message(size)
             slot = self.slots.use(Channel(peer, send), template)
             sub = self.library.channel(tag, size)

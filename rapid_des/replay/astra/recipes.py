@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.replay.astra.collectives import NO_TURNS, Axis, Planner, State, Step, Turns
+from rapid_des.errors import ConfigError
+from rapid_des.replay.astra.collectives import NO_TURNS, Axis, Planner, Scope, State, Step, Turns
 from rapid_des.replay.astra.files import Setup
 from rapid_des.replay.astra.library import Library
 from rapid_des.replay.astra.slots import Along, SlotNumbers, Whole
@@ -43,8 +44,7 @@ class Call:
     size: int
     group: int | None
     """Slot in the rank's groups; None for the world."""
-    members: int | None
-    """None for the world."""
+    scope: Scope
 
 
 class Recipes:
@@ -72,10 +72,7 @@ class Recipes:
 
     def _recipe(self, call: Call, turns: Turns) -> Recipe:
         count, size = self._planner.chunks(call.collective, call.size)
-        plans = [
-            self._planner.chunk(call.collective, size, members=call.members, turns=turns)
-            for _ in range(count)
-        ]
+        plans = [self._planner.chunk(call.collective, size, call.scope, turns) for _ in range(count)]
         started: dict[int, int] = {}
         steps: list[MemberStep] = []
         for chunk, plan in enumerate(plans):
@@ -91,7 +88,7 @@ class Recipes:
 
     def _member_step(self, call: Call, step: Step, *, server: int, priority: int, chunk: int) -> MemberStep:
         template = self._library.phase(step.phase)
-        whole = call.members is not None or self._spans_world(step.axis)
+        whole = call.scope.members is not None or self._spans_world(step.axis)
         slot = self._slots.use(Whole(call.group) if whole else Along(call.group, step.axis), template)
         return MemberStep(slot, template, server, priority, chunk)
 
@@ -111,4 +108,10 @@ class Recipes:
         Chunks are queued as they are cut, so that the first that a queue can hold are taken at once; after
         that the last cut goes first (LIFO) or the first.
         """
-        return -chunk if self._setup.system.scheduling_policy == "LIFO" else chunk
+        policy = self._setup.system.scheduling_policy
+        if policy is None:
+            raise ConfigError(
+                "missing key 'scheduling-policy', which the trace's collectives need",
+                file=str(self._setup.files.system),
+            )
+        return -chunk if policy == "LIFO" else chunk

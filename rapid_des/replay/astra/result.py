@@ -1,4 +1,4 @@
-"""What that simulator would print: when each rank finished, and how long no GPU operator hid communication."""
+"""What that simulator would print: when each rank finished, and how long no GPU operator ran by then."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Network:
 
     def routes(self, pairs: Int64s) -> Routes:
         """Return the routes of (source, destination) rows."""
-        return self.router.routes(pairs)  # type: ignore[arg-type] - an array of rows is what it wants
+        return self.router.routes(pairs)
 
 
 def network_of(file: NetworkFile, path: Path) -> Network:
@@ -109,7 +109,7 @@ def _dimension(file: NetworkFile, index: int, path: Path) -> specs.AnyDimension:
 def _faults(
     file: NetworkFile, plan: Plan, classes: list[tuple[float, float]], path: Path
 ) -> tuple[Int32s, frozenset[int]]:
-    """Give derated links a class of their own, both directions alike; return the classes and the dead links."""
+    """Give derated links a class of their own, both directions alike; return classes and dead links."""
     service_class = plan.fabric.dimension.astype(np.int32)
     dead: set[int] = set()
     seen: set[tuple[int, int]] = set()
@@ -130,7 +130,8 @@ def _faults(
 
 def _both_directions(fabric: Fabric, ends: tuple[int, int], path: Path, key: str) -> list[int]:
     if not 0 <= ends[0] <= ends[1] < fabric.nodes:
-        raise ConfigError(f"{list(ends)} are no nodes; allowed: 0 to {fabric.nodes - 1}", file=str(path), key=key)
+        allowed = f"0 to {fabric.nodes - 1}"
+        raise ConfigError(f"{list(ends)} are no nodes; allowed: {allowed}", file=str(path), key=key)
     try:
         return [fabric.link(*ends), fabric.link(*ends[::-1])]
     except TopologyError as error:

@@ -1,11 +1,11 @@
-"""The double binary tree: an all-reduce up a binary tree and down again, whole chunks over every edge.
+r"""The double binary tree: an all-reduce up a binary tree and down again, whole chunks over every edge.
 
 Members stand in order in the tree; its root has one child, whose subtree is complete:
 
         3                0           the tree rooted at the highest of four members,
-       /                  \\          and the one rooted at the lowest
-      1                    2
-     / \\                  / \\
+       /                  \          and the one rooted at the lowest
+      1                  2
+     / \                  / \
     0   2                1   3
 """
 
