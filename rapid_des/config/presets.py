@@ -10,6 +10,7 @@ from rapid_des.errors import ConfigError
 
 Kind: TypeAlias = Literal["machine", "device", "job", "model"]
 
+KINDS: tuple[Kind, ...] = ("machine", "device", "job", "model")
 _FOLDERS: dict[str, str] = {
     "machine": "topologies",
     "device": "topologies/devices",

@@ -216,6 +216,9 @@ class Records:
     """[link, label]: picoseconds that transfers waited for the link."""
     hops: int
     events: int
+    sent: int
+    """Payload bytes of all transfers that were injected, and below of those that arrived."""
+    received: int
     trail: Trail | None = None
 
     @property

@@ -62,7 +62,7 @@ class Simulation:
         self.left = [len(table.need) for table in self.tables]
         self.retired = [Event(self.env) for _ in self.tables]
         self.trail: list[tuple[int, ...]] | None = [] if trail else None
-        self.events = 0
+        self.events = self.sent = self.received = 0
         for position in range(len(self.tables)):
             self.env.process(self._rank(position))
 
@@ -91,6 +91,8 @@ class Simulation:
             link_wait=np.array(self.links.wait, np.int64),
             hops=self.links.hops,
             events=self.events,
+            sent=self.sent,
+            received=self.received,
             trail=None if self.trail is None else _trail(self.trail),
         )
 
@@ -256,6 +258,7 @@ class Simulation:
         position, priority = self._origin(source)
         size, label = template.size[task], self.program.groups[key[0]].label
         order = (position, env.now, source, task)
+        self.sent += links.payload[size]
         hops = links.route(instance.routes[template.pair[task]])
         for place, (link, service) in enumerate(hops):
             ready = env.now
@@ -270,6 +273,7 @@ class Simulation:
             delay = (arrival if place == len(hops) - 1 else forward) - start
             if delay:
                 yield Timeout(env, delay)
+        self.received += links.payload[size]
         self._deliver(key, instance, task)
 
     def _origin(self, flat: int) -> tuple[int, int]:

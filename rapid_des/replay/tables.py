@@ -75,7 +75,7 @@ class LinkTable:
             list(zip(*rows, strict=True))
             for rows in zip(hops.occupancy.tolist(), hops.head.tolist(), hops.lag.tolist(), strict=True)
         ]
-        self._payload = hops.bytes.tolist()
+        self.payload = hops.bytes.tolist()
         self.timetables = {
             link: (table.time.tolist(), table.rate.tolist(), table.lag.tolist())
             for link, table in program.link_timetables.items()
@@ -93,6 +93,6 @@ class LinkTable:
     def count(self, link: int, label: int, size: int, *, wait: int, busy: int) -> None:
         """Book one hop."""
         self.hops += 1
-        self.bytes[link][label] += self._payload[size]
+        self.bytes[link][label] += self.payload[size]
         self.busy[link][label] += busy
         self.wait[link][label] += wait

@@ -1,24 +1,23 @@
 """The kernel's event queue: a 4-ary heap of distinct times, each with a bucket of events in any order.
 
-Events of one instant need no order, because servers choose only once an instant's events have all happened (R4).
-A push costs O(1) when its time was pushed before (a symmetric collective), else one step up the heap; the cache
-from times to buckets may forget, then a time has two buckets, which are popped together.
+Events of one instant need no order, because servers choose only once an instant's events have all happened
+(R4). A push costs O(1) when its time was pushed before (a symmetric collective), else one walk up the heap; the
+cache from times to buckets may forget, then a time has two buckets, which are popped together.
 """
 
 from __future__ import annotations
 
-from numba import njit
-
+from rapid_des.replay.compiled.jit import step
 from rapid_des.replay.compiled.pools import TIME_CACHE, Calendar
 
 HEAP, FREE_BUCKET, FREE_EVENT, PUSHED, USED = 0, 1, 2, 3, 4
 _GOLDEN = 0x9E3779B97F4A7C1
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     """Add an event; the caller has made sure that there is room."""
-    count = calendar.count
+    count = calendar.counts
     event = count[FREE_EVENT]
     count[FREE_EVENT] = calendar.next[event]
     count[PUSHED] += 1
@@ -41,10 +40,10 @@ def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     _rise(calendar, moment, bucket)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def _rise(calendar: Calendar, moment: int, bucket: int) -> None:
-    child = calendar.count[HEAP]
-    calendar.count[HEAP] = child + 1
+    child = calendar.counts[HEAP]
+    calendar.counts[HEAP] = child + 1
     while child > 0:
         parent = (child - 1) >> 2
         if calendar.time[parent] <= moment:
@@ -56,12 +55,12 @@ def _rise(calendar: Calendar, moment: int, bucket: int) -> None:
     calendar.bucket[child] = bucket
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def pop(calendar: Calendar) -> int:
     """Take the earliest bucket off the heap and return it; its time was `calendar.time[0]`."""
     earliest = calendar.bucket[0]
-    length = calendar.count[HEAP] - 1
-    calendar.count[HEAP] = length
+    length = calendar.counts[HEAP] - 1
+    calendar.counts[HEAP] = length
     moment, bucket = calendar.time[length], calendar.bucket[length]
     parent = 0
     while True:
@@ -83,16 +82,16 @@ def pop(calendar: Calendar) -> int:
     return earliest
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def recycle(calendar: Calendar, event: int) -> None:
     """Give an event's place back."""
-    calendar.next[event] = calendar.count[FREE_EVENT]
-    calendar.count[FREE_EVENT] = event
-    calendar.count[USED] -= 1
+    calendar.next[event] = calendar.counts[FREE_EVENT]
+    calendar.counts[FREE_EVENT] = event
+    calendar.counts[USED] -= 1
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def recycle_bucket(calendar: Calendar, bucket: int) -> None:
     """Give a bucket's place back."""
-    calendar.first[bucket] = calendar.count[FREE_BUCKET]
-    calendar.count[FREE_BUCKET] = bucket
+    calendar.first[bucket] = calendar.counts[FREE_BUCKET]
+    calendar.counts[FREE_BUCKET] = bucket

@@ -45,7 +45,7 @@ class CompiledSimulation:
             self._pools = _with_room(self._pools, int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
             kernel.play(self._flat, self._board, self._pools, limit)
         if totals[kernel.STATUS] == kernel.DISAGREES:
-            group, number, sub, one, other = totals[2:].tolist()
+            group, number, sub, one, other = totals[2:7].tolist()
             raise TraceError(explain_disagreement(self.program, (group, number, sub), (one, other)))
 
     def records(self) -> Records:
@@ -59,7 +59,9 @@ class CompiledSimulation:
             link_busy=board.link_busy,
             link_wait=board.link_wait,
             hops=int(board.totals[kernel.HOPS]),
-            events=int(self._pools.calendar.count[PUSHED]),
+            sent=int(board.totals[kernel.SENT]),
+            received=int(board.totals[kernel.RECEIVED]),
+            events=int(self._pools.calendar.counts[PUSHED]),
             trail=self._trail() if board.flags[1] else None,
         )
 

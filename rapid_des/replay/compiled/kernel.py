@@ -10,10 +10,9 @@ hundred arrays took five times as long as the rules. The clear form is the SimPy
 
 from __future__ import annotations
 
-from numba import njit
-
 from rapid_des.replay.compiled.calendar import HEAP, USED, pop, push, recycle, recycle_bucket
 from rapid_des.replay.compiled.flat import Flat
+from rapid_des.replay.compiled.jit import kernel
 from rapid_des.replay.compiled.pools import (
     ARENA,
     FREE_TRANSFER,
@@ -45,6 +44,7 @@ node; a link is free."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
+SENT, RECEIVED = 7, 8
 WANTED = 2
 """In `Board.totals`: how much more room is needed."""
 PHASE, DEPTH, LINKS, SERVER, ASKING, NOW = 0, 1, 2, 3, 4, 5
@@ -55,7 +55,7 @@ _FREED = -2
 """In `Board.asked`: a link that nobody asked, but that became free."""
 
 
-@njit(cache=True, _nrt=False)
+@kernel
 def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
     """Play until nothing is left to happen, past `until`, or until room is wanted (`Board.totals`)."""
     visits, ranks, tasks, ways = flat.visits, flat.ranks, flat.tasks, flat.ways
@@ -71,13 +71,13 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
 
     while totals[STATUS] == DONE:
         if phase == 0:
-            if calendar.count[HEAP] == 0 or calendar.time[0] > until:
+            if calendar.counts[HEAP] == 0 or calendar.time[0] > until:
                 break
-            if calendar.count[USED] + _SPARE >= len(stack_kind):
-                totals[STATUS], totals[WANTED] = MORE_STACK, calendar.count[USED] + _SPARE
+            if calendar.counts[USED] + _SPARE >= len(stack_kind):
+                totals[STATUS], totals[WANTED] = MORE_STACK, calendar.counts[USED] + _SPARE
                 break
             now = calendar.time[0]
-            while calendar.count[HEAP] > 0 and calendar.time[0] == now:
+            while calendar.counts[HEAP] > 0 and calendar.time[0] == now:
                 bucket = pop(calendar)
                 event = calendar.first[bucket]
                 while event != NONE:
@@ -93,7 +93,7 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
 
         if phase == 4:
             wanted = asking + touched_links + _SPARE
-            if calendar.count[USED] + wanted >= len(calendar.next):
+            if calendar.counts[USED] + wanted >= len(calendar.next):
                 totals[STATUS], totals[WANTED] = MORE_EVENTS, wanted
                 break
             if recording and counts[TRAIL] + wanted > len(trail.link):
@@ -204,7 +204,7 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
         if depth + row + _SPARE >= len(stack_kind):
             totals[STATUS], totals[WANTED] = MORE_STACK, depth + row + _SPARE
             break
-        if calendar.count[USED] + row + _SPARE >= len(calendar.next):
+        if calendar.counts[USED] + row + _SPARE >= len(calendar.next):
             totals[STATUS], totals[WANTED] = MORE_EVENTS, row + _SPARE
             break
         depth -= 1
@@ -342,6 +342,7 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.hop[transfer] = ways.route_starts[route]
                 transfers.end[transfer] = ways.route_starts[route + 1]
                 transfers.injected[transfer] = now
+                totals[SENT] += ways.payload[tasks.size[place]]
                 place = instances.member[a] + tasks.source[place]
                 transfers.rank[transfer] = member_rank[place]
                 transfers.visit[transfer] = member_visit[place]
@@ -363,6 +364,7 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
             place = tasks.first_task[instances.template[edge_instance]] + b
             edge_first, edge_last = tasks.edge_starts[place], tasks.edge_starts[place + 1]
             deliver = True
+            totals[RECEIVED] += ways.payload[transfers.size[a]]
             transfers.next[a] = counts[FREE_TRANSFER]
             counts[FREE_TRANSFER] = a
 

@@ -17,7 +17,7 @@ TIME_CACHE = 4096
 
 
 class Calendar(NamedTuple):
-    """Future events: a heap of buckets, one a distinct time (or few, when the cache forgot), as linked lists."""
+    """Future events: a heap of buckets, one a distinct time (or two, when the cache forgot one)."""
 
     time: Array
     bucket: Array
@@ -31,7 +31,7 @@ class Calendar(NamedTuple):
     """Event columns; free events are linked through `next`."""
     cached_time: Array
     cached_bucket: Array
-    count: Array
+    counts: Array
     """[heap length, first free bucket, first free event, events ever pushed, events in use]."""
 
 
@@ -117,7 +117,7 @@ class Board(NamedTuple):
     link_busy: Array
     link_wait: Array
     totals: Array
-    """[hops, status, five details of a disagreement]."""
+    """[hops, status, five details of a disagreement, bytes sent, bytes received]."""
     state: Array
     """Where the loop stands."""
     flags: Array
@@ -136,7 +136,7 @@ def new_calendar(events: int = 1024) -> Calendar:
         next=np.arange(1, events + 1, dtype=np.int32),
         cached_time=np.full(TIME_CACHE, -1, np.int64),
         cached_bucket=np.zeros(TIME_CACHE, np.int32),
-        count=np.zeros(5, np.int64),
+        counts=np.zeros(5, np.int64),
     )
     calendar.first[-1] = calendar.next[-1] = NONE
     return calendar
@@ -172,7 +172,7 @@ def new_board(flat: Flat, links: int, labels: int, *, trail: bool) -> Board:
         link_bytes=np.zeros((links, labels), np.int64),
         link_busy=np.zeros((links, labels), np.int64),
         link_wait=np.zeros((links, labels), np.int64),
-        totals=np.zeros(7, np.int64),
+        totals=np.zeros(9, np.int64),
         state=np.zeros(6, np.int64),
         flags=np.array([(visits.link_priority == visits.link_priority[:1]).all(), trail], np.bool_),
     )
@@ -287,8 +287,8 @@ def with_events(pools: Pools, least: int) -> Pools:
     }
     for name, free in (("first", 1), ("next", 2)):
         columns[name][had:] = np.arange(had + 1, room + 1)
-        columns[name][-1] = calendar.count[free]
-        calendar.count[free] = had
+        columns[name][-1] = calendar.counts[free]
+        calendar.counts[free] = had
     return pools._replace(calendar=calendar._replace(**columns))
 
 
@@ -296,7 +296,8 @@ def with_stack(pools: Pools, least: int) -> Pools:
     """Return pools with room for at least `least` work items."""
     room = max(2 * len(pools.stack_kind), least + 1)
     names = ("stack_kind", "stack_a", "stack_b")
-    return pools._replace(**{name: _wider(getattr(pools, name), room) for name in names})
+    kind, a, b = (_wider(getattr(pools, name), room) for name in names)
+    return pools._replace(stack_kind=kind, stack_a=a, stack_b=b)
 
 
 def with_instances(pools: Pools, wanted: int) -> Pools:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from rapid_des.replay import timetable
 from rapid_des.replay.compiled.flat import Flat, Ranks, Visits, Ways
+from rapid_des.replay.compiled.jit import step
 from rapid_des.replay.compiled.pools import Array, Board, Instances, Transfers
 
 NONE = -1
 
-advance = njit(cache=True, forceinline=True, _nrt=False)(timetable.advance)
-lag_at = njit(cache=True, forceinline=True, _nrt=False)(timetable.lag_at)
+advance = step(timetable.advance)
+lag_at = step(timetable.lag_at)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     """Return when a COMPUTE visit begun at `start` ends."""
     work = flat.visits.work[visit]
@@ -29,7 +28,7 @@ def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     return advance(flat.ways.stream_time[first:last], flat.ways.stream_rate[first:last], start, work)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def link_times(ways: Ways, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
     """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
     occupancy, head, lag = ways.occupancy[size, service], ways.head[size, service], ways.lag[size, service]
@@ -42,7 +41,7 @@ def link_times(ways: Ways, link: int, size: int, service: int, start: int) -> tu
     return free, advance(time, rate, start, head) + lag, free + lag
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def number_of(flat: Flat, board: Board, rank: int, visit: int, record: int) -> int:
     """Bind and return the instance number k of a visit (R5)."""
     number = flat.visits.occurrence[visit]
@@ -54,7 +53,7 @@ def number_of(flat: Flat, board: Board, rank: int, visit: int, record: int) -> i
     return number
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def touch(board: Board, level: int, server: int) -> None:
     """Have a server choose at the end of this instant."""
     if not board.marked[server]:
@@ -63,8 +62,10 @@ def touch(board: Board, level: int, server: int) -> None:
         board.touched_count[level] += 1
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
-def before(visits: Visits, board: Board, one: int, other: int, base: int, shift: int) -> bool:
+@step
+def before(  # noqa: PLR0913 - flat arrays and where they begin
+    visits: Visits, board: Board, one: int, other: int, base: int, shift: int
+) -> bool:
     """Tell whether a waiting visit goes before another: smaller (priority, ready time, visit) (R3)."""
     first, second = visits.priority[one + shift], visits.priority[other + shift]
     if first != second:
@@ -74,7 +75,7 @@ def before(visits: Visits, board: Board, one: int, other: int, base: int, shift:
     return one < other
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def enqueue(visits: Visits, ranks: Ranks, board: Board, rank: int, visit: int) -> None:
     """Put a visit (local number) into its server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
@@ -91,7 +92,7 @@ def enqueue(visits: Visits, ranks: Ranks, board: Board, rank: int, visit: int) -
     heap[child] = visit
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def dequeue(visits: Visits, ranks: Ranks, board: Board, rank: int, server: int) -> int:
     """Take the visit that goes first out of a server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
@@ -115,7 +116,7 @@ def dequeue(visits: Visits, ranks: Ranks, board: Board, rank: int, server: int) 
     return taken
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def find_instance(instances: Instances, board: Board, group: int, number: int, sub: int) -> int:
     """Return the active instance of a group, or NONE."""
     instance = board.active[group]
@@ -126,7 +127,7 @@ def find_instance(instances: Instances, board: Board, group: int, number: int, s
     return NONE
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def use_of(ways: Ways, group: int, template: int) -> int:
     """Return where the routes of a group's use of a template begin."""
     for place in range(ways.use_starts[group], ways.use_starts[group + 1]):
@@ -135,7 +136,7 @@ def use_of(ways: Ways, group: int, template: int) -> int:
     return NONE
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def close_instance(instances: Instances, board: Board, instance: int) -> None:
     """Drop a finished instance; its slot is free for the next one of its template."""
     group = instances.group[instance]
@@ -152,9 +153,9 @@ def close_instance(instances: Instances, board: Board, instance: int) -> None:
     board.free[template] = instance
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def goes_first(transfers: Transfers, one: int, other: int) -> bool:
-    """Order transfers that are equal in priority and ready time: (source, injected, visit, task, hop) (R3)."""
+    """Order transfers of equal priority and ready time by (source, injected, visit, task) (R3)."""
     if transfers.rank[one] != transfers.rank[other]:
         return transfers.rank[one] < transfers.rank[other]
     if transfers.injected[one] != transfers.injected[other]:
@@ -164,8 +165,8 @@ def goes_first(transfers: Transfers, one: int, other: int) -> bool:
     return transfers.task[one] < transfers.task[other]
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
-def sort_asked(transfers: Transfers, first: int) -> int:
+@step
+def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one merge sort
     """Sort the linked transfers that asked a link at one instant (merge sort); return the new first."""
     width = 1
     while True:
@@ -197,8 +198,8 @@ def sort_asked(transfers: Transfers, first: int) -> int:
         width *= 2
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
-def insert_waiting(
+@step
+def insert_waiting(  # noqa: PLR0913 - flat arrays
     visits: Visits, ranks: Ranks, transfers: Transfers, board: Board, link: int, first: int
 ) -> None:
     """Merge transfers that ask now, in order, into a link's queue by priority; earlier ones stay before."""
@@ -219,7 +220,7 @@ def insert_waiting(
         first = following
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@step
 def ascend(numbers: Array, count: int) -> None:
     """Sort the first `count` numbers in place (heap sort)."""
     for size in range(2, count + 1):

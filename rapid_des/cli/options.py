@@ -1,0 +1,48 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from rapid_des.errors import ConfigError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+on_option = click.option("--on", "machine", required=True, metavar="MACHINE", help="Machine file or preset.")
+engine_option = click.option(
+    "--engine", default="auto", show_default=True, metavar="auto|simpy|compiled", help="Which engine runs it."
+)
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key: job.…, machine.… or device.…; 0.73x multiplies. Repeatable.",
+)
+
+ROOTS = ("job", "machine", "device")
+
+Settings = dict[str, list[tuple[str, str]]]
+
+
+def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) -> Settings:
+    """Return --set options by the file they change."""
+    result: Settings = {root: [] for root in ROOTS}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        root, _, rest = key.strip().partition(".")
+        if not equals or not rest or root not in allowed:
+            choices = ", ".join(f"{root}.KEY=VALUE" for root in allowed)
+            raise ConfigError(f"{setting!r} is not of the form {choices}", file="--set")
+        result[root].append((rest, value))
+    return result
+
+
+def print_json(plain: object) -> None:
+    """Print plain data as JSON on stdout."""
+    click.echo(json.dumps(plain, indent=1))

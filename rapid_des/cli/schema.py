@@ -1,0 +1,40 @@
+"""`rapid-des schema` and `rapid-des presets`: what files may hold, and which files ship."""
+
+from __future__ import annotations
+
+import click
+
+from rapid_des.cli.options import json_option, print_json
+from rapid_des.config import Spec, json_schema, preset_names
+from rapid_des.config.presets import KINDS, Kind
+from rapid_des.device.spec import DeviceSpec
+from rapid_des.frontend import JobSpec, ModelSpec
+from rapid_des.machine import MachineSpec
+
+SCHEMAS: dict[str, type[Spec]] = {
+    "machine": MachineSpec,
+    "device": DeviceSpec,
+    "job": JobSpec,
+    "model": ModelSpec,
+}
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(SCHEMAS)))
+@json_option
+def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON either way
+    """Print the JSON Schema of a file KIND."""
+    print_json(json_schema(SCHEMAS[kind]))
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(KINDS)), required=False)
+@json_option
+def presets(kind: Kind | None, as_json: bool) -> None:
+    """List the presets of one KIND, or of all."""
+    found = {name: preset_names(name) for name in ([kind] if kind else KINDS)}
+    if as_json:
+        print_json(found)
+        return
+    for name, names in found.items():
+        click.echo(f"{name}: {', '.join(names)}")

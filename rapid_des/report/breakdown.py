@@ -1,0 +1,131 @@
+"""Where the time of the critical rank goes: each instant counted once, the parts add up to the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.trace import NodeKind
+from rapid_des.replay.lowering import Lowered
+from rapid_des.replay.program import NONE, Records, VisitKind
+
+KIND_ORDER = ("tp", "cp", "ep", "dp", "pp")
+"""Which kind of exposed communication an instant counts as when several are in progress."""
+BUBBLE, IDLE, COMPUTE = "bubble", "idle", "compute"
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """One rank's nodes as they ran, in picoseconds; one row a node of its table."""
+
+    start: Int64s
+    finish: Int64s
+    met: Int64s
+    """When the last member of a node's collective or message was there; NONE where it is none."""
+
+
+def rank_times(lowered: Lowered, records: Records, position: int) -> RankTimes:
+    """Return the times of the nodes of the rank at `position` of the bindings."""
+    program = lowered.program
+    binding = program.bindings[position]
+    table = program.programs[binding.program]
+    offset = int(program.visits()[position])
+    own = np.flatnonzero(table.node != NONE)
+    first_step = np.where(table.kind[own] == VisitKind.HOLD, own + 1, own)
+    return RankTimes(
+        start=records.start[offset + own],
+        finish=records.finish[offset + own],
+        met=records.met[offset + first_step],
+    )
+
+
+def finish_times(lowered: Lowered, records: Records) -> Int64s:
+    """Return when each rank's last node finished, in the order of the bindings."""
+    offsets = lowered.program.visits()
+    return np.array(
+        [
+            records.finish[first:last].max(initial=0)
+            for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+        ],
+        np.int64,
+    )
+
+
+def critical_position(lowered: Lowered, records: Records) -> int:
+    """Return the position of the rank that finishes last, the lowest of equals."""
+    return int(np.argmax(finish_times(lowered, records)))
+
+
+def breakdown(
+    lowered: Lowered,
+    records: Records,
+    position: int,
+    *,
+    kinds: Mapping[str, str] | None = None,
+    end: int | None = None,
+) -> dict[str, int]:
+    """Return the picoseconds that a rank spends in each way until `end`; they add up to it.
+
+    `compute` while a compute stream serves; else the kind of communication that is in progress with all
+    members there (ties in `KIND_ORDER`, then by name); else `bubble` while something waits for a late peer or
+    a message; else `idle`. `kinds` maps streams to kinds, by default a stream
+    is its own kind; by default `end` is when the rank finishes.
+    """
+    nodes = lowered.traces.ranks[position].nodes
+    times = rank_times(lowered, records, position)
+    serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)) & ~nodes.on_cpu
+    talks = times.met != NONE
+    parts: dict[str, tuple[Int64s, Int64s]] = {COMPUTE: (times.start[serves], times.finish[serves])}
+    names = [(kinds or {}).get(stream, stream) for stream in nodes.streams]
+    for kind in _ordered(names):
+        of_kind = talks & np.isin(nodes.stream, [index for index, name in enumerate(names) if name == kind])
+        if of_kind.any():
+            begun = np.maximum(times.start[of_kind], times.met[of_kind])
+            parts[kind] = (np.minimum(begun, times.finish[of_kind]), times.finish[of_kind])
+    parts[BUBBLE] = (times.start[talks], np.maximum(times.start, np.minimum(times.met, times.finish))[talks])
+    last = int(times.finish.max(initial=0)) if end is None else end
+    clipped = {
+        name: (np.minimum(start, last), np.minimum(stop, last)) for name, (start, stop) in parts.items()
+    }
+    return _painted(clipped, last)
+
+
+def _ordered(names: list[str]) -> list[str]:
+    present = set(names)
+    return [kind for kind in KIND_ORDER if kind in present] + sorted(present - set(KIND_ORDER))
+
+
+def _painted(parts: Mapping[str, tuple[Int64s, Int64s]], end: int) -> dict[str, int]:
+    """Return how long each part is on top; earlier parts lie over later ones, what nobody covers is idle."""
+    edges = np.unique(
+        np.concatenate([np.array([0, end]), *[side for part in parts.values() for side in part]])
+    )
+    lengths = np.diff(edges)
+    bare = np.ones(len(lengths), np.bool_)
+    result = {}
+    for name, (start, finish) in parts.items():
+        change = np.zeros(len(edges), np.int64)
+        np.add.at(change, np.searchsorted(edges, start), 1)
+        np.add.at(change, np.searchsorted(edges, finish), -1)
+        covered = (np.cumsum(change)[:-1] > 0) & bare
+        bare &= ~covered
+        result[name] = int(lengths[covered].sum())
+    result[IDLE] = int(lengths[bare].sum())
+    return result
+
+
+def busiest_operators(lowered: Lowered, records: Records, position: int, *, count: int = 8) -> dict[str, int]:
+    """Return the compute operators that take most of a rank's time: last part of the name to picoseconds."""
+    nodes = lowered.traces.ranks[position].nodes
+    times = rank_times(lowered, records, position)
+    serves = nodes.kind == NodeKind.COMPUTE
+    spent = np.bincount(
+        nodes.name[serves], weights=(times.finish - times.start)[serves], minlength=len(nodes.names)
+    )
+    ranked = sorted(zip(spent.tolist(), nodes.names, strict=True), key=lambda entry: (-entry[0], entry[1]))
+    return {name: int(time) for time, name in ranked[:count] if time > 0}

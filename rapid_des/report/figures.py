@@ -1,0 +1,79 @@
+"""What a job's run means in the units of its users: tokens a second, MFU, latencies, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rapid_des.device.model import Device
+from rapid_des.frontend import Job, JobMemory, JobTrace, decode_time
+from rapid_des.replay.lowering import Lowered
+from rapid_des.replay.program import Records
+from rapid_des.report.breakdown import rank_times
+from rapid_des.units import Duration, seconds
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """A static batch of requests: picoseconds."""
+
+    first_token: Duration
+    per_output_token: Duration
+    """Mean over the tokens after the first."""
+    total: Duration
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """One training step, or one batch of requests from prompt to last token."""
+
+    gpus: int
+    tokens: int
+    tokens_per_s: float
+    mfu: float
+    """Model FLOPs over the GPUs' dense matrix peak at the boost clock and the step time."""
+    memory: JobMemory
+    memory_capacity: int
+    requests: RequestTimes | None = None
+
+
+def job_figures(
+    job: Job, device: Device, step_time: int, *, memory: JobMemory, requests: RequestTimes | None = None
+) -> JobFigures:
+    """Return the figures of a step that takes `step_time` picoseconds."""
+    precision = job.spec.precision
+    peak = device.spec.tensor_peak.get(precision.gemm or precision.activations)
+    rate = peak if peak is not None else device.tensor_rate(precision.gemm or precision.activations)
+    duration = seconds(step_time)
+    return JobFigures(
+        gpus=job.gpus,
+        tokens=job.tokens,
+        tokens_per_s=job.tokens / duration,
+        mfu=job.model_flops / (duration * job.gpus * rate),
+        memory=memory,
+        memory_capacity=int(device.spec.hbm.capacity),
+        requests=requests,
+    )
+
+
+def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> RequestTimes:
+    """Return first-token and inter-token times from when passes leave the last pipeline stage.
+
+    Decode steps that were not simulated are interpolated between those that were.
+    """
+    last = len(trace.segments) - 1
+    ends: dict[int, int] = {}
+    for position, stage in enumerate(trace.stage_of_rank):
+        if stage == last:
+            finish = rank_times(lowered, records, position).finish
+            for segment in trace.segments[last]:
+                end = int(finish[segment.start : segment.stop].max())
+                ends[segment.step] = max(ends.get(segment.step, 0), end)
+    steps = sorted(ends)
+    samples = [(step, ends[step] - ends[before]) for before, step in zip(steps, steps[1:], strict=False)]
+    generated = trace.job.inference.output_length - 1
+    decode = decode_time(samples, 1, generated) if samples else 0
+    return RequestTimes(
+        first_token=Duration(ends[steps[0]]),
+        per_output_token=Duration(decode // max(generated, 1)),
+        total=Duration(ends[steps[0]] + decode),
+    )

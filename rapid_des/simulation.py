@@ -1,0 +1,209 @@
+"""The library's front: a job or a trace set and a machine in, a result out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rapid_des.chakra import ReadOptions, TraceSet, read_set
+from rapid_des.errors import InputError, UnsupportedByEngine
+from rapid_des.frontend import Job, JobTrace, build, check_memory
+from rapid_des.machine import Machine
+from rapid_des.replay.execute import Execution, execute
+from rapid_des.replay.lowering import Lowered, lower
+from rapid_des.report.breakdown import breakdown, busiest_operators, critical_position, finish_times
+from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times
+from rapid_des.report.links import write_links
+from rapid_des.report.timeline import write_timeline
+from rapid_des.units import Duration, seconds
+
+MODES = ("flattened",)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a flattened simulation leaves behind for timelines, link tables and further questions."""
+
+    lowered: Lowered = field(repr=False)
+    execution: Execution = field(repr=False)
+    machine: Machine = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A predicted step: how long, and where the time of its critical rank goes.
+
+    Attributes:
+        step_time: until the last rank finished.
+        breakdown: compute, exposed communication by kind, bubble and idle; adds up to `step_time`.
+        critical_rank: the rank that finishes last, the lowest of equals.
+        finish: when each rank finished.
+        busiest: the compute operators that take most of the critical rank's time.
+        figures: what the step means for the job, if there is one.
+    """
+
+    step_time: Duration
+    breakdown: Mapping[str, Duration]
+    critical_rank: int
+    finish: Mapping[int, Duration]
+    busiest: Mapping[str, Duration]
+    mode: str
+    engine: str
+    switching: str
+    wall_s: float
+    hops: int
+    figures: JobFigures | None = None
+    notes: tuple[str, ...] = ()
+    run: Run | None = field(default=None, repr=False)
+
+    @property
+    def bound(self) -> str:
+        """The largest part of the breakdown."""
+        return max(self.breakdown, key=lambda part: self.breakdown[part])
+
+    def write_timeline(self, path: str | Path) -> None:
+        """Write a timeline for ui.perfetto.dev; links and messages are on it if run with `trail=True`."""
+        run = self._run("timeline")
+        write_timeline(Path(path), run.lowered, run.execution.records, run.machine.fabric)
+
+    def write_links(self, path: str | Path) -> None:
+        """Write what every link carried, by kind of traffic, as CSV."""
+        run = self._run("link table")
+        write_links(Path(path), run.lowered.program, run.execution.records, run.machine.fabric)
+
+    def _run(self, what: str) -> Run:
+        if self.run is None:
+            raise UnsupportedByEngine(f"mode {self.mode} has no {what}; use mode flattened")
+        return self.run
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        plain: dict[str, Any] = {
+            "step_time_s": seconds(self.step_time),
+            "step_time_ps": int(self.step_time),
+            "breakdown_s": {part: seconds(time) for part, time in self.breakdown.items()},
+            "bound": self.bound,
+            "critical_rank": self.critical_rank,
+            "busiest_operators_s": {name: seconds(time) for name, time in self.busiest.items()},
+            "mode": self.mode,
+            "engine": self.engine,
+            "switching": self.switching,
+            "hops": self.hops,
+            "simulation_wall_s": round(self.wall_s, 6),
+            "notes": list(self.notes),
+        }
+        return plain | (_figures_json(self.figures) if self.figures else {})
+
+
+def _figures_json(figures: JobFigures) -> dict[str, Any]:
+    fullest = figures.memory.fullest
+    plain: dict[str, Any] = {
+        "gpus": figures.gpus,
+        "tokens": figures.tokens,
+        "tokens_per_s": figures.tokens_per_s,
+        "mfu": figures.mfu,
+        "memory_bytes": fullest.peak,
+        "memory_capacity_bytes": figures.memory_capacity,
+        "memory_breakdown_bytes": dict(fullest.categories),
+    }
+    if figures.requests is not None:
+        plain["time_to_first_token_s"] = seconds(figures.requests.first_token)
+        plain["time_per_output_token_s"] = seconds(figures.requests.per_output_token)
+    return plain
+
+
+def load_trace(reference: str | Path, options: ReadOptions | None = None) -> TraceSet:
+    """Read the Chakra trace set that a prefix, a folder or a file stands for."""
+    return read_set(reference, options)
+
+
+def replay(traces: TraceSet, machine: Machine, *, engine: str = "auto", trail: bool = False) -> Result:
+    """Replay traces on a machine.
+
+    `engine` is auto, simpy or compiled; `trail` records every hop, for timelines.
+    Raises `DeadlockError` if the replay can not finish.
+    """
+    lowered, execution = _executed(traces, machine, engine=engine, trail=trail)
+    return _result(Run(lowered, execution, machine), notes=traces.notes)
+
+
+def simulate(
+    job: Job, machine: Machine, *, mode: str = "flattened", engine: str = "auto", trail: bool = False
+) -> Result:
+    """Predict one step of a job (or one batch of requests) on a machine.
+
+    Raises `InfeasibleJobError` if it does not fit into the GPUs' memory.
+    """
+    if mode not in MODES:
+        raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+    device = machine.device
+    memory = check_memory(job, int(device.spec.hbm.capacity))
+    trace = trace_of(job, machine)
+    lowered, execution = _executed(trace.traces, machine, engine=engine, trail=trail)
+    requests = None
+    if job.spec.phase == "inference":
+        requests = request_times(trace, lowered, execution.records)
+    result = _result(
+        Run(lowered, execution, machine), kinds=trace.stream_kinds, requests=requests, notes=trace.notes
+    )
+    figures = job_figures(job, device, result.step_time, memory=memory, requests=requests)
+    return replace(result, figures=figures)
+
+
+def trace_of(job: Job, machine: Machine) -> JobTrace:
+    """Return the traces of a job, its operators priced on the machine's device."""
+    device = machine.device
+    graphs = job.spec.inference is not None and job.spec.inference.cuda_graphs
+    decode = device.under(launch="graph").operators if graphs else None
+    return build(job, device.operators, gpus=machine.fabric.gpus, decode_operators=decode)
+
+
+def _executed(traces: TraceSet, machine: Machine, *, engine: str, trail: bool) -> tuple[Lowered, Execution]:
+    lowered = lower(traces, machine)
+    return lowered, execute(lowered.program, engine=engine, trail=trail, name=lowered.name)
+
+
+def _result(
+    run: Run,
+    *,
+    kinds: Mapping[str, str] | None = None,
+    requests: RequestTimes | None = None,
+    notes: tuple[str, ...] = (),
+) -> Result:
+    lowered, records = run.lowered, run.execution.records
+    position = critical_position(lowered, records)
+    finish = finish_times(lowered, records).tolist()
+    ranks = [binding.rank for binding in lowered.program.bindings]
+    parts = breakdown(lowered, records, position, kinds=kinds)
+    step_time = records.makespan
+    if requests is not None and requests.total != step_time:
+        head = breakdown(lowered, records, position, kinds=kinds, end=requests.first_token)
+        parts = _stretched(head, parts, requests.total)
+        step_time = requests.total
+    return Result(
+        step_time=Duration(step_time),
+        breakdown={part: Duration(time) for part, time in parts.items()},
+        critical_rank=ranks[position],
+        finish={rank: Duration(time) for rank, time in zip(ranks, finish, strict=True)},
+        busiest={
+            name: Duration(time) for name, time in busiest_operators(lowered, records, position).items()
+        },
+        mode="flattened",
+        engine=run.execution.engine,
+        switching=run.machine.switching.mode,
+        wall_s=run.execution.wall_s,
+        hops=records.hops,
+        notes=notes,
+        run=run,
+    )
+
+
+def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) -> dict[str, int]:
+    """Return the parts when only some decode steps were simulated: the decode phase grows in proportion."""
+    tail = {part: time - head[part] for part, time in whole.items()}
+    wanted, simulated = total - sum(head.values()), max(sum(tail.values()), 1)
+    parts = {part: head[part] + tail[part] * wanted // simulated for part in whole}
+    parts["idle"] += total - sum(parts.values())
+    return parts
