@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
-from rapid_des.device.model import Device, load_device
 from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.network.build import Plan, build
 from rapid_des.network.detours import FaultAwareRouter
 from rapid_des.network.fabric import Fabric, Router
-from rapid_des.network.faults import Fault, apply_static, check_fault
+from rapid_des.network.faults import Fault, apply_static, check_fault, gpu_factors
 from rapid_des.network.overrides import override_links
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import AnyDimension, Collectives, Count, Graph, LinkOverride, Routing, Switching
+
+if TYPE_CHECKING:
+    from rapid_des.device.model import Device
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -44,7 +48,8 @@ class Machine:
     name: str
     path: Path
     spec: MachineSpec
-    device: Device
+    device_settings: tuple[tuple[str, str], ...]
+    """Overrides of the device file."""
     healthy: Fabric
     """The fabric without faults."""
     fabric: Fabric
@@ -52,8 +57,17 @@ class Machine:
     router: Router
     dead: frozenset[int]
     """Links that are down from beginning to end."""
+    lost: frozenset[int]
+    """GPUs that are down from beginning to end: holes that no job may use."""
     faults: tuple[Fault, ...]
     """Those of the file, then those of the call."""
+
+    @cached_property
+    def device(self) -> Device:
+        """The GPU on every node; read when first asked for, as the latency models are slow to import."""
+        from rapid_des.device.model import load_device
+
+        return load_device(self.spec.device, settings=self.device_settings, folder=self.path.parent)
 
     @property
     def switching(self) -> Switching:
@@ -87,19 +101,34 @@ def load_machine(
     for index, fault in enumerate(spec.faults):
         check_fault(fault, file=str(path), key=f"faults[{index}]")
     resolve(spec.device, "device", folder=document.folder, named_in=str(path), key="device")
-    device = load_device(spec.device, settings=device_settings, folder=document.folder)
     try:
-        plan = _plan(spec, document)
-        everything = (*spec.faults, *faults)
-        fabric, dead = apply_static(plan.fabric, everything, spec.gpus_per_node)
+        machine = _built(spec, document, (*spec.faults, *faults), tuple(device_settings))
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
+    if machine.device_settings:
+        _ = machine.device  # an override that the device file does not know is an error wherever it stands
+    return machine
+
+
+def _built(
+    spec: MachineSpec, document: Document, faults: tuple[Fault, ...], device: tuple[tuple[str, str], ...]
+) -> Machine:
+    plan = _plan(spec, document)
+    fabric, dead = apply_static(plan.fabric, faults, spec.gpus_per_node)
+    left = gpu_factors(plan.fabric, faults, spec.gpus_per_node)
     planned = DimensionOrderRouter(plan)
-    router = FaultAwareRouter(fabric, planned, dead) if dead else planned
     return Machine(
-        name=spec.name, path=path, spec=spec, device=device, healthy=plan.fabric, fabric=fabric,
-        router=router, dead=dead, faults=everything,
-    )  # fmt: skip
+        name=spec.name,
+        path=document.path,
+        spec=spec,
+        device_settings=device,
+        healthy=plan.fabric,
+        fabric=fabric,
+        router=FaultAwareRouter(fabric, planned, dead) if dead else planned,
+        dead=dead,
+        lost=frozenset(gpu for gpu, share in left.items() if not share.compute),
+        faults=faults,
+    )
 
 
 def _plan(spec: MachineSpec, document: Document) -> Plan:

@@ -33,6 +33,14 @@ def find_node(fabric: Fabric, text: str | int) -> int:
     return first + number
 
 
+def find_gpu(fabric: Fabric, text: str | int) -> int:
+    """Return the GPU that `text` names; a node of another kind is a `TopologyError`."""
+    node = find_node(fabric, text)
+    if node >= fabric.gpus:
+        raise TopologyError(f"{fabric.name}: {text} is no GPU; routes lead from GPU to GPU")
+    return node
+
+
 def node_range(fabric: Fabric, kind: str) -> tuple[int, int]:
     """Return the first node of a kind (gpu, nic, switch) and how many there are."""
     firsts = {"gpu": 0, "nic": fabric.gpus, "switch": fabric.gpus + fabric.nics}

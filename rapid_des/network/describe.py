@@ -1,0 +1,177 @@
+"""Fabrics, routes and checks for people and for JSON: plain trees, and the lines that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rapid_des.errors import FabricCutError
+from rapid_des.network.deadlock import channel_dependency_cycle
+from rapid_des.network.fabric import Fabric, Ints, Router
+from rapid_des.network.metrics import Summary, diameter, spaced, surviving
+from rapid_des.network.specs import AnyDimension
+from rapid_des.units import Bandwidth, Duration
+
+Tree: TypeAlias = dict[str, Any]
+
+_WHOLE = 1024
+"""GPUs up to which a check follows the routes of all pairs."""
+_SAMPLED = 192
+"""About as many GPUs stand for larger fabrics."""
+
+
+def shown_fabric(fabric: Fabric, dimensions: Sequence[AnyDimension], figures: Summary) -> Tree:
+    """Return a fabric's figures and its dimensions, innermost first."""
+    rows = []
+    for index, dimension in enumerate(dimensions):
+        mine = fabric.dimension == index
+        rates, delays = fabric.bandwidth[mine], fabric.latency[mine]
+        rows.append({
+            "name": dimension.name,
+            "shape": str(dimension.__struct_config__.tag),
+            "size": list(fabric.extents[index]),
+            "links": int(np.count_nonzero(mine)),
+            "bandwidth": [int(rates.min(initial=dimension.bandwidth)), int(rates.max(initial=0))],
+            "latency_ps": [int(delays.min(initial=dimension.latency)), int(delays.max(initial=0))],
+        })  # fmt: skip
+    return {"name": fabric.name, **asdict(figures), "dimensions": rows}
+
+
+def fabric_lines(tree: Tree) -> list[str]:
+    """Return the lines that show `shown_fabric`'s tree."""
+    cut, far = tree["bisection"], tree["diameter"]
+    low, high = tree["degree"]
+    hops = f"{far['hops']} hops" if far["exact"] else f"at least {far['hops']} hops"
+    dead = f", {tree['dead_links']} of them dead" if tree["dead_links"] else ""
+    lines = [
+        tree["name"],
+        f"  nodes      {tree['gpus']} GPUs, {tree['nics']} NICs, {tree['switches']} switches",
+        f"  links      {tree['links']} directed{dead}",
+        f"  degree     {low if low == high else f'{low} to {high}'} links out of a GPU",
+        f"  diameter   {hops} between GPUs" + ("" if far["connected"] else "; some GPUs are cut off"),
+        f"  bisection  {'' if cut['exact'] else 'at most '}{Bandwidth(cut['bandwidth'])} one way",
+        "  dimensions, innermost first",
+    ]
+    for row in tree["dimensions"]:
+        size = "x".join(str(extent) for extent in row["size"])
+        rate = _span([str(Bandwidth(value)) for value in row["bandwidth"]])
+        delay = _span([str(Duration(value)) for value in row["latency_ps"]])
+        lines.append(f"    {row['name']}: {row['shape']} {size}, {row['links']} links, {rate}, {delay}")
+    return lines
+
+
+def _span(ends: list[str]) -> str:
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
+def shown_route(fabric: Fabric, links: Sequence[int], source: int) -> Tree:
+    """Return a route's hops, its latency and what its narrowest link lets through."""
+    hops = [
+        {
+            "link": link,
+            "from": _node(fabric, int(fabric.source[link])),
+            "to": _node(fabric, int(fabric.destination[link])),
+            "dimension": fabric.dimensions[fabric.dimension[link]] if fabric.dimensions else "",
+            "bandwidth": int(fabric.bandwidth[link]),
+            "latency_ps": int(fabric.latency[link]),
+        }
+        for link in links
+    ]
+    return {
+        "name": fabric.name,
+        "source": _node(fabric, source),
+        "hops": hops,
+        "latency_ps": int(fabric.latency[list(links)].sum()) if hops else 0,
+        "bandwidth": min((int(fabric.bandwidth[link]) for link in links), default=0),
+    }
+
+
+def route_lines(tree: Tree) -> list[str]:
+    """Return the lines that show `shown_route`'s tree."""
+    if not tree["hops"]:
+        return [f"{_place(tree['source'])} is there already: no hops"]
+    narrowest, delay = Bandwidth(tree["bandwidth"]), Duration(tree["latency_ps"])
+    lines = [f"{len(tree['hops'])} hops, {delay} of latency, {narrowest} at the narrowest"]
+    for hop in tree["hops"]:
+        rate, own = Bandwidth(hop["bandwidth"]), Duration(hop["latency_ps"])
+        ends = f"{_place(hop['from'])} > {_place(hop['to'])}"
+        lines.append(f"  #{hop['link']:<8} {ends:<44} {hop['dimension']:<12} {rate}, {own}")
+    return lines
+
+
+def _node(fabric: Fabric, node: int) -> Tree:
+    place = list(fabric.coordinates(node)) if node < fabric.gpus else None
+    return {"name": fabric.node_name(node), "coordinates": place}
+
+
+def _place(node: Tree) -> str:
+    place = node["coordinates"]
+    name = str(node["name"])
+    return name + (f" ({', '.join(map(str, place))})" if place is not None else "")
+
+
+def checked(fabric: Fabric, router: Router, dead: frozenset[int], lost: frozenset[int]) -> Tree:
+    """Return what a check finds; `FabricCutError` if some surviving GPUs can not reach each other.
+
+    Deadlock freedom is that of the links as they are: a circle needs virtual channels or bubbles to be safe,
+    as every torus does; our own replay does not block on buffers.
+    """
+    gpus = surviving(fabric, lost)
+    if not diameter(fabric, dead, lost).connected:
+        _raise_cut(fabric, router, gpus.tolist())
+    some = _telling(fabric, gpus)
+    table = np.stack(np.meshgrid(some, some, indexing="ij"), axis=-1).reshape(-1, 2)
+    pairs = table[table[:, 0] != table[:, 1]]
+    cycle = channel_dependency_cycle(fabric, router, pairs)
+    return {
+        "name": fabric.name,
+        "connected": True,
+        "lost_gpus": sorted(lost),
+        "dead_links": [fabric.link_name(link) for link in sorted(dead)],
+        "routes": len(pairs),
+        "all_routes": len(some) == len(gpus),
+        "dependency_cycle": [fabric.link_name(link) for link in cycle],
+    }
+
+
+def _telling(fabric: Fabric, gpus: Ints) -> Ints:
+    """Return the GPUs, or of very many those on the axes through GPU 0, where rings close, and others."""
+    if len(gpus) <= _WHOLE:
+        return gpus
+    strides = np.cumprod([1, *fabric.axes])
+    lines = [
+        np.arange(min(size, _SAMPLED // len(fabric.axes))) * stride
+        for size, stride in zip(fabric.axes, strides, strict=False)
+    ]
+    return np.intersect1d(gpus, np.concatenate([*lines, spaced(gpus, _SAMPLED // 2)]))
+
+
+def _raise_cut(fabric: Fabric, router: Router, gpus: list[int]) -> None:
+    for gpu in gpus:
+        router.route(gpus[0], gpu)
+        router.route(gpu, gpus[0])
+    raise FabricCutError(f"{fabric.name}: some GPUs can not reach each other")
+
+
+def check_lines(tree: Tree) -> list[str]:
+    """Return the lines that show `checked`'s tree."""
+    routes = f"{tree['routes']} routes" + ("" if tree["all_routes"] else " between some of the GPUs")
+    lines = [tree["name"], "  connected  every GPU reaches every other"]
+    if tree["lost_gpus"]:
+        lines.append(f"  lost       {_some([f'gpu{gpu}' for gpu in tree['lost_gpus']])}")
+    if tree["dead_links"]:
+        lines.append(f"  dead       {_some(tree['dead_links'])}")
+    cycle = tree["dependency_cycle"]
+    found = (
+        f"links may wait in a circle of {len(cycle)}: {_some(cycle)}"
+        if cycle
+        else "none can wait in a circle"
+    )
+    return [*lines, f"  deadlock   {found} ({routes})"]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f", … {len(names) - 8} more" if len(names) > 8 else "")

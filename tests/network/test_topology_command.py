@@ -1,0 +1,82 @@
+"""`rapid-des topology show|route|check`."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from rapid_des.cli.topology import topology
+from rapid_des.errors import ConfigError, FabricCutError, TopologyError
+
+
+def run(*words):
+    result = CliRunner().invoke(topology, [*words], catch_exceptions=False, standalone_mode=False)
+    return result.output
+
+
+def test_show_prints_counts_degree_diameter_and_bisection():
+    # 4x4x4 torus: 64·6 links, 3·2 hops across, 2·16 links of 50 GB/s through the middle, one way.
+    text = run("show", "torus_3d_a100")
+    for line in (
+        "64 GPUs, 0 NICs, 0 switches",
+        "384 directed",
+        "6 links out",
+        "6 hops",
+        "bisection  1.6 TB/s",
+    ):
+        assert line in text
+    figures = json.loads(run("show", "torus_3d_a100", "--json"))
+    assert (figures["gpus"], figures["diameter"]["hops"], figures["bisection"]["bandwidth"]) == (
+        64,
+        6,
+        1.6e12,
+    )
+
+
+def test_show_counts_dead_links_and_states_bounds_as_such():
+    text = run("show", "dgx_a100_x2", "--fault", "switch=0 down=true")
+    assert "96 directed, 16 of them dead" in text
+    assert "at most" in text
+
+
+def test_route_lists_links_with_coordinates():
+    text = run("route", "torus_3d_a100", "0", "(2, 0, 1)")
+    assert "3 hops, 2.1 us of latency, 50 GB/s at the narrowest" in text
+    assert "gpu1 (1, 0, 0) > gpu2 (2, 0, 0)" in text
+    tree = json.loads(run("route", "torus_3d_a100", "0", "(2, 0, 1)", "--json"))
+    assert [hop["to"]["name"] for hop in tree["hops"]] == ["gpu1", "gpu2", "gpu18"]
+    assert "no hops" in run("route", "torus_3d_a100", "5", "5")
+
+
+def test_a_fault_on_the_command_line_changes_the_route():
+    assert "gpu0 (0, 0, 0) > gpu3" in run("route", "torus_3d_a100", "0", "2", "--fault", "link=0-1 down=true")
+
+
+def test_check_reports_circles_of_waiting_links_and_holes():
+    assert "circle of 4" in run("check", "torus_2d_a100", "--set", "machine.fabric.0.size=[4, 4]")
+    assert "none can wait in a circle" in run("check", "mesh_2d_a100")
+    text = run("check", "torus_2d_a100", "--fault", "gpu=9 down=true")
+    assert "lost       gpu9" in text
+    assert "every GPU reaches every other" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        (("route", "dgx_a100", "0", "8"), TopologyError, "there is no gpu 8; allowed: gpu0 to gpu7"),
+        (("route", "dgx_a100", "0", "switch0"), TopologyError, "is no GPU"),
+        (("show", "dgx_a10"), ConfigError, "did you mean 'dgx_a100'?"),
+        (("show", "dgx_a100", "--set", "fabric=3"), ConfigError, "is not machine.KEY=VALUE"),
+        (("show", "dgx_a100", "--set", "device.sm=3"), ConfigError, "did you mean 'sms'?"),
+        (
+            ("check", "dgx_a100", "--fault", "link=gpu0>switch0 down=true"),
+            FabricCutError,
+            "gpu0 can not reach gpu1",
+        ),
+    ],
+)
+def test_what_can_not_be_is_an_error_of_one_line(words, error, says):
+    with pytest.raises(error) as caught:
+        run(*words)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
