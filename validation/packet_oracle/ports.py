@@ -20,8 +20,6 @@ class Packet:
     route: tuple[int, ...]
     is_answer: bool
     hop: int = 0
-    since: int = 0
-    """When it joined the present queue."""
 
 
 @dataclass(slots=True)
@@ -40,27 +38,30 @@ class Flow:
     in_flight: int = 0
     answered: int = 0
     """Data packets that arrived and are not acknowledged yet."""
-    opened: int = 0
-    """Since when it has been allowed to send."""
     waits_at_port: bool = False
 
     def may_send(self) -> bool:
         """Return whether something is left and the window has room."""
         return self.left >= 0 and self.in_flight < self.window
 
-    def next_packet(self, now: int) -> Packet:
+    def next_wire(self) -> int:
+        """Return the wire bytes of the next packet."""
+        return min(max(self.left, 0), self.payload) + self.header
+
+    def next_packet(self) -> Packet:
         """Return the next packet, which is then in flight; an empty message is one empty packet."""
         payload = min(self.left, self.payload)
         self.left = self.left - payload if self.left > payload else -1
         self.in_flight += payload
-        return Packet(self, payload, payload + self.header, self.route, is_answer=False, since=now)
+        return Packet(self, payload, payload + self.header, self.route, is_answer=False)
 
 
 @dataclass(slots=True)
 class Port:
-    """The sending end of a directed link: acknowledgements first, then the oldest of transit and own flows.
+    """The sending end of a directed link: acknowledgements first, then transit and own flows in turns.
 
-    Own flows take turns packet by packet; transit packets stand in one queue.
+    Transit packets stand in one queue; own flows take turns packet by packet. A router's port serves the
+    input from its own GPU and the inputs from its neighbours like this.
     """
 
     env: Environment
@@ -79,6 +80,7 @@ class Port:
     own: deque[Flow] = field(default_factory=deque)
     busy_until: int = 0
     woken: bool = False
+    transit_next: bool = True
 
     def wake(self) -> None:
         """Send the next packet now, or when the port is free."""
@@ -88,7 +90,7 @@ class Port:
                 self.woken = True
                 Timeout(self.env, self.busy_until - now).callbacks.append(self._free)
             return
-        packet = self._choose(now)
+        packet = self._choose()
         if packet is not None:
             self._send(packet, now)
 
@@ -96,18 +98,19 @@ class Port:
         self.woken = False
         self.wake()
 
-    def _choose(self, now: int) -> Packet | None:
+    def _choose(self) -> Packet | None:
         if self.urgent:
             return self.urgent.popleft()
         if self.stopped:
             return None
-        own = self.own[0] if self.own else None
-        if self.transit and (own is None or self.transit[0].since <= own.opened):
-            return self.transit.popleft() if self._fits(self.transit[0].wire) else None
-        if own is None or not self._fits(min(max(own.left, 0), own.payload) + own.header):
+        if self.transit and (self.transit_next or not self.own) and self._fits(self.transit[0].wire):
+            self.transit_next = False
+            return self.transit.popleft()
+        self.transit_next = True
+        if not self.own or not self._fits(self.own[0].next_wire()):
             return None
-        self.own.popleft()
-        packet = own.next_packet(now)
+        own = self.own.popleft()
+        packet = own.next_packet()
         own.waits_at_port = own.may_send()
         if own.waits_at_port:
             self.own.append(own)

@@ -77,7 +77,7 @@ class _Network:
 
     def _open(self, flow: Flow) -> None:
         if not flow.waits_at_port and flow.may_send():
-            flow.opened, flow.waits_at_port = self.env.now, True
+            flow.waits_at_port = True
             port = self.ports[flow.route[0]]
             port.own.append(flow)
             port.wake()
@@ -95,7 +95,6 @@ class _Network:
 
     def _forward(self, packet: Packet) -> None:
         port = self.ports[packet.route[packet.hop]]
-        packet.since = self.env.now
         first = packet.is_answer and self.transport.acknowledgements_first
         (port.urgent if first else port.transit).append(packet)
         if not packet.is_answer:
@@ -117,14 +116,7 @@ class _Network:
 
     def _answer(self, flow: Flow) -> None:
         back = self.messages[flow.number].back
-        answer = Packet(
-            flow,
-            flow.answered,
-            self.transport.protocol.acknowledgement,
-            back,
-            is_answer=True,
-            since=self.env.now,
-        )
+        answer = Packet(flow, flow.answered, self.transport.protocol.acknowledgement, back, is_answer=True)
         flow.answered = 0
         if not back:
             self._arrive(answer)
