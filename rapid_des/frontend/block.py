@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from rapid_des.frontend.linear import (
     Linear,
-    column_backward,
     column_forward,
-    row_backward,
     row_forward,
 )
 from rapid_des.frontend.shard import Shard
-from rapid_des.frontend.steps import Step, Steps
+from rapid_des.frontend.steps import Counts, Step, Steps
+
+CORE = "attention.core"
+"""The name of the one kernel whose cost depends on the KV length."""
 
 
 def qkv(shard: Shard) -> Linear:
@@ -88,6 +91,24 @@ def core_bytes(shard: Shard) -> int:
     return shard.activation_bytes(scores) * (1 + shard.dropout) + scores * shard.dropout
 
 
+def attention_core(
+    steps: Steps, shard: Shard, name: str, *, backward: bool = False, **counts: Unpack[Counts]
+) -> None:
+    """Append the kernels of the attention core; the counts go to the last."""
+    *early, late = shard.attention(backward=backward)
+    for kernel in early:
+        steps.kernel(f"{name}.early", kernel)
+    steps.kernel(name, late, **counts)
+
+
+def exchange_kv(steps: Steps, shard: Shard, role: str) -> None:
+    """Append the exchange of keys and values, or their gradients, of all sequence parts."""
+    if shard.cp > 1:
+        elements = shard.sequences * shard.key_length * 2 * shard.kv_width
+        name = "attention.kv_gather" if role == "cp.gather" else "attention.kv_gradient_scatter"
+        steps.message(name, role, shard.message(role, elements), output=shard.activation_bytes(elements))
+
+
 def attention_forward(steps: Steps, shard: Shard, *, caches: bool = False) -> None:
     """Append the forward of the attention half of a layer; `caches` writes keys and values to the cache."""
     width = shard.activation_bytes(shard.tokens * shard.qkv_width)
@@ -98,7 +119,8 @@ def attention_forward(steps: Steps, shard: Shard, *, caches: bool = False) -> No
     rope_kernel(steps, shard)
     if caches:
         steps.kernel("attention.cache", shard.vector("kv_cache_write", shard.tokens, 2 * shard.kv_width))
-    steps.kernel("attention.core", shard.attention(), saved=width, core=core_bytes(shard), output=inner)
+    exchange_kv(steps, shard, "cp.gather")
+    attention_core(steps, shard, CORE, saved=width, core=core_bytes(shard), output=inner)
     row_forward(steps, shard, attention_output(shard), saved=inner)
     add_residual(steps, shard, "attention")
 
@@ -147,82 +169,6 @@ def serving_block(shard: Shard) -> tuple[Step, ...]:
     attention_forward(steps, shard, caches=True)
     feed_forward(steps, shard)
     return tuple(steps.steps)
-
-
-def _dropout_backward(steps: Steps, shard: Shard, name: str) -> None:
-    if shard.dropout:
-        kind = "dropout_add" if shard.fusion.dropout_residual else "dropout"
-        kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
-        steps.kernel(f"{name}.dropout", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns))
-
-
-def norm_backward(steps: Steps, shard: Shard, name: str, after: int) -> None:
-    """Append a norm's backward and the sum of its input gradient with the residual's."""
-    rows, columns = shard.norm_tokens, shard.hidden
-    size = shard.activation_bytes(rows * columns)
-    kernel = shard.vector(shard.model.spec.norm, rows, columns, backward=True)
-    steps.kernel(name, kernel, after=after, output=size, parameters=shard.model.norm_parameters)
-
-
-def _residual_backward(steps: Steps, shard: Shard, name: str) -> None:
-    kernel = shard.vector("residual_add", shard.norm_tokens, shard.hidden)
-    steps.kernel(f"{name}.residual", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns))
-
-
-def _activation_backward(steps: Steps, shard: Shard) -> None:
-    rows, columns = shard.tokens, shard.inner
-    size = shard.activation_bytes(rows * shard.inner_in)
-    kind = activation_kind(shard)
-    if kind == "swiglu" and not shard.fusion.gate:
-        steps.kernel("ffn.gate", shard.vector("multiply", rows, columns, backward=True), output=size)
-        steps.kernel("ffn.silu", shard.vector("silu", rows, columns, backward=True), output=size)
-    else:
-        steps.kernel(f"ffn.{kind}", shard.vector(kind, rows, columns, backward=True), output=size)
-
-
-def _feed_forward_backward(steps: Steps, shard: Shard) -> None:
-    _dropout_backward(steps, shard, "ffn")
-    row_backward(steps, shard, feed_forward_out(shard))
-    _activation_backward(steps, shard)
-    ready = column_backward(steps, shard, feed_forward_in(shard))
-    norm_backward(steps, shard, "ffn.norm", ready)
-    _residual_backward(steps, shard, "ffn")
-
-
-def _attention_backward(steps: Steps, shard: Shard, *, recompute_core: bool) -> None:
-    _dropout_backward(steps, shard, "attention")
-    row_backward(steps, shard, attention_output(shard))
-    width = shard.activation_bytes(shard.tokens * shard.qkv_width)
-    if recompute_core:
-        steps.kernel("attention.core.recompute", shard.attention(), held=core_bytes(shard))
-    steps.kernel("attention.core", shard.attention(backward=True), output=width)
-    rope_kernel(steps, shard, backward=True)
-    ready = column_backward(steps, shard, qkv(shard))
-    norm_backward(steps, shard, "attention.norm", ready)
-    _residual_backward(steps, shard, "attention")
-
-
-def block_backward(shard: Shard, recompute: str) -> tuple[Step, ...]:
-    """Return the backward of one layer, after its forward again where everything is recomputed."""
-    steps = Steps()
-    if recompute == "full":
-        again = [_recomputed(step) for step in block_forward(shard)]
-        steps.steps.extend(again)
-    _feed_forward_backward(steps, shard)
-    _attention_backward(steps, shard, recompute_core=recompute == "selective")
-    return tuple(steps.steps)
-
-
-def _recomputed(step: Step) -> Step:
-    return Step(
-        f"recompute.{step.name}",
-        step.after,
-        step.operator,
-        step.role,
-        step.size,
-        held=step.saved + step.core,
-        output=step.output,
-    )
 
 
 def boundary_bytes(shard: Shard) -> int:

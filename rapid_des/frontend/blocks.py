@@ -24,14 +24,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.parts import PieceKey, price_steps, training_steps
 from rapid_des.frontend.program import FinishedProgram, ProgramWriter
 from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.template import PORTS, Mark, Node, Piece, make_piece
-from rapid_des.frontend.trace import JobTrace, job_trace
+from rapid_des.frontend.trace import JobTrace, assemble, job_trace
 from rapid_des.frontend.training import stage_program
 
 INNER = ("tp", "cp", "ep")
@@ -45,6 +45,7 @@ Durations = Mapping[PieceKey, Sequence[int]]
 class Block:
     """One distinct piece of the job on an inner group."""
 
+    job: Job
     key: PieceKey
     piece: Piece
     program: FinishedProgram
@@ -58,10 +59,7 @@ class Block:
 
     def on(self, ranks: Sequence[int]) -> TraceSet:
         """Return the block's trace on the ranks of one inner group."""
-        members = tuple(ranks)
-        groups = dict.fromkeys((*self.program.groups, "world"), members)
-        traces = tuple(RankTrace(rank, self.table, self.program.groups) for rank in sorted(members))
-        return TraceSet(traces, groups)
+        return assemble(self.job, [self.program] * self.job.stages, ranks=ranks)
 
     def durations(self, finish: Sequence[int]) -> tuple[int, ...]:
         """Return the steps from cut to cut, given the finish time of every row (the slowest rank's)."""
@@ -115,14 +113,14 @@ def blocks(job: Job, operators: OperatorModel) -> Blocks:
             "only training is taken apart into blocks; run it flattened", file=job.file, key="phase"
         )
     pieces = price_steps(training_steps(job), operators)
-    return Blocks(job, operators, {key: _block(key, piece) for key, piece in pieces.items()})
+    return Blocks(job, operators, {key: _block(job, key, piece) for key, piece in pieces.items()})
 
 
-def _block(key: PieceKey, piece: Piece) -> Block:
+def _block(job: Job, key: PieceKey, piece: Piece) -> Block:
     program = ProgramWriter()
     program.writer.place(piece, {})
     cuts = sorted({mark.position for mark in piece.marks} | {piece.output})
-    return Block(key, piece, program.finish(), tuple(cuts))
+    return Block(job, key, piece, program.finish(), tuple(cuts))
 
 
 def _timed(block: Block, durations: Sequence[int] | None) -> Piece:

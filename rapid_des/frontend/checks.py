@@ -42,10 +42,8 @@ def _check_axes(job: Job) -> None:
     split = job.spec.parallelism
     if sorted(split.order) != sorted(AXES):
         _refuse(job, "parallelism.order", f"{list(split.order)} must name each of {', '.join(AXES)} once")
-    if split.cp > 1:
-        _refuse(
-            job, "parallelism.cp", f"context parallelism (cp {split.cp}) is not represented yet; allowed: 1"
-        )
+    if split.cp > 1 and job.spec.attention != "flash":
+        _refuse(job, "parallelism.cp", f"context parallelism (cp {split.cp}) needs attention flash")
     if split.ep > 1:
         problem = (
             f"expert parallelism (ep {split.ep}) needs a mixture-of-experts model, {job.model.name} is dense"
@@ -96,8 +94,12 @@ def _check_training(job: Job) -> None:
         )
         _refuse(job, "training.global_batch", problem)
     _check_length(job, "training.sequence_length", spec.sequence_length)
+    if split.cp > 1:
+        pieces = (f"two pieces for each of cp {split.cp}:", 2 * split.cp)
+        _divide(job, "parallelism.cp", ("sequence_length", spec.sequence_length), pieces)
     if split.sequence_parallel:
-        _divide(job, "parallelism.tp", ("sequence_length", spec.sequence_length), ("tp", split.tp))
+        part = ("sequence_length / cp", spec.sequence_length // split.cp)
+        _divide(job, "parallelism.tp", part, ("tp", split.tp))
     _check_schedule(job)
     if spec.overlap_parameters and not spec.zero_stage:
         problem = "parameters are gathered only with zero_stage 1, it is 0"
@@ -124,6 +126,8 @@ def _check_inference(job: Job) -> None:
     spec = job.inference
     if job.spec.parallelism.sequence_parallel:
         _refuse(job, "parallelism.sequence_parallel", "sequence parallelism is for training only")
+    if job.spec.parallelism.cp > 1:
+        _refuse(job, "parallelism.cp", "context parallelism is for training only, so far")
     if job.chunks > 1:
         _refuse(job, "parallelism.chunks", "inference passes each stage once; chunks must be 1")
     length = spec.prompt_length + spec.output_length

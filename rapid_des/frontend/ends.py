@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rapid_des.device.operators import Vector
-from rapid_des.frontend.block import norm_backward, norm_kind
+from rapid_des.frontend.block import norm_kind
+from rapid_des.frontend.block_backward import norm_backward
 from rapid_des.frontend.linear import (
     Linear,
     column_backward,

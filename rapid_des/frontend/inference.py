@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rapid_des.device.operators import OperatorModel
-from rapid_des.frontend.block import boundary_bytes, serving_block
+from rapid_des.frontend.block import CORE, boundary_bytes, serving_block
 from rapid_des.frontend.ends import embedding_forward, sampling
 from rapid_des.frontend.parts import PieceKey, part_pieces
 from rapid_des.frontend.pricing import kernel_node, price
@@ -19,8 +19,6 @@ from rapid_des.frontend.steps import Step
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import JobTrace, job_trace
 from rapid_des.frontend.traffic import byte_count
-
-CORE = "attention.core"
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def _stage_pieces(
     cores = np.flatnonzero(names[base.rows[:, Column.NAME]])
     found = [prefill]
     for current in todo[1:]:
-        core = kernel_node("", serving_shard(job, current).attention(), models[1], ())
+        core = kernel_node("", serving_shard(job, current).attention()[0], models[1], ())
         values = {Column.DURATION: core.duration, Column.FLOPS: core.flops, Column.BYTES: core.bytes}
         found.append(retimed(base, cores, values))
     return found

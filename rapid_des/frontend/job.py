@@ -23,6 +23,7 @@ class ParallelismSpec(Spec, frozen=True):
     dp: Count = 1
     pp: Count = 1
     order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
+    """cp gathers keys and values and balances causal work (Grattafiori et al. 2024, section 3.3.2)."""
     sequence_parallel: bool = False
     """Megatron's: norms and residuals split along the sequence over tp."""
     chunks: Count = 1
@@ -68,8 +69,10 @@ class TrainingSpec(Spec, frozen=True):
     """Gradient buckets travel beside the last micro-batch's backward."""
     overlap_parameters: bool = False
     """ZeRO-1: parameters are gathered beside the next forward, not after the optimizer."""
-    overlap_pipeline: bool = True
-    """A stage computes on while its messages travel; otherwise it waits for each to leave."""
+    overlap_pipeline: bool | None = None
+    """A stage computes on while its messages travel; otherwise it waits for its own to leave, and asks for
+    one only when it needs it (while interleaving, ahead: stages would block each other). Unset: as
+    Megatron-LM does, only where the schedule interleaves."""
     gradient_norm: bool = True
     """Global gradient norm (clipping) before the optimizer."""
 

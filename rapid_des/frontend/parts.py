@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from rapid_des.device.operators import OperatorModel
-from rapid_des.frontend.block import block_backward, block_forward
+from rapid_des.frontend.block import block_forward
+from rapid_des.frontend.block_backward import block_backward
 from rapid_des.frontend.ends import embedding_backward, embedding_forward, loss_backward, loss_forward
 from rapid_des.frontend.pipeline import Phase
 from rapid_des.frontend.pricing import price

@@ -46,10 +46,10 @@ class ProgramWriter:
         node = Node(name, NodeKind.SEND, "pp-send", (), size=size, peer=to, tag=tag)
         return self.writer.append(node, (after,))
 
-    def receive(self, name: str, *, source: int, size: int, tag: int) -> int:
-        """Append a receive from a neighbouring stage; return its position."""
+    def receive(self, name: str, *, source: int, size: int, tag: int, after: Sequence[int] = ()) -> int:
+        """Append a receive from a neighbouring stage, asked for after given positions; return its own."""
         node = Node(name, NodeKind.RECV, "pp-recv", (), size=size, peer=source, tag=tag)
-        return self.writer.append(node, ())
+        return self.writer.append(node, after)
 
     def message(self, name: str, role: str, size: int, *, after: Sequence[int]) -> int:
         """Append a collective that waits for given positions; return its own."""

@@ -93,6 +93,12 @@ class Job:
         return self.inference.batch // (self.inference.micro_batch or self.inference.batch)
 
     @property
+    def overlaps_pipeline(self) -> bool:
+        """Whether pipeline messages travel beside compute."""
+        said = self.training.overlap_pipeline
+        return self.chunks > 1 if said is None else said
+
+    @property
     def ties_across_stages(self) -> bool:
         """Whether first and last stage hold copies of one table."""
         return self.model.spec.tied_embeddings and self.stages > 1
@@ -110,6 +116,7 @@ class Job:
             query_length=query_length,
             key_length=key_length,
             vocabulary=self.vocabulary,
+            cp=self.spec.parallelism.cp,
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
         )
@@ -118,7 +125,7 @@ class Job:
     def training_shard(self) -> Shard:
         """A rank's dimensions in one micro-batch of training."""
         length = self.training.sequence_length
-        return self.shard(self.training.micro_batch, length, length)
+        return self.shard(self.training.micro_batch, length // self.spec.parallelism.cp, length)
 
     @property
     def tokens(self) -> int:

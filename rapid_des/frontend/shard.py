@@ -8,7 +8,7 @@ from rapid_des.device.operators import Attention, Dtype, Gemm, Vector
 from rapid_des.frontend.fusion import Fusion
 from rapid_des.frontend.job import PrecisionSpec
 from rapid_des.frontend.model import Model
-from rapid_des.frontend.traffic import byte_count, message_size
+from rapid_des.frontend.traffic import TRAFFIC, byte_count, message_size
 from rapid_des.units import ceil_divide
 
 
@@ -23,9 +23,12 @@ class Shard:
     sequence_parallel: bool
     sequences: int
     query_length: int
+    """Positions of a sequence on this rank."""
     key_length: int
+    """Positions that the last of them attends to."""
     vocabulary: int
     """Padded, whole."""
+    cp: int = 1
     flash: bool = True
     dropout: bool = False
 
@@ -107,11 +110,21 @@ class Shard:
             rows, columns, inner, dtype=self.gemm_dtype, out_dtype=activations, weight_dtype=quantized
         )
 
-    def attention(self, *, backward: bool = False) -> Attention:
-        """Return the attention core."""
+    def attention(self, *, backward: bool = False) -> tuple[Attention, ...]:
+        """Return the kernels of the attention core.
+
+        With context parallelism a rank holds one early and one late piece of 2·cp (so that causal work is
+        alike on all ranks): two kernels. Those of rank 0 stand for all, since the visible pairs of piece i
+        and piece 2·cp - 1 - i always sum to the same.
+        """
+        if self.cp == 1:
+            return (self._core(self.query_length, self.key_length, backward=backward),)
+        piece = self.query_length // 2
+        return tuple(self._core(piece, keys, backward=backward) for keys in (piece, self.key_length))
+
+    def _core(self, query_length: int, key_length: int, *, backward: bool) -> Attention:
         return Attention(
-            self.sequences, self.query_length, self.key_length,
-            self.heads, self.kv_heads, self.model.head_dim,
+            self.sequences, query_length, key_length, self.heads, self.kv_heads, self.model.head_dim,
             phase="backward" if backward else "forward",
             dtype=self.precision.activations,
             kv_dtype=self.precision.kv_cache,
@@ -119,5 +132,6 @@ class Shard:
         )  # fmt: skip
 
     def message(self, role: str, elements: int, dtype: str | None = None) -> int:
-        """Return the comm_size of a tp message."""
-        return message_size(role, elements, dtype or self.precision.activations, self.tp)
+        """Return the comm_size of a message inside the tp (or cp) group."""
+        members = self.cp if TRAFFIC[role].group == "cp" else self.tp
+        return message_size(role, elements, dtype or self.precision.activations, members)

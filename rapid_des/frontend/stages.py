@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid_des.frontend.block import block_backward
+from rapid_des.frontend.block_backward import block_backward
 from rapid_des.frontend.ends import embedding_backward, loss_backward
 from rapid_des.frontend.parts import Section, sections
 from rapid_des.frontend.resolved import Job

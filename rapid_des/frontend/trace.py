@@ -36,7 +36,7 @@ class JobTrace:
         return dict(STREAM_KINDS)
 
 
-def _groups(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
+def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
     """Return for each rank the name and members of its group of one kind, kept to `ranks`."""
     found = {}
     for index, line in enumerate(job.layout.groups(GROUPS[name])):
@@ -64,7 +64,7 @@ def assemble(
     chosen = range(job.gpus) if ranks is None else sorted(ranks)
     present = frozenset(chosen)
     kinds = dict.fromkeys(kind for program in programs for kind in program.groups)
-    by_kind = {kind: _groups(job, kind, present) for kind in kinds}
+    by_kind = {kind: groups_by_rank(job, kind, present) for kind in kinds}
     stages = job.layout.coordinates("pp").tolist()
     neighbours = _neighbours(job)
     traces = []

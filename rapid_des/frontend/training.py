@@ -98,7 +98,9 @@ def _input(state: _Stage, item: Item) -> int | None:
         return state.results[needed]
     name, size, tag = _message(state, stage, needed)
     peer = PREVIOUS if item.phase == "forward" else NEXT
-    return state.program.receive(f"receive.{name}", source=peer, size=size, tag=tag)
+    ahead = job.overlaps_pipeline or job.chunks > 1 or not state.results
+    asked = () if ahead else (next(reversed(state.results.values())),)
+    return state.program.receive(f"receive.{name}", source=peer, size=size, tag=tag, after=asked)
 
 
 def _send_result(state: _Stage, item: Item) -> None:
@@ -110,7 +112,7 @@ def _send_result(state: _Stage, item: Item) -> None:
     name, size, tag = _message(state, state.index, item)
     peer = NEXT if item.phase == "forward" else PREVIOUS
     sent = state.program.send(f"send.{name}", to=peer, size=size, tag=tag, after=state.results[item])
-    if not job.training.overlap_pipeline:
+    if not job.overlaps_pipeline:
         state.gate = {GATE: sent}
 
 

@@ -36,6 +36,7 @@ def simulated(taken, replay):
         ],
         [("training.schedule", "interleaved_1f1b"), ("parallelism.chunks", "2")],
         [("model.tied_embeddings", "true"), ("training.overlap_pipeline", "false")],
+        [("parallelism.cp", "2"), ("training.recompute", "selective")],
     ],
     ids=str,
 )
@@ -46,7 +47,8 @@ def test_without_a_network_blocks_and_their_graph_take_as_long_as_the_flat_trace
     outer = taken.outer([durations] * job.stages)
     flat = replay(build(job, prices).traces, rendezvous=True)
     finish = replay(outer.traces, rendezvous=True)
-    assert [trace.rank for trace in outer.traces.ranks] == [0, 2, 4, 6]
+    assert [trace.rank for trace in outer.traces.ranks] == [group[0] for group in taken.inner_groups]
+    assert len(outer.traces.ranks) == 4
     for rank, times in finish.items():
         assert max(times) == max(flat[rank])
 

@@ -5,7 +5,7 @@ import pytest
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Estimate
-from rapid_des.frontend import build, decode_time
+from rapid_des.frontend import build, serving_times
 
 
 def named(table, text):
@@ -14,11 +14,6 @@ def named(table, text):
 
 def passes(trace, stage=0):
     return [(segment.name, segment.kv_length) for segment in trace.segments[stage]]
-
-
-def times(trace, finish):
-    """Return when each pass ends on the last stage."""
-    return [finish[segment.stop - 1] for segment in trace.segments[-1]]
 
 
 def test_the_first_token_comes_from_the_prefill(tiny_service, prices):
@@ -75,21 +70,34 @@ def test_every_split_runs_to_its_end(tiny_service, prices, replay, split, rendez
     assert not any(name.startswith("gradient") for name in trace.traces.groups)
 
 
-def test_sampled_decode_steps_give_the_same_total(tiny_service, prices, replay):
-    def decode_total(trace):
-        ends = times(trace, replay(trace.traces, rendezvous=True)[0])
-        took = np.diff(ends).tolist()
-        steps = [segment.step for segment in trace.segments[0][1:]]
-        return decode_time(list(zip(steps, took, strict=True)), 1, 11)
+def served(job, prices, replay):
+    trace = build(job, prices)
+    return serving_times(trace, replay(trace.traces, rendezvous=True).__getitem__)
 
-    everything = build(tiny_service(("inference.output_length", "12")), prices)
-    sampled = build(tiny_service(("inference.output_length", "12"), ("inference.decode_steps", "3")), prices)
-    assert len(sampled.segments[0]) == 4
-    assert sampled.notes == (
-        "decode: 3 of 11 steps are simulated, spread evenly; the others are interpolated",
-    )
+
+def test_sampled_decode_steps_give_the_same_total(tiny_service, prices, replay):
+    longer = ("inference.output_length", "12")
+    everything = served(tiny_service(longer), prices, replay)
+    few = tiny_service(longer, ("inference.decode_steps", "3"))
+    sampled = served(few, prices, replay)
+    assert ([step for step, _ in sampled.steps], len(everything.steps)) == ([1, 6, 11], 11)
+    note = "decode: 3 of 11 steps are simulated, spread evenly; the others are interpolated"
+    assert build(few, prices).notes == (note,)
     # These prices are linear in the KV length, so interpolation is exact.
-    assert decode_total(sampled) == decode_total(everything)
+    assert sampled.total == everything.total
+
+
+def test_milestones_of_a_batch_add_up(tiny_service, prices, replay):
+    times = served(tiny_service(), prices, replay)
+    trace = build(tiny_service(), prices)
+    assert (
+        times.total
+        == trace.tables[0].duration.sum()
+        == times.first_token + sum(took for _, took in times.steps)
+    )
+    assert times.per_token == times.decode // 4
+    alone = served(tiny_service(("inference.output_length", "1")), prices, replay)
+    assert (alone.first_token, alone.decode, alone.per_token) == (times.first_token, 0, 0)
 
 
 def test_decode_can_have_prices_of_its_own(tiny_service, prices):

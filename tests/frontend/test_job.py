@@ -35,7 +35,11 @@ def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
         ({"parallelism.tp": "3"}, "parallelism.tp: attention heads 4 does not divide by tp 3"),
         ({"parallelism.pp": "3"}, "parallelism.pp: layers 4 do not divide by pp 3"),
         ({"parallelism.dp": "3"}, "global_batch 8 does not divide by micro_batch 1 · dp 3 = 3"),
-        ({"parallelism.cp": "2", "training.sequence_length": "33"}, "parallelism.cp"),
+        (
+            {"parallelism.cp": "2", "training.sequence_length": "34"},
+            "parallelism.cp: sequence_length 34 does not divide by two pieces for each of cp 2: 4",
+        ),
+        ({"parallelism.cp": "2", "attention": "unfused"}, "context parallelism (cp 2) needs attention flash"),
         ({"parallelism.ep": "2"}, "parallelism.ep: expert parallelism (ep 2)"),
         ({"parallelism.layers": "[1, 2]", "parallelism.pp": "2"}, "sum to 3, tiny.model has 4"),
         ({"parallelism.layers": "[1, 3]"}, "2 parts are listed for pp 1 = 1"),

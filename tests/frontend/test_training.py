@@ -216,3 +216,44 @@ def test_a_thousand_gpus_share_eight_tables(prices):
     # tp groups 128, dp groups 64, and the world.
     assert sum(name.startswith("tp.") for name in trace.traces.groups) == 128
     assert sum(name.startswith("gradient.") for name in trace.traces.groups) == 64
+
+
+CONTEXT = [("parallelism.cp", "2"), ("parallelism.tp", "2"), ("parallelism.sequence_parallel", "true")]
+
+
+@pytest.mark.parametrize("rendezvous", [True, False])
+def test_context_parallelism_runs_with_every_other_axis(tiny, prices, replay, rendezvous):
+    more = [("parallelism.pp", "2"), ("parallelism.dp", "2"), ("training.zero_stage", "1")]
+    trace = build(tiny(*CONTEXT, *more), prices)
+    assert len(trace.traces.ranks) == 16
+    # Gradients are summed over cp and dp together.
+    assert {len(ranks) for name, ranks in trace.traces.groups.items() if name.startswith("gradient.")} == {4}
+    replay(trace.traces, rendezvous=rendezvous)
+
+
+def test_context_parallelism_exchanges_keys_and_values_of_all_parts(tiny, prices):
+    table = build(tiny(*CONTEXT), prices).tables[0]
+    # K and V of 32 positions, 1 of the 2 kv heads, 16 wide, 2 bytes: 2048 in all, half on each rank.
+    messages = rows(table, "cp", "L1.")
+    kinds = sorted(zip(table.collective[messages].tolist(), table.size[messages].tolist(), strict=True))
+    gather, scatter = (CollectiveType.ALL_GATHER, 1024), (CollectiveType.REDUCE_SCATTER, 2048)
+    assert kinds == sorted(([gather] * 2 + [scatter]) * 8)
+
+
+def test_early_and_late_pieces_balance_causal_attention():
+    # Visible pairs of a causal kernel: q·(k - q) + q·(q + 1)/2. Of 4·2 pieces of 512 positions, piece i
+    # and piece 7 - i together see the same on every rank, and all ranks together what one GPU sees.
+    job = load_job(
+        "llama2_7b_train",
+        settings=[
+            ("parallelism.cp", "4"),
+            ("parallelism.tp", "1"),
+            ("parallelism.sequence_parallel", "false"),
+        ],
+    )
+    pairs = [q * (k - q) + q * (q + 1) // 2 for q, k in _shapes(job.training_shard.attention())]
+    assert 4 * sum(pairs) == 4096 * 4097 // 2
+
+
+def _shapes(kernels):
+    return [(kernel.query_length, kernel.key_length) for kernel in kernels]
