@@ -153,8 +153,11 @@ class GroupTable:
         for group, template in uses:
             ranks = self._groups[group][1].astype(np.int64)
             one = templates[template]
-            parts.append(ranks[one.pair_source] * gpus + ranks[one.pair_destination])
-        return np.concatenate(parts)
+            codes = ranks[one.pair_source]
+            codes *= gpus
+            codes += ranks[one.pair_destination]
+            parts.append(codes)
+        return np.concatenate(parts) if len(parts) > 2 else parts[-1]
 
     def _with_memories(self, routes: Routes, chosen: list[dict[int, Int32s]]) -> Routes:
         if not self._memories:
@@ -175,6 +178,7 @@ def _distinct(codes: Int64s, gpus: int) -> tuple[Int64s, Int32s]:
         return np.stack(np.divmod(found, gpus), 1), places.reshape(-1).astype(np.int32)
     marks = np.zeros(gpus * gpus, np.bool_)
     marks[codes] = True
-    numbers: Int32s = np.cumsum(marks, dtype=np.int32)
-    numbers -= np.int32(1)
-    return np.stack(np.divmod(np.flatnonzero(marks), gpus), 1), numbers[codes]
+    found = np.flatnonzero(marks)
+    numbers = np.zeros(gpus * gpus, np.int32)
+    numbers[found] = np.arange(len(found), dtype=np.int32)
+    return np.stack(np.divmod(found, gpus), 1), numbers[codes]

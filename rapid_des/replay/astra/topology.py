@@ -25,6 +25,7 @@ from rapid_des.replay.program import HopTable, Int32s, Int64s
 from rapid_des.units import PS_PER_NS, Bandwidth, Duration
 
 _GIB = 2**30
+_BLOCK = 2**16
 
 _Maker = Callable[..., specs.AnyDimension]
 
@@ -72,8 +73,11 @@ class Network:
         return self.fabric.gpus
 
     def routes(self, pairs: Int64s) -> Routes:
-        """Return the routes of (source, destination) rows."""
-        return self.router.routes(pairs)
+        """Return the routes of (source, destination) rows; in blocks, because routing's tables are large."""
+        parts = [self.router.routes(pairs[at : at + _BLOCK]) for at in range(0, max(len(pairs), 1), _BLOCK)]
+        lengths = np.concatenate([np.diff(part.starts) for part in parts])
+        links = np.concatenate([part.links.astype(np.int32) for part in parts])
+        return Routes(np.concatenate(([0], np.cumsum(lengths))), links)
 
 
 def network_of(file: NetworkFile, path: Path) -> Network:
