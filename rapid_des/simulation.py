@@ -11,7 +11,7 @@ from rapid_des.chakra import ReadOptions, TraceSet, read_set
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobTrace, build, check_memory
 from rapid_des.machine import Machine
-from rapid_des.replay.execute import Execution, execute
+from rapid_des.replay.execute import EngineChoice, Execution, execute
 from rapid_des.replay.lowering import Lowered, lower
 from rapid_des.report.breakdown import breakdown, busiest_operators, critical_position, finish_times
 from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times
@@ -20,6 +20,7 @@ from rapid_des.report.timeline import write_timeline
 from rapid_des.units import Duration, seconds
 
 MODES = ("flattened",)
+AUTO = EngineChoice()
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,12 @@ def load_trace(reference: str | Path, options: ReadOptions | None = None) -> Tra
     return read_set(reference, options)
 
 
-def replay(traces: TraceSet, machine: Machine, *, engine: str = "auto", trail: bool = False) -> Result:
+def replay(
+    traces: TraceSet, machine: Machine, *, engine: str | EngineChoice = AUTO, trail: bool = False
+) -> Result:
     """Replay traces on a machine.
 
-    `engine` is auto, simpy or compiled; `trail` records every hop, for timelines.
+    `engine` names an engine; `trail` records every hop, for timelines.
     Raises `DeadlockError` if the replay can not finish.
     """
     lowered, execution = _executed(traces, machine, engine=engine, trail=trail)
@@ -130,7 +133,12 @@ def replay(traces: TraceSet, machine: Machine, *, engine: str = "auto", trail: b
 
 
 def simulate(
-    job: Job, machine: Machine, *, mode: str = "flattened", engine: str = "auto", trail: bool = False
+    job: Job,
+    machine: Machine,
+    *,
+    mode: str = "flattened",
+    engine: str | EngineChoice = AUTO,
+    trail: bool = False,
 ) -> Result:
     """Predict one step of a job (or one batch of requests) on a machine.
 
@@ -160,9 +168,12 @@ def trace_of(job: Job, machine: Machine) -> JobTrace:
     return build(job, device.operators, gpus=machine.fabric.gpus, decode_operators=decode)
 
 
-def _executed(traces: TraceSet, machine: Machine, *, engine: str, trail: bool) -> tuple[Lowered, Execution]:
+def _executed(
+    traces: TraceSet, machine: Machine, *, engine: str | EngineChoice, trail: bool
+) -> tuple[Lowered, Execution]:
     lowered = lower(traces, machine)
-    return lowered, execute(lowered.program, engine=engine, trail=trail, name=lowered.name)
+    choice = EngineChoice(engine) if isinstance(engine, str) else engine
+    return lowered, execute(lowered.program, choice, trail=trail, name=lowered.name)
 
 
 def _result(

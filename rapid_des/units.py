@@ -55,13 +55,16 @@ class Quantity(int):
         return cls(exact.to_integral_value(rounding=ROUND_CEILING))
 
     def __str__(self) -> str:
-        """Return the shortest exact spelling, else four significant digits of the best unit."""
-        for name in self.shown:
-            value = Decimal(int(self)) / self.units[name]
-            if value >= 1 and value == value.quantize(Decimal("0.001")):
-                return f"{value.quantize(Decimal('0.001')).normalize():f} {name}"
-        for name in self.shown:
-            value = Decimal(int(self)) / self.units[name]
+        """Return an exact spelling if one has at most six digits, else four digits of the largest unit.
+
+        >>> str(Duration(2_698_514_613_504)), str(Duration(1_200_000)), str(Size(80 * 2**30))
+        ('2.699 s', '1.2 us', '80 GiB')
+        """
+        values = {name: Decimal(int(self)) / self.units[name] for name in self.shown}
+        for name, value in values.items():
+            if value >= 1 and len(value.normalize().as_tuple().digits) <= 6:
+                return f"{value.normalize():f} {name}"
+        for name, value in values.items():
             if value >= 1:
                 return f"{float(value):.4g} {name}"
         return f"{int(self)} {self.shown[-1]}"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from rapid_des.errors import ConfigError
+from rapid_des.replay.execute import EngineChoice
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -46,3 +47,8 @@ def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) ->
 def print_json(plain: object) -> None:
     """Print plain data as JSON on stdout."""
     click.echo(json.dumps(plain, indent=1))
+
+
+def engine_choice(engine: str) -> EngineChoice:
+    """Return the choice of --engine; compiling is announced on stderr."""
+    return EngineChoice(engine, announce=lambda text: click.echo(text, err=True))

@@ -8,7 +8,14 @@ from typing import Any
 import click
 
 from rapid_des.chakra import ReadOptions
-from rapid_des.cli.options import engine_option, json_option, print_json, set_option, split_settings
+from rapid_des.cli.options import (
+    engine_choice,
+    engine_option,
+    json_option,
+    print_json,
+    set_option,
+    split_settings,
+)
 from rapid_des.cli.output import show_result, write_outputs
 from rapid_des.errors import InputError
 from rapid_des.machine import load_machine
@@ -41,7 +48,7 @@ def replay(prefix: str, machine: str | None, settings: tuple[str, ...], **option
     traces = load_trace(prefix, _read_options(options))
     loaded = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"])
     wants_trail = options["timeline"] is not None
-    result = replay_traces(traces, loaded, engine=options["engine"], trail=wants_trail)
+    result = replay_traces(traces, loaded, engine=engine_choice(options["engine"]), trail=wants_trail)
     write_outputs(result, options["timeline"], options["links"])
     if options["as_json"]:
         print_json(_with_ranks(result))

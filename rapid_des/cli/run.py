@@ -41,7 +41,11 @@ def run(
     chosen = split_settings(settings)
     loaded = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"])
     result = simulate(
-        load_job(job, settings=chosen["job"]), loaded, mode=mode, engine=engine, trail=timeline is not None
+        load_job(job, settings=chosen["job"]),
+        loaded,
+        mode=mode,
+        engine=engine_choice(engine),
+        trail=timeline is not None,
     )
     write_outputs(result, timeline, links)
     print_json(result.as_json()) if as_json else show_result(result, title=f"{job} on {loaded.name}")

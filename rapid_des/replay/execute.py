@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from rapid_des.errors import InputError
 from rapid_des.replay import simpy_engine
 from rapid_des.replay.deadlock import Namer, require_finished
-from rapid_des.replay.program import Program, Records
+from rapid_des.replay.program import NONE, Program, Records
 
 EngineName = Literal["simpy", "compiled"]
 ENGINES: tuple[EngineName, ...] = ("simpy", "compiled")
-SMALL = 4_000
-"""Hops up to which interpreting (50 µs a hop) is faster than loading the compiled kernel (0.2 s)."""
+SMALL, SMALL_COLD = 4_000, 60_000
+"""Transfers up to which interpreting (50 µs each) is faster than loading the compiled kernel (0.2 s), and
+than compiling it (15 s) with some patience."""
 
 
 @dataclass(frozen=True)
@@ -26,23 +31,40 @@ class Execution:
     wall_s: float
 
 
+@dataclass(frozen=True)
+class EngineChoice:
+    """Which engine, and who is told that its kernel must be compiled first."""
+
+    engine: str = "auto"
+    """auto takes the one that is faster for the program's size."""
+    announce: Callable[[str], None] | None = None
+
+    def of(self, program: Program) -> EngineName:
+        """Return the engine for a program."""
+        if self.engine != "auto" and self.engine not in ENGINES:
+            raise InputError(f"engine {self.engine!r} is not one of auto, {', '.join(ENGINES)}")
+        chosen = engine_for(program) if self.engine == "auto" else self.engine
+        if chosen == "simpy":
+            return "simpy"
+        if self.announce is not None and kernel_is_cold():
+            self.announce("compiling the replay kernel, once for this installation (about 15 s) …")
+        return "compiled"
+
+
 def execute(
-    program: Program, *, engine: str = "auto", trail: bool = False, name: Namer | None = None
+    program: Program, choice: EngineChoice, *, trail: bool = False, name: Namer | None = None
 ) -> Execution:
     """Play a program to its end.
 
-    `engine` auto takes the one that is faster for this size. Raises `DeadlockError` if a visit never
-    finishes; a byte that was sent and not received is a defect.
+    Raises `DeadlockError` if a visit never finishes; a byte that was sent and not received is a defect.
     """
-    chosen = engine_for(program) if engine == "auto" else engine
-    if chosen not in ENGINES:
-        raise InputError(f"engine {engine!r} is not one of auto, {', '.join(ENGINES)}")
+    chosen = choice.of(program)
     began = time.perf_counter()
     records = _run(program, chosen, trail=trail)
     wall_s = time.perf_counter() - began
     require_finished(program, records, name)
     assert records.sent == records.received, "bytes were lost on the way"
-    return Execution(records, "simpy" if chosen == "simpy" else "compiled", wall_s)
+    return Execution(records, chosen, wall_s)
 
 
 def _run(program: Program, engine: str, *, trail: bool) -> Records:
@@ -54,22 +76,28 @@ def _run(program: Program, engine: str, *, trail: bool) -> Records:
 
 
 def engine_for(program: Program) -> EngineName:
-    """Return the engine that is faster: by an estimate of the hops, and of the visits of all ranks."""
-    return "simpy" if expected_hops(program) < SMALL else "compiled"
+    """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
+    limit = SMALL_COLD if kernel_is_cold() else SMALL
+    return "simpy" if expected_hops(program, limit) < limit else "compiled"
 
 
-def expected_hops(program: Program) -> int:
-    """Return about how many hops and visits a program makes."""
+def kernel_is_cold() -> bool:
+    """Tell whether the kernel has yet to be compiled on this machine."""
+    from rapid_des.replay.compiled.kernel import play
+
+    folder = Path(play.stats.cache_path)  # type: ignore[attr-defined]
+    return not any(folder.glob("kernel.play-*.nbi"))
+
+
+def expected_hops(program: Program, limit: int) -> int:
+    """Return about how many transfers and visits a program makes; counting stops at `limit`."""
+    shares = np.array([len(template) / template.members for template in program.templates] or [0.0])
+    sizes = [
+        len(table) + int(shares[table.template[table.template != NONE]].sum()) for table in program.programs
+    ]
     total = 0
     for binding in program.bindings:
-        table = program.programs[binding.program]
-        used = table.template[table.template >= 0]
-        if len(used) > SMALL:
-            return SMALL
-        share = sum(
-            len(program.templates[template]) / program.templates[template].members for template in used
-        )
-        total += len(table) + int(share)
-        if total > SMALL:
+        total += sizes[binding.program]
+        if total >= limit:
             break
     return total

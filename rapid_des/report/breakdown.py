@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from rapid_des.replay.program import NONE, Records, VisitKind
 KIND_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """Which kind of exposed communication an instant counts as when several are in progress."""
 BUBBLE, IDLE, COMPUTE = "bubble", "idle", "compute"
+_LAYER = re.compile(r"\.L\d+(?=\.)")
 
 Int64s = NDArray[np.int64]
 
@@ -120,12 +122,16 @@ def _painted(parts: Mapping[str, tuple[Int64s, Int64s]], end: int) -> dict[str, 
 
 
 def busiest_operators(lowered: Lowered, records: Records, position: int, *, count: int = 8) -> dict[str, int]:
-    """Return the compute operators that take most of a rank's time: last part of the name to picoseconds."""
+    """Return the operators that take most of a rank's compute time, all layers' together, in picoseconds."""
     nodes = lowered.traces.ranks[position].nodes
     times = rank_times(lowered, records, position)
     serves = nodes.kind == NodeKind.COMPUTE
     spent = np.bincount(
         nodes.name[serves], weights=(times.finish - times.start)[serves], minlength=len(nodes.names)
     )
-    ranked = sorted(zip(spent.tolist(), nodes.names, strict=True), key=lambda entry: (-entry[0], entry[1]))
-    return {name: int(time) for time, name in ranked[:count] if time > 0}
+    totals: dict[str, int] = {}
+    for name, time in zip(nodes.names, spent.tolist(), strict=True):
+        operator = _LAYER.sub("", name)
+        totals[operator] = totals.get(operator, 0) + int(time)
+    ranked = sorted(totals.items(), key=lambda entry: (-entry[1], entry[0]))
+    return {name: time for name, time in ranked[:count] if time > 0}
