@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from rapid_des.chakra.generations import Generation
 from rapid_des.chakra.json_forms import node_json
 from rapid_des.chakra.messages import UNREADABLE, message_class
 from rapid_des.chakra.options import ReadOptions
-from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, malformed, open_trace
+from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, likely_generation, malformed, open_trace
 from rapid_des.errors import TraceError
 
 Form = Literal["et", "json"]
@@ -34,9 +34,12 @@ def read_nodes(path: Path, options: ReadOptions | None = None) -> NodeFile:
     return NodeFile(source.metadata, _messages(source))
 
 
-def _open(path: Path, options: ReadOptions) -> TraceFile:
+def _open(path: Path, options: ReadOptions, others: Iterable[Path] = ()) -> TraceFile:
     named = None if options.generation == "auto" else Generation(options.generation)
-    return open_trace(path, generation=named, salvage=options.salvage)
+    source = open_trace(path, generation=named, salvage=options.salvage)
+    if source.generation is None and named is None and others:
+        return open_trace(path, generation=likely_generation(others), salvage=options.salvage)
+    return source
 
 
 def _messages(source: TraceFile) -> Iterator[Any]:
@@ -71,7 +74,7 @@ def convert_set(
     written = []
     for rank, path in files.files.items():
         target = folder / f"{files.prefix}.{rank}.{form}"
-        source = _open(path, options)
+        source = _open(path, options, files.files.values())
         if form == "et":
             write_frames(target, _frames(source))
         else:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from rapid_des.config.presets import preset_folder
 from rapid_des.errors import TraceError
 
 _NUMBERED = re.compile(r"(?P<prefix>.+)\.(?P<rank>\d+)\.(?P<suffix>et|eg|json)(?:\.gz)?\Z")
@@ -30,17 +31,23 @@ class TraceFiles:
 
 
 def discover(reference: str | Path) -> TraceFiles:
-    """Return the trace files that a folder, a prefix (`runs/job` for runs/job.0.et, …) or a file means."""
-    path = Path(_PATTERN.sub("", str(reference).rstrip("."))).expanduser()
+    """Return the trace files that a folder, a prefix (`runs/job` for runs/job.0.et, …) or a file means.
+
+    The bare name of a preset under `workloads/traces` works where nothing else has that name.
+    """
+    path = Path(_PATTERN.sub("", str(reference))).expanduser()
     if path.is_dir():
         return _only_set(path)
     if path.is_file():
         return _single(path)
+    presets = _sets(preset_folder("job") / "traces")
     if not path.parent.is_dir():
         raise TraceError(f"{path}: no such file or folder")
     sets = _sets(path.parent)
     if path.name in sets:
         return sets[path.name]
+    if str(path) in presets:
+        return presets[path.name]
     near = difflib.get_close_matches(path.name, sets, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise TraceError(f"{path}: no trace files {path.name}.<rank>.et{hint} {_listing(path.parent, sets)}")
@@ -78,6 +85,8 @@ def _only_set(folder: Path) -> TraceFiles:
 
 def _sets(folder: Path) -> dict[str, TraceFiles]:
     """Return all sets of a folder by prefix; JSON counts only for prefixes that have no .et or .eg."""
+    if not folder.is_dir():
+        return {}
     found: dict[str, dict[str, dict[int, Path]]] = {}
     for path in sorted(folder.iterdir()):
         match = _NUMBERED.match(path.name)

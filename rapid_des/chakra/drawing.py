@@ -106,7 +106,7 @@ def _mean_line(nodes: NodeTable, line: Heights, member: int) -> float:
 
 
 def critical_chain(nodes: NodeTable) -> Integers:
-    """Number the nodes of one heaviest chain from 1; by count of nodes where no duration is stated."""
+    """Return each node's place on one heaviest chain, from 1; by count of nodes where no time is stated."""
     weights = np.maximum(nodes.duration, 0)
     lengths = path_lengths(nodes, weights if weights.any() else np.ones(len(nodes), np.int64))
     chain = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from rapid_des.chakra.files import Chunk
 from rapid_des.chakra.messages import message_class
-from rapid_des.chakra.wire import BYTES, VARINT, Fields, Spans, split_fields, whole
+from rapid_des.chakra.wire import BYTES, VARINT, Fields, MalformedMessageError, Spans, split_fields, whole
 
 
 class Generation(StrEnum):
@@ -51,7 +51,10 @@ def sniff(chunk: Chunk, first: int) -> Generation | None:
     fields = split_fields(chunk.buffer, frames)
     attributes = fields.rows(11, BYTES)
     if len(attributes):
-        inner = split_fields(chunk.buffer, fields.payload.take(attributes))
+        try:
+            inner = split_fields(chunk.buffer, fields.payload.take(attributes))
+        except MalformedMessageError as error:
+            raise MalformedMessageError(int(fields.owner[attributes[error.message]])) from error
         if len(inner.rows(2, VARINT)):
             return _typed_attributes(inner)
     types = set(fields.value[fields.rows(3, VARINT)].tolist())

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rapid_des.chakra.messages import message_class
+from rapid_des.chakra.messages import UNREADABLE, message_class
 from rapid_des.errors import TraceError
 
 WORLD = "world"
@@ -26,7 +26,7 @@ def load_groups(path: Path) -> Groups:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise TraceError(f"{path}: can not be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}: is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise TraceError(f"{path}: is no object of the form {{name: [ranks]}}")
@@ -68,7 +68,10 @@ def groups_from_nodes(frames: Iterable[bytes], world: tuple[int, ...]) -> tuple[
     stated: Groups = {}
     implied: Groups = {}
     for frame in dict.fromkeys(frames):
-        node = message_class("Node").FromString(frame)
+        try:
+            node = message_class("Node").FromString(frame)
+        except UNREADABLE:  # text that is not UTF-8: other readers of the node do not need it
+            continue
         if "process_group:init" in node.name:
             stated.update(_from_init(node.inputs.values, world))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ _REFUSED = {
     "nodes": "is a PyTorch host execution trace or another JSON graph, not a Chakra trace; link it with "
     "the Kineto timeline (chakra_trace_link), then convert it (chakra_converter PyTorch)",
 }
+_SPACE = re.compile(r"\s*")
 _ALLOWED = "allowed: jsonizer output, or an object with 'workload_graph'"
 
 
@@ -49,21 +51,20 @@ def read_json(path: Path) -> tuple[Any, Iterator[bytes]]:
 def _documents(text: str, path: Path) -> Iterator[Any]:
     """Yield the JSON documents that are written one after the other, with or without separators."""
     decoder = json.JSONDecoder()
-    position = 0
-    while True:
-        position += (
-            len(text[position:]) - len(text[position:].lstrip())
-            if text[position : position + 1].isspace()
-            else 0
-        )
-        if position >= len(text):
-            return
+    position = _first_after_space(text, 0)
+    while position < len(text):
         try:
             document, position = decoder.raw_decode(text, position)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             where = getattr(error, "pos", position)
             raise TraceError(f"{path}: truncated or corrupt JSON at character {where}: {error}") from error
         yield document
+        position = _first_after_space(text, position)
+
+
+def _first_after_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
 
 
 def _parse(document: Any, message: Any, where: str) -> None:

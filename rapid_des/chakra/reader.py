@@ -30,7 +30,7 @@ from rapid_des.chakra.groups import (
 from rapid_des.chakra.interpret import Interpreted, interpret
 from rapid_des.chakra.meaning import Origin
 from rapid_des.chakra.options import ReadOptions
-from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, open_trace
+from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, likely_generation, open_trace
 from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
 
@@ -114,19 +114,10 @@ class _SetReader:
         named = None if options.generation == "auto" else Generation(options.generation)
         source = open_trace(path, generation=named, salvage=options.salvage)
         if source.generation is None and named is None:
-            likely = self._likely_generation()
-            if likely is not Generation.TODAY:
-                source = open_trace(path, generation=likely, salvage=options.salvage)
+            self.generation = self.generation or likely_generation(self.files.files.values())
+            source = open_trace(path, generation=self.generation, salvage=options.salvage)
         self.generation = self.generation or source.generation
         return source
-
-    def _likely_generation(self) -> Generation:
-        """Return the first generation that a file of the set proves: some files fit several."""
-        for path in self.files.files.values():
-            if self.generation is None:
-                self.generation = open_trace(path, salvage=True).generation
-        self.generation = self.generation or Generation.TODAY
-        return self.generation
 
     def _origin(self, rank: int, source: TraceFile, raw: RawTable) -> Origin:
         if self.options.dialect != "auto":
@@ -198,8 +189,19 @@ class _SetReader:
         notes += self._repair_notes()
         if self.files.missing:
             notes.append(f"ranks without a file: {', '.join(map(str, self.files.missing[:12]))}")
+        self._note_empty()
         traces = TraceSet(tuple(self.ranks), self.groups, frozenset(self.unordered), tuple(notes))
         return ReadReport(self.files, traces, self.findings, self.repairs)
+
+    def _note_empty(self) -> None:
+        empty = [str(rank.rank) for rank in self.ranks if not len(rank.nodes)]
+        place = self.files.folder / self.files.prefix
+        if empty and len(empty) == len(self.files.files):
+            text = f"{place}: 0 nodes in {len(empty)} files: there is nothing to replay"
+            self.findings.append(Finding("no nodes", text, file=str(place)))
+        elif empty:
+            text = f"{place}: no nodes for {len(empty)} ranks: {', '.join(empty[:12])}"
+            self.findings.append(Finding("no nodes", text, "warning", file=str(place)))
 
     def _repair_notes(self) -> Iterator[str]:
         totals: Counter[str] = Counter()

@@ -66,11 +66,13 @@ def open_trace(path: Path, *, generation: Generation | None = None, salvage: boo
     first = next(chunks, None)
     if first is None:
         return TraceFile(path, None, message_class("GlobalMetadata")(), None, "et", iter(()))
+    starts_with_metadata = False
     try:
         starts_with_metadata = is_metadata(split_fields(first.buffer, _head(first)))
         found = generation or sniff(first, int(starts_with_metadata))
     except MalformedMessageError as error:
-        raise malformed(path, first.offset_of(error.message), first, error.message) from error
+        frame = error.message + int(starts_with_metadata)
+        raise malformed(path, first.offset_of(frame), first, frame) from error
     if found is None and path.suffix == ".eg" and not starts_with_metadata:
         found = Generation.V0_0_1
     metadata, frame = message_class("GlobalMetadata")(), None
@@ -79,6 +81,15 @@ def open_trace(path: Path, *, generation: Generation | None = None, salvage: boo
         metadata = _metadata(path, frame, found or Generation.TODAY)
     nodes = _nodes(path, itertools.chain([first], chunks), int(starts_with_metadata), found)
     return TraceFile(path, found, metadata, frame, "et", nodes)
+
+
+def likely_generation(paths: Iterable[Path]) -> Generation:
+    """Return the first generation that a file of a set proves, for those of its files that fit several."""
+    for path in paths:
+        found = open_trace(path, salvage=True).generation
+        if found is not None:
+            return found
+    return Generation.TODAY
 
 
 def malformed(path: Path, offset: int, chunk: Chunk | NodeChunk, frame: int) -> TraceError:
