@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rapid_des.cli.options import (
+    engine_choice,
     engine_option,
     json_option,
     on_option,
