@@ -10,7 +10,6 @@ from rapid_des.frontend.memory import JobMemory, StageMemory, memory
 from rapid_des.frontend.model import Model, ModelSpec
 from rapid_des.frontend.program import Segment
 from rapid_des.frontend.resolved import Job
-from rapid_des.frontend.serving import ServingTimes, serving_times
 from rapid_des.frontend.trace import JobTrace
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "Model",
     "ModelSpec",
     "Segment",
-    "ServingTimes",
     "StageMemory",
     "blocks",
     "build",
@@ -31,5 +29,4 @@ __all__ = [
     "decode_time",
     "load_job",
     "memory",
-    "serving_times",
 ]

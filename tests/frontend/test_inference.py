@@ -5,7 +5,7 @@ import pytest
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Estimate
-from rapid_des.frontend import build, serving_times
+from rapid_des.frontend import build, decode_time
 
 
 def named(table, text):
@@ -70,34 +70,30 @@ def test_every_split_runs_to_its_end(tiny_service, prices, replay, split, rendez
     assert not any(name.startswith("gradient") for name in trace.traces.groups)
 
 
-def served(job, prices, replay):
+def step_times(job, prices, replay):
+    """Return (step, duration) of each simulated pass; step 0 is the prefill."""
     trace = build(job, prices)
-    return serving_times(trace, replay(trace.traces, rendezvous=True).__getitem__)
+    finish = replay(trace.traces, rendezvous=True)[0]
+    ends = [0, *(finish[segment.stop - 1] for segment in trace.segments[0])]
+    steps = [segment.step for segment in trace.segments[0]]
+    return list(zip(steps, np.diff(ends).tolist(), strict=True))
 
 
 def test_sampled_decode_steps_give_the_same_total(tiny_service, prices, replay):
     longer = ("inference.output_length", "12")
-    everything = served(tiny_service(longer), prices, replay)
     few = tiny_service(longer, ("inference.decode_steps", "3"))
-    sampled = served(few, prices, replay)
-    assert ([step for step, _ in sampled.steps], len(everything.steps)) == ([1, 6, 11], 11)
     note = "decode: 3 of 11 steps are simulated, spread evenly; the others are interpolated"
     assert build(few, prices).notes == (note,)
+    everything = step_times(tiny_service(longer), prices, replay)[1:]
+    sampled = step_times(few, prices, replay)[1:]
+    assert ([step for step, _ in sampled], len(everything)) == ([1, 6, 11], 11)
     # These prices are linear in the KV length, so interpolation is exact.
-    assert sampled.total == everything.total
+    assert decode_time(sampled, 1, 11) == sum(took for _, took in everything)
 
 
-def test_milestones_of_a_batch_add_up(tiny_service, prices, replay):
-    times = served(tiny_service(), prices, replay)
-    trace = build(tiny_service(), prices)
-    assert (
-        times.total
-        == trace.tables[0].duration.sum()
-        == times.first_token + sum(took for _, took in times.steps)
-    )
-    assert times.per_token == times.decode // 4
-    alone = served(tiny_service(("inference.output_length", "1")), prices, replay)
-    assert (alone.first_token, alone.decode, alone.per_token) == (times.first_token, 0, 0)
+def test_one_output_token_needs_no_decode(tiny_service, prices, replay):
+    alone = step_times(tiny_service(("inference.output_length", "1")), prices, replay)
+    assert alone == step_times(tiny_service(), prices, replay)[:1]
 
 
 def test_decode_can_have_prices_of_its_own(tiny_service, prices):
