@@ -52,7 +52,7 @@ class Samples:
         """Return at most `most` samples, evenly spaced in their order."""
         kept = np.unique(np.linspace(0, len(self.gemms) - 1, min(most, len(self.gemms))).astype(int))
         gemms, cases = (tuple(values[i] for i in kept) for values in (self.gemms, self.cases))
-        return replace(self, gemms=gemms, measured_us=self.measured_us[kept], cases=cases)  # type: ignore[arg-type]
+        return replace(self, gemms=gemms, measured_us=self.measured_us[kept], cases=cases)
 
 
 def error(fit: GemmConstants, samples: Sequence[Samples]) -> float:

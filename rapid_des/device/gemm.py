@@ -39,13 +39,13 @@ class GemmModel:
     menu: KernelMenu
     tiles: Candidates
     fit: GemmConstants
-    warm: bool
+    l2: str
     burst: bool
     """Whether the clock starts at boost and falls with the kernel's duration."""
 
     def price(self, work: Work) -> Priced:
         """Price every GEMM of `work`: kernel microseconds without the launch, and what was chosen."""
-        timing = time_candidates(work, self.tiles, self.rates, self.fit, warm=self.warm)
+        timing = time_candidates(work, self.tiles, self.rates, self.fit, l2=self.l2)
         chosen = np.argmin(timing.total, axis=1)
         tiled = timing.total[np.arange(len(chosen)), chosen]
         gemv = self._gemv(work)
@@ -67,9 +67,9 @@ class GemmModel:
     def _quantise(self, work: Work) -> Floats:
         if not self.menu.quantise:
             return np.zeros(len(work.rows))
-        moved = work.a_bytes + 2 * work.rows * work.k
-        rows = self.fit.quantise_row_us * work.rows / self.rates.sms
-        priced: Floats = (rows + 1e6 * moved / (self.rates.hbm * self.fit.hbm))[:, 0]
+        moved = 1e6 * (work.a_bytes + 2 * work.rows * work.k) / (self.rates.hbm * self.fit.hbm)
+        row_us = self.fit.quantise_row_us + work.k * self.fit.quantise_element_ns / 1000
+        priced: Floats = np.maximum(moved, work.rows * row_us / self.rates.sms)[:, 0]
         return priced
 
     def _throttle(self, work: Work, busy: Floats) -> Floats:
@@ -108,7 +108,7 @@ def build_model(device: Device, dtype: Dtype, weight_dtype: Dtype, fit: GemmCons
     rates, menu = rates_of(device, dtype), device.kernels(dtype)
     tiles = candidates(menu, (operand_width(dtype), operand_width(weight_dtype)), rates, fit)
     conditions = device.conditions
-    return GemmModel(dtype, rates, menu, tiles, fit, conditions.l2 == "warm", conditions.clock == "boost")
+    return GemmModel(dtype, rates, menu, tiles, fit, conditions.l2, conditions.clock == "boost")
 
 
 def operand_width(dtype: Dtype) -> float:

@@ -30,7 +30,9 @@ class GemmConstants:
     throttle_us: float
     """Kernel duration by which half of the way from burst to power-limited clock is gone."""
     quantise_row_us: float
-    """What one SM spends on a row of activations beyond moving it, where the library quantises them."""
+    """What one SM spends on a row of activations, where the library quantises them first …"""
+    quantise_element_ns: float
+    """… and on each of its elements."""
     overlap: float
     """Exponent that joins SM and HBM time: 1 adds them, infinity overlaps them fully."""
     tensor: float

@@ -59,7 +59,7 @@ class Timing:
     l2_read: Floats
 
 
-def time_candidates(work: Work, tiles: Candidates, rates: Rates, fit: GemmConstants, *, warm: bool) -> Timing:
+def time_candidates(work: Work, tiles: Candidates, rates: Rates, fit: GemmConstants, *, l2: str) -> Timing:
     """Price every candidate for every GEMM; a kernel that its menu does not offer takes infinitely long."""
     row_tiles = work.row_tiles
     if row_tiles is None:
@@ -69,7 +69,7 @@ def time_candidates(work: Work, tiles: Candidates, rates: Rates, fit: GemmConsta
     steps = np.ceil(work.k / (tiles.step_k * tiles.split))
     l2_read = ctas * steps * tiles.l2_bytes
     sm, units_us, l2_us = _busiest_sm(ctas, steps, tiles, rates, fit)
-    hbm_read = hbm_reads(work, tiles, grid, rates, warm=warm)
+    hbm_read = hbm_reads(work, tiles, grid, rates, l2=l2)
     hbm = 1e6 * (hbm_read + work.c_bytes) / (rates.hbm * fit.hbm)
     partial = 8.0 * tiles.split * work.rows * work.n
     joining = np.where(tiles.split > 1, fit.split_us + 1e6 * partial / (rates.l2 * fit.l2), 0.0)

@@ -1,9 +1,10 @@
-"""HBM reads of a GEMM's CTA order: what a wave of CTAs shares through L2, and what it reads again.
+"""HBM reads of a GEMM's CTA order: what CTAs share through L2, and what is read again.
 
-CTAs are rasterised in bands of eight tiles. A wave (all CTAs that run at once) reads the distinct rows of A
-and columns of B that it touches. Co-resident CTAs drift apart along K, so where the wave's operands exceed
-L2 part of them is read a second time. Operands that fit L2 together are read once. Checked against profiler
-counts of A100 kernels (`rapid-des validate operators/traffic`).
+CTAs are rasterised in bands of eight tiles along the shorter side of the grid. Each band streams the other
+operand once; its own strip stays in L2 from wave to wave as far as it fits half of it. Within a wave, CTAs
+drift apart along K, so where the wave's operands exceed L2 what several CTAs share is read again.
+Operands that fit L2 together are read once. Checked against profiler counts of A100 kernels
+(`rapid-des validate operators/traffic`).
 """
 
 from __future__ import annotations
@@ -24,30 +25,41 @@ Floats = npt.NDArray[np.float64]
 BAND = 8.0
 """Tiles in a raster band: the swizzle of cuBLAS and CUTLASS kernels."""
 OVERFETCH = 1.05
-"""Sectors that a profiler counts beyond the operands, on every row that fits L2."""
+"""Sectors that a profiler counts over the operands' own, on every row that fits L2."""
 _USABLE_L2 = 0.8
-_WARM_L2 = 1.2
-"""Working set, in L2 capacities, up to which some of a repeated GEMM's operands are still there."""
+_STRIP_SHARE = 0.5
+_DRIFT = {"alone": 0.9, "together": 1.2}
+"""How often a shared operand is read again when it exceeds L2: one CTA an SM, several."""
 
 
-def hbm_reads(work: Work, tiles: Candidates, grid: Floats, rates: Rates, *, warm: bool) -> Floats:
-    """Return the bytes read from HBM, (GEMMs, candidates); `warm`: after an earlier run of the same GEMM."""
+def hbm_reads(work: Work, tiles: Candidates, grid: Floats, rates: Rates, *, l2: str) -> Floats:
+    """Return the bytes read from HBM, (GEMMs, candidates); `l2` as in `Conditions`."""
     compulsory = work.a_bytes + work.b_bytes
-    width_a, width_b = work.a_bytes / work.rows, work.b_bytes / (work.matrices * work.n)
-    tall = np.maximum(1.0, grid / (np.ceil(work.n / tiles.tile_n) * work.matrices))
     wide = np.ceil(work.n / tiles.tile_n)
-    wave = np.minimum(rates.sms * tiles.residency, tall * wide)
-    band = np.minimum(np.minimum(tall, wide), BAND)
-    along = wave / band
-    across_m = np.minimum(tall, np.where(tall <= wide, band, along))
-    across_n = np.minimum(wide, wave / across_m)
-    rows = np.minimum(across_m * tiles.tile_m, work.high)
-    touched = rows * width_a + np.minimum(across_n * tiles.tile_n, work.n) * width_b
-    again = np.clip(1.0 - rates.l2_capacity / touched, 0.0, 1.0) * np.minimum(1.0, tiles.residency / 2)
-    waves = grid / wave
-    reads = np.maximum(compulsory, waves * touched * (1.0 + again))
-    once = np.where(compulsory <= _USABLE_L2 * rates.l2_capacity, compulsory, reads)
-    if warm:
-        everything = compulsory + work.c_bytes
-        once = once * np.clip(everything / rates.l2_capacity / _WARM_L2 * 2 - 1, 0.0, 1.0)
-    return OVERFETCH * once
+    tall = np.maximum(1.0, grid / (wide * work.matrices))
+    a_tile = work.a_bytes / work.rows * np.minimum(tiles.tile_m, work.high)
+    b_tile = work.b_bytes / (work.matrices * work.n) * np.minimum(tiles.tile_n, work.n)
+    flat = tall <= wide
+    short, long = np.minimum(tall, wide), np.maximum(tall, wide)
+    own_tile, streamed_tile = np.where(flat, a_tile, b_tile), np.where(flat, b_tile, a_tile)
+    own, streamed = np.where(flat, work.a_bytes, work.b_bytes), np.where(flat, work.b_bytes, work.a_bytes)
+    band = np.minimum(short, BAND)
+    along = np.minimum(long, np.maximum(1.0, rates.sms * tiles.residency / band))
+    kept = np.clip(band * own_tile / (_STRIP_SHARE * rates.l2_capacity), 0.0, 1.0)
+    drift = np.where(tiles.residency > 1, _DRIFT["together"], _DRIFT["alone"])
+    again = drift * np.clip(1.0 - rates.l2_capacity / (band * own_tile + along * streamed_tile), 0.0, 1.0)
+    own_reads = own * (1.0 + (long / along - 1.0) * kept) * (1.0 + again * (1.0 - 1.0 / along))
+    streamed_reads = streamed * np.ceil(short / band) * (1.0 + again * (1.0 - 1.0 / band))
+    fits = compulsory <= _USABLE_L2 * rates.l2_capacity
+    reads = np.where(fits, compulsory, own_reads + streamed_reads)
+    return OVERFETCH * (reads - _resident(work, rates, l2))
+
+
+def _resident(work: Work, rates: Rates, l2: str) -> Floats | float:
+    """Return the compulsory bytes that L2 still holds: all up to half its size, none at its full size."""
+    if l2 == "cold":
+        return 0.0
+    held = work.a_bytes if l2 == "activations" else work.a_bytes + work.b_bytes
+    footprint = (held + work.c_bytes) / rates.l2_capacity
+    kept: Floats = held * np.clip(2.0 - 2.0 * footprint, 0.0, 1.0)
+    return kept

@@ -10,9 +10,6 @@ from rapid_des.device.operators import Dtype
 if TYPE_CHECKING:
     from rapid_des.device.model import Device
 
-_PORT_BYTES_A_CLOCK = 64
-"""What one SM takes from L2 in a clock: 64 B on every NVIDIA and AMD data-centre GPU since Volta."""
-
 
 @dataclass(frozen=True)
 class Rates:
@@ -33,13 +30,12 @@ class Rates:
 def rates_of(device: Device, dtype: Dtype) -> Rates:
     """Return the rates for arithmetic in `dtype`; all but HBM follow the clock."""
     spec, ratio = device.spec, device.clock_ratio
-    per_sm = _PORT_BYTES_A_CLOCK * spec.clock.peak * ratio
     return Rates(
         sms=spec.sms,
         tensor=device.tensor_rate(dtype),
         vector=device.vector_rate("fp32"),
         shared=spec.shared.bandwidth * ratio,
-        port=per_sm if spec.kind == "gpu" else spec.l2.bandwidth * ratio / spec.sms,
+        port=spec.l2_port_bytes_per_clock * spec.clock.peak * ratio,
         l2=spec.l2.bandwidth * ratio,
         hbm=float(spec.hbm.bandwidth),
         l2_capacity=float(spec.l2.capacity),

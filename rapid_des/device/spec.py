@@ -65,8 +65,9 @@ class Conditions(Spec, frozen=True):
 
     clock: Literal["boost", "sustained"]
     launch: Literal["eager", "graph"]
-    l2: Literal["cold", "warm"]
-    """warm: the same operands are used again at once (a benchmark loop), so what fits L2 stays there."""
+    l2: Literal["cold", "activations", "warm"]
+    """What L2 still holds of a GEMM's operands, as far as they fit: nothing, the activations (the kernel
+    before wrote them), or the weights too (a benchmark that repeats one GEMM)."""
     library: str
     """Whose kernels run: `cublas`, `vllm`, `trtllm` …; selects constants where a family has them."""
 
@@ -84,6 +85,8 @@ class DeviceSpec(Spec, frozen=True):
     registers: Store
     shared: Store
     l2: Store
+    l2_port_bytes_per_clock: int
+    """What one SM takes from L2 in a clock."""
     hbm: Store
     launch: Launch
     conditions: Conditions
