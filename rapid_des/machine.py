@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +15,9 @@ from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.network.build import Plan, build
 from rapid_des.network.detours import FaultAwareRouter
 from rapid_des.network.fabric import Fabric, Router
-from rapid_des.network.faults import Fault, apply_static, check_fault, gpu_factors
+from rapid_des.network.faults import Fault, apply_static, check_fault, gpu_factors, hits, touches_links
 from rapid_des.network.overrides import override_links
+from rapid_des.network.plot import Picture
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import AnyDimension, Collectives, Count, Graph, LinkOverride, Routing, Switching
 
@@ -128,6 +129,27 @@ def _built(
         dead=dead,
         lost=frozenset(gpu for gpu, share in left.items() if not share.compute),
         faults=faults,
+    )
+
+
+def picture(machine: Machine, load: Mapping[int, float] | None = None) -> Picture:
+    """Return what a drawing of a machine shows: its faults, and the utilisation of its links if given."""
+    changing = {
+        link
+        for fault, hit in hits(machine.healthy, machine.faults, machine.spec.gpus_per_node)
+        if fault.timed and touches_links(fault)
+        for link in hit.links.tolist()
+    }
+    shapes = [dimension.__struct_config__.tag for dimension in machine.spec.fabric]
+    figures = f"{machine.fabric.gpus} GPUs, {len(machine.fabric)} directed links"
+    return Picture(
+        title=f"{machine.name}: {figures}" + (f", {len(machine.dead)} dead" if machine.dead else ""),
+        fabric=machine.fabric,
+        healthy=machine.healthy,
+        dead=machine.dead,
+        changing=frozenset(changing),
+        load=load,
+        circular=shapes != ["mesh"],
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from rapid_des.cli.machine_options import machine_options, open_machine
+from rapid_des.machine import picture
 from rapid_des.network.describe import (
     Tree,
     check_lines,
@@ -21,6 +22,7 @@ from rapid_des.network.describe import (
 )
 from rapid_des.network.metrics import summary
 from rapid_des.network.nodes import find_gpu
+from rapid_des.network.plot import draw
 
 _ELSEWHERE = {"bench": "rapid_des.cli.topology_bench"}
 """Commands that are imported only when they are called, and the modules that hold them."""
@@ -59,7 +61,7 @@ def show(
     )
     _echo(tree, fabric_lines(tree), as_json)
     if plot is not None:
-        importlib.import_module("rapid_des.network.plot").draw_machine(opened, plot)
+        draw(picture(opened), plot)
 
 
 @topology.command()

@@ -1,6 +1,6 @@
 """Faults: what is hit, how and when; one language for machine files and the command line."""
 
-from rapid_des.network.faults.effects import GpuFactors, apply_static, gpu_factors
+from rapid_des.network.faults.effects import GpuFactors, apply_static, gpu_factors, hits, touches_links
 from rapid_des.network.faults.specs import Fault, check_fault, parse_fault
 from rapid_des.network.faults.timing import gpu_timetables, link_timetables, placed_in_time
 
@@ -11,7 +11,9 @@ __all__ = [
     "check_fault",
     "gpu_factors",
     "gpu_timetables",
+    "hits",
     "link_timetables",
     "parse_fault",
     "placed_in_time",
+    "touches_links",
 ]

@@ -1,0 +1,177 @@
+"""Drawing a fabric: dimensions by colour, faults and load on top (needs the extra `plot`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.errors import InputError, TopologyError
+from rapid_des.network.fabric import Fabric, Ints
+from rapid_des.network.placing import Points, places
+from rapid_des.units import Bandwidth
+
+MOST_LINKS = 40_000
+"""More lines than this are a grey block that shows nothing."""
+_PALETTE = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31")
+_DERATED, _DEAD = "#E69F00", "#D00000"
+_CURVE = np.linspace(0.0, 1.0, 13)[None, :, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """What a drawing shows of a fabric."""
+
+    title: str
+    fabric: Fabric
+    healthy: Fabric
+    """The same links without faults: those that lost bandwidth or gained latency are marked."""
+    dead: frozenset[int]
+    changing: frozenset[int]
+    """Links that timed faults hit."""
+    load: Mapping[int, float] | None
+    """Utilisation of links, 0 to 1: colours them instead of their dimensions."""
+    circular: bool
+    """Whether a fabric of one axis and without switches is drawn as a circle rather than as a line."""
+
+
+def draw(picture: Picture, path: Path) -> None:
+    """Write the drawing as PNG, SVG or PDF, by the file's suffix; `InputError` if it can not be drawn."""
+    fabric = picture.fabric
+    if len(fabric) > MOST_LINKS:
+        raise TopologyError(f"{fabric.name}: {len(fabric)} links; drawn are up to {MOST_LINKS}")
+    if path.suffix not in {".png", ".svg", ".pdf"}:
+        raise InputError(f"--plot {path}: allowed: a name that ends in .png, .svg or .pdf")
+    figure_class, collections = _matplotlib()
+    points = places(fabric, on_circle=on_circle(picture))
+    span = np.maximum(points.max(axis=0) - points.min(axis=0), 1.0)
+    scale = float(np.clip(14 / span.max(), 0.12, 0.9))
+    figure = figure_class(figsize=(max(6.5, span[0] * scale + 1), max(4.5, span[1] * scale + 2)))
+    axes = figure.add_subplot()
+    _draw_links(axes, collections, picture, points)
+    _draw_nodes(axes, picture, points, scale)
+    axes.set_title(picture.title, fontsize=11)
+    axes.set_aspect("equal")
+    axes.margins(0.04)
+    axes.axis("off")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=3, fontsize=8, frameon=False)
+    try:
+        figure.savefig(
+            path, dpi=150 if span[0] * scale < 15 else 90, bbox_inches="tight", metadata=_undated(path)
+        )
+    except OSError as error:
+        raise InputError(f"--plot {path}: can not be written: {error.strerror}") from None
+
+
+def on_circle(picture: Picture) -> bool:
+    """Whether the GPUs stand on a circle."""
+    fabric = picture.fabric
+    return picture.circular and len(fabric.axes) == 1 and fabric.nodes == fabric.gpus
+
+
+def _matplotlib() -> tuple[Any, Any]:
+    try:
+        from matplotlib.collections import LineCollection
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("drawing needs matplotlib: pip install 'rapid-des[plot]'") from None
+    return Figure, LineCollection
+
+
+def _undated(path: Path) -> dict[str, None]:
+    return {} if path.suffix == ".png" else {"Date" if path.suffix == ".svg" else "CreationDate": None}
+
+
+def _draw_links(axes: Any, collections: Any, picture: Picture, points: Points) -> None:
+    fabric = picture.fabric
+    cables, first = _cables(fabric)
+    dead = _any(cables, first, picture.dead)
+    worse = (fabric.bandwidth < picture.healthy.bandwidth) | (fabric.latency > picture.healthy.latency)
+    derated = _any(cables, first, [*np.flatnonzero(worse).tolist(), *picture.changing]) & ~dead
+    lines = _curves(fabric, first, points, straight=on_circle(picture))
+    plain = ~dead & ~derated
+    if picture.load is not None:
+        _draw_load(axes, collections(lines[~dead]), cables, first[~dead], picture.load)
+    else:
+        for index, name in enumerate(fabric.dimensions or ("links",)):
+            mine = plain & (fabric.dimension[first] == index)
+            rates = sorted(set(fabric.bandwidth[first][mine].tolist()))
+            label = f"{name}: {', '.join(str(Bandwidth(rate)) for rate in rates[:3])}"
+            colour = _PALETTE[index % len(_PALETTE)]
+            axes.add_collection(
+                collections(lines[mine], colors=colour, linewidths=0.9, label=label, zorder=1)
+            )
+        _add(
+            axes, collections, lines[derated], label="derated or timed fault", colors=_DERATED, linewidths=2.4
+        )
+    _add(axes, collections, lines[dead], label="down", colors=_DEAD, linewidths=1.8, linestyles=(0, (3, 2)))
+    axes.autoscale_view()
+
+
+def _add(axes: Any, collections: Any, lines: Points, **style: Any) -> None:
+    if len(lines):
+        axes.add_collection(collections(lines, zorder=2, **style))
+
+
+def _draw_load(axes: Any, lines: Any, cables: Ints, first: Ints, load: Mapping[int, float]) -> None:
+    """Colour each cable by its busier direction."""
+    busiest = np.zeros(int(cables.max(initial=0)) + 1)
+    for link, share in load.items():
+        busiest[cables[link]] = max(busiest[cables[link]], share)
+    lines.set_array(busiest[cables[first]])
+    lines.set_clim(0.0, 1.0)
+    lines.set_cmap("viridis_r")
+    lines.set_linewidths(1.6)
+    axes.add_collection(lines)
+    axes.figure.colorbar(lines, ax=axes, shrink=0.6, label="utilisation of the busier direction")
+
+
+def _cables(fabric: Fabric) -> tuple[Ints, Ints]:
+    """Return the cable of each link, and a link of each cable: both directions are one cable."""
+    ends = np.sort(np.stack([fabric.source, fabric.destination], axis=1), axis=1)
+    _, first, cable = np.unique(ends, axis=0, return_index=True, return_inverse=True)
+    return cable.ravel(), first
+
+
+def _any(cables: Ints, first: Ints, links: Sequence[int] | frozenset[int]) -> NDArray[np.bool_]:
+    """Return for each cable whether one of its directions is among the links."""
+    hit = np.zeros(len(first), bool)
+    hit[cables[sorted(links)]] = True
+    return hit
+
+
+def _curves(fabric: Fabric, first: Ints, points: Points, *, straight: bool) -> Points:
+    """Return a polyline a cable, bent where a straight one would run through other nodes."""
+    start, end = points[fabric.source[first]][:, None, :], points[fabric.destination[first]][:, None, :]
+    along = end - start
+    length = np.linalg.norm(along, axis=2, keepdims=True)
+    nearest = length.min(initial=np.inf) if fabric.nodes > fabric.gpus else _unit(fabric)
+    level = (np.abs(along) < 1e-9).any(axis=2, keepdims=True) & (length > 1.5 * nearest) & (not straight)
+    bend = np.where(level, 0.12 * np.minimum(length, 6.0 + 0.1 * length), 0.0)
+    upward = np.where(along[..., :1] < 0, -1.0, 1.0)
+    aside = np.stack([-along[..., 1], along[..., 0]], axis=2) * upward / np.maximum(length, 1e-9)
+    curve: Points = start + _CURVE * along + 4 * _CURVE * (1 - _CURVE) * bend * aside
+    return curve
+
+
+def _unit(fabric: Fabric) -> float:
+    return 2.0 if len(fabric.axes) > 2 and fabric.axes[2] > 1 else 1.0
+
+
+def _draw_nodes(axes: Any, picture: Picture, points: Points, scale: float) -> None:
+    fabric = picture.fabric
+    size = float(np.clip(240 * scale * scale, 5, 160))
+    ends = (0, fabric.gpus, fabric.gpus + fabric.nics, fabric.nodes)
+    kinds = (("GPU", "o", "white"), ("NIC", "v", "#BBBBBB"), ("switch", "s", "#555555"))
+    for (name, marker, colour), start, end in zip(kinds, ends[:-1], ends[1:], strict=True):
+        if start < end:
+            where = points[start:end]
+            axes.scatter(where[:, 0], where[:, 1], s=size, marker=marker, c=colour, edgecolors="black",
+                         linewidths=0.6, zorder=3, label=f"{end - start} {name}")  # fmt: skip
+    if fabric.gpus <= 128 and size > 60:
+        for gpu in range(fabric.gpus):
+            axes.annotate(str(gpu), points[gpu], ha="center", va="center", fontsize=6, zorder=4)
