@@ -2,6 +2,7 @@
 
 from rapid_des.frontend.blocks import Block, Blocks, blocks
 from rapid_des.frontend.build import build
+from rapid_des.frontend.explain import Explanation, explain
 from rapid_des.frontend.feasibility import check_memory
 from rapid_des.frontend.inference import decode_time
 from rapid_des.frontend.job import JobSpec
@@ -15,6 +16,7 @@ from rapid_des.frontend.trace import JobTrace
 __all__ = [
     "Block",
     "Blocks",
+    "Explanation",
     "Job",
     "JobMemory",
     "JobSpec",
@@ -27,6 +29,7 @@ __all__ = [
     "build",
     "check_memory",
     "decode_time",
+    "explain",
     "load_job",
     "memory",
 ]

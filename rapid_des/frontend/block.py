@@ -94,8 +94,15 @@ def core_bytes(shard: Shard) -> int:
 def attention_core(
     steps: Steps, shard: Shard, name: str, *, backward: bool = False, **counts: Unpack[Counts]
 ) -> None:
-    """Append the kernels of the attention core; the counts go to the last."""
+    """Append the kernels of the attention core; the counts go to the last.
+
+    Dropout of the probabilities is a kernel of its own where attention is not fused.
+    """
     *early, late = shard.attention(backward=backward)
+    if shard.dropout and not shard.flash:
+        rows = shard.tokens * shard.heads
+        dropout = shard.vector("dropout", rows, shard.key_length, backward=backward)
+        steps.kernel(f"{name}.dropout", dropout)
     for kernel in early:
         steps.kernel(f"{name}.early", kernel)
     steps.kernel(name, late, **counts)
