@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.chakra import ReadOptions, TraceSet, read_set
-from rapid_des.errors import InputError, UnsupportedByEngine
+from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobTrace, build, check_memory
 from rapid_des.machine import Machine
 from rapid_des.replay.execute import EngineChoice, Execution, execute
@@ -129,7 +129,7 @@ def replay(
     Raises `DeadlockError` if the replay can not finish.
     """
     lowered, execution = _executed(traces, machine, engine=engine, trail=trail)
-    return _result(Run(lowered, execution, machine), notes=traces.notes)
+    return _result(Run(lowered, execution, machine), notes=lowered.traces.notes)
 
 
 def simulate(
@@ -173,7 +173,24 @@ def _executed(
 ) -> tuple[Lowered, Execution]:
     lowered = lower(traces, machine)
     choice = EngineChoice(engine) if isinstance(engine, str) else engine
-    return lowered, execute(lowered.program, choice, trail=trail, name=lowered.name)
+    try:
+        return lowered, execute(lowered.program, choice, trail=trail, name=lowered.name)
+    except TraceError as disagreement:
+        if not traces.unordered_streams:
+            raise
+        return _overlapped(traces, machine, choice, trail=trail, disagreement=disagreement)
+
+
+def _overlapped(
+    traces: TraceSet, machine: Machine, choice: EngineChoice, *, trail: bool, disagreement: TraceError
+) -> tuple[Lowered, Execution]:
+    """Run traces whose ranks reach a group's collectives in different orders: matched by kind and size."""
+    note = f"{disagreement}; collectives of unordered streams were matched by kind and size and may overlap"
+    lowered = lower(replace(traces, notes=(*traces.notes, note)), machine, overlap=True)
+    try:
+        return lowered, execute(lowered.program, choice, trail=trail, name=lowered.name)
+    except DeadlockError:
+        raise disagreement from None
 
 
 def _result(

@@ -17,7 +17,7 @@ from rapid_des.cli.options import (
     split_settings,
 )
 from rapid_des.cli.output import show_result, write_outputs
-from rapid_des.errors import InputError
+from rapid_des.errors import DeadlockError, InputError
 from rapid_des.machine import load_machine
 from rapid_des.simulation import Result, load_trace
 from rapid_des.simulation import replay as replay_traces
@@ -48,7 +48,11 @@ def replay(prefix: str, machine: str | None, settings: tuple[str, ...], **option
     traces = load_trace(prefix, _read_options(options))
     loaded = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"])
     wants_trail = options["timeline"] is not None
-    result = replay_traces(traces, loaded, engine=engine_choice(options["engine"]), trail=wants_trail)
+    try:
+        result = replay_traces(traces, loaded, engine=engine_choice(options["engine"]), trail=wants_trail)
+    except DeadlockError as error:
+        hint = f"`rapid-des trace check {prefix}` looks for unmatched messages and near misses"
+        raise DeadlockError(f"{error}\n  {hint}") from None
     write_outputs(result, options["timeline"], options["links"])
     if options["as_json"]:
         print_json(_with_ranks(result))

@@ -17,9 +17,10 @@ from rapid_des.replay.program import Group, Int32s, RankBinding, Template
 
 @dataclass(frozen=True)
 class Whole:
-    """A slot that is a process group."""
+    """A slot that is a process group, or its calls of one kind and size where those are counted apart."""
 
     group: int
+    call: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class GroupTable:
             )
         place = ranks.index(trace.rank) if len(ranks) < 64 else self._places(name)[trace.rank]
         if isinstance(slot, Whole):
-            return self._number(("group", name), name, ranks, label), place
+            return self._number(("group", name, *slot.call), name, ranks, label), place
         extents, _ = self.geometry(name)
         stride = int(np.prod(extents[: slot.axis], dtype=np.int64))
         member = place // stride % extents[slot.axis]

@@ -45,21 +45,27 @@ class Lowered:
         return of
 
 
-def lower(traces: TraceSet, machine: Machine) -> Lowered:
-    """Return the program of `traces` on `machine`; rank r runs on GPU r."""
+def lower(traces: TraceSet, machine: Machine, *, overlap: bool = False) -> Lowered:
+    """Return the program of `traces` on `machine`; rank r runs on GPU r.
+
+    On unordered streams the k-th collective that a rank starts in a group meets the k-th of the others. With
+    `overlap` collectives are counted apart by kind and size instead and may run side by side: for traces
+    whose ranks reach them in different orders.
+    """
     if traces.ranks and traces.ranks[-1].rank >= machine.fabric.gpus:
         raise InputError(
             f"{machine.path}: the machine has {machine.fabric.gpus} GPUs, the trace has rank "
             f"{traces.ranks[-1].rank}"
         )
-    return Lowered(_Lowering(traces, machine).program(), traces)
+    return Lowered(_Lowering(traces, machine, overlap=overlap).program(), traces)
 
 
 class _Lowering:
     """Collects templates, groups and sizes while the ranks are lowered."""
 
-    def __init__(self, traces: TraceSet, machine: Machine) -> None:
+    def __init__(self, traces: TraceSet, machine: Machine, *, overlap: bool) -> None:
         self.traces = traces
+        self.overlap = overlap
         self.machine = machine
         stores = machine.switching.mode == "store_and_forward"
         self.segment = machine.switching.segment if stores else None
@@ -101,6 +107,7 @@ class _Lowering:
                 recipe=recipes.of_node,
                 recipes=recipes.distinct,
                 unordered=self.traces.unordered_streams,
+                overlap=self.overlap,
             )
             self.programs.append(program)
             self.shared[key] = len(self.programs) - 1, recipes.slots()
@@ -165,23 +172,26 @@ class _Recipes:
             if UNSTATED in (size, group):
                 what = "size" if size == UNSTATED else "group"
                 raise TraceError(f"node {int(nodes.ids[node])} is a collective without a {what}")
-            self._labels.setdefault(group, nodes.streams[nodes.stream[node]])
-            self.distinct.append(self._collective(CollectiveType(kind), size, group))
+            stream = nodes.streams[nodes.stream[node]]
+            apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
+            slot = self._slot(Whole(group, (kind, size) if apart else ()), stream)
+            self._labels.setdefault(slot, stream)
+            self.distinct.append(self._collective(CollectiveType(kind), size, group, slot))
 
-    def _collective(self, kind: CollectiveType, size: int, group: int) -> Recipe:
+    def _collective(self, kind: CollectiveType, size: int, group: int, whole: int) -> Recipe:
         extents, axes = self._geometries[group]
         call = Call(kind, size, extents, axes)
         if call.members == 1:
-            return Recipe(group)
+            return Recipe(whole)
         steps = []
         for chunk, chunk_steps in enumerate(plan(call, self._lowering.machine)):
             for step in chunk_steps:
-                members = call.members if step.axis is None else extents[step.axis]
-                slot = (
-                    group if step.axis is None else self._slot(Along(group, step.axis), self._labels[group])
-                )
+                members, slot = call.members, whole
+                if step.axis is not None:
+                    members = extents[step.axis]
+                    slot = self._slot(Along(group, step.axis), self._labels[whole])
                 steps.append(Step(slot, self._use(slot, self._lowering.step(step, members)), chunk))
-        return Recipe(group, tuple(steps))
+        return Recipe(whole, tuple(steps))
 
     def _messages(self, nodes: NodeTable) -> None:
         places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))

@@ -45,23 +45,26 @@ class _Edges:
     at_start: Bools
 
 
-def rank_program(
+def rank_program(  # noqa: PLR0913 - one call, all by name
     nodes: NodeTable,
     durations: Int64s,
     *,
     recipe: Int32s,
     recipes: Sequence[Recipe],
     unordered: frozenset[str] = frozenset(),
+    overlap: bool = False,
 ) -> RankProgram:
     """Return the visits of a node table.
 
     `durations` are the nodes' service times in picoseconds with nothing left unstated; `recipe` gives for
-    each node its place in `recipes`, or NONE for nodes that do not communicate.
+    each node its place in `recipes`, or NONE for nodes that do not communicate. `overlap` lets collectives on
+    unordered streams run side by side.
     """
     extra = np.array([one.extra for one in recipes] or [0], np.int64)
     lengths = 1 + np.where(recipe == NONE, 0, extra[recipe])
     first = np.concatenate(([0], np.cumsum(lengths)))
-    columns = _own_visits(nodes, durations, recipe=recipe, first=first)
+    free = _free_of_streams(nodes, unordered, overlap=overlap)
+    columns = _own_visits(nodes, durations, recipe=recipe, first=first, free=free)
     columns["occurrence"][first[:-1]] = _occurrences(nodes, recipe, recipes, unordered)
     edges = [_dependencies(nodes, first), _chains(nodes, first, unordered)]
     for index, one in enumerate(recipes):
@@ -71,8 +74,19 @@ def rank_program(
     return _sealed(columns, edges, len(nodes.streams))
 
 
+def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bool) -> Bools:
+    """Tell which nodes start as soon as they are ready: receives that no stream puts in order.
+
+    A receive that held its stream until its message came would keep the others from being asked for.
+    With `overlap` also collectives that no stream puts in order.
+    """
+    loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
+    kinds = (NodeKind.RECV, NodeKind.COLLECTIVE) if overlap else (NodeKind.RECV,)
+    return loose & np.isin(nodes.kind, kinds)
+
+
 def _own_visits(
-    nodes: NodeTable, durations: Int64s, *, recipe: Int32s, first: Int64s
+    nodes: NodeTable, durations: Int64s, *, recipe: Int32s, first: Int64s, free: Bools
 ) -> dict[str, NDArray[np.int64]]:
     total, own = int(first[-1]), first[:-1]
     names = ("server", "release", "slot", "parent", "occurrence", "template", "node")
@@ -82,7 +96,7 @@ def _own_visits(
     serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
     columns["kind"][own[serves]] = int(VisitKind.COMPUTE)
     columns["work"][own[serves]] = durations[serves]
-    takes_stream = serves | (recipe != NONE)
+    takes_stream = serves | ((recipe != NONE) & ~free)
     columns["server"][own[takes_stream]] = nodes.stream[takes_stream]
     columns["priority"][own] = nodes.priority
     columns["link_priority"][own] = nodes.priority
