@@ -1,0 +1,171 @@
+"""The constants of a fabric as NCCL uses it: what a file under `topologies/fabrics` holds.
+
+All of them are physical: a kernel's start, the time of one hop in each protocol, rates of links, NICs and
+local copies, and how much slower short transfers are. They are fitted on measured collectives, never on jobs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from rapid_des.config import Spec, decode, load_document
+from rapid_des.config.presets import preset_folder
+from rapid_des.errors import ConfigError
+from rapid_des.units import Bandwidth, Duration, Size
+
+
+class Ramp(Spec, frozen=True, kw_only=True):
+    """How the rate grows with the message: a message of `half` bytes pays half of the `loss` of a short one.
+
+    A transfer of S bytes takes `1 + loss / (1 + S / half)` times what it takes at full rate.
+    """
+
+    loss: float
+    half: Size
+
+
+class Protocol(Spec, frozen=True, kw_only=True):
+    """One NCCL protocol: LL and LL128 send flags with the data, Simple synchronises by chunk."""
+
+    hop: Duration
+    """One step of a ring with next to no data."""
+    link: Bandwidth
+    """Payload that a GPU sends over its in-node links."""
+    copy_rate: Bandwidth
+    """A rank's own block from its input to its output, in the same kernel."""
+    combine_rate: Bandwidth
+    """A rank's own block of a reduction: added to what arrives."""
+    exposed: float
+    """The part of a chunk's time that the next step waits for (1: all of it; 0.5: two slices alternate)."""
+
+
+class PointToPoint(Spec, frozen=True, kw_only=True):
+    """Sends and receives in one kernel: all-to-all and send/recv."""
+
+    base: Duration
+    peer: Duration
+    """For each other rank."""
+    link: Bandwidth
+    """In an all-to-all; a send alone gets the ring's rate, or `channel` for each of its channels."""
+    channel: Bandwidth
+    copy_rate: Bandwidth
+    ramp: Ramp
+
+
+class InSwitch(Spec, frozen=True, kw_only=True):
+    """Reduction and multicast in the NVLink switch (NVLS)."""
+
+    base: Duration
+    link: Bandwidth
+    """Each GPU sends (and receives) all data once and 1/n of it a second time at this rate."""
+    ramp: Ramp
+    least_ranks: int
+
+
+class Tuner(Spec, frozen=True, kw_only=True):
+    """The bandwidths with which NCCL itself chooses (its own tuning table, not measurements)."""
+
+    ring: Bandwidth
+    ll: Bandwidth
+    ll128: Bandwidth
+    nvls: Bandwidth | None = None
+
+
+class Sharing(Spec, frozen=True, kw_only=True):
+    """What is left of a link's rate when this many ranks cross the same host bridges."""
+
+    ranks: int
+    rate: float
+
+
+class Node(Spec, frozen=True, kw_only=True):
+    """The GPUs of one node: NVLink with or without a switch, or PCIe."""
+
+    base: Duration
+    """From launch to the first byte."""
+    spread: Duration
+    """More for a message that uses all channels (from 32 KiB a rank on)."""
+    line: Duration
+    """More for every LL step once a step fills a line of 4 KiB."""
+    ll: Protocol
+    ll128: Protocol
+    simple: Protocol
+    ramp: Ramp
+    copy_window: Size
+    """A rank's own block costs time up to this size; the rest hides behind chunks under way."""
+    point_to_point: PointToPoint
+    nvls: InSwitch | None = None
+    sharing: tuple[Sharing, ...] = ()
+    """Empty where every GPU has its full link rate to every other (a switch, or direct links)."""
+    tuner: Tuner
+
+    def share(self, ranks: int) -> float:
+        """Return the part of its link rate that each of `ranks` ranks gets."""
+        return next((row.rate for row in self.sharing if row.ranks == ranks), 1.0)
+
+
+class NetworkTree(Spec, frozen=True, kw_only=True):
+    """All-reduce across nodes by trees, with the reduction inside a node done by NVLS or a chain."""
+
+    base: Duration
+    level: Duration
+    """For each level of the tree, up and down."""
+    nic: Bandwidth
+    """Payload of one NIC in one direction."""
+    in_node: Bandwidth
+    """The rate at which a node reduces and distributes the buffer (bytes of the buffer a second)."""
+    ramp: Ramp
+
+
+class Network(Spec, frozen=True, kw_only=True):
+    """The network between nodes, as the rings and sends of one job use it."""
+
+    nic: Bandwidth
+    """Payload of one NIC in one direction; every rank has one."""
+    link: Bandwidth
+    """What a ring's in-node links give when it also crosses nodes."""
+    base: Duration
+    ll128_hop: Duration
+    simple_hop: Duration
+    ll128_share: float
+    """Payload of an LL128 line (120 of 128 bytes, at most)."""
+    exposed: float
+    ramp: Ramp
+    exchange_nic: Bandwidth
+    """Payload of a NIC in an all-to-all."""
+    exchange_base: Duration
+    exchange_peer: Duration
+    exchange_ramp: Ramp
+    channel: Bandwidth
+    """A send to one peer over one channel; over c channels it gets `c ** channel_scaling` times that."""
+    channel_scaling: float
+    tree: NetworkTree | None = None
+    tuner_ring: Bandwidth
+    """A NIC's rate in NCCL's tuning table."""
+    tuner_ll128_channels: int
+    """Channels that NCCL's LL128 limit counts; 36.7 GB/s each."""
+
+
+class NcclFabric(Spec, frozen=True, kw_only=True):
+    """One kind of node, and the network between such nodes where there is one."""
+
+    name: str
+    source: str
+    node: Node
+    network: Network | None = None
+
+
+@cache
+def load_fabric(name: str) -> NcclFabric:
+    """Return the fabric that a path or a preset's bare name stands for; `ConfigError` names the presets."""
+    folder = preset_folder("machine") / "fabrics"
+    for candidate in (Path(name), folder / f"{name}.yaml"):
+        if candidate.is_file():
+            return decode(load_document(candidate), NcclFabric)
+    raise ConfigError(f"no fabric file {name!r}; presets: {', '.join(fabric_names())}")
+
+
+def fabric_names() -> list[str]:
+    """Return the bare names of the fabrics that ship with rapid_des."""
+    return sorted(path.stem for path in (preset_folder("machine") / "fabrics").glob("*.yaml"))

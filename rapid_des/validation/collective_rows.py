@@ -1,0 +1,71 @@
+"""From measured collectives to rows: what is predicted, and the alpha-beta null model beside it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid_des.validation.scoring import Row, Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement, the bytes that the null model multiplies, and how it is predicted."""
+
+    case_id: str
+    time: float
+    wire: float
+    predict: Callable[[], float]
+    unsupported: str = ""
+
+
+def alpha_beta(measured: Sequence[Measured]) -> tuple[float, float]:
+    """Return the latency and the time a byte that fit best, in relative least squares (not negative)."""
+    times = np.array([row.time for row in measured])
+    wires = np.array([row.wire for row in measured])
+    table = np.stack([1 / times, wires / times], axis=1)
+    alpha, beta = np.linalg.lstsq(table, np.ones(len(times)), rcond=None)[0]
+    return max(float(alpha), 0.0), max(float(beta), 0.0)
+
+
+def rows(measured: Sequence[Measured]) -> list[Row]:
+    """Return predictions beside measurements; the null model is fitted to these very rows."""
+    alpha, beta = alpha_beta(measured)
+    return [
+        Row(
+            case_id=row.case_id,
+            measured=row.time,
+            predicted=None if row.unsupported else row.predict(),
+            null=None if row.unsupported else alpha + beta * row.wire,
+            unsupported=row.unsupported,
+        )
+        for row in measured
+    ]
+
+
+def grouped(
+    measured: Iterable[tuple[str, Measured]],
+    *,
+    unit: str = "us",
+    floor: Callable[[str], float] = lambda _: 0.0,
+    constants: Callable[[str], Mapping[str, object]] = lambda _: {},
+) -> Iterator[Topic]:
+    """Yield a topic for every name, in order of first appearance."""
+    found: dict[str, list[Measured]] = defaultdict(list)
+    for name, row in measured:
+        found[name].append(row)
+    for name, members in found.items():
+        yield Topic(
+            name=name,
+            rows=_later(members),
+            floor_us=floor(name),
+            unit=unit,
+            constants=constants(name),
+        )
+
+
+def _later(members: Sequence[Measured]) -> Callable[[], Sequence[Row]]:
+    return lambda: rows(members)

@@ -1,0 +1,256 @@
+"""Fit the constants of `topologies/fabrics` on the calibration split of measured collectives.
+
+    python validation/fit_collectives.py DATA_FOLDER [FABRIC ...]
+
+needs scipy. Cases whose name has an even sha256 are calibration; nothing else is read. Every fabric starts from
+the values of its own file, and the file is written anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+from scipy.optimize import least_squares
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.network.collectives.nccl import nccl_time, send_time
+from rapid_des.network.collectives.nccl_fabric import NcclFabric
+from rapid_des.units import Bandwidth, Duration, Quantity, Size
+from rapid_des.validation.scoring import is_calibration
+
+KINDS = {
+    "all_reduce": CollectiveType.ALL_REDUCE,
+    "all_gather": CollectiveType.ALL_GATHER,
+    "reduce_scatter": CollectiveType.REDUCE_SCATTER,
+    "alltoall": CollectiveType.ALL_TO_ALL,
+}
+UNITS: dict[type, tuple[str, float]] = {Duration: ("us", 1e6), Bandwidth: ("GB/s", 1e9), Size: ("MiB", 2**20)}
+Measured = tuple[str, int, int, int, float]
+"""Operation, ranks, ranks a node, bytes (nccl-tests), microseconds."""
+
+
+def rows(data: Path, name: str) -> Iterable[dict[str, str]]:
+    """Yield a file's calibration rows."""
+    with (data / "collectives" / name).open() as stream:
+        yield from (row for row in csv.DictReader(stream) if is_calibration(row["case_id"]))
+
+
+def in_node(data: Path, *gpus: str) -> list[Measured]:
+    """Return the one-node measurements of some GPUs."""
+    return [
+        (row["op"], int(row["ranks"]), int(row["ranks"]), int(row["bytes"]), float(row["time_us"]))
+        for row in rows(data, "nccl_aiconfigurator.csv")
+        if row["gpu"] in gpus and row["op"] in KINDS
+    ]
+
+
+def clusters(data: Path, name: str, keep: Callable[[dict[str, str]], bool]) -> list[Measured]:
+    """Return measurements of several nodes."""
+    chosen = []
+    for row in rows(data, name):
+        if not keep(row):
+            continue
+        share = int(row["ranks"]) // int(row["nodes"])
+        time = float(row["time_us_out"])
+        chosen.append((row["op"], int(row["ranks"]), share, int(row["bytes"]), time))
+    return chosen
+
+
+def alps(data: Path) -> list[Measured]:
+    """Return the best of all settings for every number of nodes and size from 1 GiB on."""
+    best: dict[tuple[int, int], float] = {}
+    for row in rows(data, "nccl_alps_gh200_slingshot.csv"):
+        if row["valid"] == "True" and int(row["bytes"]) >= 2**30:
+            key = int(row["ranks"]), int(row["bytes"])
+            best[key] = min(best.get(key, math.inf), float(row["time_us_out"]))
+    return [("all_reduce", ranks, 4, size, time) for (ranks, size), time in sorted(best.items())]
+
+
+def digitised(data: Path, gpu: str) -> list[Measured]:
+    """Return what ASTRA-sim's plots show of a GPU, as far as a pixel is less than 5 % of the time."""
+    return [
+        (row["op"], int(row["ranks"]), int(row["ranks"]), int(row["bytes"]), float(row["time_us"]))
+        for row in rows(data, "astra_sim_docs_digitised.csv")
+        if row["gpu"].startswith(gpu) and row["series"] == "measured" and float(row["rel_uncert"]) < 0.05
+    ]
+
+
+def predict(fabric: NcclFabric, measured: Measured) -> float:
+    """Return microseconds."""
+    op, ranks, share, size, _ = measured
+    if op == "sendrecv":
+        return send_time(fabric, ranks, size, per_node=share).duration / 1e6
+    size = size // ranks if op == "all_gather" else size
+    return nccl_time(fabric, KINDS[op], ranks, size, per_node=share).duration / 1e6
+
+
+NVLINK5 = ("B200-SXM", "B300-SXM", "GB200-NVL72", "GB300-NVL72")
+LINE_RATE = {"h100_ndr": 50e9, "h100_efa": 50e9, "gh200_slingshot": 25e9}
+"""No fit exceeds what a NIC can send."""
+NODE = ("node.",)
+EFA_FREE = (
+    "network.ll128_hop",
+    "network.simple",
+    "network.exp",
+    "network.ramp",
+    "network.exch",
+    "network.tree",
+)
+"""All but the rate of NVLink in a ring, which is that of the same GPUs in h100_ndr."""
+JOBS: dict[str, tuple[tuple[str, ...], Callable[[Path], list[Measured]]]] = {
+    "a100_nvswitch": (NODE, lambda data: in_node(data, "A100-SXM4-80GB")),
+    "h100_nvswitch": (
+        NODE,
+        lambda data: (
+            in_node(data, "H100-SXM-80GB")
+            + clusters(
+                data,
+                "nccl_h100_ndr_10node.csv",
+                lambda row: row["nodes"] == "1" and row["op"] == "alltoall",
+            )
+        ),
+    ),
+    "nvlink5": (NODE, lambda data: in_node(data, *NVLINK5)),
+    "l40s_pcie": (NODE, lambda data: in_node(data, "L40S")),
+    "rtx_pro_6000_pcie": (NODE, lambda data: in_node(data, "RTX-PRO-6000")),
+    "arc_b60_pcie": (NODE, lambda data: in_node(data, "Intel-Arc-B60")),
+    "h100_ndr": (
+        ("network.", "node.nvls.", "node.simple.", "node.point_to_point.", "node.ramp.", "node.copy_window"),
+        lambda data: clusters(
+            data,
+            "nccl_h100_ndr_10node.csv",
+            lambda row: row["op"] != "sendrecv" or int(row["nodes"]) > 1,
+        ),
+    ),
+    "h100_efa": (
+        ("network.nic", "network.base", *EFA_FREE),
+        lambda data: clusters(data, "nccl_aws_p5_efa.csv", lambda row: True),  # noqa: ARG005
+    ),
+    "h100_ring": (
+        ("node.simple.link", "node.simple.hop"),
+        lambda data: digitised(data, "H100"),
+    ),
+    "v100_cube_mesh": (
+        ("node.simple.link", "node.simple.hop"),
+        lambda data: digitised(data, "V100"),
+    ),
+    "gh200_slingshot": (("network.", "node.simple."), alps),
+}
+
+FIXED = (".tuner", "least_ranks", "ll128_share", "tuner_", "tree.in_node", "to_point.channel")
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield every number below a tree by its dotted path."""
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}.")
+        elif isinstance(value, list):
+            yield from leaves({str(i): item for i, item in enumerate(value)}, f"{path}.")
+        else:
+            yield path, value
+
+
+def place(tree: Any, path: str, value: float) -> None:
+    """Set one leaf."""
+    *steps, last = path.split(".")
+    for step in steps:
+        tree = tree[int(step)] if isinstance(tree, list) else tree[step]
+    tree[last] = value
+
+
+def build(tree: dict[str, Any]) -> NcclFabric:
+    """Return the fabric of a tree of quantities in base units."""
+    return msgspec.convert(
+        tree,
+        NcclFabric,
+        dec_hook=lambda kind, value: kind.parse(value) if isinstance(value, str) else kind(value),
+    )
+
+
+def number(text: object) -> float | None:
+    """Return a leaf in base units; None where it is text or a count."""
+    if isinstance(text, float):
+        return text
+    for kind in UNITS:
+        try:
+            return float(kind.parse(text))
+        except ValueError:
+            continue
+    return None
+
+
+def unit_of(text: str) -> type[Quantity]:
+    """Return the quantity that a text is."""
+    return next(kind for kind in UNITS if text.split()[-1] in kind.units)
+
+
+def shown(original: object, value: float) -> object:
+    """Return a leaf as the file spells it, four digits long."""
+    if isinstance(original, float):
+        return float(f"{value:.4g}")
+    unit, factor = UNITS[unit_of(str(original))]
+    return f"{value / factor:.4g} {unit}"
+
+
+def fit(path: Path, free: tuple[str, ...], measured: list[Measured]) -> None:
+    """Fit one file's free leaves in logarithms and write it."""
+    text = yaml.safe_load(path.read_text())
+    values = {key: number(leaf) for key, leaf in leaves(text) if not isinstance(leaf, int)}
+    names = [
+        key
+        for key, value in values.items()
+        if value is not None and key.startswith(free) and not any(word in key for word in FIXED)
+    ]
+    weights = np.array([1.0 if size >= 2**20 else 0.35 for *_, size, _ in measured])
+    original = {key: leaf for key, leaf in leaves(text)}
+
+    def residuals(logs: Any) -> Any:
+        tree = msgspec.json.decode(msgspec.json.encode(text))
+        for key, log in zip(names, logs, strict=True):
+            value = math.exp(log)
+            place(tree, key, value if isinstance(original[key], float) else round(value))
+        fabric = build(tree)
+        return weights * np.array([math.log(predict(fabric, row) / row[-1]) for row in measured])
+
+    start = np.array([math.log(max(values[key] or 0.0, 1e-3)) for key in names])
+    line = math.log(LINE_RATE.get(path.stem, 1e12))
+    most = np.array(
+        [min(a + 2.5, line) if k.endswith("nic") else a + 2.5 for a, k in zip(start, names, strict=True)]
+    )
+    start = np.minimum(start, most - 1e-3)
+    found = least_squares(
+        residuals,
+        start,
+        loss="soft_l1",
+        f_scale=0.05,
+        bounds=(start - 2.5, most),
+        diff_step=1e-3,
+        max_nfev=60,
+    )
+    for key, log in zip(names, found.x, strict=True):
+        place(text, key, shown(original[key], math.exp(log)))
+    path.write_text(yaml.safe_dump(text, sort_keys=False, width=110))
+    large = [abs(predict(build(text), row) / row[-1] - 1) for row in measured if row[3] >= 2**20]
+    print(f"{path.stem}: {len(measured)} calibration rows, {100 * np.mean(large):.2f} % from 1 MiB on")
+
+
+def main(data: Path, chosen: list[str]) -> None:
+    """Fit the chosen fabrics, or all."""
+    folder = Path(__file__).parents[1] / "topologies" / "fabrics"
+    for name, (free, select) in JOBS.items():
+        if not chosen or name in chosen:
+            fit(folder / f"{name}.yaml", free, select(data))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
