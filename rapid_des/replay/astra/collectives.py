@@ -164,6 +164,7 @@ class Planner:
                 ascending=ascending,
                 endpoint=self._endpoint(local=scope.members is not None),
                 dialect=self._setup.dialect,
+                port=self._port(axis, scope),
                 tree=tree,
             )
             steps.append(Step(phase, axis, queue))
@@ -203,6 +204,13 @@ class Planner:
                 key=key,
             )
         return names
+
+    def _port(self, axis: Axis, scope: Scope) -> float:
+        network = self._setup.network
+        spans_more = len(self._sizes) > 1 and (scope.members is not None or axis.size == self._gpus)
+        if network.topology[axis.dimension] != "Switch" or spans_more:
+            return 0.0
+        return network.bandwidth[axis.dimension] * 2**30 / 1e9
 
     def _endpoint(self, *, local: bool) -> Endpoint:
         delay = _LOCAL_DELAY_NS if local else self._system.endpoint_delay

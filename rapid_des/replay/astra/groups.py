@@ -47,6 +47,7 @@ class GroupTable:
         self._numbers: dict[object, int] = {}
         self._groups: list[tuple[str, Int32s]] = []
         self._used: list[dict[int, None]] = []
+        self._channels: dict[int, int] = {}
         self._memories: dict[int, int] = {}
 
     def bind(self, trace: RankTrace, program: int, slots: SlotNumbers) -> RankBinding:
@@ -93,6 +94,7 @@ class GroupTable:
         if number is None:
             ends = np.array([source, destination], np.int32)
             number = self._number(key, f"{source}>{destination}", ends)
+            self._channels[number] = key
         return number, 0 if slot.sends else 1
 
     def _along(self, trace: RankTrace, slot: Along) -> tuple[int, int]:
@@ -126,17 +128,19 @@ class GroupTable:
 
         Remote memories come last: one route each, whose only link is numbered after those of the fabric.
         """
+        channels = np.fromiter(self._channels.values(), np.int64, len(self._channels))
         uses = [
             (group, template)
             for group, used in enumerate(self._used)
-            if group not in self._memories
+            if group not in self._memories and group not in self._channels
             for template in used
         ]
-        codes = self._codes(uses, templates)
-        distinct, places = _distinct(codes, self._network.gpus)
+        distinct, places = _distinct(self._codes(channels, uses, templates), self._network.gpus)
         routes = self._network.routes(distinct)
         chosen: list[dict[int, Int32s]] = [{} for _ in self._groups]
-        end = 0
+        for place, group in enumerate(self._channels):
+            chosen[group] = dict.fromkeys(self._used[group], places[place : place + 1])
+        end = len(channels)
         for group, template in uses:
             begin, end = end, end + len(templates[template].pair_source)
             chosen[group][template] = places[begin:end]
@@ -147,9 +151,10 @@ class GroupTable:
         )
         return groups, routes
 
-    def _codes(self, uses: list[tuple[int, int]], templates: list[Template]) -> Int64s:
+    def _codes(self, channels: Int64s, uses: list[tuple[int, int]], templates: list[Template]) -> Int64s:
+        """Return source · GPUs + destination of every channel and of every pair that the groups use."""
         gpus = self._network.gpus
-        parts = [np.zeros(0, np.int64)]
+        parts = [channels]
         for group, template in uses:
             ranks = self._groups[group][1].astype(np.int64)
             one = templates[template]
@@ -157,7 +162,7 @@ class GroupTable:
             codes *= gpus
             codes += ranks[one.pair_destination]
             parts.append(codes)
-        return np.concatenate(parts) if len(parts) > 2 else parts[-1]
+        return np.concatenate(parts)
 
     def _with_memories(self, routes: Routes, chosen: list[dict[int, Int32s]]) -> Routes:
         if not self._memories:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,20 +11,27 @@ from rapid_des.chakra.trace import NodeTable
 from rapid_des.replay.program import Int64s
 
 
-def issue_order(nodes: NodeTable) -> tuple[Int64s, Int64s]:
-    """Return each node's place by ascending id, and the nodes in the order of issue if all took equal time.
+@dataclass(frozen=True)
+class IssueOrder:
+    """In which order a rank prefers its nodes, and in which it would issue them if all took equal time."""
 
-    That order is ascending id among the nodes whose dependencies are done; it numbers messages that nothing
-    else tells apart, and gives collectives their queues.
-    """
+    place: Int64s
+    """Of each node by ascending id."""
+    nodes: Int64s
+    """Ascending id among the nodes whose dependencies are done: this order numbers messages that nothing else
+    tells apart, and gives collectives their queues."""
+
+
+def issue_order(nodes: NodeTable) -> IssueOrder:
+    """Return the orders of a node table."""
     count = len(nodes)
     ascending = np.argsort(nodes.ids, kind="stable").astype(np.int64)
     by_id = np.empty(count, np.int64)
     by_id[ascending] = np.arange(count)
     waiting = np.repeat(np.arange(count), np.diff(nodes.dependency_starts))
     if (by_id[nodes.dependencies] < by_id[waiting]).all():
-        return by_id, ascending
-    return by_id, _earliest_ids_first(nodes, by_id, ascending, waiting)
+        return IssueOrder(by_id, ascending)
+    return IssueOrder(by_id, _earliest_ids_first(nodes, by_id, ascending, waiting))
 
 
 def _earliest_ids_first(nodes: NodeTable, by_id: Int64s, ascending: Int64s, waiting: Int64s) -> Int64s:

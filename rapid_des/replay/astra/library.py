@@ -25,6 +25,7 @@ class Library:
         self._setup = setup
         self._messages = Messages(self.sizes)
         self._numbers: dict[object, int] = {}
+        self._sent: dict[int, int] = {}
         self._channels: dict[tuple[int, int], int] = {}
 
     def phase(self, phase: Phase) -> int:
@@ -33,7 +34,11 @@ class Library:
 
     def message(self, size: int) -> int:
         """Return the template number of a message."""
-        return self._number(("message", size), lambda: self._messages.message(size))
+        number = self._sent.get(size)
+        if number is None:
+            self.templates.append(self._messages.message(size))
+            number = self._sent[size] = len(self.templates) - 1
+        return number
 
     def visit(self, size: int) -> int:
         """Return the template number of a use of remote memory."""

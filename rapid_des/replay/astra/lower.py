@@ -13,7 +13,7 @@ from rapid_des.errors import TraceError
 from rapid_des.replay.astra.collectives import Scope
 from rapid_des.replay.astra.files import MemoryFile, Setup
 from rapid_des.replay.astra.groups import WORLD, GroupTable, Membership
-from rapid_des.replay.astra.issue import issue_order
+from rapid_des.replay.astra.issue import IssueOrder, issue_order
 from rapid_des.replay.astra.library import Library
 from rapid_des.replay.astra.ranks import LoweredRank, RankLowering
 from rapid_des.replay.astra.topology import Network, hop_table, network_of
@@ -110,11 +110,14 @@ class _Shared:
     def number(self, trace: RankTrace) -> int:
         """Return the number of a rank's program."""
         scopes = tuple(self._scope(name) for name in trace.groups)
-        if id(trace.nodes) not in self._digests:
-            self._digests[id(trace.nodes)] = _digest(trace.nodes)
-        key = (self._digests[id(trace.nodes)], scopes)
+        known = self._digests.get(id(trace.nodes))
+        order = issue_order(trace.nodes) if known is None else None
+        if order is not None:
+            known = self._digests[id(trace.nodes)] = _digest(trace.nodes, order)
+        key = (known, scopes)
         if key not in self._numbers:
-            self.lowered.append(self._lowering.lower(trace.nodes, scopes, f"rank {trace.rank}"))
+            order = order or issue_order(trace.nodes)
+            self.lowered.append(self._lowering.lower(trace, order, scopes))
             self._numbers[key] = len(self.lowered) - 1
         return self._numbers[key]
 
@@ -126,12 +129,11 @@ class _Shared:
         return Scope(members=len(self._membership.groups[name]))
 
 
-def _digest(nodes: NodeTable) -> bytes:
+def _digest(nodes: NodeTable, order: IssueOrder) -> bytes:
     """Return a fingerprint of all that lowering reads of a table, ids by their order only."""
-    order, _ = issue_order(nodes)
     columns = (
-        order, nodes.kind, nodes.duration, nodes.size, nodes.collective, nodes.group, nodes.peer, nodes.tag,
-        nodes.flops, nodes.tensor_bytes, nodes.on_cpu, nodes.dependency_starts, nodes.dependencies,
+        order.place, nodes.kind, nodes.duration, nodes.size, nodes.collective, nodes.group, nodes.peer,
+        nodes.tag, nodes.flops, nodes.tensor_bytes, nodes.on_cpu, nodes.dependency_starts, nodes.dependencies,
     )  # fmt: skip
     digest = hashlib.blake2b(digest_size=16)
     for column in columns:

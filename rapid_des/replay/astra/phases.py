@@ -30,6 +30,8 @@ class Phase:
     """Messages go to the next higher member, or to the next lower."""
     endpoint: Endpoint
     dialect: Dialect
+    port: float = 0.0
+    """Bytes a nanosecond of the one switch port that all of a member's messages come through; 0: not so."""
     tree: int = 0
     """Double binary tree: 0 for the tree rooted at the highest member, 1 at the lowest."""
 
