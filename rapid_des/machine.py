@@ -55,7 +55,10 @@ class Machine:
     """The fabric without faults."""
     fabric: Fabric
     """The fabric that the constant faults leave; dead links stand in it and are never used."""
+    planned: Router
+    """Dimension order, blind to faults."""
     router: Router
+    """Around the links that are down from beginning to end."""
     dead: frozenset[int]
     """Links that are down from beginning to end."""
     lost: frozenset[int]
@@ -69,6 +72,11 @@ class Machine:
         from rapid_des.device.model import load_device
 
         return load_device(self.spec.device, settings=self.device_settings, folder=self.path.parent)
+
+    def router_around(self, dead: frozenset[int]) -> Router:
+        """Return the router for a time at which these links are down too."""
+        dead |= self.dead
+        return FaultAwareRouter(self.fabric, self.planned, dead) if dead else self.planned
 
     @property
     def switching(self) -> Switching:
@@ -125,6 +133,7 @@ def _built(
         device_settings=device,
         healthy=plan.fabric,
         fabric=fabric,
+        planned=planned,
         router=FaultAwareRouter(fabric, planned, dead) if dead else planned,
         dead=dead,
         lost=frozenset(gpu for gpu, share in left.items() if not share.compute),

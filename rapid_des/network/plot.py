@@ -46,7 +46,7 @@ def draw(picture: Picture, path: Path) -> None:
         raise TopologyError(f"{fabric.name}: {len(fabric)} links; drawn are up to {MOST_LINKS}")
     if path.suffix not in {".png", ".svg", ".pdf"}:
         raise InputError(f"--plot {path}: allowed: a name that ends in .png, .svg or .pdf")
-    figure_class, collections = _matplotlib()
+    figure_class, collections, settings = _matplotlib()
     points = places(fabric, on_circle=on_circle(picture))
     span = np.maximum(points.max(axis=0) - points.min(axis=0), 1.0)
     scale = float(np.clip(14 / span.max(), 0.12, 0.9))
@@ -59,10 +59,10 @@ def draw(picture: Picture, path: Path) -> None:
     axes.margins(0.04)
     axes.axis("off")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=3, fontsize=8, frameon=False)
+    dpi = 150 if span[0] * scale < 15 else 110
     try:
-        figure.savefig(
-            path, dpi=150 if span[0] * scale < 15 else 90, bbox_inches="tight", metadata=_undated(path)
-        )
+        with settings:
+            figure.savefig(path, dpi=dpi, bbox_inches="tight", metadata=_undated(path))
     except OSError as error:
         raise InputError(f"--plot {path}: can not be written: {error.strerror}") from None
 
@@ -73,13 +73,14 @@ def on_circle(picture: Picture) -> bool:
     return picture.circular and len(fabric.axes) == 1 and fabric.nodes == fabric.gpus
 
 
-def _matplotlib() -> tuple[Any, Any]:
+def _matplotlib() -> tuple[Any, Any, Any]:
     try:
+        from matplotlib import rc_context
         from matplotlib.collections import LineCollection
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError("drawing needs matplotlib: pip install 'rapid-des[plot]'") from None
-    return Figure, LineCollection
+    return Figure, LineCollection, rc_context({"svg.hashsalt": "rapid-des"})
 
 
 def _undated(path: Path) -> dict[str, None]:
@@ -150,8 +151,13 @@ def _curves(fabric: Fabric, first: Ints, points: Points, *, straight: bool) -> P
     along = end - start
     length = np.linalg.norm(along, axis=2, keepdims=True)
     nearest = length.min(initial=np.inf) if fabric.nodes > fabric.gpus else _unit(fabric)
-    level = (np.abs(along) < 1e-9).any(axis=2, keepdims=True) & (length > 1.5 * nearest) & (not straight)
-    bend = np.where(level, 0.12 * np.minimum(length, 6.0 + 0.1 * length), 0.0)
+    flat = np.abs(along) < 1e-9
+    layered = fabric.nodes > fabric.gpus
+    level = flat[..., 1:] if layered else flat.any(axis=2, keepdims=True)
+    height = (
+        0.08 * fabric.gpus**0.5 * length**0.5 if layered else 0.12 * np.minimum(length, 6.0 + 0.1 * length)
+    )
+    bend = np.where(level & (length > 1.5 * nearest) & (not straight), height, 0.0)
     upward = np.where(along[..., :1] < 0, -1.0, 1.0)
     aside = np.stack([-along[..., 1], along[..., 0]], axis=2) * upward / np.maximum(length, 1e-9)
     curve: Points = start + _CURVE * along + 4 * _CURVE * (1 - _CURVE) * bend * aside

@@ -12,6 +12,7 @@ from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import Routing
 from tests.network.fabrics import INNER, dimension, graph_of
 
+RATE = {"bandwidth": "1 GB/s", "latency": "1 us"}
 DIMENSIONS = st.one_of(
     st.builds(lambda size: {"shape": "ring", "size": size}, st.integers(2, 6)),
     st.builds(

@@ -2,13 +2,14 @@
 
 from rapid_des.network.faults.effects import GpuFactors, apply_static, gpu_factors, hits, touches_links
 from rapid_des.network.faults.specs import Fault, check_fault, parse_fault
-from rapid_des.network.faults.timing import gpu_timetables, link_timetables, placed_in_time
+from rapid_des.network.faults.timing import dead_at, gpu_timetables, link_timetables, placed_in_time
 
 __all__ = [
     "Fault",
     "GpuFactors",
     "apply_static",
     "check_fault",
+    "dead_at",
     "gpu_factors",
     "gpu_timetables",
     "hits",

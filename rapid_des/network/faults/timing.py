@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
+from operator import itemgetter
 from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import structs
@@ -95,6 +97,14 @@ def link_timetables(
         link: tuple((time, _in_4096(effect.rate), effect.latency) for time, effect in table)
         for link, table in tables.items()
     }
+
+
+def dead_at(tables: Mapping[int, Timetable], time: int) -> frozenset[int]:
+    """Return the links that are down at a time, by their timetables."""
+    rates = {
+        link: table[bisect_right(table, time, key=itemgetter(0)) - 1][1] for link, table in tables.items()
+    }
+    return frozenset(link for link, rate in rates.items() if not rate)
 
 
 def gpu_timetables(

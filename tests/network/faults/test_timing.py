@@ -6,6 +6,7 @@ from rapid_des.errors import TopologyError
 from rapid_des.network.build import build
 from rapid_des.network.faults import (
     apply_static,
+    dead_at,
     gpu_timetables,
     link_timetables,
     parse_fault,
@@ -38,6 +39,13 @@ def test_overlapping_faults_multiply_while_both_last():
 def test_down_is_rate_zero_and_hits_both_directions():
     found = tables("link=0-1 down=true until=2ms")
     assert found == dict.fromkeys(sorted([LINK, RING.link(1, 0)]), ((0, 0, 0), (2 * MS, 4096, 0)))
+
+
+def test_links_are_dead_from_the_tick_they_go_down_to_the_tick_they_come_back():
+    found = tables("link=0>1 down=true from=1ms until=2ms", "link=1>2 bandwidth=0.1")
+    assert [dead_at(found, time) for time in (0, MS - 1, MS, 2 * MS - 1, 2 * MS)] == [
+        frozenset(), frozenset(), {LINK}, {LINK}, frozenset(),
+    ]  # fmt: skip
 
 
 def test_a_flap_repeats_up_to_the_horizon_or_its_end():
