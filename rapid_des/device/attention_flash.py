@@ -1,0 +1,166 @@
+"""FlashAttention over many queries: thread blocks of one query tile each, that loop over key tiles.
+
+A block of the grid holds one query tile of one head and visits the key tiles its queries can see. Per visited
+tile it does two products on the matrix unit and the softmax on the vector unit; blocks that share an SM, or
+the warps of one block, overlap the two in part. Blocks are issued in order to SMs (wave quantisation), short
+ones leave early (causal). Beside that runs the transfer of Q, K, V and O.
+
+The backward kernel holds one key tile a block and loops over query tiles: five products a tile (scores again,
+dP, dV, dK, dQ), dQ added up in fp32 through L2, a pass before it (row sums of dO x O) and one after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rapid_des.device.attention_schedule import Floats, makespan
+from rapid_des.device.attention_tiles import Sizes, group_size, key_tiles, kv_dtype, sizes, value_dim
+from rapid_des.device.operators import Attention, Bound, Dtype, Estimate
+from rapid_des.device.vector_memory import constant, transfer
+from rapid_des.units import PS_PER_S
+
+if TYPE_CHECKING:
+    from rapid_des.device.model import Device
+
+
+@dataclass(frozen=True, slots=True)
+class FlashKernel:
+    """One kernel library's forward or backward kernel on one device; times in microseconds.
+
+    Geometry (from the kernels' source): tiles, blocks an SM holds, longest blocks first, heads of a group
+    packed into one tile, products in the dtype of the cache. Fitted: `tensor_utilisation` of the matrix
+    unit inside a tile, `softmax_ops` vector operations an element, `overlap` of the two, `cta_us` of a
+    block's start and end, `kernel_us` beyond the launch, `input_passes` over Q, K and V by preparing kernels.
+    """
+
+    tile_q: float
+    tile_kv: float
+    resident: float
+    longest_first: float
+    pack_heads: float
+    products_in_kv_dtype: float
+    tensor_utilisation: float
+    softmax_ops: float
+    overlap: float
+    cta_us: float
+    kernel_us: float
+    input_passes: float
+    norm: float
+    """Exponent of the norm that joins compute and transfer: 1 they add up, infinity they hide each other."""
+
+    @classmethod
+    def of(cls, device: Device, section: str, dtype: str) -> FlashKernel:
+        """Return the kernel that the device's constants describe."""
+        values = device.constants(section, dtype)
+        return cls(*(constant(values, section, name, device) for name in cls.__slots__))
+
+
+def price_flash(attention: Attention, device: Device, section: str) -> Estimate:
+    """Price the forward kernel."""
+    kernel = FlashKernel.of(device, section, kv_dtype(attention))
+    packed = group_size(attention) if kernel.pack_heads else 1
+    tiles = key_tiles(attention, int(kernel.tile_q), int(kernel.tile_kv), packed)
+    width = attention.head_dim + value_dim(attention)
+    block, pace = _tile_seconds(kernel, device, _product_dtype(kernel, attention), width)
+    heads = attention.batch * attention.heads // packed
+    compute = makespan(
+        _order(kernel, kernel.cta_us * 1e-6 + tiles * block, pace), heads, device.spec.sms, pace
+    )
+    total = sizes(attention)
+    columns = attention.heads * attention.head_dim + attention.kv_heads * width
+    inputs = attention.batch * attention.query_length * columns * 2.0
+    return _estimate(_Work(attention, total, compute, inputs, tiles, heads), kernel, device)
+
+
+def price_flash_backward(attention: Attention, device: Device) -> Estimate:
+    """Price the backward pass: row sums, the five products, the conversion of dQ."""
+    kernel = FlashKernel.of(device, "attention_backward", kv_dtype(attention))
+    # A block holds one key tile; the causal mask spares it the queries before that tile: as many as the
+    # forward tiles, counted by key.
+    tiles = key_tiles(attention, int(kernel.tile_kv), int(kernel.tile_q), 1)
+    width = 3 * attention.head_dim + 2 * value_dim(attention)
+    block, pace = _tile_seconds(kernel, device, attention.dtype, width)
+    heads = attention.batch * attention.heads
+    compute = makespan(
+        _order(kernel, kernel.cta_us * 1e-6 + tiles * block, pace), heads, device.spec.sms, pace
+    )
+    forward = sizes(attention)
+    # Q, K, V, O, dO read; dQ, dK, dV written; dQ in fp32 written and read once more by its conversion.
+    query_grads = 2 * attention.batch * attention.query_length * attention.heads * attention.head_dim * 4.0
+    total = Sizes(
+        query=2 * forward.query + 2 * forward.output,
+        keys=2 * forward.keys,
+        output=query_grads,
+        flops=forward.flops // (attention.head_dim + value_dim(attention)) * width,
+    )
+    return _estimate(_Work(attention, total, compute, 2 * forward.output, tiles, heads), kernel, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    attention: Attention
+    sizes: Sizes
+    compute: float
+    inputs: float
+    tiles: np.ndarray
+    heads: int
+
+
+def _product_dtype(kernel: FlashKernel, attention: Attention) -> Dtype:
+    if kernel.products_in_kv_dtype and attention.kv_dtype is not None:
+        return attention.kv_dtype
+    return attention.dtype
+
+
+def _tile_seconds(kernel: FlashKernel, device: Device, dtype: Dtype, width: int) -> tuple[float, Floats]:
+    """Return the seconds of one tile for a block alone on its SM, and the pace of 1..resident blocks."""
+    sms, pairs = device.spec.sms, kernel.tile_q * kernel.tile_kv
+    products = 2 * pairs * width * sms / (device.tensor_rate(dtype) * kernel.tensor_utilisation)
+    softmax = pairs * kernel.softmax_ops * sms / device.vector_rate("fp32")
+    busy = max(products, softmax) + (1 - kernel.overlap) * min(products, softmax)
+    resident = int(kernel.resident)
+    if resident == 1:
+        return busy, np.ones(1)
+    alone = products + softmax
+    paces = [1.0] + [min(1.0, alone / busy / blocks) for blocks in range(2, resident + 1)]
+    return alone, np.array(paces)
+
+
+def _order(kernel: FlashKernel, blocks: Floats, pace: Floats) -> Floats:
+    ordered: Floats = np.sort(blocks)[::-1] if kernel.longest_first else blocks
+    return ordered
+
+
+def _estimate(work: _Work, kernel: FlashKernel, device: Device) -> Estimate:
+    moved = work.sizes.operands
+    touched = moved + work.sizes.keys
+    body = transfer(device, moved, touched)
+    seconds = (work.compute**kernel.norm + body.seconds**kernel.norm) ** (1 / kernel.norm)
+    prepared = transfer(device, kernel.input_passes * work.inputs, touched)
+    fixed = device.launch_overhead + kernel.kernel_us * 1e6
+    duration = int((seconds + prepared.seconds) * PS_PER_S + fixed)
+    bound: Bound = "tensor" if work.compute >= body.seconds else body.bound
+    if fixed > duration / 2:
+        bound = "launch"
+    blocks = len(work.tiles) * work.heads
+    detail = {
+        "model": "flash" if work.attention.phase == "forward" else "flash backward",
+        "tile": [int(kernel.tile_q), int(kernel.tile_kv)],
+        "blocks": blocks,
+        "waves": round(blocks / (device.spec.sms * kernel.resident), 3),
+        "tiles_visited": int(work.tiles.sum()) * work.heads,
+        "compute_us": work.compute * 1e6,
+        "transfer_us": body.seconds * 1e6,
+    }
+    moved_bytes = {"hbm": int(body.hbm_bytes + prepared.hbm_bytes), "l2": int(_through_l2(work, kernel))}
+    return Estimate(duration, bound, work.sizes.flops, moved_bytes, detail)
+
+
+def _through_l2(work: _Work, kernel: FlashKernel) -> float:
+    """Every visited tile reads its keys and values (backward: Q, dO and dQ) through L2 once more."""
+    attention = work.attention
+    per_tile = kernel.tile_kv * (attention.head_dim + value_dim(attention)) * 2.0
+    return work.sizes.operands + float(work.tiles.sum()) * work.heads * per_tile

@@ -1,0 +1,128 @@
+"""Kernels on the vector unit: norms, softmax, activations, RoPE, optimizers, copies.
+
+Three limits run side by side: the transfer from HBM or L2, the arithmetic, and the latency of dependent loads.
+The third is what makes small and badly vectorised kernels slow: a block of `block_threads` threads takes its
+row in steps of `access_bytes` a thread, each step waits for memory once (`step_us`), and an SM holds
+`sm_threads` threads; rows beyond that wait for the next wave.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector
+from rapid_des.device.vector_kinds import Traffic, VectorKind, kind_of, traffic_of
+from rapid_des.device.vector_memory import constant, miss_share, transfer
+from rapid_des.errors import InputError
+from rapid_des.units import PS_PER_S
+
+if TYPE_CHECKING:
+    from rapid_des.device.model import Device
+
+SM_THREADS = 2048
+"""Threads an SM holds (1,536 on some consumer parts: the smaller number changes no bound that matters)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorKernel:
+    """How a library writes such kernels on one device: constants of section `vector`.
+
+    A constant `KIND.NAME` holds for one kind alone. `block_threads`, `access_bytes`: geometry; `step_us`:
+    latency of a dependent load round; `row_us`: start, reductions and end of a row's block; `kernel_us`:
+    beyond the launch; `vector_utilisation`; `norm`: exponent that joins the three limits.
+    """
+
+    block_threads: float
+    access_bytes: float
+    step_us: float
+    row_us: float
+    kernel_us: float
+    vector_utilisation: float
+    norm: float
+
+    @classmethod
+    def of(cls, device: Device, kind: str, dtype: str) -> VectorKernel:
+        """Return the constants of one kind: its own where there are any."""
+        values = device.constants("vector", dtype)
+        names = ((name, f"{kind}.{name}") for name in cls.__slots__)
+        return cls(
+            *(constant(values, "vector", own if own in values else name, device) for name, own in names)
+        )
+
+
+def price_vector(vector: Vector, device: Device) -> Estimate:
+    """Price one vector kernel; an unknown kind or an empty shape is an `InputError`."""
+    if vector.rows < 1 or vector.columns < 1:
+        raise InputError(
+            f"vector {vector.kind}: rows {vector.rows} and columns {vector.columns} must be at least 1"
+        )
+    kind, traffic = kind_of(vector.kind), traffic_of(vector.kind, vector.phase)
+    kernel = VectorKernel.of(device, vector.kind, vector.dtype)
+    moved = vector_bytes(vector)
+    elements = vector.rows * vector.columns
+    body = transfer(device, moved + _reread(vector, traffic, kernel, device), moved)
+    arithmetic = elements * traffic.flops / (device.vector_rate("fp32") * kernel.vector_utilisation)
+    latency = _latency(vector, kind, traffic, kernel=kernel, device=device)
+    limits: dict[Bound, float] = {body.bound: body.seconds, "vector": arithmetic, "latency": latency}
+    seconds = math.fsum(limit**kernel.norm for limit in limits.values()) ** (1 / kernel.norm)
+    fixed = kind.kernels * (device.launch_overhead + kernel.kernel_us * 1e6)
+    bound: Bound = max(limits, key=lambda name: limits[name])
+    if fixed > seconds * PS_PER_S:
+        bound = "launch"
+    detail = {
+        "model": "vector",
+        "kernels": kind.kernels,
+        "transfer_us": body.seconds * 1e6,
+        "arithmetic_us": arithmetic * 1e6,
+        "latency_us": latency * 1e6,
+    }
+    duration = int(seconds * PS_PER_S + fixed)
+    moved_bytes = {"hbm": int(body.hbm_bytes), "l2": int(moved)}
+    return Estimate(duration, bound, int(elements * traffic.flops), moved_bytes, detail)
+
+
+def vector_bytes(vector: Vector) -> float:
+    """Return the compulsory bytes: every operand once.
+
+    >>> vector_bytes(Vector("swiglu", 1, 100))  # 2 x 100 in, 100 out, 2 bytes each
+    600.0
+    """
+    traffic = traffic_of(vector.kind, vector.phase)
+    return vector.rows * vector.columns * traffic.bytes_per_element(DTYPE_BITS[vector.dtype] / 8)
+
+
+def _row_block(vector: Vector, kernel: VectorKernel) -> tuple[int, int]:
+    """Return the threads of a row's block, and the blocks that an SM holds."""
+    elements = max(1, int(kernel.access_bytes * 8 / DTYPE_BITS[vector.dtype]))
+    threads = min(int(kernel.block_threads), -(-vector.columns // elements))
+    threads = -(-threads // 32) * 32
+    return threads, min(32, SM_THREADS // threads)
+
+
+def _latency(
+    vector: Vector, kind: VectorKind, traffic: Traffic, *, kernel: VectorKernel, device: Device
+) -> float:
+    """Return the seconds that waiting for loads takes, were bandwidth unlimited."""
+    width = DTYPE_BITS[vector.dtype] / 8
+    if kind.pattern == "map":
+        in_flight = device.spec.sms * SM_THREADS * kernel.access_bytes
+        rounds = vector.rows * vector.columns * width / in_flight
+        return max(1.0, rounds) * kernel.step_us * 1e-6
+    threads, resident = _row_block(vector, kernel)
+    steps = traffic.row_reads * math.ceil(vector.columns * width / (threads * kernel.access_bytes))
+    waves = max(1.0, vector.rows / (device.spec.sms * resident))
+    return waves * (kernel.row_us + steps * kernel.step_us) * 1e-6
+
+
+def _reread(vector: Vector, traffic: Traffic, kernel: VectorKernel, device: Device) -> float:
+    """Return the bytes of second readings that L2 no longer holds: the rows in flight exceed it."""
+    if traffic.row_reads == 1:
+        return 0.0
+    row = vector.columns * traffic.reads * DTYPE_BITS[vector.dtype] / 8
+    _, resident = _row_block(vector, kernel)
+    in_flight = min(vector.rows, device.spec.sms * resident) * row
+    share = constant(device.constants("memory"), "memory", "l2_share", device)
+    lost = min(1.0, max(0.0, in_flight / (share * device.spec.l2.capacity) - 1.0))
+    return (traffic.row_reads - 1) * vector.rows * row * lost * miss_share(device, vector_bytes(vector))

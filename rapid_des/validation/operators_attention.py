@@ -1,0 +1,141 @@
+"""Attention kernels against measurements: prefill, decode and MLA of serving libraries, one kernel call a row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from rapid_des.device import Attention, Device, Operator, Vector
+from rapid_des.device.operators import Dtype
+from rapid_des.validation.folder import DataFolder, Record
+from rapid_des.validation.hardware import DTYPES, device_for
+from rapid_des.validation.null import fit_roofline, roofline
+from rapid_des.validation.scoring import Row, Topic, is_calibration
+
+ATTENTION = "operators/attention_aiconfigurator.csv"
+MLA = "operators/mla_aiconfigurator.csv"
+LIBRARIES = {"vllm": "vllm", "trtllm": "trtllm"}
+"""The kernel library behind the first word of the column `framework`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measured call: the operators it runs, on which device, and its microseconds."""
+
+    topic: str
+    case_id: str
+    measured_us: float
+    operators: tuple[Operator, ...]
+    device: Device
+
+    def predicted_us(self) -> float:
+        """Return the sum of the operators' estimates."""
+        price = self.device.operators.estimate
+        return sum(price(operator).duration for operator in self.operators) / 1e6
+
+
+def topics(data: DataFolder) -> Iterable[Topic]:
+    """Yield `operators/attention/…`, `operators/mla/…` and the host-bound A100 rows apart."""
+    groups: dict[str, list[Callable[[], Measured]]] = defaultdict(list)
+    for record in data.read(ATTENTION):
+        groups[_attention_topic(record)].append(partial(attention_call, record))
+    for record in data.read(MLA):
+        groups[_mla_topic(record)].append(partial(mla_call, record))
+    for name, calls in groups.items():
+        yield Topic(name, partial(rows, calls, fitted=data.split))
+
+
+def measured_calls(data: DataFolder) -> Iterator[Measured]:
+    """Yield every measured call of both files (what a fit of constants needs)."""
+    yield from map(attention_call, data.read(ATTENTION))
+    yield from map(mla_call, data.read(MLA))
+
+
+def rows(calls: Sequence[Callable[[], Measured]], *, fitted: bool) -> list[Row]:
+    """Return the rows of one topic beside a three-parameter roofline fitted on its calibration cases."""
+    measured = [call() for call in calls]
+    null = null_times(measured, fitted=fitted)
+    return [
+        Row(call.case_id, call.measured_us, call.predicted_us(), float(time))
+        for call, time in zip(measured, null, strict=True)
+    ]
+
+
+def null_times(calls: Sequence[Measured], *, fitted: bool) -> Sequence[float]:
+    """Return the null model's microseconds: launch + max(FLOPs / rate, compulsory bytes / bandwidth)."""
+    basis = [_roofline_basis(call) for call in calls]
+    flops, moved = np.array([each[0] for each in basis]), np.array([each[1] for each in basis])
+    times = np.array([call.measured_us for call in calls])
+    chosen = np.array([is_calibration(call.case_id) for call in calls])
+    if not fitted or not chosen.any():
+        chosen[:] = True
+    parameters = fit_roofline(flops[chosen], moved[chosen], times[chosen])
+    return list(roofline(parameters, flops, moved))
+
+
+def _roofline_basis(call: Measured) -> tuple[float, float]:
+    estimates = [call.device.operators.estimate(operator) for operator in call.operators]
+    return (
+        sum(float(estimate.flops) for estimate in estimates),
+        sum(float(estimate.bytes.get("compulsory", estimate.bytes["l2"])) for estimate in estimates),
+    )
+
+
+def attention_call(record: Record) -> Measured:
+    """Return a row of the prefill and decode file; vLLM writes the new keys and values first, in a kernel."""
+    attention = _attention(record)
+    library = LIBRARIES[record["framework"].split("-")[0]]
+    operators: tuple[Operator, ...] = (attention,)
+    if library == "vllm":
+        columns = 2 * attention.kv_heads * attention.head_dim
+        written = attention.batch * attention.query_length
+        operators += (Vector("kv_cache_write", written, columns, attention.kv_dtype or attention.dtype),)
+    device = device_for(record["gpu"], library=library, l2="warm")
+    return Measured(_attention_topic(record), record["case_id"], float(record["time_us"]), operators, device)
+
+
+def mla_call(record: Record) -> Measured:
+    """Return a row of the MLA file: decode over the absorbed latent, prefill with heads of 192 and 128."""
+    queries, keys = int(record["q_len"]), int(record["past_len"]) + int(record["q_len"])
+    heads = int(record["n_heads"])
+    dtype, cache = _dtype(record["dtype"]), _dtype(record["kv_dtype"])
+    if record["op"] == "mla_decode":
+        attention = Attention(
+            int(record["batch"]), queries, keys, heads, 1, head_dim=576, value_dim=512,
+            dtype=dtype, kv_dtype=cache, shared_latent=True,
+        )  # fmt: skip
+    else:
+        attention = Attention(
+            int(record["batch"]), queries, keys, heads, heads, head_dim=192, value_dim=128,
+            dtype=dtype, kv_dtype=cache,
+        )  # fmt: skip
+    library = LIBRARIES[record["framework"].split("-")[0]]
+    device = device_for(record["gpu"], library=library, l2="warm")
+    return Measured(_mla_topic(record), record["case_id"], float(record["time_us"]), (attention,), device)
+
+
+def _attention(record: Record) -> Attention:
+    return Attention(
+        int(record["batch"]), int(record["q_len"]), int(record["kv_len"]),
+        heads=int(record["n_heads"]), kv_heads=int(record["n_kv_heads"]), head_dim=int(record["head_dim"]),
+        dtype=_dtype(record["dtype"]), kv_dtype=_dtype(record["kv_dtype"]),
+    )  # fmt: skip
+
+
+def _dtype(text: str) -> Dtype:
+    found: Dtype = DTYPES[text]  # type: ignore[assignment]
+    return found
+
+
+def _attention_topic(record: Record) -> str:
+    phase = record["op"].removeprefix("attention_")
+    return f"operators/attention/{phase}/{record['gpu']}/{record['dtype']}"
+
+
+def _mla_topic(record: Record) -> str:
+    kind = "host-bound-mla" if record["gpu"].startswith("A100") else "mla"
+    return f"operators/{kind}/{record['gpu']}"
