@@ -5,6 +5,9 @@ from __future__ import annotations
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.resolved import Job
 
+NODES_A_LAYER = 40
+MOST_NODES = 2**25
+MOST_GPUS = 2**22
 AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
@@ -18,6 +21,7 @@ def check_job(job: Job) -> None:
         _check_training(job)
     else:
         _check_inference(job)
+    _check_extent(job)
 
 
 def _refuse(job: Job, key: str, problem: str) -> None:
@@ -42,6 +46,8 @@ def _check_axes(job: Job) -> None:
     split = job.spec.parallelism
     if sorted(split.order) != sorted(AXES):
         _refuse(job, "parallelism.order", f"{list(split.order)} must name each of {', '.join(AXES)} once")
+    if job.gpus > MOST_GPUS:
+        _refuse(job, "parallelism", f"{job.gpus} GPUs; at most {MOST_GPUS}")
     if split.cp > 1 and job.spec.attention != "flash":
         _refuse(job, "parallelism.cp", f"context parallelism (cp {split.cp}) needs attention flash")
     if split.ep > 1:
@@ -137,6 +143,19 @@ def _check_inference(job: Job) -> None:
     if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.output_length - 1):
         problem = f"{spec.decode_steps} steps can not be taken from the {spec.output_length - 1} there are"
         _refuse(job, "inference.decode_steps", problem)
+
+
+def _check_extent(job: Job) -> None:
+    """Refuse what no trace can hold: a rank's program is one table in memory."""
+    passes = job.micro_batches
+    if job.spec.phase == "inference":
+        steps = job.inference.decode_steps
+        passes *= job.inference.output_length if steps == "all" else steps + 1
+    nodes = passes * max(job.layers) * job.chunks * NODES_A_LAYER
+    if nodes > MOST_NODES:
+        problem = f"{passes} passes of {max(job.layers)} layers are about {nodes} nodes a rank, "
+        problem += f"at most {MOST_NODES} fit a trace"
+        _refuse(job, job.spec.phase, problem)
 
 
 def _check_length(job: Job, key: str, length: int) -> None:

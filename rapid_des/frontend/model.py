@@ -10,7 +10,7 @@ import msgspec
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 
 
 class AttentionSpec(Spec, frozen=True):
@@ -37,7 +37,7 @@ class ModelSpec(Spec, frozen=True):
     """A model file."""
 
     hidden: Count
-    layers: Count
+    layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     norm: Literal["layer_norm", "rms_norm"]

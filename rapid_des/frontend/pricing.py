@@ -6,14 +6,19 @@ from collections.abc import Sequence
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Operator, OperatorModel
+from rapid_des.errors import InputError
 from rapid_des.frontend.steps import Step
 from rapid_des.frontend.template import PORTS, Mark, Node, Piece, make_piece
 from rapid_des.frontend.traffic import GROUP_SLOTS, TRAFFIC
+
+_INT64_MAX = 2**63 - 1
 
 
 def kernel_node(name: str, operator: Operator, operators: OperatorModel, after: tuple[int, ...]) -> Node:
     """Return one kernel with its estimated duration, FLOPs and HBM bytes."""
     estimate = operators.estimate(operator)
+    if max(estimate.duration, estimate.flops) > _INT64_MAX:
+        raise InputError(f"{name}: {operator} is too large to time in 64-bit picoseconds and FLOPs")
     return Node(
         name,
         NodeKind.COMPUTE,

@@ -56,6 +56,9 @@ def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
         ({"precision.kv_cache": "fp8"}, "for inference"),
         ({"training.micro_bach": "1"}, "did you mean 'micro_batch'"),
         ({"model.hiden": "1"}, "did you mean 'hidden'"),
+        ({"parallelism.dp": "10000000"}, "10000000 GPUs; at most 4194304"),
+        ({"training.global_batch": "900000000"}, "900000000 passes of 4 layers are about 144000000000 nodes"),
+        ({"training.global_batch": "1000000000000"}, "training.global_batch"),
         ({"model": "llama9"}, "no model file 'llama9'"),
     ],
 )
