@@ -2,8 +2,8 @@
 
     python validation/fit_collectives.py DATA_FOLDER [FABRIC ...]
 
-needs scipy. Cases whose name has an even sha256 are calibration; nothing else is read. Every fabric starts from
-the values of its own file, and the file is written anew.
+needs scipy. Cases whose name has an even sha256 are calibration; nothing else is read. Every fabric starts
+from the values of its own file, and the file is written anew.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import yaml
 from scipy.optimize import least_squares
 
 from rapid_des.chakra.trace import CollectiveType
+from rapid_des.config import Spec
 from rapid_des.network.collectives.nccl import nccl_time, send_time
 from rapid_des.network.collectives.nccl_fabric import NcclFabric
 from rapid_des.units import Bandwidth, Duration, Quantity, Size
@@ -145,7 +146,7 @@ JOBS: dict[str, tuple[tuple[str, ...], Callable[[Path], list[Measured]]]] = {
     "gh200_slingshot": (("network.", "node.simple."), alps),
 }
 
-FIXED = (".tuner", "least_ranks", "ll128_share", "tuner_", "tree.in_node", "to_point.channel")
+FIXED = (".tuner", "least_ranks", "ll128_share", "tuner_", "tree.in_node", "to_point.channel", ".largest")
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -168,12 +169,10 @@ def place(tree: Any, path: str, value: float) -> None:
     tree[last] = value
 
 
-def build(tree: dict[str, Any]) -> NcclFabric:
-    """Return the fabric of a tree of quantities in base units."""
+def build(tree: dict[str, Any], spec: type[Spec]) -> Any:
+    """Return the spec of a tree of quantities in base units or as text."""
     return msgspec.convert(
-        tree,
-        NcclFabric,
-        dec_hook=lambda kind, value: kind.parse(value) if isinstance(value, str) else kind(value),
+        tree, spec, dec_hook=lambda kind, value: kind.parse(value) if isinstance(value, str) else kind(value)
     )
 
 
@@ -191,7 +190,7 @@ def number(text: object) -> float | None:
 
 def unit_of(text: str) -> type[Quantity]:
     """Return the quantity that a text is."""
-    return next(kind for kind in UNITS if text.split()[-1] in kind.units)
+    return next(kind for kind in UNITS if text.rsplit(maxsplit=1)[-1] in kind.units)
 
 
 def shown(original: object, value: float) -> object:
@@ -202,25 +201,23 @@ def shown(original: object, value: float) -> object:
     return f"{value / factor:.4g} {unit}"
 
 
-def fit(path: Path, free: tuple[str, ...], measured: list[Measured]) -> None:
-    """Fit one file's free leaves in logarithms and write it."""
+def fit(path: Path, free: tuple[str, ...], spec: type[Spec], errors: Callable[[Any], Any]) -> str:
+    """Fit one file's free leaves in logarithms to make `errors` of the built spec small; write the file."""
     text = yaml.safe_load(path.read_text())
-    values = {key: number(leaf) for key, leaf in leaves(text) if not isinstance(leaf, int)}
+    original = dict(leaves(text))
+    values = {key: number(leaf) for key, leaf in original.items() if not isinstance(leaf, int)}
     names = [
         key
         for key, value in values.items()
         if value is not None and key.startswith(free) and not any(word in key for word in FIXED)
     ]
-    weights = np.array([1.0 if size >= 2**20 else 0.35 for *_, size, _ in measured])
-    original = {key: leaf for key, leaf in leaves(text)}
 
     def residuals(logs: Any) -> Any:
         tree = msgspec.json.decode(msgspec.json.encode(text))
         for key, log in zip(names, logs, strict=True):
             value = math.exp(log)
             place(tree, key, value if isinstance(original[key], float) else round(value))
-        fabric = build(tree)
-        return weights * np.array([math.log(predict(fabric, row) / row[-1]) for row in measured])
+        return errors(build(tree, spec))
 
     start = np.array([math.log(max(values[key] or 0.0, 1e-3)) for key in names])
     line = math.log(LINE_RATE.get(path.stem, 1e12))
@@ -228,20 +225,20 @@ def fit(path: Path, free: tuple[str, ...], measured: list[Measured]) -> None:
         [min(a + 2.5, line) if k.endswith("nic") else a + 2.5 for a, k in zip(start, names, strict=True)]
     )
     start = np.minimum(start, most - 1e-3)
+    bounds = (start - 2.5, most)
     found = least_squares(
-        residuals,
-        start,
-        loss="soft_l1",
-        f_scale=0.05,
-        bounds=(start - 2.5, most),
-        diff_step=1e-3,
-        max_nfev=60,
+        residuals, start, loss="soft_l1", f_scale=0.05, bounds=bounds, diff_step=1e-3, max_nfev=60
     )
     for key, log in zip(names, found.x, strict=True):
         place(text, key, shown(original[key], math.exp(log)))
     path.write_text(yaml.safe_dump(text, sort_keys=False, width=110))
-    large = [abs(predict(build(text), row) / row[-1] - 1) for row in measured if row[3] >= 2**20]
-    print(f"{path.stem}: {len(measured)} calibration rows, {100 * np.mean(large):.2f} % from 1 MiB on")
+    return f"{path.stem}: {100 * np.mean(np.abs(found.fun)):.2f} % mean absolute (weighted) log error"
+
+
+def errors_of(measured: list[Measured]) -> Callable[[NcclFabric], Any]:
+    """Return the weighted log errors of a fabric; rows below 1 MiB weigh a third."""
+    weights = np.array([1.0 if size >= 2**20 else 0.35 for *_, size, _ in measured])
+    return lambda fabric: weights * np.array([math.log(predict(fabric, row) / row[-1]) for row in measured])
 
 
 def main(data: Path, chosen: list[str]) -> None:
@@ -249,7 +246,7 @@ def main(data: Path, chosen: list[str]) -> None:
     folder = Path(__file__).parents[1] / "topologies" / "fabrics"
     for name, (free, select) in JOBS.items():
         if not chosen or name in chosen:
-            fit(folder / f"{name}.yaml", free, select(data))
+            print(fit(folder / f"{name}.yaml", free, NcclFabric, errors_of(select(data))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,120 @@
-"""placeholder"""
+"""Serving engines' all-reduce and DeepEP's dispatch and combine.
 
-from collections.abc import Iterator
+Low-latency DeepEP and the normal kernels on up to two nodes are scored; normal kernels on four and eight
+nodes are far below line rate for reasons that the files do not state and go to a topic that says so.
+Constants come from `topologies/fabrics/serving`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import msgspec
+
+from rapid_des.network.collectives.serving_kernels import (
+    ExpertExchange,
+    all_reduce_time,
+    load_kernels,
+    low_latency_time,
+    normal_time,
+)
+from rapid_des.units import PS_PER_US
+from rapid_des.validation.collective_rows import Measured, grouped
+from rapid_des.validation.folder import DataFolder, Record
+from rapid_des.validation.scoring import Topic
+
+KERNELS: Mapping[str, str] = {
+    "A100-SXM4-80GB": "a100",
+    "H100-SXM-80GB": "h100",
+    "H200-SXM-141GB": "h100",
+    "B200-SXM": "nvlink5",
+    "B300-SXM": "nvlink5",
+    "GB200-NVL72": "nvlink5",
+    "GB300-NVL72": "nvlink5",
+    "L40S": "l40s",
+    "RTX-PRO-6000": "rtx_pro_6000",
+}
+_NO_KERNELS = "no constants of this GPU's kernels"
 
 
-def topics(data):
-    return iter(())
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `network/custom-all-reduce/GPU` and `network/deepep/GPU`."""
+    yield from grouped(_all_reduces(data), constants=_constants)
+    yield from grouped(_exchanges(data), constants=_constants)
+
+
+def _constants(topic: str) -> Mapping[str, object]:
+    name = KERNELS.get(topic.rsplit("/", maxsplit=1)[-1])
+    if name is None:
+        return {}
+    return {f"topologies/fabrics/serving/{name}.yaml": msgspec.to_builtins(load_kernels(name), enc_hook=str)}
+
+
+def _all_reduces(data: DataFolder) -> Iterator[tuple[str, Measured]]:
+    for record in data.read("collectives/custom_allreduce_aiconfigurator.csv"):
+        gpu, kernel, ranks = record["gpu"], record["kernel"], int(record["ranks"])
+        family = "network/custom-all-reduce"
+        if kernel.endswith("_eager"):
+            family += "/excluded-eager"
+        elif gpu.startswith("GB200") and kernel.startswith("vllm") and ranks == 2:
+            family += "/excluded-fallback"
+        library, size = kernel.lower().split("_")[0], int(record["bytes"])
+        name = KERNELS.get(gpu)
+        row = Measured(
+            case_id=record["case_id"],
+            time=float(record["time_us"]),
+            wire=2 * (ranks - 1) / ranks * size,
+            predict=partial(_all_reduce, name or "", library, ranks, size),
+            unsupported="" if name else _NO_KERNELS,
+        )
+        yield f"{family}/{gpu}", row
+
+
+def _all_reduce(name: str, library: str, ranks: int, size: int) -> float:
+    return all_reduce_time(load_kernels(name), library, ranks, size) / PS_PER_US
+
+
+def _exchanges(data: DataFolder) -> Iterator[tuple[str, Measured]]:
+    for record in data.read("collectives/moe_alltoall_aiconfigurator.csv"):
+        gpu, op = record["gpu"], record["op"]
+        if not op.startswith("deepep"):
+            yield f"network/excluded-trtllm-alltoall/{gpu}", _exchange_row(record, "only DeepEP is modelled")
+            continue
+        far = "excluded-four-and-more-nodes/" if "normal" in op and float(record["nodes"]) > 2 else ""
+        why = "" if gpu in KERNELS else _NO_KERNELS
+        yield f"network/deepep/{far}{gpu}", _exchange_row(record, why)
+
+
+def exchange(record: Record) -> ExpertExchange:
+    """Return what a rank exchanges in a measurement; a tray of GB200 or GB300 holds four GPUs."""
+    return ExpertExchange(
+        tokens=int(record["tokens"]),
+        hidden=int(record["hidden"]),
+        topk=int(record["topk"]),
+        experts=int(record["experts"]),
+        nodes=int(float(record["nodes"] or 1)),
+        per_node=4 if record["gpu"].startswith("GB") else 8,
+        element_bytes=1 if "dispatch" in record["op"] else 2,
+    )
+
+
+def _exchange_row(record: Record, why: str) -> Measured:
+    what = exchange(record)
+    return Measured(
+        case_id=record["case_id"],
+        time=float(record["time_us"]),
+        wire=what.tokens * what.topk * what.copy_bytes,
+        predict=partial(exchange_time, KERNELS.get(record["gpu"], ""), record["op"], record["sms"], what),
+        unsupported=why,
+    )
+
+
+def exchange_time(name: str, op: str, multiprocessors: str, what: ExpertExchange) -> float:
+    """Return the predicted microseconds of one DeepEP measurement."""
+    kernels = load_kernels(name)
+    direction = op.rsplit("_", maxsplit=1)[-1]
+    if "low_latency" in op:
+        return low_latency_time(kernels.low_latency[direction], what) / PS_PER_US
+    count = int(float(multiprocessors))
+    return normal_time(kernels.normal[direction], what, multiprocessors=count) / PS_PER_US

@@ -1,0 +1,155 @@
+"""The communication kernels of serving engines: one- and two-shot all-reduce, expert dispatch and combine.
+
+One-shot: every rank reads all of every other's buffer, (n - 1)·S. Two-shot: it reduces its share of all, and
+all read the shares, 2·(n - 1)/n·S with one more synchronisation. Above a size the library calls NCCL.
+
+Expert exchange: a rank sends each of its tokens to `topk` experts. The low-latency kernels send every copy by
+itself, over NVLink within the node and the NIC to other nodes; an expert's copies are moved by one group of
+threads. The normal kernels send a token once to each node and, within it, once to each rank that needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.config import Spec, decode, load_document
+from rapid_des.config.presets import preset_folder
+from rapid_des.errors import ConfigError, InputError
+from rapid_des.network.collectives.nccl import nccl_time
+from rapid_des.network.collectives.nccl_fabric import load_fabric
+from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size
+
+_MICRO = 1e6
+_SCALE_BLOCK = 128
+_SCALE_BYTES = 4
+_HEADER = 16
+
+
+class AllReduceKernel(Spec, frozen=True, kw_only=True):
+    """A library's own all-reduce."""
+
+    base: Duration
+    rank: Duration
+    """For each other rank (flags)."""
+    second: Duration
+    """The second synchronisation of two-shot."""
+    link: Bandwidth
+    largest: Size
+    """Above it the library calls NCCL."""
+
+
+class LowLatency(Spec, frozen=True, kw_only=True):
+    """One direction (dispatch or combine) of the low-latency exchange."""
+
+    base: Duration
+    expert: Duration
+    """For each expert of the layer."""
+    node: Duration
+    """For each further doubling of the number of nodes."""
+    link: Bandwidth
+    nic: Bandwidth
+    expert_rate: Bandwidth
+    """The copies of one expert."""
+
+
+class Normal(Spec, frozen=True, kw_only=True):
+    """One direction of the normal (throughput) exchange."""
+
+    base: Duration
+    node: Duration
+    multiprocessor: Bandwidth
+    """What one SM moves."""
+    local: float
+    """Passes over a token that do not leave the GPU."""
+    nic: Bandwidth
+
+
+class ServingKernels(Spec, frozen=True, kw_only=True):
+    """The kernels of one GPU and its fabric."""
+
+    name: str
+    source: str
+    fabric: str
+    """What NCCL uses above the libraries' limits; a file of `topologies/fabrics`."""
+    all_reduce: dict[str, AllReduceKernel]
+    """By library: vllm, sglang, trtllm."""
+    low_latency: dict[str, LowLatency] = {}
+    """By direction: dispatch, combine."""
+    normal: dict[str, Normal] = {}
+
+
+@dataclass(frozen=True)
+class ExpertExchange:
+    """What one rank exchanges: its tokens, each with `topk` of `experts` experts."""
+
+    tokens: int
+    hidden: int
+    topk: int
+    experts: int
+    nodes: int
+    per_node: int
+    element_bytes: int
+    """1 for fp8 (with a scale for each 128 values), 2 for bf16."""
+
+    @property
+    def copy_bytes(self) -> float:
+        """Bytes of one copy of one token on the wire."""
+        scales = self.hidden / _SCALE_BLOCK * _SCALE_BYTES if self.element_bytes == 1 else 0.0
+        return self.hidden * self.element_bytes + scales + _HEADER
+
+    def distinct(self, places: int) -> float:
+        """Return how many of `places` equal places a token's experts are expected in."""
+        return places * (1.0 - (1.0 - 1.0 / places) ** self.topk)
+
+
+@cache
+def load_kernels(name: str) -> ServingKernels:
+    """Return the kernels that a path or a preset's bare name stands for."""
+    folder = preset_folder("machine") / "fabrics" / "serving"
+    for candidate in (Path(name), folder / f"{name}.yaml"):
+        if candidate.is_file():
+            return decode(load_document(candidate), ServingKernels)
+    presets = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+    raise ConfigError(f"no file of serving kernels {name!r}; presets: {presets}")
+
+
+def all_reduce_time(kernels: ServingKernels, library: str, ranks: int, size: int) -> int:
+    """Return the picoseconds of a library's all-reduce of `size` bytes on each rank of a node."""
+    kernel = kernels.all_reduce.get(library)
+    if kernel is None:
+        known = ", ".join(kernels.all_reduce)
+        raise InputError(f"{kernels.name}: no all-reduce kernel of {library!r}; allowed: {known}")
+    if size > kernel.largest:
+        return nccl_time(load_fabric(kernels.fabric), CollectiveType.ALL_REDUCE, ranks, size).duration
+    others, rate = ranks - 1, kernel.link / _MICRO
+    one_shot = others * size / rate
+    two_shot = kernel.second / PS_PER_US + 2 * others / ranks * size / rate
+    start = (kernel.base + others * kernel.rank) / PS_PER_US
+    return math.ceil((start + min(one_shot, two_shot)) * PS_PER_US)
+
+
+def low_latency_time(kernel: LowLatency, exchange: ExpertExchange) -> int:
+    """Return the picoseconds of a low-latency dispatch or combine."""
+    copies = exchange.tokens * exchange.topk * exchange.copy_bytes
+    ranks = exchange.nodes * exchange.per_node
+    inside = copies / exchange.nodes / (kernel.link / _MICRO)
+    outside = copies * (1 - 1 / exchange.nodes) / (kernel.nic / _MICRO)
+    one_expert = copies * ranks / exchange.experts / (kernel.expert_rate / _MICRO)
+    start = kernel.base + exchange.experts * kernel.expert + math.log2(exchange.nodes) * kernel.node
+    return math.ceil((start / PS_PER_US + max(inside, outside, one_expert)) * PS_PER_US)
+
+
+def normal_time(kernel: Normal, exchange: ExpertExchange, *, multiprocessors: int) -> int:
+    """Return the picoseconds of a normal dispatch or combine that runs on so many SMs."""
+    payload = exchange.tokens * exchange.copy_bytes
+    places = exchange.distinct(exchange.nodes * exchange.per_node)
+    moved = payload * (places / exchange.nodes + kernel.local * exchange.nodes)
+    inside = moved / (kernel.multiprocessor * multiprocessors / _MICRO)
+    remote = exchange.distinct(exchange.nodes) * (1 - 1 / exchange.nodes) if exchange.nodes > 1 else 0.0
+    outside = payload * remote / (kernel.nic / _MICRO)
+    start = (kernel.base + math.log2(exchange.nodes) * kernel.node) / PS_PER_US
+    return math.ceil((start + max(inside, outside)) * PS_PER_US)
