@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -46,16 +45,3 @@ class Layout:
         members = prod(self.size(axis) for axis in inner)
         rows = grid.transpose(order).reshape(-1, members)
         return tuple(map(tuple, rows.tolist()))
-
-    def group_of_rank(self, axes: tuple[str, ...]) -> NDArray[np.int64]:
-        """Return each rank's position in `groups(axes)`."""
-        found = np.empty(self.ranks, np.int64)
-        for index, members in enumerate(self.groups(axes)):
-            found[list(members)] = index
-        return found
-
-    def stages(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the ranks of each pipeline stage, ascending."""
-        stage = self.coordinates("pp")
-        for index in range(self.size("pp")):
-            yield np.flatnonzero(stage == index)

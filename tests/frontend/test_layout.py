@@ -20,6 +20,6 @@ def test_the_order_decides_who_is_a_neighbour():
     assert outer_tp.groups(("tp",)) == ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
-def test_coordinates_and_stages():
+def test_coordinates_and_groups_of_a_rank():
     assert LAYOUT.coordinates("pp").tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [stage.tolist() for stage in LAYOUT.stages()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert LAYOUT.coordinates("dp").tolist() == [0, 0, 1, 1, 0, 0, 1, 1]

@@ -146,3 +146,11 @@ def test_a_job_that_does_not_fit_says_what_is_missing_and_what_would_help(tiny):
 def test_a_hopeless_job_says_what_all_changes_together_reach(tiny):
     with pytest.raises(InfeasibleJobError, match="no single change is enough; with all of"):
         check_memory(tiny(), 1000)
+
+
+def test_a_service_that_does_not_fit_is_told_to_split_or_to_shrink(tiny_service):
+    job = tiny_service(("inference.batch", "64"), ("inference.prompt_length", "100"))
+    with pytest.raises(InfeasibleJobError) as refused:
+        check_memory(job, memory(job).fullest.peak - 1)
+    assert "inference.batch 32" in str(refused.value)
+    assert "parallelism.tp 2" in str(refused.value)

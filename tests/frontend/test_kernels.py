@@ -1,0 +1,76 @@
+"""Which kernels a layer launches: the fusion policies, and that the device knows every one."""
+
+from collections import Counter
+
+import pytest
+
+from rapid_des.device.operators import Attention, Vector
+from rapid_des.device.vector_kinds import traffic_of
+from rapid_des.frontend.fusion import FUSIONS
+from rapid_des.frontend.inference import passes, serving_shard, serving_steps
+from rapid_des.frontend.parts import training_steps
+
+GPT = [
+    ("model.feed_forward", "{activation: gelu, hidden: 128, bias: true}"),
+    ("model.attention", "{heads: 4, qkv_bias: true, output_bias: true}"),
+    ("model.norm", "layer_norm"),
+    ("model.position", "learned"),
+]
+
+
+def small_kernels(lists, section, phase):
+    steps = next(steps for key, steps in lists.items() if (key.section, key.phase) == (section, phase))
+    return Counter(step.operator.kind for step in steps if isinstance(step.operator, Vector))
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("model", [[], GPT], ids=["llama", "gpt"])
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+def test_the_device_knows_every_small_kernel(tiny, tiny_service, fusion, model, attention):
+    chosen = [*model, ("fusion", fusion), ("attention", attention)]
+    service = tiny_service(*chosen)
+    lists = [
+        training_steps(tiny(*chosen, ("training.dropout", "true"), ("training.recompute", "selective"))),
+        serving_steps(serving_shard(service, passes(service)[0])),
+    ]
+    found = [step.operator for some in lists for steps in some.values() for step in steps]
+    for operator in found:
+        if isinstance(operator, Vector):
+            assert traffic_of(operator.kind, operator.phase)
+            assert operator.rows * operator.columns > 0
+        elif isinstance(operator, Attention):
+            assert operator.fused == (attention == "flash")
+
+
+def test_eager_launches_what_megatron_fuses(tiny):
+    dropout = ("training.dropout", "true")
+    eager = small_kernels(training_steps(tiny(*GPT, dropout, ("fusion", "eager"))), "block", "forward")
+    megatron = small_kernels(training_steps(tiny(*GPT, dropout)), "block", "forward")
+    # Four matrices with a bias each; two dropouts and residuals.
+    assert eager == {"layer_norm": 2, "bias_add": 4, "gelu": 1, "dropout": 2, "residual_add": 2}
+    assert megatron == {"layer_norm": 2, "bias_gelu": 1, "dropout_add": 2}
+
+
+def test_eager_swiglu_is_two_kernels_each_way(tiny):
+    lists = training_steps(tiny(("fusion", "eager")))
+    assert small_kernels(lists, "block", "forward")["multiply"] == 1
+    assert small_kernels(lists, "block", "backward")["silu"] == 1
+    assert small_kernels(training_steps(tiny()), "block", "backward")["swiglu"] == 1
+
+
+def test_an_engine_adds_the_residual_in_the_norm(tiny_service):
+    job = tiny_service()
+    lists = serving_steps(serving_shard(job, passes(job)[0]))
+    expected = {"add_rms_norm": 2, "rope": 1, "kv_cache_write": 1, "swiglu": 1}
+    assert small_kernels(lists, "block", "forward") == expected
+
+
+def test_the_head_multiplies_in_the_format_of_activations(tiny):
+    lists = training_steps(tiny(("precision.gemm", "fp8")))
+    formats = {
+        step.name: step.operator.dtype
+        for steps in lists.values()
+        for step in steps
+        if step.name in {"head", "ffn.in"}
+    }
+    assert formats == {"head": "bf16", "ffn.in": "fp8"}
