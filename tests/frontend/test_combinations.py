@@ -1,0 +1,44 @@
+"""Any combination of axes, order, schedule and options that is accepted also runs to its end."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rapid_des.frontend import build, memory
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+FLAGS = st.sampled_from(["true", "false"])
+
+
+@st.composite
+def combinations(draw):
+    sizes = {axis: draw(st.sampled_from([1, 2])) for axis in ("tp", "cp", "dp", "pp")}
+    chosen = {f"parallelism.{axis}": str(size) for axis, size in sizes.items()}
+    chosen["parallelism.order"] = f"[{', '.join(draw(st.permutations(AXES)))}]"
+    chosen["parallelism.sequence_parallel"] = draw(FLAGS) if sizes["tp"] > 1 else "false"
+    chosen["training.recompute"] = draw(st.sampled_from(["none", "selective", "full"]))
+    chosen["training.zero_stage"] = draw(st.sampled_from(["0", "1"]))
+    if chosen["training.zero_stage"] == "1":
+        chosen["training.overlap_parameters"] = draw(FLAGS)
+    for flag in ("overlap_gradients", "overlap_pipeline", "gradient_norm", "dropout"):
+        chosen[f"training.{flag}"] = draw(FLAGS)
+    chosen["model.tied_embeddings"] = draw(FLAGS)
+    chosen["training.schedule"] = draw(st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b"]))
+    if chosen["training.schedule"] == "interleaved_1f1b":
+        chosen |= {"parallelism.pp": "2", "parallelism.chunks": "2"}
+    chosen["training.bucket_parameters"] = draw(st.sampled_from(["5000", "40000000"]))
+    return tuple(chosen.items())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chosen=combinations(), rendezvous=st.booleans())
+def test_every_accepted_combination_runs_to_its_end(tiny, prices, replay, chosen, rendezvous):
+    job = tiny(*chosen)
+    trace = build(job, prices)
+    finish = replay(trace.traces, rendezvous=rendezvous)
+    # No rank is done before its own kernels could be, and replicas of a stage do the same work.
+    for entry, stage in zip(trace.traces.ranks, trace.stage_of_rank, strict=True):
+        table = trace.tables[stage]
+        compute = int(table.duration[table.stream == table.streams.index("compute")].sum())
+        assert max(finish[entry.rank]) >= compute
+    # The fullest moment is at least what stands throughout.
+    assert all(stage.peak >= 2 * stage.parameters for stage in memory(job).stages)
