@@ -7,6 +7,7 @@ and delays nanoseconds. Keys that nothing here reads are reported in notes: that
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ Shape: TypeAlias = Literal[
 ]
 
 S = TypeVar("S", bound=Spec)
+
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+\Z")
 
 
 class NetworkFile(Spec, frozen=True, kw_only=True):
@@ -112,7 +115,7 @@ def read_setup(files: Files, *, queues: int = 1, dialect: Dialect = "stock") -> 
     if queues < 1:
         raise ConfigError(f"--astra-queues-per-dim: {queues} is not a number above 0")
     notes: list[str] = []
-    network = _read(_mapping(files.network), NetworkFile, notes)
+    network = _read(_with_exponents(_mapping(files.network)), NetworkFile, notes)
     _check_network(network, files.network)
     system = _read(_mapping(files.system), SystemFile, notes)
     _check_system(system, files.system)
@@ -138,6 +141,19 @@ def _mapping(path: Path) -> Document:
     if not isinstance(tree, dict):
         raise ConfigError(f"the top level must be a mapping, it is a {type(tree).__name__}", file=str(path))
     return Document(path, tree)
+
+
+def _with_exponents(document: Document) -> Document:
+    """Read numbers such as 1e3, which YAML takes for text and that simulator's reader for numbers."""
+
+    def number(entry: object) -> object:
+        return float(entry) if isinstance(entry, str) and _EXPONENT.match(entry) else entry
+
+    tree = {
+        key: [number(entry) for entry in value] if isinstance(value, list) else value
+        for key, value in document.tree.items()
+    }
+    return Document(document.path, tree)
 
 
 def _read(document: Document, spec: type[S], notes: list[str]) -> S:
