@@ -1,7 +1,7 @@
 """GEMM latency: the fastest kernel of the library's menu, and why it takes that long.
 
 A `GemmModel` holds what a device, its library and a dtype fix: tiles, rates, constants. It prices many GEMMs
-at once; `price_gemm` and `price_grouped_gemm` are its one-operator form behind the operator model.
+at once; `price_gemm` is its one-operator form behind the operator model. Grouped GEMMs: `gemm_grouped`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from rapid_des.device.gemm_explain import explain
 from rapid_des.device.gemm_tiles import Candidates, candidates
 from rapid_des.device.gemm_timing import Timing, Work, time_candidates
 from rapid_des.device.model_rates import Rates, rates_of
-from rapid_des.device.operators import Dtype, Estimate, Gemm, GroupedGemm
+from rapid_des.device.operators import Dtype, Estimate, Gemm
 from rapid_des.device.roofline import width
 from rapid_des.device.spec import KernelMenu
+from rapid_des.units import PS_PER_US
 
 if TYPE_CHECKING:
     from rapid_des.device.model import Device
@@ -103,9 +104,11 @@ def gemm_model(device: Device, dtype: Dtype, weight_dtype: Dtype | None = None) 
     return cast(GemmModel, device.tables[key])
 
 
-def build_model(device: Device, dtype: Dtype, weight_dtype: Dtype, fit: GemmConstants) -> GemmModel:
-    """Return the GEMM model with the given constants."""
-    rates, menu = rates_of(device, dtype), device.kernels(dtype)
+def build_model(
+    device: Device, dtype: Dtype, weight_dtype: Dtype, fit: GemmConstants, *, grouped: bool = False
+) -> GemmModel:
+    """Return the GEMM model with the given constants; `grouped` takes the menu of that name."""
+    rates, menu = rates_of(device, dtype), device.kernels("grouped" if grouped else dtype)
     tiles = candidates(menu, (operand_width(dtype), operand_width(weight_dtype)), rates, fit)
     conditions = device.conditions
     return GemmModel(dtype, rates, menu, tiles, fit, conditions.l2, conditions.clock == "boost")
@@ -139,31 +142,8 @@ def price_gemm(gemm: Gemm, device: Device) -> Estimate:
     return explain(model.price(work), work, model, device)
 
 
-def price_grouped_gemm(gemm: GroupedGemm, device: Device) -> Estimate:
-    """Price one kernel over several experts; a group without rows costs nothing."""
-    model = gemm_model(device, gemm.dtype)
-    work = grouped_work(gemm, model.tiles)
-    if work is None:
-        return Estimate(device.launch_overhead, "launch", 0)
-    return explain(model.price(work), work, model, device)
-
-
-def grouped_work(gemm: GroupedGemm, tiles: Candidates) -> Work | None:
-    """Return a grouped GEMM as one row of work, tiles counted group by group; None without any row."""
-    rows = np.array([count for count in gemm.rows if count], dtype=np.float64)
-    if not rows.size:
-        return None
-    row_tiles = np.ceil(rows[:, None] / tiles.tile_m).sum(axis=0)[None, :]
-    total, groups = float(rows.sum()), float(rows.size)
-    size, stored = operand_width(gemm.dtype), max(2.0, width(gemm.dtype))
-    return Work(
-        rows=np.array([[total]]),
-        high=np.array([[float(rows.max())]]),
-        matrices=np.array([[groups]]),
-        n=np.array([[float(gemm.n)]]),
-        k=np.array([[float(gemm.k)]]),
-        a_bytes=np.array([[total * gemm.k * size]]),
-        b_bytes=np.array([[groups * gemm.n * gemm.k * size]]),
-        c_bytes=np.array([[total * gemm.n * stored]]),
-        row_tiles=row_tiles,
-    )
+def gemm_times_us(gemms: Sequence[Gemm], device: Device) -> Floats:
+    """Return the microseconds of many GEMMs of equal dtypes at once, launch included."""
+    model = gemm_model(device, gemms[0].dtype, gemms[0].weight_dtype)
+    kernels: Floats = model.price(gemm_work(gemms)).kernel_us
+    return kernels + device.launch_overhead / PS_PER_US

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from rapid_des.config import resolve
-from rapid_des.device import gemm, roofline
+from rapid_des.device import gemm, gemm_grouped, roofline
 from rapid_des.device.attention import price_attention
 from rapid_des.device.operators import (
     Attention,
@@ -130,7 +130,7 @@ Pricer = Callable[[Operator, Device], Estimate]
 
 PRICERS: Mapping[type, Pricer] = {
     Gemm: cast(Pricer, gemm.price_gemm),
-    GroupedGemm: cast(Pricer, gemm.price_grouped_gemm),
+    GroupedGemm: cast(Pricer, gemm_grouped.price_grouped_gemm),
     Attention: cast(Pricer, price_attention),
     Vector: cast(Pricer, price_vector),
 }

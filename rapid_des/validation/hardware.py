@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from rapid_des.device import Device, load_device
 
@@ -72,9 +72,7 @@ DTYPES: dict[str, str] = {
 """The dtype of an operator behind the spelling of a data file."""
 
 
-@lru_cache(maxsize=None)
-def device_for(
-    gpu: str, *, library: str, launch: str = "graph", l2: str = "cold", clock: str = "boost"
-) -> Device:
-    """Return the device behind a data file's GPU name, used as that file says it was measured."""
-    return load_device(PRESETS[gpu]).under(library=library, launch=launch, l2=l2, clock=clock)
+@cache
+def device_for(gpu: str, **conditions: str) -> Device:
+    """Return the device behind a data file's GPU name, under the conditions that the file states."""
+    return load_device(PRESETS[gpu]).under(**conditions)

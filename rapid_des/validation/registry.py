@@ -24,21 +24,23 @@ from rapid_des.validation.folder import DataFolder
 from rapid_des.validation.scoring import Topic
 
 PROVIDERS: dict[str, str] = {
-    "operators_gemm": "rapid_des.validation.operators_gemm",
-    "operators_moe": "rapid_des.validation.operators_moe",
-    "operators_traffic": "rapid_des.validation.operators_traffic",
-    "operators_attention": "rapid_des.validation.operators_attention",
-    "operators_vector": "rapid_des.validation.operators_vector",
-    "operators_learned": "rapid_des.validation.operators_learned",
-    "collectives": "rapid_des.validation.collectives",
-    "network": "rapid_des.validation.network",
+    "rapid_des.validation.operators_gemm": "operators/gemm",
+    "rapid_des.validation.operators_moe": "operators/moe",
+    "rapid_des.validation.operators_traffic": "operators/traffic",
+    "rapid_des.validation.operators_attention": "operators/",
+    "rapid_des.validation.operators_vector": "operators/",
+    "rapid_des.validation.operators_learned": "operators/learned",
+    "rapid_des.validation.collectives": "network/",
+    "rapid_des.validation.network": "network/",
 }
+"""Module and what its topics' names start with: a provider is asked only if a wanted prefix may be its."""
 
 
-def all_topics(data: DataFolder) -> Iterator[Topic]:
-    """Yield every provider's topics, in the table's order; a provider that is not there yet has none."""
-    for module in PROVIDERS.values():
-        if importlib.util.find_spec(module) is not None:
+def all_topics(data: DataFolder, prefixes: Sequence[str] = ()) -> Iterator[Topic]:
+    """Yield the providers' topics in the table's order; a provider that is not there yet has none."""
+    for module, own in PROVIDERS.items():
+        wanted = not prefixes or any(own.startswith(prefix) or prefix.startswith(own) for prefix in prefixes)
+        if wanted and importlib.util.find_spec(module) is not None:
             yield from importlib.import_module(module).topics(data)
 
 

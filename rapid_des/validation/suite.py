@@ -23,7 +23,7 @@ COLUMNS = {
 
 def validate(data: DataFolder, prefixes: Sequence[str] = ()) -> Report:
     """Return `{"topics": {name: figures}, "constants": …, "absent": [files]}` for the chosen topics."""
-    chosen = select(list(all_topics(data)), prefixes)
+    chosen = select(list(all_topics(data, prefixes)), prefixes)
     constants: dict[str, object] = {}
     reports: dict[str, Report] = {}
     for topic in chosen:
