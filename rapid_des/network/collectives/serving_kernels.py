@@ -123,9 +123,10 @@ def all_reduce_time(kernels: ServingKernels, library: str, ranks: int, size: int
     if kernel is None:
         known = ", ".join(kernels.all_reduce)
         raise InputError(f"{kernels.name}: no all-reduce kernel of {library!r}; allowed: {known}")
+    fabric = load_fabric(kernels.fabric)
     if size > kernel.largest:
-        return nccl_time(load_fabric(kernels.fabric), CollectiveType.ALL_REDUCE, ranks, size).duration
-    others, rate = ranks - 1, kernel.link / _MICRO
+        return nccl_time(fabric, CollectiveType.ALL_REDUCE, ranks, size).duration
+    others, rate = ranks - 1, kernel.link * fabric.node.share(ranks) / _MICRO
     one_shot = others * size / rate
     two_shot = kernel.second / PS_PER_US + 2 * others / ranks * size / rate
     start = (kernel.base + others * kernel.rank) / PS_PER_US
