@@ -26,7 +26,7 @@ class Evidence:
     input_text: str
     attributes: frozenset[str]
     names: tuple[str, ...]
-    """A sample of distinct node names."""
+    """The distinct node names."""
     has_data: bool
     has_ctrl: bool
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,19 @@ def groups_from_nodes(frames: Iterable[bytes], world: tuple[int, ...]) -> tuple[
     """Return the groups that (process_group:init, record_param_comms) nodes describe."""
     stated: Groups = {}
     implied: Groups = {}
-    for frame in dict.fromkeys(frames):
-        try:
-            node = message_class("Node").FromString(frame)
-        except UNREADABLE:  # text that is not UTF-8: other readers of the node do not need it
-            continue
+    for node in sorted(_readable(frames), key=lambda node: node.id):
         if "process_group:init" in node.name:
             stated.update(_from_init(node.inputs.values, world))
         else:
             implied.update(_from_param_comms(node.inputs.values))
     return stated, implied
+
+
+def _readable(frames: Iterable[bytes]) -> Iterator[Any]:
+    """Yield the nodes that protobuf accepts; one with text that is not UTF-8 describes no group."""
+    for frame in frames:
+        with contextlib.suppress(*UNREADABLE):
+            yield message_class("Node").FromString(frame)
 
 
 def _from_init(values: str, world: tuple[int, ...]) -> Groups:

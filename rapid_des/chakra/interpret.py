@@ -49,7 +49,7 @@ def interpret(raw: RawTable, origin: Origin) -> Interpreted:
     groups = _groups(raw, columns, origin)
     named = origin.dialect.streams_named
     streams = stream_labels(raw, columns.kind, columns.on_cpu, groups, named=named)
-    sequence = _program_order(raw, order, edges, streams, origin)
+    sequence = _program_order(raw, order, edges, _ordered_streams(streams, order, origin))
     remarks = list(columns.remarks)
     if not np.array_equal(sequence, np.arange(len(raw))):
         edges = _moved(edges, sequence)
@@ -161,19 +161,24 @@ def _cycle_text(raw: RawTable, order: Integers, cycle: list[int]) -> str:
     return f"{len(cycle)} nodes wait for each other in a circle: {' needs '.join(shown)}"
 
 
-def _program_order(raw: RawTable, order: Integers, edges: Edges, streams: Labels, origin: Origin) -> Integers:
-    """Return the table's order as positions in id order; ids decide unless dependencies contradict them."""
-    size = len(raw)
-    if "rapid_position" in raw.attributes:
-        return np.argsort(raw.attributes["rapid_position"].value[order], kind="stable")
+def _ordered_streams(streams: Labels, order: Integers, origin: Origin) -> Integers:
+    """Return stream numbers in id order; every node of an unordered stream gets one of its own."""
     stream = streams.codes[order]
     free = np.isin(stream, [slot for slot, text in enumerate(streams.texts) if origin.is_unordered(text)])
-    if points_back(edges) or free.all():
-        return np.arange(size)
-    loose = len(streams.texts) + np.arange(size)
-    chained = with_chains(edges, np.where(free, loose, stream))
+    return np.where(free, len(streams.texts) + np.arange(len(stream)), stream)
+
+
+def _program_order(raw: RawTable, order: Integers, edges: Edges, stream: Integers) -> Integers:
+    """Return the table's order as positions in id order; ids decide unless dependencies contradict them."""
+    size = len(raw)
+    sequence = np.arange(size)
+    if "rapid_position" in raw.attributes:
+        sequence = np.argsort(raw.attributes["rapid_position"].value[order], kind="stable")
+    elif points_back(edges):
+        return sequence
+    chained = with_chains(_moved(edges, sequence), stream[sequence])
     if len(topological_order(chained, size)) == size:
-        return np.arange(size)
+        return sequence
     return topological_order(edges, size)
 
 

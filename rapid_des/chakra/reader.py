@@ -34,8 +34,6 @@ from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, likely_generation
 from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
 
-_NAME_SAMPLE = 64
-
 
 @dataclass
 class ReadReport:
@@ -232,7 +230,7 @@ def _evidence(source: TraceFile, raw: RawTable) -> Evidence:
         metadata_names=frozenset(texts),
         input_text=texts.get("input_file", "")[:64],
         attributes=frozenset(name.decode(errors="replace") for name in raw.attribute_names),
-        names=tuple(name.decode(errors="replace") for name in raw.names[:_NAME_SAMPLE]),
+        names=tuple(name.decode(errors="replace") for name in raw.names),
         has_data=len(raw.dependencies["data"][1]) > 0,
         has_ctrl=len(raw.dependencies["ctrl"][1]) > 0,
     )

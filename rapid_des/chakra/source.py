@@ -71,8 +71,8 @@ def open_trace(path: Path, *, generation: Generation | None = None, salvage: boo
         starts_with_metadata = is_metadata(split_fields(first.buffer, _head(first)))
         found = generation or sniff(first, int(starts_with_metadata))
     except MalformedMessageError as error:
-        frame = error.message + int(starts_with_metadata)
-        raise malformed(path, first.offset_of(frame), first, frame) from error
+        bad = error.message + int(starts_with_metadata)
+        raise malformed(path, first.offset_of(bad), first, bad) from error
     if found is None and path.suffix == ".eg" and not starts_with_metadata:
         found = Generation.V0_0_1
     metadata, frame = message_class("GlobalMetadata")(), None

@@ -64,7 +64,8 @@ class NodeTable:
     duration: NDArray[np.int64]
     """Picoseconds, or `UNSTATED`."""
     size: NDArray[np.int64]
-    """Bytes: a collective's input buffer on this rank, a message, or what a memory node moves."""
+    """Bytes: a collective's input buffer on this rank, a message, or what a memory node moves;
+    `UNSTATED` where a foreign trace does not say."""
     collective: NDArray[np.int8]
     """A `CollectiveType` where kind is COLLECTIVE, else `UNSTATED`."""
     group: NDArray[np.int32]
