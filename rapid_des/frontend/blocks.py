@@ -97,7 +97,10 @@ class Blocks:
         `durations` are given for each stage. Where inner groups of one stage differ (faults), build one
         graph a distinct set and take the tables from each.
         """
-        programs = [self.outer_program(stage, own) for stage, own in enumerate(durations)]
+        return self.assembled([self.outer_program(stage, own) for stage, own in enumerate(durations)])
+
+    def assembled(self, programs: Sequence[FinishedProgram]) -> JobTrace:
+        """Return the outer graph of one program a stage, on the first rank of each inner group."""
         return job_trace(self.job, programs, ranks=[group[0] for group in self.inner_groups])
 
     def outer_program(self, stage: int, durations: Durations) -> FinishedProgram:
@@ -129,7 +132,13 @@ def _timed(block: Block, durations: Sequence[int] | None) -> Piece:
     assert len(times) == len(block.cuts)
     stream = "tp" if block.key.section == "norms" else "compute"
     nodes = [
-        Node(block.key.section, NodeKind.COMPUTE, stream, (index - 1,) if index else PORTS, duration=time)
+        Node(
+            f"{block.key.phase}.{block.key.section}",
+            NodeKind.COMPUTE,
+            stream,
+            (index - 1,) if index else PORTS,
+            duration=time,
+        )
         for index, time in enumerate(times)
     ]
     positions = {cut: index for index, cut in enumerate(block.cuts)}

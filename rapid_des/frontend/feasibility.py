@@ -26,20 +26,24 @@ def check_memory(job: Job, capacity: int) -> JobMemory:
     if full.peak <= capacity:
         return found
     parts = sorted(full.categories.items(), key=lambda entry: -entry[1])
-    largest = ", ".join(f"{name} {gib(size)}" for name, size in parts[:4] if size)
+    largest = ", ".join(f"{name} {shown(size)}" for name, size in parts[:4] if size)
     raise InfeasibleJobError(
-        f"{job.name}: stage {full.stage} needs {gib(full.peak)} a GPU, there are {gib(capacity)}: "
-        f"{gib(full.peak - capacity)} missing ({largest}); {_advice(job, capacity)}"
+        f"{job.name}: stage {full.stage} needs {shown(full.peak)} a GPU, there are {shown(capacity)}: "
+        f"{shown(full.peak - capacity)} missing ({largest}); {_advice(job, capacity)}"
     )
 
 
-def gib(size: int) -> str:
+def shown(size: int) -> str:
     """Return a size for people.
 
-    >>> gib(3 * 2**29)
-    '1.5 GiB'
+    >>> shown(3 * 2**29), shown(512)
+    ('1.5 GiB', '512 B')
     """
-    return f"{size / Size.parse('1 GiB'):.4g} GiB"
+    for unit in ("GiB", "MiB", "KiB"):
+        factor = Size.parse(f"1 {unit}")
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size} B"
 
 
 def _advice(job: Job, capacity: int) -> str:
@@ -47,14 +51,14 @@ def _advice(job: Job, capacity: int) -> str:
     for label, spec in _changes(job.spec):
         smaller = _tried(job, spec)
         if smaller is not None and memory(smaller).fullest.peak <= capacity:
-            fits.append(f"{label} ({gib(memory(smaller).fullest.peak)})")
+            fits.append(f"{label} ({shown(memory(smaller).fullest.peak)})")
     if fits:
         return "it would fit with " + " or ".join(fits[:4])
     labels = [label for label, _ in _changes(job.spec)]
     for label in labels:
         changed = dict(_changes(together.spec)).get(label)
         together = (changed and _tried(together, changed)) or together
-    need = gib(memory(together).fullest.peak)
+    need = shown(memory(together).fullest.peak)
     return f"no single change is enough; with all of {', '.join(labels)} it needs {need}"
 
 
@@ -76,7 +80,11 @@ def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
     for axis in ("tp", "pp"):
         size = 2 * getattr(split, axis)
         changed = _replace(split, **{axis: size})
-        yield f"parallelism.{axis} {size}", _replace(spec, parallelism=changed)
+        label = f"parallelism.{axis} {size}"
+        if split.dp % 2 == 0:
+            changed = _replace(changed, dp=split.dp // 2)
+            label += f" and dp {split.dp // 2}"
+        yield label, _replace(spec, parallelism=changed)
 
 
 def _training_changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:

@@ -107,5 +107,5 @@ class JobSpec(Spec, frozen=True):
     attention: Literal["flash", "unfused"] = "flash"
     vocabulary_multiple: Count | None = None
     """The vocabulary is padded to a multiple of this times tp; unset: not padded."""
-    memory_reserve: Size = Size(0)
-    """Memory a GPU spends outside the model: context, communication library, allocator."""
+    memory_reserve: Size | None = None
+    """Memory a GPU spends outside the model: context, communication library, allocator. Unset: none."""

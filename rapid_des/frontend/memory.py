@@ -133,7 +133,7 @@ def _standing(job: Job, parameters: int) -> dict[str, int]:
         "gradients": byte_count(parameters, precision.gradients),
         "optimizer": optimizer,
         "communication": messages + byte_count(travelling, precision.gradient_reduce),
-        "reserve": int(job.spec.memory_reserve),
+        "reserve": int(job.spec.memory_reserve or 0),
     }
 
 
@@ -180,7 +180,7 @@ def _serving_stage(job: Job, stage: int) -> StageMemory:
         "activations": boundary_bytes(shard),
         "temporary": temporary,
         "communication": boundary_bytes(shard) if job.stages > 1 else 0,
-        "reserve": int(job.spec.memory_reserve),
+        "reserve": int(job.spec.memory_reserve or 0),
     }
     return StageMemory(stage, stage_parameters(job, stage), _categories(known))
 

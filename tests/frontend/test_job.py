@@ -2,9 +2,9 @@
 
 import pytest
 
-from rapid_des.config import preset_names
+from rapid_des.config import json_schema, preset_names
 from rapid_des.errors import ConfigError
-from rapid_des.frontend import load_job
+from rapid_des.frontend import JobSpec, load_job
 
 
 @pytest.mark.parametrize("name", preset_names("job"))
@@ -17,6 +17,10 @@ def test_every_preset_loads(name):
 def test_llama_405b_ends_hold_one_layer_less():
     # 126 layers + embedding + head = 128 = 16 stages of 8.
     assert load_job("llama3_1_405b_train_16384").layers == (7, *[8] * 14, 7)
+
+
+def test_the_file_format_has_a_schema():
+    assert json_schema(JobSpec)["$defs"]["TrainingSpec"]["properties"]["micro_batch"]["minimum"] == 1
 
 
 def test_settings_reach_the_job_and_the_model(tiny):
