@@ -90,6 +90,20 @@ def test_faults_of_the_file_and_of_the_call_add_up(write):
     assert len(link_timetables(machine.fabric, machine.faults, 10**9, 4)) == 2
 
 
+def test_a_graph_file_is_found_beside_the_machine_file(write, tmp_path):
+    (tmp_path / "pair.csv").write_text("source,destination\n0,1\n")
+    text = MACHINE.replace("shape: ring, size: 3", "shape: graph, size: 2, file: pair.csv")
+    assert load_machine(write(text)).fabric.gpus == 8
+
+
+def test_a_link_that_goes_down_later_is_routed_around_when_asked(write):
+    machine = load_machine(write(MACHINE))
+    dead = frozenset({machine.fabric.link(0, 4)})
+    assert len(machine.router.route(0, 4)) == 1
+    assert machine.fabric.link(0, 4) not in machine.router_around(dead).route(0, 4)
+    assert machine.router_around(frozenset()) is machine.planned
+
+
 def test_an_algorithm_is_chosen_by_operation_else_by_default(write):
     text = (
         "collectives: {default: ring, all_to_all: direct, all_reduce: {algorithm: [direct, ring], chunks: 4}}"

@@ -17,10 +17,11 @@ from rapid_des.units import Bandwidth, Duration
 
 Tree: TypeAlias = dict[str, Any]
 
-_WHOLE = 1024
+_WHOLE = 512
 """GPUs up to which a check follows the routes of all pairs."""
 _SAMPLED = 192
-"""About as many GPUs stand for larger fabrics."""
+"""About as many GPUs stand for larger fabrics, fewer where their routes could add up to `_MOST_HOPS`."""
+_MOST_HOPS = 2**23
 
 
 def shown_fabric(fabric: Fabric, dimensions: Sequence[AnyDimension], figures: Summary) -> Tree:
@@ -142,11 +143,12 @@ def _telling(fabric: Fabric, gpus: Ints) -> Ints:
     if len(gpus) <= _WHOLE:
         return gpus
     strides = np.cumprod([1, *fabric.axes])
+    few = min(_SAMPLED, int((_MOST_HOPS / sum(fabric.axes)) ** 0.5))
     lines = [
-        np.arange(min(size, _SAMPLED // len(fabric.axes))) * stride
+        np.arange(min(size, few // len(fabric.axes) + 1)) * stride
         for size, stride in zip(fabric.axes, strides, strict=False)
     ]
-    return np.intersect1d(gpus, np.concatenate([*lines, spaced(gpus, _SAMPLED // 2)]))
+    return np.intersect1d(gpus, np.concatenate([*lines, spaced(gpus, few // 2)]))
 
 
 def _raise_cut(fabric: Fabric, router: Router, gpus: list[int]) -> None:

@@ -44,6 +44,11 @@ class _Groups:
             allowed = f"up to {(self.routers * self.ports + 1) * self.hosts * self.routers} with these links"
             raise TopologyError(f"dimension {dimension.name}: size: {dimension.size}; allowed: {allowed}")
 
+        most = max(self.groups - 1, 1) * self.routers
+        if self.ports > most:
+            allowed = f"up to {most}, one to each router of other groups"
+            raise TopologyError(f"dimension {dimension.name}: global_links: {self.ports}; allowed: {allowed}")
+
     def gateway(self, distance: Ints, copy: Ints | int) -> Ints:
         """Return the router in its group that holds the link to the group `distance` further on."""
         return (copy * (self.groups - 1) + distance - 1) // self.ports

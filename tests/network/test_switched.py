@@ -90,6 +90,11 @@ def test_a_dragonfly_needs_a_global_link_for_every_other_group():
     build("x", [dimension(size=6, **keys)], INNER)
     with pytest.raises(TopologyError, match="size: 8; allowed: up to 6"):
         build("x", [dimension(size=8, **keys)], INNER)
+    with pytest.raises(TopologyError, match="global_links: 5; allowed: up to 4"):
+        build("x", [dimension(size=6, **keys | {"global_links": 5})], INNER)
+    # One group has no global links, and its routers are one hop apart.
+    alone = build("x", [dimension(size=2, **keys)], INNER)
+    assert names(alone, 0, 1) == ["gpu0>switch0", "switch0>switch1", "switch1>gpu1"]
 
 
 def graph(tmp_path, text, size=3, name="g.csv"):
@@ -121,6 +126,20 @@ def test_node_link_json_reads_as_networkx_writes_it(tmp_path):
     )
     fabric = graph(tmp_path, text, size=2, name="g.json").fabric
     assert fabric.latency.tolist() == [3_000_000, 3_000_000]
+
+
+def test_a_directed_json_graph_is_taken_as_directed_and_bad_json_is_named(tmp_path):
+    text = '{"directed": true, "edges": [{"source": 0, "target": 1}, {"source": 1, "target": 0}]}'
+    assert len(graph(tmp_path, text, size=2, name="g.json").fabric) == 2
+    for wrong, says in (
+        ("{", "not valid JSON"),
+        ("[]", "no node-link graph"),
+        ('{"links": [{"source": 0}]}', "missing"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            graph(tmp_path, wrong, size=2, name="g.json")
+    with pytest.raises(ConfigError, match="can not be read"):
+        build("x", [dimension(shape="graph", size=2, file=str(tmp_path / "none.csv"))], INNER)
 
 
 def test_a_graph_in_two_parts_says_so_when_asked_for_a_way(tmp_path):

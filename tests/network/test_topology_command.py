@@ -48,6 +48,18 @@ def test_route_lists_links_with_coordinates():
     assert "no hops" in run("route", "torus_3d_a100", "5", "5")
 
 
+def test_a_check_of_a_large_torus_still_finds_its_rings():
+    text = run("check", "torus_2d_a100", "--set", "machine.fabric.0.size=[32, 32]")
+    assert "circle of 32" in text
+    assert "between some of the GPUs" in text
+
+
+def test_show_draws_what_is_asked_for(tmp_path):
+    pytest.importorskip("matplotlib")
+    run("show", "dgx_a100", "--plot", str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
 def test_a_fault_on_the_command_line_changes_the_route():
     assert "gpu0 (0, 0, 0) > gpu3" in run("route", "torus_3d_a100", "0", "2", "--fault", "link=0-1 down=true")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import expm1, log1p
 
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric, frozen
@@ -88,12 +87,7 @@ def _loss(fault: Fault, bandwidth: int, latency: int) -> LinkEffect:
     """
     if fault.packet is None:
         return LinkEffect(ONE, 0)
-    lost = fault.packet_loss
-    if lost is None:
-        lost = -expm1(8 * fault.packet * log1p(-(fault.bit_error_rate or 0.0)))
-    p = Fraction(lost).limit_denominator(10**12)
-    if p == 1:
-        raise TopologyError(f"bit_error_rate: {fault.bit_error_rate} loses every packet of {fault.packet}")
+    p = fault.loss
     packet_time = Fraction(fault.packet * PS_PER_S, bandwidth)
     round_trip = 2 * latency + packet_time
     in_flight = -(-round_trip // packet_time) if fault.retransmission == "go_back_n" else 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from fractions import Fraction
+from math import expm1, log1p
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -91,6 +93,14 @@ class Fault(Spec, frozen=True, kw_only=True):
         return any(getattr(self, name) is not None for name in names)
 
     @property
+    def loss(self) -> Fraction:
+        """The probability that a packet is lost, to twelve digits."""
+        lost = self.packet_loss or 0.0
+        if self.bit_error_rate and self.packet:
+            lost = -expm1(8 * self.packet * log1p(-self.bit_error_rate))
+        return Fraction(lost).limit_denominator(10**12)
+
+    @property
     def target(self) -> str:
         """Which of TARGETS is stated."""
         return next(name for name in TARGETS if getattr(self, name) is not None)
@@ -173,6 +183,8 @@ def _effect_problem(fault: Fault) -> str:
         return "packet and retransmission: only with packet_loss or bit_error_rate"
     if fault.packet == 0:
         return "packet: must be above 0 B"
+    if fault.loss == 1:
+        return f"bit_error_rate: {fault.bit_error_rate} loses every packet of {fault.packet}"
     if (fault.jitter is None) != (fault.jitter_every is None) or fault.jitter_every == 0:
         return "jitter: needs jitter_every above 0 and the other way round"
     return "jitter: needs seed" if fault.jitter is not None and fault.seed is None else ""

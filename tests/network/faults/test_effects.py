@@ -76,6 +76,12 @@ def test_nics_and_switches_are_hit_by_their_number():
     assert len(changed(CLUSTER, "switch=switch0 down=true")[1]) == 8
 
 
+def test_nodes_can_be_chosen_and_drawn_like_links():
+    some = changed(CLUSTER, "all=nodes where='a1 = 2' down=true", gpus_per_node=4)[1]
+    assert some == changed(CLUSTER, "node=2 down=true", gpus_per_node=4)[1]
+    assert len(changed(CLUSTER, "random=nodes count=1 seed=3 down=true", gpus_per_node=4)[1]) == 24
+
+
 def test_predicates_choose_by_dimension_coordinate_and_rate():
     where = "dimension = rail and source.a1 = 2 and bandwidth < '30 GB/s'"
     names, _ = changed(CLUSTER, f'all=directions where="{where.replace(chr(39), "")}" bandwidth=0.5')

@@ -40,6 +40,13 @@ def test_words_state_what_how_and_when():
         ("link=3-4 jitter=1us jitter_every=1ms", "needs seed"),
         ("link=3-4 down=true policy=reroute", "needs detection"),
         ("link=3-4 down=true detection=1ms", "only with the policies"),
+        ("link=3-4 packet_loss=0.1 bit_error_rate=0.1", "one of them"),
+        ("link=3-4 packet_loss=0.1 packet='0 B' retransmission=go_back_n", "packet: must be above 0 B"),
+        (
+            "link=0-1 bit_error_rate=0.9 packet='4 KiB' retransmission=go_back_n",
+            "loses every packet of 4 KiB",
+        ),
+        ("gpu=3 down=true seed=4", "seed: only with"),
         ("all=planets down=true", "'planets' is not one of"),
         ("gpu=3 gpu=4 down=true", "stands twice"),
         ("gpu", "is not key=value"),

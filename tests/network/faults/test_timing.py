@@ -80,6 +80,12 @@ def test_steps_and_progress_are_placed_by_the_healthy_run():
     assert gpu_timetables(RING, placed, 10 * MS) == {1: ((0, 4096, 4096), (4 * MS, 2048, 4096))}
 
 
+def test_too_many_changes_are_refused():
+    for words in ("down=true every=2ps for=1ps", "jitter=1us jitter_every=1ps seed=0"):
+        with pytest.raises(TopologyError, match="more than 1000000"):
+            tables(f"link=0>1 {words}")
+
+
 def test_constant_faults_are_no_timetables_and_timed_ones_leave_the_fabric():
     assert tables("link=0>1 bandwidth=0.5") == {}
     after, dead = apply_static(RING, [parse_fault("link=0>1 down=true from=1ms")])
