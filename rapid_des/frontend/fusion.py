@@ -22,6 +22,8 @@ class Fusion:
 
 FUSIONS: Mapping[str, Fusion] = {
     "eager": Fusion(bias=False, gate=False, dropout_residual=False, residual_norm=False),
+    "torch_compile": Fusion(bias=True, gate=True, dropout_residual=True, residual_norm=True),
     "megatron": Fusion(bias=True, gate=True, dropout_residual=True, residual_norm=False),
-    "engine": Fusion(bias=True, gate=True, dropout_residual=True, residual_norm=True),
+    "vllm": Fusion(bias=True, gate=True, dropout_residual=False, residual_norm=True),
 }
+"""By the names of the device package's fusion policies."""

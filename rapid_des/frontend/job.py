@@ -102,7 +102,7 @@ class JobSpec(Spec, frozen=True):
     precision: PrecisionSpec = PrecisionSpec()
     training: TrainingSpec | None = None
     inference: InferenceSpec | None = None
-    fusion: Literal["eager", "megatron", "engine"] = "megatron"
+    fusion: Literal["eager", "torch_compile", "megatron", "vllm"] = "megatron"
     """Which small kernels are fused (see `rapid_des.frontend.fusion`)."""
     attention: Literal["flash", "unfused"] = "flash"
     vocabulary_multiple: Count | None = None

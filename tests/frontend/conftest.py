@@ -32,7 +32,7 @@ training: {global_batch: 8, micro_batch: 1, sequence_length: 32}
 TINY_SERVICE = """\
 model: tiny.model.yaml
 phase: inference
-fusion: engine
+fusion: vllm
 inference: {batch: 2, prompt_length: 16, output_length: 5}
 """
 
