@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rapid_des.validation import network_ns3
+from rapid_des.validation import network_grid, network_ns3
 from rapid_des.validation.folder import DataFolder
 from rapid_des.validation.scoring import Topic
 
@@ -12,3 +12,4 @@ from rapid_des.validation.scoring import Topic
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `network/ns3…` and `network/packet-oracle/…`."""
     yield from network_ns3.topics(data)
+    yield from network_grid.topics(data)

@@ -81,6 +81,14 @@ class Port:
     busy_until: int = 0
     woken: bool = False
     transit_next: bool = True
+    served: Flow | None = None
+    """The own flow that sent last."""
+
+    def join(self, flow: Flow) -> None:
+        """Let an own flow take its turns from now on, first before the one that sent last."""
+        flow.waits_at_port = True
+        self.own.insert(len(self.own) - (bool(self.own) and self.own[-1] is self.served), flow)
+        self.wake()
 
     def wake(self) -> None:
         """Send the next packet now, or when the port is free."""
@@ -109,7 +117,7 @@ class Port:
         self.transit_next = True
         if not self.own or not self._fits(self.own[0].next_wire()):
             return None
-        own = self.own.popleft()
+        own = self.served = self.own.popleft()
         packet = own.next_packet()
         own.waits_at_port = own.may_send()
         if own.waits_at_port:

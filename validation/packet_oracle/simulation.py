@@ -77,10 +77,7 @@ class _Network:
 
     def _open(self, flow: Flow) -> None:
         if not flow.waits_at_port and flow.may_send():
-            flow.waits_at_port = True
-            port = self.ports[flow.route[0]]
-            port.own.append(flow)
-            port.wake()
+            self.ports[flow.route[0]].join(flow)
 
     def _arrive(self, packet: Packet) -> None:
         if packet.hop < len(packet.route):

@@ -1,0 +1,37 @@
+"""Our own packet oracle over a grid of fabrics, patterns and sizes, against each switching mode.
+
+The answers are stored; `validation/packet_oracle/regenerate.py` computes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rapid_des.validation.folder import DataFolder, Record
+from rapid_des.validation.grid import PROTOCOL, traffic
+from rapid_des.validation.messages import Mode, alone, makespan
+from rapid_des.validation.scoring import Row, Topic
+
+GRID = "packet_oracle/grid.csv"
+MODES: tuple[Mode, ...] = ("fluid", "cut_through", "store_and_forward")
+LARGE = 1 << 20
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `network/packet-oracle/MODE/large|small`, large from 1 MiB on."""
+    records = data.read(GRID)
+    for mode in MODES if records else ():
+        for name, large in (("large", True), ("small", False)):
+            chosen = [record for record in records if (int(record["bytes"]) >= LARGE) == large]
+            yield _topic(f"network/packet-oracle/{mode}/{name}", chosen, mode)
+
+
+def _topic(name: str, chosen: Sequence[Record], mode: Mode) -> Topic:
+    return Topic(name, lambda: [_row(record, mode) for record in chosen])
+
+
+def _row(record: Record, mode: Mode) -> Row:
+    flows = traffic(record["fabric"], record["pattern"], int(record["bytes"]))
+    measured = int(record["makespan_ps"]) / 1e6
+    predicted = makespan(flows, PROTOCOL, mode) / 1e6
+    return Row(record["case_id"], measured, predicted, null=alone(flows) / 1e6)
