@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 COMPILE_ABOVE = 65_536
 """Inputs with more elements than this are worth the compiler's start."""
 
+COMPILE_AFTER = 1 << 21
+"""Small inputs too are compiled for once this many elements went through plain loops."""
+_plain_work = [0]
+
 INCOMPLETE = -1
 TOO_LONG = -2
 
@@ -34,19 +38,31 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return jitted
 
 
+def worth_compiling(size: int) -> bool:
+    """Return whether an input of `size` elements should use machine code.
+
+    NOTE: counts the work of this process, because a thousand small files are one large input. Both forms give
+    the same result, so the count decides speed alone.
+    """
+    if size > COMPILE_ABOVE:
+        return True
+    _plain_work[0] += size
+    return _plain_work[0] > COMPILE_AFTER
+
+
 def on_bytes(kernel: Callable[..., Any], buffer: bytes, *arguments: Any) -> Any:
-    """Run `kernel(buffer, *arguments)`, compiled if the buffer is large."""
-    if len(buffer) <= COMPILE_ABOVE:
+    """Run `kernel(buffer, *arguments)`, compiled where that is worth it."""
+    if not worth_compiling(len(buffer)):
         return kernel(buffer, *arguments)
     return compiled(kernel)(np.frombuffer(buffer, np.uint8), *arguments)
 
 
 def on_arrays(kernel: Callable[..., Any], size: int, *arguments: NDArray[np.int64]) -> Any:
-    """Run `kernel(*arguments)`, which writes its last argument; compiled if `size`, its work, is large.
+    """Run `kernel(*arguments)`, which writes its last argument; `size` is its amount of work.
 
     NOTE: a small input goes in as lists, which Python indexes several times faster than arrays.
     """
-    if size > COMPILE_ABOVE:
+    if worth_compiling(size):
         return compiled(kernel)(*arguments)
     lists = [argument.tolist() for argument in arguments]
     result = kernel(*lists)
