@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from fractions import Fraction
 from math import expm1, log1p
-from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from rapid_des.config import Document, Spec, decode
-from rapid_des.errors import ConfigError
+from rapid_des.config import Spec
 from rapid_des.network.specs import Count
 from rapid_des.units import Duration, Size
 
@@ -104,111 +100,3 @@ class Fault(Spec, frozen=True, kw_only=True):
     def target(self) -> str:
         """Which of TARGETS is stated."""
         return next(name for name in TARGETS if getattr(self, name) is not None)
-
-
-def parse_fault(text: str) -> Fault:
-    """Return the fault that words such as `link=3-4 bandwidth=0.5 from=10ms until=20ms` state.
-
-    >>> parse_fault("gpu=3 compute=0.8").compute
-    0.8
-    """
-    file = f"--fault {text!r}"
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"not words of key=value: {error}", file=file) from None
-    tree: dict[str, object] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key or key in tree:
-            problem = f"{key!r} stands twice" if key in tree else f"{word!r} is not key=value"
-            raise ConfigError(problem, file=file)
-        tree[key] = _value(value)
-    fault = decode(Document(Path(file), tree), Fault)
-    check_fault(fault, file=file, key="")
-    return fault
-
-
-def _value(text: str) -> object:
-    if text in {"true", "false"}:
-        return text == "true"
-    if re.fullmatch(r"[+-]?\d+", text):
-        return int(text)
-    return float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) else text
-
-
-def check_fault(fault: Fault, *, file: str, key: str) -> None:
-    """Refuse what the types alone let pass: `ConfigError` names the contradiction."""
-    problem = (
-        _target_problem(fault) or _effect_problem(fault) or _time_problem(fault) or _policy_problem(fault)
-    )
-    if problem:
-        raise ConfigError(problem, file=file, key=key)
-
-
-def _stated(fault: Fault, names: tuple[str, ...]) -> list[str]:
-    values = {name: getattr(fault, name) for name in names}
-    return [name for name, value in values.items() if value is not None and value is not False]
-
-
-def _target_problem(fault: Fault) -> str:
-    targets = _stated(fault, TARGETS)
-    if len(targets) != 1:
-        return f"needs exactly one of {', '.join(TARGETS)}; it has {', '.join(targets) or 'none'}"
-    if fault.random is not None and (fault.count is None or fault.seed is None):
-        return "random: needs count and seed"
-    if fault.count is not None and fault.random is None:
-        return "count: only with random"
-    if fault.where is not None and fault.random is None and fault.all is None:
-        return "where: only with all or random"
-    if fault.seed is not None and fault.random is None and fault.jitter is None:
-        return "seed: only with random or jitter"
-    return ""
-
-
-def _effect_problem(fault: Fault) -> str:
-    effects = _stated(fault, LINK_EFFECTS + GPU_EFFECTS)
-    if not effects:
-        return f"has no effect; allowed: {', '.join(LINK_EFFECTS + GPU_EFFECTS)}"
-    on_gpu = [name for name in GPU_EFFECTS if name in effects]
-    if on_gpu and not (fault.target in {"gpu", "node"} or "gpus" in {fault.all, fault.random}
-                       or "nodes" in {fault.all, fault.random}):  # fmt: skip
-        return f"{on_gpu[0]}: only GPUs and nodes have it"
-    lossy = [name for name in ("packet_loss", "bit_error_rate") if name in effects]
-    if len(lossy) > 1:
-        return "packet_loss and bit_error_rate: one of them"
-    if lossy and (fault.packet is None or fault.retransmission is None):
-        return f"{lossy[0]}: needs packet (a size) and retransmission (selective_repeat or go_back_n)"
-    if not lossy and (fault.packet is not None or fault.retransmission is not None):
-        return "packet and retransmission: only with packet_loss or bit_error_rate"
-    if fault.packet == 0:
-        return "packet: must be above 0 B"
-    if fault.loss == 1:
-        return f"bit_error_rate: {fault.bit_error_rate} loses every packet of {fault.packet}"
-    if (fault.jitter is None) != (fault.jitter_every is None) or fault.jitter_every == 0:
-        return "jitter: needs jitter_every above 0 and the other way round"
-    return "jitter: needs seed" if fault.jitter is not None and fault.seed is None else ""
-
-
-def _time_problem(fault: Fault) -> str:
-    for start, end in (("from_", "until"), ("from_step", "until_step"), ("from_progress", "until_progress")):
-        first, last = getattr(fault, start), getattr(fault, end)
-        if last is not None and last <= (first or 0):
-            return f"{end}: {last} is not after {start.rstrip('_')} {first if first is not None else 0}"
-    if (fault.every is None) != (fault.for_ is None):
-        return "every and for: a flap needs both"
-    if fault.every is not None and fault.for_ is not None and not 0 < fault.for_ < fault.every:
-        return f"for: {fault.for_} is not between 0 and every {fault.every}"
-    kinds = [
-        any(getattr(fault, name) is not None for name in names)
-        for names in (("from_", "until"), ("from_step", "until_step"), ("from_progress", "until_progress"))
-    ]
-    return "times, steps and progress: one kind in one fault" if sum(kinds) > 1 else ""
-
-
-def _policy_problem(fault: Fault) -> str:
-    if fault.policy == "wait" and fault.detection is not None:
-        return "detection: only with the policies reroute and replan"
-    if fault.policy != "wait" and (fault.detection is None or not fault.down):
-        return f"policy {fault.policy}: needs detection (a time) and down"
-    return ""

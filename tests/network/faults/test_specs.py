@@ -47,6 +47,7 @@ def test_words_state_what_how_and_when():
             "loses every packet of 4 KiB",
         ),
         ("gpu=3 down=true seed=4", "seed: only with"),
+        ("link=3-4 down=true bandwidth=0.5", "down: leaves nothing for bandwidth to change"),
         ("all=planets down=true", "'planets' is not one of"),
         ("gpu=3 gpu=4 down=true", "stands twice"),
         ("gpu", "is not key=value"),
