@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,16 +11,20 @@ from typing import Any
 from rapid_des.chakra import ReadOptions, TraceSet, read_set
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobTrace, build, check_memory
+from rapid_des.frontend.blocks import blocks
+from rapid_des.frontend.build import check_size
 from rapid_des.machine import Machine
 from rapid_des.replay.execute import EngineChoice, Execution, execute
+from rapid_des.replay.hierarchy import RUNGS, run_hierarchical
 from rapid_des.replay.lowering import Lowered, lower
+from rapid_des.report.blocks import with_inside
 from rapid_des.report.breakdown import breakdown, busiest_operators, critical_position, finish_times
 from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times
 from rapid_des.report.links import write_links
 from rapid_des.report.timeline import write_timeline
 from rapid_des.units import Duration, seconds
 
-MODES = ("flattened",)
+MODES = ("flattened", *RUNGS)
 AUTO = EngineChoice()
 
 
@@ -84,10 +89,10 @@ class Result:
         plain: dict[str, Any] = {
             "step_time_s": seconds(self.step_time),
             "step_time_ps": int(self.step_time),
-            "breakdown_s": {part: seconds(time) for part, time in self.breakdown.items()},
+            "breakdown_s": {part: seconds(spent) for part, spent in self.breakdown.items()},
             "bound": self.bound,
             "critical_rank": self.critical_rank,
-            "busiest_operators_s": {name: seconds(time) for name, time in self.busiest.items()},
+            "busiest_operators_s": {name: seconds(spent) for name, spent in self.busiest.items()},
             "mode": self.mode,
             "engine": self.engine,
             "switching": self.switching,
@@ -148,6 +153,9 @@ def simulate(
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     device = machine.device
     memory = check_memory(job, int(device.spec.hbm.capacity))
+    if mode != "flattened":
+        result = _hierarchical(job, machine, mode, _choice(engine))
+        return replace(result, figures=job_figures(job, device, result.step_time, memory=memory))
     trace = trace_of(job, machine)
     lowered, execution = _executed(trace.traces, machine, engine=engine, trail=trail)
     requests = None
@@ -158,6 +166,17 @@ def simulate(
     )
     figures = job_figures(job, device, result.step_time, memory=memory, requests=requests)
     return replace(result, figures=figures)
+
+
+def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) -> dict[str, Result | str]:
+    """Return every mode's result for a job, or why the mode refuses it."""
+    results: dict[str, Result | str] = {}
+    for mode in MODES:
+        try:
+            results[mode] = simulate(job, machine, mode=mode, engine=engine)
+        except UnsupportedByEngine as refusal:
+            results[mode] = str(refusal)
+    return results
 
 
 def trace_of(job: Job, machine: Machine) -> JobTrace:
@@ -172,13 +191,43 @@ def _executed(
     traces: TraceSet, machine: Machine, *, engine: str | EngineChoice, trail: bool
 ) -> tuple[Lowered, Execution]:
     lowered = lower(traces, machine)
-    choice = EngineChoice(engine) if isinstance(engine, str) else engine
+    choice = _choice(engine)
     try:
         return lowered, execute(lowered.program, choice, trail=trail, name=lowered.name)
     except TraceError as disagreement:
         if not traces.unordered_streams:
             raise
         return _overlapped(traces, machine, choice, trail=trail, disagreement=disagreement)
+
+
+def _choice(engine: str | EngineChoice) -> EngineChoice:
+    return EngineChoice(engine) if isinstance(engine, str) else engine
+
+
+def _hierarchical(job: Job, machine: Machine, mode: str, choice: EngineChoice) -> Result:
+    check_size(job, machine.fabric.gpus)
+    began = time.perf_counter()
+    rung = RUNGS[mode]
+    done = run_hierarchical(blocks(job, machine.device.operators), machine, rung, choice)
+    lowered, records = done.lowered, done.execution.records
+    position = critical_position(lowered, records)
+    outside = breakdown(lowered, records, position, kinds=done.trace.stream_kinds)
+    finish = finish_times(lowered, records).tolist()
+    ranks = [binding.rank for binding in lowered.program.bindings]
+    busiest = busiest_operators(lowered, records, position)
+    return Result(
+        step_time=Duration(records.makespan),
+        breakdown={part: Duration(spent) for part, spent in with_inside(done, position, outside).items()},
+        critical_rank=ranks[position],
+        finish={rank: Duration(end) for rank, end in zip(ranks, finish, strict=True)},
+        busiest={name: Duration(spent) for name, spent in busiest.items()},
+        mode=mode,
+        engine=done.execution.engine,
+        switching=machine.switching.mode,
+        wall_s=time.perf_counter() - began,
+        hops=done.simulated_hops,
+        notes=(f"mode {mode}: {rung.leaves_out}", *done.trace.notes),
+    )
 
 
 def _overlapped(
@@ -212,11 +261,11 @@ def _result(
         step_time = requests.total
     return Result(
         step_time=Duration(step_time),
-        breakdown={part: Duration(time) for part, time in parts.items()},
+        breakdown={part: Duration(spent) for part, spent in parts.items()},
         critical_rank=ranks[position],
-        finish={rank: Duration(time) for rank, time in zip(ranks, finish, strict=True)},
+        finish={rank: Duration(end) for rank, end in zip(ranks, finish, strict=True)},
         busiest={
-            name: Duration(time) for name, time in busiest_operators(lowered, records, position).items()
+            name: Duration(spent) for name, spent in busiest_operators(lowered, records, position).items()
         },
         mode="flattened",
         engine=run.execution.engine,
@@ -230,7 +279,7 @@ def _result(
 
 def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) -> dict[str, int]:
     """Return the parts when only some decode steps were simulated: the decode phase grows in proportion."""
-    tail = {part: time - head[part] for part, time in whole.items()}
+    tail = {part: spent - head[part] for part, spent in whole.items()}
     wanted, simulated = total - sum(head.values()), max(sum(tail.values()), 1)
     parts = {part: head[part] + tail[part] * wanted // simulated for part in whole}
     parts["idle"] += total - sum(parts.values())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
+from rapid_des.cli.options import print_json
 from rapid_des.errors import InputError
 from rapid_des.report.figures import JobFigures
 from rapid_des.simulation import Result
@@ -51,6 +53,25 @@ def show_result(result: Result, *, title: str) -> None:
     )
     for note in result.notes:
         click.echo(f"  note: {note}")
+
+
+def show_modes(results: Mapping[str, Result | str], *, as_json: bool) -> None:
+    """Print every mode's step time against the flattened one, and what each run cost."""
+    if as_json:
+        plain = {
+            mode: {"refused": result} if isinstance(result, str) else result.as_json()
+            for mode, result in results.items()
+        }
+        print_json(plain)
+        return
+    reference = results["flattened"]
+    for mode, result in results.items():
+        if isinstance(result, str):
+            click.echo(f"{mode:<14} refused: {result}")
+            continue
+        gap = "" if isinstance(reference, str) else f"{result.step_time / reference.step_time - 1:+.2%}"
+        cost = f"{result.wall_s:.3f} s, {result.hops:,} hops"
+        click.echo(f"{mode:<14} {result.step_time!s:>12}  {gap:>8}  simulated in {cost}")
 
 
 def _show_figures(result: Result, figures: JobFigures) -> None:

@@ -13,17 +13,18 @@ from rapid_des.cli.options import (
     set_option,
     split_settings,
 )
-from rapid_des.cli.output import show_result, write_outputs
+from rapid_des.cli.output import show_modes, show_result, write_outputs
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.simulation import simulate
+from rapid_des.simulation import MODES, compare, simulate
 
 
 @click.command()
 @click.argument("job")
 @on_option
 @set_option
-@click.option("--mode", default="flattened", show_default=True, help="Execution mode.")
+@click.option("--mode", default="flattened", show_default=True, metavar="MODE", help=", ".join(MODES))
+@click.option("--compare-modes", is_flag=True, help="Run every mode; print the gaps and times.")
 @engine_option
 @click.option("--timeline", metavar="OUT.json", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--links", metavar="OUT.csv", help="Write what every link carried.")
@@ -34,6 +35,7 @@ def run(
     settings: tuple[str, ...],
     mode: str,
     engine: str,
+    compare_modes: bool,
     timeline: str | None,
     links: str | None,
     as_json: bool,
@@ -41,8 +43,12 @@ def run(
     """Predict a step of JOB (file or preset) on a machine: time, breakdown, memory."""
     chosen = split_settings(settings)
     loaded = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"])
+    wanted = load_job(job, settings=chosen["job"])
+    if compare_modes:
+        show_modes(compare(wanted, loaded, engine=engine_choice(engine)), as_json=as_json)
+        return
     result = simulate(
-        load_job(job, settings=chosen["job"]),
+        wanted,
         loaded,
         mode=mode,
         engine=engine_choice(engine),

@@ -133,7 +133,7 @@ def _timed(block: Block, durations: Sequence[int] | None) -> Piece:
     stream = "tp" if block.key.section == "norms" else "compute"
     nodes = [
         Node(
-            f"{block.key.phase}.{block.key.section}",
+            block.key.section,
             NodeKind.COMPUTE,
             stream,
             (index - 1,) if index else PORTS,

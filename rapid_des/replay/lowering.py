@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from rapid_des.device.model import Device
 from rapid_des.errors import InputError, TraceError
 from rapid_des.machine import Machine
 from rapid_des.network.collectives import algorithm
+from rapid_des.replay.analytic import alone, message_alone
 from rapid_des.replay.deadlock import Namer
 from rapid_des.replay.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
 from rapid_des.replay.plans import Call, plan
@@ -19,7 +21,8 @@ from rapid_des.replay.plans import Step as PlanStep
 from rapid_des.replay.program import NONE, Int64s, Program, RankProgram, Template
 from rapid_des.replay.ranks import Recipe, Step, rank_program
 from rapid_des.replay.services import Sizes, hop_table
-from rapid_des.replay.templates import message_template, template_of
+from rapid_des.replay.signature import signatures
+from rapid_des.replay.templates import lasting_message, lasting_template, message_template, template_of
 from rapid_des.units import PS_PER_S
 
 
@@ -45,26 +48,28 @@ class Lowered:
         return of
 
 
-def lower(traces: TraceSet, machine: Machine, *, overlap: bool = False) -> Lowered:
+def lower(traces: TraceSet, machine: Machine, *, overlap: bool = False, analytic: bool = False) -> Lowered:
     """Return the program of `traces` on `machine`; rank r runs on GPU r.
 
     On unordered streams the k-th collective that a rank starts in a group meets the k-th of the others. With
     `overlap` collectives are counted apart by kind and size instead and may run side by side: for traces
-    whose ranks reach them in different orders.
+    whose ranks reach them in different orders. With `analytic` nothing takes a link: collectives and
+    messages last as long as they would alone (see `analytic`).
     """
     if traces.ranks and traces.ranks[-1].rank >= machine.fabric.gpus:
         raise InputError(
             f"{machine.path}: the machine has {machine.fabric.gpus} GPUs, the trace has rank "
             f"{traces.ranks[-1].rank}"
         )
-    return Lowered(_Lowering(traces, machine, overlap=overlap).program(), traces)
+    return Lowered(_Lowering(traces, machine, overlap=overlap, analytic=analytic).program(), traces)
 
 
 class _Lowering:
     """Collects templates, groups and sizes while the ranks are lowered."""
 
-    def __init__(self, traces: TraceSet, machine: Machine, *, overlap: bool) -> None:
+    def __init__(self, traces: TraceSet, machine: Machine, *, overlap: bool, analytic: bool) -> None:
         self.traces = traces
+        self.analytic = analytic
         self.overlap = overlap
         self.machine = machine
         stores = machine.switching.mode == "store_and_forward"
@@ -75,6 +80,7 @@ class _Lowering:
         self.groups = GroupTable(traces, machine.fabric)
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
+        self.likeness: dict[tuple[int, ...], bytes] = {}
 
     def program(self) -> Program:
         bindings = tuple(
@@ -98,9 +104,12 @@ class _Lowering:
     def _rank(self, trace: RankTrace) -> tuple[int, SlotTable]:
         """Return the rank's program: one for all ranks with the same nodes and the same shapes of groups."""
         geometries = tuple(self.groups.geometry(name) for name in trace.groups)
-        key = (id(trace.nodes), geometries)
+        key: tuple[object, ...] = (id(trace.nodes), geometries)
+        if self.analytic:
+            members = tuple(self._likeness(self.groups.members(name)) for name in trace.groups)
+            key = (*key, members, tuple(self._likeness((trace.rank, peer)) for peer in trace.peers))
         if key not in self.shared:
-            recipes = _Recipes(self, trace.nodes, geometries)
+            recipes = _Recipes(self, trace, geometries)
             program = rank_program(
                 trace.nodes,
                 service_times(trace.nodes, self.machine.device),
@@ -112,6 +121,39 @@ class _Lowering:
             self.programs.append(program)
             self.shared[key] = len(self.programs) - 1, recipes.slots()
         return self.shared[key]
+
+    def _likeness(self, ranks: tuple[int, ...]) -> bytes:
+        """Return a key of what a group's routes are like; a rank may be its own peer."""
+        if ranks not in self.likeness:
+            distinct = tuple(dict.fromkeys(ranks))
+            self.likeness[ranks] = signatures(self.machine, [distinct])[0]
+        return self.likeness[ranks]
+
+    def lasting(self, call: Call, ranks: tuple[int, ...]) -> int:
+        """Return the template of a collective that takes as long as it would alone."""
+        key = ("alone", call, self._likeness(ranks))
+        return self._template(key, lambda: self._alone(call, ranks))
+
+    def _alone(self, call: Call, ranks: tuple[int, ...]) -> Template:
+        duration = 0
+        for chunk in plan(call, self.machine):
+            for step in chunk:
+                line = ranks
+                if step.axis is not None:
+                    stride = prod(call.extents[: step.axis])
+                    line = ranks[: stride * call.extents[step.axis] : stride]
+                schedule = algorithm(step.algorithm)(
+                    step.collective, len(line), step.size, chunks=step.chunks
+                )
+                duration += alone(schedule, self.machine, line)
+        return lasting_template(call.members, duration, self.sizes, name=call.collective.name.lower())
+
+    def lasting_message(self, size: int, ends: tuple[int, int]) -> int:
+        """Return the template of a message that takes as long as it would alone."""
+        key = ("message alone", size, self._likeness(ends))
+        return self._template(
+            key, lambda: lasting_message(message_alone(size, self.machine, *ends), self.sizes)
+        )
 
     def message(self, size: int) -> int:
         """Return the template of a message."""
@@ -140,8 +182,10 @@ class _Lowering:
 class _Recipes:
     """The recipes of one node table, and the slots they need."""
 
-    def __init__(self, lowering: _Lowering, nodes: NodeTable, geometries: tuple[Geometry, ...]) -> None:
+    def __init__(self, lowering: _Lowering, trace: RankTrace, geometries: tuple[Geometry, ...]) -> None:
+        nodes = trace.nodes
         self._lowering = lowering
+        self._trace = trace
         self._geometries = geometries
         self._slots: dict[Slot, int] = {Whole(group): group for group in range(len(geometries))}
         self._labels: dict[int, str] = {}
@@ -183,6 +227,9 @@ class _Recipes:
         call = Call(kind, size, extents, axes)
         if call.members == 1:
             return Recipe(whole)
+        if self._lowering.analytic:
+            ranks = self._lowering.groups.members(self._trace.groups[group])
+            return Recipe(whole, (Step(whole, self._use(whole, self._lowering.lasting(call, ranks)), 0),))
         steps = []
         for chunk, chunk_steps in enumerate(plan(call, self._lowering.machine)):
             for step in chunk_steps:
@@ -208,6 +255,12 @@ class _Recipes:
             self.distinct.append(
                 Recipe(slot, (Step(slot, self._use(slot, self._lowering.message(size)), 0),))
             )
+
+    def _message(self, size: int, peer: int, *, sends: bool) -> int:
+        if not self._lowering.analytic:
+            return self._lowering.message(size)
+        ends = (self._trace.rank, self._trace.peers[peer])
+        return self._lowering.lasting_message(size, ends if sends else ends[::-1])
 
     def _slot(self, slot: Slot, label: str) -> int:
         number = self._slots.setdefault(slot, len(self._slots))

@@ -1,0 +1,77 @@
+"""The inner half: every distinct block on every distinct kind of inner group, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid_des.chakra.trace import NodeKind
+from rapid_des.frontend.blocks import Block, Blocks
+from rapid_des.frontend.parts import PieceKey
+from rapid_des.machine import Machine
+from rapid_des.replay.execute import EngineChoice, execute
+from rapid_des.replay.lowering import Lowered, lower
+from rapid_des.replay.program import NONE, Records
+from rapid_des.replay.signature import signatures
+
+
+@dataclass(frozen=True)
+class BlockTimes:
+    """One block on one kind of inner group, in picoseconds."""
+
+    cuts: tuple[int, ...]
+    """From cut to cut; their sum is the block's time."""
+    compute: int
+    """Of that, how long the first rank computes; the rest is exposed communication inside the block."""
+    hops: int
+
+    @property
+    def duration(self) -> int:
+        """From the start of the block to its last cut."""
+        return sum(self.cuts)
+
+
+def run_blocks(
+    taken: Blocks, machine: Machine, choice: EngineChoice, *, analytic: bool
+) -> tuple[list[bytes], Mapping[tuple[bytes, PieceKey], BlockTimes]]:
+    """Return each inner group's kind, and the times of every block on every kind that runs it."""
+    groups = taken.inner_groups
+    kinds = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
+    times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
+    for index, kind in enumerate(kinds):
+        for key in taken.keys(taken.stage(index)):
+            if (kind, key) not in times:
+                block = taken.blocks[key]
+                times[kind, key] = _run(block, groups[index], machine, choice, analytic=analytic)
+    return kinds, times
+
+
+def _run(
+    block: Block, ranks: tuple[int, ...], machine: Machine, choice: EngineChoice, *, analytic: bool
+) -> BlockTimes:
+    lowered = lower(block.on(ranks), machine, analytic=analytic)
+    records = execute(lowered.program, choice, name=lowered.name).records
+    finish = np.stack([_finish(lowered, records, position) for position in range(len(ranks))]).max(axis=0)
+    return BlockTimes(
+        cuts=block.durations(finish.tolist()), compute=_computes(lowered, records), hops=records.hops
+    )
+
+
+def _own(lowered: Lowered, position: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    table = lowered.program.programs[lowered.program.bindings[position].program]
+    own: np.ndarray[tuple[int], np.dtype[np.int64]] = np.flatnonzero(table.node != NONE)
+    return own + int(lowered.program.visits()[position])
+
+
+def _finish(lowered: Lowered, records: Records, position: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    finish: np.ndarray[tuple[int], np.dtype[np.int64]] = records.finish[_own(lowered, position)]
+    return finish
+
+
+def _computes(lowered: Lowered, records: Records) -> int:
+    """Return how long the first rank's compute stream serves: its visits follow one another."""
+    own, nodes = _own(lowered, 0), lowered.traces.ranks[0].nodes
+    serves = nodes.kind == NodeKind.COMPUTE
+    return int((records.finish[own] - records.start[own])[serves].sum())

@@ -1,0 +1,91 @@
+"""The outer half: the pipeline and data-parallel graph with the blocks' durations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rapid_des.chakra.trace import TraceSet
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.frontend.blocks import Blocks
+from rapid_des.frontend.layout import Layout
+from rapid_des.frontend.parts import PieceKey
+from rapid_des.frontend.program import FinishedProgram
+from rapid_des.frontend.trace import JobTrace
+from rapid_des.machine import Machine
+from rapid_des.replay.execute import EngineChoice, Execution, execute
+from rapid_des.replay.hierarchy.inner import BlockTimes, run_blocks
+from rapid_des.replay.hierarchy.rungs import Rung
+from rapid_des.replay.hierarchy.sharing import require_disjoint
+from rapid_des.replay.lowering import Lowered, lower
+
+INNER = ("tp", "cp", "ep")
+OUTER = ("dp", "pp")
+
+
+@dataclass(frozen=True)
+class Hierarchical:
+    """A hierarchical run: the outer graph as executed, and the blocks behind its compute nodes."""
+
+    trace: JobTrace
+    lowered: Lowered
+    execution: Execution
+    kinds: Sequence[bytes]
+    """The kind of each inner group, in the order of the outer ranks."""
+    times: Mapping[tuple[bytes, PieceKey], BlockTimes]
+
+    @property
+    def simulated_hops(self) -> int:
+        """Link hops of all simulations together."""
+        return self.execution.records.hops + sum(block.hops for block in self.times.values())
+
+
+def run_hierarchical(taken: Blocks, machine: Machine, rung: Rung, choice: EngineChoice) -> Hierarchical:
+    """Run a job taken apart into blocks.
+
+    Raises `UnsupportedByEngine` where a link would carry inner and outer traffic, or faults come and go.
+    """
+    _require_steady(machine)
+    if not rung.outer_analytic:
+        places = [_lines(taken.job.layout, place) for place in zip(*taken.inner_groups, strict=True)]
+        require_disjoint(machine, taken.inner_groups, places)
+    kinds, times = run_blocks(taken, machine, choice, analytic=rung.inner_analytic)
+    trace = _outer(taken, kinds, times)
+    lowered = lower(trace.traces, machine, analytic=rung.outer_analytic)
+    execution = execute(lowered.program, choice, name=lowered.name)
+    return Hierarchical(trace, lowered, execution, kinds, times)
+
+
+def _require_steady(machine: Machine) -> None:
+    if any(fault.timed for fault in machine.faults):
+        raise UnsupportedByEngine(
+            f"{machine.path}: a fault comes or goes during the step, blocks are simulated once for all their "
+            "repetitions: use --mode flattened"
+        )
+
+
+def _lines(layout: Layout, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the data-parallel groups and pipelines of the ranks at one place of their inner groups."""
+    here = set(ranks)
+    return [line for axis in OUTER for line in layout.groups((axis,)) if len(line) > 1 and line[0] in here]
+
+
+def _outer(
+    taken: Blocks, kinds: Sequence[bytes], times: Mapping[tuple[bytes, PieceKey], BlockTimes]
+) -> JobTrace:
+    """Return the outer graph; inner groups of one stage and one kind share a program."""
+    programs: dict[tuple[int, bytes], FinishedProgram] = {}
+    for index, kind in enumerate(kinds):
+        stage = taken.stage(index)
+        if (stage, kind) not in programs:
+            durations = {key: times[kind, key].cuts for key in taken.keys(stage)}
+            programs[stage, kind] = taken.outer_program(stage, durations)
+    by_stage: dict[int, FinishedProgram] = {}
+    for (stage, _), program in programs.items():
+        by_stage.setdefault(stage, program)
+    trace = taken.assembled([by_stage[stage] for stage in range(taken.job.stages)])
+    ranks = tuple(
+        replace(rank, nodes=programs[taken.stage(index), kinds[index]].table)
+        for index, rank in enumerate(trace.traces.ranks)
+    )
+    return replace(trace, traces=TraceSet(ranks, trace.traces.groups))

@@ -1,0 +1,36 @@
+"""The ladder of execution modes below flattened, and what each leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One mode: which half is simulated on the fabric, which is priced by closed forms."""
+
+    inner_analytic: bool
+    outer_analytic: bool
+    leaves_out: str
+
+
+RUNGS: Mapping[str, Rung] = {
+    "hierarchical": Rung(
+        inner_analytic=False,
+        outer_analytic=False,
+        leaves_out="each block runs alone, as if all ranks of its inner group entered it together; traffic "
+        "inside blocks does not meet the pipeline and data-parallel traffic",
+    ),
+    "hybrid": Rung(
+        inner_analytic=False,
+        outer_analytic=True,
+        leaves_out="as hierarchical, and pipeline and data-parallel messages do not wait for one another",
+    ),
+    "analytical": Rung(
+        inner_analytic=True,
+        outer_analytic=True,
+        leaves_out="no message waits for another: collectives take the longest of their zero-load chain and "
+        "their busiest link",
+    ),
+}
