@@ -1,0 +1,72 @@
+import pytest
+
+from rapid_des.validation.folder import CHECKOUT_DATA, DataFolder
+from rapid_des.validation.grid import FABRICS, cases, plan, traffic
+from rapid_des.validation.messages import alone, makespan
+from rapid_des.validation.patterns import PATTERNS, Script
+from validation.packet_oracle.regenerate import GRID, PROTOCOL, answer
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_sends_forward_in_time_between_different_gpus(pattern: str) -> None:
+    script = Script(16)
+    PATTERNS[pattern](script, 1 << 20)
+    assert script.steps
+    for number, step in enumerate(script.steps):
+        assert step.source != step.destination
+        assert all(before < number for before in step.after)
+
+
+def test_a_ring_all_reduce_sends_its_two_passes_of_shares() -> None:
+    script = Script(8)
+    PATTERNS["all_reduce-ring"](script, 1 << 20)
+    # 2 (n - 1) steps of n messages of size / n.
+    assert len(script.steps) == 14 * 8
+    assert {step.size for step in script.steps} == {(1 << 20) // 8}
+
+
+def test_the_mix_holds_gradients_back_until_the_activations_are_in() -> None:
+    script = Script(8)
+    PATTERNS["mix-tp_dp"](script, 1 << 20)
+    first = next(number for number, step in enumerate(script.steps) if step.destination == step.source + 4)
+    # Before it, 2 rings of 4 with 6 steps each; it waits for what its source sent and received there.
+    assert first == 2 * 4 * 6
+    assert len(script.steps[first].after) == 12
+
+
+def test_the_stored_grid_is_the_grid() -> None:
+    rows = DataFolder(CHECKOUT_DATA, split=True).read("packet_oracle/grid.csv")
+    stored = [(row["fabric"], row["pattern"], int(row["bytes"])) for row in rows]
+    assert stored == [(fabric, *case) for fabric in FABRICS for case in cases(fabric)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ring8/all_reduce-double_binary_tree/262144",
+        "torus4x4/all_to_all-direct/262144",
+        "fat_tree16/mix-tp_pp/16384",
+        "king4x4/permutation/1048576",
+    ],
+)
+def test_the_stored_answers_come_from_this_oracle(name: str) -> None:
+    rows = DataFolder(CHECKOUT_DATA, split=True).read("packet_oracle/grid.csv")
+    (row,) = [row for row in rows if row["case_id"] == name]
+    fabric, pattern, size = name.split("/")
+    assert {key: str(value) for key, value in answer(fabric, pattern, int(size)).items()} == row
+    assert GRID.is_file()
+
+
+def test_switching_modes_differ_where_they_should() -> None:
+    # Two hops of 1 MiB: store-and-forward pays the message twice.
+    flows = traffic("switch8", "p2p", 1 << 20)
+    fluid, cut, stored = (
+        makespan(flows, PROTOCOL, mode) for mode in ("fluid", "cut_through", "store_and_forward")
+    )
+    assert fluid == pytest.approx(cut, abs=10)
+    assert stored == pytest.approx(2 * cut, rel=0.05)
+    assert alone(flows) < cut
+
+
+def test_every_fabric_of_the_grid_has_64_gpus_or_fewer() -> None:
+    assert {8, 16, 32, 64} == {plan(name).fabric.gpus for name in FABRICS}
