@@ -1,7 +1,7 @@
 """ASTRA-sim as a front door: its input files and its rules, lowered to our program."""
 
 from rapid_des.replay.astra.files import Dialect, Files, Setup, read_setup
-from rapid_des.replay.astra.front_door import read_traces, replay_astra
+from rapid_des.replay.astra.front_door import read_traces, replay_astra, replay_traces
 from rapid_des.replay.astra.lower import Lowered, lower
 from rapid_des.replay.astra.result import AstraResult
 
@@ -15,4 +15,5 @@ __all__ = [
     "read_setup",
     "read_traces",
     "replay_astra",
+    "replay_traces",
 ]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -87,12 +87,16 @@ class MemoryFile(Spec, frozen=True, kw_only=True, rename="kebab"):
 
 @dataclass(frozen=True)
 class Files:
-    """Where the files are."""
+    """Where the files are, and what that simulator's command line adds to them."""
 
     network: Path
     system: Path
     groups: Path | None = None
     memory: Path | None = None
+    queues: int = 1
+    """Queues per dimension, which collectives' chunks share."""
+    dialect: Dialect = "stock"
+    """Whose message sizes collectives have; see `phases.message_size`."""
 
 
 @dataclass(frozen=True)
@@ -104,16 +108,26 @@ class Setup:
     system: SystemFile
     groups: Mapping[int, tuple[int, ...]]
     memory: MemoryFile | None
-    queues: int
-    """Queues per dimension, which collectives' chunks share (a command-line option there)."""
-    dialect: Dialect
     notes: tuple[str, ...]
 
+    @property
+    def queues(self) -> int:
+        """How many queues each dimension has."""
+        return self.files.queues
 
-def read_setup(files: Files, *, queues: int = 1, dialect: Dialect = "stock") -> Setup:
+    @property
+    def dialect(self) -> Dialect:
+        """Whose message sizes collectives have."""
+        return self.files.dialect
+
+
+def read_setup(files: Files) -> Setup:
     """Read all files; a `ConfigError` names file, key, value and what is allowed."""
-    if queues < 1:
-        raise ConfigError(f"--astra-queues-per-dim: {queues} is not a number above 0")
+    if files.queues < 1:
+        raise ConfigError(f"{files.queues} is not a number above 0", file="--astra-queues-per-dim")
+    if files.dialect not in get_args(Dialect):
+        allowed = ", ".join(get_args(Dialect))
+        raise ConfigError(f"{files.dialect!r} is not one of {allowed}", file="--astra-dialect")
     notes: list[str] = []
     network = _read(_with_exponents(_mapping(files.network)), NetworkFile, notes)
     _check_network(network, files.network)
@@ -127,7 +141,7 @@ def read_setup(files: Files, *, queues: int = 1, dialect: Dialect = "stock") -> 
             f"{files.network}: non_recursive_*: messages take dimension-ordered routes, not agent nodes"
         )
     groups = {} if files.groups is None else _groups(_mapping(files.groups))
-    return Setup(files, network, system, groups, memory, queues, dialect, tuple(notes))
+    return Setup(files, network, system, groups, memory, tuple(notes))
 
 
 def _mapping(path: Path) -> Document:

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from rapid_des.chakra.dialects import Dependencies
 from rapid_des.chakra.options import ReadOptions
 from rapid_des.chakra.reader import read_set
 from rapid_des.chakra.trace import TraceSet
-from rapid_des.replay.astra.files import Setup
+from rapid_des.replay.astra.files import Files, Setup, read_setup
 from rapid_des.replay.astra.lower import lower
-from rapid_des.replay.astra.result import AstraResult, result_of
-from rapid_des.replay.deadlock import Namer, require_finished
-from rapid_des.replay.program import NONE, Program, Records
+from rapid_des.replay.astra.result import AstraResult, AstraRun, result_of
+from rapid_des.replay.deadlock import Namer
+from rapid_des.replay.execute import EngineChoice, execute
+from rapid_des.replay.program import NONE, Program
 
-Engine = Callable[[Program], Records]
+_AS_FILES_SAY = ReadOptions()
+_FASTEST = EngineChoice()
 
 
-def read_traces(prefix: str | Path, setup: Setup, *, dependencies: Dependencies = "both") -> TraceSet:
-    """Read traces as ASTRA-sim does: data and control dependencies alike, and no order but theirs."""
-    options = ReadOptions(
-        dependencies=dependencies,
-        groups=setup.files.groups,
+def replay_astra(
+    prefix: str | Path,
+    files: Files,
+    *,
+    engine: EngineChoice = _FASTEST,
+    reading: ReadOptions = _AS_FILES_SAY,
+) -> AstraResult:
+    """Replay the traces PREFIX.<rank>.et on the machine that ASTRA-sim's files describe.
+
+    `reading` says how to read the traces where ASTRA-sim's own way is not wanted. A replay that can not
+    finish is a `DeadlockError` that says who waits for whom (ASTRA-sim ends in silence); wrong files and
+    traces are `InputError`s.
+    """
+    setup = read_setup(files)
+    return replay_traces(read_traces(prefix, setup, reading), setup, engine)
+
+
+def read_traces(prefix: str | Path, setup: Setup, reading: ReadOptions = _AS_FILES_SAY) -> TraceSet:
+    """Read traces as ASTRA-sim does where `reading` leaves it open.
+
+    That is: data and control dependencies alike, no order but theirs, and group "0" for all ranks.
+    """
+    options = replace(
+        reading,
+        dependencies="both" if reading.dependencies == "auto" else reading.dependencies,
+        groups=setup.files.groups or reading.groups,
         zero_is_world=setup.dialect == "stock",
         dimensions=setup.network.npus_count,
         streams="unordered",
@@ -30,16 +52,17 @@ def read_traces(prefix: str | Path, setup: Setup, *, dependencies: Dependencies 
     return read_set(prefix, options)
 
 
-def replay_astra(traces: TraceSet, setup: Setup, engine: Engine) -> AstraResult:
-    """Replay traces on the machine that ASTRA-sim's files describe.
-
-    `engine` runs a program to its end. A replay that can not finish is a `DeadlockError` that says who waits
-    for whom (ASTRA-sim ends in silence); wrong files and traces are `InputError`s.
-    """
-    program = lower(traces, setup).program
-    records = engine(program)
-    require_finished(program, records, _namer(traces, program))
-    return result_of(program, records, (*setup.notes, *traces.notes))
+def replay_traces(traces: TraceSet, setup: Setup, engine: EngineChoice = _FASTEST) -> AstraResult:
+    """Replay traces that are in memory; see `replay_astra`."""
+    lowered = lower(traces, setup)
+    execution = execute(lowered.program, engine, name=_namer(traces, lowered.program))
+    return replace(
+        result_of(lowered.program, execution.records),
+        notes=(*setup.notes, *traces.notes),
+        engine=execution.engine,
+        wall_s=execution.wall_s,
+        run=AstraRun(lowered, execution),
+    )
 
 
 def _namer(traces: TraceSet, program: Program) -> Namer:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from rapid_des.replay.astra.lower import Lowered
 from rapid_des.replay.astra.nodes import GPU
+from rapid_des.replay.execute import Execution
 from rapid_des.replay.program import Int64s, Program, Records, VisitKind
 from rapid_des.units import PS_PER_NS
+
+_SHOWN = 16
+
+
+@dataclass(frozen=True)
+class AstraRun:
+    """What a replay leaves behind for link tables and further questions."""
+
+    lowered: Lowered
+    execution: Execution
 
 
 @dataclass(frozen=True)
@@ -18,7 +30,11 @@ class AstraResult:
     ranks: tuple[int, ...]
     finish_ns: tuple[int, ...]
     exposed_communication_ns: tuple[int, ...]
+    hops: int
     notes: tuple[str, ...] = ()
+    engine: str = ""
+    wall_s: float = 0.0
+    run: AstraRun | None = field(default=None, repr=False)
 
     def tree(self) -> dict[str, object]:
         """Return the result as JSON's objects."""
@@ -29,11 +45,26 @@ class AstraResult:
                 for rank, finish, exposed in rows
             },
             "finish_ns": max(self.finish_ns, default=0),
+            "engine": self.engine,
+            "hops": self.hops,
+            "simulation_wall_s": round(self.wall_s, 6),
             "notes": list(self.notes),
         }
 
+    def lines(self, title: str) -> list[str]:
+        """Return the result for people: the first and the last ranks to finish, and what was noted."""
+        order = sorted(range(len(self.ranks)), key=lambda place: (self.finish_ns[place], place))
+        shown = order if len(order) <= _SHOWN else [*order[: _SHOWN // 2], *order[-_SHOWN // 2 :]]
+        columns = (self.ranks, self.finish_ns, self.exposed_communication_ns)
+        rows = ["  {:>6}  {:>16,}  {:>16,}".format(*(column[place] for column in columns)) for place in shown]
+        if len(shown) < len(order):
+            rows.insert(_SHOWN // 2, f"  … {len(order) - len(shown)} ranks that finish in between")
+        head = f"  {'rank':>6}  {'finish ns':>16}  {'exposed comm ns':>16}"
+        cost = f"  engine {self.engine}: {self.hops:,} link hops in {self.wall_s:.2f} s"
+        return [f"{title}: {len(self.ranks)} ranks", head, *rows, cost, *(f"  note: {n}" for n in self.notes)]
 
-def result_of(program: Program, records: Records, notes: tuple[str, ...] = ()) -> AstraResult:
+
+def result_of(program: Program, records: Records) -> AstraResult:
     """Summarise a finished run by rank."""
     offsets = program.visits().tolist()
     finish, exposed = [], []
@@ -45,7 +76,7 @@ def result_of(program: Program, records: Records, notes: tuple[str, ...] = ()) -
         finish.append(end)
         exposed.append(end - busy)
     ranks = tuple(binding.rank for binding in program.bindings)
-    return AstraResult(ranks, tuple(finish), tuple(exposed), notes)
+    return AstraResult(ranks, tuple(finish), tuple(exposed), records.hops)
 
 
 def _gpu_operators(program: Program, number: int) -> Int64s:

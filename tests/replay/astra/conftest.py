@@ -80,8 +80,9 @@ class Workbench:
             self.file("sys.json", self.system),
             None if self.groups is None else self.file("groups.json", self.groups),
             None if self.memory is None else self.file("mem.json", self.memory),
+            **options,
         )
-        return read_setup(files, **options)
+        return read_setup(files)
 
     def traces(self, ranks, groups=()):
         """Return a trace set: for each rank its nodes, with (group names, peers) for their slots."""

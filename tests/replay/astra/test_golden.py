@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rapid_des.replay import simpy_engine
-from rapid_des.replay.astra import Files, read_setup, read_traces, replay_astra
-from rapid_des.replay.compiled import run as compiled_run
+from rapid_des.replay.astra import Files, replay_astra
+from rapid_des.replay.execute import ENGINES, EngineChoice
 
-ENGINES = {"simpy": simpy_engine.run, "compiled": compiled_run}
 GOLDEN = Path(__file__).parents[2] / "golden" / "astra_sim"
 OUTSIDE = Path(__file__).parents[3].parent / "shared" / "golden"
 PRINTED = re.compile(r"sys\[(\d+)\] finished, (\d+) cycles, exposed communication (\d+) cycles")
@@ -23,10 +21,14 @@ CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 
 
 def replay(folder, engine, *, prefix="wl", backend, queues=1, groups=True):
-    files = Files(folder / "net.yml", folder / "sys.json", folder / "groups.json" if groups else None)
-    dialect = "stock" if backend == "stock" else "extended"
-    setup = read_setup(files, queues=queues, dialect=dialect)
-    return replay_astra(read_traces(folder / prefix, setup), setup, ENGINES[engine])
+    files = Files(
+        folder / "net.yml",
+        folder / "sys.json",
+        folder / "groups.json" if groups else None,
+        queues=queues,
+        dialect="stock" if backend == "stock" else "extended",
+    )
+    return replay_astra(folder / prefix, files, engine=EngineChoice(engine))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -7,8 +7,8 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import DeadlockError, TraceError
-from rapid_des.replay.astra import lower, replay_astra
-from rapid_des.replay.simpy_engine import run
+from rapid_des.replay.astra import lower, replay_traces
+from rapid_des.replay.execute import EngineChoice
 
 MESSAGE = 5_368_710  # 100,000 ns at 50 GiB/s: 53.687 B/ns; a hop takes 500 ns more
 
@@ -147,7 +147,7 @@ def test_file_order_of_nodes_changes_nothing(bench):
 def test_an_unmatched_receive_is_a_deadlock_that_names_the_node(bench):
     ranks = [([bench.compute(1)],)] * 3 + [([bench.recv(9, ids=42)], (), (0,))]
     with pytest.raises(DeadlockError, match="rank 3 node 42"):
-        replay_astra(bench.traces(ranks), bench.setup(), run)
+        replay_traces(bench.traces(ranks), bench.setup(), EngineChoice("simpy"))
 
 
 def test_every_npu_needs_a_trace(bench):
