@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from rapid_des.replay.hierarchy import Hierarchical
-from rapid_des.report.breakdown import COMPUTE
+from rapid_des.report.breakdown import COMPUTE, operator_name
 
 INSIDE = "tp"
 
@@ -17,7 +17,7 @@ def with_inside(done: Hierarchical, position: int, outside: Mapping[str, int]) -
     It is counted as tp, or as cp where the job has cp and no tp.
     """
     nodes = done.lowered.traces.ranks[position].nodes
-    counts = Counter(nodes.names[name] for name in nodes.name.tolist())
+    counts = Counter(operator_name(nodes.names[name]) for name in nodes.name.tolist())
     kind, stage = done.kinds[position], done.trace.stage_of_rank[position]
     hidden = 0
     for (of_kind, key), times in done.times.items():

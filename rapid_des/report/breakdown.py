@@ -121,6 +121,15 @@ def _painted(parts: Mapping[str, tuple[Int64s, Int64s]], end: int) -> dict[str, 
     return result
 
 
+def operator_name(node: str) -> str:
+    """Return a node's name without its layer.
+
+    >>> operator_name("backward.L16.ffn.in.weight_gradient")
+    'backward.ffn.in.weight_gradient'
+    """
+    return _LAYER.sub("", node)
+
+
 def busiest_operators(lowered: Lowered, records: Records, position: int, *, count: int = 8) -> dict[str, int]:
     """Return the operators that take most of a rank's compute time, all layers' together, in picoseconds."""
     nodes = lowered.traces.ranks[position].nodes
@@ -131,7 +140,7 @@ def busiest_operators(lowered: Lowered, records: Records, position: int, *, coun
     )
     totals: dict[str, int] = {}
     for name, time in zip(nodes.names, spent.tolist(), strict=True):
-        operator = _LAYER.sub("", name)
+        operator = operator_name(name)
         totals[operator] = totals.get(operator, 0) + int(time)
     ranked = sorted(totals.items(), key=lambda entry: (-entry[1], entry[0]))
     return {name: time for name, time in ranked[:count] if time > 0}
