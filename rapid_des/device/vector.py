@@ -94,10 +94,10 @@ def vector_bytes(vector: Vector) -> float:
 
 
 def _row_block(vector: Vector, kernel: VectorKernel) -> tuple[int, int]:
-    """Return the threads of a row's block, and the blocks that an SM holds."""
+    """Return the threads of a row's block (a power of two), and the blocks that an SM holds."""
     elements = max(1, int(kernel.access_bytes * 8 / DTYPE_BITS[vector.dtype]))
-    threads = min(int(kernel.block_threads), -(-vector.columns // elements))
-    threads = -(-threads // 32) * 32
+    needed = max(32, vector.columns // elements)
+    threads = min(int(kernel.block_threads), 1 << (needed.bit_length() - 1))
     return threads, min(32, SM_THREADS // threads)
 
 

@@ -71,7 +71,7 @@ KINDS: Mapping[str, VectorKind] = {
     "add_layer_norm": _rows(
         "residual add and layer_norm in one", Traffic(2, 2, 9, row_reads=2), Traffic(3, 1, 15, row_reads=2)
     ),
-    "softmax": _rows("softmax of each row", Traffic(1, 1, 12, row_reads=2), Traffic(2, 1, 5, row_reads=2)),
+    "softmax": _rows("softmax of each row", Traffic(1, 1, 12, row_reads=3), Traffic(2, 1, 5, row_reads=2)),
     "masked_softmax": _rows("scale, causal mask and softmax in one", Traffic(1, 1, 13), Traffic(2, 1, 6)),
     "cross_entropy": _rows(
         "maximum, sum of exponentials and loss of each row of (vocab-parallel) logits",
@@ -124,6 +124,8 @@ KINDS: Mapping[str, VectorKind] = {
     "fill": _map("memory set", Traffic(0, 1, 0)),
     "transpose": _map("memory to memory, axes exchanged", Traffic(1, 1, 0), Traffic(1, 1, 0)),
     "reduce": _map("sum of two tensors into one, as a collective's step", Traffic(2, 1, 1)),
+    "row_scalar": _map("a scalar of each row (columns 1)", Traffic(1, 1, 4)),
+    "row_mean": _rows("mean of each row", Traffic(1, 0, 1)),
     "sum": _map("sum of all elements", Traffic(1, 0, 1), kernels=2),
     "kv_cache_write": _rows("new keys or values into their pages", Traffic(1, 1, 0)),
     "quantize": _rows(

@@ -1,0 +1,218 @@
+"""Vector kernels against measurements: norms, softmax, activations, pointwise, RoPE, embeddings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from rapid_des.device import Device, Vector
+from rapid_des.device.fusion import fused
+from rapid_des.device.operators import Dtype, Operator
+from rapid_des.validation.folder import DataFolder, Record
+from rapid_des.validation.hardware import PRESETS, device_for
+from rapid_des.validation.operators_attention import Measured, null_times
+from rapid_des.validation.scoring import Row, Topic
+
+FLOOR_US = 2.0
+LLMCOMPASS_LEAST_US = 100.0
+"""Below it the wall clock around one call sees the launch from Python, not the kernel."""
+
+VIDUR_OPS = {
+    "input_layernorm": "norm",
+    "post_attention_layernorm": "norm",
+    "mlp_act": "activation",
+    "attn_rope": "rope",
+    "add": "pointwise",
+    "emb": "embedding",
+}
+NEUSIGHT_OPS: Mapping[str, tuple[str, str]] = {
+    "ln": ("norm", "layer_norm"),
+    "softmax": ("softmax", "softmax"),
+    "relu": ("activation", "relu"),
+    "gelu": ("activation", "gelu"),
+    "tanh": ("activation", "tanh"),
+    "add": ("pointwise", "residual_add"),
+    "mul": ("pointwise", "multiply"),
+    "div": ("pointwise", "divide"),
+    "pow": ("pointwise", "power"),
+    "addu": ("pointwise", "scale"),
+    "mulu": ("pointwise", "scale"),
+    "divu": ("pointwise", "scale"),
+    "powu": ("pointwise", "power_scalar"),
+}
+LLMCOMPASS_OPS = {
+    "softmax": ("softmax", "softmax"),
+    "layernorm": ("norm", "layer_norm"),
+    "gelu": ("activation", "gelu"),
+}
+SERVING_OPS = {
+    "input_layernorm": "norm", "post_layernorm": "norm", "final_layernorm": "norm", "layernorm": "norm",
+    "act_fn": "activation", "rope": "rope", "rotary_emb": "rope", "embedding": "embedding", "qk_norm": "norm",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The sizes behind a model's name in the serving profiles (from its published configuration)."""
+
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+MODELS: Mapping[str, Model] = {
+    "Llama-3.1-8B": Model(4096, 14336, 32, 8, 128),
+    "Llama-3.1-70B": Model(8192, 28672, 64, 8, 128),
+    "Qwen3-32B": Model(5120, 25600, 64, 8, 128),
+}
+
+Call = Callable[[], Measured]
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A measured row that the model does not represent, and why."""
+
+    topic: str
+    case_id: str
+    measured_us: float
+    reason: str
+
+
+def topics(data: DataFolder) -> Iterable[Topic]:
+    """Yield `operators/norm|softmax|activation|pointwise|rope|embedding/GPU` and what is excluded."""
+    groups: dict[str, list[Measured | Unsupported]] = defaultdict(list)
+    for call in measured_calls(data):
+        groups[call.topic].append(call)
+    for name, calls in groups.items():
+        yield Topic(name, partial(_rows, calls, fitted=data.split), floor_us=FLOOR_US)
+
+
+def measured_calls(data: DataFolder) -> Iterator[Measured | Unsupported]:
+    """Yield every measured vector kernel of the four sources."""
+    for record in data.read("operators/layer_ops_vidur.csv"):
+        if record["op"] in VIDUR_OPS:
+            yield _vidur(record)
+    for name in ("operators/ops_neusight_nvidia.csv", "operators/ops_neusight_amd.csv"):
+        for record in data.read(name):
+            if record["op"] in NEUSIGHT_OPS:
+                yield _neusight(record)
+    for record in data.read("operators/ops_llmcompass.csv"):
+        if record["op"] in LLMCOMPASS_OPS:
+            yield _llmcompass(record)
+    for record in data.read("operators/layer_ops_llmservingsim.csv"):
+        if record["op"] in SERVING_OPS:
+            yield _serving(record)
+
+
+def _rows(calls: list[Measured | Unsupported], *, fitted: bool) -> list[Row]:
+    known = [call for call in calls if isinstance(call, Measured)]
+    null = null_times(known, fitted=fitted) if known else []
+    rows = [
+        Row(call.case_id, call.measured_us, call.predicted_us(), float(time))
+        for call, time in zip(known, null, strict=True)
+    ]
+    rest = (call for call in calls if isinstance(call, Unsupported))
+    return rows + [Row(call.case_id, call.measured_us, None, unsupported=call.reason) for call in rest]
+
+
+def _call(record: Record, topic: str, operators: tuple[Operator, ...], device: Device) -> Measured:
+    name = f"operators/{topic}/{record['gpu']}"
+    return Measured(name, record["case_id"], float(record["time_us"]), operators, device)
+
+
+def _vidur(record: Record) -> Measured:
+    """Kernels that a profiler saw inside an early vLLM: scalar loads, one block a token."""
+    tokens, tp = int(record["tokens"]), int(record["tp"])
+    hidden, heads = int(float(record["n_embd"])), int(float(record["n_head"]))
+    kv_heads = max(1, int(float(record["n_kv_head"])) // tp)
+    gated = "phi-2" not in record["case_id"]
+    columns = {
+        "norm": hidden,
+        "activation": int(float(record["n_ffn"])) // tp,
+        "rope": (heads // tp + kv_heads) * (hidden // heads),
+        "pointwise": hidden,
+        "embedding": hidden,
+    }
+    kinds = {
+        "norm": "rms_norm" if gated else "layer_norm",
+        "activation": "swiglu" if gated else "gelu",
+        "rope": "rope",
+        "pointwise": "residual_add",
+        "embedding": "embedding",
+    }
+    topic = VIDUR_OPS[record["op"]]
+    device = device_for(record["gpu"], library="vidur", l2="warm")
+    # phi-2 adds attention and feed-forward to the residual: two additions.
+    times = 2 if topic == "pointwise" and not gated else 1
+    return _call(record, topic, (Vector(kinds[topic], tokens, columns[topic], "fp16"),) * times, device)
+
+
+def _neusight(record: Record) -> Measured:
+    """PyTorch kernels in fp32 between CUDA events, the launch from Python included."""
+    topic, kind = NEUSIGHT_OPS[record["op"]]
+    device = device_for(record["gpu"], library="torch-events", launch="eager", l2="warm")
+    rows, columns = int(float(record["B"])), int(float(record["N"]))
+    return _call(record, topic, (Vector(kind, rows, columns, "fp32"),), device)
+
+
+def _llmcompass(record: Record) -> Measured:
+    """PyTorch kernels in fp16 by the wall clock of one call."""
+    topic, kind = LLMCOMPASS_OPS[record["op"]]
+    if float(record["time_us"]) < LLMCOMPASS_LEAST_US:
+        topic = f"{topic}/excluded-launch-floor"
+    rows = int(float(record["M"]))
+    columns = int(float(record["N"])) if record["N"] else 1
+    device = device_for(record["gpu"], library="torch-wall", launch="eager", l2="warm")
+    return _call(record, topic, (Vector(kind, rows, columns, "fp16"),), device)
+
+
+def _serving(record: Record) -> Measured | Unsupported:
+    """Kernels of a serving engine's profile: version 0 ran eager PyTorch, version 1 vLLM's own kernels."""
+    topic, model = SERVING_OPS[record["op"]], MODELS.get(record["model"])
+    name = f"operators/{topic}/{record['gpu']}"
+    if "TPU" in record["gpu"]:
+        name = f"operators/{topic}/excluded-fused-by-compiler/{record['gpu']}"
+    if model is None or record["gpu"] not in PRESETS or "TPU" in record["gpu"]:
+        reason = "TPU vector kernels are fused away" if "TPU" in record["gpu"] else "model sizes unknown"
+        return Unsupported(name, record["case_id"], float(record["time_us"]), reason)
+    tokens, tp = int(record["tokens"]), int(record["tp"])
+    rope = (model.heads + model.kv_heads) * model.head_dim // tp
+    columns = {"norm": model.hidden, "activation": model.ffn // tp, "rope": rope, "embedding": model.hidden}
+    kinds = {"norm": "rms_norm", "activation": "swiglu", "rope": "rope", "embedding": "embedding"}
+    rows, width = tokens, columns[topic]
+    if record["op"] == "qk_norm":
+        rows, width = tokens * (model.heads + model.kv_heads) // tp, model.head_dim
+    eager = record["prof"] == "v0"
+    operators: tuple[Operator, ...] = (Vector(kinds[topic], rows, width),)
+    if eager and topic == "rope":
+        operators = _eager_rope(model, tokens, tp)
+    elif eager:
+        operators = _eager(kinds[topic], rows, width)
+    device = device_for(record["gpu"], library="torch" if eager else "vllm", l2="warm")
+    return _call(record, topic, operators, device)
+
+
+def _eager(kind: str, rows: int, columns: int) -> tuple[Operator, ...]:
+    """Return what eager PyTorch launches; a norm and RoPE compute in fp32 between their casts."""
+    return tuple(
+        Vector(step, rows, 1 if step == "row_scalar" else columns, _eager_dtype(kind, index))
+        for index, step in enumerate(fused([kind], "eager"))
+    )
+
+
+def _eager_rope(model: Model, tokens: int, tp: int) -> tuple[Operator, ...]:
+    """Return the model code's steps: look up sine and cosine, then rotate the queries and the keys apart."""
+    tables = (Vector("embedding", tokens, model.head_dim),) * 2
+    queries = _eager("rope", tokens, model.heads // tp * model.head_dim)
+    keys = _eager("rope", tokens, max(1, model.kv_heads // tp) * model.head_dim)
+    return tables + queries + keys
+
+
+def _eager_dtype(kind: str, index: int) -> Dtype:
+    """Return the dtype of a step: RMS norm is in fp32 from its square to the product with the root."""
+    return "fp32" if kind == "rms_norm" and 1 <= index <= 6 else "bf16"
