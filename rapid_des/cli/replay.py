@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rapid_des.chakra import ReadOptions
+from rapid_des.cli.astra import astra_files, astra_options, replay_on_astra_files
 from rapid_des.cli.options import (
     engine_choice,
     engine_option,
@@ -40,8 +41,13 @@ from rapid_des.simulation import replay as replay_traces
 @click.option("--timeline", metavar="OUT.json", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--links", metavar="OUT.csv", help="Write what every link carried.")
 @json_option
+@astra_options
 def replay(prefix: str, machine: str | None, settings: tuple[str, ...], **options: Any) -> None:
     """Replay the Chakra traces PREFIX.<rank>.et on a machine."""
+    files = astra_files(options)
+    if files is not None:
+        replay_on_astra_files(prefix, files, options | {"machine": machine}, _read_options(options))
+        return
     if machine is None:
         raise InputError("replay needs a machine: --on MACHINE (`rapid-des presets` lists them)")
     chosen = split_settings(settings, ("machine", "device"))
