@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rapid_des.chakra.discovery import discover
-from rapid_des.chakra.files import write_frames
+from rapid_des.chakra.files import write_frames, write_parts
 from rapid_des.chakra.generations import Generation
 from rapid_des.chakra.json_forms import node_json
 from rapid_des.chakra.messages import UNREADABLE, message_class
@@ -70,7 +70,6 @@ def convert_set(
     folder = Path(folder)
     if folder.resolve() == files.folder.resolve():
         raise TraceError(f"{folder}: is where the traces lie; choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for rank, path in files.files.items():
         target = folder / f"{files.prefix}.{rank}.{form}"
@@ -78,7 +77,7 @@ def convert_set(
         if form == "et":
             write_frames(target, _frames(source))
         else:
-            _write_json(target, source)
+            write_parts(target, _json_parts(source))
         written.append(target)
     return tuple(written)
 
@@ -108,8 +107,7 @@ def _is_todays_metadata(frame: bytes) -> bool:
     return b"\x0a" not in frame[:1] or frame[2:3] != b"\x0a"
 
 
-def _write_json(target: Path, source: TraceFile) -> None:
-    with target.open("w", encoding="utf-8") as stream:
-        stream.write(node_json(_converted_metadata(source)))
-        for message in _messages(source):
-            stream.write(node_json(message))
+def _json_parts(source: TraceFile) -> Iterator[bytes]:
+    yield node_json(_converted_metadata(source)).encode()
+    for message in _messages(source):
+        yield node_json(message).encode()

@@ -8,7 +8,6 @@ from typing import Literal
 
 from rapid_des.chakra.generations import Generation
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.errors import TraceError
 from rapid_des.units import PS_PER_NS, PS_PER_US
 
 Dependencies = Literal["auto", "data", "ctrl", "both"]
@@ -127,10 +126,3 @@ DIALECTS: dict[str, Dialect] = {
 def detect(seen: Evidence) -> Dialect:
     """Return the first dialect of the table whose mark a file bears."""
     return next(dialect for dialect in DIALECTS.values() if dialect.recognise(seen))
-
-
-def dialect_named(name: str) -> Dialect:
-    """Return a dialect by name; an unknown one is a `TraceError` with the allowed names."""
-    if name not in DIALECTS:
-        raise TraceError(f"--dialect: {name!r} is not one of auto, {', '.join(DIALECTS)}")
-    return DIALECTS[name]

@@ -74,13 +74,20 @@ def _only_set(folder: Path) -> TraceFiles:
         )
     if sets:
         return next(iter(sets.values()))
-    bare = [path for path in sorted(folder.iterdir()) if _BARE.match(path.name)]
+    bare = [path for path in _entries(folder) if _BARE.match(path.name)]
     if len(bare) == 1:
         return _single(bare[0])
     named = f"; files without a rank: {', '.join(path.name for path in bare[:6])}" if bare else ""
-    archives = [path.name for path in sorted(folder.iterdir()) if path.suffix in {".tar", ".tgz", ".zip"}]
+    archives = [path.name for path in _entries(folder) if path.suffix in {".tar", ".tgz", ".zip"}]
     packed = f"; unpack first: {', '.join(archives[:6])}" if archives else ""
     raise TraceError(f"{folder}: no trace files PREFIX.<rank>.et{named}{packed}")
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise TraceError(f"{folder}: can not be read: {error.strerror or error}") from error
 
 
 def _sets(folder: Path) -> dict[str, TraceFiles]:
@@ -88,7 +95,7 @@ def _sets(folder: Path) -> dict[str, TraceFiles]:
     if not folder.is_dir():
         return {}
     found: dict[str, dict[str, dict[int, Path]]] = {}
-    for path in sorted(folder.iterdir()):
+    for path in _entries(folder):
         match = _NUMBERED.match(path.name)
         if match is None or not path.is_file():
             continue

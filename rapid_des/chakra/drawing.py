@@ -136,7 +136,10 @@ def draw(rank: RankTrace, target: Path, *, first: int = 0, count: int = MOST_NOD
     figure.set_size_inches(width, (float(np.ptp(layout.height)) + 3.5) * _LINE_INCHES + 0.6)
     _paint(figure.add_subplot(), part, layout)
     stamp = {"Date": None} if target.suffix == ".svg" else None
-    figure.savefig(target, dpi=110, bbox_inches="tight", metadata=stamp)
+    try:
+        figure.savefig(target, dpi=110, bbox_inches="tight", metadata=stamp)
+    except OSError as error:
+        raise TraceError(f"{target}: can not be written: {error.strerror or error}") from error
 
 
 def _figure() -> Any:

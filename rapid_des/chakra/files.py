@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
@@ -139,11 +140,21 @@ def varint(number: int) -> bytes:
 
 
 def write_frames(path: Path, frames: Iterable[bytes]) -> None:
-    """Write length-delimited frames."""
+    """Write length-delimited frames; the file appears when it is whole."""
+    write_parts(path, (part for frame in frames for part in (varint(len(frame)), frame)))
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Write bytes to a file beside `path` and give it that name once all are there."""
+    partial = path.with_name(f"{path.name}.partial")
     try:
-        with path.open("wb") as stream:
-            for frame in frames:
-                stream.write(varint(len(frame)))
-                stream.write(frame)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as stream:
+            for part in parts:
+                stream.write(part)
+        partial.replace(path)
     except OSError as error:
         raise TraceError(f"{path}: can not be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -54,7 +54,10 @@ def on_bytes(kernel: Callable[..., Any], buffer: bytes, *arguments: Any) -> Any:
     """Run `kernel(buffer, *arguments)`, compiled where that is worth it."""
     if not worth_compiling(len(buffer)):
         return kernel(buffer, *arguments)
-    return compiled(kernel)(np.frombuffer(buffer, np.uint8), *arguments)
+    machine = compiled(kernel)
+    if machine is kernel:  # numba was told not to compile
+        return kernel(buffer, *arguments)
+    return machine(np.frombuffer(buffer, np.uint8), *arguments)
 
 
 def on_arrays(kernel: Callable[..., Any], size: int, *arguments: NDArray[np.int64]) -> Any:

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rapid_des.chakra.discovery import discover
-from rapid_des.chakra.files import varint, write_frames
+from rapid_des.chakra.files import varint, write_frames, write_parts
 from rapid_des.chakra.groups import WORLD
 from rapid_des.chakra.messages import message_class
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
@@ -32,12 +30,9 @@ def write_set(traces: TraceSet, folder: str | Path, prefix: str) -> tuple[Path, 
     """
     folder = Path(folder)
     _refuse_leftovers(traces, folder, prefix)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        groups = folder / f"{prefix}.groups.json"
-        groups.write_text(json.dumps({name: list(ranks) for name, ranks in traces.groups.items()}) + "\n")
-    except OSError as error:
-        raise TraceError(f"{folder}: can not be written: {error.strerror or error}") from error
+    groups = folder / f"{prefix}.groups.json"
+    members = {name: list(ranks) for name, ranks in traces.groups.items()}
+    write_parts(groups, [json.dumps(members).encode(), b"\n"])
     written = [groups]
     for rank in traces.ranks:
         path = folder / f"{prefix}.{rank.rank}.et"
@@ -198,8 +193,3 @@ def _add_message(node: Any, row: _Row, rank: RankTrace) -> None:
 def _add_int32(node: Any, name: str, value: int) -> None:
     kind = "int32_val" if value in _INT32 else "int64_val"
     node.attr.add(name=name, **{kind: value})
-
-
-def node_count(traces: TraceSet) -> int:
-    """Return the number of nodes over all ranks."""
-    return int(np.sum([len(rank.nodes) for rank in traces.ranks], dtype=np.int64))

@@ -201,3 +201,18 @@ def test_converting_into_the_same_folder_is_refused(tmp_path):
     one_rank(tmp_path, all_reduce(1), send(2, to=0))
     with pytest.raises(TraceError, match="choose another folder"):
         convert_set(tmp_path, tmp_path, "et", ReadOptions())
+
+
+def test_a_conversion_that_fails_leaves_no_file_behind(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "job.0.et").write_bytes(delimited(metadata(), *PROGRAM)[:-2])
+    with pytest.raises(TraceError, match="truncated"):
+        convert_set(tmp_path / "in", tmp_path / "out", "et", ReadOptions())
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_place_that_can_not_be_written_is_an_error(tmp_path):
+    folder = one_rank(tmp_path / "in", node(1, us=1))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TraceError, match="can not be written"):
+        write_set(read_set(folder), tmp_path / "file", "job")
