@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.errors import FabricCutError
-from rapid_des.network.fabric import Fabric, Router, Routes
-from rapid_des.network.search import UNREACHED, gather, hops_from, hops_to
+from rapid_des.network.fabric import Fabric, Ints, Router, Routes
+from rapid_des.network.search import UNREACHED, hops_from, hops_to
 
 _REMEMBERED = 2**27
-"""Bytes of distances that are kept, at four a node and destination."""
+"""Bytes of distances and next links that are kept, at eight a node and destination."""
 _LISTED = 8
 """Links and GPUs that an error names one by one."""
 
@@ -31,7 +31,9 @@ class FaultAwareRouter:
     fabric: Fabric
     planned: Router
     dead: frozenset[int]
-    _distances: dict[int, NDArray[np.int32]] = field(init=False, repr=False, default_factory=dict)
+    _distances: dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]] = field(
+        init=False, repr=False, default_factory=dict
+    )
     _known: dict[tuple[int, int], tuple[int, ...]] = field(init=False, repr=False, default_factory=dict)
 
     @cached_property
@@ -58,37 +60,47 @@ class FaultAwareRouter:
         flows = np.repeat(np.arange(len(planned)), np.diff(planned.starts))
         broken = np.unique(flows[~self.alive[planned.links]])
         order = np.lexsort((table[broken, 0], table[broken, 1]))
-        detours = {flow: self.route(*table[flow].tolist()) for flow in broken[order].tolist()}
+        detours = {
+            flow: self._detour(int(table[flow, 0]), int(table[flow, 1]), planned.of(flow))
+            for flow in broken[order].tolist()
+        }
         return _replaced(planned, detours)
 
     def _detour(self, source: int, destination: int, planned: tuple[int, ...]) -> tuple[int, ...]:
-        hops = self._hops_to(destination)
+        hops, nearer = self._ways_to(destination)
         if hops[source] == UNREACHED:
             raise self._cut(source, destination)
-        links, node = list[int](), source
+        ends, links, node = self.fabric.destination, list[int](), source
         for link in planned:
-            ahead = int(self.fabric.destination[link])
+            ahead = int(ends[link])
             if not self.alive[link] or hops[ahead] != hops[node] - 1:
                 break
             links.append(link)
             node = ahead
         while node != destination:
-            links.append(self._nearer(node, hops))
-            node = int(self.fabric.destination[links[-1]])
+            links.append(int(nearer[node]))
+            node = int(ends[links[-1]])
         return tuple(links)
 
-    def _nearer(self, node: int, hops: NDArray[np.int32]) -> int:
-        links = gather(self.fabric.outgoing, np.array([node]))
-        nearer = hops[self.fabric.destination[links]] == hops[node] - 1
-        return int(links[np.argmax(nearer & self.alive[links])])
-
-    def _hops_to(self, destination: int) -> NDArray[np.int32]:
+    def _ways_to(self, destination: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return each node's hops to a destination, and its link to the lowest neighbour that is nearer."""
         known = self._distances.get(destination)
         if known is None:
-            if len(self._distances) * self.fabric.nodes * 4 > _REMEMBERED:
+            if len(self._distances) * self.fabric.nodes * 8 > _REMEMBERED:
                 self._distances.clear()
-            known = self._distances[destination] = hops_to(self.fabric, destination, self.alive)
+            hops = hops_to(self.fabric, destination, self.alive)
+            links = self._descending
+            closer = links[hops[self.fabric.source[links]] == hops[self.fabric.destination[links]] + 1]
+            nearer = np.zeros(self.fabric.nodes, np.int32)
+            nearer[self.fabric.source[closer]] = closer  # of several, the last one written stays: the lowest
+            known = self._distances[destination] = hops, nearer
         return known
+
+    @cached_property
+    def _descending(self) -> Ints:
+        """The living links, those to higher nodes first."""
+        links = np.flatnonzero(self.alive)
+        return links[np.argsort(-self.fabric.destination[links], kind="stable")]
 
     def _cut(self, source: int, destination: int) -> FabricCutError:
         fabric = self.fabric

@@ -11,7 +11,7 @@ from rapid_des.errors import TopologyError
 from rapid_des.network.build import Layout, Plan
 from rapid_des.network.fabric import Fabric, Ints, Routes
 
-_WHOLE_ROWS = 1024
+_WHOLE_ROWS = 256
 """Positions up to which a first question computes the local routes from a position to all others at once."""
 
 
