@@ -1,6 +1,7 @@
 """Collective algorithms: pure functions from a group size and bytes to transfers."""
 
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, Phase, flatten, plan
+from rapid_des.network.collectives.on_fabric import ON_FABRIC, Shaped, on_fabric
 from rapid_des.network.collectives.proof import prove
 from rapid_des.network.collectives.registry import ALGORITHMS, Algorithm, algorithm, algorithms_for
 from rapid_des.network.collectives.schedule import Pieces, Schedule
@@ -9,15 +10,18 @@ from rapid_des.network.collectives.task import Task, task
 __all__ = [
     "ALGORITHMS",
     "HIERARCHICAL",
+    "ON_FABRIC",
     "Algorithm",
     "Hierarchy",
     "Phase",
     "Pieces",
     "Schedule",
+    "Shaped",
     "Task",
     "algorithm",
     "algorithms_for",
     "flatten",
+    "on_fabric",
     "plan",
     "prove",
     "task",

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives import bruck, direct, halving_doubling, ring, trees
+from rapid_des.network.collectives import bruck, direct, grids, halving_doubling, ring, trees
 from rapid_des.network.collectives.relocation import together
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.collectives.task import Task, chunk, task
@@ -105,6 +105,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         (trees.binomial, (C.BARRIER,)),
     ),
     "dissemination": _algorithm("dissemination", (bruck.dissemination_barrier, (C.BARRIER,))),
+    "bucket": _algorithm("bucket", (grids.bucket, _REDUCTIONS)),
     "bruck": _algorithm("bruck", (bruck.bruck_all_gather, (C.ALL_GATHER,))),
 }
 

@@ -1,0 +1,116 @@
+"""Algorithms for grids: buckets on a line, and trees whose edges are links of a mesh or king mesh."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import InputError
+from rapid_des.network.collectives.draft import Draft
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.task import Ints, Task
+from rapid_des.network.collectives.trees import NO_PARENT, tree_broadcast, tree_reduce
+
+
+def bucket(task: Task) -> Schedule:
+    """Reduce-scatter, all-gather or all-reduce on a line without a link from its end to its start.
+
+    Blocks walk one neighbour a step, both ways at once: gathered blocks away from their owner, partial sums
+    towards it.
+    """
+    draft = Draft(task)
+    reduced = None
+    if task.collective is not CollectiveType.ALL_GATHER:
+        reduced = _walk_in(draft)
+    if task.collective in (CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE):
+        _walk_out(draft, reduced)
+    return draft.seal()
+
+
+def _walk_in(draft: Draft) -> Ints:
+    """Add partial sums that walk towards their block's owner; return a join at each owner."""
+    members, bounds = draft.members, draft.bounds
+    joins: list[tuple[Ints, Ints]] = []
+    for direction in (1, -1):
+        distance, owner = _steps(members, direction, inwards=True)
+        source = owner - direction * distance
+        sent = draft.add(source, source + direction, (bounds[owner], bounds[owner + 1]), reduces=True)
+        follows = _previous(members, direction, distance + 1, owner, inwards=True)
+        later = follows >= 0
+        draft.wait(sent[later], sent[follows[later]])
+        last = distance == 1
+        joins.append((owner[last], sent[last]))
+    done = draft.join(np.arange(members))
+    for owner, sent in joins:
+        draft.wait(done[owner], sent)
+    return done
+
+
+def _walk_out(draft: Draft, reduced: Ints | None) -> None:
+    """Add copies that walk away from their owner, there after the joins `reduced`."""
+    members, bounds = draft.members, draft.bounds
+    for direction in (1, -1):
+        distance, owner = _steps(members, -direction, inwards=False)
+        source = owner + direction * (distance - 1)
+        sent = draft.add(source, source + direction, (bounds[owner], bounds[owner + 1]))
+        follows = _previous(members, -direction, distance - 1, owner, inwards=False)
+        later = follows >= 0
+        draft.wait(sent[later], sent[follows[later]])
+        if reduced is not None:
+            draft.wait(sent[~later], reduced[owner[~later]])
+
+
+def _steps(members: int, direction: int, *, inwards: bool) -> tuple[Ints, Ints]:
+    """Return (distance, owner) of all transfers along one direction, the first to go first.
+
+    Inwards, sums come in direction `direction` from `distance` away; outwards copies go the other way.
+    """
+    distance, owner = np.meshgrid(np.arange(1, members), np.arange(members), indexing="ij")
+    start = owner - direction * distance
+    inside = (start >= 0) & (start < members)
+    order = np.argsort(-distance[inside] if inwards else distance[inside], kind="stable")
+    return distance[inside][order], owner[inside][order]
+
+
+def _previous(members: int, direction: int, distance: Ints, owner: Ints, *, inwards: bool) -> Ints:
+    """Return the position of the transfer of the same block at another distance, -1 if there is none."""
+    known_distance, known_owner = _steps(members, direction, inwards=inwards)
+    table = np.full((members + 2, members), -1, dtype=np.int64)
+    table[known_distance, known_owner] = np.arange(len(known_distance))
+    found: Ints = table[distance, owner]
+    return found
+
+
+def grid_tree_parents(extents: tuple[int, ...], root: int, *, diagonal: bool) -> Ints:
+    """Return a tree of shortest paths to `root` in a mesh, or a king mesh where steps may be diagonal.
+
+    In a mesh a member steps along the first dimension in which it is off; in a king mesh along all of them.
+    """
+    places = np.stack(np.unravel_index(np.arange(int(np.prod(extents))), extents, order="F"))
+    offset = np.sign(places[:, [root]] - places)
+    if not diagonal:
+        first = np.argmax(offset != 0, axis=0)
+        offset = np.where(np.arange(len(extents))[:, None] == first, offset, 0)
+    parent: Ints = np.ravel_multi_index(tuple(places + offset), extents, order="F").astype(np.int64)
+    parent[root] = NO_PARENT
+    return parent
+
+
+def grid_tree(task: Task, extents: tuple[int, ...], *, diagonal: bool) -> Schedule:
+    """Broadcast or reduce along a grid's tree; all-reduce to the grid's centre and back."""
+    if task.collective not in (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE):
+        asked = task.collective.name.lower()
+        raise InputError(f"a grid's tree does all_reduce, broadcast and reduce, not {asked}")
+    root = task.root
+    if task.collective is CollectiveType.ALL_REDUCE:
+        centre = tuple(extent // 2 for extent in extents)
+        root = int(np.ravel_multi_index(centre, extents, order="F"))
+    draft = Draft(task)
+    parent = grid_tree_parents(extents, root, diagonal=diagonal)
+    last = None
+    if task.collective is not CollectiveType.BROADCAST:
+        up = tree_reduce(draft, parent, draft.everything)
+        last = up[parent == root]
+    if task.collective is not CollectiveType.REDUCE:
+        tree_broadcast(draft, parent, draft.everything, after=last)
+    return draft.seal()

@@ -1,0 +1,112 @@
+"""Algorithms that know the shape of the group's part of the fabric, by name.
+
+Each takes the extents of the group (innermost first) beside collective and size. Where more than one
+dimension takes part, chunks start in different dimensions, so that all links in both directions are busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TypeAlias
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import InputError
+from rapid_des.network.collectives.grids import grid_tree
+from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, flatten
+from rapid_des.network.collectives.in_switch import nvls, switch_tree
+from rapid_des.network.collectives.relocation import together
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.task import Task, chunk, task
+
+C = CollectiveType
+_REDUCTIONS = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
+_TREES = frozenset({C.ALL_REDUCE, C.BROADCAST, C.REDUCE})
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A collective over a group of a known shape."""
+
+    collective: CollectiveType
+    extents: tuple[int, ...]
+    size: int
+    root: int = 0
+    chunks: int = 1
+
+
+Build: TypeAlias = Callable[[Shaped], Schedule]
+
+
+def _each(shaped: Shaped, build: Callable[[Task], Schedule]) -> Schedule:
+    """Build every chunk of a collective that needs no hierarchy."""
+    whole = task(shaped.collective, prod(shaped.extents), shaped.size, root=shaped.root)
+    if shaped.chunks == 1 or shaped.collective is C.BARRIER:
+        return build(whole)
+    return together([build(chunk(whole, index, shaped.chunks)) for index in range(shaped.chunks)])
+
+
+def _rotated(shaped: Shaped, name: str) -> Schedule:
+    """Do one dimension after the other, every chunk in another order of the dimensions."""
+    exchange = {C.ALL_TO_ALL: "ring" if name == "bucket" else name, C.BARRIER: "dissemination"}
+    names = tuple(exchange.get(shaped.collective, name) for _ in shaped.extents)
+    over = Hierarchy(shaped.extents, names)
+    return flatten(
+        shaped.collective, over, shaped.size, chunks=shaped.chunks * len(shaped.extents), rotate=True
+    )
+
+
+def _hypercube(shaped: Shaped) -> Schedule:
+    """Exchange with the neighbour in each dimension of two, the chunks in rotated orders."""
+    members = prod(shaped.extents)
+    if members & (members - 1):
+        raise InputError(f"a hypercube has a power of two of members, not {members}")
+    dimensions = max(members.bit_length() - 1, 1)
+    extents = (2,) * dimensions if members > 1 else (1,)
+    over = Shaped(shaped.collective, extents, shaped.size, shaped.root, shaped.chunks)
+    return _rotated(over, "direct")
+
+
+def _rail(shaped: Shaped) -> Schedule:
+    """Go directly within the node (the first dimension) and in rings along the rails."""
+    outer = {C.ALL_TO_ALL: "direct", C.BARRIER: "dissemination"}.get(shaped.collective, "ring")
+    names = ("direct", *(outer for _ in shaped.extents[1:]))
+    return flatten(shaped.collective, Hierarchy(shaped.extents, names), shaped.size, chunks=shaped.chunks)
+
+
+def _grid_tree(shaped: Shaped, *, diagonal: bool) -> Schedule:
+    return _each(shaped, lambda part: grid_tree(part, shaped.extents, diagonal=diagonal))
+
+
+def _nvls(shaped: Shaped) -> Schedule:
+    return _each(shaped, nvls)
+
+
+def _switch_tree(shaped: Shaped) -> Schedule:
+    return _each(shaped, lambda part: switch_tree(part, shaped.extents[0]))
+
+
+ON_FABRIC: dict[str, tuple[Build, frozenset[CollectiveType]]] = {
+    "torus": (partial(_rotated, name="bidirectional_ring"), HIERARCHICAL),
+    "mesh_bucket": (partial(_rotated, name="bucket"), HIERARCHICAL - {C.ALL_TO_ALL}),
+    "hypercube": (_hypercube, HIERARCHICAL),
+    "rail": (_rail, HIERARCHICAL),
+    "mesh_tree": (partial(_grid_tree, diagonal=False), _TREES),
+    "king_mesh_tree": (partial(_grid_tree, diagonal=True), _TREES),
+    "nvls": (_nvls, _REDUCTIONS | {C.BROADCAST}),
+    "switch_tree": (_switch_tree, _TREES | {C.BARRIER}),
+}
+"""By name: the function, and what it does. `nvls` and `switch_tree` have switches among their members."""
+
+
+def on_fabric(name: str, shaped: Shaped) -> Schedule:
+    """Return the transfers by an algorithm of `ON_FABRIC`; `InputError` says what it lacks."""
+    if name not in ON_FABRIC:
+        raise InputError(f"{name!r} is no algorithm for a shaped group; allowed: {', '.join(ON_FABRIC)}")
+    build, does = ON_FABRIC[name]
+    if shaped.collective not in does:
+        allowed = ", ".join(kind.name.lower() for kind in C if kind in does)
+        raise InputError(f"{name} does not do {shaped.collective.name.lower()}; it does {allowed}")
+    return build(shaped)

@@ -1,0 +1,164 @@
+"""Algorithms that somebody wrote down: files of transfers among members, scaled to any size.
+
+The logical buffer is cut into `blocks` parts; a transfer moves `count` of them from `block` on, and waits
+for the transfers whose row numbers stand in `after`. JSON holds everything in one mapping; a CSV says
+`collective`, `members` and `blocks` in a first line `# collective=all_reduce members=4 blocks=4`, then has
+the columns source, destination, block, count, reduces (0 or 1) and after (row numbers, from 0, separated by
+blanks). MSCCL's XML is read by `msccl`. Every file must prove its data property when it is loaded.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.config import Spec, decode
+from rapid_des.config.documents import Document, load_document, read_text
+from rapid_des.errors import ConfigError, InputError
+from rapid_des.network.collectives.draft import Draft
+from rapid_des.network.collectives.proof import prove
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.task import Ints, Task, task
+
+_CUT_ANYWHERE = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE)
+
+
+class WrittenTransfer(Spec, frozen=True, kw_only=True):
+    """One row of a file."""
+
+    source: int
+    destination: int
+    block: int
+    count: int = 1
+    reduces: bool = False
+    after: tuple[int, ...] = ()
+
+
+class WrittenFile(Spec, frozen=True, kw_only=True):
+    """A whole file."""
+
+    collective: str
+    members: int
+    blocks: int
+    switches: int = 0
+    root: int = 0
+    transfers: tuple[WrittenTransfer, ...]
+
+
+@dataclass(frozen=True)
+class WrittenAlgorithm:
+    """A file's algorithm, proved; it is called with the size like the built-in ones."""
+
+    collective: CollectiveType
+    file: WrittenFile
+
+    def __call__(self, size: int) -> Schedule:
+        """Return the transfers for an input buffer of `size` bytes on each member."""
+        whole = task(self.collective, self.file.members, size, root=self.file.root)
+        draft = Draft(_cut(whole, self.file.blocks), switches=self.file.switches)
+        rows = self.file.transfers
+        first = np.array([row.block for row in rows], dtype=np.int64)
+        last = first + np.array([row.count for row in rows], dtype=np.int64)
+        numbers = draft.add(
+            np.array([row.source for row in rows]),
+            np.array([row.destination for row in rows]),
+            (draft.bounds[first], draft.bounds[last]),
+            reduces=np.array([row.reduces for row in rows]),
+        )
+        waiting = np.repeat(numbers, [len(row.after) for row in rows])
+        draft.wait(waiting, np.array([number for row in rows for number in row.after], dtype=np.int64))
+        return draft.seal()
+
+
+def _cut(whole: Task, blocks: int) -> Task:
+    """Return the task with its buffer in `blocks` parts (each block in so many, where blocks have owners)."""
+    if whole.collective in _CUT_ANYWHERE:
+        quotient, remainder = divmod(whole.total, blocks)
+        index = np.arange(blocks + 1, dtype=np.int64)
+        bounds = index * quotient + np.minimum(index, remainder)
+        return replace(whole, offset=bounds[:-1].copy(), size=np.diff(bounds))
+    parts = blocks // len(whole.size)
+    index = np.arange(parts, dtype=np.int64)
+    quotients, remainders = (part[:, None] for part in np.divmod(whole.size, parts))
+    start: Ints = index * quotients + np.minimum(index, remainders)
+    size: Ints = quotients + (index < remainders)
+    return replace(whole, offset=(whole.offset[:, None] + start).reshape(-1), size=size.reshape(-1))
+
+
+def load_written(path: Path) -> WrittenAlgorithm:
+    """Read a JSON or CSV file of transfers; a `ConfigError` names file, row, value and what is allowed."""
+    document = _csv_document(path) if path.suffix.lower() == ".csv" else load_document(path)
+    return written(decode(document, WrittenFile), str(path))
+
+
+def written(file: WrittenFile, name: str) -> WrittenAlgorithm:
+    """Check and prove an algorithm; errors name `name`."""
+    kinds = {kind.name.lower(): kind for kind in CollectiveType if kind is not CollectiveType.BARRIER}
+    if file.collective not in kinds:
+        problem = f"{file.collective!r} is not one of {', '.join(kinds)}"
+        raise ConfigError(problem, file=name, key="collective")
+    kind = kinds[file.collective]
+    _check_numbers(file, kind, name)
+    algorithm = WrittenAlgorithm(kind, file)
+    size = file.blocks if kind in _CUT_ANYWHERE else max(file.blocks // file.members, 1)
+    size = file.blocks if kind in (CollectiveType.REDUCE_SCATTER, CollectiveType.SCATTER) else size
+    try:
+        prove(algorithm(size), task(kind, file.members, size, root=file.root))
+    except InputError as error:
+        raise ConfigError(f"the transfers do not do {file.collective}: {error}", file=name) from None
+    return algorithm
+
+
+def _check_numbers(file: WrittenFile, kind: CollectiveType, name: str) -> None:
+    """Refuse what does not fit together."""
+    owners = file.members**2 if kind is CollectiveType.ALL_TO_ALL else file.members
+    if file.members < 1 or file.blocks < 1 or (kind not in _CUT_ANYWHERE and file.blocks % owners):
+        problem = f"{file.blocks} blocks do not cut {file.collective} of {file.members} members"
+        raise ConfigError(f"{problem}; allowed: a multiple of {max(owners, 1)}", file=name, key="blocks")
+    places = file.members + file.switches
+    for number, row in enumerate(file.transfers):
+        ends = (row.source, row.destination)
+        if not all(0 <= end < places for end in ends) or row.source == row.destination:
+            problem = (
+                f"source {row.source}, destination {row.destination}: two of 0 to {places - 1} are needed"
+            )
+            raise ConfigError(problem, file=name, key=f"transfers[{number}]")
+        if row.count < 1 or row.block < 0 or row.block + row.count > file.blocks:
+            problem = (
+                f"blocks {row.block} to {row.block + row.count - 1} are not within 0 to {file.blocks - 1}"
+            )
+            raise ConfigError(problem, file=name, key=f"transfers[{number}].block")
+        if any(not 0 <= other < number for other in row.after):
+            problem = f"{list(row.after)}: only earlier rows can be waited for"
+            raise ConfigError(problem, file=name, key=f"transfers[{number}].after")
+
+
+def _csv_document(path: Path) -> Document:
+    text = read_text(path)
+    head, _, body = text.partition("\n")
+    pairs = [pair.partition("=") for pair in head.lstrip("# ").split()]
+    if not head.startswith("#") or any(not sign for _, sign, _ in pairs):
+        example = "# collective=all_reduce members=4 blocks=4"
+        raise ConfigError(f"the first line must be like {example!r}", file=str(path))
+    tree: dict[str, Any] = {key: _number(value) for key, _, value in pairs}
+    tree["transfers"] = [_row(row) for row in csv.DictReader(io.StringIO(body))]
+    return Document(path, tree)
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {str(key): _number(value) for key, value in row.items() if key != "after"}
+    found["after"] = [_number(number) for number in str(row.get("after") or "").split()]
+    if found.get("reduces") in (0, 1):
+        found["reduces"] = bool(found["reduces"])
+    return found
+
+
+def _number(text: str | Sequence[str] | None) -> object:
+    return int(text) if isinstance(text, str) and text.strip().lstrip("-").isdigit() else text

@@ -1,0 +1,129 @@
+"""Algorithms that use the fabric: each keeps the data property and uses the links it is made for."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import InputError
+from rapid_des.network.collectives import ON_FABRIC, Shaped, algorithm, on_fabric, prove, task
+
+AR, AG = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
+PAIRS = [(name, kind) for name, (_, does) in ON_FABRIC.items() for kind in sorted(does)]
+ROOTED = (CollectiveType.BROADCAST, CollectiveType.REDUCE)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS, ids=lambda value: getattr(value, "name", value))
+@settings(max_examples=12, deadline=None)
+@given(
+    extents=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    size=st.integers(0, 700),
+    chunks=st.integers(1, 2),
+    pick=st.randoms(),
+)
+def test_everyone_ends_with_their_data(name, kind, extents, size, chunks, pick):
+    if name == "hypercube":
+        extents = [1 << (extent // 2) for extent in extents]
+    members = prod(extents)
+    root = pick.randrange(members) if kind in ROOTED else 0
+    schedule = on_fabric(name, Shaped(kind, tuple(extents), size, root, chunks))
+    prove(schedule, task(kind, members, size, root=root))
+
+
+def pairs(schedule):
+    real = schedule.source != schedule.destination
+    return set(zip(schedule.source[real].tolist(), schedule.destination[real].tolist(), strict=True))
+
+
+def neighbours(extents, *, wrap=False, diagonal=False):
+    places = np.stack(np.unravel_index(np.arange(prod(extents)), extents, order="F"), axis=1)
+    found = set()
+    for a, here in enumerate(places):
+        for b, there in enumerate(places):
+            offset = np.abs(here - there)
+            if wrap:
+                offset = np.minimum(offset, np.array(extents) - offset)
+            near = offset.max() == 1 if diagonal else offset.sum() == 1
+            if near:
+                found.add((a, b))
+    return found
+
+
+def test_the_torus_uses_every_link_in_both_directions():
+    schedule = on_fabric("torus", Shaped(AR, (4, 3), 1200))
+    assert pairs(schedule) == neighbours((4, 3), wrap=True)
+    # 2 chunks, 2 directions: the busiest directed link carries as much as the least busy in its dimension
+    carried = {}
+    for source, destination, size in zip(schedule.source, schedule.destination, schedule.size, strict=True):
+        carried[source, destination] = carried.get((source, destination), 0) + int(size)
+    along_x = {size for (a, b), size in carried.items() if a != b and a // 4 == b // 4}
+    assert len(along_x) == 1
+
+
+def test_buckets_stay_on_the_lines_of_a_mesh():
+    assert pairs(on_fabric("mesh_bucket", Shaped(AR, (4, 3), 1200))) == neighbours((4, 3))
+
+
+def test_a_mesh_tree_uses_mesh_links_and_a_king_mesh_tree_is_shallower():
+    assert pairs(on_fabric("mesh_tree", Shaped(AR, (5, 5), 100))) <= neighbours((5, 5))
+    king = on_fabric("king_mesh_tree", Shaped(CollectiveType.BROADCAST, (5, 5), 100, root=12))
+    assert pairs(king) <= neighbours((5, 5), diagonal=True)
+    # from the centre of 5×5 everybody is two king's moves away
+    depth = {12: 0}
+    for source, destination in sorted(pairs(king), key=lambda pair: depth.get(pair[0], 9)):
+        depth[destination] = depth.get(source, 1) + 1
+    assert max(depth.values()) == 2
+
+
+def test_hypercube_partners_differ_in_one_bit():
+    schedule = on_fabric("hypercube", Shaped(CollectiveType.ALL_TO_ALL, (8,), 800))
+    assert {a ^ b for a, b in pairs(schedule)} == {1, 2, 4}
+
+
+def test_the_rails_carry_a_node_sharing_of_the_buffer():
+    # 8 GPUs a node, 4 nodes, 3200 B: each rail all-reduces 400 B, 2·3/4·400 = 600 B from each GPU
+    schedule = on_fabric("rail", Shaped(AR, (8, 4), 3200))
+    across = schedule.source // 8 != schedule.destination // 8
+    assert np.bincount(schedule.source[across], schedule.size[across]).tolist() == [600] * 32
+
+
+def test_nvls_sends_all_data_up_once_and_a_share_again():
+    # 8 GPUs, 800 B: up 800 + 100, down 100 + 700
+    schedule = on_fabric("nvls", Shaped(AR, (8,), 800))
+    assert schedule.switches == 1
+    up = schedule.destination == 8
+    assert np.bincount(schedule.source[up], schedule.size[up]).tolist() == [900] * 8
+    down = schedule.source == 8
+    assert np.bincount(schedule.destination[down], schedule.size[down]).tolist() == [800] * 8
+
+
+def test_a_switch_tree_sends_the_buffer_once_each_way():
+    schedule = on_fabric("switch_tree", Shaped(AR, (4, 3), 500))
+    # 12 members, 3 leaves, 1 root: 15 edges, each 500 B up and down
+    assert schedule.switches == 4
+    assert len(schedule) == 30
+    assert set(schedule.size.tolist()) == {500}
+
+
+def test_a_bucket_on_a_line_needs_no_link_back():
+    schedule = algorithm("bucket")(AG, 5, 100)
+    assert pairs(schedule) == neighbours((5,))
+    # link i -> i + 1 carries the i + 1 shards to its left
+    right = schedule.destination == schedule.source + 1
+    assert np.bincount(schedule.source[right], schedule.size[right]).tolist() == [100, 200, 300, 400]
+
+
+def test_a_shape_that_does_not_fit_is_refused():
+    with pytest.raises(InputError, match="a hypercube has a power of two of members, not 6"):
+        on_fabric("hypercube", Shaped(AR, (6,), 100))
+    with pytest.raises(
+        InputError, match="mesh_tree does not do all_gather; it does all_reduce, reduce, broadc"
+    ):
+        on_fabric("mesh_tree", Shaped(AG, (4, 4), 100))
+    with pytest.raises(InputError, match="'tree' is no algorithm for a shaped group; allowed: torus, "):
+        on_fabric("tree", Shaped(AG, (4, 4), 100))
