@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from rapid_des.frontend.fusion import (
+    Run,
+    activation_kinds,
+    before_residual,
+    defers_bias,
+    launch,
+    norm_kind,
+    residual_in_norm,
+)
 from rapid_des.frontend.linear import (
     Linear,
     column_forward,
@@ -45,38 +54,29 @@ def matrices(shard: Shard) -> tuple[Linear, ...]:
     return qkv(shard), attention_output(shard), feed_forward_in(shard), feed_forward_out(shard)
 
 
-def norm_kind(shard: Shard) -> str:
-    """Return the kernel of a norm: with the residual addition in it where the policy fuses them."""
-    return f"add_{shard.model.spec.norm}" if shard.fusion.residual_norm else shard.model.spec.norm
-
-
 def _norm(steps: Steps, shard: Shard, name: str) -> None:
-    kind = norm_kind(shard)
-    size = shard.activation_bytes(shard.norm_tokens * shard.hidden)
-    steps.kernel(name, shard.vector(kind, shard.norm_tokens, shard.hidden), saved=size, output=size)
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    launch(steps, shard, name, Run((norm_kind(shard),), rows, columns), saved=size, output=size)
 
 
-def add_residual(steps: Steps, shard: Shard, name: str) -> None:
+def add_residual(steps: Steps, shard: Shard, name: str, *, bias: bool) -> None:
     """Append dropout and the residual addition as the fusion policy has them."""
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
     mask = rows * columns * shard.dropout
-    fused = shard.fusion.dropout_residual and not shard.fusion.residual_norm
-    if shard.dropout and not fused:
-        steps.kernel(f"{name}.dropout", shard.vector("dropout", rows, columns), saved=mask, output=size)
-        mask = 0
-    if not shard.fusion.residual_norm:
-        kind = "dropout_add" if mask else "residual_add"
-        steps.kernel(f"{name}.residual", shard.vector(kind, rows, columns), saved=mask, output=size)
+    run = before_residual(shard, bias=bias) + (() if residual_in_norm(shard) else ("residual_add",))
+    if run:
+        name = f"{name}.residual"
+        launch(steps, shard, name, Run(run, rows, columns), saved=mask, output=size)
 
 
-def rope_kernel(steps: Steps, shard: Shard, *, backward: bool = False) -> None:
+def rope_kernels(steps: Steps, shard: Shard) -> None:
     """Append the rotation of queries and keys, where the model has it."""
     if shard.model.spec.position == "rope":
-        width = shard.query_width + shard.kv_width
-        rope = shard.vector("rope", shard.tokens, width, backward=backward)
-        output = shard.activation_bytes(shard.tokens * width)
-        steps.kernel("attention.rope", rope, output=output)
+        rows, columns = shard.tokens, shard.query_width + shard.kv_width
+        output = shard.activation_bytes(rows * columns)
+        launch(steps, shard, "attention.rope", Run(("rope",), rows, columns), output=output)
 
 
 def core_bytes(shard: Shard) -> int:
@@ -123,32 +123,26 @@ def attention_forward(steps: Steps, shard: Shard, *, caches: bool = False) -> No
     stream = shard.activation_bytes(shard.norm_tokens * shard.hidden)
     _norm(steps, shard, "attention.norm")
     column_forward(steps, shard, qkv(shard), saved=stream)
-    rope_kernel(steps, shard)
+    if qkv(shard).bias and defers_bias(shard):
+        steps.kernel(
+            "attention.qkv.bias", shard.vector("bias_add", shard.tokens, shard.qkv_width), output=width
+        )
+    rope_kernels(steps, shard)
     if caches:
         steps.kernel("attention.cache", shard.vector("kv_cache_write", shard.tokens, 2 * shard.kv_width))
     exchange_kv(steps, shard, "cp.gather")
     attention_core(steps, shard, CORE, saved=width, core=core_bytes(shard), output=inner)
     row_forward(steps, shard, attention_output(shard), saved=inner)
-    add_residual(steps, shard, "attention")
-
-
-def activation_kind(shard: Shard) -> str:
-    """Return the activation's kernel: with the bias in it where the policy fuses them."""
-    ffn = shard.model.spec.feed_forward
-    return "bias_gelu" if ffn.activation == "gelu" and ffn.bias and shard.fusion.bias else ffn.activation
+    add_residual(steps, shard, "attention", bias=shard.model.spec.attention.output_bias)
 
 
 def activation_kernels(steps: Steps, shard: Shard) -> None:
-    """Append GELU or SwiGLU."""
+    """Append GELU or SwiGLU; where it takes several kernels each keeps its input."""
+    kinds = activation_kinds(shard)
     rows, columns = shard.tokens, shard.inner
-    kept = shard.activation_bytes(rows * shard.inner_in)
     size = shard.activation_bytes(rows * columns)
-    kind = activation_kind(shard)
-    if kind == "swiglu" and not shard.fusion.gate:
-        steps.kernel("ffn.silu", shard.vector("silu", rows, columns), saved=kept, output=size)
-        steps.kernel("ffn.gate", shard.vector("multiply", rows, columns), saved=size, output=size)
-    else:
-        steps.kernel(f"ffn.{kind}", shard.vector(kind, rows, columns), saved=kept, output=size)
+    kept = shard.activation_bytes(rows * shard.inner_in) + (len(kinds) - 1) * size
+    launch(steps, shard, "ffn.activation", Run(kinds, rows, columns), saved=kept, output=size)
 
 
 def feed_forward(steps: Steps, shard: Shard) -> None:
@@ -159,7 +153,7 @@ def feed_forward(steps: Steps, shard: Shard) -> None:
     activation_kernels(steps, shard)
     inner = shard.activation_bytes(shard.tokens * shard.inner)
     row_forward(steps, shard, feed_forward_out(shard), saved=inner)
-    add_residual(steps, shard, "ffn")
+    add_residual(steps, shard, "ffn", bias=shard.model.spec.feed_forward.bias)
 
 
 def block_forward(shard: Shard) -> tuple[Step, ...]:

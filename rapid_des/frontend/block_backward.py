@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rapid_des.frontend.block import (
     CORE,
-    activation_kind,
     attention_core,
     attention_output,
     block_forward,
@@ -13,16 +12,17 @@ from rapid_des.frontend.block import (
     feed_forward_in,
     feed_forward_out,
     qkv,
-    rope_kernel,
+    rope_kernels,
 )
+from rapid_des.frontend.fusion import activation_kinds, dropout_kind
 from rapid_des.frontend.linear import column_backward, row_backward
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.steps import Step, Steps
 
 
-def _dropout_backward(steps: Steps, shard: Shard, name: str) -> None:
+def _dropout_backward(steps: Steps, shard: Shard, name: str, *, bias: bool) -> None:
     if shard.dropout:
-        kind = "dropout_add" if shard.fusion.dropout_residual else "dropout"
+        kind = dropout_kind(shard, bias=bias)
         kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
         steps.kernel(f"{name}.dropout", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns))
 
@@ -43,16 +43,13 @@ def _residual_backward(steps: Steps, shard: Shard, name: str) -> None:
 def _activation_backward(steps: Steps, shard: Shard) -> None:
     rows, columns = shard.tokens, shard.inner
     size = shard.activation_bytes(rows * shard.inner_in)
-    kind = activation_kind(shard)
-    if kind == "swiglu" and not shard.fusion.gate:
-        steps.kernel("ffn.gate", shard.vector("multiply", rows, columns, backward=True), output=size)
-        steps.kernel("ffn.silu", shard.vector("silu", rows, columns, backward=True), output=size)
-    else:
-        steps.kernel(f"ffn.{kind}", shard.vector(kind, rows, columns, backward=True), output=size)
+    for kind in reversed(activation_kinds(shard)):
+        if kind != "bias_add":
+            steps.kernel(f"ffn.{kind}", shard.vector(kind, rows, columns, backward=True), output=size)
 
 
 def _feed_forward_backward(steps: Steps, shard: Shard) -> None:
-    _dropout_backward(steps, shard, "ffn")
+    _dropout_backward(steps, shard, "ffn", bias=shard.model.spec.feed_forward.bias)
     row_backward(steps, shard, feed_forward_out(shard))
     _activation_backward(steps, shard)
     ready = column_backward(steps, shard, feed_forward_in(shard))
@@ -61,7 +58,7 @@ def _feed_forward_backward(steps: Steps, shard: Shard) -> None:
 
 
 def _attention_backward(steps: Steps, shard: Shard, *, recompute_core: bool) -> None:
-    _dropout_backward(steps, shard, "attention")
+    _dropout_backward(steps, shard, "attention", bias=shard.model.spec.attention.output_bias)
     row_backward(steps, shard, attention_output(shard))
     width = shard.activation_bytes(shard.tokens * shard.qkv_width)
     exchange_kv(steps, shard, "cp.gather")
@@ -69,7 +66,7 @@ def _attention_backward(steps: Steps, shard: Shard, *, recompute_core: bool) -> 
         attention_core(steps, shard, f"{CORE}.recompute", held=core_bytes(shard))
     attention_core(steps, shard, CORE, backward=True, output=width)
     exchange_kv(steps, shard, "cp.scatter")
-    rope_kernel(steps, shard, backward=True)
+    rope_kernels(steps, shard)
     ready = column_backward(steps, shard, qkv(shard))
     norm_backward(steps, shard, "attention.norm", ready)
     _residual_backward(steps, shard, "attention")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rapid_des.device.operators import Vector
-from rapid_des.frontend.block import norm_kind
 from rapid_des.frontend.block_backward import norm_backward
+from rapid_des.frontend.fusion import Run, launch, norm_kind
 from rapid_des.frontend.linear import (
     Linear,
     column_backward,
@@ -62,7 +62,8 @@ def head(shard: Shard, rows: int) -> Linear:
 
 def _final_norm(steps: Steps, shard: Shard, rows: int) -> None:
     size = shard.activation_bytes(rows * shard.hidden)
-    steps.kernel("head.norm", shard.vector(norm_kind(shard), rows, shard.hidden), saved=size, output=size)
+    kinds = (norm_kind(shard),)
+    launch(steps, shard, "head.norm", Run(kinds, rows, shard.hidden), saved=size, output=size)
 
 
 def loss_forward(shard: Shard) -> tuple[Step, ...]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from rapid_des.config import Spec
+from rapid_des.device.fusion import Policy
 from rapid_des.device.operators import Dtype
 from rapid_des.frontend.model import Count
 from rapid_des.units import Size
@@ -102,8 +103,8 @@ class JobSpec(Spec, frozen=True):
     precision: PrecisionSpec = PrecisionSpec()
     training: TrainingSpec | None = None
     inference: InferenceSpec | None = None
-    fusion: Literal["eager", "torch_compile", "megatron", "vllm"] = "megatron"
-    """Which small kernels are fused (see `rapid_des.frontend.fusion`)."""
+    fusion: Policy = "megatron"
+    """Which small kernels are fused (the lists of `rapid_des.device.fusion`)."""
     attention: Literal["flash", "unfused"] = "flash"
     vocabulary_multiple: Count | None = None
     """The vocabulary is padded to a multiple of this times tp; unset: not padded."""

@@ -42,10 +42,6 @@ def _forward_gemm(steps: Steps, shard: Shard, linear: Linear, saved: int) -> Non
     output = shard.activation_bytes(linear.rows * linear.columns)
     gemm = shard.gemm(linear.rows, linear.columns, linear.inner, narrow=linear.narrow)
     steps.kernel(linear.name, gemm, saved=saved, output=output)
-    if linear.bias and not shard.fusion.bias:
-        steps.kernel(
-            f"{linear.name}.bias", shard.vector("bias_add", linear.rows, linear.columns), output=output
-        )
 
 
 def column_forward(steps: Steps, shard: Shard, linear: Linear, *, saved: int) -> None:

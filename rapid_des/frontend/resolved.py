@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.fusion import FUSIONS
 from rapid_des.frontend.job import InferenceSpec, JobSpec, TrainingSpec
 from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.model import Model
@@ -109,7 +108,7 @@ class Job:
         return Shard(
             model=self.model,
             precision=self.spec.precision,
-            fusion=FUSIONS[self.spec.fusion],
+            fusion=self.spec.fusion,
             tp=self.spec.parallelism.tp,
             sequence_parallel=self.spec.parallelism.sequence_parallel,
             sequences=sequences,

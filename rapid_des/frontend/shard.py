@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rapid_des.device.fusion import Policy
 from rapid_des.device.operators import Attention, Dtype, Gemm, Vector
-from rapid_des.frontend.fusion import Fusion
 from rapid_des.frontend.job import PrecisionSpec
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.traffic import TRAFFIC, byte_count, message_size
@@ -18,7 +18,7 @@ class Shard:
 
     model: Model
     precision: PrecisionSpec
-    fusion: Fusion
+    fusion: Policy
     tp: int
     sequence_parallel: bool
     sequences: int
