@@ -1,6 +1,6 @@
 """Chakra execution traces: every wire generation and dialect, in memory and in files."""
 
-from rapid_des.chakra.check import check, check_report, check_set, repair_lines, require_sound
+from rapid_des.chakra.checking import check, check_report, check_set, repair_lines, require_sound
 from rapid_des.chakra.convert import NodeFile, convert_set, read_nodes, write_nodes
 from rapid_des.chakra.drawing import draw
 from rapid_des.chakra.findings import Finding

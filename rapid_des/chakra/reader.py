@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -72,6 +73,11 @@ class _SetReader:
         self.files = files
         self.options = options
         self.world = tuple(files.files)
+        shape = options.dimensions
+        if shape and math.prod(shape) != len(self.world):
+            raise TraceError(
+                f"--dimensions: {shape} holds {math.prod(shape)} ranks, the set has {len(self.world)}"
+            )
         self.notes: list[str] = []
         self.known, self.groups = self._stated_groups()
         self.dialect: Dialect | None = None

@@ -163,6 +163,12 @@ def test_some_dimensions_need_the_ranks_shape(tmp_path):
     assert [traces.groups[rank.groups[0]] for rank in traces.ranks] == [(0, 1), (0, 1), (2, 3), (2, 3)]
 
 
+def test_a_shape_that_does_not_hold_the_ranks_is_refused(tmp_path):
+    folder = ranks(tmp_path, *([partial([True, False])] for _ in range(4)))
+    with pytest.raises(TraceError, match="holds 6 ranks, the set has 4"):
+        read_set(folder, ReadOptions(dimensions=(2, 3)))
+
+
 def test_dimension_groups_of_an_outer_dimension_stride_over_the_inner():
     groups = dimension_groups((False, True), (2, 2), (0, 1, 2, 3))
     assert list(groups.values()) == [(0, 2), (1, 3)]
