@@ -15,13 +15,12 @@ from rapid_des.frontend.block import boundary_bytes, matrices
 from rapid_des.frontend.ends import logits_bytes
 from rapid_des.frontend.inference import passes, serving_shard, serving_steps
 from rapid_des.frontend.parts import PieceKey, Section, sections, training_steps
-from rapid_des.frontend.pipeline import Item, Order, Phase
+from rapid_des.frontend.pipeline import Item, Phase
 from rapid_des.frontend.reduction import members
 from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.stages import section_parameters, stage_parameters, stage_sections
 from rapid_des.frontend.steps import Step
 from rapid_des.frontend.traffic import byte_count
-from rapid_des.frontend.training import stage_orders
 from rapid_des.units import ceil_divide
 
 CATEGORIES = (
@@ -70,8 +69,10 @@ class SectionMemory:
 
 def memory(job: Job) -> JobMemory:
     """Return the memory of each stage's ranks."""
-    one = _training_stage if job.spec.phase == "training" else _serving_stage
-    return JobMemory(tuple(one(job, stage) for stage in range(job.stages)))
+    if job.spec.phase == "inference":
+        return JobMemory(tuple(_serving_stage(job, stage) for stage in range(job.stages)))
+    kept = section_memory(job)
+    return JobMemory(tuple(_training_stage(job, stage, kept) for stage in range(job.stages)))
 
 
 def transient(steps: Sequence[Step]) -> int:
@@ -104,11 +105,10 @@ def section_memory(job: Job) -> dict[Section, SectionMemory]:
     return found
 
 
-def _training_stage(job: Job, stage: int) -> StageMemory:
+def _training_stage(job: Job, stage: int, kept: Mapping[Section, SectionMemory]) -> StageMemory:
     parameters = stage_parameters(job, stage)
-    order = stage_orders(job)[stage]
     standing = _standing(job, parameters)
-    moving, timeline = _walk(job, stage, order, section_memory(job))
+    moving, timeline = _walk(job, stage, kept)
     total = sum(standing.values())
     steps = tuple((item, peak + total) for item, peak in timeline)
     return StageMemory(stage, parameters, _categories(standing | moving), steps)
@@ -138,7 +138,7 @@ def _standing(job: Job, parameters: int) -> dict[str, int]:
 
 
 def _walk(
-    job: Job, stage: int, order: Order, kept: Mapping[Section, SectionMemory]
+    job: Job, stage: int, kept: Mapping[Section, SectionMemory]
 ) -> tuple[dict[str, int], list[tuple[Item, int]]]:
     """Return what moves at its peak, and the peak during each item."""
     own = [
@@ -148,7 +148,7 @@ def _walk(
     activations = logits = 0
     peak: dict[str, int] = {}
     timeline = []
-    for item in order:
+    for item in job.orders[stage]:
         forward = item.phase == "forward"
         most = 0
         for section in own[item.chunk] if forward else own[item.chunk][::-1]:

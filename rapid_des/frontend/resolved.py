@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import InferenceSpec, JobSpec, TrainingSpec
 from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.model import Model
+from rapid_des.frontend.pipeline import SCHEDULES, Order
 from rapid_des.frontend.shard import Shard
 from rapid_des.units import ceil_divide
 
@@ -21,7 +23,7 @@ class Job:
     spec: JobSpec
     model: Model
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """Where each rank stands; ep splits dp·cp and is no factor of the rank count."""
         split = self.spec.parallelism
@@ -62,7 +64,7 @@ class Job:
         """Parts that the layers are cut into: stages · chunks."""
         return self.stages * self.chunks
 
-    @property
+    @cached_property
     def layers(self) -> tuple[int, ...]:
         """Layers of each part of the model, in model order."""
         rule, count, parts = self.spec.parallelism.layers, self.model.spec.layers, self.parts
@@ -90,6 +92,11 @@ class Job:
             share = self.training.micro_batch * self.spec.parallelism.dp
             return self.training.global_batch // share
         return self.inference.batch // (self.inference.micro_batch or self.inference.batch)
+
+    @cached_property
+    def orders(self) -> tuple[Order, ...]:
+        """The training schedule's list of items for each stage."""
+        return SCHEDULES[self.training.schedule](self.stages, self.micro_batches, self.chunks)
 
     @property
     def overlaps_pipeline(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.block import boundary_bytes
 from rapid_des.frontend.parts import PieceKey, part_pieces
-from rapid_des.frontend.pipeline import SCHEDULES, Item, Order, predecessor
+from rapid_des.frontend.pipeline import Item, predecessor
 from rapid_des.frontend.program import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
 from rapid_des.frontend.reduction import (
     gather_buckets,
@@ -21,11 +21,6 @@ from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, Mark, Piece, chain
 
 Pieces = Mapping[PieceKey, Piece]
-
-
-def stage_orders(job: Job) -> tuple[Order, ...]:
-    """Return the schedule's list of items for each stage."""
-    return SCHEDULES[job.training.schedule](job.stages, job.micro_batches, job.chunks)
 
 
 @dataclass
@@ -58,12 +53,11 @@ class _Stage:
 
 def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel) -> FinishedProgram:
     """Return the program that every rank of one stage runs."""
-    order = stage_orders(job)[stage]
     state = _open_stage(job, pieces, stage)
     if job.training.overlap_parameters and members(job, "gradient") > 1:
         for chunk in range(job.chunks):
             state.gathered[chunk] = gather_buckets(state.program, job, state.marks(chunk), after=())
-    for item in order:
+    for item in job.orders[stage]:
         _place_item(state, item)
     _finish_step(state, operators)
     return state.program.finish()
