@@ -1,0 +1,38 @@
+"""`rapid-des topology bench`: one collective over a range of sizes, as nccl-tests prints it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rapid_des.cli.machine_options import machine_options, open_machine
+from rapid_des.cli.options import engine_choice, engine_option, print_json
+from rapid_des.studies import collective_bench
+
+
+@click.command()
+@machine_options
+@click.option("--op", default="all_reduce", show_default=True, help="The collective.")
+@click.option("--sizes", default="1KiB:1GiB", show_default=True, help="FIRST:LAST, in bytes as nccl-tests.")
+@click.option("--factor", default=4, show_default=True, help="From one size to the next.")
+@click.option("--gpus", type=int, help="The first so many GPUs; all if absent.")
+@click.option("--algorithm", help="Instead of the machine's: ring, direct, halving_doubling, …")
+@engine_option
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it: PNG, SVG or PDF.")
+def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
+    """Time a collective over a range of sizes, beside its lower bounds."""
+    if options["algorithm"] is not None:
+        settings = (*settings, f"machine.collectives.{options['op']}={options['algorithm']}")
+    sizes = collective_bench.sizes_between(options["sizes"], options["factor"])
+    opened = open_machine(machine, settings, faults)
+    engine = engine_choice(options["engine"])
+    rows = collective_bench.bench(opened, options["op"], sizes, gpus=options["gpus"], engine=engine)
+    title = f"{options['op']} on {opened.name}, {options['gpus'] or opened.fabric.gpus} GPUs"
+    if options["as_json"]:
+        print_json({"machine": opened.name, "op": options["op"], "rows": [row.as_json() for row in rows]})
+    else:
+        click.echo(f"# {title}, {opened.switching.mode}\n{collective_bench.table(rows)}")
+    if options["plot"] is not None:
+        collective_bench.draw(rows, title, options["plot"])

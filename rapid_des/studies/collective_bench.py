@@ -1,0 +1,224 @@
+"""One collective over a range of sizes on a machine: the table of nccl-tests, beside lower bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.errors import InputError
+from rapid_des.machine import Machine
+from rapid_des.network.bisection import bisection
+from rapid_des.network.collectives.bounds import Bounds, bounds
+from rapid_des.network.collectives.task import SHARDED_INPUT
+from rapid_des.replay.execute import EngineChoice
+from rapid_des.replay.plans import Call, geometry, plan
+from rapid_des.simulation import replay
+from rapid_des.units import PS_PER_S, PS_PER_US, Size
+
+C = CollectiveType
+OPERATIONS = tuple(kind.name.lower() for kind in C)
+_TOTALS = SHARDED_INPUT
+"""Collectives whose size in nccl-tests is that of all shards together."""
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One size: bytes as nccl-tests counts them (all shards of an all-gather together), and its times."""
+
+    size: int
+    duration: int
+    """Picoseconds from the common start to the last member's end."""
+    bound: Bounds
+    algorithm: str
+    bus_factor: float
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes a second: size over time."""
+        return self.size * PS_PER_S / self.duration if self.duration else 0.0
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes a second that a ring's busiest link would carry."""
+        return self.algorithm_bandwidth * self.bus_factor
+
+    @property
+    def bound_share(self) -> float:
+        """How near to the lower bound: 1 is as fast as can be."""
+        return self.bound.time / self.duration if self.duration else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "size_bytes": self.size,
+            "time_us": self.duration / PS_PER_US,
+            "algbw_GBps": self.algorithm_bandwidth / 1e9,
+            "busbw_GBps": self.bus_bandwidth / 1e9,
+            "bound_us": self.bound.time / PS_PER_US,
+            "bound": self.bound.kind,
+            "bounds_us": {
+                "bandwidth": self.bound.bandwidth / PS_PER_US,
+                "latency": self.bound.latency / PS_PER_US,
+                "bisection": self.bound.bisection / PS_PER_US,
+            },
+            "bound_pct": 100 * self.bound_share,
+            "algorithm": self.algorithm,
+        }
+
+
+def sizes_between(text: str, factor: int = 2) -> list[int]:
+    """Return the sizes of "1KiB:1GiB": from the first on, each `factor` times the one before.
+
+    >>> sizes_between("1KiB:8KiB")
+    [1024, 2048, 4096, 8192]
+    """
+    ends = text.split(":")
+    if factor < 2 or len(ends) not in (1, 2):
+        raise InputError(
+            f"sizes {text!r}, factor {factor}: FIRST:LAST (as in 1KiB:1GiB) and 2 or more are needed"
+        )
+    try:
+        first, last = int(Size.parse(ends[0])), int(Size.parse(ends[-1]))
+    except ValueError as error:
+        raise InputError(f"--sizes: {error}") from None
+    if not 0 < first <= last:
+        raise InputError(f"--sizes: {text!r} must rise from 1 byte or more")
+    sizes = [first]
+    while sizes[-1] * factor <= last:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+def bench(
+    machine: Machine,
+    operation: str,
+    sizes: Sequence[int],
+    *,
+    gpus: int | None = None,
+    engine: str | EngineChoice,
+) -> list[BenchRow]:
+    """Return a row for every size, for the first `gpus` GPUs of the machine (all if None)."""
+    if operation not in OPERATIONS:
+        raise InputError(f"--op: {operation!r} is not one of {', '.join(OPERATIONS)}")
+    members = machine.fabric.gpus if gpus is None else gpus
+    if not 2 <= members <= machine.fabric.gpus:
+        raise InputError(f"--gpus: {members} is not one of 2 to {machine.fabric.gpus}")
+    group = tuple(range(members))
+    kind = CollectiveType[operation.upper()]
+    halving = _halving(machine, members)
+    rows = []
+    for size in sizes:
+        share = size // members if kind in _TOTALS else size
+        result = replay(_traces(kind, group, share), machine, engine=engine)
+        lower = bounds(machine.fabric, group, kind, share, halving=halving)
+        rows.append(
+            BenchRow(
+                size,
+                int(result.step_time),
+                lower,
+                _algorithm(kind, group, share, machine),
+                _factor(kind, members),
+            )
+        )
+    return rows
+
+
+def _halving(machine: Machine, members: int) -> int:
+    if members < machine.fabric.gpus or machine.lost:
+        return 0
+    return bisection(machine.fabric, machine.spec.fabric, machine.dead).bandwidth
+
+
+def _algorithm(kind: CollectiveType, group: Sequence[int], size: int, machine: Machine) -> str:
+    """Return the algorithms of the plan's first chunk, one for each step."""
+    extents, dimensions = geometry(machine.fabric, group)
+    steps = plan(Call(kind, size, extents, dimensions), machine)[0]
+    names = [step.algorithm for step in steps]
+    return names[0] if len(set(names)) == 1 else "/".join(names)
+
+
+def _factor(kind: CollectiveType, members: int) -> float:
+    """Return nccl-tests' factor from algorithm to bus bandwidth."""
+    if kind is C.ALL_REDUCE:
+        return 2 * (members - 1) / members
+    if kind in (C.BROADCAST, C.REDUCE, C.BARRIER):
+        return 1.0
+    return (members - 1) / members
+
+
+def _traces(kind: CollectiveType, group: tuple[int, ...], size: int) -> TraceSet:
+    """Return a trace in which every rank does one collective and nothing else."""
+    nodes = NodeTable(
+        ids=np.array([1], dtype=np.uint64),
+        kind=np.array([NodeKind.COLLECTIVE], dtype=np.int8),
+        name=np.zeros(1, dtype=np.int32),
+        stream=np.zeros(1, dtype=np.int32),
+        duration=np.array([UNSTATED], dtype=np.int64),
+        size=np.array([size], dtype=np.int64),
+        collective=np.array([kind], dtype=np.int8),
+        group=np.zeros(1, dtype=np.int32),
+        peer=np.array([UNSTATED], dtype=np.int32),
+        tag=np.zeros(1, dtype=np.int64),
+        priority=np.zeros(1, dtype=np.int64),
+        flops=np.zeros(1, dtype=np.int64),
+        tensor_bytes=np.zeros(1, dtype=np.int64),
+        on_cpu=np.zeros(1, dtype=np.bool_),
+        dependency_starts=np.zeros(2, dtype=np.int64),
+        dependencies=np.zeros(0, dtype=np.int32),
+        names=(kind.name.lower(),),
+        streams=("dp",),
+    )
+    ranks = tuple(RankTrace(rank, nodes, groups=("world",)) for rank in group)
+    return TraceSet(ranks, {"world": group})
+
+
+def table(rows: Sequence[BenchRow]) -> str:
+    """Return the rows as text, columns as in nccl-tests, then the bound."""
+    names = ("size", "time", "algbw", "busbw", "bound", "of bound")
+    units = ("(B)", "(us)", "(GB/s)", "(GB/s)", "(us)", "(%)")
+    lines = [
+        "".join(f"{name:>13}" for name in names) + "  limited by  algorithm",
+        "".join(f"{unit:>13}" for unit in units),
+    ]
+    for row in rows:
+        figures = (
+            row.duration / PS_PER_US,
+            row.algorithm_bandwidth / 1e9,
+            row.bus_bandwidth / 1e9,
+            row.bound.time / PS_PER_US,
+            100 * row.bound_share,
+        )
+        cells = "".join(f"{figure:>13.2f}" for figure in figures)
+        lines.append(f"{row.size:>13}{cells}  {row.bound.kind:<11} {row.algorithm}")
+    return "\n".join(lines)
+
+
+def draw(rows: Sequence[BenchRow], title: str, path: Path) -> None:
+    """Draw time and its bound, and bus bandwidth, over the size; needs matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("a plot needs matplotlib: pip install 'rapid-des[plot]'") from None
+    sizes = [row.size for row in rows]
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    times, rates = figure.subplots(1, 2)
+    times.loglog(sizes, [row.duration / PS_PER_US for row in rows], "o-", label="simulated")
+    times.loglog(sizes, [max(row.bound.time / PS_PER_US, 1e-3) for row in rows], "k--", label="lower bound")
+    times.set_ylabel("time (us)")
+    times.legend()
+    rates.semilogx(sizes, [row.bus_bandwidth / 1e9 for row in rows], "o-")
+    rates.set_ylabel("bus bandwidth (GB/s)")
+    rates.set_ylim(bottom=0)
+    for axes in (times, rates):
+        axes.set_xlabel("size (bytes)")
+        axes.grid(visible=True, alpha=0.3)
+    figure.suptitle(title)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: can not be written: {error}") from None
