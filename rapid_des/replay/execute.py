@@ -13,6 +13,7 @@ import numpy as np
 from rapid_des.errors import InputError
 from rapid_des.replay import simpy_engine
 from rapid_des.replay.deadlock import Namer, require_finished
+from rapid_des.replay.folding import fold, unfold
 from rapid_des.replay.program import NONE, Program, Records
 
 EngineName = Literal["simpy", "compiled"]
@@ -29,6 +30,8 @@ class Execution:
     records: Records
     engine: EngineName
     wall_s: float
+    folded: float = 1.0
+    """How many ranks each simulated rank stood for."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class EngineChoice:
     engine: str = "auto"
     """auto takes the one that is faster for the program's size."""
     announce: Callable[[str], None] | None = None
+    fold: bool = True
+    """Simulate ranks once whose futures are provably equal."""
 
     def of(self, program: Program) -> EngineName:
         """Return the engine for a program."""
@@ -58,13 +63,19 @@ def execute(
 
     Raises `DeadlockError` if a visit never finishes; a byte that was sent and not received is a defect.
     """
-    chosen = choice.of(program)
     began = time.perf_counter()
-    records = _run(program, chosen, trail=trail)
+    folding = fold(program) if choice.fold and not trail else None
+    chosen = choice.of(folding.program if folding else program)
+    records = _run(folding.program if folding else program, chosen, trail=trail)
+    if folding is not None and records.ties:
+        folding, chosen = None, choice.of(program)
+        records = _run(program, chosen, trail=trail)
+    elif folding is not None:
+        records = unfold(folding, program, records)
     wall_s = time.perf_counter() - began
     require_finished(program, records, name)
     assert records.sent == records.received, "bytes were lost on the way"
-    return Execution(records, chosen, wall_s)
+    return Execution(records, chosen, wall_s, folding.factor if folding else 1.0)
 
 
 def _run(program: Program, engine: str, *, trail: bool) -> Records:

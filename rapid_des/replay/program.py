@@ -219,6 +219,8 @@ class Records:
     sent: int
     """Payload bytes of all transfers that were injected, and below of those that arrived."""
     received: int
+    ties: int = 0
+    """How often a link chose among transfers that became ready at one instant (R3)."""
     trail: Trail | None = None
 
     @property

@@ -49,10 +49,12 @@ class Server(base.BaseResource):  # type: ignore[type-arg]
         self.arbiter = arbiter
         self.order = order
         self.serving = 0
+        self.asked = 0
         super().__init__(env, capacity)
 
     def request(self, key: Key) -> Request:
         """Ask to be served; `key` starts with (priority, ready time)."""
+        self.asked += 1
         return Request(self, key)
 
     def release(self, _: object = None) -> None:
@@ -63,6 +65,8 @@ class Server(base.BaseResource):  # type: ignore[type-arg]
 
     def choose(self) -> None:
         """Serve the smallest of those waiting, up to the capacity."""
+        self.arbiter.ties += self.asked > 1
+        self.asked = 0
         while self.put_queue and self.serving < self.capacity:
             self.serving += 1
             heapq.heappop(self.put_queue)[1].succeed()
@@ -78,6 +82,7 @@ class Arbiter:
         self.env = env
         self.priority = _AFTER_NORMAL_EVENTS + level
         self.touched: dict[int, Server] = {}
+        self.ties = 0
 
     def touch(self, server: Server) -> None:
         """Have `server` choose at the end of this instant."""

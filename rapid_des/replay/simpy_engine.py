@@ -47,7 +47,7 @@ class Simulation:
         self.tables = [tables[binding.program] for binding in program.bindings]
         self.templates = [TemplateTable(template) for template in program.templates]
         self.links = LinkTable(program)
-        arbiters = [Arbiter(self.env, level) for level in Level]
+        self.arbiters = arbiters = [Arbiter(self.env, level) for level in Level]
         self.link_servers = [Server(self.env, arbiters[Level.LINK], 1, link) for link in range(program.links)]
         self.servers = self._rank_servers(arbiters)
         self.pending = [list(table.need) for table in self.tables]
@@ -93,6 +93,7 @@ class Simulation:
             events=self.events,
             sent=self.sent,
             received=self.received,
+            ties=self.arbiters[Level.LINK].ties,
             trail=None if self.trail is None else _trail(self.trail),
         )
 

@@ -1,8 +1,8 @@
 """The kernel's event queue: a 4-ary heap of distinct times, each with a bucket of events in any order.
 
 Events of one instant need no order, because servers choose only once an instant's events have all happened
-(R4). A push costs O(1) when its time was pushed before (a symmetric collective), else one walk up the heap; the
-cache from times to buckets may forget, then a time has two buckets, which are popped together.
+(R4). A push costs O(1) when its time was pushed before (a symmetric collective), else a walk up the heap;
+the cache from times to buckets may forget, then a time has two buckets, which are popped together.
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ class CompiledSimulation:
             hops=int(board.totals[kernel.HOPS]),
             sent=int(board.totals[kernel.SENT]),
             received=int(board.totals[kernel.RECEIVED]),
+            ties=int(board.totals[kernel.TIES]),
             events=int(self._pools.calendar.counts[PUSHED]),
             trail=self._trail() if board.flags[1] else None,
         )

@@ -44,7 +44,7 @@ node; a link is free."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
-SENT, RECEIVED = 7, 8
+SENT, RECEIVED, TIES = 7, 8, 9
 WANTED = 2
 """In `Board.totals`: how much more room is needed."""
 PHASE, DEPTH, LINKS, SERVER, ASKING, NOW = 0, 1, 2, 3, 4, 5
@@ -107,6 +107,7 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 if first == _FREED:
                     first = NONE
                 if first != NONE and transfers.next[first] >= 0:
+                    totals[TIES] += 1
                     first = sort_asked(transfers, first)
                 if not fifo:
                     insert_waiting(visits, ranks, transfers, board, link, first)

@@ -117,7 +117,7 @@ class Board(NamedTuple):
     link_busy: Array
     link_wait: Array
     totals: Array
-    """[hops, status, five details of a disagreement, bytes sent, bytes received]."""
+    """[hops, status, five details of a disagreement, bytes sent, bytes received, ties]."""
     state: Array
     """Where the loop stands."""
     flags: Array
@@ -172,7 +172,7 @@ def new_board(flat: Flat, links: int, labels: int, *, trail: bool) -> Board:
         link_bytes=np.zeros((links, labels), np.int64),
         link_busy=np.zeros((links, labels), np.int64),
         link_wait=np.zeros((links, labels), np.int64),
-        totals=np.zeros(9, np.int64),
+        totals=np.zeros(10, np.int64),
         state=np.zeros(6, np.int64),
         flags=np.array([(visits.link_priority == visits.link_priority[:1]).all(), trail], np.bool_),
     )

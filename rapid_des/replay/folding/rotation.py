@@ -1,0 +1,164 @@
+"""Rotations of a program: a cyclic shift of ranks under which everything an engine reads stays the same.
+
+If shifting the ranks (along one axis of a mixed radix) maps programs, groups, transfers and the routes' links
+onto each other with equal services, then any future of the program, shifted, is a future of the program. A
+program has one future as long as no link chooses among equals by rank (R3), so ranks of one orbit live alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.replay.program import Group, Program
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Rank position a + stride·(b + extent·c) goes to b + 1, modulo extent."""
+
+    stride: int
+    extent: int
+
+    def image(self, positions: Ints) -> Ints:
+        """Return where positions go."""
+        digit = positions // self.stride % self.extent
+        return positions + self.stride * np.where(digit == self.extent - 1, 1 - self.extent, 1)
+
+    def representative(self, positions: Ints) -> Ints:
+        """Return the member of each position's orbit with digit 0."""
+        return positions - self.stride * (positions // self.stride % self.extent)
+
+
+def shifts(program: Program) -> Iterator[Shift]:
+    """Yield the shifts that keep every rank's program, largest orbits first."""
+    count = len(program.bindings)
+    runs = np.array([binding.program for binding in program.bindings], np.int64)
+    positions = np.arange(count)
+    sizes = [size for size in range(count, 1, -1) if count % size == 0]
+    for extent in sizes:
+        for stride in sorted({size for size in [1, *sizes] if count % (size * extent) == 0}):
+            shift = Shift(stride, extent)
+            if (runs[shift.image(positions)] == runs).all():
+                yield shift
+
+
+@dataclass(frozen=True)
+class GroupMap:
+    """Where a shift takes groups: `image[g]`, and for groups that it maps to themselves how members go."""
+
+    image: Ints
+    turned: dict[int, Ints]
+
+
+def group_map(program: Program, shift: Shift) -> GroupMap | None:
+    """Return the groups' images; None if some group's image is none of the program's."""
+    known = {group.bindings.tobytes(): {} for group in program.groups}  # by members, then by slot use
+    used = _slot_uses(program)
+    if used is None:
+        return None
+    for index, group in enumerate(program.groups):
+        known[group.bindings.tobytes()].setdefault(used[index], index)
+    image = np.empty(len(program.groups), np.int64)
+    turned: dict[int, Ints] = {}
+    for index, group in enumerate(program.groups):
+        moved = shift.image(group.bindings.astype(np.int64)).astype(np.int32)
+        other = known.get(moved.tobytes(), {}).get(used[index])
+        if other is None and set(moved.tolist()) == set(group.bindings.tolist()):
+            turned[index] = _turn(group, moved)
+            other = index
+        if other is None or program.groups[other].routes.keys() != group.routes.keys():
+            return None
+        image[index] = other
+    return GroupMap(image, turned)
+
+
+def _turn(group: Group, moved: NDArray[np.int32]) -> Ints:
+    place = {position: member for member, position in enumerate(group.bindings.tolist())}
+    return np.array([place[position] for position in moved.tolist()], np.int64)
+
+
+def _slot_uses(program: Program) -> list[tuple[int, ...]] | None:
+    """Return by which slot each member of a group calls it: groups alike in members differ in their slots."""
+    uses: list[list[int]] = [[-1] * len(group.bindings) for group in program.groups]
+    for binding in program.bindings:
+        for slot, (group, member) in enumerate(
+            zip(binding.groups.tolist(), binding.members.tolist(), strict=True)
+        ):
+            if group >= 0:
+                if uses[group][member] >= 0:
+                    return None
+                uses[group][member] = slot
+    return [tuple(use) for use in uses]
+
+
+def keeps_slots(program: Program, shift: Shift, groups: GroupMap) -> bool:
+    """Tell whether each rank's slots go to the same slots of its image, member by member."""
+    for position, binding in enumerate(program.bindings):
+        other = program.bindings[int(shift.image(np.array([position]))[0])]
+        here = binding.groups >= 0
+        if not np.array_equal(here, other.groups >= 0):
+            return False
+        if not np.array_equal(groups.image[binding.groups[here]], other.groups[here]):
+            return False
+        for slot in np.flatnonzero(here).tolist():
+            turn = groups.turned.get(int(binding.groups[slot]))
+            member = int(binding.members[slot])
+            if (member if turn is None else int(turn[member])) != int(other.members[slot]):
+                return False
+    return True
+
+
+def link_orbits(
+    program: Program, shift: Shift, groups: GroupMap, turns: dict[tuple[int, int], Ints]
+) -> Ints | None:
+    """Return the lowest link of each link's orbit; None if the shift does not carry routes onto routes.
+
+    `turns` gives for (group, template) of turned groups where each pair goes. Every orbit must have as many
+    links as the shift has positions, so that a link stands for exactly one rank of an orbit.
+    """
+    source, target = _route_images(program, groups, turns)
+    starts = program.route_starts
+    lengths = starts[source + 1] - starts[source]
+    if not np.array_equal(lengths, starts[target + 1] - starts[target]):
+        return None
+    inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    first, second = np.repeat(starts[source], lengths) + inside, np.repeat(starts[target], lengths) + inside
+    if not np.array_equal(program.route_class[first], program.route_class[second]):
+        return None
+    move = np.full(program.links, -1, np.int64)
+    move[program.route_links[first]] = program.route_links[second]
+    if not np.array_equal(move[program.route_links[first]], program.route_links[second]):
+        return None
+    return _orbits(move, shift.extent)
+
+
+def _route_images(
+    program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]
+) -> tuple[Ints, Ints]:
+    source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for index, group in enumerate(program.groups):
+        for template, routes in group.routes.items():
+            turn = turns.get((index, template))
+            other = program.groups[int(groups.image[index])].routes[template]
+            source.append(routes.astype(np.int64))
+            target.append((other if turn is None else routes[turn]).astype(np.int64))
+    return np.concatenate(source), np.concatenate(target)
+
+
+def _orbits(move: Ints, extent: int) -> Ints | None:
+    used = np.flatnonzero(move >= 0)
+    if len(np.unique(move[used])) != len(used) or not (move[move[used]] >= 0).all():
+        return None
+    lowest, current = np.arange(len(move)), used.copy()
+    for _ in range(extent - 1):
+        current = move[current]
+        lowest[used] = np.minimum(lowest[used], current)
+        if (current == used).any():
+            return None
+    return lowest if np.array_equal(move[current], used) else None
