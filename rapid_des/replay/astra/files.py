@@ -20,8 +20,8 @@ from rapid_des.config import Spec, decode
 from rapid_des.config.documents import Document, load_document, read_text
 from rapid_des.errors import ConfigError
 
-Positive: TypeAlias = Annotated[float, Meta(gt=0)]
-NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+Positive: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+NonNegative: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
 Switch: TypeAlias = bool | Literal[0, 1]
 Dialect: TypeAlias = Literal["stock", "extended"]
@@ -58,9 +58,9 @@ class SystemFile(Spec, frozen=True, kw_only=True, rename="kebab"):
     reduce_scatter_implementation: tuple[str, ...] | None = None
     all_to_all_implementation: tuple[str, ...] | None = None
     collective_optimization: Literal["baseline", "localBWAware"] | None = None
-    endpoint_delay: Annotated[int, Meta(ge=0)] = 10
+    endpoint_delay: Annotated[int, Meta(ge=0, le=10**12)] = 10
     """Nanoseconds; that simulator's own default."""
-    active_chunks_per_dimension: Count = 1
+    active_chunks_per_dimension: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
     preferred_dataset_splits: Count | None = None
     local_mem_bw: NonNegative = 0
     """10**9 bytes/s; 0 or absent means that reductions take no time."""

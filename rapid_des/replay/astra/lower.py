@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -34,8 +35,8 @@ class Lowered:
 
 def lower(traces: TraceSet, setup: Setup) -> Lowered:
     """Return the program; errors name the file, or the rank and node, that is wrong."""
+    _check_ranks(traces, prod(setup.network.npus_count), str(setup.files.network))
     network = network_of(setup.network, setup.files.network)
-    _check_ranks(traces, network)
     membership = _membership(traces, setup, network)
     library = Library(setup)
     table = GroupTable(network, membership, setup.memory)
@@ -58,13 +59,12 @@ def lower(traces: TraceSet, setup: Setup) -> Lowered:
     return Lowered(program, network)
 
 
-def _check_ranks(traces: TraceSet, network: Network) -> None:
+def _check_ranks(traces: TraceSet, npus: int, file: str) -> None:
     ranks = [trace.rank for trace in traces.ranks]
-    if ranks != list(range(network.gpus)):
-        missing = sorted(set(range(network.gpus)) - set(ranks))
-        extra = sorted(set(ranks) - set(range(network.gpus)))
-        what = f"no trace for rank {missing[0]}" if missing else f"a trace for rank {extra[0]}"
-        raise TraceError(f"{network.fabric.name}: {network.gpus} NPUs, but {what}; allowed: one for each")
+    wrong = next((place for place, rank in enumerate(ranks) if rank != place), len(ranks))
+    if wrong != npus or len(ranks) != npus:
+        what = f"a trace for rank {ranks[npus]}" if wrong >= npus else f"no trace for rank {wrong}"
+        raise TraceError(f"{file}: {npus} NPUs, but {what}; allowed: one trace for each")
 
 
 def _membership(traces: TraceSet, setup: Setup, network: Network) -> Membership:
