@@ -87,17 +87,18 @@ class Piece:
         return len(self.rows)
 
 
+def _row(node: Node, name: int) -> tuple[int, ...]:
+    return (
+        node.kind, name, STREAMS.index(node.stream), node.duration, node.size, node.collective,
+        node.group, node.peer, node.tag, node.flops, node.bytes,
+    )  # fmt: skip
+
+
 def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = ()) -> Piece:
     """Return nodes as a piece whose result is the last one."""
     names = tuple(dict.fromkeys(node.name for node in nodes))
     index = {name: position for position, name in enumerate(names)}
-    rows = [
-        (
-            node.kind, index[node.name], STREAMS.index(node.stream), node.duration, node.size,
-            node.collective, node.group, node.peer, node.tag, node.flops, node.bytes,
-        )
-        for node in nodes
-    ]  # fmt: skip
+    rows = [_row(node, index[node.name]) for node in nodes]
     counts = [len(node.after) for node in nodes]
     after = [target for node in nodes for target in node.after]
     return Piece(
@@ -136,6 +137,17 @@ def chain(pieces: Sequence[Piece]) -> Piece:
     return writer.piece(output, tuple(marks))
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A piece as one writer places it: names numbered, ports found."""
+
+    piece: Piece
+    """Kept alive, so that its identity stays its own."""
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    ports: tuple[tuple[int, NDArray[np.int64]], ...]
+
+
 @dataclass
 class Writer:
     """Collects placed pieces; the only mutable thing in making a table."""
@@ -145,6 +157,7 @@ class Writer:
     _counts: list[NDArray[np.int64]] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     _name_rows: dict[tuple[str, ...], NDArray[np.int64]] = field(default_factory=dict)
+    _prepared: dict[int, _Prepared] = field(default_factory=dict)
     _length: int = 0
 
     def __len__(self) -> int:
@@ -162,24 +175,31 @@ class Writer:
         that are not given are dropped.
         """
         offset = self._length
-        rows = piece.rows.copy()
-        rows[:, Column.NAME] = self._name_ids(piece.names)[rows[:, Column.NAME]]
+        prepared = self._prepared.get(id(piece)) or self._prepare(piece)
         dependencies = piece.dependencies + offset
-        for port in PORTS:
-            dependencies[piece.dependencies == port] = ports.get(port, _DROPPED)
-        self._rows.append(rows)
+        for port, positions in prepared.ports:
+            dependencies[positions] = ports.get(port, _DROPPED)
+        self._rows.append(prepared.rows)
         self._dependencies.append(dependencies)
-        self._counts.append(np.diff(piece.starts))
+        self._counts.append(prepared.counts)
         self._length += len(piece)
         return offset + piece.output
 
+    def _prepare(self, piece: Piece) -> _Prepared:
+        rows = piece.rows.copy()
+        rows[:, Column.NAME] = self._name_ids(piece.names)[rows[:, Column.NAME]]
+        found = ((port, np.flatnonzero(piece.dependencies == port)) for port in PORTS)
+        ports = tuple((port, positions) for port, positions in found if len(positions))
+        prepared = _Prepared(piece, rows, np.diff(piece.starts), ports)
+        self._prepared[id(piece)] = prepared
+        return prepared
+
     def append(self, node: Node, after: Sequence[int]) -> int:
         """Append one node that waits for given positions; return its own."""
-        row = make_piece([node])
-        self._rows.append(row.rows)
-        row.rows[0, Column.NAME] = self._name_ids(row.names)[0]
-        waits = np.array(list(dict.fromkeys(after)), np.int64)
-        self._dependencies.append(waits)
+        waits = list(dict.fromkeys(after))
+        name = self._names.setdefault(node.name, len(self._names))
+        self._rows.append(np.array([_row(node, name)], np.int64))
+        self._dependencies.append(np.array(waits, np.int64))
         self._counts.append(np.array([len(waits)]))
         self._length += 1
         return self._length - 1

@@ -33,12 +33,14 @@ class _Stage:
     """By phase and chunk, in running order."""
     norms: Piece | None
     chained: Mapping[tuple[str, int], Piece]
+    boundary: int
+    """Bytes of a message between stages."""
     program: ProgramWriter = field(default_factory=ProgramWriter)
     results: dict[Item, int] = field(default_factory=dict)
     gate: dict[int, int] = field(default_factory=dict)
     """The port of the last message, where the stage waits for each to leave."""
-    final: dict[int, tuple[Mark, ...]] = field(default_factory=dict)
-    """By chunk: the marks of its last backward, at absolute positions."""
+    final: dict[int, int] = field(default_factory=dict)
+    """By chunk: where its last backward starts."""
     gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def marks(self, chunk: int) -> tuple[Mark, ...]:
@@ -70,7 +72,8 @@ def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
         for chunk in range(job.chunks)
     }
     norms = pieces.get(PieceKey("norms", "backward", stage))
-    return _Stage(job, stage, own, norms, {key: chain(value) for key, value in own.items()})
+    chained = {key: chain(value) for key, value in own.items()}
+    return _Stage(job, stage, own, norms, chained, boundary_bytes(job.training_shard))
 
 
 def _message(state: _Stage, stage: int, item: Item) -> tuple[str, int, int]:
@@ -78,7 +81,7 @@ def _message(state: _Stage, stage: int, item: Item) -> tuple[str, int, int]:
     part = item.chunk * state.job.stages + stage
     tag = (item.micro_batch * state.job.parts + part) * 2 + (item.phase == "backward")
     name = "activation" if item.phase == "forward" else "gradient"
-    return name, boundary_bytes(state.job.training_shard), tag
+    return name, state.boundary, tag
 
 
 def _input(state: _Stage, item: Item) -> int | None:
@@ -120,9 +123,7 @@ def _place_item(state: _Stage, item: Item) -> None:
     else:
         state.results[item] = state.program.writer.place(state.chained[item.phase, item.chunk], ports)
     if item.phase == "backward":
-        state.final[item.chunk] = tuple(
-            Mark(mark.position + start, mark.parameters) for mark in state.marks(item.chunk)
-        )
+        state.final[item.chunk] = start
     state.program.segment(item.phase, start, micro_batch=item.micro_batch, chunk=item.chunk)
     _send_result(state, item)
 
@@ -148,9 +149,11 @@ def _finish_step(state: _Stage, operators: OperatorModel) -> None:
     start = len(program)
     end = max(state.results.values())
     reduced: list[int] = []
-    for chunk in sorted(state.final, key=lambda chunk: state.final[chunk][-1].position):
+    for chunk in sorted(state.final, key=lambda chunk: state.final[chunk]):
         after = None if job.training.overlap_gradients else end
-        reduced += reduce_buckets(program, job, state.final[chunk], after=after)
+        first = state.final[chunk]
+        marks = [Mark(mark.position + first, mark.parameters) for mark in state.marks(chunk)]
+        reduced += reduce_buckets(program, job, marks, after=after)
     done = small_reductions(program, job, state.index, norms=state.norms, after=(end, *reduced))
     last = optimizer_step(program, job, operators, parameters=state.parameters, after=done)
     if job.training.zero_stage and not job.training.overlap_parameters and members(job, "gradient") > 1:
