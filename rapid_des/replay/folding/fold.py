@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rapid_des.replay.folding.quotient import Turn, quotient, turned
 from rapid_des.replay.folding.rotation import GroupMap, Shift, group_map, keeps_slots, link_orbits, shifts
-from rapid_des.replay.program import NONE, Group, Program, RankBinding, Records, Template
+from rapid_des.replay.program import NONE, Group, Program, RankBinding, RankProgram, Records, Template
 
 Ints = NDArray[np.int64]
 
@@ -149,7 +149,7 @@ class _Quotient:
             self.templates.append(cut)
         return self.replaced[key], chosen, orbit
 
-    def _programs(self) -> tuple[object, ...] | None:
+    def _programs(self) -> tuple[RankProgram, ...] | None:
         """Return the rank programs with turned templates replaced; None if a program would need two forms."""
         result = []
         for number, table in enumerate(self.program.programs):

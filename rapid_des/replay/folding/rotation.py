@@ -28,7 +28,8 @@ class Shift:
     def image(self, positions: Ints) -> Ints:
         """Return where positions go."""
         digit = positions // self.stride % self.extent
-        return positions + self.stride * np.where(digit == self.extent - 1, 1 - self.extent, 1)
+        moved: Ints = positions + self.stride * np.where(digit == self.extent - 1, 1 - self.extent, 1)
+        return moved
 
     def representative(self, positions: Ints) -> Ints:
         """Return the member of each position's orbit with digit 0."""
@@ -58,12 +59,12 @@ class GroupMap:
 
 def group_map(program: Program, shift: Shift) -> GroupMap | None:
     """Return the groups' images; None if some group's image is none of the program's."""
-    known = {group.bindings.tobytes(): {} for group in program.groups}  # by members, then by slot use
+    known: dict[bytes, dict[tuple[int, ...], int]] = {}  # by members, then by the slots that call
     used = _slot_uses(program)
     if used is None:
         return None
     for index, group in enumerate(program.groups):
-        known[group.bindings.tobytes()].setdefault(used[index], index)
+        known.setdefault(group.bindings.tobytes(), {}).setdefault(used[index], index)
     image = np.empty(len(program.groups), np.int64)
     turned: dict[int, Ints] = {}
     for index, group in enumerate(program.groups):
