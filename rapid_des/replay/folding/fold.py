@@ -130,6 +130,10 @@ class _Quotient:
         group = self.program.groups[index]
         if index not in self.groups.turned:
             return replace(group, bindings=self.stands_for[group.bindings].astype(np.int32))
+        if not group.routes:  # only counts instances: any order of the ranks that are left will do
+            left = np.unique(self.stands_for[group.bindings])
+            self.members[index] = np.searchsorted(left, self.stands_for[group.bindings])
+            return replace(group, bindings=left.astype(np.int32))
         routes, chosen = {}, np.zeros(0, np.int64)
         for template, of_pairs in group.routes.items():
             number, chosen, orbit = self._orbit(index, template)
