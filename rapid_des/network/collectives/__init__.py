@@ -1,7 +1,13 @@
 """Collective algorithms: pure functions from a group size and bytes to transfers."""
 
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, Phase, flatten, plan
-from rapid_des.network.collectives.on_fabric import ON_FABRIC, Shaped, on_fabric
+from rapid_des.network.collectives.on_fabric import (
+    ON_FABRIC,
+    Shaped,
+    build_schedule,
+    collectives_of,
+    on_fabric,
+)
 from rapid_des.network.collectives.proof import prove
 from rapid_des.network.collectives.registry import ALGORITHMS, Algorithm, algorithm, algorithms_for
 from rapid_des.network.collectives.schedule import Pieces, Schedule
@@ -20,6 +26,8 @@ __all__ = [
     "Task",
     "algorithm",
     "algorithms_for",
+    "build_schedule",
+    "collectives_of",
     "flatten",
     "on_fabric",
     "plan",

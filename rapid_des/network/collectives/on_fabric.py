@@ -17,6 +17,7 @@ from rapid_des.errors import InputError
 from rapid_des.network.collectives.grids import grid_tree
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, flatten
 from rapid_des.network.collectives.in_switch import nvls, switch_tree
+from rapid_des.network.collectives.registry import ALGORITHMS
 from rapid_des.network.collectives.relocation import together
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.collectives.task import Task, chunk, task
@@ -110,3 +111,25 @@ def on_fabric(name: str, shaped: Shaped) -> Schedule:
         allowed = ", ".join(kind.name.lower() for kind in C if kind in does)
         raise InputError(f"{name} does not do {shaped.collective.name.lower()}; it does {allowed}")
     return build(shaped)
+
+
+def collectives_of(name: str) -> frozenset[CollectiveType]:
+    """Return what an algorithm of either registry does; `InputError` names all of them if there is none."""
+    if name in ON_FABRIC:
+        return ON_FABRIC[name][1]
+    if name in ALGORITHMS:
+        return frozenset(ALGORITHMS[name].does)
+    known = ", ".join((*ALGORITHMS, *ON_FABRIC))
+    raise InputError(f"{name!r} is not a collective algorithm; allowed: {known}")
+
+
+def build_schedule(name: str, shaped: Shaped) -> Schedule:
+    """Return the transfers of a shaped group by an algorithm of either registry.
+
+    >>> len(build_schedule("ring", Shaped(CollectiveType.ALL_GATHER, (2, 2), 100)))
+    12
+    """
+    if name not in ALGORITHMS and collectives_of(name):
+        return on_fabric(name, shaped)
+    members = prod(shaped.extents)
+    return ALGORITHMS[name](shaped.collective, members, shaped.size, root=shaped.root, chunks=shaped.chunks)

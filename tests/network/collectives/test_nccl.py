@@ -1,0 +1,112 @@
+"""NCCL in closed form: what its formula says where it can be worked out by hand, and what it refuses."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import ConfigError, InputError
+from rapid_des.network.collectives.nccl import nccl_time, peer_channels, send_time
+from rapid_des.network.collectives.nccl_fabric import fabric_names, load_fabric
+
+AR, AG, RS, A2A = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+)
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def micros(estimate):
+    return estimate.duration / 1e6
+
+
+@pytest.mark.parametrize("name", fabric_names())
+def test_every_fabric_is_physical_and_times_rise_with_the_size(name):
+    fabric = load_fabric(name)
+    for kind in (AR, AG, RS, A2A):
+        times = [nccl_time(fabric, kind, 4, 2**power).duration for power in range(8, 24)]
+        # a protocol's last size may take longer than the next protocol's first by NCCL's own tuning
+        assert all(after > 0.75 * before for before, after in pairwise(times))
+        assert times[-1] > times[0]
+    assert 0 < fabric.node.simple.exposed <= 1.2
+    if fabric.network is not None:
+        assert 0 < fabric.network.ll128_share <= 120 / 128
+
+
+def test_a_tiny_all_reduce_is_a_start_and_ring_steps():
+    node = load_fabric("a100_nvswitch").node
+    estimate = nccl_time(load_fabric("a100_nvswitch"), AR, 8, 8)
+    # 2·7 LL hops; the byte a rank sends in each takes nothing
+    assert estimate.protocol == "ll"
+    assert micros(estimate) == pytest.approx((node.base + 14 * node.ll.hop) / 1e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "total", "protocol"),
+    [
+        # NCCL's table for A100: LL until its slope has cost the other's later start,
+        # all-gather n = 2: 4.6 us at (1/87.7 - 1/240) us/kB of half the buffer: 1.27 MB
+        (AG, 2, MIB, "ll"),
+        (AG, 2, 2 * MIB, "simple"),
+        # n = 8: LL to LL128 at 2.7 MB, LL128 to Simple at 15.5 MB
+        (AG, 8, 2 * MIB, "ll"),
+        (AG, 8, 8 * MIB, "ll128"),
+        (AG, 8, 16 * MIB, "simple"),
+    ],
+)
+def test_the_protocol_changes_where_nccl_changes_it(collective, ranks, total, protocol):
+    assert nccl_time(load_fabric("a100_nvswitch"), collective, ranks, total // ranks).protocol == protocol
+
+
+def test_eight_hopper_gpus_reduce_in_the_switch_and_four_in_a_ring():
+    fabric = load_fabric("h100_nvswitch")
+    assert nccl_time(fabric, AR, 8, 64 * MIB).algorithm == "nvls"
+    assert nccl_time(fabric, AR, 4, 64 * MIB).algorithm == "ring"
+
+
+def test_a_large_ring_across_nodes_runs_at_the_rate_of_the_nics():
+    fabric = load_fabric("h100_ndr")
+    for per_node in (1, 2, 4):
+        ranks = 10 * per_node
+        time = micros(nccl_time(fabric, AR, ranks, 8 * GIB, per_node=per_node)) * 1e-6
+        bus = 8 * GIB * 2 * (ranks - 1) / ranks / time
+        # measured with one NDR-400 NIC a GPU: 48.9 GB/s and twice and four times that
+        assert bus == pytest.approx(per_node * 48.9e9, rel=0.015)
+
+
+def test_more_nodes_never_make_a_collective_faster():
+    fabric = load_fabric("h100_efa")
+    for kind, share in ((AR, 256 * MIB), (A2A, 256 * MIB)):
+        times = [
+            nccl_time(fabric, kind, 8 * nodes, share, per_node=8).duration for nodes in (2, 4, 8, 16, 32)
+        ]
+        assert times == sorted(times)
+
+
+def test_a_send_gets_fewer_channels_among_more_ranks():
+    assert [peer_channels(ranks) for ranks in (2, 8, 10, 32, 80)] == [4, 4, 2, 2, 1]
+    fabric = load_fabric("h100_ndr")
+    assert send_time(fabric, 10, GIB, per_node=1).duration > send_time(fabric, 8, GIB, per_node=1).duration
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a100_nvswitch", AR, 16, MIB, 8), "has no network between nodes: 16 ranks are 2 nodes"),
+        (("a100_nvswitch", AR, 9, MIB, 8), "9 ranks can not be laid out with 8 on each node"),
+        (("a100_nvswitch", CollectiveType.GATHER, 8, MIB, 8), "no gather; it has all_reduce, all_gather"),
+    ],
+)
+def test_what_it_can_not_say_is_refused(arguments, message):
+    name, kind, ranks, size, per_node = arguments
+    with pytest.raises(InputError, match=message):
+        nccl_time(load_fabric(name), kind, ranks, size, per_node=per_node)
+
+
+def test_an_unknown_fabric_lists_the_presets():
+    with pytest.raises(ConfigError, match="no fabric file 'h1000'; presets: a100_nvswitch, "):
+        load_fabric("h1000")

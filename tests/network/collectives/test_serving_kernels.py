@@ -1,0 +1,75 @@
+"""Serving engines' all-reduce and expert exchange: limits that can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import ConfigError, InputError
+from rapid_des.network.collectives.nccl import nccl_time
+from rapid_des.network.collectives.nccl_fabric import load_fabric
+from rapid_des.network.collectives.serving_kernels import (
+    ExpertExchange,
+    all_reduce_time,
+    load_kernels,
+    low_latency_time,
+    normal_time,
+)
+
+TOKENS = ExpertExchange(tokens=4096, hidden=7168, topk=8, experts=256, nodes=1, per_node=8, element_bytes=1)
+
+
+def test_small_all_reduces_are_one_shot_and_large_ones_are_ncclss():
+    kernels = load_kernels("a100")
+    kernel = kernels.all_reduce["vllm"]
+    # one-shot of 64 KiB among 8: 7 buffers over one GPU's links
+    wire = 7 * 65536 / kernel.link * 1e12
+    assert all_reduce_time(kernels, "vllm", 8, 65536) == pytest.approx(kernel.base + 7 * kernel.rank + wire)
+    large = kernel.largest + 1
+    nccl = nccl_time(load_fabric("a100_nvswitch"), CollectiveType.ALL_REDUCE, 8, large)
+    assert all_reduce_time(kernels, "vllm", 8, large) == nccl.duration
+
+
+def test_two_shot_takes_over_where_it_moves_less():
+    kernels = load_kernels("a100")
+    kernel = kernels.all_reduce["vllm"]
+    # 2 MiB among 8: 2·7/8 of it and one more synchronisation, against 7 of it
+    wire = 2 * 7 / 8 * 2**21 / kernel.link * 1e12
+    expected = kernel.base + 7 * kernel.rank + kernel.second + wire
+    assert all_reduce_time(kernels, "vllm", 8, 2**21) == pytest.approx(expected)
+
+
+def test_an_fp8_token_carries_scales_and_a_header():
+    # 7168 B, 56 scales of 4 B, 16 B of header
+    assert TOKENS.copy_bytes == 7168 + 224 + 16
+    assert replace(TOKENS, element_bytes=2).copy_bytes == 14336 + 16
+
+
+def test_expected_places_of_a_token():
+    # 8 experts over 8 ranks fall on 8·(1 - (7/8)**8) = 5.25 of them
+    assert TOKENS.distinct(8) == pytest.approx(5.2508, abs=1e-3)
+    assert TOKENS.distinct(1) == 1
+
+
+def test_low_latency_across_nodes_is_bound_by_the_nic():
+    kernel = load_kernels("h100").low_latency["dispatch"]
+    two = replace(TOKENS, nodes=2)
+    # half of all copies leave the node
+    wire = 4096 * 8 * TOKENS.copy_bytes / 2 / kernel.nic * 1e12
+    start = kernel.base + 256 * kernel.expert + kernel.node
+    assert low_latency_time(kernel, two) == pytest.approx(start + wire, rel=1e-6)
+
+
+def test_more_multiprocessors_move_more():
+    kernel = load_kernels("h100").normal["dispatch"]
+    slow, fast = (normal_time(kernel, TOKENS, multiprocessors=count) for count in (10, 20))
+    assert slow - kernel.base == pytest.approx(2 * (fast - kernel.base), rel=1e-6)
+
+
+def test_unknown_names_list_the_known():
+    with pytest.raises(InputError, match="no all-reduce kernel of 'mpi'; allowed: vllm, sglang, trtllm"):
+        all_reduce_time(load_kernels("a100"), "mpi", 8, 100)
+    with pytest.raises(ConfigError, match="no file of serving kernels 'k80'; presets: a100, h100"):
+        load_kernels("k80")
