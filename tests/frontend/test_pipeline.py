@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid_des.frontend.pipeline import SCHEDULES, Item, execution_order, in_flight, predecessor
@@ -22,6 +22,7 @@ def orders(name, shape):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@settings(deadline=None)
 @given(shape=shapes())
 def test_every_micro_batch_passes_every_part_once_each_way(name, shape):
     lists, chunks = orders(name, shape)
@@ -35,6 +36,7 @@ def test_every_micro_batch_passes_every_part_once_each_way(name, shape):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@settings(deadline=None)
 @given(shape=shapes())
 def test_no_item_runs_before_what_it_consumes(name, shape):
     lists, chunks = orders(name, shape)
@@ -48,6 +50,7 @@ def test_no_item_runs_before_what_it_consumes(name, shape):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@settings(deadline=None)
 @given(shape=shapes())
 def test_messages_in_schedule_order_never_block_in_order_streams(name, shape):
     """Sends leave in the order of their items and wait for the receive; receives in the order of theirs."""
@@ -82,6 +85,7 @@ def test_messages_in_schedule_order_never_block_in_order_streams(name, shape):
     assert all(index == len(order) for index, order in zip(position, lists, strict=True))
 
 
+@settings(deadline=None)
 @given(shape=shapes())
 def test_in_flight_micro_batches_stay_within_each_schedules_bound(shape):
     stages, micro_batches, chunks = shape
