@@ -195,7 +195,9 @@ def _exchange(fabric: NcclFabric, size: int, ranks: int, per_node: int) -> float
         spread = fabric.node.spread / PS_PER_US * min(1.0, block / _ALL_CHANNELS)
         return (direct.base + (ranks - 1) * direct.peer) / PS_PER_US + spread + link + copy
     network = fabric.network
-    rate = min(network.exchange_nic, _peer_rate(network, ranks) * (ranks - per_node)) / _MICRO
+    crowding = 1 + network.exchange_crowding * (1 - 2 * per_node / ranks)
+    nic = network.exchange_nic / crowding
+    rate = min(nic, _peer_rate(network, ranks) * (ranks - per_node)) / _MICRO
     wire = (ranks - per_node) * block / rate * _slowdown(network.exchange_ramp, block)
     start = (network.exchange_base + (ranks - per_node) * network.exchange_peer) / PS_PER_US
-    return start + max(wire, link)
+    return start + max(wire, link) + block / (network.exchange_copy_rate / _MICRO)

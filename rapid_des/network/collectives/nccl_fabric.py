@@ -134,6 +134,10 @@ class Network(Spec, frozen=True, kw_only=True):
     ramp: Ramp
     exchange_nic: Bandwidth
     """Payload of a NIC in an all-to-all."""
+    exchange_crowding: float
+    """Less of it with more than two nodes: divided by 1 + this · (1 - 2/nodes)."""
+    exchange_copy_rate: Bandwidth
+    """A rank's own block, before or after what it exchanges."""
     exchange_base: Duration
     exchange_peer: Duration
     exchange_ramp: Ramp
