@@ -6,7 +6,7 @@ not outvote the rest. Constants that are utilisations stay at or below 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,13 +16,10 @@ from rapid_des.device.gemm import build_model, gemm_work
 from rapid_des.device.gemm_constants import NAMES, UTILISATIONS, GemmConstants, as_mapping
 from rapid_des.device.model import Device
 from rapid_des.device.operators import Gemm
+from rapid_des.device.pattern_search import pattern_search
 from rapid_des.units import PS_PER_US
 
 Floats = npt.NDArray[np.float64]
-
-_FIRST_STEP = 0.3
-_LAST_STEP = 0.02
-_SMALLEST_GAIN = 1e-5
 
 
 @dataclass(frozen=True)
@@ -67,43 +64,12 @@ def error(fit: GemmConstants, samples: Sequence[Samples]) -> float:
 def fit_constants(
     start: GemmConstants, samples: Sequence[Samples], names: Sequence[str] = NAMES
 ) -> GemmConstants:
-    """Return the constants with `names` fitted; the others stay as they are.
+    """Return the constants with `names` fitted; the others stay as they are."""
 
-    Each pass tries every constant a step up and down, keeps what helps and goes on in that direction, and
-    halves the step of a constant that nothing helped.
-    """
-    best, least = start, error(start, samples)
-    steps = dict.fromkeys(names, _FIRST_STEP)
-    while max(steps.values()) >= _LAST_STEP:
-        for name in names:
-            trial = _line_search(best, least, name, steps[name], lambda fit: error(fit, samples))
-            if trial is None:
-                steps[name] /= 2
-            else:
-                best, least = trial
-    return best
+    def loss(values: dict[str, float]) -> float:
+        return error(GemmConstants(**values), samples)
 
-
-def _line_search(
-    best: GemmConstants, least: float, name: str, step: float, loss: Callable[[GemmConstants], float]
-) -> tuple[GemmConstants, float] | None:
-    if step < _LAST_STEP:
-        return None
-    for factor in (1 + step, 1 / (1 + step)):
-        found = None
-        while (moved := _scaled(best, name, factor)) != best and (
-            value := loss(moved)
-        ) < least - _SMALLEST_GAIN:
-            best, least = moved, value
-            found = best, least
-        if found:
-            return found
-    return None
-
-
-def _scaled(fit: GemmConstants, name: str, factor: float) -> GemmConstants:
-    value = as_mapping(fit)[name] * factor
-    return replace(fit, **{name: min(value, 1.0) if name in UTILISATIONS else value})
+    return GemmConstants(**pattern_search(as_mapping(start), loss, names, shares=UTILISATIONS))
 
 
 def changed(before: Mapping[str, float], after: GemmConstants) -> dict[str, float]:

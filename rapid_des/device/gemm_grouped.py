@@ -85,9 +85,10 @@ def gated_ffn_us(
     gathered = up.rows * up.k * 2 * 2 + up.rows * up.n * 1.5 * 2 + down.rows * down.n * 2 * 2
     moving = 1e6 * gathered[:, 0] / (model.rates.hbm * moe["move"])
     products: Floats = model.price(up).kernel_us + model.price(down).kernel_us
-    return products + moving + moe["route_us"] + device.launch_overhead / PS_PER_US
+    routing = moe["route_us"] + moe["row_ns"] / 1000 * up.rows[:, 0]
+    return products + moving + routing + device.launch_overhead / PS_PER_US
 
 
-MOE_NAMES = ("route_us", "move")
-"""Constants of section `moe`: fixed time of routing, permutation and combination kernels (µs), and the share
-of the HBM bandwidth at which they move the activations."""
+MOE_NAMES = ("route_us", "row_ns", "move")
+"""Constants of section `moe`: fixed time of the routing, permutation and combination kernels (µs), their time
+for a row (ns), and the share of the HBM bandwidth at which they move the activations."""

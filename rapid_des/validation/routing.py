@@ -45,6 +45,12 @@ def _spread(rows: list[int], left: int, tokens: int) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def hottest_rank(rows: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Return the experts of the rank with the busiest one: every `ranks`-th, most first."""
-    return rows[::ranks]
+def hottest_rank(rows: tuple[int, ...], ranks: int, *, sorted_experts: bool = False) -> tuple[int, ...]:
+    """Return the experts of the rank with the busiest one, most first.
+
+    Experts are dealt to ranks in turn, or in blocks where the benchmark left them `sorted_experts`.
+
+    >>> hottest_rank((9, 5, 2, 1), 2), hottest_rank((9, 5, 2, 1), 2, sorted_experts=True)
+    ((9, 2), (9, 5))
+    """
+    return rows[: len(rows) // ranks] if sorted_experts else rows[::ranks]
