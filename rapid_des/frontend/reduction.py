@@ -102,20 +102,45 @@ def small_reductions(
     return done
 
 
-def optimizer_step(
-    program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int, after: Sequence[int]
-) -> int:
-    """Append gradient norm and optimizer on this rank's part of the parameters; return the position."""
-    precision = job.spec.precision
-    own = ceil_divide(parameters, members(job, "gradient")) if job.training.zero_stage else parameters
-    done = tuple(after)
-    if job.training.gradient_norm:
-        kernel = Vector("gradient_norm", 1, own, precision.gradients)
-        done = (program.writer.append(kernel_node("gradient_norm", kernel, operators, ()), done),)
+def zero_gradients(program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int) -> None:
+    """Append the clearing of the gradient accumulators, with which a step begins."""
+    kernel = Vector("fill", 1, parameters, job.spec.precision.gradients)
+    program.writer.append(kernel_node("gradients.zero", kernel, operators, ()), ())
+
+
+@dataclass
+class _Tail:
+    """The end of the step, each node after the one before."""
+
+    program: ProgramWriter
+    operators: OperatorModel
+    done: tuple[int, ...]
+
+    def kernel(self, name: str, kernel: Vector) -> None:
+        node = kernel_node(name, kernel, self.operators, ())
+        self.done = (self.program.writer.append(node, self.done),)
+
+    def scalar(self, job: Job, name: str) -> None:
+        """Sum one fp32 over all ranks that hold different gradients."""
         group = "job" if job.training.zero_stage else "model"
         if members(job, group) > 1:
             role = f"{group}.gradient_norm"
             size = message_size(role, 1, "fp32", members(job, group))
-            done = (program.message("gradient_norm.reduce", role, size, after=done),)
-    kernel = Vector(job.training.optimizer, 1, own, precision.gradients)
-    return program.writer.append(kernel_node("optimizer", kernel, operators, ()), done)
+            self.done = (self.program.message(name, role, size, after=self.done),)
+
+
+def optimizer_step(
+    program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int, after: Sequence[int]
+) -> int:
+    """Append loss unscaling (fp16), gradient norm and optimizer on this rank's part; return the position."""
+    precision = job.spec.precision
+    own = ceil_divide(parameters, members(job, "gradient")) if job.training.zero_stage else parameters
+    tail = _Tail(program, operators, tuple(after))
+    if precision.activations == "fp16":
+        tail.kernel("gradient_unscale", Vector("gradient_clip", 1, own, precision.gradients))
+        tail.scalar(job, "gradient_unscale.overflow")
+    if job.training.gradient_norm:
+        tail.kernel("gradient_norm", Vector("gradient_norm", 1, own, precision.gradients))
+        tail.scalar(job, "gradient_norm.reduce")
+    tail.kernel("optimizer", Vector(job.training.optimizer, 1, own, precision.gradients))
+    return tail.done[0]

@@ -16,6 +16,7 @@ from rapid_des.frontend.reduction import (
     optimizer_step,
     reduce_buckets,
     small_reductions,
+    zero_gradients,
 )
 from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, Mark, Piece, chain
@@ -59,6 +60,7 @@ def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel
     if job.training.overlap_parameters and members(job, "gradient") > 1:
         for chunk in range(job.chunks):
             state.gathered[chunk] = gather_buckets(state.program, job, state.marks(chunk), after=())
+    zero_gradients(state.program, job, operators, parameters=state.parameters)
     for item in job.orders[stage]:
         _place_item(state, item)
     _finish_step(state, operators)

@@ -257,3 +257,25 @@ def test_early_and_late_pieces_balance_causal_attention():
 
 def _shapes(kernels):
     return [(kernel.query_length, kernel.key_length) for kernel in kernels]
+
+
+def test_half_precision_unscales_gradients_and_agrees_on_overflow(tiny, prices):
+    chosen = [*settings(WHOLE), ("precision.activations", "fp16")]
+    table = build(tiny(*chosen), prices).tables[0]
+    names = [table.names[table.name[row]] for row in range(len(table) - 5, len(table))]
+    tail = [
+        "gradient_unscale",
+        "gradient_unscale.overflow",
+        "gradient_norm",
+        "gradient_norm.reduce",
+        "optimizer",
+    ]
+    assert names == tail
+    assert len(rows(build(tiny(*settings(WHOLE)), prices).tables[0], "compute", "gradient_unscale")) == 0
+
+
+def test_a_step_begins_by_clearing_the_accumulators(tiny, prices):
+    job = tiny()
+    table = build(job, prices).tables[0]
+    assert table.names[table.name[0]] == "gradients.zero"
+    assert table.duration[0] == job.model.parameters
