@@ -96,19 +96,25 @@ def quotient(template: Template, turn: Turn) -> tuple[Template, Ints, Ints]:
         orbit = np.minimum(orbit, current)
         current = turn.member[current]
     chosen, number = np.unique(orbit, return_inverse=True)
-    task_orbit = np.arange(len(template))
-    image = turn.task.copy()
-    while not np.array_equal(image, np.arange(len(template))):
-        keeps = np.isin(template.source[image], chosen)
-        task_orbit = np.where(keeps, image, task_orbit)
-        image = turn.task[image]
-    keeps = np.isin(template.source, chosen)
-    task_orbit = np.where(keeps, np.arange(len(template)), task_orbit)
-    kept = np.flatnonzero(keeps)
+    is_chosen = np.zeros(template.members, np.bool_)
+    is_chosen[chosen] = True
+    kept = np.flatnonzero(is_chosen[template.source])
+    task_orbit = _kept_images(turn.task, kept)
     renumbered = np.full(len(template), NONE, np.int64)
     renumbered[kept] = np.arange(len(kept))
     nodes = np.concatenate((renumbered[task_orbit], len(kept) + number.reshape(-1)))
     return _cut(template, kept, chosen, nodes, number.reshape(-1)), chosen, number.reshape(-1)
+
+
+def _kept_images(image: Ints, kept: Ints) -> Ints:
+    """Return for each task the kept one of its orbit; strides double, so an orbit of n takes log n steps."""
+    found = np.full(len(image), NONE, np.int64)
+    found[kept] = kept
+    stride = image
+    while (missing := np.flatnonzero(found == NONE)).size:
+        found[missing] = found[stride[missing]]
+        stride = stride[stride]
+    return found
 
 
 def _cut(template: Template, kept: Ints, chosen: Ints, nodes: Ints, number: Ints) -> Template:
