@@ -19,6 +19,7 @@ from rapid_des.studies import collective_bench
 @click.option("--factor", default=4, show_default=True, help="From one size to the next.")
 @click.option("--gpus", type=int, help="The first so many GPUs; all if absent.")
 @click.option("--algorithm", help="Instead of the machine's: ring, direct, halving_doubling, …")
+@click.option("--nccl", metavar="FABRIC", help="NCCL's own time beside it: a100_nvswitch, h100_ndr, …")
 @engine_option
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it: PNG, SVG or PDF.")
 def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
@@ -29,7 +30,11 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
     opened = open_machine(machine, settings, faults)
     engine = engine_choice(options["engine"])
     rows = collective_bench.bench(opened, options["op"], sizes, gpus=options["gpus"], engine=engine)
-    title = f"{options['op']} on {opened.name}, {options['gpus'] or opened.fabric.gpus} GPUs"
+    gpus = options["gpus"] or opened.fabric.gpus
+    if options["nccl"] is not None:
+        per_node = opened.spec.gpus_per_node
+        rows = collective_bench.with_nccl(rows, options["nccl"], options["op"], gpus, per_node=per_node)
+    title = f"{options['op']} on {opened.name}, {gpus} GPUs"
     if options["as_json"]:
         print_json({"machine": opened.name, "op": options["op"], "rows": [row.as_json() for row in rows]})
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.network.bisection import bisection
 from rapid_des.network.collectives.bounds import Bounds, bounds
+from rapid_des.network.collectives.nccl import NcclEstimate, nccl_time
+from rapid_des.network.collectives.nccl_fabric import load_fabric
 from rapid_des.network.collectives.task import SHARDED_INPUT
 from rapid_des.replay.execute import EngineChoice
 from rapid_des.replay.plans import Call, geometry, plan
@@ -36,6 +38,8 @@ class BenchRow:
     bound: Bounds
     algorithm: str
     bus_factor: float
+    nccl: NcclEstimate | None = None
+    """What NCCL's closed form says for the fabric that was asked for."""
 
     @property
     def algorithm_bandwidth(self) -> float:
@@ -54,7 +58,7 @@ class BenchRow:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
+        plain: dict[str, Any] = {
             "size_bytes": self.size,
             "time_us": self.duration / PS_PER_US,
             "algbw_GBps": self.algorithm_bandwidth / 1e9,
@@ -69,6 +73,10 @@ class BenchRow:
             "bound_pct": 100 * self.bound_share,
             "algorithm": self.algorithm,
         }
+        if self.nccl is None:
+            return plain
+        names = {"nccl_algorithm": self.nccl.algorithm, "nccl_protocol": self.nccl.protocol}
+        return plain | {"nccl_us": self.nccl.duration / PS_PER_US} | names
 
 
 def sizes_between(text: str, factor: int = 2) -> list[int]:
@@ -100,7 +108,7 @@ def bench(
     sizes: Sequence[int],
     *,
     gpus: int | None = None,
-    engine: str | EngineChoice,
+    engine: str | EngineChoice = "auto",
 ) -> list[BenchRow]:
     """Return a row for every size, for the first `gpus` GPUs of the machine (all if None)."""
     if operation not in OPERATIONS:
@@ -116,16 +124,26 @@ def bench(
         share = size // members if kind in _TOTALS else size
         result = replay(_traces(kind, group, share), machine, engine=engine)
         lower = bounds(machine.fabric, group, kind, share, halving=halving)
-        rows.append(
-            BenchRow(
-                size,
-                int(result.step_time),
-                lower,
-                _algorithm(kind, group, share, machine),
-                _factor(kind, members),
-            )
-        )
+        name = _algorithm(kind, group, share, machine)
+        rows.append(BenchRow(size, int(result.step_time), lower, name, _factor(kind, members)))
     return rows
+
+
+def with_nccl(
+    rows: Sequence[BenchRow], fabric: str, operation: str, ranks: int, *, per_node: int | None
+) -> list[BenchRow]:
+    """Return the rows with the closed form of NCCL on a fabric of `topologies/fabrics` beside them."""
+    known, kind = load_fabric(fabric), CollectiveType[operation.upper()]
+    share = per_node if per_node is not None and per_node < ranks else None
+    return [
+        replace(
+            row,
+            nccl=nccl_time(
+                known, kind, ranks, row.size // ranks if kind in _TOTALS else row.size, per_node=share
+            ),
+        )
+        for row in rows
+    ]
 
 
 def _halving(machine: Machine, members: int) -> int:
@@ -194,7 +212,12 @@ def table(rows: Sequence[BenchRow]) -> str:
             100 * row.bound_share,
         )
         cells = "".join(f"{figure:>13.2f}" for figure in figures)
-        lines.append(f"{row.size:>13}{cells}  {row.bound.kind:<11} {row.algorithm}")
+        line = f"{row.size:>13}{cells}  {row.bound.kind:<11} {row.algorithm}"
+        if row.nccl is not None:
+            line += (
+                f"  NCCL {row.nccl.duration / PS_PER_US:.2f} us ({row.nccl.algorithm}, {row.nccl.protocol})"
+            )
+        lines.append(line)
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """Collective algorithms: pure functions from a group size and bytes to transfers."""
 
+from rapid_des.network.collectives.algorithm_files import load_algorithm
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, Phase, flatten, plan
 from rapid_des.network.collectives.on_fabric import (
     ON_FABRIC,
@@ -29,6 +30,7 @@ __all__ = [
     "build_schedule",
     "collectives_of",
     "flatten",
+    "load_algorithm",
     "on_fabric",
     "plan",
     "prove",

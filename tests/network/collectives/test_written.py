@@ -8,7 +8,7 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
-from rapid_des.network.collectives import prove, task
+from rapid_des.network.collectives import load_algorithm, prove, task
 from rapid_des.network.collectives.msccl import load_msccl
 from rapid_des.network.collectives.written import load_written
 
@@ -142,3 +142,11 @@ def test_wrong_msccl_is_refused_by_name(tmp_path, change, message):
     path.write_text(ring_xml(3).replace(*change))
     with pytest.raises(ConfigError, match=message):
         load_msccl(path)
+
+
+def test_a_file_is_read_by_its_ending(tmp_path):
+    path = tmp_path / "ring.xml"
+    path.write_text(ring_xml(3))
+    assert load_algorithm(path).file.blocks == 3
+    with pytest.raises(ConfigError, match="an algorithm's file ends in one of .xml, .json, .yaml, .csv"):
+        load_algorithm(tmp_path / "ring.txt")
