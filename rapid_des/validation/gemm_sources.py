@@ -109,7 +109,7 @@ def _fixed(**conditions: str) -> Callable[[Record], dict[str, str]]:
 
 SOURCES: tuple[Source, ...] = (
     Source("operators/gemm_aiconfigurator.csv", _columns, _library),
-    Source("operators/layer_ops_vidur.csv", _vidur, _fixed(launch="graph", l2="activations")),
+    Source("operators/layer_ops_vidur.csv", _vidur, _fixed(library="vidur", launch="graph", l2="activations")),
     Source("operators/layer_ops_llmservingsim.csv", _serving_layer, _fixed(launch="graph", l2="activations")),
     Source("operators/gemm_deepbench.csv", _columns, _fixed(launch="graph", l2="warm")),
     Source("operators/ops_llmcompass.csv", _matmul, _fixed(launch="eager", l2="warm")),
