@@ -121,12 +121,12 @@ class _Tail:
         self.done = (self.program.writer.append(node, self.done),)
 
     def scalar(self, job: Job, name: str) -> None:
-        """Sum one fp32 over all ranks that hold different gradients."""
-        group = "job" if job.training.zero_stage else "model"
-        if members(job, group) > 1:
-            role = f"{group}.gradient_norm"
-            size = message_size(role, 1, "fp32", members(job, group))
-            self.done = (self.program.message(name, role, size, after=self.done),)
+        """Sum one fp32 over all ranks that hold different gradients: replicas first, then the model's."""
+        for group in ("gradient", "model") if job.training.zero_stage else ("model",):
+            if members(job, group) > 1:
+                role = f"{group}.gradient_norm"
+                size = message_size(role, 1, "fp32", members(job, group))
+                self.done = (self.program.message(name, role, size, after=self.done),)
 
 
 def optimizer_step(

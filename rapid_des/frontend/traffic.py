@@ -58,7 +58,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "cp": ("cp",),
     "gradient": ("cp", "dp"),
     "model": ("tp", "pp"),
-    "job": ("tp", "cp", "ep", "dp", "pp"),
     "embedding": ("pp",),
 }
 """Process groups by the axes along which their members differ; `embedding` keeps the first and last stage."""
@@ -82,7 +81,9 @@ TRAFFIC: Mapping[str, Role] = {
     "dp.gather": Role(_GATHER, "dp", "gradient", _shard, "updated parameters"),
     "embedding.reduce": Role(_REDUCE, "dp", "embedding", _whole, "gradient of a table that two stages hold"),
     "model.gradient_norm": Role(_REDUCE, "dp", "model", _whole, "sum of squares, one fp32"),
-    "job.gradient_norm": Role(_REDUCE, "dp", "job", _whole, "sum of squares of gradient parts, one fp32"),
+    "gradient.gradient_norm": Role(
+        _REDUCE, "dp", "gradient", _whole, "sum of squares of gradient parts, one fp32"
+    ),
     "pp.activation": Role(None, "pp", "", _whole, "output of a stage, tokens x hidden"),
     "pp.gradient": Role(None, "pp", "", _whole, "gradient of a stage's input"),
     "pp.token": Role(None, "pp", "", _whole, "sampled token ids, four bytes each"),

@@ -17,6 +17,8 @@ PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} 
     CollectiveType.BARRIER: "dissemination"
 }
 """What serves a collective that the machine file leaves open, or that its `default` algorithm does not do."""
+SCALAR = "one_shot"
+"""What serves an all-reduce of fewer bytes than members, which can not be cut into pieces."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ def plan(call: Call, machine: Machine) -> Plan:
     One algorithm serves all members as one logical ring; one for each dimension serves a group that is a
     product of whole dimensions along each of them in turn.
     """
+    if call.collective is CollectiveType.ALL_REDUCE and call.size < call.members:
+        return ((Step(None, call.collective, SCALAR, call.size),),)
     operation = call.collective.name.lower()
     choice = machine.collectives.choice(operation)
     stated = None if choice is None else choice.algorithm

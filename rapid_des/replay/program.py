@@ -220,7 +220,7 @@ class Records:
     """Payload bytes of all transfers that were injected, and below of those that arrived."""
     received: int
     ties: int = 0
-    """How often a link chose among transfers that became ready at one instant (R3)."""
+    """How often a link chose by rank among transfers that became ready at one instant (R3)."""
     trail: Trail | None = None
 
     @property

@@ -49,11 +49,13 @@ class Server(base.BaseResource):  # type: ignore[type-arg]
         self.arbiter = arbiter
         self.order = order
         self.serving = 0
+        self.askers: set[Key] = set()
         self.asked = 0
         super().__init__(env, capacity)
 
     def request(self, key: Key) -> Request:
         """Ask to be served; `key` starts with (priority, ready time)."""
+        self.askers.add((key[2], key[-1]))
         self.asked += 1
         return Request(self, key)
 
@@ -65,11 +67,16 @@ class Server(base.BaseResource):  # type: ignore[type-arg]
 
     def choose(self) -> None:
         """Serve the smallest of those waiting, up to the capacity."""
-        self.arbiter.ties += self.asked > 1
+        self.arbiter.ties += self.asked > 1 and self._rank_decides()
         self.asked = 0
+        self.askers.clear()
         while self.put_queue and self.serving < self.capacity:
             self.serving += 1
             heapq.heappop(self.put_queue)[1].succeed()
+
+    def _rank_decides(self) -> bool:
+        """Tell whether who asked at one instant are not all first hops of one rank's transfers."""
+        return len(self.askers) > 1 or any(place for _, place in self.askers)
 
     def _trigger_put(self, get_event: object) -> None:  # noqa: ARG002 - SimPy's signature
         self.arbiter.touch(self)

@@ -32,6 +32,7 @@ from rapid_des.replay.compiled.steps import (
     insert_waiting,
     link_times,
     number_of,
+    rank_decides,
     sort_asked,
     touch,
     use_of,
@@ -107,7 +108,7 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 if first == _FREED:
                     first = NONE
                 if first != NONE and transfers.next[first] >= 0:
-                    totals[TIES] += 1
+                    totals[TIES] += rank_decides(transfers, first)
                     first = sort_asked(transfers, first)
                 if not fifo:
                     insert_waiting(visits, ranks, transfers, board, link, first)

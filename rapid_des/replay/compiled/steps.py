@@ -199,6 +199,17 @@ def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one mer
 
 
 @step
+def rank_decides(transfers: Transfers, first: int) -> bool:
+    """Tell whether the linked transfers are not all first hops of one rank's transfers."""
+    other = first
+    while other != NONE:
+        if transfers.rank[other] != transfers.rank[first] or transfers.hop[other] != transfers.begin[other]:
+            return True
+        other = transfers.next[other]
+    return False
+
+
+@step
 def insert_waiting(  # noqa: PLR0913 - flat arrays
     visits: Visits, ranks: Ranks, transfers: Transfers, board: Board, link: int, first: int
 ) -> None:
