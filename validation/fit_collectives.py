@@ -66,11 +66,12 @@ def clusters(data: Path, name: str, keep: Callable[[dict[str, str]], bool]) -> l
 
 
 def alps(data: Path) -> list[Measured]:
-    """Return the best of all settings for every number of nodes and size from 1 GiB on."""
+    """Return the best of all settings for every number of nodes, up to 4 MiB and from 1 GiB on."""
     best: dict[tuple[int, int], float] = {}
     for row in rows(data, "nccl_alps_gh200_slingshot.csv"):
-        if row["valid"] == "True" and int(row["bytes"]) >= 2**30:
-            key = int(row["ranks"]), int(row["bytes"])
+        size = int(row["bytes"])
+        if row["valid"] == "True" and (size >= 2**30 or (size <= 2**22 and row["nodes"] != "1")):
+            key = int(row["ranks"]), size
             best[key] = min(best.get(key, math.inf), float(row["time_us_out"]))
     return [("all_reduce", ranks, 4, size, time) for (ranks, size), time in sorted(best.items())]
 
@@ -94,18 +95,20 @@ def predict(fabric: NcclFabric, measured: Measured) -> float:
 
 
 NVLINK5 = ("B200-SXM", "B300-SXM", "GB200-NVL72", "GB300-NVL72")
+ALPS_FREE = (
+    "network.nic", "network.base", "network.simple_hop", "network.ramp", "network.tree", "network.small",
+    "node.simple.link", "node.simple.hop",
+)  # fmt: skip
+"""What all-reduces of small and of very large messages can show; the rest is taken from other fabrics."""
 LINE_RATE = {"h100_ndr": 50e9, "h100_efa": 50e9, "gh200_slingshot": 25e9}
 """No fit exceeds what a NIC can send."""
 NODE = ("node.",)
 EFA_FREE = (
-    "network.ll128_hop",
-    "network.simple",
-    "network.exp",
-    "network.ramp",
-    "network.exch",
-    "network.tree",
-)
-"""All but the rate of NVLink in a ring, which is that of the same GPUs in h100_ndr."""
+    "network.ll128_hop", "network.simple_hop", "network.exposed", "network.ramp", "network.tree",
+    "network.exchange_nic", "network.exchange_crowding", "network.exchange_base", "network.exchange_peer",
+    "network.exchange_ramp",
+)  # fmt: skip
+"""All but the rates of NVLink in a ring and of copies, which are those of the same GPUs in h100_ndr."""
 JOBS: dict[str, tuple[tuple[str, ...], Callable[[Path], list[Measured]]]] = {
     "a100_nvswitch": (NODE, lambda data: in_node(data, "A100-SXM4-80GB")),
     "h100_nvswitch": (
@@ -143,10 +146,19 @@ JOBS: dict[str, tuple[tuple[str, ...], Callable[[Path], list[Measured]]]] = {
         ("node.simple.link", "node.simple.hop"),
         lambda data: digitised(data, "V100"),
     ),
-    "gh200_slingshot": (("network.", "node.simple."), alps),
+    "gh200_slingshot": (ALPS_FREE, alps),
 }
 
-FIXED = (".tuner", "least_ranks", "ll128_share", "tuner_", "tree.in_node", "to_point.channel", ".largest")
+FIXED = (
+    ".tuner",
+    "least_ranks",
+    "ll128_share",
+    "tuner_",
+    "tree.in_node",
+    "to_point.channel",
+    ".largest",
+    "small.limit",
+)
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -89,6 +89,8 @@ def nccl_time(
     ring = _Ring(total, ranks, rounds, rounds * (nodes - 1), collective is C.ALL_GATHER)
     if fabric.network is None or nodes == 1:
         return _in_node(fabric.node, ring)
+    if rounds == 2 and total <= fabric.network.small.limit:
+        return _estimate(_small_tree(fabric.node, fabric.network, ring, share), "tree", "ll")
     return _across(fabric.network, ring, share)
 
 
@@ -183,6 +185,18 @@ def _network_tree(tree: NetworkTree, ring: _Ring, per_node: int) -> float:
     nics = ring.size * passes / (per_node * tree.nic) * _slowdown(tree.ramp, ring.size)
     start = (tree.base + levels * tree.level) / PS_PER_US
     return start + max(nics, ring.size / tree.in_node) * _MICRO
+
+
+def _small_tree(node: Node, network: Network, ring: _Ring, per_node: int) -> float:
+    """Return the time of a small all-reduce: in the node, and over a tree of nodes there and back."""
+    small, nodes = network.small, ring.ranks // per_node
+    inside = node.base / PS_PER_US
+    if per_node > 1:
+        within = _Ring(ring.size, per_node, ring.rounds, 0, ring.copies)
+        inside = _in_node(node, within).duration / PS_PER_US
+    passes = 1 if nodes == 2 else 2
+    wire = ring.size * passes / (per_node * network.nic) * _MICRO * _slowdown(small.ramp, ring.size)
+    return inside + 2 * math.ceil(math.log2(nodes)) * small.level / PS_PER_US + wire
 
 
 def _exchange(fabric: NcclFabric, size: int, ranks: int, per_node: int) -> float:

@@ -118,6 +118,17 @@ class NetworkTree(Spec, frozen=True, kw_only=True):
     ramp: Ramp
 
 
+class SmallMessages(Spec, frozen=True, kw_only=True):
+    """All-reduce of small messages across nodes: the node's own, then up and down a tree of nodes."""
+
+    level: Duration
+    """One level of the tree, one way."""
+    ramp: Ramp
+    """Against the NICs' full rate."""
+    limit: Size
+    """The largest message that goes this way."""
+
+
 class Network(Spec, frozen=True, kw_only=True):
     """The network between nodes, as the rings and sends of one job use it."""
 
@@ -145,6 +156,7 @@ class Network(Spec, frozen=True, kw_only=True):
     """A send to one peer over one channel; over c channels it gets `c ** channel_scaling` times that."""
     channel_scaling: float
     tree: NetworkTree | None = None
+    small: SmallMessages
     tuner_ring: Bandwidth
     """A NIC's rate in NCCL's tuning table."""
     tuner_ll128_channels: int
