@@ -40,6 +40,8 @@ class AllReduceKernel(Spec, frozen=True, kw_only=True):
     link: Bandwidth
     largest: Size
     """Above it the library calls NCCL."""
+    most_ranks: int
+    """Among more the library calls NCCL (engines want every pair linked by NVLink from three GPUs on)."""
 
 
 class LowLatency(Spec, frozen=True, kw_only=True):
@@ -124,7 +126,7 @@ def all_reduce_time(kernels: ServingKernels, library: str, ranks: int, size: int
         known = ", ".join(kernels.all_reduce)
         raise InputError(f"{kernels.name}: no all-reduce kernel of {library!r}; allowed: {known}")
     fabric = load_fabric(kernels.fabric)
-    if size > kernel.largest:
+    if size > kernel.largest or ranks > kernel.most_ranks:
         return nccl_time(fabric, CollectiveType.ALL_REDUCE, ranks, size).duration
     others, rate = ranks - 1, kernel.link * fabric.node.share(ranks) / _MICRO
     one_shot = others * size / rate
