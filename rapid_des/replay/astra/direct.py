@@ -60,7 +60,7 @@ def _all_at_once(phase: Phase, lags: Int64s, row: int) -> Template:
     exchange = Exchange.of(phase)
     count = len(exchange.source)
     member = np.arange(n, dtype=np.int32)
-    pairs = np.arange(count, dtype=np.int32)
+    firsts = np.arange(count, dtype=np.int32)
     if phase.collective is AR:
         joins = np.arange(count + n, 2 * count + n, dtype=np.int32).reshape(n - 1, n).T
         parts = [
@@ -69,18 +69,18 @@ def _all_at_once(phase: Phase, lags: Int64s, row: int) -> Template:
             exchange.edges(2 * count + n, int(lags[-1])),
         ]
         source = np.concatenate((exchange.source, member, exchange.source))
-        pair = np.concatenate((pairs, np.full(n, NONE, np.int32), pairs))
+        pair = np.concatenate((exchange.pair, np.full(n, NONE, np.int32), exchange.pair))
         need = np.ones(len(source), np.int32)
         need[count : count + n] = n
     else:
         parts = [exchange.edges(count, int(lags[-1]))]
-        source, pair, need = exchange.source, pairs, np.ones(count, np.int32)
+        source, pair, need = exchange.source, exchange.pair, np.ones(count, np.int32)
     lengths, target, lag, at_injection = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Template(
         members=n,
         pair=pair,
-        pair_source=exchange.source,
-        pair_destination=exchange.destination,
+        pair_source=exchange.pair_source,
+        pair_destination=exchange.pair_destination,
         source=source,
         size=np.full(len(source), row, np.int32),
         need=need,
@@ -89,7 +89,7 @@ def _all_at_once(phase: Phase, lags: Int64s, row: int) -> Template:
         edge_lag=lag,
         edge_at_injection=at_injection,
         arrival_starts=np.arange(0, count + 1, n - 1, dtype=np.int64),
-        arrival_target=pairs.reshape(n - 1, n).T.ravel(),
+        arrival_target=firsts.reshape(n - 1, n).T.ravel(),
         arrival_lag=np.full(count, lags[0], np.int64),
         member_need=np.full(n, n, np.int32),
         name=phase.title,

@@ -12,11 +12,14 @@ from rapid_des.replay.program import Bools, Int32s, Int64s
 
 @dataclass(frozen=True)
 class Exchange:
-    """Everyone to everyone: task j·n + m is member m's message number j."""
+    """Everyone to everyone: task j·n + m is member m's message j; pairs ascend by (source, destination)."""
 
     members: int
     source: Int32s
     destination: Int32s
+    pair: Int32s
+    pair_source: Int32s
+    pair_destination: Int32s
 
     @staticmethod
     def of(phase: Phase) -> Exchange:
@@ -25,7 +28,15 @@ class Exchange:
         member = np.arange(n, dtype=np.int32)
         number = np.arange(1, n, dtype=np.int32)[:, None]
         peer = (member + phase.step * number) % n
-        return Exchange(n, np.tile(member, n - 1), peer.ravel().astype(np.int32))
+        others = np.arange(n - 1, dtype=np.int32)
+        return Exchange(
+            members=n,
+            source=np.tile(member, n - 1),
+            destination=peer.ravel().astype(np.int32),
+            pair=(member * (n - 1) + peer - (peer > member)).ravel().astype(np.int32),
+            pair_source=np.repeat(member, n - 1),
+            pair_destination=(others + (others >= member[:, None])).ravel().astype(np.int32),
+        )
 
     def edges(self, tasks: int, lag: int) -> tuple[Int64s, Int32s, Int64s, Bools]:
         """Return (lengths of rows, targets, lags, at injection) of edges that count towards `tasks` + member.

@@ -37,13 +37,13 @@ def windowed(phase: Phase, window: int, lags: Int64s, row: int) -> Template:
     edges.add(tasks + earlier[:, None] * n + member, later[:, None] * n + member, release_lag[later][:, None])
     edges.add(tasks + task, 2 * tasks + np.tile(member, sends), np.repeat(lags[window:], n))
     rows = edges.rows(2 * tasks)
-    pair = np.tile(np.arange(len(exchange.source), dtype=np.int32), sends // (n - 1))
+    pair = np.tile(exchange.pair, sends // (n - 1))
     need = np.concatenate((np.repeat(np.maximum(awaited, 1), n), np.full(tasks, 2)))
     return Template(
         members=n,
         pair=np.concatenate((pair, np.full(tasks, NONE, np.int32))),
-        pair_source=exchange.source,
-        pair_destination=exchange.destination,
+        pair_source=exchange.pair_source,
+        pair_destination=exchange.pair_destination,
         source=np.tile(member.astype(np.int32), 2 * sends),
         size=np.full(2 * tasks, row, np.int32),
         need=need.astype(np.int32),
@@ -90,12 +90,11 @@ def staggered_all_reduce(phase: Phase, unprocessed: int, lags: Int64s, row: int)
     need[count : count + n] = n - 1
     need[count + n : second] = np.repeat(thresholds, n)
     need[second:] = 3
-    pairs = np.arange(count, dtype=np.int32)
     return Template(
         members=n,
-        pair=np.concatenate((pairs, np.full(second - count, NONE, np.int32), pairs)),
-        pair_source=exchange.source,
-        pair_destination=exchange.destination,
+        pair=np.concatenate((exchange.pair, np.full(second - count, NONE, np.int32), exchange.pair)),
+        pair_source=exchange.pair_source,
+        pair_destination=exchange.pair_destination,
         source=np.tile(member.astype(np.int32), total // n),
         size=np.full(total, row, np.int32),
         need=need,
@@ -104,7 +103,7 @@ def staggered_all_reduce(phase: Phase, unprocessed: int, lags: Int64s, row: int)
         edge_lag=rows.lag,
         edge_at_injection=rows.at_injection,
         arrival_starts=np.arange(0, count + 1, n - 1, dtype=np.int64),
-        arrival_target=pairs.reshape(n - 1, n).T.ravel(),
+        arrival_target=first.astype(np.int32).reshape(n - 1, n).T.ravel(),
         arrival_lag=np.full(count, lags[0], np.int64),
         member_need=np.full(n, n, np.int32),
         name=phase.title,
