@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from rapid_des.chakra.trace import NodeKind, NodeTable, TraceSet
@@ -75,14 +76,19 @@ class Blocks:
     operators: OperatorModel
     blocks: Mapping[PieceKey, Block]
 
-    @property
+    @cached_property
     def inner_groups(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each inner group, ascending by first rank."""
         return self.job.layout.groups(INNER)
 
     def stage(self, inner_group: int) -> int:
         """Return the pipeline stage that an inner group runs."""
-        return int(self.job.layout.coordinates("pp")[self.inner_groups[inner_group][0]])
+        return self._stages[inner_group]
+
+    @cached_property
+    def _stages(self) -> list[int]:
+        stages = self.job.layout.coordinates("pp")
+        return [int(stages[group[0]]) for group in self.inner_groups]
 
     def keys(self, stage: int) -> tuple[PieceKey, ...]:
         """Return the blocks that a stage runs."""

@@ -10,9 +10,10 @@ from typing import Literal
 
 import numpy as np
 
-from rapid_des.errors import InputError
+from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.replay import simpy_engine
 from rapid_des.replay.deadlock import Namer, require_finished
+from rapid_des.replay.faults import rerouting
 from rapid_des.replay.folding import fold, unfold
 from rapid_des.replay.program import NONE, Program, Records
 
@@ -48,6 +49,8 @@ class EngineChoice:
         """Return the engine for a program."""
         if self.engine != "auto" and self.engine not in ENGINES:
             raise InputError(f"engine {self.engine!r} is not one of auto, {', '.join(ENGINES)}")
+        if program.closures is not None:
+            return _that_reroutes(self.engine)
         chosen = engine_for(program) if self.engine == "auto" else self.engine
         if chosen == "simpy":
             return "simpy"
@@ -78,7 +81,15 @@ def execute(
     return Execution(records, chosen, wall_s, folding.factor if folding else 1.0)
 
 
+def _that_reroutes(engine: str) -> EngineName:
+    if engine == "compiled":
+        raise UnsupportedByEngine("engine compiled does not reroute in mid-flight: use --engine simpy")
+    return "simpy"
+
+
 def _run(program: Program, engine: str, *, trail: bool) -> Records:
+    if program.closures is not None:
+        return rerouting.run(program, trail=trail)
     if engine == "simpy":
         return simpy_engine.run(program, trail=trail)
     from rapid_des.replay import compiled  # numba takes a third of a second to import

@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from rapid_des.replay.faults.closures import Closures
 
 NONE = -1
 UNLIMITED = 2**31 - 1
@@ -192,6 +196,8 @@ class Program:
     link_timetables: dict[int, Timetable] = field(default_factory=dict)
     stream_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
     """(position in bindings, local server) to its timetable."""
+    closures: Closures | None = None
+    """R8: links that close and whose traffic is planned anew; their timetables are at rate 0 meanwhile."""
 
     def visits(self) -> Int64s:
         """Return the offsets of each binding's visits in the flat records; the last is the total."""

@@ -17,7 +17,7 @@ from rapid_des.replay.deadlock import explain_disagreement
 from rapid_des.replay.program import NONE, Level, Program, Records, Trail, VisitKind
 from rapid_des.replay.servers import Arbiter, Clock, Server
 from rapid_des.replay.tables import LinkTable, RankTable, TemplateTable
-from rapid_des.replay.timetable import advance, lag_at
+from rapid_des.replay.timetable import FOREVER, advance, lag_at
 
 Process = Generator[Event, Any, None]
 
@@ -48,7 +48,7 @@ class Simulation:
         self.templates = [TemplateTable(template) for template in program.templates]
         self.links = LinkTable(program)
         self.arbiters = arbiters = [Arbiter(self.env, level) for level in Level]
-        self.link_servers = [Server(self.env, arbiters[Level.LINK], 1, link) for link in range(program.links)]
+        self.link_servers: dict[int, Server] = {}
         self.servers = self._rank_servers(arbiters)
         self.pending = [list(table.need) for table in self.tables]
         self.ready = [[0] * len(table.need) for table in self.tables]
@@ -86,9 +86,9 @@ class Simulation:
             start=np.array(self.start, np.int64),
             finish=np.array(self.finish, np.int64),
             met=np.array(self.met, np.int64),
-            link_bytes=np.array(self.links.bytes, np.int64),
-            link_busy=np.array(self.links.busy, np.int64),
-            link_wait=np.array(self.links.wait, np.int64),
+            link_bytes=self.links.sums(0),
+            link_busy=self.links.sums(1),
+            link_wait=self.links.sums(2),
             hops=self.links.hops,
             events=self.events,
             sent=self.sent,
@@ -263,7 +263,7 @@ class Simulation:
         hops = links.route(instance.routes[template.pair[task]])
         for place, (link, service) in enumerate(hops):
             ready = env.now
-            server = self.link_servers[link]
+            server = self._link_server(link)
             yield server.request((priority, ready, *order, place))
             start = env.now
             free, forward, arrival = self._hop(link, size, service, start)
@@ -276,6 +276,11 @@ class Simulation:
                 yield Timeout(env, delay)
         self.received += links.payload[size]
         self._deliver(key, instance, task)
+
+    def _link_server(self, link: int) -> Server:
+        if link not in self.link_servers:
+            self.link_servers[link] = Server(self.env, self.arbiters[Level.LINK], 1, link)
+        return self.link_servers[link]
 
     def _origin(self, flat: int) -> tuple[int, int]:
         position = int(np.searchsorted(self.offsets, flat, side="right")) - 1
@@ -311,5 +316,5 @@ def _trail(rows: list[tuple[int, ...]]) -> Trail:
 def run(program: Program, *, trail: bool = False) -> Records:
     """Play a program to its end; visits that never finish are left at NONE in the records."""
     simulation = Simulation(program, trail=trail)
-    simulation.run()
+    simulation.run(FOREVER if program.link_timetables or program.stream_timetables else None)
     return simulation.records()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rapid_des.replay.program import Program, RankProgram, Template
 
 
@@ -80,10 +83,8 @@ class LinkTable:
             link: (table.time.tolist(), table.rate.tolist(), table.lag.tolist())
             for link, table in program.link_timetables.items()
         }
-        labels = len(program.labels)
-        self.bytes = [[0] * labels for _ in range(program.links)]
-        self.busy = [[0] * labels for _ in range(program.links)]
-        self.wait = [[0] * labels for _ in range(program.links)]
+        self._shape = program.links, len(program.labels)
+        self._sums: dict[tuple[int, int], list[int]] = {}
         self.hops = 0
 
     def route(self, route: int) -> list[tuple[int, int]]:
@@ -93,6 +94,14 @@ class LinkTable:
     def count(self, link: int, label: int, size: int, *, wait: int, busy: int) -> None:
         """Book one hop."""
         self.hops += 1
-        self.bytes[link][label] += self.payload[size]
-        self.busy[link][label] += busy
-        self.wait[link][label] += wait
+        sums = self._sums.setdefault((link, label), [0, 0, 0])
+        sums[0] += self.payload[size]
+        sums[1] += busy
+        sums[2] += wait
+
+    def sums(self, which: int) -> NDArray[np.int64]:
+        """Return [link, label] of what was booked: 0 bytes, 1 service, 2 waits."""
+        table = np.zeros(self._shape, np.int64)
+        for place, sums in self._sums.items():
+            table[place] = sums[which]
+        return table

@@ -10,8 +10,9 @@ from rapid_des.replay.compiled.calendar import PUSHED
 from rapid_des.replay.compiled.flat import flatten
 from rapid_des.replay.deadlock import explain_disagreement
 from rapid_des.replay.program import Program, Records, Trail
+from rapid_des.replay.timetable import FOREVER
 
-_NEVER = 2**62
+_NEVER = FOREVER - 1
 
 
 class CompiledSimulation:
