@@ -78,6 +78,27 @@ def test_a_large_ring_across_nodes_runs_at_the_rate_of_the_nics():
         assert bus == pytest.approx(per_node * 48.9e9, rel=0.015)
 
 
+def test_a_small_all_reduce_across_nodes_climbs_a_tree_and_comes_back():
+    fabric = load_fabric("gh200_slingshot")
+    small = fabric.network.small
+    one, two, eight = (micros(nccl_time(fabric, AR, 4 * nodes, 8, per_node=4)) for nodes in (1, 2, 8))
+    # 1 level up and 1 down for two nodes, 3 and 3 for eight; measured on Alps: 7.75, 18.7 and 41.3 us
+    assert two - one == pytest.approx(2 * small.level / 1e6, rel=0.01)
+    assert eight - one == pytest.approx(6 * small.level / 1e6, rel=0.01)
+    alone = micros(nccl_time(fabric, AR, 2, 8, per_node=1))
+    assert alone == pytest.approx((fabric.node.base + 2 * small.level) / 1e6, rel=0.01)
+
+
+def test_a_send_in_a_node_gets_channels_by_its_size():
+    fabric = load_fabric("h100_nvswitch")
+    channel = fabric.node.point_to_point.channel
+    # 8 ranks: 4 channels each until 16 MiB a channel makes more of them; then the link is the limit
+    slow, fast = (micros(send_time(fabric, 8, size)) for size in (16 * MIB, 64 * MIB))
+    assert fast - slow == pytest.approx(48 * MIB / (4 * channel) * 1e6, rel=1e-3)
+    large = micros(send_time(fabric, 8, 16 * GIB))
+    assert large == pytest.approx(16 * GIB / fabric.node.simple.link * 1e6, rel=1e-3)
+
+
 def test_more_nodes_never_make_a_collective_faster():
     fabric = load_fabric("h100_efa")
     for kind, share in ((AR, 256 * MIB), (A2A, 256 * MIB)):

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives import ON_FABRIC, Shaped, algorithm, on_fabric, prove, task
+from rapid_des.network.collectives import (
+    ALGORITHMS,
+    ON_FABRIC,
+    Shaped,
+    algorithm,
+    build_schedule,
+    collectives_of,
+    on_fabric,
+    prove,
+    task,
+)
+from rapid_des.network.collectives.grids import grid_tree
+from rapid_des.network.collectives.in_switch import nvls, switch_tree
 
 AR, AG = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
 PAIRS = [(name, kind) for name, (_, does) in ON_FABRIC.items() for kind in sorted(does)]
@@ -127,3 +139,25 @@ def test_a_shape_that_does_not_fit_is_refused():
         on_fabric("mesh_tree", Shaped(AG, (4, 4), 100))
     with pytest.raises(InputError, match="'tree' is no algorithm for a shaped group; allowed: torus, "):
         on_fabric("tree", Shaped(AG, (4, 4), 100))
+
+
+def test_both_registries_are_reached_by_one_name():
+    shaped = Shaped(AR, (2, 3), 600)
+    for name in ("ring", "torus"):
+        assert AR in collectives_of(name)
+        prove(build_schedule(name, shaped), task(AR, 6, 600))
+    assert not set(ALGORITHMS) & set(ON_FABRIC)
+    with pytest.raises(InputError, match="'cube' is not a collective algorithm; allowed: ring, .*torus, "):
+        build_schedule("cube", shaped)
+
+
+def test_what_switches_and_grids_can_not_do_is_refused():
+    gather = task(CollectiveType.GATHER, 4, 100)
+    with pytest.raises(InputError, match="nvls does all_reduce, .* not gather"):
+        nvls(gather)
+    with pytest.raises(InputError, match="a tree of switches does all_reduce, .* not gather"):
+        switch_tree(gather, 2)
+    with pytest.raises(InputError, match="4 members can not be 3 at each leaf switch"):
+        switch_tree(task(AR, 4, 100), 3)
+    with pytest.raises(InputError, match="a grid's tree does all_reduce, .* not gather"):
+        grid_tree(gather, (2, 2), diagonal=True)

@@ -150,3 +150,49 @@ def test_a_file_is_read_by_its_ending(tmp_path):
     assert load_algorithm(path).file.blocks == 3
     with pytest.raises(ConfigError, match="an algorithm's file ends in one of .xml, .json, .yaml, .csv"):
         load_algorithm(tmp_path / "ring.txt")
+
+
+def test_an_msccl_reduction_may_go_through_scratch(tmp_path):
+    """Two GPUs swap whole buffers into scratch and add them there with a step of their own."""
+    gpus = ""
+    for gpu in range(2):
+        sends = (
+            '<step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="2" depid="-1" deps="-1"/>'
+        )
+        takes = (
+            '<step s="0" type="r" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="2" depid="-1" deps="-1"/>'
+            '<step s="1" type="re" srcbuf="s" srcoff="0" dstbuf="i" dstoff="0" cnt="2" depid="0" deps="0"/>'
+            '<step s="2" type="nop" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="0" '
+            'depid="-1" deps="-1"/>'
+        )
+        gpus += f'<gpu id="{gpu}" i_chunks="2" o_chunks="2" s_chunks="2">'
+        gpus += f'<tb id="0" send="{1 - gpu}" recv="-1" chan="0">{sends}</tb>'
+        gpus += f'<tb id="1" send="-1" recv="{1 - gpu}" chan="0">{takes}</tb></gpu>'
+    path = tmp_path / "swap.xml"
+    path.write_text(f'<algo name="swap" ngpus="2" nchannels="1" coll="allreduce" inplace="1">{gpus}</algo>')
+    schedule = load_msccl(path)(100)
+    prove(schedule, task(CollectiveType.ALL_REDUCE, 2, 100))
+    assert schedule.size.tolist() == [100, 100]
+
+
+def test_an_msccl_all_gather_starts_with_the_shards_in_place(tmp_path):
+    gpus = ""
+    for gpu in range(3):
+        step = '<step s="{s}" type="{t}" srcbuf="o" srcoff="{o}" dstbuf="o" dstoff="{o}" cnt="1" '
+        step += 'depid="-1" deps="-1"/>'
+        steps = [step.format(s=0, t="s", o=gpu), step.format(s=1, t="rcs", o=(gpu - 1) % 3)]
+        steps.append(step.format(s=2, t="r", o=(gpu - 2) % 3))
+        gpus += f'<gpu id="{gpu}" i_chunks="1" o_chunks="3" s_chunks="0">'
+        gpus += (
+            f'<tb id="0" send="{(gpu + 1) % 3}" recv="{(gpu - 1) % 3}" chan="0">{"".join(steps)}</tb></gpu>'
+        )
+    path = tmp_path / "gather.xml"
+    path.write_text(f'<algo name="g" ngpus="3" nchannels="1" coll="allgather" inplace="1">{gpus}</algo>')
+    prove(load_msccl(path)(7), task(CollectiveType.ALL_GATHER, 3, 7))
+
+
+def test_msccl_that_sends_what_is_not_there_is_refused(tmp_path):
+    path = tmp_path / "early.xml"
+    path.write_text(ring_xml(2).replace('type="s" srcbuf="i"', 'type="s" srcbuf="s"'))
+    with pytest.raises(ConfigError, match=r"gpu 0 reads chunk s\[0\] before anything is there"):
+        load_msccl(path)
