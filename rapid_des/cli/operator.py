@@ -1,0 +1,179 @@
+"""`rapid-des operator …`: the latency of one operator on a device, and why; `rapid-des gemm`: sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import click
+
+from rapid_des.cli.options import json_option, on_option, print_json, set_option, split_settings
+from rapid_des.device.describe import as_plain, as_text
+from rapid_des.device.model import Device, load_device
+from rapid_des.device.operators import DTYPE_BITS, Attention, Dtype, Gemm, GroupedGemm, Operator, Vector
+from rapid_des.device.vector_kinds import KINDS
+from rapid_des.errors import InputError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_CONDITIONS = ("clock", "launch", "l2", "library")
+_ALIASES = {"norm": "rms_norm", "activation": "swiglu", "residual": "residual_add"}
+
+dtype_option = click.option(
+    "--dtype", type=click.Choice(list(DTYPE_BITS)), default="bf16", show_default=True, help="Of the operands."
+)
+phase_option = click.option(
+    "--phase", type=click.Choice(["forward", "backward"]), default="forward", show_default=True
+)
+
+
+def device_options(command: Command) -> Command:
+    """Add --device, the conditions of use, --set and --json."""
+    command = set_option(json_option(command))
+    for name in reversed(_CONDITIONS):
+        command = click.option(f"--{name}", help=f"Instead of the device file's conditions.{name}.")(command)
+    return click.option("--device", required=True, metavar="DEVICE", help="Device file or preset.")(command)
+
+
+def open_device(device: str, options: dict[str, Any]) -> Device:
+    """Return the device with --set and the conditions applied."""
+    given = split_settings(options["settings"], ("device",))["device"]
+    given += [(f"conditions.{name}", options[name]) for name in _CONDITIONS if options[name]]
+    return load_device(device, settings=given)
+
+
+def show(operator: Operator, device: str, options: dict[str, Any]) -> None:
+    """Print one operator's estimate."""
+    loaded = open_device(device, options)
+    estimate = loaded.operators.estimate(operator)
+    if options["as_json"]:
+        print_json(as_plain(operator, estimate, loaded))
+    else:
+        click.echo(as_text(operator, estimate, loaded))
+
+
+class OperatorGroup(click.Group):
+    """A group in which every vector kernel's name is a command too."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the operator families, then the vector kernels."""
+        return [*super().list_commands(ctx), *_ALIASES, *KINDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a family's command, or one for the vector kernel of that name."""
+        kind = _ALIASES.get(cmd_name, cmd_name)
+        return _vector_command(cmd_name, kind) if kind in KINDS else super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=OperatorGroup)
+def operator() -> None:
+    """Latency of one operator on a device, and why."""
+
+
+@operator.command()
+@click.argument("m", type=click.IntRange(1))
+@click.argument("n", type=click.IntRange(1))
+@click.argument("k", type=click.IntRange(1))
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
+@dtype_option
+@click.option(
+    "--out-dtype", type=click.Choice(list(DTYPE_BITS)), help="Of C; as --dtype (16 bit for narrow)."
+)
+@click.option("--weight-dtype", type=click.Choice(list(DTYPE_BITS)), help="Of B; as --dtype.")
+@click.option("--accumulate", is_flag=True, help="C is read too.")
+@device_options
+def gemm(m: int, n: int, k: int, device: str, **options: Any) -> None:
+    """C[M, N] = A[M, K] times B[K, N]."""
+    shape = {name: options[name] for name in ("batch", "dtype", "out_dtype", "weight_dtype", "accumulate")}
+    show(Gemm(m, n, k, **shape), device, options)
+
+
+@operator.command("grouped")
+@click.argument("rows")
+@click.argument("n", type=click.IntRange(1))
+@click.argument("k", type=click.IntRange(1))
+@dtype_option
+@device_options
+def grouped(rows: str, n: int, k: int, dtype: Dtype, device: str, **options: Any) -> None:
+    """One kernel over several experts; ROWS as in 128,64,0,8 or 32x128 (32 experts of 128 rows)."""
+    show(GroupedGemm(_rows(rows), n, k, dtype), device, options)
+
+
+@operator.command()
+@click.argument("batch", type=click.IntRange(1))
+@click.argument("query_length", type=click.IntRange(1))
+@click.argument("key_length", type=click.IntRange(1))
+@click.option("--heads", type=click.IntRange(1), required=True, help="Query heads of this GPU.")
+@click.option("--kv-heads", type=click.IntRange(1), help="As --heads if absent.")
+@click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--window", type=click.IntRange(1), help="Sliding window in positions.")
+@click.option("--full", is_flag=True, help="Without a causal mask.")
+@click.option("--unfused", is_flag=True, help="Scores go through memory.")
+@phase_option
+@dtype_option
+@device_options
+def attention(batch: int, query_length: int, key_length: int, device: str, **options: Any) -> None:
+    """Attention of BATCH sequences, QUERY_LENGTH new positions over KEY_LENGTH (decode: 1)."""
+    shape = {name: options[name] for name in ("heads", "head_dim", "window", "phase", "dtype")}
+    shape |= {"kv_heads": options["kv_heads"] or options["heads"]}
+    shape |= {"causal": not options["full"], "fused": not options["unfused"]}
+    show(Attention(batch, query_length, key_length, **shape), device, options)
+
+
+@operator.command()
+@click.argument("job")
+@on_option
+@set_option
+@click.option("-o", "--output", required=True, metavar="FILE", help="PNG or SVG.")
+def roofline(job: str, machine: str, settings: tuple[str, ...], output: str) -> None:
+    """Draw the device's roofline with the operators of JOB on it."""
+    from rapid_des.cli.roofline import draw_job
+
+    click.echo(draw_job(job, machine, settings, output))
+
+
+def _vector_command(name: str, kind: str) -> click.Command:
+    @click.command(name, help=f"{KINDS[kind].summary[:1].upper()}{KINDS[kind].summary[1:]}: ROWS x COLUMNS.")
+    @click.argument("rows", type=click.IntRange(1))
+    @click.argument("columns", type=click.IntRange(1))
+    @phase_option
+    @dtype_option
+    @device_options
+    def command(rows: int, columns: int, phase: str, dtype: Dtype, device: str, **options: Any) -> None:
+        show(Vector(kind, rows, columns, dtype, cast(Any, phase)), device, options)
+
+    return command
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    groups, times, each = text.partition("x")
+    try:
+        rows = (int(each),) * int(groups) if times else tuple(int(part) for part in text.split(","))
+    except ValueError:
+        rows = (-1,)
+    if min(rows, default=-1) < 0:
+        raise InputError(f"ROWS: {text!r} is neither a list such as 128,64,0 nor EXPERTSxROWS such as 32x128")
+    return rows
+
+
+@click.command("gemm")
+@click.argument("m", type=click.IntRange(1))
+@click.argument("k", type=click.IntRange(1))
+@click.argument("n", type=click.IntRange(1))
+@click.option("--tp", type=click.IntRange(1), required=True, help="GPUs that share the GEMM.")
+@click.option("--axis", type=click.Choice(["row", "col"]), required=True, help="How the weight is cut.")
+@click.option("--sequence-parallel", is_flag=True, help="Activations outside are cut along M.")
+@dtype_option
+@on_option
+@set_option
+@json_option
+def sharded_gemm(m: int, k: int, n: int, machine: str, settings: tuple[str, ...], **options: Any) -> None:
+    """[M, K] times a weight [K, N] cut over tensor-parallel GPUs: forward, backward, collectives."""
+    from rapid_des.machine import load_machine
+    from rapid_des.studies.sharded_gemm import ShardedGemm, run_sharded, table
+
+    chosen = split_settings(settings, ("machine", "device"))
+    loaded = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"])
+    cut = {name: options[name] for name in ("tp", "axis", "sequence_parallel", "dtype")}
+    phases = run_sharded(ShardedGemm(m, k, n, **cut), loaded)
+    print_json([phase.as_plain() for phase in phases]) if options["as_json"] else click.echo(table(phases))

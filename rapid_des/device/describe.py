@@ -1,0 +1,93 @@
+"""An operator's estimate in words and as plain data: what a command prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rapid_des.device.operators import Estimate, Operator
+from rapid_des.units import PS_PER_S, PS_PER_US, Duration, FlopRate, Size
+
+if TYPE_CHECKING:
+    from rapid_des.device.model import Device
+
+
+def as_plain(operator: Operator, estimate: Estimate, device: Device) -> dict[str, object]:
+    """Return an estimate as plain data; times are microseconds, sizes bytes, energy picojoules."""
+    rate = estimate.flops * PS_PER_S / max(estimate.duration, 1)
+    return {
+        "device": device.spec.name,
+        "conditions": _conditions(device),
+        "operator": type(operator).__name__,
+        "shape": asdict(operator),
+        "time_us": estimate.duration / PS_PER_US,
+        "bound": estimate.bound,
+        "flops": estimate.flops,
+        "flop_per_s": rate,
+        "bytes": dict(estimate.bytes),
+        "detail": dict(estimate.detail),
+    }
+
+
+def as_text(operator: Operator, estimate: Estimate, device: Device) -> str:
+    """Return an estimate for a person: time, what bounds it, and why."""
+    rate = FlopRate(estimate.flops * PS_PER_S // max(estimate.duration, 1))
+    shape = ", ".join(
+        f"{name} {value}" for name, value in asdict(operator).items() if value not in (None, False)
+    )
+    lines = [
+        f"{type(operator).__name__} ({shape}) on {device.spec.name}",
+        f"  time           {Duration(estimate.duration)}, bound by {estimate.bound}",
+        f"  work           {estimate.flops:,} FLOP, {rate}",
+    ]
+    for level, count in estimate.bytes.items():
+        bandwidth = count * PS_PER_S / max(estimate.duration, 1) / 1e9
+        lines.append(f"  {level:<14} {Size(count)}, {bandwidth:,.0f} GB/s")
+    lines += [f"  {name:<14} {_shown(value)}" for name, value in estimate.detail.items() if value is not None]
+    lines.append(f"  conditions     {', '.join(f'{k} {v}' for k, v in _conditions(device).items())}")
+    return "\n".join(lines)
+
+
+def _conditions(device: Device) -> Mapping[str, str]:
+    used = device.conditions
+    return {"clock": used.clock, "launch": used.launch, "l2": used.l2, "library": used.library}
+
+
+def _shown(value: object) -> str:
+    return " x ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
+
+
+def device_as_plain(device: Device) -> dict[str, object]:
+    """Return a device's numbers in base units, and the constants in use by section and dtype."""
+    spec: dict[str, object] = msgspec.to_builtins(device.spec, enc_hook=int)
+    used = {
+        section: {
+            dtype: dict(device.constants(section, dtype)) for dtype in device.spec.tensor_peak or ["fp32"]
+        }
+        for section in device.family.constants
+    }
+    return spec | {"constants": used}
+
+
+def device_as_text(device: Device) -> str:
+    """Return a device for a person: one line a number."""
+    spec = device.spec
+    clock = f"{spec.clock.boost} boost, {spec.clock.sustained} sustained, peaks at {spec.clock.peak}"
+    stores = {"registers": spec.registers, "shared": spec.shared, "L2": spec.l2, "HBM": spec.hbm}
+    each = {"registers": " a SM", "shared": " a SM"}
+    lines = [f"{spec.name} ({spec.family}, {spec.sms} SMs)", f"  clock        {clock}"]
+    lines += [f"  tensor {dtype:<6}{peak}" for dtype, peak in spec.tensor_peak.items()]
+    lines += [f"  vector {dtype:<6}{peak}" for dtype, peak in spec.vector_peak.items()]
+    for name, store in stores.items():
+        size = f"{store.capacity / 1e9:g} GB" if name == "HBM" else str(store.capacity)
+        lines.append(f"  {name:<13}{size}{each.get(name, '')}, {store.bandwidth}")
+    lines.append(f"  launch       {spec.launch.eager} eager, {spec.launch.graph} in a graph")
+    lines.append(f"  conditions   {', '.join(f'{k} {v}' for k, v in _conditions(device).items())}")
+    lines.append(
+        f"  operators    {spec.operators}; constants of family {spec.family}: "
+        + ", ".join(device.family.constants)
+    )
+    return "\n".join(lines)

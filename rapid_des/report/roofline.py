@@ -1,0 +1,69 @@
+"""A device's roofline with operators on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rapid_des.device.model import Device
+from rapid_des.device.operators import Operator
+from rapid_des.errors import InputError
+from rapid_des.units import PS_PER_S
+
+_MARKS = {
+    "tensor": "o", "vector": "s", "shared": "D", "l2": "^", "hbm": "v", "latency": "x", "launch": "+",
+}  # fmt: skip
+
+
+def draw_roofline(operators: Mapping[str, Operator], device: Device, path: Path, *, title: str) -> None:
+    """Write a PNG or SVG: FLOP/s over FLOP per HBM byte, a mark an operator by what bounds it."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("drawing needs matplotlib: pip install 'rapid-des[plot]'") from None
+    if path.suffix not in {".png", ".svg"}:
+        raise InputError(f"{path}: the file must end in .png or .svg")
+    figure = Figure(figsize=(9, 6))
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    points = _points(operators, device)
+    for number, (name, intensity, rate, bound) in enumerate(points, start=1):
+        axes.plot(intensity, rate, _MARKS[bound], color=f"C{list(_MARKS).index(bound)}", markersize=6)
+        axes.annotate(str(number), (intensity, rate), fontsize=6, textcoords="offset points", xytext=(3, 3))
+        axes.plot([], [], " ", label=f"{number} {name} ({bound})")
+    _roofs(axes, device, [point[1] for point in points])
+    axes.set_xlabel("FLOP per byte of HBM")
+    axes.set_ylabel("FLOP/s")
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=5, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    try:
+        figure.savefig(path, dpi=130, bbox_inches="tight")
+    except OSError as error:
+        raise InputError(f"{path}: can not be written: {error.strerror or error}") from None
+
+
+def _points(operators: Mapping[str, Operator], device: Device) -> list[tuple[str, float, float, str]]:
+    points: dict[Operator, tuple[str, float, float, str]] = {}
+    for name, operator in operators.items():
+        estimate = device.operators.estimate(operator)
+        moved = estimate.bytes.get("hbm", 0)
+        if estimate.flops and moved and operator not in points:
+            rate = estimate.flops * PS_PER_S / max(estimate.duration, 1)
+            points[operator] = (name, estimate.flops / moved, rate, estimate.bound)
+    return list(points.values())
+
+
+def _roofs(axes: Any, device: Device, intensities: list[float]) -> None:
+    low, high = min([1e-2, *intensities]), max([1e4, *intensities])
+    x = np.geomspace(low, high, 200)
+    for dtype, peak in device.spec.tensor_peak.items():
+        if dtype in {"fp64", "int8", "int4"}:
+            continue
+        roof = np.minimum(peak * device.clock_ratio, x * device.spec.hbm.bandwidth)
+        axes.loglog(x, roof, linewidth=1, color="black", alpha=0.6)
+        axes.annotate(dtype, (high, roof[-1]), fontsize=7, ha="right", va="bottom")
+    axes.grid(visible=True, which="both", alpha=0.2)

@@ -1,0 +1,136 @@
+"""A linear layer cut over tensor-parallel GPUs: each GEMM of forward and backward, with its collective.
+
+The weight [K, N] is cut by columns (`col`: every GPU makes N/tp columns of the result from the whole input)
+or by rows (`row`: every GPU multiplies K/tp of the input and the partial results are summed). With sequence
+parallelism the activations outside the layer are cut along M, which turns an all-reduce into an all-gather
+before the layer and a reduce-scatter after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rapid_des.device.operators import Dtype, Estimate, Gemm
+from rapid_des.device.roofline import width
+from rapid_des.errors import InputError
+from rapid_des.machine import Machine
+from rapid_des.studies.collective_bench import bench
+from rapid_des.units import PS_PER_US, Duration, Size
+
+
+@dataclass(frozen=True)
+class ShardedGemm:
+    """[m, k] times a weight [k, n], cut over `tp` GPUs."""
+
+    m: int
+    k: int
+    n: int
+    tp: int
+    axis: Literal["row", "col"]
+    sequence_parallel: bool = False
+    dtype: Dtype = "bf16"
+
+    def gemms(self) -> dict[str, Gemm]:
+        """Return one GPU's GEMM of every phase."""
+        n, k = (self.n // self.tp, self.k) if self.axis == "col" else (self.n, self.k // self.tp)
+        return {
+            "forward": Gemm(self.m, n, k, dtype=self.dtype),
+            "backward input": Gemm(self.m, k, n, dtype=self.dtype),
+            "backward weight": Gemm(k, n, self.m, dtype=self.dtype),
+        }
+
+    def collectives(self) -> dict[str, list[tuple[str, int]]]:
+        """Return the collectives of every phase with their bytes, all shards together."""
+        size = width(self.dtype)
+        inputs, results = int(self.m * self.k * size), int(self.m * self.n * size)
+        if self.tp == 1:
+            return {}
+        if not self.sequence_parallel:
+            reduced = ("forward", results) if self.axis == "row" else ("backward input", inputs)
+            return {reduced[0]: [("all_reduce", reduced[1])]}
+        if self.axis == "row":
+            return {
+                "forward": [("reduce_scatter", results)],
+                "backward input": [("all_gather", results)],
+            }
+        return {
+            "forward": [("all_gather", inputs)],
+            "backward input": [("reduce_scatter", inputs)],
+            "backward weight": [("all_gather", inputs)],
+        }
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One GEMM and the collectives that belong to it; times are picoseconds, one after the other."""
+
+    name: str
+    gemm: Gemm
+    estimate: Estimate
+    collectives: tuple[tuple[str, int, int], ...]
+    """Name, bytes, picoseconds."""
+
+    @property
+    def duration(self) -> int:
+        """The whole phase without overlap."""
+        return self.estimate.duration + sum(time for _, _, time in self.collectives)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "phase": self.name,
+            "gemm": {"m": self.gemm.m, "n": self.gemm.n, "k": self.gemm.k},
+            "gemm_us": self.estimate.duration / PS_PER_US,
+            "bound": self.estimate.bound,
+            "collectives": [
+                {"name": name, "bytes": size, "time_us": time / PS_PER_US}
+                for name, size, time in self.collectives
+            ],
+            "total_us": self.duration / PS_PER_US,
+        }
+
+
+def run_sharded(layer: ShardedGemm, machine: Machine) -> list[Phase]:
+    """Return the phases of a layer on the first `tp` GPUs of a machine."""
+    cut, name = (layer.n, "N") if layer.axis == "col" else (layer.k, "K")
+    if cut % layer.tp:
+        raise InputError(f"--tp: {layer.tp} does not divide {name} = {cut}")
+    if layer.sequence_parallel and layer.m % layer.tp:
+        raise InputError(f"--tp: {layer.tp} does not divide M = {layer.m} (sequence parallel)")
+    collectives = layer.collectives()
+    return [
+        Phase(
+            name,
+            gemm,
+            machine.device.operators.estimate(gemm),
+            _timed(collectives.get(name, []), layer, machine),
+        )
+        for name, gemm in layer.gemms().items()
+    ]
+
+
+def _timed(
+    collectives: Sequence[tuple[str, int]], layer: ShardedGemm, machine: Machine
+) -> tuple[tuple[str, int, int], ...]:
+    return tuple(
+        (name, size, bench(machine, name, [size], gpus=layer.tp)[0].duration) for name, size in collectives
+    )
+
+
+def table(phases: Sequence[Phase]) -> str:
+    """Return the phases for a person."""
+    lines = [
+        f"{'phase':<16} {'GEMM m x n x k':>22} {'GEMM':>12} {'bound':>8} {'collective':>34} {'total':>12}"
+    ]
+    for phase in phases:
+        moved = ", ".join(f"{name} {Size(size)} {Duration(time)}" for name, size, time in phase.collectives)
+        shape = f"{phase.gemm.m} x {phase.gemm.n} x {phase.gemm.k}"
+        alone = str(Duration(phase.estimate.duration))
+        lines.append(
+            f"{phase.name:<16} {shape:>22} {alone:>12} {phase.estimate.bound:>8} "
+            f"{moved or '-':>34} {Duration(phase.duration)!s:>12}"
+        )
+    total = sum(phase.duration for phase in phases)
+    return "\n".join([*lines, f"{'all':<16} {Duration(total)!s:>107}"])
