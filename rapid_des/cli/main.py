@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
+from collections.abc import Sequence
 
 import click
 
@@ -25,6 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+_MOST_LINES = 40
+_FRAMES = 6
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands' names and imports one only to run it."""
 
@@ -40,6 +47,14 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; if whoever reads stdout has left, as `head` does, there is nothing more to say."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list of commands without importing any."""
         with formatter.section("Commands"):
@@ -52,21 +67,38 @@ def cli() -> None:
     """Predict how long distributed LLM training and inference take, and what faults cost."""
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; every deliberate error is one to forty lines on stderr and its exit code."""
     try:
-        cli(standalone_mode=False)
+        cli(arguments, prog_name="rapid-des", standalone_mode=False)
     except RapidDesError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+        _leave(f"error: {error}", error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
+        _leave("interrupted", 130)
+    except OSError as error:
+        _leave(f"error: {error.filename or 'input or output'}: {error.strerror or error}", 2)
+    except MemoryError:
+        _leave("error: out of memory; a smaller job, fewer ranks or --mode hierarchical needs less", 3)
+    except Exception as defect:  # noqa: BLE001 - the last door: what gets here is a defect of ours
+        _leave(_report(defect), 1)
+
+
+def _leave(text: str, code: int) -> None:
+    lines = text.splitlines()
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 1], f"… and {len(lines) - _MOST_LINES + 1} more lines"]
+    click.echo("\n".join(lines), err=True)
+    sys.exit(code)
+
+
+def _report(defect: Exception) -> str:
+    frames = traceback.extract_tb(defect.__traceback__)[-_FRAMES:]
+    places = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+    what = f"{type(defect).__name__}: {defect}".splitlines()[0]
+    return "\n".join([f"error: a defect of rapid_des, please report it: {what}", *places])
 
 
 if __name__ == "__main__":

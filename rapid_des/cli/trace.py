@@ -30,7 +30,9 @@ from rapid_des.chakra.options import CHOICES
 from rapid_des.errors import TraceError
 from rapid_des.units import Duration, Size
 
-LAZY: dict[str, tuple[str, str]] = {}
+LAZY: dict[str, tuple[str, str]] = {
+    "write": ("rapid_des.cli.trace_write:write", "Write a job's traces as Chakra files."),
+}
 """Commands that live in modules of their own: name to ("module:attribute", summary)."""
 
 _MOST_LINES = 38
