@@ -16,11 +16,9 @@ on the way back before flows share the rest.
 
 from __future__ import annotations
 
-from numba.extending import register_jitable
-
 from rapid_des.network.fluid_fill import fill
 from rapid_des.network.fluid_state import NONE, Fluid, new_fluid, set_route, stride
-from rapid_des.network.fluid_work import NEVER, SCALE, drain_time, drained, portion
+from rapid_des.network.fluid_work import NEVER, SCALE, compilable, drain_time, drained, inlined, portion
 
 __all__ = [
     "NEVER",
@@ -39,7 +37,7 @@ ACKNOWLEDGEMENT_PASSES = 4
 """Each pass takes the acknowledgements of the pass before; the rest error is their share to this power."""
 
 
-@register_jitable
+@compilable
 def begin_flow(fluid: Fluid, flow: int, wire: int, ratio: int, now: int) -> None:
     """Start a flow of `wire` bytes in a slot whose route has been written."""
     start = flow * stride(fluid)
@@ -62,7 +60,7 @@ def begin_flow(fluid: Fluid, flow: int, wire: int, ratio: int, now: int) -> None
     _touch(fluid, flow)
 
 
-@register_jitable
+@compilable
 def end_flow(fluid: Fluid, flow: int) -> None:
     """Take a flow out, finished or not, and free its slot."""
     _touch(fluid, flow)
@@ -85,7 +83,7 @@ def end_flow(fluid: Fluid, flow: int) -> None:
     fluid.hops[flow] = 0
 
 
-@register_jitable
+@compilable
 def set_capacity(fluid: Fluid, link: int, bandwidth: int) -> None:
     """Give a link another rate, in bytes a second; 0 stops it (R6)."""
     members = fluid.population[link]
@@ -105,7 +103,7 @@ def set_capacity(fluid: Fluid, link: int, bandwidth: int) -> None:
     fluid.counts[1] = 0
 
 
-@register_jitable
+@compilable
 def settle(fluid: Fluid, now: int) -> int:
     """Share out anew what the changes at this instant touched; return how many flows changed rate.
 
@@ -129,7 +127,7 @@ def settle(fluid: Fluid, now: int) -> int:
     return _adopt(fluid, now)
 
 
-@register_jitable
+@compilable
 def _adopt(fluid: Fluid, now: int) -> int:
     count = 0
     for i in range(fluid.counts[0]):
@@ -150,13 +148,13 @@ def _adopt(fluid: Fluid, now: int) -> int:
     return count
 
 
-@register_jitable
+@compilable
 def remaining(fluid: Fluid, flow: int, now: int) -> tuple[int, int]:
     """Return a flow's work left at `now`: 1/256 bytes, and 1e-12 of that."""
     return drained(fluid.left[flow], fluid.fraction[flow], fluid.rate[flow], now - fluid.since[flow])
 
 
-@register_jitable
+@compilable
 def _expand(fluid: Fluid) -> bool:
     """Touch all flows connected to touched ones by links that may be full; True if by way of answers."""
     coupled = False
@@ -173,7 +171,7 @@ def _expand(fluid: Fluid) -> bool:
     return coupled
 
 
-@register_jitable(inline="always")
+@inlined
 def _visit(fluid: Fluid, link: int) -> None:
     if fluid.is_visited[link]:
         return
@@ -186,7 +184,7 @@ def _visit(fluid: Fluid, link: int) -> None:
         hop = fluid.next[hop]
 
 
-@register_jitable(inline="always")
+@inlined
 def _touch(fluid: Fluid, flow: int) -> None:
     if fluid.position[flow] == NONE:
         fluid.position[flow] = fluid.counts[0]
@@ -194,7 +192,7 @@ def _touch(fluid: Fluid, flow: int) -> None:
         fluid.counts[0] += 1
 
 
-@register_jitable
+@compilable
 def _untouch(fluid: Fluid, flow: int) -> None:
     last = fluid.touched[fluid.counts[0] - 1]
     fluid.touched[fluid.position[flow]] = last
@@ -204,7 +202,7 @@ def _untouch(fluid: Fluid, flow: int) -> None:
     fluid.counts[1] = fluid.counts[0]
 
 
-@register_jitable
+@compilable
 def _find_ceiling(fluid: Fluid, flow: int) -> None:
     start = flow * stride(fluid)
     ceiling = NEVER
@@ -213,7 +211,7 @@ def _find_ceiling(fluid: Fluid, flow: int) -> None:
     fluid.ceiling[flow] = ceiling
 
 
-@register_jitable
+@compilable
 def _add_demand(fluid: Fluid, flow: int, sign: int) -> None:
     start = flow * stride(fluid)
     there = start + fluid.hops[flow]
@@ -224,7 +222,7 @@ def _add_demand(fluid: Fluid, flow: int, sign: int) -> None:
         fluid.demand[fluid.link[hop]] += sign * answer
 
 
-@register_jitable
+@compilable
 def _set_background(fluid: Fluid, flow: int, old: int, new: int) -> None:
     change = portion(new, fluid.ratio[flow]) - portion(old, fluid.ratio[flow])
     start = flow * stride(fluid) + fluid.hops[flow]

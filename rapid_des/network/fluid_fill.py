@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from numba.extending import register_jitable
-
 from rapid_des.network.fluid_state import NONE, Fluid, Int64s, stride
+from rapid_des.network.fluid_work import compilable, inlined
 
 
-@register_jitable
+@compilable
 def fill(fluid: Fluid) -> None:
     """Write each touched flow's fair rate to `settled`, given the acknowledgement load of the moment.
 
@@ -30,7 +29,7 @@ def fill(fluid: Fluid) -> None:
                 _settle_link(fluid, name, now)
 
 
-@register_jitable
+@compilable
 def _load(fluid: Fluid) -> int:
     """Reset the links and flows to be filled and push their first shares; return the heap's size."""
     size = 0
@@ -48,14 +47,14 @@ def _load(fluid: Fluid) -> int:
     return size
 
 
-@register_jitable(inline="always")
+@inlined
 def _share(fluid: Fluid, link: int) -> int:
     """Return the rate that each waiting flow would get; at least one unit unless the link is dead."""
     least = 1 if fluid.capacity[link] > 0 else 0
     return int(max(least, fluid.free[link] // fluid.waiting[link]))
 
 
-@register_jitable
+@compilable
 def _settle_link(fluid: Fluid, link: int, share: int) -> None:
     hop = fluid.first[link]
     while hop != NONE:
@@ -65,7 +64,7 @@ def _settle_link(fluid: Fluid, link: int, share: int) -> None:
         hop = fluid.next[hop]
 
 
-@register_jitable(inline="always")
+@inlined
 def _settle_flow(fluid: Fluid, flow: int, rate: int) -> None:
     fluid.settled[flow] = rate
     start = flow * stride(fluid)
@@ -75,7 +74,7 @@ def _settle_flow(fluid: Fluid, flow: int, rate: int) -> None:
         fluid.waiting[link] -= 1
 
 
-@register_jitable
+@compilable
 def _push(keys: Int64s, ids: Int64s, size: int, key: int, name: int) -> int:
     """Put (key, name) into the binary heap; return its new size."""
     hole = size
@@ -89,7 +88,7 @@ def _push(keys: Int64s, ids: Int64s, size: int, key: int, name: int) -> int:
     return size + 1
 
 
-@register_jitable
+@compilable
 def _pop(keys: Int64s, ids: Int64s, size: int) -> int:
     """Take the smallest (key, name) off the binary heap; return its new size."""
     size -= 1

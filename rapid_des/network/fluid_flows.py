@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numba import njit
@@ -67,7 +67,12 @@ INTERPRETED = Kernel(interpreted.begin_flow, interpreted.end_flow, interpreted.s
 @cache
 def compiled() -> Kernel:
     """Return the functions compiled, which takes some seconds the first time."""
-    return Kernel(njit(interpreted.begin_flow), njit(interpreted.end_flow), njit(interpreted.settle))
+    compile_one: Callable[..., Any] = cast("Callable[..., Any]", njit)(_nrt=False)
+    return Kernel(
+        compile_one(interpreted.begin_flow),
+        compile_one(interpreted.end_flow),
+        compile_one(interpreted.settle),
+    )
 
 
 def simulate_flows(
@@ -75,6 +80,16 @@ def simulate_flows(
 ) -> Times:
     """Return when each message starts and arrives; `links` are (bandwidth, latency) by link id."""
     return _Run(protocol, links, messages, kernel).run()
+
+
+@dataclass(frozen=True)
+class _Service:
+    """What a size on a kind of route means; many messages share it."""
+
+    wire: int
+    ratio: int
+    tail: int
+    answer: int
 
 
 class _Run:
@@ -88,6 +103,7 @@ class _Run:
         self.missing = [len(message.after_arrival) + len(message.after_answer) for message in messages]
         self.ready = [0] * len(messages)
         self.followers: list[list[tuple[int, bool]]] = [[] for _ in messages]
+        self.services: dict[tuple[object, ...], _Service] = {}
         self.events: list[tuple[int, bool, int]] = []
         """(time, begins, message)"""
 
@@ -117,17 +133,14 @@ class _Run:
             heapq.heappush(self.events, (int(self.fluid.finish[flow]), False, flow))
 
     def _begin(self, number: int, now: int) -> None:
+        service = self._service(self.messages[number])
         self.start[number] = now
-        size = self.messages[number].size
-        slowest = min(self.links[link][0] for link in self.messages[number].route)
-        ratio = acknowledgement_ratio(self.protocol, size, slowest)
-        self.kernel.begin_flow(self.fluid, number, wire_bytes(self.protocol, size), ratio, now)
+        self.kernel.begin_flow(self.fluid, number, service.wire, service.ratio, now)
 
     def _arrive(self, number: int, now: int) -> None:
-        message = self.messages[number]
-        hops = [self.links[link] for link in message.route]
-        arrival = now + fluid_tail(self.protocol, message.size, hops)
-        answer = arrival + acknowledgement_time(self.protocol, [self.links[link] for link in message.back])
+        service = self._service(self.messages[number])
+        arrival = now + service.tail
+        answer = arrival + service.answer
         self.arrival[number] = arrival
         for follower, answered in self.followers[number]:
             self.ready[follower] = max(self.ready[follower], answer if answered else arrival)
@@ -135,6 +148,24 @@ class _Run:
             if not self.missing[follower]:
                 begin = self.ready[follower] + self.messages[follower].delay
                 heapq.heappush(self.events, (begin, True, follower))
+
+    def _service(self, message: Message) -> _Service:
+        there = tuple([self.links[link] for link in message.route])
+        back = tuple([self.links[link] for link in message.back])
+        key = (message.size, there, back)
+        if key not in self.services:
+            self.services[key] = _service(self.protocol, message.size, there, back)
+        return self.services[key]
+
+
+def _service(protocol: Protocol, size: int, there: Hops, back: Hops) -> _Service:
+    slowest = min(rate for rate, _ in there)
+    return _Service(
+        wire=wire_bytes(protocol, size),
+        ratio=acknowledgement_ratio(protocol, size, slowest),
+        tail=fluid_tail(protocol, size, there),
+        answer=acknowledgement_time(protocol, back),
+    )
 
 
 def _empty_state(protocol: Protocol, links: Hops, messages: Sequence[Message]) -> Fluid:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from rapid_des.network.fluid_work import NEVER, SCALE
+from rapid_des.network.fluid_work import NEVER, SCALE, compilable
 
 NONE = -1
 
@@ -98,7 +97,7 @@ def set_route(fluid: Fluid, flow: int, route: tuple[int, ...], back: tuple[int, 
     fluid.hops_back[flow] = len(back)
 
 
-@register_jitable
+@compilable
 def stride(fluid: Fluid) -> int:
     """Return the distance between the first hops of two slots."""
     return len(fluid.link) // len(fluid.hops)

@@ -14,12 +14,17 @@ MOST_BANDWIDTH = 10**14
 """Bytes a second that the arithmetic holds."""
 NEVER = 2**63 - 1
 
+compilable = register_jitable(_nrt=False)
+"""Marks a function that runs as it stands and that numba compiles into whatever calls it."""
+inlined = register_jitable(_nrt=False, forceinline=True)
+"""The same for small hot ones: a call would copy the whole state."""
+
 _FRACTION_ONE = 10**12
 _HALF = 10**6
 _MOST_SECONDS = 4 * 10**6
 
 
-@register_jitable
+@compilable
 def drain_time(left: int, fraction: int, rate: int) -> int:
     """Return the least picoseconds by which `rate` has drained the work; NEVER at rate 0 or past 46 days.
 
@@ -37,7 +42,7 @@ def drain_time(left: int, fraction: int, rate: int) -> int:
     return picoseconds + (1 if rest > 0 else 0)
 
 
-@register_jitable
+@compilable
 def drained(left: int, fraction: int, rate: int, elapsed: int) -> tuple[int, int]:
     """Return the work that is left after `elapsed` picoseconds, none below zero.
 
@@ -58,7 +63,7 @@ def drained(left: int, fraction: int, rate: int, elapsed: int) -> tuple[int, int
     return left - whole, fraction
 
 
-@register_jitable
+@compilable
 def portion(rate: int, ratio: int) -> int:
     """Return `ratio` / 65,536 of a rate, rounded down: the load of a flow's acknowledgements."""
     return (rate // 256) * ratio // 256

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from rapid_des.network.build import Plan, build
+from rapid_des.network.build import build
 from rapid_des.network.fluid_flows import Message
 from rapid_des.network.protocol import Protocol
 from rapid_des.network.routing import DimensionOrderRouter
@@ -78,31 +78,31 @@ _ROUTING = Routing(order="innermost_first", tie="positive")
 
 
 @cache
-def plan(fabric: str) -> Plan:
-    """Return a fabric of the grid with its layouts."""
-    return build(fabric, [FABRICS[fabric]], _ROUTING)
+def router(fabric: str) -> DimensionOrderRouter:
+    """Return the router of one of the grid's fabrics."""
+    return DimensionOrderRouter(build(fabric, [FABRICS[fabric]], _ROUTING))
 
 
 def traffic(fabric: str, pattern: str, size: int) -> Traffic:
     """Return one case's messages; `size` is the pattern's, in bytes."""
-    router = DimensionOrderRouter(plan(fabric))
-    script = Script(router.fabric.gpus)
+    ways = router(fabric)
+    script = Script(ways.fabric.gpus)
     PATTERNS[pattern](script, size)
     messages = tuple(
         Message(
             size=step.size,
-            route=router.route(step.source, step.destination),
-            back=router.route(step.destination, step.source),
+            route=ways.route(step.source, step.destination),
+            back=ways.route(step.destination, step.source),
             after_arrival=step.after,
         )
         for step in script.steps
     )
-    return Traffic(router.fabric, messages, tuple(step.source for step in script.steps))
+    return Traffic(ways.fabric, messages, tuple(step.source for step in script.steps))
 
 
 def cases(fabric: str) -> Iterator[tuple[str, int]]:
     """Yield the grid's (pattern, size) for a fabric: fewer sizes where there are more GPUs."""
-    gpus = plan(fabric).fabric.gpus
+    gpus = router(fabric).fabric.gpus
     sizes = [size for size in SIZES if size * gpus <= MOST_BYTES]
     for size in sizes if gpus < 64 else sizes[2:3]:
         for pattern in PATTERNS:

@@ -15,7 +15,7 @@ from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.fluid_flows import Message, compiled, simulate_flows
 from rapid_des.network.protocol import Protocol, acknowledgement_time
 from rapid_des.network.specs import Switching
-from rapid_des.replay import simpy_engine
+from rapid_des.replay import compiled as engine
 from rapid_des.replay.program import (
     NONE,
     Group,
@@ -51,7 +51,7 @@ def makespan(traffic: Traffic, protocol: Protocol, mode: Mode) -> int:
         times = simulate_flows(protocol, traffic.links, traffic.messages, kernel=compiled())
         return int(times.arrival.max())
     switching = Switching(mode=mode, segment=None, protocol=protocol)
-    return simpy_engine.run(program(traffic, switching)).makespan
+    return engine.run(program(traffic, switching)).makespan
 
 
 def alone(traffic: Traffic) -> int:

@@ -1,7 +1,7 @@
 import pytest
 
 from rapid_des.validation.folder import CHECKOUT_DATA, DataFolder
-from rapid_des.validation.grid import FABRICS, cases, plan, traffic
+from rapid_des.validation.grid import FABRICS, cases, router, traffic
 from rapid_des.validation.messages import alone, makespan
 from rapid_des.validation.patterns import PATTERNS, Script
 from validation.packet_oracle.regenerate import GRID, PROTOCOL, answer
@@ -69,4 +69,4 @@ def test_switching_modes_differ_where_they_should() -> None:
 
 
 def test_every_fabric_of_the_grid_has_64_gpus_or_fewer() -> None:
-    assert {8, 16, 32, 64} == {plan(name).fabric.gpus for name in FABRICS}
+    assert {8, 16, 32, 64} == {router(name).fabric.gpus for name in FABRICS}

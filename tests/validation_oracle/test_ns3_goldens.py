@@ -47,12 +47,11 @@ def test_zero_load_is_ns3_to_the_nanosecond_in_packets_and_in_every_packet_mode(
         assert makespan(case(name), protocol(int(INDEX[name]["payload"])), mode) == expected.max()
 
 
-SHARED = (
-    "park share incast shift outcast ard_sw8 ard_fc8 a2a_line8 a2a_sw8 a2a_fc8 a2a_ft16 pipe_row perm_t4x4x4"
-)
+SHARED = ("park", "share", "incast", "shift", "outcast", "ard_sw8", "ard_fc8", "a2a_line8", "a2a_sw8_4M")
+DENSE = ("a2a_fc8", "a2a_ft16", "a2a_king4x4", "pipe_row", "perm_t4x4x4", "perm_mesh4x4", "perm_ring16")
 
 
-@pytest.mark.parametrize("name", [name for name in INDEX if name.startswith(tuple(SHARED))])
+@pytest.mark.parametrize("name", [name for name in INDEX if name.startswith(SHARED + DENSE)])
 def test_the_oracle_is_ns3_to_the_nanosecond_where_flows_share_links(name: str) -> None:
     assert packets(name).max() == 1000 * ns3_arrivals(name).max()
 
