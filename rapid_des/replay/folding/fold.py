@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.replay.folding.quotient import Turn, quotient, turned
+from rapid_des.replay.folding.quotient import Turn, no_tasks, quotient, turned
 from rapid_des.replay.folding.rotation import GroupMap, Shift, group_map, keeps_slots, link_orbits, shifts
 from rapid_des.replay.program import NONE, Group, Program, RankBinding, RankProgram, Records, Template
 
@@ -113,10 +113,15 @@ class _Quotient:
             bindings=bindings,
             programs=programs,
             groups=tuple(folded_groups),
-            templates=tuple(self.templates),
+            templates=self._used_templates(programs),
             route_links=orbits[self.program.route_links].astype(np.int32),
         )
         return Folding(program, self.stands_for.reshape(-1), orbits)
+
+    def _used_templates(self, programs: tuple[RankProgram, ...]) -> tuple[Template, ...]:
+        """Return the templates under their numbers; those that turned ones replaced hold nothing any more."""
+        used = {number for table in programs for number in np.unique(table.template).tolist()}
+        return tuple(one if number in used else no_tasks() for number, one in enumerate(self.templates))
 
     def _group_orbits(self) -> Ints:
         lowest = np.arange(len(self.groups.image))

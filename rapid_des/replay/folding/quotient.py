@@ -146,3 +146,15 @@ def _rows(starts: Ints, rows: Ints) -> tuple[Ints, Ints]:
     ends = np.cumsum(lengths)
     entries = np.arange(int(lengths.sum())) + np.repeat(starts[rows] - (ends - lengths), lengths)
     return entries, np.concatenate(([0], ends)).astype(np.int64)
+
+
+def no_tasks() -> Template:
+    """Return a template that nothing runs: it keeps a number and frees the columns behind it."""
+    none, flags = np.zeros(0, np.int32), np.zeros(0, np.bool_)
+    lags, starts = np.zeros(0, np.int64), np.zeros(2, np.int64)
+    return Template(
+        members=1, pair=none, pair_source=none, pair_destination=none, source=none, size=none, need=none,
+        edge_starts=starts[:1], edge_target=none, edge_lag=lags, edge_at_injection=flags,
+        arrival_starts=starts, arrival_target=none, arrival_lag=lags, member_need=np.zeros(1, np.int32),
+        name="unused",
+    )  # fmt: skip
