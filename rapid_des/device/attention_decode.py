@@ -126,10 +126,10 @@ def decode_grid(attention: Attention, kernel: DecodeKernel, sms: int) -> Grid:
 
 
 def choose_splits(groups: int, places: int, most: int, tiles: int) -> int:
-    """Return the fewest splits whose waves are nearly (85 %) as full as the best choice's: FlashAttention's rule.
+    """Return the fewest splits whose waves are 85 % as full as the best choice's (FlashAttention's rule).
 
     >>> choose_splits(8, 216, 128, 256), choose_splits(200, 216, 128, 256)
-    (27, 1)
+    (24, 1)
     """
     if groups >= 0.8 * places:
         return 1

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rapid_des.device.attention_schedule import Floats, makespan
-from rapid_des.device.attention_tiles import Sizes, group_size, key_tiles, kv_dtype, sizes, value_dim
+from rapid_des.device.attention_tiles import Ints, Sizes, group_size, key_tiles, kv_dtype, sizes, value_dim
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate
 from rapid_des.device.vector_memory import constant, transfer
 from rapid_des.units import PS_PER_S
@@ -66,9 +66,7 @@ def price_flash(attention: Attention, device: Device, section: str) -> Estimate:
     width = attention.head_dim + value_dim(attention)
     block, pace = _tile_seconds(kernel, device, _product_dtype(kernel, attention), width)
     heads = attention.batch * attention.heads // packed
-    compute = makespan(
-        _order(kernel, kernel.cta_us * 1e-6 + tiles * block, pace), heads, device.spec.sms, pace
-    )
+    compute = makespan(_order(kernel, tiles, block), heads, device.spec.sms, pace)
     total = sizes(attention)
     columns = attention.heads * attention.head_dim + attention.kv_heads * width
     inputs = attention.batch * attention.query_length * columns * 2.0
@@ -84,9 +82,7 @@ def price_flash_backward(attention: Attention, device: Device) -> Estimate:
     width = 3 * attention.head_dim + 2 * value_dim(attention)
     block, pace = _tile_seconds(kernel, device, attention.dtype, width)
     heads = attention.batch * attention.heads
-    compute = makespan(
-        _order(kernel, kernel.cta_us * 1e-6 + tiles * block, pace), heads, device.spec.sms, pace
-    )
+    compute = makespan(_order(kernel, tiles, block), heads, device.spec.sms, pace)
     forward = sizes(attention)
     # Q, K, V, O, dO read; dQ, dK, dV written; dQ in fp32 written and read once more by its conversion.
     query_grads = 2 * attention.batch * attention.query_length * attention.heads * attention.head_dim * 4.0
@@ -105,7 +101,7 @@ class _Work:
     sizes: Sizes
     compute: float
     inputs: float
-    tiles: np.ndarray
+    tiles: Ints
     heads: int
 
 
@@ -129,9 +125,10 @@ def _tile_seconds(kernel: FlashKernel, device: Device, dtype: Dtype, width: int)
     return alone, np.array(paces)
 
 
-def _order(kernel: FlashKernel, blocks: Floats, pace: Floats) -> Floats:
-    ordered: Floats = np.sort(blocks)[::-1] if kernel.longest_first else blocks
-    return ordered
+def _order(kernel: FlashKernel, tiles: Ints, tile_seconds: float) -> Floats:
+    """Return the seconds of each block alone on its SM, in issue order."""
+    blocks: Floats = kernel.cta_us * 1e-6 + tiles.astype(np.float64) * tile_seconds
+    return np.sort(blocks)[::-1] if kernel.longest_first else blocks
 
 
 def _estimate(work: _Work, kernel: FlashKernel, device: Device) -> Estimate:

@@ -1,4 +1,4 @@
-"""When the last thread block of a kernel ends: list scheduling of blocks over SMs that several blocks share."""
+"""When the last thread block of a kernel ends: blocks in issue order on SMs that hold several."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def makespan(pattern: Floats, repeats: int, sms: int, pace: Floats) -> float:
 
 
 @njit(cache=True)
-def _simulate(work: Floats, sms: int, pace: Floats) -> float:  # noqa: C901, PLR0912 - one compiled loop
+def _simulate(work: Floats, sms: int, pace: Floats) -> float:  # noqa: C901, PLR0912, PLR0915 - one compiled loop
     """Simulate each SM as a processor-sharing server; a binary heap holds the SMs by their next finish."""
     places = pace.shape[0]
     left = np.zeros((sms, places))

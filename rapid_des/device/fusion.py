@@ -15,9 +15,9 @@ from rapid_des.errors import InputError
 Policy = Literal["eager", "torch_compile", "megatron", "vllm"]
 
 EXPANSIONS: Mapping[str, tuple[str, ...]] = {
-    # x.float(); pow(2); mean; + eps; rsqrt; x * r (broadcast); to(dtype); * weight
+    # To fp32, square, mean, plus epsilon, inverse root, times the root, back, times the weight.
     "rms_norm": ("cast", "power_scalar", "row_mean", "row_scalar", "row_scalar", "scale", "cast", "scale"),
-    # x * cos; rotate_half: negate and two copies (concatenate); * sin; add
+    # Times cosine; half negated and joined by copies; times sine; sum.
     "rope": ("scale", "scale", "copy", "scale", "residual_add"),
     "swiglu": ("silu", "multiply"),
     "masked_softmax": ("scale", "mask", "softmax"),
@@ -107,4 +107,3 @@ def _expand(kind: str) -> tuple[str, ...]:
     if kind not in EXPANSIONS:
         return (kind,)
     return tuple(primitive for part in EXPANSIONS[kind] for primitive in _expand(part))
-

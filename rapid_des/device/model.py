@@ -13,6 +13,7 @@ import msgspec
 from rapid_des.config import resolve
 from rapid_des.device import gemm, gemm_grouped, roofline
 from rapid_des.device.attention import price_attention
+from rapid_des.device.learned import LearnedOperators, load_learned
 from rapid_des.device.operators import (
     Attention,
     Dtype,
@@ -64,7 +65,12 @@ class Device:
     @cached_property
     def operators(self) -> OperatorModel:
         """The price list: pure, memoised, one for this device object."""
-        return PricedOperators(self)
+        name = self.spec.operators.removeprefix("learned:")
+        if name == self.spec.operators:
+            return PricedOperators(self)
+        file = load_learned(self.folder / name)
+        below = replace(self, spec=msgspec.structs.replace(self.spec, operators=file.fallback))
+        return LearnedOperators(file, name, PricedOperators(below))
 
     @property
     def clock_ratio(self) -> float:

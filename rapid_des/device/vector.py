@@ -1,6 +1,6 @@
 """Kernels on the vector unit: norms, softmax, activations, RoPE, optimizers, copies.
 
-Three limits run side by side: the transfer from HBM or L2, the arithmetic, and the latency of dependent loads.
+Three limits run side by side: the transfer from HBM or L2, the arithmetic, the latency of dependent loads.
 The third is what makes small and badly vectorised kernels slow: a block of `block_threads` threads takes its
 row in steps of `access_bytes` a thread, each step waits for memory once (`step_us`), and an SM holds
 `sm_threads` threads; rows beyond that wait for the next wave.

@@ -1,4 +1,4 @@
-"""Attention kernels against measurements: prefill, decode and MLA of serving libraries, one kernel call a row."""
+"""Attention kernels against measurements: prefill, decode and MLA of serving libraries, a call a row."""
 
 from __future__ import annotations
 

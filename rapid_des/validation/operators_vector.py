@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,8 +70,6 @@ MODELS: Mapping[str, Model] = {
     "Qwen3-32B": Model(5120, 25600, 64, 8, 128),
 }
 
-Call = Callable[[], Measured]
-
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
@@ -94,19 +92,8 @@ def topics(data: DataFolder) -> Iterable[Topic]:
 
 def measured_calls(data: DataFolder) -> Iterator[Measured | Unsupported]:
     """Yield every measured vector kernel of the four sources."""
-    for record in data.read("operators/layer_ops_vidur.csv"):
-        if record["op"] in VIDUR_OPS:
-            yield _vidur(record)
-    for name in ("operators/ops_neusight_nvidia.csv", "operators/ops_neusight_amd.csv"):
-        for record in data.read(name):
-            if record["op"] in NEUSIGHT_OPS:
-                yield _neusight(record)
-    for record in data.read("operators/ops_llmcompass.csv"):
-        if record["op"] in LLMCOMPASS_OPS:
-            yield _llmcompass(record)
-    for record in data.read("operators/layer_ops_llmservingsim.csv"):
-        if record["op"] in SERVING_OPS:
-            yield _serving(record)
+    for name, known, read in _SOURCES:
+        yield from (read(record) for record in data.read(f"operators/{name}.csv") if record["op"] in known)
 
 
 def _rows(calls: list[Measured | Unsupported], *, fitted: bool) -> list[Row]:
@@ -216,3 +203,13 @@ def _eager_rope(model: Model, tokens: int, tp: int) -> tuple[Operator, ...]:
 def _eager_dtype(kind: str, index: int) -> Dtype:
     """Return the dtype of a step: RMS norm is in fp32 from its square to the product with the root."""
     return "fp32" if kind == "rms_norm" and 1 <= index <= 6 else "bf16"
+
+
+_SOURCES: Sequence[tuple[str, Mapping[str, object], Callable[[Record], Measured | Unsupported]]] = (
+    ("layer_ops_vidur", VIDUR_OPS, _vidur),
+    ("ops_neusight_nvidia", NEUSIGHT_OPS, _neusight),
+    ("ops_neusight_amd", NEUSIGHT_OPS, _neusight),
+    ("ops_llmcompass", LLMCOMPASS_OPS, _llmcompass),
+    ("layer_ops_llmservingsim", SERVING_OPS, _serving),
+)
+"""Files, the operators in them that are vector kernels, and what reads a row."""

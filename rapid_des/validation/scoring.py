@@ -41,6 +41,8 @@ class Topic:
     floor_us: float = 0.0
     """Differences below this are measurement noise; stated only where rows are in microseconds."""
     unit: str = "us"
+    split: bool = True
+    """False: the provider splits by itself, and every row that it hands over is test."""
     constants: Mapping[str, object] = field(default_factory=dict)
     """Frozen constants behind the predictions, by file or name; merged over all topics in the report."""
 
@@ -57,6 +59,7 @@ def is_calibration(case_id: str) -> bool:
 def score(topic: Topic, *, split: bool = True) -> Report:
     """Return a topic's figures; with `split` the top level holds the test split, else every row."""
     rows = topic.rows()
+    split = split and topic.split
     held = [row for row in rows if not (split and is_calibration(row.case_id))]
     fitted = [row for row in rows if split and is_calibration(row.case_id)]
     report = _figures(held, topic.floor_us)
