@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.network.bisection import bisection
+from rapid_des.network.collectives import ON_FABRIC, Schedule, Shaped, load_algorithm, on_fabric
+from rapid_des.network.collectives.algorithm_files import READERS
 from rapid_des.network.collectives.bounds import Bounds, bounds
 from rapid_des.network.collectives.nccl import NcclEstimate, nccl_time
 from rapid_des.network.collectives.nccl_fabric import load_fabric
@@ -20,12 +23,34 @@ from rapid_des.network.collectives.task import SHARDED_INPUT
 from rapid_des.replay.execute import EngineChoice
 from rapid_des.replay.plans import Call, geometry, plan
 from rapid_des.simulation import replay
+from rapid_des.studies.scheduled_messages import messages
 from rapid_des.units import PS_PER_S, PS_PER_US, Size
 
 C = CollectiveType
 OPERATIONS = tuple(kind.name.lower() for kind in C)
 _TOTALS = SHARDED_INPUT
 """Collectives whose size in nccl-tests is that of all shards together."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """An algorithm of `ON_FABRIC` or of a file, and into how many chunks it cuts (a file: as it stands)."""
+
+    name: str
+    chunks: int = 1
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be timed: a collective of each of `sizes` bytes among the first `gpus` GPUs (None: all).
+
+    The machine's algorithm serves it unless there is an `own` one.
+    """
+
+    operation: str
+    sizes: Sequence[int]
+    gpus: int | None = None
+    own: Own | None = None
 
 
 @dataclass(frozen=True)
@@ -110,23 +135,54 @@ def bench(
     gpus: int | None = None,
     engine: str | EngineChoice = "auto",
 ) -> list[BenchRow]:
-    """Return a row for every size, for the first `gpus` GPUs of the machine (all if None)."""
-    if operation not in OPERATIONS:
-        raise InputError(f"--op: {operation!r} is not one of {', '.join(OPERATIONS)}")
-    members = machine.fabric.gpus if gpus is None else gpus
+    """Return a row for every size of a collective by the machine's algorithm."""
+    return answer(machine, Question(operation, sizes, gpus), engine=engine)
+
+
+def answer(machine: Machine, question: Question, *, engine: str | EngineChoice = "auto") -> list[BenchRow]:
+    """Return a row for every size; `InputError` where the question does not fit the machine."""
+    if question.operation not in OPERATIONS:
+        raise InputError(f"--op: {question.operation!r} is not one of {', '.join(OPERATIONS)}")
+    members = machine.fabric.gpus if question.gpus is None else question.gpus
     if not 2 <= members <= machine.fabric.gpus:
         raise InputError(f"--gpus: {members} is not one of 2 to {machine.fabric.gpus}")
-    group = tuple(range(members))
-    kind = CollectiveType[operation.upper()]
+    group, own = tuple(range(members)), question.own
+    kind = CollectiveType[question.operation.upper()]
     halving = _halving(machine, members)
+    schedule = None if own is None else _scheduler(own, kind, geometry(machine.fabric, group)[0])
     rows = []
-    for size in sizes:
+    for size in question.sizes:
         share = size // members if kind in _TOTALS else size
-        result = replay(_traces(kind, group, share), machine, engine=engine)
+        traces = _traces(kind, group, share) if schedule is None else messages(schedule(share), group)
+        result = replay(traces, machine, engine=engine)
         lower = bounds(machine.fabric, group, kind, share, halving=halving)
-        name = _algorithm(kind, group, share, machine)
+        name = _algorithm(kind, group, share, machine) if own is None else own.name
         rows.append(BenchRow(size, int(result.step_time), lower, name, _factor(kind, members)))
     return rows
+
+
+def chosen(operation: str, algorithm: str | None, chunks: int) -> tuple[Own | None, tuple[str, ...]]:
+    """Return the own algorithm that a name stands for, or the settings that make it the machine's.
+
+    Shaped algorithms and files are the bench's own; the others are named in the machine file.
+    """
+    if algorithm is None:
+        return None, ()
+    if algorithm in ON_FABRIC or Path(algorithm).suffix.lower() in READERS:
+        return Own(algorithm, chunks), ()
+    choice = algorithm if chunks == 1 else f"{{algorithm: {algorithm}, chunks: {chunks}}}"
+    return None, (f"machine.collectives.{operation}={choice}",)
+
+
+def _scheduler(own: Own, kind: CollectiveType, extents: tuple[int, ...]) -> Callable[[int], Schedule]:
+    """Return the function from a size to the transfers."""
+    if own.name in ON_FABRIC:
+        return lambda size: on_fabric(own.name, Shaped(kind, extents, size, chunks=own.chunks))
+    written = load_algorithm(Path(own.name))
+    if (written.collective, written.file.members) != (kind, prod(extents)):
+        does = f"{written.file.collective} of {written.file.members} members"
+        raise InputError(f"{own.name} does {does}, not {kind.name.lower()} of {prod(extents)}")
+    return written
 
 
 def with_nccl(
@@ -193,55 +249,3 @@ def _traces(kind: CollectiveType, group: tuple[int, ...], size: int) -> TraceSet
     )
     ranks = tuple(RankTrace(rank, nodes, groups=("world",)) for rank in group)
     return TraceSet(ranks, {"world": group})
-
-
-def table(rows: Sequence[BenchRow]) -> str:
-    """Return the rows as text, columns as in nccl-tests, then the bound."""
-    names = ("size", "time", "algbw", "busbw", "bound", "of bound")
-    units = ("(B)", "(us)", "(GB/s)", "(GB/s)", "(us)", "(%)")
-    lines = [
-        "".join(f"{name:>13}" for name in names) + "  limited by  algorithm",
-        "".join(f"{unit:>13}" for unit in units),
-    ]
-    for row in rows:
-        figures = (
-            row.duration / PS_PER_US,
-            row.algorithm_bandwidth / 1e9,
-            row.bus_bandwidth / 1e9,
-            row.bound.time / PS_PER_US,
-            100 * row.bound_share,
-        )
-        cells = "".join(f"{figure:>13.2f}" for figure in figures)
-        line = f"{row.size:>13}{cells}  {row.bound.kind:<11} {row.algorithm}"
-        if row.nccl is not None:
-            line += (
-                f"  NCCL {row.nccl.duration / PS_PER_US:.2f} us ({row.nccl.algorithm}, {row.nccl.protocol})"
-            )
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def draw(rows: Sequence[BenchRow], title: str, path: Path) -> None:
-    """Draw time and its bound, and bus bandwidth, over the size; needs matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("a plot needs matplotlib: pip install 'rapid-des[plot]'") from None
-    sizes = [row.size for row in rows]
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    times, rates = figure.subplots(1, 2)
-    times.loglog(sizes, [row.duration / PS_PER_US for row in rows], "o-", label="simulated")
-    times.loglog(sizes, [max(row.bound.time / PS_PER_US, 1e-3) for row in rows], "k--", label="lower bound")
-    times.set_ylabel("time (us)")
-    times.legend()
-    rates.semilogx(sizes, [row.bus_bandwidth / 1e9 for row in rows], "o-")
-    rates.set_ylabel("bus bandwidth (GB/s)")
-    rates.set_ylim(bottom=0)
-    for axes in (times, rates):
-        axes.set_xlabel("size (bytes)")
-        axes.grid(visible=True, alpha=0.3)
-    figure.suptitle(title)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: can not be written: {error}") from None

@@ -8,11 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 from rapid_des.cli.topology_bench import bench as command
-from rapid_des.errors import InputError
+from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.machine import load_machine
-from rapid_des.network.collectives import algorithms_for
+from rapid_des.network.collectives import algorithm, algorithms_for
 from rapid_des.network.collectives.task import CollectiveType
-from rapid_des.studies.collective_bench import OPERATIONS, bench, sizes_between
+from rapid_des.simulation import replay
+from rapid_des.studies.collective_bench import OPERATIONS, Own, Question, answer, chosen, sizes_between
+from rapid_des.studies.scheduled_messages import messages
 
 
 def test_sizes_go_by_the_factor_and_end_within():
@@ -31,13 +33,13 @@ def test_senseless_sizes_are_refused(text):
 def test_no_algorithm_beats_the_bound(machine, operation):
     for name in algorithms_for(CollectiveType[operation.upper()]):
         opened = load_machine(machine, settings=[(f"collectives.{operation}", name)])
-        for row in bench(opened, operation, [2048, 2**20], gpus=8, engine="simpy"):
+        for row in answer(opened, Question(operation, [2048, 2**20], gpus=8), engine="simpy"):
             assert 0 < row.bound.time <= row.duration, f"{name} at {row.size} B"
             assert row.algorithm == name
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
-    (row,) = bench(load_machine("dgx_a100"), "all_gather", [8 * 2**20], engine="simpy")
+    (row,) = answer(load_machine("dgx_a100"), Question("all_gather", [8 * 2**20]), engine="simpy")
     # 7/8 of all shards together
     assert row.bus_bandwidth == pytest.approx(8 * 2**20 * 7 / 8 / (row.duration * 1e-12))
 
@@ -63,8 +65,65 @@ def test_nccls_own_time_stands_beside(tmp_path):
     assert (row["nccl_algorithm"], row["nccl_protocol"]) == ("ring", "simple")
 
 
+def test_rotated_dimensions_use_all_links_of_a_torus():
+    torus = load_machine("torus_2d_a100", settings=[("fabric.0.size", "[4, 4]")])
+    (ring,) = answer(torus, Question("all_reduce", [2**24]), engine="simpy")
+    (rotated,) = answer(torus, Question("all_reduce", [2**24], own=Own("torus")), engine="simpy")
+    # one ring uses one of four links of every GPU one way
+    assert 3 < ring.duration / rotated.duration <= 4.2
+    assert rotated.bound.time <= rotated.duration
+    assert rotated.algorithm == "torus"
+
+
+def test_messages_take_as_long_as_the_collective_that_they_are():
+    machine = load_machine("dgx_a100", settings=[("collectives.all_reduce", "ring")])
+    (asked,) = answer(machine, Question("all_reduce", [2**20]), engine="simpy")
+    ring = algorithm("ring")(CollectiveType.ALL_REDUCE, 8, 2**20)
+    assert replay(messages(ring, range(8)), machine, engine="simpy").step_time == asked.duration
+
+
+def test_chunks_pipeline_a_tree():
+    machine = load_machine("torus_2d_a100", settings=[("fabric.0.size", "[4, 4]")])
+    whole, parts = (
+        answer(machine, Question("broadcast", [2**24], own=Own("mesh_tree", chunks)), engine="simpy")[
+            0
+        ].duration
+        for chunks in (1, 8)
+    )
+    assert parts < 0.6 * whole
+
+
+def test_an_algorithm_of_a_file_is_timed(tmp_path):
+    path = tmp_path / "exchange.csv"
+    path.write_text(
+        "# collective=all_reduce members=2 blocks=1\nsource,destination,block,count,reduces,after\n"
+        "0,1,0,1,1,\n1,0,0,1,1,\n"
+    )
+    words = ["dgx_a100", "--gpus", "2", "--sizes", "1MiB", "--algorithm", str(path), "--json"]
+    (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
+    # 1 MiB each way at 300 GB/s less headers, two hops of 350 ns
+    assert row["time_us"] == pytest.approx(2**20 / 300e3 * 272 / 256 + 0.7, rel=0.01)
+    with pytest.raises(InputError, match="does all_reduce of 2 members, not all_reduce of 8"):
+        answer(load_machine("dgx_a100"), Question("all_reduce", [1024], own=Own(str(path))))
+
+
+def test_switches_that_reduce_are_not_approximated():
+    with pytest.raises(
+        UnsupportedByEngine, match="switches that reduce or multiply data can not be replayed"
+    ):
+        answer(load_machine("dgx_a100"), Question("all_reduce", [1024], own=Own("nvls")))
+
+
+def test_a_named_algorithm_is_the_machines():
+    assert chosen("all_reduce", "direct", 1) == (None, ("machine.collectives.all_reduce=direct",))
+    assert chosen("all_reduce", "torus", 2) == (Own("torus", 2), ())
+    words = ["dgx_a100", "--sizes", "1KiB", "--algorithm", "ring", "--chunks", "2", "--json"]
+    (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
+    assert row["algorithm"] == "ring"
+
+
 def test_an_unknown_operation_lists_the_known():
     with pytest.raises(InputError, match="--op: 'allreduce' is not one of all_reduce, reduce"):
-        bench(load_machine("dgx_a100"), "allreduce", [1024], engine="simpy")
+        answer(load_machine("dgx_a100"), Question("allreduce", [1024]), engine="simpy")
     with pytest.raises(InputError, match="--gpus: 9 is not one of 2 to 8"):
-        bench(load_machine("dgx_a100"), "all_reduce", [1024], gpus=9, engine="simpy")
+        answer(load_machine("dgx_a100"), Question("all_reduce", [1024], gpus=9), engine="simpy")
