@@ -75,10 +75,10 @@ def _by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
     starts = routes.starts.tolist()
     for first, last in zip(starts, starts[1:], strict=False):
         profile = tuple(zip(bandwidth[first:last], latency[first:last], strict=True))
-        if profile not in bases:
+        if profile and profile not in bases:  # a message to oneself takes no link
             bases[profile] = following
             following += len(profile)
-        classes[first:last] = np.arange(bases[profile], bases[profile] + len(profile))
+        classes[first:last] = bases.get(profile, 0) + np.arange(len(profile))
     return list(bases), classes
 
 
