@@ -10,13 +10,16 @@ from typing import Any
 
 from rapid_des.chakra import ReadOptions, TraceSet, read_set
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
-from rapid_des.frontend import Job, JobTrace, build, check_memory
-from rapid_des.frontend.blocks import blocks
+from rapid_des.frontend import Job, check_memory
 from rapid_des.frontend.build import check_size
 from rapid_des.machine import Machine
 from rapid_des.replay.execute import EngineChoice, Execution, execute
+from rapid_des.replay.faults.gpus import stretched
+from rapid_des.replay.faults.pricing import blocks_of, trace_of
+from rapid_des.replay.faults.timed import execute_on
 from rapid_des.replay.hierarchy import RUNGS, run_hierarchical
 from rapid_des.replay.lowering import Lowered, lower
+from rapid_des.replay.program import Program
 from rapid_des.report.blocks import with_inside
 from rapid_des.report.breakdown import breakdown, busiest_operators, critical_position, finish_times
 from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times
@@ -133,7 +136,8 @@ def replay(
     `engine` names an engine; `trail` records every hop, for timelines.
     Raises `DeadlockError` if the replay can not finish.
     """
-    lowered, execution = _executed(traces, machine, engine=engine, trail=trail)
+    paced = stretched(traces, machine)
+    lowered, execution = _executed(paced, machine, engine=engine, trail=trail)
     return _result(Run(lowered, execution, machine), notes=lowered.traces.notes)
 
 
@@ -179,25 +183,24 @@ def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) ->
     return results
 
 
-def trace_of(job: Job, machine: Machine) -> JobTrace:
-    """Return the traces of a job, its operators priced on the machine's device."""
-    device = machine.device
-    graphs = job.spec.inference is not None and job.spec.inference.cuda_graphs
-    decode = device.under(launch="graph").operators if graphs else None
-    return build(job, device.operators, gpus=machine.fabric.gpus, decode_operators=decode)
-
-
 def _executed(
     traces: TraceSet, machine: Machine, *, engine: str | EngineChoice, trail: bool
 ) -> tuple[Lowered, Execution]:
     lowered = lower(traces, machine)
     choice = _choice(engine)
     try:
-        return lowered, execute(lowered.program, choice, trail=trail, name=lowered.name)
+        return lowered, _played(lowered, machine, choice, trail=trail)
     except TraceError as disagreement:
         if not traces.unordered_streams:
             raise
         return _overlapped(traces, machine, choice, trail=trail, disagreement=disagreement)
+
+
+def _played(lowered: Lowered, machine: Machine, choice: EngineChoice, *, trail: bool) -> Execution:
+    def run(program: Program) -> Execution:
+        return execute(program, choice, trail=trail, name=lowered.name)
+
+    return execute_on(lowered.program, machine, run)
 
 
 def _choice(engine: str | EngineChoice) -> EngineChoice:
@@ -208,7 +211,8 @@ def _hierarchical(job: Job, machine: Machine, mode: str, choice: EngineChoice) -
     check_size(job, machine.fabric.gpus)
     began = time.perf_counter()
     rung = RUNGS[mode]
-    done = run_hierarchical(blocks(job, machine.device.operators), machine, rung, choice)
+    taken, slow = blocks_of(job, machine)
+    done = run_hierarchical(taken, machine, rung, choice, slow=slow)
     lowered, records = done.lowered, done.execution.records
     position = critical_position(lowered, records)
     outside = breakdown(lowered, records, position, kinds=done.trace.stream_kinds)
@@ -237,7 +241,7 @@ def _overlapped(
     note = f"{disagreement}; collectives of unordered streams were matched by kind and size and may overlap"
     lowered = lower(replace(traces, notes=(*traces.notes, note)), machine, overlap=True)
     try:
-        return lowered, execute(lowered.program, choice, trail=trail, name=lowered.name)
+        return lowered, _played(lowered, machine, choice, trail=trail)
     except DeadlockError:
         raise disagreement from None
 

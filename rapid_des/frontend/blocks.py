@@ -105,9 +105,9 @@ class Blocks:
         """
         return self.assembled([self.outer_program(stage, own) for stage, own in enumerate(durations)])
 
-    def assembled(self, programs: Sequence[FinishedProgram]) -> JobTrace:
-        """Return the outer graph of one program a stage, on the first rank of each inner group."""
-        return job_trace(self.job, programs, ranks=[group[0] for group in self.inner_groups])
+    def assembled(self, programs: Sequence[FinishedProgram], place: int = 0) -> JobTrace:
+        """Return the outer graph of one program a stage, on the ranks at one place of each inner group."""
+        return job_trace(self.job, programs, ranks=[group[place] for group in self.inner_groups])
 
     def outer_program(self, stage: int, durations: Durations) -> FinishedProgram:
         """Return the program of one stage's ranks with its blocks as compute nodes."""

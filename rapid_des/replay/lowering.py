@@ -9,21 +9,21 @@ from math import prod
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.device.model import Device
 from rapid_des.errors import InputError, TraceError
 from rapid_des.machine import Machine
 from rapid_des.network.collectives import algorithm
 from rapid_des.replay.analytic import alone, message_alone
 from rapid_des.replay.deadlock import Namer
+from rapid_des.replay.durations import service_times
+from rapid_des.replay.faults.gpus import require_alive
 from rapid_des.replay.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
 from rapid_des.replay.plans import Call, plan
 from rapid_des.replay.plans import Step as PlanStep
-from rapid_des.replay.program import NONE, Int64s, Program, RankProgram, Template
+from rapid_des.replay.program import NONE, Program, RankProgram, Template
 from rapid_des.replay.ranks import Recipe, Step, rank_program
 from rapid_des.replay.services import Sizes, hop_table
 from rapid_des.replay.signature import signatures
 from rapid_des.replay.templates import lasting_message, lasting_template, message_template, template_of
-from rapid_des.units import PS_PER_S
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ def lower(traces: TraceSet, machine: Machine, *, overlap: bool = False, analytic
             f"{machine.path}: the machine has {machine.fabric.gpus} GPUs, the trace has rank "
             f"{traces.ranks[-1].rank}"
         )
+    require_alive(machine, (trace.rank for trace in traces.ranks))
     return Lowered(_Lowering(traces, machine, overlap=overlap, analytic=analytic).program(), traces)
 
 
@@ -270,21 +271,3 @@ class _Recipes:
     def _use(self, slot: int, template: int) -> int:
         self._templates.setdefault(slot, set()).add(template)
         return template
-
-
-def service_times(nodes: NodeTable, device: Device) -> Int64s:
-    """Return the nodes' durations, unstated ones by the device's roofline.
-
-    Compute: the longer of `flops` at the matrix unit's bf16 peak and `tensor_bytes` through HBM, plus
-    a launch. Memory nodes: `size` through HBM.
-    """
-    duration = nodes.duration.copy()
-    unstated = duration == UNSTATED
-    if not unstated.any():
-        return duration
-    bandwidth = float(device.spec.hbm.bandwidth)
-    moved = np.where(nodes.kind == NodeKind.COMPUTE, nodes.tensor_bytes, nodes.size).astype(np.float64)
-    arithmetic = np.where(nodes.kind == NodeKind.COMPUTE, nodes.flops, 0) / device.tensor_rate("bf16")
-    busy = np.ceil(np.maximum(arithmetic, np.maximum(moved, 0) / bandwidth) * PS_PER_S).astype(np.int64)
-    launched = np.where((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu, device.launch_overhead, 0)
-    return np.where(unstated, busy + launched, duration)

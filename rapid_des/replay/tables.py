@@ -94,8 +94,12 @@ class LinkTable:
     def count(self, link: int, label: int, size: int, *, wait: int, busy: int) -> None:
         """Book one hop."""
         self.hops += 1
+        self.book(link, label, size=self.payload[size], wait=wait, busy=busy)
+
+    def book(self, link: int, label: int, *, size: int, wait: int, busy: int) -> None:
+        """Add bytes and times to a link's sums."""
         sums = self._sums.setdefault((link, label), [0, 0, 0])
-        sums[0] += self.payload[size]
+        sums[0] += size
         sums[1] += busy
         sums[2] += wait
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rapid_des.chakra.trace import NodeKind
+from rapid_des.chakra.trace import NodeKind, TraceSet
 from rapid_des.frontend.blocks import Block, Blocks
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
 from rapid_des.replay.execute import EngineChoice, execute
+from rapid_des.replay.faults.gpus import on_slow_gpus
 from rapid_des.replay.lowering import Lowered, lower
 from rapid_des.replay.program import NONE, Records
 from rapid_des.replay.signature import signatures
@@ -34,26 +35,41 @@ class BlockTimes:
 
 
 def run_blocks(
-    taken: Blocks, machine: Machine, choice: EngineChoice, *, analytic: bool
+    taken: Blocks, machine: Machine, choice: EngineChoice, *, analytic: bool, slow: Mapping[int, Blocks]
 ) -> tuple[list[bytes], Mapping[tuple[bytes, PieceKey], BlockTimes]]:
-    """Return each inner group's kind, and the times of every block on every kind that runs it."""
+    """Return each inner group's kind, and the times of every block on every kind that runs it.
+
+    `slow` are the blocks as slowed GPUs run them. Groups of one kind have equal routes and equal paces.
+    """
     groups = taken.inner_groups
-    kinds = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
+    alike = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
+    kinds = [kind + _paces(group, slow) for kind, group in zip(alike, groups, strict=True)]
     times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
     for index, kind in enumerate(kinds):
         for key in taken.keys(taken.stage(index)):
             if (kind, key) not in times:
-                block = taken.blocks[key]
-                times[kind, key] = _run(block, groups[index], machine, choice, analytic=analytic)
+                block, ranks = taken.blocks[key], groups[index]
+                own = {rank: slow[rank].blocks[key].on(ranks) for rank in ranks if rank in slow}
+                traces = on_slow_gpus(block.on(ranks), own)
+                times[kind, key] = _run(block, traces, machine, choice, analytic=analytic)
     return kinds, times
 
 
+def _paces(ranks: Sequence[int], slow: Mapping[int, Blocks]) -> bytes:
+    """Return which members of a group are slowed, and which of them equally: those share their blocks."""
+    numbers = {id(blocks): number for number, blocks in enumerate(slow.values())}
+    places = [(place, numbers[id(slow[rank])]) for place, rank in enumerate(ranks) if rank in slow]
+    return repr(places).encode() if places else b""
+
+
 def _run(
-    block: Block, ranks: tuple[int, ...], machine: Machine, choice: EngineChoice, *, analytic: bool
+    block: Block, traces: TraceSet, machine: Machine, choice: EngineChoice, *, analytic: bool
 ) -> BlockTimes:
-    lowered = lower(block.on(ranks), machine, analytic=analytic)
+    lowered = lower(traces, machine, analytic=analytic)
     records = execute(lowered.program, choice, name=lowered.name).records
-    finish = np.stack([_finish(lowered, records, position) for position in range(len(ranks))]).max(axis=0)
+    finish = np.stack([_finish(lowered, records, position) for position in range(len(traces.ranks))]).max(
+        axis=0
+    )
     return BlockTimes(
         cuts=block.durations(finish.tolist()), compute=_computes(lowered, records), hops=records.hops
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rapid_des.chakra.trace import TraceSet
+from rapid_des.chakra.trace import NodeKind, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import Blocks
 from rapid_des.frontend.layout import Layout
@@ -15,6 +15,7 @@ from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.replay.execute import EngineChoice, Execution, execute
 from rapid_des.replay.hierarchy.inner import BlockTimes, run_blocks
+from rapid_des.replay.hierarchy.places import representative
 from rapid_des.replay.hierarchy.rungs import Rung
 from rapid_des.replay.hierarchy.sharing import require_disjoint
 from rapid_des.replay.lowering import Lowered, lower
@@ -40,17 +41,20 @@ class Hierarchical:
         return self.execution.records.hops + sum(block.hops for block in self.times.values())
 
 
-def run_hierarchical(taken: Blocks, machine: Machine, rung: Rung, choice: EngineChoice) -> Hierarchical:
-    """Run a job taken apart into blocks.
+def run_hierarchical(
+    taken: Blocks, machine: Machine, rung: Rung, choice: EngineChoice, *, slow: Mapping[int, Blocks]
+) -> Hierarchical:
+    """Run a job taken apart into blocks; `slow` are the same blocks as priced on slowed GPUs, by GPU.
 
     Raises `UnsupportedByEngine` where a link would carry inner and outer traffic, or faults come and go.
     """
     _require_steady(machine)
+    places = [_lines(taken.job.layout, place) for place in zip(*taken.inner_groups, strict=True)]
+    place = representative(machine, places)
     if not rung.outer_analytic:
-        places = [_lines(taken.job.layout, place) for place in zip(*taken.inner_groups, strict=True)]
         require_disjoint(machine, taken.inner_groups, places)
-    kinds, times = run_blocks(taken, machine, choice, analytic=rung.inner_analytic)
-    trace = _outer(taken, kinds, times)
+    kinds, times = run_blocks(taken, machine, choice, analytic=rung.inner_analytic, slow=slow)
+    trace = _outer(taken, kinds, times, slow, place=place)
     lowered = lower(trace.traces, machine, analytic=rung.outer_analytic)
     execution = execute(lowered.program, choice, name=lowered.name)
     return Hierarchical(trace, lowered, execution, kinds, times)
@@ -70,20 +74,35 @@ def _lines(layout: Layout, ranks: Sequence[int]) -> list[tuple[int, ...]]:
     return [line for axis in OUTER for line in layout.groups((axis,)) if len(line) > 1 and line[0] in here]
 
 
+def _pace(taken: Blocks) -> int:
+    """Return how long all blocks compute at a pace: the larger the slower."""
+    tables = [block.table for block in taken.blocks.values()]
+    return sum(int(table.duration[table.kind == NodeKind.COMPUTE].sum()) for table in tables)
+
+
 def _outer(
-    taken: Blocks, kinds: Sequence[bytes], times: Mapping[tuple[bytes, PieceKey], BlockTimes]
+    taken: Blocks,
+    kinds: Sequence[bytes],
+    times: Mapping[tuple[bytes, PieceKey], BlockTimes],
+    slow: Mapping[int, Blocks],
+    *,
+    place: int,
 ) -> JobTrace:
-    """Return the outer graph; inner groups of one stage and one kind share a program."""
+    """Return the outer graph; inner groups of one stage and one kind share a program.
+
+    What is outside the blocks (the optimizer) runs at the pace of the slowest member.
+    """
     programs: dict[tuple[int, bytes], FinishedProgram] = {}
     for index, kind in enumerate(kinds):
         stage = taken.stage(index)
         if (stage, kind) not in programs:
             durations = {key: times[kind, key].cuts for key in taken.keys(stage)}
-            programs[stage, kind] = taken.outer_program(stage, durations)
+            paced = [slow[rank] for rank in taken.inner_groups[index] if rank in slow]
+            programs[stage, kind] = max([taken, *paced], key=_pace).outer_program(stage, durations)
     by_stage: dict[int, FinishedProgram] = {}
     for (stage, _), program in programs.items():
         by_stage.setdefault(stage, program)
-    trace = taken.assembled([by_stage[stage] for stage in range(taken.job.stages)])
+    trace = taken.assembled([by_stage[stage] for stage in range(taken.job.stages)], place)
     ranks = tuple(
         replace(rank, nodes=programs[taken.stage(index), kinds[index]].table)
         for index, rank in enumerate(trace.traces.ranks)

@@ -1,0 +1,35 @@
+"""A job's operators priced on a machine's device, and once more for every pace of GPUs that faults slow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rapid_des.frontend import Job, JobTrace, build
+from rapid_des.frontend.blocks import Blocks, blocks
+from rapid_des.machine import Machine
+from rapid_des.replay.faults.gpus import on_slow_gpus, priced_for, require_alive
+
+if TYPE_CHECKING:
+    from rapid_des.device.model import Device
+
+
+def trace_of(job: Job, machine: Machine) -> JobTrace:
+    """Return the traces of a job; ranks on slowed GPUs have their own prices."""
+    graphs = job.spec.inference is not None and job.spec.inference.cuda_graphs
+
+    def priced(device: Device) -> JobTrace:
+        decode = device.under(launch="graph").operators if graphs else None
+        return build(job, device.operators, gpus=machine.fabric.gpus, decode_operators=decode)
+
+    healthy = priced(machine.device)
+    slow = {gpu: other.traces for gpu, other in priced_for(machine, priced, range(job.gpus)).items()}
+    return replace(healthy, traces=on_slow_gpus(healthy.traces, slow)) if slow else healthy
+
+
+def blocks_of(job: Job, machine: Machine) -> tuple[Blocks, Mapping[int, Blocks]]:
+    """Return a job taken apart, and the same at the pace of each slowed GPU that it uses."""
+    require_alive(machine, range(job.gpus))
+    slow = priced_for(machine, lambda device: blocks(job, device.operators), range(job.gpus))
+    return blocks(job, machine.device.operators), slow
