@@ -39,7 +39,7 @@ ACKNOWLEDGEMENT_PASSES = 4
 
 @compilable
 def begin_flow(fluid: Fluid, flow: int, wire: int, ratio: int, now: int) -> None:
-    """Start a flow of `wire` bytes in a slot whose route has been written."""
+    """Start a flow of `wire` bytes in a slot whose route, of one link or more, has been written."""
     start = flow * stride(fluid)
     fluid.ratio[flow] = ratio
     fluid.left[flow] = wire * SCALE
@@ -150,7 +150,7 @@ def _adopt(fluid: Fluid, now: int) -> int:
 
 @compilable
 def remaining(fluid: Fluid, flow: int, now: int) -> tuple[int, int]:
-    """Return a flow's work left at `now`: 1/256 bytes, and 1e-12 of that."""
+    """Return a flow's work left at `now`: 1/16 bytes, and 1e-12 of that."""
     return drained(fluid.left[flow], fluid.fraction[flow], fluid.rate[flow], now - fluid.since[flow])
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.network.fluid_work import NEVER, SCALE, compilable
+from rapid_des.errors import TopologyError
+from rapid_des.network.fluid_work import MOST_BANDWIDTH, NEVER, SCALE, compilable
 
 NONE = -1
 
@@ -23,7 +24,7 @@ class Fluid(NamedTuple):
     """The state: columns by link, by flow slot, by hop (`slot * stride + position`), and scratch."""
 
     capacity: Int64s
-    """[link] in rate units of 1/256 byte a second, as all rates here."""
+    """[link] in rate units of 1/16 byte a second, as all rates here."""
     demand: Int64s
     """[link] what its flows and acknowledgements would load if each had its ceiling."""
     background: Int64s
@@ -46,7 +47,7 @@ class Fluid(NamedTuple):
     """[flow] acknowledgement load as a share of its own, in 1/65,536."""
     rate: Int64s
     left: Int64s
-    """[flow] work left at `since`, in 1/256 byte, and `fraction` in 1e-12 of that."""
+    """[flow] work left at `since`, in 1/16 byte, and `fraction` in 1e-12 of that."""
     fraction: Int64s
     since: Int64s
     finish: Int64s
@@ -73,6 +74,10 @@ def new_fluid(capacities: Int64s, *, flows: int, hops: int) -> Fluid:
     `hops` is the most links on a flow's route and way back together.
     """
     links = len(capacities)
+    if capacities.max(initial=0) > MOST_BANDWIDTH:
+        link = int(capacities.argmax())
+        problem = f"{capacities[link]} bytes/s; the fluid mode allows up to {MOST_BANDWIDTH}"
+        raise TopologyError(f"link {link}: bandwidth: {problem}")
 
     def column(length: int, value: int = 0) -> Int64s:
         return np.full(length, value, dtype=np.int64)

@@ -1,6 +1,6 @@
 """Exact integer arithmetic of work drained at a rate, within 64 bits, for Python and numba alike.
 
-A rate is in 1/256 byte a second, work in 1/256 byte (`left`) and, for what is below, in 1e-12 of that
+A rate is in 1/16 byte a second, work in 1/16 byte (`left`) and, for what is below, in 1e-12 of that
 (`fraction`): a rate times picoseconds is then a whole number, so nothing is ever lost to rounding.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from numba.extending import register_jitable
 
-SCALE = 256
+SCALE = 16
 """Work units a byte, and rate units a byte a second."""
 MOST_BANDWIDTH = 10**14
-"""Bytes a second that the arithmetic holds."""
+"""Bytes a second that the arithmetic holds, with 5,000 flows on one link; at a thousandth, with 5 million."""
 NEVER = 2**63 - 1
 
 compilable = register_jitable(_nrt=False)
@@ -47,7 +47,7 @@ def drained(left: int, fraction: int, rate: int, elapsed: int) -> tuple[int, int
     """Return the work that is left after `elapsed` picoseconds, none below zero.
 
     >>> drained(3 * SCALE, 0, 2 * SCALE, 750_000_000_000)
-    (384, 0)
+    (24, 0)
     """
     rate_high, rate_low = rate // _HALF, rate % _HALF
     time_high, time_low = elapsed // _HALF, elapsed % _HALF

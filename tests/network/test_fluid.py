@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rapid_des.errors import TopologyError
 from rapid_des.network.fluid import (
     NEVER,
     Fluid,
@@ -17,7 +18,7 @@ from rapid_des.network.fluid import (
     set_route,
     settle,
 )
-from rapid_des.network.fluid_work import SCALE, drain_time, drained
+from rapid_des.network.fluid_work import MOST_BANDWIDTH, SCALE, drain_time, drained
 
 GB = 10**9
 HALF = 2**15
@@ -59,6 +60,19 @@ def test_flows_on_one_link_share_it_and_what_one_leaves_the_others_take() -> Non
     end_flow(fluid, 0)
     assert settle(fluid, 500_000) == 1
     assert fluid.finish[1] == 500_000 + 500_000
+
+
+def test_thousands_of_flows_on_the_fastest_link_do_not_overflow() -> None:
+    fluid = network([MOST_BANDWIDTH], [(0,)] * 5000)
+    start_all(fluid, 5000, size=10**12)
+    assert set(rates(fluid)) == {MOST_BANDWIDTH / 5000}
+    # 10**12 bytes at 2 * 10**10 a second.
+    assert set(fluid.finish.tolist()) == {50 * 10**12}
+
+
+def test_a_bandwidth_beyond_the_arithmetic_is_refused_by_link() -> None:
+    with pytest.raises(TopologyError, match="link 1: bandwidth: 100000000000001 bytes/s"):
+        network([GB, MOST_BANDWIDTH + 1], [])
 
 
 def test_the_parking_lot_is_max_min_fair() -> None:
@@ -138,7 +152,7 @@ def test_a_dead_link_stops_its_flows_until_it_is_back() -> None:
 @given(
     left=st.integers(0, 2**40 * SCALE),
     fraction=st.integers(0, 10**12 - 1),
-    rate=st.integers(1, 10**14 * SCALE),
+    rate=st.integers(1, MOST_BANDWIDTH * SCALE),
 )
 def test_drain_time_is_exact(left: int, fraction: int, rate: int) -> None:
     exact = -(-(left * 10**12 + fraction) // rate)
@@ -147,7 +161,7 @@ def test_drain_time_is_exact(left: int, fraction: int, rate: int) -> None:
 
 @given(
     left=st.integers(0, 2**40 * SCALE),
-    rate=st.integers(0, 10**14 * SCALE),
+    rate=st.integers(0, MOST_BANDWIDTH * SCALE),
     share=st.fractions(0, Fraction(1)),
 )
 def test_drained_work_is_exact(left: int, rate: int, share: Fraction) -> None:
