@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from rapid_des.device.operators import Bound, Dtype, Estimate
 from rapid_des.units import PS_PER_US
 
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
     from rapid_des.device.gemm import GemmModel, Priced
     from rapid_des.device.gemm_timing import Work
     from rapid_des.device.model import Device
+
+Floats = npt.NDArray[np.float64]
 
 
 def explain(priced: Priced, work: Work, model: GemmModel, device: Device) -> Estimate:
@@ -34,8 +39,13 @@ def _bytes(priced: Priced, work: Work, chosen: int) -> dict[str, int]:
         return {"hbm": int(compulsory), "l2": int(compulsory), "shared": 0}
     timing, stored = priced.timing, float(work.c_bytes[0, 0])
     l2 = float(timing.l2_read[0, chosen])
-    read = float(timing.hbm_read[0, min(chosen, timing.hbm_read.shape[1] - 1)])
+    read = _entry(timing.hbm_read, chosen)
     return {"hbm": int(read + stored), "l2": int(l2 + stored), "shared": int(2 * l2)}
+
+
+def _entry(values: Floats, chosen: int) -> float:
+    """Return a candidate's entry of the only GEMM; one column stands for all candidates."""
+    return float(values[0, min(chosen, values.shape[1] - 1)])
 
 
 def _kernel(priced: Priced, model: GemmModel, chosen: int) -> dict[str, object]:
@@ -66,7 +76,7 @@ def _bound(priced: Priced, model: GemmModel, chosen: int, launch: int) -> Bound:
         "tensor": units * float(tiles.math_us[chosen]) / step,
         "shared": units * float(tiles.shared_us[chosen]) / step,
         "l2": max(l2, units * float(tiles.port_us[chosen]) / step),
-        "hbm": float(timing.hbm[0, chosen]),
+        "hbm": _entry(timing.hbm, chosen),
         "latency": sm - max(units, l2),
         "launch": launch / PS_PER_US + model.fit.start_us,
     }

@@ -31,6 +31,12 @@ class Candidates:
     high_m: Floats
     """… and at most these."""
     pad_m: Floats
+    span_m: Floats
+    """Rows that the tiles of one cluster cover together."""
+    span_k: Floats
+    """Elements of K in one step of all splits."""
+    area: Floats
+    """Elements of C in a tile."""
     step_k: float
     """Elements of K in one pipeline step."""
     residency: Floats
@@ -70,6 +76,9 @@ def candidates(menu: KernelMenu, width: tuple[float, float], rates: Rates, fit: 
         low,
         high,
         pad,
+        tile_m * pad,
+        step_k * split,
+        tile_m * tile_n,
         step_k,
         _residency(tile_m * tile_n * _ACCUMULATOR_BYTES, load * _STAGES, rates),
         load,

@@ -63,16 +63,18 @@ def time_candidates(work: Work, tiles: Candidates, rates: Rates, fit: GemmConsta
     """Price every candidate for every GEMM; a kernel that its menu does not offer takes infinitely long."""
     row_tiles = work.row_tiles
     if row_tiles is None:
-        row_tiles = np.ceil(work.high / (tiles.tile_m * tiles.pad_m)) * tiles.pad_m * work.matrices
+        row_tiles = np.ceil(work.high / tiles.span_m) * (tiles.pad_m * work.matrices)
     grid = row_tiles * np.ceil(work.n / tiles.tile_n)
     ctas = grid * tiles.split
-    steps = np.ceil(work.k / (tiles.step_k * tiles.split))
+    steps = np.ceil(work.k / tiles.span_k)
     l2_read = ctas * steps * tiles.l2_bytes
     sm, units_us, l2_us = _busiest_sm(ctas, steps, tiles, rates, fit)
     hbm_read = hbm_reads(work, tiles, grid, rates, l2=l2)
     hbm = 1e6 * (hbm_read + work.c_bytes) / (rates.hbm * fit.hbm)
-    partial = 8.0 * tiles.split * work.rows * work.n
-    joining = np.where(tiles.split > 1, fit.split_us + 1e6 * partial / (rates.l2 * fit.l2), 0.0)
+    partial = 8.0 * work.rows * work.n
+    joining = np.where(
+        tiles.split > 1, fit.split_us + tiles.split * (1e6 * partial / (rates.l2 * fit.l2)), 0.0
+    )
     both = _joined(sm, hbm + fit.prologue_us, fit.overlap) + joining
     offered = (work.high > tiles.low_m) & (work.high <= tiles.high_m)
     return Timing(np.where(offered, both, np.inf), sm, hbm, joining, ctas, units_us, l2_us, hbm_read, l2_read)
@@ -86,9 +88,9 @@ def _busiest_sm(
     loaded = np.where(most > 1, most - fit.stream_k * (most - even), 1.0)
     rounds = np.ceil(even / tiles.residency)
     active = np.minimum(ctas, rates.sms)
-    l2 = 1e6 * tiles.l2_bytes * active / (rates.l2 * fit.l2)
+    l2 = active * (1e6 / (rates.l2 * fit.l2) * tiles.l2_bytes)
     step = np.maximum(tiles.step_us, l2)
-    store = 1e6 * tiles.tile_m * tiles.tile_n * 2 / np.minimum(rates.port, rates.hbm / active) * fit.store
+    store = (2e6 * fit.store * tiles.area) / np.minimum(rates.port, rates.hbm / active)
     main = np.maximum(loaded * step, rounds * fit.step_us) * steps
     ends = rounds * (fit.prologue_us + fit.epilogue_us) + loaded * store
     return main + ends, loaded * steps * tiles.step_us, loaded * steps * l2

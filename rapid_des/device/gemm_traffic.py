@@ -28,13 +28,22 @@ OVERFETCH = 1.05
 """Sectors that a profiler counts over the operands' own, on every row that fits L2."""
 _USABLE_L2 = 0.8
 _STRIP_SHARE = 0.5
-_DRIFT = {"alone": 0.9, "together": 1.2}
+_DRIFT_ALONE, _DRIFT_TOGETHER = 0.9, 1.2
 """How often a shared operand is read again when it exceeds L2: one CTA an SM, several."""
 
 
 def hbm_reads(work: Work, tiles: Candidates, grid: Floats, rates: Rates, *, l2: str) -> Floats:
     """Return the bytes read from HBM, (GEMMs, candidates); `l2` as in `Conditions`."""
     compulsory = work.a_bytes + work.b_bytes
+    fits = compulsory <= _USABLE_L2 * rates.l2_capacity
+    reads: Floats = compulsory if fits.all() else _rasterised(work, tiles, grid, rates)
+    if not fits.all() and fits.any():
+        reads = np.where(fits, compulsory, reads)
+    return OVERFETCH * (reads - _resident(work, rates, l2))
+
+
+def _rasterised(work: Work, tiles: Candidates, grid: Floats, rates: Rates) -> Floats:
+    """Return the reads of GEMMs whose operands exceed L2."""
     wide = np.ceil(work.n / tiles.tile_n)
     tall = np.maximum(1.0, grid / (wide * work.matrices))
     a_tile = work.a_bytes / work.rows * np.minimum(tiles.tile_m, work.high)
@@ -45,14 +54,14 @@ def hbm_reads(work: Work, tiles: Candidates, grid: Floats, rates: Rates, *, l2: 
     own, streamed = np.where(flat, work.a_bytes, work.b_bytes), np.where(flat, work.b_bytes, work.a_bytes)
     band = np.minimum(short, BAND)
     along = np.minimum(long, np.maximum(1.0, rates.sms * tiles.residency / band))
-    kept = np.clip(band * own_tile / (_STRIP_SHARE * rates.l2_capacity), 0.0, 1.0)
-    drift = np.where(tiles.residency > 1, _DRIFT["together"], _DRIFT["alone"])
-    again = drift * np.clip(1.0 - rates.l2_capacity / (band * own_tile + along * streamed_tile), 0.0, 1.0)
-    own_reads = own * (1.0 + (long / along - 1.0) * kept) * (1.0 + again * (1.0 - 1.0 / along))
+    strip = band * own_tile
+    kept = np.minimum(1.0, strip / (_STRIP_SHARE * rates.l2_capacity))
+    drift = np.where(tiles.residency > 1, _DRIFT_TOGETHER, _DRIFT_ALONE)
+    again = drift * np.maximum(0.0, 1.0 - rates.l2_capacity / (strip + along * streamed_tile))
+    own_reads: Floats = own * (1.0 + (long / along - 1.0) * kept) * (1.0 + again * (1.0 - 1.0 / along))
     streamed_reads = streamed * np.ceil(short / band) * (1.0 + again * (1.0 - 1.0 / band))
-    fits = compulsory <= _USABLE_L2 * rates.l2_capacity
-    reads = np.where(fits, compulsory, own_reads + streamed_reads)
-    return OVERFETCH * (reads - _resident(work, rates, l2))
+    reads: Floats = own_reads + streamed_reads
+    return reads
 
 
 def _resident(work: Work, rates: Rates, l2: str) -> Floats | float:
@@ -61,5 +70,5 @@ def _resident(work: Work, rates: Rates, l2: str) -> Floats | float:
         return 0.0
     held = work.a_bytes if l2 == "activations" else work.a_bytes + work.b_bytes
     footprint = (held + work.c_bytes) / rates.l2_capacity
-    kept: Floats = held * np.clip(2.0 - 2.0 * footprint, 0.0, 1.0)
+    kept: Floats = held * np.minimum(1.0, np.maximum(0.0, 2.0 - 2.0 * footprint))
     return kept
