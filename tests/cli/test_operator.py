@@ -1,0 +1,107 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from rapid_des.cli.device import device
+from rapid_des.cli.operator import operator, sharded_gemm
+from rapid_des.errors import InputError
+
+
+def run(command, *arguments):
+    result = CliRunner().invoke(command, arguments)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gemm", "512", "1024", "2048"),
+        ("grouped", "8x64", "1024", "2048"),
+        ("attention", "2", "1024", "1024", "--heads", "16"),
+        ("norm", "1024", "4096"),
+        ("softmax", "1024", "4096", "--phase", "backward"),
+    ],
+)
+def test_every_family_prints_time_bound_and_bytes(arguments):
+    plain = json.loads(run(operator, *arguments, "--device", "h100_sxm", "--json"))
+    assert plain["time_us"] > 0
+    assert plain["bound"] in {"tensor", "vector", "shared", "l2", "hbm", "latency", "launch"}
+    assert plain["bytes"]["hbm"] > 0
+    text = run(operator, *arguments, "--device", "h100_sxm")
+    assert f"bound by {plain['bound']}" in text
+
+
+def test_conditions_are_options():
+    slow, fast = (
+        json.loads(
+            run(operator, "gemm", "8192", "8192", "8192", "--device", "h100_sxm", "--clock", clock, "--json")
+        )
+        for clock in ("sustained", "boost")
+    )
+    assert slow["conditions"]["clock"] == "sustained"
+    assert slow["time_us"] > fast["time_us"]
+
+
+@pytest.mark.parametrize("rows", ["a,b", "3x", "-1,4", ""])
+def test_rows_that_are_no_list_are_told(rows):
+    with pytest.raises(InputError, match="ROWS"):
+        run(operator, "grouped", "--device", "h100_sxm", "--", rows, "64", "64")
+
+
+def test_help_lists_the_vector_kernels():
+    assert "rms_norm" in run(operator, "--help")
+
+
+def test_row_and_column_cuts_put_the_sum_where_it_belongs():
+    row, col = (
+        json.loads(
+            run(
+                sharded_gemm,
+                "4096",
+                "4096",
+                "8192",
+                "--tp",
+                "4",
+                "--axis",
+                axis,
+                "--on",
+                "dgx_a100",
+                "--json",
+            )
+        )
+        for axis in ("row", "col")
+    )
+    # Cut by rows, the partial results [M, N] are summed forward; by columns, the gradients of the input.
+    assert [p["collectives"][0]["bytes"] if p["collectives"] else 0 for p in row] == [4096 * 8192 * 2, 0, 0]
+    assert [p["collectives"][0]["bytes"] if p["collectives"] else 0 for p in col] == [0, 4096 * 4096 * 2, 0]
+    assert row[0]["gemm"] == {"m": 4096, "n": 8192, "k": 1024}
+    assert row[0]["total_us"] == pytest.approx(row[0]["gemm_us"] + row[0]["collectives"][0]["time_us"])
+
+
+def test_a_cut_that_does_not_divide_is_an_error():
+    with pytest.raises(InputError, match="3 does not divide N = 8192"):
+        run(sharded_gemm, "64", "64", "8192", "--tp", "3", "--axis", "col", "--on", "dgx_a100")
+
+
+def test_show_prints_a_variant_with_its_base_merged_in():
+    assert "128 MiB" in run(device, "show", "h100_case_a")
+    assert json.loads(run(device, "show", "h100_case_a", "--json"))["sms"] == 132
+
+
+def test_calibrate_prints_a_block_for_the_device_file(tmp_path):
+    rows = [f"{m},4096,4096,bf16,{40 + m / 8},case{m % 7}" for m in range(1, 700, 13)]
+    (tmp_path / "times.csv").write_text("M,N,K,dtype,time_us,case_id\n" + "\n".join(rows))
+    text = run(
+        device, "calibrate", str(tmp_path / "times.csv"), "--device", "a100_sxm_80gb", "--fit", "hbm,tensor"
+    )
+    assert text.startswith("constants:\n  gemm:\n    default:\n")
+    assert "# calibration: mean absolute error" in text
+
+
+def test_calibrate_names_a_missing_column(tmp_path):
+    (tmp_path / "times.csv").write_text("M,N\n1,2\n")
+    with pytest.raises(InputError, match="no column 'K'"):
+        run(device, "calibrate", str(tmp_path / "times.csv"), "--device", "a100_sxm_80gb")

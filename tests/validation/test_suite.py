@@ -1,0 +1,82 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from rapid_des.cli.validate import validate as command
+from rapid_des.errors import InputError
+from rapid_des.validation import DataFolder, open_folder, table, validate
+from rapid_des.validation.folder import CHECKOUT_DATA
+
+HEADER = "gpu,op,dtype,M,N,K,time_us,framework,kernel,case_id,tflops,source\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "operators").mkdir()
+    rows = [
+        f"{gpu},gemm,bfloat16,512,4096,4096,90.0,vllm-0.14.0,k,case{index},1,aic\n"
+        for index, gpu in enumerate(["A100-SXM4-80GB", "A100-SXM4-80GB", "Abacus"])
+    ]
+    (tmp_path / "operators" / "gemm_aiconfigurator.csv").write_text(HEADER + "".join(rows))
+    return DataFolder(tmp_path, split=False)
+
+
+def test_a_folder_with_one_file_is_scored_and_the_absent_ones_are_listed(folder):
+    report = validate(folder, ["operators/gemm"])
+    assert report["topics"]["operators/gemm/A100-SXM4-80GB/bfloat16"]["rows"] == 2
+    assert "operators/layer_ops_vidur.csv" in report["absent"]
+    assert "operators/layer_ops_vidur.csv" in table(report)
+
+
+def test_a_gpu_without_a_device_file_is_reported_and_not_dropped(folder):
+    figures = validate(folder, ["operators/gemm/Abacus"])["topics"]["operators/gemm/Abacus/bfloat16"]
+    assert figures["unsupported"] == {"no device file for Abacus": 1}
+
+
+def test_an_unknown_topic_is_an_error_that_names_those_there_are(folder):
+    with pytest.raises(InputError, match="operators/gemm"):
+        validate(folder, ["operators/gemmm"])
+
+
+def test_a_folder_that_is_none_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no folder"):
+        open_folder(tmp_path / "nothing")
+
+
+def test_json_holds_topics_constants_and_residuals(folder):
+    result = CliRunner().invoke(command, ["operators/gemm", "--data", str(folder.path), "--json"])
+    report = json.loads(result.stdout)
+    figures = report["topics"]["operators/gemm/A100-SXM4-80GB/bfloat16"]
+    assert {"rows", "cases", "mean_abs_pct", "bias_pct", "null_mean_abs_pct"} <= set(figures)
+    assert figures["residuals"][0]["case_id"] == "case0"
+    assert "tensor" in report["constants"]["gemm/a100_sxm_80gb/vllm/bf16"]
+
+
+def test_pictures_are_drawn(folder, tmp_path):
+    result = CliRunner().invoke(
+        command, ["operators/gemm/A100", "--data", str(folder.path), "--plot", str(tmp_path / "p")]
+    )
+    assert result.exit_code == 0
+    assert [path.suffix for path in (tmp_path / "p").iterdir()] == [".png"]
+
+
+@pytest.mark.skipif(not CHECKOUT_DATA.is_dir(), reason="the data ships with a checkout only")
+class TestClaims:
+    """What the repository claims of its GEMM model, on the test split."""
+
+    @pytest.mark.parametrize(
+        ("topic", "reach"),
+        [
+            ("operators/gemm/A100-SXM4-80GB/bfloat16", 10.0),
+            ("operators/gemm-large/A100-SXM4-80GB/bfloat16", 6.0),
+            ("operators/gemm/H100-SXM-80GB/bfloat16", 10.0),
+            ("operators/gemm/H100-SXM-80GB/fp8", 15.0),
+            ("operators/gemm/B200-SXM-180GB/nvfp4", 15.0),
+            ("operators/moe/H100-SXM-80GB/bfloat16", 15.0),
+        ],
+    )
+    def test_error_beats_its_target_and_the_null_model(self, topic, reach):
+        figures = validate(open_folder(None), [topic])["topics"][topic]
+        assert figures["mean_abs_pct"] <= reach
+        assert figures["mean_abs_pct"] < 0.7 * figures["null_mean_abs_pct"]
