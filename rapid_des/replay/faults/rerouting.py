@@ -72,7 +72,7 @@ class ReroutingSimulation(Simulation):
             self._strand_whole(piece)
             return
         key = (task.priority, piece.ready, *task.order, piece.place, piece.number)
-        piece.request = self.link_servers[link].request(key)
+        piece.request = self._link_server(link).request(key)
         piece.request.callbacks.append(partial(self._serve, piece))
 
     def _serve(self, piece: Piece, _: Event) -> None:
@@ -135,7 +135,7 @@ class ReroutingSimulation(Simulation):
             return
         service.ended = True
         del self.serving[service.link]
-        self.link_servers[service.link].release()
+        self._link_server(service.link).release()
 
     # Closing
 
@@ -147,7 +147,7 @@ class ReroutingSimulation(Simulation):
             if service.free > now:
                 self._cut(service)
         for link in links:
-            waiting = self.link_servers[link].put_queue
+            waiting = self._link_server(link).put_queue
             pieces = [_asking(request) for _, request in sorted(waiting, key=itemgetter(0))]
             waiting.clear()
             for piece in pieces:
@@ -205,7 +205,7 @@ class ReroutingSimulation(Simulation):
 
     def _withdraw(self, piece: Piece) -> None:
         if piece.request is not None:
-            waiting = self.link_servers[piece.links[piece.place]].put_queue
+            waiting = self._link_server(piece.links[piece.place]).put_queue
             waiting[:] = [entry for entry in waiting if entry[1] is not piece.request]
             heapq.heapify(waiting)
 
