@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
-from rapid_des.errors import ConfigError, TopologyError
+from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import Plan, build
+from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.detours import FaultAwareRouter
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults import Fault, apply_static, check_fault, gpu_factors, hits, touches_links
@@ -107,6 +108,7 @@ def load_machine(
     document = apply_overrides(load_document(path), settings)
     spec = decode(document, MachineSpec)
     _check_switching(document, spec.switching)
+    _check_collectives(document, spec.collectives)
     for index, fault in enumerate(spec.faults):
         check_fault(fault, file=str(path), key=f"faults[{index}]")
     resolve(spec.device, "device", folder=document.folder, named_in=str(path), key="device")
@@ -185,3 +187,15 @@ def _check_switching(document: Document, switching: Switching) -> None:
     else:
         return
     raise ConfigError(problem, file=str(document.path), key="switching.segment")
+
+
+def _check_collectives(document: Document, collectives: Collectives) -> None:
+    for operation in collectives.__struct_fields__:
+        choice = collectives.choice(operation)
+        stated = () if choice is None else choice.algorithm
+        for name in (stated,) if isinstance(stated, str) else stated:
+            try:
+                collectives_of(name)
+            except InputError as error:
+                key = f"collectives.{operation if getattr(collectives, operation) else 'default'}"
+                raise ConfigError(str(error), file=str(document.path), key=key) from None

@@ -162,11 +162,11 @@ class Switching(Spec, frozen=True, kw_only=True):
 class Choice(Spec, frozen=True, kw_only=True):
     """The algorithm of one collective, or one for each dimension, and into how many chunks it is cut."""
 
-    algorithm: str | tuple[str, ...]
+    algorithm: str | Annotated[tuple[str, ...], Meta(min_length=1)]
     chunks: Count = 1
 
 
-Algorithm: TypeAlias = str | tuple[str, ...] | Choice
+Algorithm: TypeAlias = str | Annotated[tuple[str, ...], Meta(min_length=1)] | Choice
 
 
 class Collectives(Spec, frozen=True, kw_only=True):

@@ -12,7 +12,10 @@ from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, cut_through, service_time
 from rapid_des.network.specs import Switching
 from rapid_des.replay.program import HopTable, Int32s
-from rapid_des.units import Size, serialization_time
+from rapid_des.units import PS_PER_S, Size, serialization_time
+
+LONGEST_S = 100_000
+"""What a message may take on a link, in seconds: times are 63 bits of picoseconds (107 days) in all."""
 
 Profile = tuple[tuple[int, int], ...]
 """(bandwidth, latency) of each link of a route."""
@@ -55,6 +58,10 @@ def hop_table(
         visits = [hop for profile in profiles for hop in _cut(_packets(switching), profile, sizes)]
     else:
         raise TopologyError(f"{fabric.name}: switching.mode {switching.mode} has no hop table")
+    longest = max((time for visit in visits for times in visit for time in times), default=0)
+    if longest > LONGEST_S * PS_PER_S:
+        problem = f"a message would take {longest / PS_PER_S:.3g} s on one link; allowed: {LONGEST_S} s"
+        raise TopologyError(f"{fabric.name}: {problem}")
     table = np.array(visits, np.int64).reshape(len(visits), 3, len(sizes)).transpose(1, 2, 0)
     occupancy, head, lag = (np.ascontiguousarray(part) for part in table)
     return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, np.array(sizes, np.int64)), classes
