@@ -58,7 +58,7 @@ def _along(program: Program, shift: Shift) -> Folding | None:
     groups = group_map(program, shift)
     if groups is None or not keeps_slots(program, shift, groups):
         return None
-    turns = _turns(program, groups)
+    turns = turns_of(program, groups)
     if turns is None:
         return None
     pairs = {key: turn.pair for key, turn in turns.items()}
@@ -68,7 +68,7 @@ def _along(program: Program, shift: Shift) -> Folding | None:
     return _Quotient(program, shift, groups, turns).folding(orbits)
 
 
-def _turns(program: Program, groups: GroupMap) -> dict[tuple[int, int], Turn] | None:
+def turns_of(program: Program, groups: GroupMap) -> dict[tuple[int, int], Turn] | None:
     """Return the turn of each template of each group that the shift maps to itself."""
     known: dict[tuple[int, bytes], Turn | None] = {}
     result = {}
