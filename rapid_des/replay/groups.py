@@ -62,16 +62,16 @@ class GroupTable:
         self._fabric = fabric
         self._positions = {trace.rank: position for position, trace in enumerate(traces.ranks)}
         self._numbers: dict[tuple[object, ...], int] = {}
-        self._ranks: list[tuple[str, tuple[int, ...], int]] = []
+        self._ranks: list[tuple[str, tuple[int, ...]]] = []
         self._used: list[set[int]] = []
-        self._labels: dict[str, int] = {}
+        self._labels: list[str] = []
         self.geometry = cache(self._geometry)
         self.places = cache(self._places)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The names that link statistics are split by."""
-        return tuple(self._labels) or ("",)
+        return tuple(dict.fromkeys(self._labels)) or ("",)
 
     def members(self, name: str) -> tuple[int, ...]:
         """Return the ranks of a process group; `TraceError` if nobody defined it."""
@@ -106,6 +106,8 @@ class GroupTable:
             number = self._number(
                 ("channel", source, destination, slot.tag), name, (source, destination), label
             )
+            if slot.sends:
+                self._labels[number] = label  # both ends may name the stream; the sender's name counts
             return number, 0 if slot.sends else 1
         name = trace.groups[slot.group]
         ranks = self.members(name)
@@ -133,7 +135,8 @@ class GroupTable:
                 shown = ", ".join(map(str, missing[:8]))
                 raise TraceError(f"group {name} needs rank {shown}, of which there is no trace")
             self._numbers[key] = len(self._ranks)
-            self._ranks.append((name, ranks, self._labels.setdefault(label, len(self._labels))))
+            self._ranks.append((name, ranks))
+            self._labels.append(label)
             self._used.append(set())
         return self._numbers[key]
 
@@ -149,10 +152,13 @@ class GroupTable:
         flat = places.reshape(-1).astype(np.int32)
         for (group, template), end, part in zip(uses, ends.tolist(), parts, strict=True):
             chosen[group][template] = flat[end - len(part) : end]
-        return tuple(self._group(index, of_group) for index, of_group in enumerate(chosen)), routes
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        labels = [numbers[label] for label in self._labels]
+        groups = (self._group(index, labels[index], of_group) for index, of_group in enumerate(chosen))
+        return tuple(groups), routes
 
-    def _group(self, index: int, routes: dict[int, Int32s]) -> Group:
-        name, ranks, label = self._ranks[index]
+    def _group(self, index: int, label: int, routes: dict[int, Int32s]) -> Group:
+        name, ranks = self._ranks[index]
         bindings = np.array([self._positions[rank] for rank in ranks], np.int32)
         return Group(name=name, bindings=bindings, label=label, routes=routes)
 

@@ -73,10 +73,14 @@ def group_map(program: Program, shift: Shift) -> GroupMap | None:
         if other is None and set(moved.tolist()) == set(group.bindings.tolist()):
             turned[index] = _turn(group, moved)
             other = index
-        if other is None or program.groups[other].routes.keys() != group.routes.keys():
+        if other is None or not _alike(group, program.groups[other]):
             return None
         image[index] = other
     return GroupMap(image, turned)
+
+
+def _alike(group: Group, other: Group) -> bool:
+    return group.label == other.label and group.routes.keys() == other.routes.keys()
 
 
 def _turn(group: Group, moved: NDArray[np.int32]) -> Ints:
@@ -123,7 +127,7 @@ def link_orbits(
     `turns` gives for (group, template) of turned groups where each pair goes. Every orbit must have as many
     links as the shift has positions, so that a link stands for exactly one rank of an orbit.
     """
-    source, target = _route_images(program, groups, turns)
+    source, target = route_images(program, groups, turns)
     starts = program.route_starts
     lengths = starts[source + 1] - starts[source]
     if not np.array_equal(lengths, starts[target + 1] - starts[target]):
@@ -139,9 +143,10 @@ def link_orbits(
     return _orbits(move, shift.extent)
 
 
-def _route_images(
+def route_images(
     program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]
 ) -> tuple[Ints, Ints]:
+    """Return routes and their images: each route of each group's templates once, in order."""
     source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for index, group in enumerate(program.groups):
         for template, routes in group.routes.items():
