@@ -4,8 +4,10 @@
     at each instant: first set_capacity(…), then end_flow(…), then begin_flow(…), each in any order;
     changed = settle(fluid, now)      whose flows fluid.changed[:changed] have new fluid.finish times
 
-Everything is an integer and each rate follows from the flows that are active, so interpreted Python and
-numba give the same bits: every function here compiles as it stands, the state is a tuple of arrays.
+A message joins and leaves as `protocol.fluid_service` says: `begin_flow` comes `before` after it starts, and
+it has arrived `after` its finish. Everything is an integer and each rate follows from the flows that are
+active, so interpreted Python and numba give the same bits: every function here compiles as it stands, the
+state is a tuple of arrays.
 
 Shares (`fill`): the link with the least capacity left per unsettled flow, lowest id first, settles its flows
 at that share; a flow whose ceiling (its slowest link) is lower settles there before. Only links that their

@@ -19,13 +19,12 @@ from rapid_des.network import fluid as interpreted
 from rapid_des.network.fluid import Fluid, new_fluid, set_route
 from rapid_des.network.fluid_state import Int64s
 from rapid_des.network.protocol import (
+    FluidService,
     Hops,
     Protocol,
-    acknowledgement_ratio,
     acknowledgement_time,
     effective_bandwidth,
-    fluid_tail,
-    wire_bytes,
+    fluid_service,
 )
 
 
@@ -82,16 +81,6 @@ def simulate_flows(
     return _Run(protocol, links, messages, kernel).run()
 
 
-@dataclass(frozen=True)
-class _Service:
-    """What a size on a kind of route means; many messages share it."""
-
-    wire: int
-    ratio: int
-    tail: int
-    answer: int
-
-
 class _Run:
     """One simulation; a message's flow has the message's position as its slot."""
 
@@ -103,9 +92,9 @@ class _Run:
         self.missing = [len(message.after_arrival) + len(message.after_answer) for message in messages]
         self.ready = [0] * len(messages)
         self.followers: list[list[tuple[int, bool]]] = [[] for _ in messages]
-        self.services: dict[tuple[object, ...], _Service] = {}
+        self.services: dict[tuple[object, ...], tuple[FluidService, int]] = {}
         self.events: list[tuple[int, bool, int]] = []
-        """(time, begins, message)"""
+        """(time, joins, message)"""
 
     def run(self) -> Times:
         for number, message in enumerate(self.messages):
@@ -114,7 +103,7 @@ class _Run:
             for before in message.after_answer:
                 self.followers[before].append((number, True))
             if not self.missing[number]:
-                heapq.heappush(self.events, (message.delay, True, number))
+                self._start(number, message.delay)
         while self.events:
             self._instant(self.events[0][0])
         if any(self.missing):
@@ -123,49 +112,43 @@ class _Run:
 
     def _instant(self, now: int) -> None:
         while self.events and self.events[0][0] == now:
-            _, begins, number = heapq.heappop(self.events)
-            if begins:
-                self._begin(number, now)
+            _, joins, number = heapq.heappop(self.events)
+            if joins:
+                self._join(number, now)
             elif self.fluid.finish[number] == now:
                 self.kernel.end_flow(self.fluid, number)
                 self._arrive(number, now)
         for flow in self.fluid.changed[: self.kernel.settle(self.fluid, now)].tolist():
             heapq.heappush(self.events, (int(self.fluid.finish[flow]), False, flow))
 
-    def _begin(self, number: int, now: int) -> None:
-        service = self._service(self.messages[number])
+    def _start(self, number: int, now: int) -> None:
+        """Let a message start: it joins its links once its head is half-way."""
         self.start[number] = now
+        heapq.heappush(self.events, (now + self._service(number)[0].before, True, number))
+
+    def _join(self, number: int, now: int) -> None:
+        service, _ = self._service(number)
         self.kernel.begin_flow(self.fluid, number, service.wire, service.ratio, now)
 
     def _arrive(self, number: int, now: int) -> None:
-        service = self._service(self.messages[number])
-        arrival = now + service.tail
-        answer = arrival + service.answer
-        self.arrival[number] = arrival
+        service, way_back = self._service(number)
+        arrival = self.arrival[number] = now + service.after
         for follower, answered in self.followers[number]:
-            self.ready[follower] = max(self.ready[follower], answer if answered else arrival)
+            self.ready[follower] = max(self.ready[follower], arrival + (way_back if answered else 0))
             self.missing[follower] -= 1
             if not self.missing[follower]:
-                begin = self.ready[follower] + self.messages[follower].delay
-                heapq.heappush(self.events, (begin, True, follower))
+                self._start(follower, self.ready[follower] + self.messages[follower].delay)
 
-    def _service(self, message: Message) -> _Service:
+    def _service(self, number: int) -> tuple[FluidService, int]:
+        """Return a message's service and its acknowledgement's time; many messages share them."""
+        message = self.messages[number]
         there = tuple([self.links[link] for link in message.route])
         back = tuple([self.links[link] for link in message.back])
         key = (message.size, there, back)
         if key not in self.services:
-            self.services[key] = _service(self.protocol, message.size, there, back)
+            service = fluid_service(self.protocol, message.size, there)
+            self.services[key] = service, acknowledgement_time(self.protocol, back)
         return self.services[key]
-
-
-def _service(protocol: Protocol, size: int, there: Hops, back: Hops) -> _Service:
-    slowest = min(rate for rate, _ in there)
-    return _Service(
-        wire=wire_bytes(protocol, size),
-        ratio=acknowledgement_ratio(protocol, size, slowest),
-        tail=fluid_tail(protocol, size, there),
-        answer=acknowledgement_time(protocol, back),
-    )
 
 
 def _empty_state(protocol: Protocol, links: Hops, messages: Sequence[Message]) -> Fluid:

@@ -55,6 +55,21 @@ class CutThrough:
     lag: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class FluidService:
+    """One message in the fluid mode: when it takes its share of links, and of how much.
+
+    It joins all links of its route `before` after it starts, and has arrived `after` its last byte is out.
+    """
+
+    wire: int
+    """Bytes that its links carry."""
+    ratio: int
+    """Acknowledgement load on the way back as a share of its own, in 1 / `ACK_RATIO_ONE`."""
+    before: int
+    after: int
+
+
 def units(size: int, unit: int) -> tuple[int, int]:
     """Return how many units of at most `unit` bytes carry `size` bytes, and the size of the last.
 
@@ -152,14 +167,18 @@ def cut_through(protocol: Protocol, size: int, hops: Hops) -> CutThrough:
     return CutThrough(occupancy, head, (*lags[:-1], trailing))
 
 
-def fluid_tail(protocol: Protocol, size: int, hops: Hops) -> int:
-    """Return the time from a fluid flow's last byte out to its arrival: latencies and packet pipeline.
+def fluid_service(protocol: Protocol, size: int, hops: Hops) -> FluidService:
+    """Return what a message is to the fluid mode; uncontended it arrives when its packets do, to the tick.
 
-    It makes an uncontended flow arrive when its packets do.
+    The latencies and the packet pipeline that a message needs besides its drain are cut in two: a link of its
+    route is busy with it half of them after it starts, on average. Were they all to come after the drain, a
+    full link would stand idle for as long.
     """
+    wire = wire_bytes(protocol, size)
     slowest = min(effective_bandwidth(protocol, rate) for rate, _ in hops)
-    drained = serialization_time(wire_bytes(protocol, size), slowest)
-    return max(0, cut_through_time(protocol, size, hops) - drained)
+    rest = max(0, cut_through_time(protocol, size, hops) - serialization_time(wire, slowest))
+    ratio = acknowledgement_ratio(protocol, size, min(rate for rate, _ in hops))
+    return FluidService(wire=wire, ratio=ratio, before=rest // 2, after=rest - rest // 2)
 
 
 def _service_time(protocol: Protocol, size: int, bandwidth: int) -> Fraction:

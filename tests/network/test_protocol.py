@@ -10,7 +10,7 @@ from rapid_des.network.protocol import (
     cut_through,
     cut_through_time,
     effective_bandwidth,
-    fluid_tail,
+    fluid_service,
     pipeline_time,
     service_time,
     store_and_forward_time,
@@ -103,14 +103,15 @@ def test_cut_through_visits_chain_up_to_the_zero_load_arrival(rates: list[int], 
     assert all(head <= busy for head, busy in zip(visits.head, visits.occupancy, strict=True))
 
 
-def test_fluid_tail_is_the_latencies_and_the_packet_pipeline() -> None:
+def test_a_fluid_message_has_its_latencies_half_before_and_half_after_its_drain() -> None:
     # The last of the packets needs 165 ns on two more links, and 3 latencies.
     hops = [(25 * GB, 500 * NS)] * 3
-    tail = fluid_tail(ROCE, 2**20, hops)
-    assert tail == pytest.approx((2 * 165 + 1500) * NS, abs=2)
+    service = fluid_service(ROCE, 2**20, hops)
+    assert service.before + service.after == pytest.approx((2 * 165 + 1500) * NS, abs=2)
+    assert service.after - service.before in {0, 1}
     # Together with the drain at the effective rate it is exact.
-    drained = serialization_time(wire_bytes(ROCE, 2**20), effective_bandwidth(ROCE, 25 * GB))
-    assert drained + tail == cut_through_time(ROCE, 2**20, hops)
+    drained = serialization_time(service.wire, effective_bandwidth(ROCE, 25 * GB))
+    assert service.before + drained + service.after == cut_through_time(ROCE, 2**20, hops)
 
 
 def test_acknowledgements_load_the_way_back_by_their_time() -> None:
