@@ -93,6 +93,16 @@ def new_fluid(capacities: Int64s, *, flows: int, hops: int) -> Fluid:
     return Fluid(**by_link, **by_hop, **by_flow, **heap, counts=column(3))
 
 
+def widened(fluid: Fluid, flows: int) -> Fluid:
+    """Return the state with room for `flows` slots; those there are keep theirs."""
+    had = len(fluid.hops)
+    hops = len(fluid.link) // had
+    grown = new_fluid(fluid.capacity // SCALE, flows=flows, hops=hops)
+    for old, new in zip(fluid, grown, strict=True):
+        new[: len(old)] = old
+    return grown
+
+
 def set_route(fluid: Fluid, flow: int, route: tuple[int, ...], back: tuple[int, ...]) -> None:
     """Write the links of a free slot's route and way back; engines may write the columns themselves."""
     start = flow * stride(fluid)

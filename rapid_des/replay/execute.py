@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -67,7 +66,7 @@ def execute(
     Raises `DeadlockError` if a visit never finishes; a byte that was sent and not received is a defect.
     """
     began = time.perf_counter()
-    folding = fold(program) if choice.fold and not trail else None
+    folding = fold(program) if choice.fold and not trail and program.fluid is None else None
     chosen = choice.of(folding.program if folding else program)
     records = _run(folding.program if folding else program, chosen, trail=trail)
     if folding is not None and records.ties:
@@ -105,10 +104,9 @@ def engine_for(program: Program) -> EngineName:
 
 def kernel_is_cold() -> bool:
     """Tell whether the kernel has yet to be compiled on this machine."""
-    from rapid_des.replay.compiled.kernel import play
+    from rapid_des.replay.compiled import jit, kernel
 
-    folder = Path(play.stats.cache_path)  # type: ignore[attr-defined]
-    return not any(folder.glob("kernel.play-*.nbi"))
+    return jit.is_cold(kernel.play)
 
 
 def expected_hops(program: Program, limit: int) -> int:

@@ -54,6 +54,16 @@ class SlotTable:
     labels: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Routed:
+    """All groups with their routes."""
+
+    groups: tuple[Group, ...]
+    routes: Routes
+    ways_back: Int32s
+    """[route] the number of the route that its acknowledgements take."""
+
+
 class GroupTable:
     """Numbers groups and channels as ranks name them."""
 
@@ -140,22 +150,24 @@ class GroupTable:
             self._used.append(set())
         return self._numbers[key]
 
-    def routed(self, templates: Sequence[Template], router: Router) -> tuple[tuple[Group, ...], Routes]:
-        """Return all groups with the routes of their templates' pairs, each distinct route once."""
+    def routed(self, templates: Sequence[Template], router: Router) -> Routed:
+        """Return all groups with the routes of their templates' pairs and of the ways back, each once."""
         uses = [(group, template) for group, used in enumerate(self._used) for template in sorted(used)]
         parts = [self._pairs(group, templates[template]) for group, template in uses]
         pairs = np.concatenate([np.zeros((0, 2), np.int64), *parts])
-        distinct, places = np.unique(pairs, axis=0, return_inverse=True)
-        routes = router.routes(distinct)
+        distinct, places = np.unique(np.concatenate((pairs, pairs[:, ::-1])), axis=0, return_inverse=True)
+        there, back = np.split(places.reshape(-1), 2)
+        ways_back = np.empty(len(distinct), np.int32)
+        ways_back[there], ways_back[back] = back, there
         ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
         chosen: list[dict[int, Int32s]] = [{} for _ in self._ranks]
-        flat = places.reshape(-1).astype(np.int32)
+        flat = there.astype(np.int32)
         for (group, template), end, part in zip(uses, ends.tolist(), parts, strict=True):
             chosen[group][template] = flat[end - len(part) : end]
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers[label] for label in self._labels]
         groups = (self._group(index, labels[index], of_group) for index, of_group in enumerate(chosen))
-        return tuple(groups), routes
+        return Routed(tuple(groups), router.routes(distinct), ways_back)
 
     def _group(self, index: int, label: int, routes: dict[int, Int32s]) -> Group:
         name, ranks = self._ranks[index]

@@ -16,6 +16,7 @@ from rapid_des.replay.analytic import alone, message_alone
 from rapid_des.replay.deadlock import Namer
 from rapid_des.replay.durations import service_times
 from rapid_des.replay.faults.gpus import require_alive
+from rapid_des.replay.fluid_table import fluid_table, no_hops
 from rapid_des.replay.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
 from rapid_des.replay.plans import Call, plan
 from rapid_des.replay.plans import Step as PlanStep
@@ -87,12 +88,17 @@ class _Lowering:
         bindings = tuple(
             self.groups.bind(position, *self._rank(trace)) for position, trace in enumerate(self.traces.ranks)
         )
-        groups, routes = self.groups.routed(self.templates, self.machine.router)
-        hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, self.sizes.all())
+        routed = self.groups.routed(self.templates, self.machine.router)
+        routes, sizes, fluid = routed.routes, self.sizes.all(), None
+        if self.machine.switching.mode == "fluid":
+            hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)
+            fluid = fluid_table(self.machine, routed, sizes)
+        else:
+            hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes)
         return Program(
             bindings=bindings,
             programs=tuple(self.programs),
-            groups=groups,
+            groups=routed.groups,
             templates=tuple(self.templates),
             hops=hops,
             route_starts=routes.starts.astype(np.int64),
@@ -100,6 +106,7 @@ class _Lowering:
             route_class=classes,
             links=len(self.machine.fabric),
             labels=self.groups.labels,
+            fluid=fluid,
         )
 
     def _rank(self, trace: RankTrace) -> tuple[int, SlotTable]:

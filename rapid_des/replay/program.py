@@ -171,6 +171,24 @@ class HopTable:
 
 
 @dataclass(frozen=True)
+class FluidTable:
+    """R7: what messages are to links that all flows share; instead of hop services."""
+
+    capacity: Int64s
+    """[link] bytes a second that full packets get through."""
+    wire: Int64s
+    """[size row] bytes that links carry."""
+    ratio: NDArray[np.int64]
+    """[size row, profile] acknowledgement load on the way back, as `protocol.FluidService` has it."""
+    before: NDArray[np.int64]
+    after: NDArray[np.int64]
+    profile: Int32s
+    """[route] which kind of route it is."""
+    back: Int32s
+    """[route] the route of its acknowledgements."""
+
+
+@dataclass(frozen=True)
 class Timetable:
     """R6: from each time on a server works at `rate`/4096 and adds `lag`; rate 1 and lag 0 before."""
 
@@ -193,6 +211,7 @@ class Program:
     route_class: Int32s
     links: int
     labels: tuple[str, ...] = ("",)
+    fluid: FluidTable | None = None
     link_timetables: dict[int, Timetable] = field(default_factory=dict)
     stream_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
     """(position in bindings, local server) to its timetable."""

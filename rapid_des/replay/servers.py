@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from simpy import Environment
 from simpy.events import Event
@@ -82,16 +82,26 @@ class Server(base.BaseResource):  # type: ignore[type-arg]
         self.arbiter.touch(self)
 
 
+class Chooser(Protocol):
+    """What an arbiter calls at the end of an instant."""
+
+    order: int
+
+    def choose(self) -> None:
+        """Act on what happened at this instant."""
+        ...
+
+
 class Arbiter:
     """Lets the touched servers of one level choose once everything else of an instant has happened."""
 
     def __init__(self, env: Clock, level: int) -> None:
         self.env = env
         self.priority = _AFTER_NORMAL_EVENTS + level
-        self.touched: dict[int, Server] = {}
+        self.touched: dict[int, Chooser] = {}
         self.ties = 0
 
-    def touch(self, server: Server) -> None:
+    def touch(self, server: Chooser) -> None:
         """Have `server` choose at the end of this instant."""
         if not self.touched:
             choice = Event(self.env)

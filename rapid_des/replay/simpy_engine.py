@@ -14,6 +14,7 @@ from simpy.events import Event, Timeout
 
 from rapid_des.errors import TraceError
 from rapid_des.replay.deadlock import explain_disagreement
+from rapid_des.replay.fluid_links import FluidLinks
 from rapid_des.replay.program import NONE, Level, Program, Records, Trail, VisitKind
 from rapid_des.replay.servers import Arbiter, Clock, Server
 from rapid_des.replay.tables import LinkTable, RankTable, TemplateTable
@@ -49,6 +50,7 @@ class Simulation:
         self.links = LinkTable(program)
         self.arbiters = arbiters = [Arbiter(self.env, level) for level in Level]
         self.link_servers: dict[int, Server] = {}
+        self.fluid = FluidLinks(program, arbiters[Level.LINK], self.links) if program.fluid else None
         self.servers = self._rank_servers(arbiters)
         self.pending = [list(table.need) for table in self.tables]
         self.ready = [[0] * len(table.need) for table in self.tables]
@@ -260,6 +262,11 @@ class Simulation:
         size, label = template.size[task], self.program.groups[key[0]].label
         order = (position, env.now, source, task)
         self.sent += links.payload[size]
+        if self.fluid is not None:
+            yield self.fluid.flow(instance.routes[template.pair[task]], size, label)
+            self.received += links.payload[size]
+            self._deliver(key, instance, task)
+            return
         hops = links.route(instance.routes[template.pair[task]])
         for place, (link, service) in enumerate(hops):
             ready = env.now

@@ -11,7 +11,8 @@ from rapid_des.replay.compiled.jit import step
 from rapid_des.replay.compiled.pools import TIME_CACHE, Calendar
 
 HEAP, FREE_BUCKET, FREE_EVENT, PUSHED, USED = 0, 1, 2, 3, 4
-_GOLDEN = 0x9E3779B97F4A7C1
+_WORD, _GOLDEN = 0xFFFFFFFF, 0x61C88647
+"""32-bit multiplicative hashing: the product stays below 2**63."""
 
 
 @step
@@ -25,7 +26,7 @@ def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     calendar.kind[event] = kind
     calendar.a[event] = a
     calendar.b[event] = b
-    place = ((moment * _GOLDEN) >> 24) & (TIME_CACHE - 1)
+    place = (((moment & _WORD) * _GOLDEN) >> 20) & (TIME_CACHE - 1)
     if calendar.cached_time[place] == moment:
         bucket = calendar.cached_bucket[place]
         calendar.next[event] = calendar.first[bucket]
