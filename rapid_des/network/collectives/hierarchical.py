@@ -171,12 +171,22 @@ def _owned(part: Task, over: Hierarchy, step: _Step, start: int) -> list[Ints]:
         return np.array_split(np.arange(len(part.size)), extent)
     places = np.unravel_index(np.arange(over.members), over.extents, order="F")
     here = [int(place[start]) for place in places]
+    mine = np.ones(len(part.size), dtype=np.bool_)
     if part.collective is not C.ALL_TO_ALL:
-        mine = np.all([places[d] == here[d] for d in step.before] or [np.full(over.members, True)], axis=0)
-        return [np.flatnonzero(mine & (places[step.dimension] == i)) for i in range(extent)]
+        for dimension in step.before:
+            mine &= places[dimension] == here[dimension]
+        return _split(np.flatnonzero(mine), places[step.dimension][mine], extent)
     source, destination = np.divmod(np.arange(over.members**2), over.members)
-    passed = [places[d][destination] == here[d] for d in step.before]
-    ahead = [d for d in range(len(over.extents)) if d not in (*step.before, step.dimension)]
-    mine = np.all([*passed, *(places[d][source] == here[d] for d in ahead), source >= 0], axis=0)
-    line, goal = places[step.dimension][source], places[step.dimension][destination]
-    return [np.flatnonzero(mine & (line == i) & (goal == k)) for i in range(extent) for k in range(extent)]
+    for dimension, place in enumerate(here):
+        if dimension != step.dimension:
+            holder = destination if dimension in step.before else source
+            mine &= places[dimension][holder] == place
+    line, goal = places[step.dimension][source[mine]], places[step.dimension][destination[mine]]
+    return _split(np.flatnonzero(mine), line * extent + goal, extent * extent)
+
+
+def _split(blocks: Ints, key: Ints, count: int) -> list[Ints]:
+    """Return the blocks of each key from 0 to count - 1."""
+    order = np.argsort(key, kind="stable")
+    bounds = np.cumsum(np.bincount(key, minlength=count))[:-1]
+    return np.split(blocks[order], bounds)

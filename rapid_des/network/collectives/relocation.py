@@ -14,9 +14,8 @@ from rapid_des.network.collectives.task import Ints
 
 def relocate(schedule: Schedule, offset: Ints, size: Ints) -> Schedule:
     """Return `schedule` with its contiguous buffer laid onto the intervals `offset[i], size[i]`, in order."""
-    solid = size > 0
-    offset, size = offset[solid], size[solid]
-    if np.array_equal(offset[1:], offset[:-1] + size[:-1]):
+    offset, size = _merged(offset[size > 0], size[size > 0])
+    if len(offset) < 2:
         return _shifted(schedule, int(offset[0]) if len(offset) else 0)
     owner, start, length = intervals(schedule)
     bounds = np.concatenate(([0], np.cumsum(size)))
@@ -28,6 +27,14 @@ def relocate(schedule: Schedule, offset: Ints, size: Ints) -> Schedule:
     low = np.maximum(start[row], bounds[interval])
     high = np.minimum((start + length)[row], bounds[interval + 1])
     return _with_pieces(schedule, owner[row], offset[interval] + low - bounds[interval], high - low)
+
+
+def _merged(offset: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """Return the intervals with neighbours that touch as one."""
+    if not len(offset):
+        return offset, size
+    head = np.flatnonzero(np.append(True, offset[1:] != offset[:-1] + size[:-1]))
+    return offset[head], np.add.reduceat(size, head)
 
 
 def _shifted(schedule: Schedule, by: int) -> Schedule:

@@ -114,6 +114,12 @@ def test_a_thousand_member_ring_is_lean():
     assert schedule.pieces is None
 
 
+def test_a_ring_all_to_all_carries_at_most_two_intervals_a_transfer():
+    # what goes on to the members r + 1 … s - 1 wraps around the end of source s's tensor once
+    schedule = ALGORITHMS["ring"](A2A, 64, 6400)
+    assert np.diff(schedule.pieces.starts).max() == 2
+
+
 def test_an_algorithm_says_what_it_does_and_who_does_the_rest():
     with pytest.raises(InputError, match=r"bruck does not do all_reduce; it does all_gather.*done by ring"):
         ALGORITHMS["bruck"](AR, 4, 100)
