@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rapid_des.config.presets import preset_folder
+from rapid_des.config.presets import expanded, preset_folder
 from rapid_des.errors import TraceError
 
 _NUMBERED = re.compile(r"(?P<prefix>.+)\.(?P<rank>\d+)\.(?P<suffix>et|eg|json)(?:\.gz)?\Z")
@@ -35,7 +35,7 @@ def discover(reference: str | Path) -> TraceFiles:
 
     The bare name of a preset under `workloads/traces` works where nothing else has that name.
     """
-    path = Path(_PATTERN.sub("", str(reference))).expanduser()
+    path = expanded(_PATTERN.sub("", str(reference)))
     if path.is_dir():
         return _only_set(path)
     if path.is_file():

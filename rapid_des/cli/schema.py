@@ -7,15 +7,18 @@ import click
 from rapid_des.cli.options import json_option, print_json
 from rapid_des.config import Spec, json_schema, preset_names
 from rapid_des.config.presets import KINDS, Kind
-from rapid_des.device.spec import DeviceSpec
+from rapid_des.device.spec import DeviceSpec, FamilySpec
 from rapid_des.frontend import JobSpec, ModelSpec
 from rapid_des.machine import MachineSpec
+from rapid_des.network.collectives.written import WrittenFile
 
 SCHEMAS: dict[str, type[Spec]] = {
     "machine": MachineSpec,
     "device": DeviceSpec,
+    "family": FamilySpec,
     "job": JobSpec,
     "model": ModelSpec,
+    "collective": WrittenFile,
 }
 
 

@@ -37,15 +37,31 @@ def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key
     A reference is tried relative to `folder` (the referring file's, or the working directory), as written and
     with `.yaml` added, then as a preset: `topologies/x.yaml`, `x.yaml` and `x` all find the preset x.
     """
-    written = folder / Path(reference).expanduser()
+    written = folder / expanded(reference)
     name = Path(reference).name
-    candidates = [written, written.with_name(f"{written.name}.yaml"), preset_folder(kind) / name]
-    candidates.append(preset_folder(kind) / f"{name}.yaml")
+    presets_of = preset_folder(kind)
+    candidates = [written, written.parent / f"{name}.yaml", presets_of / name, presets_of / f"{name}.yaml"]
     for candidate in candidates:
-        if name and candidate.is_file():
+        if name and _is_file(candidate):
             return candidate
     presets = preset_names(kind)
     near = difflib.get_close_matches(name.removesuffix(".yaml"), presets, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     problem = f"no {kind} file {reference!r} here and no such preset; {hint}presets: {', '.join(presets)}"
     raise ConfigError(problem, file=named_in, key=key)
+
+
+def expanded(reference: str) -> Path:
+    """Return a path with `~` replaced by the home folder; a user who is not there is left as written."""
+    try:
+        return Path(reference).expanduser()
+    except RuntimeError:
+        return Path(reference)
+
+
+def _is_file(path: Path) -> bool:
+    """Tell whether a file is there; a name that no file can have (too long, a NUL) is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

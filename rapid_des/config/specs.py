@@ -75,6 +75,8 @@ def _explain(message: str, document: Document, spec: type[Spec]) -> ConfigError:
 
 def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -> str:
     value: Any = tree
+    if not steps:
+        return what
     for step in steps:
         if isinstance(value, list) and step.isdigit():
             value = value[int(step)]

@@ -43,6 +43,10 @@ class Store(Spec, frozen=True):
     capacity: Size
     bandwidth: Bandwidth
 
+    def __post_init__(self) -> None:
+        if self.capacity < 1 or self.bandwidth < 1:
+            raise ValueError("capacity and bandwidth must be above 0")
+
 
 class Launch(Spec, frozen=True):
     """What a kernel costs beyond its work: issued one by one by the host, or inside a CUDA graph."""
@@ -102,6 +106,14 @@ class DeviceSpec(Spec, frozen=True):
             raise ValueError(f"sms must be at least 1, it is {self.sms}")
         if not 0 < self.clock.sustained <= self.clock.boost or not 0 < self.clock.peak <= self.clock.boost:
             raise ValueError("clock.sustained and clock.peak must be above 0 and at most clock.boost")
+        if self.l2_port_bytes_per_clock < 1:
+            raise ValueError(
+                f"l2_port_bytes_per_clock must be at least 1, it is {self.l2_port_bytes_per_clock}"
+            )
+        if "fp32" not in self.vector_peak:
+            raise ValueError("vector_peak must state fp32, which stands in for narrower types")
+        if not all((*self.tensor_peak.values(), *self.vector_peak.values())):
+            raise ValueError("tensor_peak and vector_peak must be above 0")
         unknown = sorted(set(self.constants) - set(CONSTANT_SECTIONS))
         if unknown:
             raise ValueError(f"constants.{unknown[0]} is not one of {', '.join(CONSTANT_SECTIONS)}")
