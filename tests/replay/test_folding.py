@@ -1,0 +1,36 @@
+"""Folding saves work and changes nothing: equal to the tick with the whole program."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.replay import simpy_engine
+from rapid_des.replay.execute import EngineChoice, execute
+from rapid_des.replay.folding import fold
+from rapid_des.replay.lowering import lower
+from tests.replay.agreement import RUN, assert_same
+from tests.replay.machines import dimension, machine, ring, switch
+from tests.replay.symmetric_programs import symmetric_programs
+from tests.replay.tracing import ALL_REDUCE, Nodes, same_everywhere
+
+happened: Counter[str] = Counter()
+
+
+@settings(max_examples=150, deadline=None)
+@given(symmetric_programs())
+def test_folded_and_whole_programs_are_equal_to_the_tick(program):
+    whole = RUN["compiled"](program)
+    done = execute(program, EngineChoice("compiled"))
+    assert_same(done.records, whole, ties=False)
+    happened["folded" if done.folded > 1 else "tied" if whole.ties else "whole"] += 1
+
+
+def test_random_programs_did_fold():
+    # the property above is worth nothing if no program folds; about half of them do
+    if not happened:
+        pytest.skip("runs after the property")
+    assert happened["folded"] >= 20, happened
+    assert happened["tied"] + happened["whole"] >= 5, happened
