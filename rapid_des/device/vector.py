@@ -21,19 +21,18 @@ from rapid_des.units import PS_PER_S
 if TYPE_CHECKING:
     from rapid_des.device.model import Device
 
-SM_THREADS = 2048
-"""Threads an SM holds (1,536 on some consumer parts: the smaller number changes no bound that matters)."""
-
 
 @dataclass(frozen=True, slots=True)
 class VectorKernel:
     """How a library writes such kernels on one device: constants of section `vector`.
 
-    A constant `KIND.NAME` holds for one kind alone. `block_threads`, `access_bytes`: geometry; `step_us`:
-    latency of a dependent load round; `row_us`: start, reductions and end of a row's block; `kernel_us`:
-    beyond the launch; `vector_utilisation`; `norm`: exponent that joins the three limits.
+    A constant `KIND_NAME` holds for one kind alone. `sm_threads` (an SM holds), `block_threads`,
+    `access_bytes` (a thread takes at once): geometry. `step_us`: latency of a dependent load round; `row_us`:
+    start, reductions and end of a row's block; `kernel_us`: beyond the launch; `vector_utilisation`; `norm`:
+    exponent that joins the three limits.
     """
 
+    sm_threads: float
     block_threads: float
     access_bytes: float
     step_us: float
@@ -46,7 +45,7 @@ class VectorKernel:
     def of(cls, device: Device, kind: str, dtype: str) -> VectorKernel:
         """Return the constants of one kind: its own where there are any."""
         values = device.constants("vector", dtype)
-        names = ((name, f"{kind}.{name}") for name in cls.__slots__)
+        names = ((name, f"{kind}_{name}") for name in cls.__slots__)
         return cls(
             *(constant(values, "vector", own if own in values else name, device) for name, own in names)
         )
@@ -98,7 +97,7 @@ def _row_block(vector: Vector, kernel: VectorKernel) -> tuple[int, int]:
     elements = max(1, int(kernel.access_bytes * 8 / DTYPE_BITS[vector.dtype]))
     needed = max(32, vector.columns // elements)
     threads = min(int(kernel.block_threads), 1 << (needed.bit_length() - 1))
-    return threads, min(32, SM_THREADS // threads)
+    return threads, max(1, min(32, int(kernel.sm_threads) // threads))
 
 
 def _latency(
@@ -107,7 +106,7 @@ def _latency(
     """Return the seconds that waiting for loads takes, were bandwidth unlimited."""
     width = DTYPE_BITS[vector.dtype] / 8
     if kind.pattern == "map":
-        in_flight = device.spec.sms * SM_THREADS * kernel.access_bytes
+        in_flight = device.spec.sms * kernel.sm_threads * kernel.access_bytes
         rounds = vector.rows * vector.columns * width / in_flight
         return max(1.0, rounds) * kernel.step_us * 1e-6
     threads, resident = _row_block(vector, kernel)

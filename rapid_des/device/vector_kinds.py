@@ -113,7 +113,7 @@ KINDS: Mapping[str, VectorKind] = {
         Traffic(1, 1, 1, read_bytes=1),
     ),
     "rope": _rows("rotation of pairs; sine and cosine are a row each", Traffic(1, 1, 6), Traffic(1, 1, 6)),
-    "embedding": _rows("rows looked up by index", Traffic(1, 1, 0)),
+    "embedding": _map("rows looked up by index", Traffic(1, 1, 0)),
     "embedding_gradient": _rows("rows added up by index, atomically", Traffic(2, 1, 1)),
     "cast": _map(
         "format changed; the other format has 2 bytes",

@@ -1,0 +1,173 @@
+import json
+
+import numpy as np
+import pytest
+
+from rapid_des.device import Attention, Gemm, Vector, load_device
+from rapid_des.device.learned import fit_file, load_learned
+from rapid_des.device.learned_fit import fit_regressor
+from rapid_des.device.learned_samples import shape_of, write_samples
+from rapid_des.device.learned_trees import Forest
+from rapid_des.errors import InputError
+
+pytest.importorskip("sklearn")
+
+
+def gemm_rows():
+    """A GEMM of 10 us + 1 us for every 2^20 multiplications, over a grid of sizes."""
+    for m in (64, 128, 256, 512):
+        for n in (128, 256, 512):
+            for k in (128, 256, 512):
+                time = 10 + m * n * k / 2**20
+                yield {"operator": "gemm/bf16", "m": m, "n": n, "k": k, "batch": 1, "time_us": time}
+
+
+@pytest.fixture
+def device_file(tmp_path):
+    write_samples(tmp_path / "samples.csv", gemm_rows())
+    fit_file(tmp_path / "samples.csv", fallback="native").save(tmp_path / "model.npz")
+    path = tmp_path / "device.yaml"
+    path.write_text("base: a100_sxm_80gb\nname: sampled\noperators: learned:model.npz\n")
+    return path
+
+
+def test_a_forest_walks_to_its_leaves():
+    # One tree: feature 0 <= 1.5 gives 10, else 20; the scale of one half and the offset 1 give 6 and 11.
+    forest = Forest(
+        roots=np.array([0], np.int32),
+        feature=np.array([0, -1, -1], np.int16),
+        threshold=np.array([1.5, 0, 0]),
+        left=np.array([1, 0, 0], np.int32),
+        right=np.array([2, 0, 0], np.int32),
+        value=np.array([0, 10, 20], np.float32),
+        scale=0.5,
+        offset=1.0,
+    )
+    assert forest.predict(np.array([[1.5], [1.6]])).tolist() == [6.0, 11.0]
+
+
+@pytest.mark.parametrize("kind", ["random_forest", "extra_trees", "gradient_boosting"])
+def test_our_trees_say_what_scikit_learn_says(kind):
+    from sklearn import ensemble
+
+    from rapid_des.device.learned_fit import TREES, _grow
+
+    random = np.random.default_rng(0)
+    rows, target = random.normal(size=(80, 3)), random.normal(size=80)
+    classes = {
+        "random_forest": ensemble.RandomForestRegressor,
+        "extra_trees": ensemble.ExtraTreesRegressor,
+        "gradient_boosting": ensemble.GradientBoostingRegressor,
+    }
+    theirs = classes[kind](**TREES[kind]).fit(rows, target).predict(rows)
+    np.testing.assert_allclose(_grow(rows, target, kind).predict(rows), theirs, atol=1e-5)
+
+
+def test_a_power_law_is_learned_between_the_samples():
+    # time = m * k: the trend alone is exact, so a size between the samples is priced right.
+    sizes = np.array([[m, k] for m in (1, 4, 16, 64) for k in (1, 4, 16, 64)], dtype=float)
+    regressor = fit_regressor(sizes, sizes.prod(axis=1), ("m", "k"))
+    assert regressor.predict(np.array([[8.0, 8.0]]))[0] == pytest.approx(64, rel=1e-3)
+
+
+def test_the_file_gives_back_the_model_bit_for_bit(tmp_path):
+    write_samples(tmp_path / "samples.csv", gemm_rows())
+    file = fit_file(tmp_path / "samples.csv", fallback="roofline")
+    for name in ("one.npz", "two.npz"):
+        file.save(tmp_path / name)
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+    again = load_learned(tmp_path / "one.npz")
+    sizes = np.array([[100.0, 300.0, 200.0, 1.0]])
+    assert again.fallback == "roofline"
+    assert again.regressors["gemm/bf16"].predict(sizes) == file.regressors["gemm/bf16"].predict(sizes)
+
+
+def test_a_sampled_operator_is_priced_by_its_samples(device_file):
+    # 256 x 256 x 256 = 2^24 multiplications: 10 + 16 us.
+    estimate = load_device(str(device_file)).operators.estimate(Gemm(256, 256, 256))
+    assert estimate.duration == pytest.approx(26e6, rel=0.05)
+    assert estimate.detail["model"] == "learned:model.npz"
+
+
+def test_outside_the_samples_the_declared_model_answers(device_file):
+    device = load_device(str(device_file))
+    native = load_device("a100_sxm_80gb")
+    for operator, why in (
+        (Gemm(4096, 256, 256), "outside the sampled range"),
+        (Vector("gelu", 8, 8), "no samples"),
+    ):
+        estimate = device.operators.estimate(operator)
+        assert estimate.duration == native.operators.estimate(operator).duration
+        assert estimate.detail["fallback"] == why
+
+
+def test_the_result_says_which_model_priced_what(device_file):
+    operators = load_device(str(device_file)).operators
+    operators.estimate(Gemm(256, 256, 256))
+    operators.estimate(Vector("gelu", 8, 8))
+    lines = operators.sources()
+    assert any("of model.npz (gemm/bf16)" in line for line in lines)
+    assert any("the native model (no samples)" in line for line in lines)
+
+
+def test_what_no_column_describes_is_not_sampled():
+    assert shape_of(Attention(1, 8, 8, 4, 4, 64, window=4)) is None
+    assert shape_of(Attention(1, 8, 8, 4, 4, 64)).name == "attention/forward/bf16/causal"
+
+
+def test_too_few_samples_leave_the_operator_to_the_fallback(tmp_path):
+    rows = list(gemm_rows())
+    rows += [{"operator": "gelu/forward/bf16", "rows": 8, "columns": 8, "time_us": 3}]
+    write_samples(tmp_path / "samples.csv", rows)
+    file = fit_file(tmp_path / "samples.csv", fallback="native")
+    assert file.left_out == {"gelu/forward/bf16": 1}
+    assert "left out: 1 samples" in file.table()
+    json.dumps(file.summary())
+
+
+def test_another_table_is_read_by_its_own_columns(tmp_path):
+    # 16 rows of b x l: time = b * l.
+    lines = [
+        "op,phase,b,l,us",
+        *(f"linear,fwd,{b},{n},{b * n}" for b in (1, 2, 4, 8) for n in (16, 32, 64, 128)),
+    ]
+    (tmp_path / "other.csv").write_text("\n".join(lines) + "\n")
+    file = fit_file(tmp_path / "other.csv", by="op,phase", sizes="b,l", time="us", fallback="native")
+    assert file.regressors["linear/fwd"].predict(np.array([[2.0, 64.0]]))[0] == pytest.approx(128, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no samples in it"),
+        ("op,time_us\ngemm,1\n", "no column 'operator'"),
+        ("operator,m,time_us\ngemm/bf16,eight,1\n", "line 2: 'eight' is no number"),
+        ("operator,time_us\ngemm/bf16,1\n", "none of the sizes"),
+    ],
+)
+def test_a_table_that_can_not_be_read_is_named(tmp_path, text, told):
+    (tmp_path / "bad.csv").write_text(text)
+    with pytest.raises(InputError, match=f"bad.csv: .*{told}"):
+        fit_file(tmp_path / "bad.csv", fallback="native")
+
+
+def test_a_damaged_model_file_is_named(tmp_path):
+    (tmp_path / "model.npz").write_bytes(b"not a zip")
+    with pytest.raises(InputError, match="model.npz: no file of learned operators"):
+        load_learned(tmp_path / "model.npz")
+
+
+def test_a_missing_model_file_is_named(tmp_path):
+    with pytest.raises(InputError, match="there is no such file"):
+        load_learned(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize("kind", ["xgboost", "lightgbm"])
+def test_boosted_trees_survive_the_flattening(kind):
+    pytest.importorskip(kind)
+    from rapid_des.device.learned_boosting import grow_booster
+
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(200, 3))
+    target = rows[:, 0] ** 2 + rows[:, 1]
+    assert np.mean(np.abs(grow_booster(rows, target, kind).predict(rows) - target)) < 0.15
