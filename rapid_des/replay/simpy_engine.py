@@ -79,8 +79,10 @@ class Simulation:
         return servers
 
     def run(self, until: int | None = None) -> None:
-        """Play until nothing is left to happen, or until a time in picoseconds."""
-        self.env.run(until)
+        """Play until nothing is left to happen, or up to and including a time in picoseconds."""
+        end = FOREVER if until is None else min(until + 1, FOREVER)
+        if end > self.env.now:
+            self.env.run(end)
 
     def records(self) -> Records:
         """Return what happened so far."""
@@ -323,5 +325,5 @@ def _trail(rows: list[tuple[int, ...]]) -> Trail:
 def run(program: Program, *, trail: bool = False) -> Records:
     """Play a program to its end; visits that never finish are left at NONE in the records."""
     simulation = Simulation(program, trail=trail)
-    simulation.run(FOREVER if program.link_timetables or program.stream_timetables else None)
+    simulation.run()
     return simulation.records()

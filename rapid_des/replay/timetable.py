@@ -22,6 +22,8 @@ def advance(time: Any, rate: Any, start: int, work: int) -> int:
     120
     >>> advance([100, 200], [0, 4096], 90, 20)
     210
+    >>> advance([10**17], [0], 90, 20)
+    110
     """
     left = work * FULL_RATE
     now = start
@@ -30,10 +32,9 @@ def advance(time: Any, rate: Any, start: int, work: int) -> int:
         if time[index] <= now:
             speed = rate[index]
             continue
-        done = (time[index] - now) * speed
-        if done >= left:
+        if left == 0 or (speed > 0 and (left + speed - 1) // speed <= time[index] - now):
             break
-        left -= done
+        left -= (time[index] - now) * speed  # below `left`, so that no far time overflows
         now = time[index]
         speed = rate[index]
     if left == 0:
