@@ -162,6 +162,8 @@ FIXED = (
     "to_point.channel",
     ".largest",
     "small.limit",
+    "ll.exposed",
+    "ll128.exposed",
 )
 
 
@@ -240,9 +242,9 @@ def fit(path: Path, free: tuple[str, ...], spec: type[Spec], errors: Callable[[A
         return np.concatenate([errors(build(tree, spec)), HOLD * (np.asarray(logs) - begin)])
 
     line = math.log(LINE_RATE.get(path.stem, 1e12))
-    most = np.array(
-        [min(a + 2.5, line) if k.endswith("nic") else a + 2.5 for a, k in zip(start, names, strict=True)]
-    )
+    limits = {"nic": line, "exposed": 0.0}
+    tops = [limits.get(key.rsplit(".", maxsplit=1)[-1], math.inf) for key in names]
+    most = np.minimum(start + 2.5, tops)
     start = np.minimum(start, most - 1e-3)
     bounds = (start - 2.5, most)
     found = least_squares(
