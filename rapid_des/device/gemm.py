@@ -77,10 +77,11 @@ class GemmModel:
         """Return by how much a kernel is stretched because its power draw lowers the clock."""
         if not self.burst:
             return np.ones(len(busy))
-        load = np.minimum(1.0, 1e6 * work.flops[:, 0] / self.rates.tensor / busy)
-        slowest = 1.0 / self.fit.throttled
-        clock = 1.0 + (slowest - 1.0) * busy / (busy + self.fit.throttle_us)
-        return cast(Floats, 1.0 + (clock - 1.0) * load**2)
+        load = np.minimum(1.0, 1e6 * work.flops[:, 0] / self.rates.tensor / (busy + self.fit.start_us))
+        free = min(self.fit.power_load, 0.99)
+        excess = np.maximum(0.0, (load - free) / (1.0 - free))
+        slowest = 1.0 / self.fit.throttled - 1.0
+        return cast(Floats, 1.0 + slowest * excess * busy / (busy + self.fit.throttle_us))
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,13 @@ class GemmConstants:
     """Share of the last wave's imbalance that persistent and stream-K kernels even out."""
     throttled: float
     """Power-limited clock over burst clock at full tensor load."""
+    power_load: float
+    """Share of full tensor load up to which the power limit leaves the clock alone."""
 
 
 UTILISATIONS = (
     "tensor", "vector", "shared", "l2", "hbm", "store", "multicast", "stream_k", "throttled",
+    "power_load",
 )  # fmt: skip
 NAMES = tuple(field.name for field in fields(GemmConstants))
 

@@ -41,8 +41,8 @@ class Candidates:
     """Elements of K in one pipeline step."""
     residency: Floats
     """CTAs that fit one SM by shared memory and registers, at most four."""
-    load_bytes: Floats
-    """Operand bytes that one step brings from L2."""
+    together: float
+    """CTAs that load an operand they share at the same time: 1, with multicast in clusters of two up to 2."""
     l2_bytes: Floats
     """The same after multicast inside a cluster."""
     step_us: Floats
@@ -81,7 +81,7 @@ def candidates(menu: KernelMenu, width: tuple[float, float], rates: Rates, fit: 
         tile_m * tile_n,
         step_k,
         _residency(tile_m * tile_n * _ACCUMULATOR_BYTES, load * _STAGES, rates),
-        load,
+        1.0 + fit.multicast,
         load - 0.5 * fit.multicast * shareable,
         np.maximum(np.maximum(math, shared), port),
         math,

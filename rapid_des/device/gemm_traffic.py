@@ -2,7 +2,8 @@
 
 CTAs are rasterised in bands of eight tiles along the shorter side of the grid. Each band streams the other
 operand once; its own strip stays in L2 from wave to wave as far as it fits half of it. Within a wave, CTAs
-drift apart along K, so where the wave's operands exceed L2 what several CTAs share is read again.
+drift apart along K, so where the wave's operands exceed L2 what several CTAs share is read again, unless a
+cluster loads it together.
 Operands that fit L2 together are read once. Checked against profiler counts of A100 kernels
 (`rapid-des validate operators/traffic`).
 """
@@ -59,7 +60,8 @@ def _rasterised(work: Work, tiles: Candidates, grid: Floats, rates: Rates) -> Fl
     drift = np.where(tiles.residency > 1, _DRIFT_TOGETHER, _DRIFT_ALONE)
     again = drift * np.maximum(0.0, 1.0 - rates.l2_capacity / (strip + along * streamed_tile))
     own_reads: Floats = own * (1.0 + (long / along - 1.0) * kept) * (1.0 + again * (1.0 - 1.0 / along))
-    streamed_reads = streamed * np.ceil(short / band) * (1.0 + again * (1.0 - 1.0 / band))
+    apart = np.maximum(0.0, 1.0 - tiles.together / band)
+    streamed_reads = streamed * np.ceil(short / band) * (1.0 + again * apart)
     reads: Floats = own_reads + streamed_reads
     return reads
 
