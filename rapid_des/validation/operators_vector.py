@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from rapid_des.device import Device, Vector
 from rapid_des.device.fusion import fused
@@ -46,6 +47,12 @@ LLMCOMPASS_OPS = {
     "softmax": ("softmax", "softmax"),
     "layernorm": ("norm", "layer_norm"),
     "gelu": ("activation", "gelu"),
+}
+TRAINING_OPS: Mapping[str, tuple[str, str]] = {
+    "res_add": ("pointwise", "residual_add"),
+    "gelu": ("activation", "gelu"),
+    "layernorm": ("norm", "layer_norm"),
+    "ScaledUpperTriangMaskedSoftmax": ("softmax", "masked_softmax"),
 }
 SERVING_OPS = {
     "input_layernorm": "norm", "post_layernorm": "norm", "final_layernorm": "norm", "layernorm": "norm",
@@ -91,9 +98,9 @@ def topics(data: DataFolder) -> Iterable[Topic]:
 
 
 def measured_calls(data: DataFolder) -> Iterator[Measured | Unsupported]:
-    """Yield every measured vector kernel of the four sources."""
+    """Yield every measured vector kernel of the five sources."""
     for name, known, read in _SOURCES:
-        yield from (read(record) for record in data.read(f"operators/{name}.csv") if record["op"] in known)
+        yield from (read(record) for record in data.read(name) if record["op"] in known)
 
 
 def _rows(calls: list[Measured | Unsupported], *, fitted: bool) -> list[Row]:
@@ -158,6 +165,30 @@ def _llmcompass(record: Record) -> Measured:
     return _call(record, topic, (Vector(kind, rows, columns, "fp16"),), device)
 
 
+def _training(record: Record) -> Measured | Unsupported:
+    """Kernels of GPT-NeoX in fp16 on Perlmutter (A100) and Vista (GH200: a GPU that nothing is fitted on)."""
+    topic, kind = TRAINING_OPS[record["op"]]
+    name = f"operators/{topic}/{record['gpu']}"
+    if record["flag"] or (record["op"], record["phase"]) == ("res_add", "bwd"):
+        reason = record["flag"] or "a copy of the forward rows"
+        return Unsupported(
+            f"operators/{topic}/excluded-flagged/{record['gpu']}",
+            record["case_id"],
+            float(record["time_us"]),
+            reason,
+        )
+    batch, length = int(float(record["b"])), int(float(record["l"]))
+    rows, columns = batch * length, int(float(record["dim"] or 0))
+    if kind == "masked_softmax":
+        rows, columns = rows * int(float(record["h"])), length
+    if kind == "gelu":
+        columns = 4 * columns // int(float(record["mp"]))
+    phase: Literal["forward", "backward"] = "forward" if record["phase"] == "fwd" else "backward"
+    device = device_for(record["gpu"], library="torch")
+    operators = (Vector(kind, rows, columns, "fp16", phase),)
+    return Measured(name, record["case_id"], float(record["time_us"]), operators, device)
+
+
 def _serving(record: Record) -> Measured | Unsupported:
     """Kernels of a serving engine's profile: version 0 ran eager PyTorch, version 1 vLLM's own kernels."""
     topic, model = SERVING_OPS[record["op"]], MODELS.get(record["model"])
@@ -180,7 +211,7 @@ def _serving(record: Record) -> Measured | Unsupported:
         operators = _eager_rope(model, tokens, tp)
     elif eager:
         operators = _eager(kinds[topic], rows, width)
-    device = device_for(record["gpu"], library="torch" if eager else "vllm", l2="warm")
+    device = device_for(record["gpu"], library="torch-eager" if eager else "vllm", l2="warm")
     return _call(record, topic, operators, device)
 
 
@@ -206,10 +237,11 @@ def _eager_dtype(kind: str, index: int) -> Dtype:
 
 
 _SOURCES: Sequence[tuple[str, Mapping[str, object], Callable[[Record], Measured | Unsupported]]] = (
-    ("layer_ops_vidur", VIDUR_OPS, _vidur),
-    ("ops_neusight_nvidia", NEUSIGHT_OPS, _neusight),
-    ("ops_neusight_amd", NEUSIGHT_OPS, _neusight),
-    ("ops_llmcompass", LLMCOMPASS_OPS, _llmcompass),
-    ("layer_ops_llmservingsim", SERVING_OPS, _serving),
+    ("operators/layer_ops_vidur.csv", VIDUR_OPS, _vidur),
+    ("operators/ops_neusight_nvidia.csv", NEUSIGHT_OPS, _neusight),
+    ("operators/ops_neusight_amd.csv", NEUSIGHT_OPS, _neusight),
+    ("operators/ops_llmcompass.csv", LLMCOMPASS_OPS, _llmcompass),
+    ("operators/layer_ops_llmservingsim.csv", SERVING_OPS, _serving),
+    ("perlmutter_vista_2509.22832/operator_samples.csv", TRAINING_OPS, _training),
 )
 """Files, the operators in them that are vector kernels, and what reads a row."""
