@@ -100,6 +100,17 @@ ALPS_FREE = (
     "node.simple.link", "node.simple.hop",
 )  # fmt: skip
 """What all-reduces of small and of very large messages can show; the rest is taken from other fabrics."""
+LINK_RATE = {
+    "a100_nvswitch": 300e9,
+    "h100_nvswitch": 450e9,
+    "h100_ndr": 450e9,
+    "h100_ring": 450e9,
+    "nvlink5": 900e9,
+    "gh200_slingshot": 450e9,
+}
+"""Links of one GPU in one direction, by the data sheets."""
+PAYLOAD = {"ll": 1 / 2, "ll128": 120 / 128, "simple": 1.0, "nvls": 1.0, "point_to_point": 1.0}
+"""What flags leave of them."""
 HELD = {"rtx_pro_6000_pcie": ("combine_rate",), "l40s_pcie": ("combine_rate",)}
 """Values that one group size alone would fix: they stay those of a copy."""
 HOLD = 0.03
@@ -242,8 +253,8 @@ def fit(path: Path, free: tuple[str, ...], spec: type[Spec], errors: Callable[[A
         return np.concatenate([errors(build(tree, spec)), HOLD * (np.asarray(logs) - begin)])
 
     line = math.log(LINE_RATE.get(path.stem, 1e12))
-    limits = {"nic": line, "exposed": 0.0}
-    tops = [limits.get(key.rsplit(".", maxsplit=1)[-1], math.inf) for key in names]
+    limits = {"nic": line, "exposed": 0.0} | link_limits(path.stem)
+    tops = [limits.get(key, limits.get(key.rsplit(".", maxsplit=1)[-1], math.inf)) for key in names]
     most = np.minimum(start + 2.5, tops)
     start = np.minimum(start, most - 1e-3)
     bounds = (start - 2.5, most)
@@ -254,6 +265,12 @@ def fit(path: Path, free: tuple[str, ...], spec: type[Spec], errors: Callable[[A
         place(text, key, shown(original[key], math.exp(log)))
     path.write_text(yaml.safe_dump(text, sort_keys=False, width=110))
     return f"{path.stem}: {100 * np.mean(np.abs(found.fun)):.2f} % mean absolute (weighted) log error"
+
+
+def link_limits(name: str) -> dict[str, float]:
+    """Return the logarithms of what each protocol's payload can be on a fabric's links."""
+    rate = LINK_RATE.get(name, 1e15)
+    return {f"node.{protocol}.link": math.log(share * rate) for protocol, share in PAYLOAD.items()}
 
 
 def errors_of(measured: list[Measured]) -> Callable[[NcclFabric], Any]:
