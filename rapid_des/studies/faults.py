@@ -1,0 +1,230 @@
+"""Fault studies: one scenario against the healthy run, and how critical every link, GPU and node is.
+
+Criticality asks for each part of the machine what it costs the step if that part alone is slower. Three facts
+of the healthy run spare simulations without changing the answer: a part that carries nothing costs nothing;
+parts that a proven rotation of the program maps onto each other cost the same, up to the order in which a
+link serves transfers that become ready at one instant (tens of picoseconds); and traces that the fault does not reprice are lowered again, not built again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.trace import TraceSet
+from rapid_des.errors import InputError
+from rapid_des.frontend import Job
+from rapid_des.machine import Machine
+from rapid_des.network.faults import Fault
+from rapid_des.replay.execute import EngineChoice
+from rapid_des.replay.faults.machines import with_faults
+from rapid_des.replay.faults.pricing import trace_of
+from rapid_des.replay.folding.symmetry import rotations
+from rapid_des.simulation import Result, replay, simulate
+from rapid_des.studies.parts import KINDS, Part, parts_of
+from rapid_des.studies.scenario import Scenario, compared
+from rapid_des.units import Duration, seconds
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class How:
+    """How a study runs its simulations, and whom it tells about each."""
+
+    mode: str = "flattened"
+    engine: EngineChoice = EngineChoice()
+    report: Report = lambda _: None
+    symmetry: bool = True
+    """Spare what symmetry and idle links make superfluous; without it every part is simulated."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What a part's degradation costs."""
+
+    part: Part
+    step_time: Duration
+    cost: int
+    """Picoseconds over the healthy step."""
+    source: str
+    """simulated; carries nothing; or the part that it is a mirror image of."""
+
+
+@dataclass(frozen=True)
+class Criticality:
+    """Every part by what it costs, the costliest first, equals in the order of links, GPUs, nodes and ids."""
+
+    healthy: Result
+    derate: float
+    rows: tuple[Ranked, ...]
+    simulations: int
+    left: int = 0
+    """Parts that were not reached before the study was interrupted."""
+
+    def as_json(self, top: int | None = None) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        return {
+            "healthy_s": seconds(self.healthy.step_time),
+            "derate": self.derate,
+            "simulations": self.simulations,
+            "left": self.left,
+            "rows": [
+                {
+                    "kind": row.part.kind,
+                    "name": row.part.name,
+                    "step_time_s": seconds(row.step_time),
+                    "cost_s": seconds(row.cost),
+                    "slowdown": row.step_time / max(self.healthy.step_time, 1),
+                    "source": row.source,
+                }
+                for row in self.rows[:top]
+            ],
+        }
+
+    def heat(self) -> dict[int, float]:
+        """Return each link's cost over the costliest link's, 0 to 1."""
+        links = [row for row in self.rows if row.part.kind == "link"]
+        most = max((row.cost for row in links), default=0)
+        return {link: max(row.cost, 0) / max(most, 1) for row in links for link in row.part.links}
+
+
+def scenario(subject: Job | TraceSet, machine: Machine, faults: Sequence[Fault], how: How) -> Scenario:
+    """Return a step with faults on top of the machine's own, beside the step without them."""
+    how.report("healthy run")
+    healthy = _measured(subject, machine, how)
+    how.report("run with faults")
+    return compared(healthy, _measured(subject, with_faults(machine, faults), how))
+
+
+def criticality(
+    subject: Job | TraceSet,
+    machine: Machine,
+    *,
+    derate: float,
+    kinds: Sequence[Literal["link", "gpu", "node"]] = KINDS,
+    how: How = How(),  # noqa: B008 - frozen
+) -> Criticality:
+    """Rank links, GPUs and nodes by what it costs the step if one alone is at a share `derate` of its speed.
+
+    A link loses bandwidth in both directions, a GPU arithmetic and memory bandwidth, a node both of its GPUs
+    and links. A keyboard interrupt ends the study with what is finished.
+    """
+    if not 0 < derate < 1:
+        raise InputError(f"derate {derate}: allowed: above 0 and below 1")
+    study = _Study(subject, machine, derate, how)
+    return study.ranked(parts_of(machine, kinds, gpus=study.gpus))
+
+
+def _measured(subject: Job | TraceSet, machine: Machine, how: How) -> Result:
+    if isinstance(subject, Job):
+        return simulate(subject, machine, mode=how.mode, engine=how.engine)
+    if how.mode != "flattened":
+        raise InputError(f"mode {how.mode}: traces have no blocks; use mode flattened")
+    return replay(subject, machine, engine=how.engine)
+
+
+class _Study:
+    """The healthy run, and what is already known from the runs so far."""
+
+    def __init__(self, subject: Job | TraceSet, machine: Machine, derate: float, how: How) -> None:
+        self.subject, self.machine, self.derate, self.how = subject, machine, derate, how
+        how.report("healthy run")
+        flat = replace(how, mode="flattened")
+        self.flat = _measured(subject, machine, flat)
+        self.healthy = self.flat if how.mode == "flattened" else _measured(subject, machine, how)
+        assert self.flat.run is not None
+        self.run = self.flat.run
+        ranks = [binding.rank for binding in self.run.lowered.program.bindings]
+        self.gpus = frozenset(ranks)
+        self.position = {rank: position for position, rank in enumerate(ranks)}
+        self.used = frozenset(np.unique(self.run.lowered.program.route_links).tolist())
+        self.load = self.run.execution.records.link_busy.sum(axis=1)
+        self.priced = self._priced()
+        self.simulations = 0
+
+    def _priced(self) -> TraceSet | None:
+        """Return the traces that link faults do not reprice, where a replay of them is the whole answer."""
+        if self.how.mode != "flattened" or not isinstance(self.subject, Job):
+            return None
+        trained = self.subject.spec.phase == "training"
+        return trace_of(self.subject, self.machine).traces if trained and not self.machine.faults else None
+
+    def ranked(self, parts: Sequence[Part]) -> Criticality:
+        rows: dict[Part, Ranked] = {}
+        classes = self._classes(parts) if self.how.symmetry else [[part] for part in parts]
+        try:
+            for number, alike in enumerate(classes, start=1):
+                self.how.report(
+                    f"{number}/{len(classes)}: {alike[0].kind} {alike[0].name}, {len(alike)} alike"
+                )
+                rows |= {row.part: row for row in self._class(alike)}
+        except KeyboardInterrupt:
+            self.how.report("interrupted: what is finished follows")
+        order = {part: place for place, part in enumerate(parts)}
+        ranked = sorted(rows.values(), key=lambda row: (-row.cost, order[row.part]))
+        return Criticality(
+            self.healthy, self.derate, tuple(ranked), self.simulations, left=len(parts) - len(rows)
+        )
+
+    def _classes(self, parts: Sequence[Part]) -> list[list[Part]]:
+        """Return parts that cost the same, the most loaded class first."""
+        by_mark = {self._mark(part): part for part in parts}
+        alike = {part: part for part in parts}
+
+        def head(part: Part) -> Part:
+            while alike[part] is not part:
+                part = alike[part]
+            return part
+
+        order = {part: place for place, part in enumerate(parts)}
+        for turn in rotations(self.run.lowered.program):
+            for part in parts:
+                kind, links, positions = self._mark(part)
+                image = (
+                    kind,
+                    frozenset(turn.link[sorted(links)].tolist()),
+                    frozenset(turn.position[sorted(positions)].tolist()),
+                )
+                other = by_mark.get(image)
+                if other is not None and (links or positions):
+                    low, high = sorted((head(part), head(other)), key=order.__getitem__)
+                    alike[high] = low
+        classes: dict[Part, list[Part]] = {}
+        for part in parts:
+            classes.setdefault(head(part), []).append(part)
+        return sorted(classes.values(), key=lambda mine: -int(self.load[sorted(mine[0].links)].sum()))
+
+    def _mark(self, part: Part) -> tuple[str, frozenset[int], frozenset[int]]:
+        """Return what of a part the program notices."""
+        positions = frozenset(self.position[gpu] for gpu in part.gpus if gpu in self.position)
+        return part.kind, part.links & self.used, positions
+
+    def _class(self, alike: Sequence[Part]) -> Iterator[Ranked]:
+        first = alike[0]
+        if self.how.symmetry and not any(self._mark(first)[1:]):
+            for part in alike:
+                yield Ranked(part, self.healthy.step_time, 0, "carries nothing")
+            return
+        result = self._degraded(first)
+        yield self._row(first, result, "simulated")
+        for part in alike[1:]:
+            yield self._row(part, result, f"mirrors {first.name}")
+
+    def _row(self, part: Part, result: Result, source: str) -> Ranked:
+        return Ranked(part, result.step_time, result.step_time - self.healthy.step_time, source)
+
+    def _degraded(self, part: Part) -> Result:
+        self.simulations += 1
+        machine = with_faults(self.machine, [part.fault(self.derate)])
+        if self.priced is not None and not part.gpus:
+            return replay(self.priced, machine, engine=self.how.engine)
+        return _measured(self.subject, machine, self.how)
+
+
+def _moved(turn: NDArray[np.int64], places: frozenset[int]) -> frozenset[int]:
+    return frozenset(turn[sorted(places)].tolist())
