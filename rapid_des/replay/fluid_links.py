@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from simpy.events import Event, Timeout
@@ -63,7 +64,7 @@ class FluidLinks:
         self.changing: set[int] = set()
         for link, timetable in program.link_timetables.items():
             for moment in timetable.time.tolist():
-                self._later(moment, lambda link=link: self.changing.add(link))
+                self._later(moment, partial(self.changing.add, link))
 
     def flow(self, route: int, size: int, label: int) -> Event:
         """Send a message over a route; the event succeeds when it has arrived."""
@@ -82,11 +83,13 @@ class FluidLinks:
                 self._end(slot)
         for flow in self.joining:
             self._join(flow, now)
-        self.changing, self.ending, self.joining = set(), set(), []
+        self.changing.clear()
+        self.ending.clear()
+        self.joining.clear()
         for slot in self.fluid.changed[: settle(self.fluid, now)].tolist():
             finish = int(self.fluid.finish[slot])
             if finish != NEVER:
-                self._later(finish, lambda slot=slot: self.ending.add(slot))
+                self._later(finish, partial(self.ending.add, slot))
 
     def _later(self, moment: int, change: Callable[[], object]) -> None:
         """Have something change at the end of a coming instant, or of this one."""
@@ -99,6 +102,12 @@ class FluidLinks:
             happens()
         else:
             Timeout(self.env, moment - self.env.now).callbacks.append(happens)
+
+    def _arrive(self, delay: int, arrived: Event) -> None:
+        def arrives(_: Event) -> None:
+            arrived.succeed()
+
+        Timeout(self.env, delay).callbacks.append(arrives)
 
     def _capacity(self, link: int, now: int) -> int:
         timetable = self.program.link_timetables[link]
@@ -123,7 +132,7 @@ class FluidLinks:
         self.free.append(slot)
         self._book(flow)
         after = int(self.table.after[flow.size, self.table.profile[flow.route]])
-        Timeout(self.env, max(after, 1)).callbacks.append(lambda _: flow.arrived.succeed())
+        self._arrive(max(after, 1), flow.arrived)
 
     def _book(self, flow: Flow) -> None:
         """Count the flow on its links, as if each had served it alone at its full rate."""

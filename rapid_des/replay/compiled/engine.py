@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from rapid_des.errors import TraceError
+from rapid_des.network.fluid_state import new_fluid, widened
 from rapid_des.replay.compiled import kernel, pools
-from rapid_des.replay.compiled.calendar import PUSHED
+from rapid_des.replay.compiled.calendar import PUSHED, push
 from rapid_des.replay.compiled.flat import flatten
 from rapid_des.replay.deadlock import explain_disagreement
+from rapid_des.replay.fluid_links import widest
 from rapid_des.replay.program import Program, Records, Trail
 from rapid_des.replay.timetable import FOREVER
 
@@ -21,8 +23,12 @@ class CompiledSimulation:
     def __init__(self, program: Program, *, trail: bool = False) -> None:
         self.program = program
         self._flat = flatten(program)
-        self._board = pools.new_board(self._flat, program.links, len(program.labels), trail=trail)
+        fluid = program.fluid is not None
+        self._board = pools.new_board(
+            self._flat, program.links, len(program.labels), trail=trail and not fluid, fluid=fluid
+        )
         self._pools = pools.new_pools(trail=trail)
+        self._fluid = new_fluid(self._flat.ways.capacity, flows=256, hops=widest(program)) if fluid else None
         self._seed()
 
     def _seed(self) -> None:
@@ -34,17 +40,41 @@ class CompiledSimulation:
         self._pools.stack_kind[: len(records)] = kernel.READY
         self._pools.stack_a[: len(records)] = ranks
         self._pools.stack_b[: len(records)] = within
+        if self._fluid is not None:
+            self._seed_capacities()
         self._board.state[kernel.DEPTH] = len(records)
         self._board.state[kernel.PHASE] = 1
+
+    def _seed_capacities(self) -> None:
+        """Have links of the fluid mode change their rates when their timetables say so."""
+        steps = [
+            (moment, link)
+            for link, table in self.program.link_timetables.items()
+            for moment in table.time.tolist()
+        ]
+        self._pools = pools.with_events(self._pools, len(steps) + 1)
+        for moment, link in steps:
+            push(self._pools.calendar, moment, kernel.CAPACITY, link, 0)
+
+    def _play(self, limit: int) -> None:
+        if self._fluid is None:
+            kernel.play(self._flat, self._board, self._pools, limit)
+            return
+        from rapid_des.replay.compiled.fluid_kernel import play_fluid
+
+        room = len(self._pools.transfers.next)
+        if len(self._fluid.hops) < room:
+            self._fluid = widened(self._fluid, room)
+        play_fluid(self._flat, self._board, self._pools, self._fluid, limit)
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds."""
         limit = _NEVER if until is None else until
         totals = self._board.totals
-        kernel.play(self._flat, self._board, self._pools, limit)
+        self._play(limit)
         while totals[kernel.STATUS] not in (kernel.DONE, kernel.DISAGREES):
             self._pools = _with_room(self._pools, int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
-            kernel.play(self._flat, self._board, self._pools, limit)
+            self._play(limit)
         if totals[kernel.STATUS] == kernel.DISAGREES:
             group, number, sub, one, other = totals[2:7].tolist()
             raise TraceError(explain_disagreement(self.program, (group, number, sub), (one, other)))

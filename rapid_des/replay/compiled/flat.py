@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.replay.program import NONE, Program, RankProgram, Template, Timetable, VisitKind
+from rapid_des.replay.program import NONE, FluidTable, Program, RankProgram, Template, Timetable, VisitKind
 
 Array = NDArray[Any]
 
@@ -94,6 +94,14 @@ class Ways(NamedTuple):
     stream_table: Array
     stream_time: Array
     stream_rate: Array
+    capacity: Array
+    wire: Array
+    ratio: Array
+    before: Array
+    after: Array
+    profile: Array
+    back: Array
+    """The fluid mode's table (`FluidTable`), else empty."""
 
 
 class Flat(NamedTuple):
@@ -214,6 +222,7 @@ def _ways(program: Program) -> Ways:
         for position, binding in enumerate(program.bindings)
         for server in range(len(program.programs[binding.program].server_capacity))
     ]
+    fluid = program.fluid or _NOT_FLUID
     return Ways(
         label=np.array([group.label for group in program.groups], np.int32),
         use_starts=_begins([len(use) for use in uses]),
@@ -234,7 +243,25 @@ def _ways(program: Program) -> Ways:
         stream_table=_rows(stream_tables),
         stream_time=_steps(stream_tables, lambda table: table.time),
         stream_rate=_steps(stream_tables, lambda table: table.rate),
+        capacity=fluid.capacity,
+        wire=fluid.wire,
+        ratio=fluid.ratio,
+        before=fluid.before,
+        after=fluid.after,
+        profile=fluid.profile,
+        back=fluid.back,
     )
+
+
+_NOT_FLUID = FluidTable(
+    capacity=np.zeros(0, np.int64),
+    wire=np.zeros(0, np.int64),
+    ratio=np.zeros((0, 0), np.int64),
+    before=np.zeros((0, 0), np.int64),
+    after=np.zeros((0, 0), np.int64),
+    profile=np.zeros(0, np.int32),
+    back=np.zeros(0, np.int32),
+)
 
 
 def _rows(tables: Sequence[Timetable | None]) -> Array:

@@ -16,6 +16,7 @@ def _digest() -> str:
     """Return a short digest of every source that goes into a kernel."""
     here = Path(__file__).parent
     sources = [*sorted(here.glob("*.py")), here.parent / "timetable.py"]
+    sources += sorted((here.parents[1] / "network").glob("fluid*.py"))
     return sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 

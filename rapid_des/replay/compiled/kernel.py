@@ -39,18 +39,20 @@ from rapid_des.replay.compiled.steps import (
     visit_end,
 )
 
-READY, START, END, FIRE, HOP, FREE = 0, 1, 2, 3, 4, 5
+READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY = 0, 1, 2, 3, 4, 5, 6, 7
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
-node; a link is free."""
+node; a link is free; a flow joins (b = 1) or may end; a link's rate changes (fluid mode)."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
+FLUID_TURN = 7
+"""The fluid mode's links choose next (see `fluid_kernel`)."""
 SENT, RECEIVED, TIES = 7, 8, 9
 WANTED = 2
 """In `Board.totals`: how much more room is needed."""
-PHASE, DEPTH, LINKS, SERVER, ASKING, NOW = 0, 1, 2, 3, 4, 5
+PHASE, DEPTH, LINKS, SERVER, ASKING, NOW, JOINING, ENDING = 0, 1, 2, 3, 4, 5, 6, 7
 """In `Board.state`: where the loop stands. Phase 0 is between instants, 1 works off what happens, 2 and 3 let
-streams and slots choose, 4 links."""
+streams and slots choose, 4 links. JOINING and ENDING begin lists of flows."""
 _SPARE = 4
 _FREED = -2
 """In `Board.asked`: a link that nobody asked, but that became free."""
@@ -65,7 +67,7 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
     member_rank, member_visit = pools.member_rank, pools.member_visit
     counts, totals, state = pools.counts, board.totals, board.state
     stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
-    fifo, recording = board.flags[0], board.flags[1]
+    fifo, recording, fluid = board.flags[0], board.flags[1], board.flags[2]
     phase, depth, touched_links = state[PHASE], state[DEPTH], state[LINKS]
     server_place, asking, now = state[SERVER], state[ASKING], state[NOW]
     totals[STATUS] = DONE
@@ -91,6 +93,13 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                     event = following
                 recycle_bucket(calendar, bucket)
             phase = 1
+
+        if phase == 4 and fluid:
+            if touched_links + asking > 0:
+                totals[STATUS] = FLUID_TURN
+                break
+            phase = 0
+            continue
 
         if phase == 4:
             wanted = asking + touched_links + _SPARE
@@ -348,10 +357,22 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 place = instances.member[a] + tasks.source[place]
                 transfers.rank[transfer] = member_rank[place]
                 transfers.visit[transfer] = member_visit[place]
-                stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, transfer, 0
-                depth += 1
+                before = 0
+                if fluid and transfers.hop[transfer] < transfers.end[transfer]:
+                    transfers.route[transfer] = route
+                    before = ways.before[transfers.size[transfer], ways.profile[route]]
+                if before > 0:
+                    push(calendar, now + before, FLOW, transfer, 1)
+                else:
+                    stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, transfer, 0
+                    depth += 1
 
         elif kind == HOP:
+            if fluid and transfers.hop[a] < transfers.end[a]:
+                transfers.next[a] = state[JOINING]
+                state[JOINING] = a
+                asking += 1
+                continue
             if transfers.hop[a] < transfers.end[a]:
                 transfers.ready[a] = now
                 link = ways.route_links[transfers.hop[a]]
@@ -369,6 +390,20 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
             totals[RECEIVED] += ways.payload[transfers.size[a]]
             transfers.next[a] = counts[FREE_TRANSFER]
             counts[FREE_TRANSFER] = a
+
+        elif kind == FLOW:
+            if b == 1:
+                stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, a, 0
+                depth += 1
+            elif transfers.flowing[a] == 1:
+                transfers.flowing[a] = 2
+                transfers.next[a] = state[ENDING]
+                state[ENDING] = a
+                asking += 1
+
+        elif kind == CAPACITY:
+            board.touched[touched_links] = a
+            touched_links += 1
 
         else:
             board.armed[a] = False

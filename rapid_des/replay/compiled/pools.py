@@ -61,6 +61,9 @@ class Transfers(NamedTuple):
     end: Array
     begin: Array
     size: Array
+    route: Array
+    flowing: Array
+    """Fluid mode: 0 not on links, 1 a flow, 2 a flow that may end at this instant."""
     injected: Array
     ready: Array
     rank: Array
@@ -121,7 +124,7 @@ class Board(NamedTuple):
     state: Array
     """Where the loop stands."""
     flags: Array
-    """[all transfers have the same priority, hops are recorded]."""
+    """[all transfers have the same priority, hops are recorded, links are fluid]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -142,7 +145,7 @@ def new_calendar(events: int = 1024) -> Calendar:
     return calendar
 
 
-def new_board(flat: Flat, links: int, labels: int, *, trail: bool) -> Board:
+def new_board(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) -> Board:
     """Return the records and server states of a program at time 0."""
     visits, ranks = flat.visits, flat.ranks
     total, servers = int(ranks.flat[-1]), int(ranks.server[-1])
@@ -173,8 +176,8 @@ def new_board(flat: Flat, links: int, labels: int, *, trail: bool) -> Board:
         link_busy=np.zeros((links, labels), np.int64),
         link_wait=np.zeros((links, labels), np.int64),
         totals=np.zeros(10, np.int64),
-        state=np.zeros(6, np.int64),
-        flags=np.array([(visits.link_priority == visits.link_priority[:1]).all(), trail], np.bool_),
+        state=np.array([0, 0, 0, 0, 0, 0, NONE, NONE], np.int64),
+        flags=np.array([(visits.link_priority == visits.link_priority[:1]).all(), trail, fluid], np.bool_),
     )
 
 
@@ -204,6 +207,8 @@ def new_transfers(room: int = 256) -> Transfers:
         end=np.zeros(room, np.int64),
         begin=np.zeros(room, np.int64),
         size=np.zeros(room, np.int32),
+        route=np.zeros(room, np.int32),
+        flowing=np.zeros(room, np.int8),
         injected=np.zeros(room, np.int64),
         ready=np.zeros(room, np.int64),
         rank=np.zeros(room, np.int32),
