@@ -81,7 +81,8 @@ class GemmModel:
         free = min(self.fit.power_load, 0.99)
         excess = np.maximum(0.0, (load - free) / (1.0 - free))
         slowest = 1.0 / self.fit.throttled - 1.0
-        return cast(Floats, 1.0 + slowest * excess * busy / (busy + self.fit.throttle_us))
+        stretch: Floats = 1.0 + slowest * excess * busy / (busy + self.fit.throttle_us)
+        return stretch
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ def test_never_faster_than_the_datasheet_allows(m, n, k):
 def test_a_batch_takes_longer_than_one_and_at_most_as_long_as_one_by_one(m, n, k, batch):
     one, many = price(Gemm(m, n, k)), price(Gemm(m, n, k, batch=batch))
     assert one.duration <= many.duration * 1.001
-    assert many.duration <= batch * one.duration * 1.05
+    # A fuller busiest SM can cost a little more than separate runs, never much.
+    assert many.duration <= batch * one.duration * 1.15
 
 
 def test_a_partial_wave_costs_a_whole_one():
