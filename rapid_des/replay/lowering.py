@@ -9,9 +9,8 @@ from math import prod
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.errors import InputError, TraceError
+from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.network.collectives import algorithm
 from rapid_des.replay.analytic import alone, message_alone
 from rapid_des.replay.deadlock import Namer
 from rapid_des.replay.durations import service_times
@@ -150,9 +149,7 @@ class _Lowering:
                 if step.axis is not None:
                     stride = prod(call.extents[: step.axis])
                     line = ranks[: stride * call.extents[step.axis] : stride]
-                schedule = algorithm(step.algorithm)(
-                    step.collective, len(line), step.size, chunks=step.chunks
-                )
+                schedule = step.schedule(len(line))
                 duration += alone(schedule, self.machine, line)
         return lasting_template(call.members, duration, self.sizes, name=call.collective.name.lower())
 
@@ -172,11 +169,15 @@ class _Lowering:
 
     def step(self, step: PlanStep, members: int) -> int:
         """Return the template of one step of a collective."""
-        key = (step.collective, step.algorithm, members, step.size, step.chunks)
+        key = (step, members)
         return self._template(key, lambda: self._collective(step, members))
 
     def _collective(self, step: PlanStep, members: int) -> Template:
-        schedule = algorithm(step.algorithm)(step.collective, members, step.size, chunks=step.chunks)
+        schedule = step.schedule(members)
+        if schedule.switches:
+            raise UnsupportedByEngine(
+                f"{self.machine.path}: {step.algorithm} reduces inside switches, which replay has not"
+            )
         name = f"{step.collective.name.lower()} of {step.size} B by {step.algorithm}"
         return template_of(schedule, self.sizes, name=name, segment=self.segment)
 

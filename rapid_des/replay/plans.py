@@ -9,7 +9,14 @@ from math import prod
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
 from rapid_des.machine import Machine
-from rapid_des.network.collectives import HIERARCHICAL, Hierarchy, algorithm
+from rapid_des.network.collectives import (
+    HIERARCHICAL,
+    Hierarchy,
+    Schedule,
+    Shaped,
+    build_schedule,
+    collectives_of,
+)
 from rapid_des.network.collectives import plan as hierarchical_plan
 from rapid_des.network.fabric import Fabric
 
@@ -48,6 +55,15 @@ class Step:
     algorithm: str
     size: int
     chunks: int = 1
+    extents: tuple[int, ...] = ()
+    """The shape of the whole group, for algorithms that use it; empty: a plain group."""
+
+    def schedule(self, members: int) -> Schedule:
+        """Return the step's transfers among so many members."""
+        return build_schedule(
+            self.algorithm,
+            Shaped(self.collective, self.extents or (members,), self.size, chunks=self.chunks),
+        )
 
 
 Plan = tuple[tuple[Step, ...], ...]
@@ -58,7 +74,8 @@ def plan(call: Call, machine: Machine) -> Plan:
     """Return how a machine does a collective; a `ConfigError` names a choice that does not fit.
 
     One algorithm serves all members as one logical ring; one for each dimension serves a group that is a
-    product of whole dimensions along each of them in turn.
+    product of whole dimensions along each of them in turn, its chunks pipelining; a group along one
+    dimension is served by that one's, whole.
     """
     if call.collective is CollectiveType.ALL_REDUCE and call.size < call.members:
         return ((Step(None, call.collective, SCALAR, call.size),),)
@@ -74,13 +91,13 @@ def plan(call: Call, machine: Machine) -> Plan:
             for chunk in phases
         )
     if isinstance(stated, tuple):
-        stated = stated[call.dimensions[0]] if len(call.dimensions) == 1 else None
-    elif stated is not None and call.collective not in algorithm(stated).does and _named(machine, operation):
-        does = ", ".join(kind.name.lower() for kind in algorithm(stated).does)
+        stated, chunks = (stated[call.dimensions[0]] if len(call.dimensions) == 1 else None), 1
+    elif stated is not None and call.collective not in collectives_of(stated) and _named(machine, operation):
+        does = ", ".join(kind.name.lower() for kind in CollectiveType if kind in collectives_of(stated))
         problem = f"{stated!r} does not do {operation}; it does {does}"
         raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
     name = PLAIN[call.collective] if stated is None else _doing(stated, call.collective)
-    return ((Step(None, call.collective, name, call.size, chunks),),)
+    return ((Step(None, call.collective, name, call.size, chunks, call.extents),),)
 
 
 def _named(machine: Machine, operation: str) -> bool:
@@ -88,7 +105,7 @@ def _named(machine: Machine, operation: str) -> bool:
 
 
 def _doing(name: str, collective: CollectiveType) -> str:
-    return name if collective in algorithm(name).does else PLAIN[collective]
+    return name if collective in collectives_of(name) else PLAIN[collective]
 
 
 def geometry(fabric: Fabric, gpus: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
