@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -74,8 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except RapidDesError as error:
         _leave(f"error: {error}", error.exit_code)
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        shown = io.StringIO()
+        error.show(shown)
+        _leave(shown.getvalue(), 2)
     except (click.Abort, KeyboardInterrupt):
         _leave("interrupted", 130)
     except OSError as error:
@@ -87,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(text: str, code: int) -> None:
-    lines = text.splitlines()
+    lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES - 1], f"… and {len(lines) - _MOST_LINES + 1} more lines"]
     click.echo("\n".join(lines), err=True)
