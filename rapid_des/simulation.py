@@ -12,7 +12,8 @@ from rapid_des.chakra import ReadOptions, TraceSet, read_set
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, check_memory
 from rapid_des.frontend.build import check_size
-from rapid_des.machine import Machine
+from rapid_des.machine import Machine, picture
+from rapid_des.network.plot import draw
 from rapid_des.replay.execute import EngineChoice, Execution, execute
 from rapid_des.replay.faults.gpus import stretched
 from rapid_des.replay.faults.pricing import blocks_of, trace_of
@@ -23,7 +24,7 @@ from rapid_des.replay.program import Program
 from rapid_des.report.blocks import with_inside
 from rapid_des.report.breakdown import breakdown, busiest_operators, critical_position, finish_times
 from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times
-from rapid_des.report.links import write_links
+from rapid_des.report.links import utilisation, write_links
 from rapid_des.report.timeline import write_timeline
 from rapid_des.units import Duration, seconds
 
@@ -78,9 +79,15 @@ class Result:
         write_timeline(Path(path), run.lowered, run.execution.records, run.machine.fabric)
 
     def write_links(self, path: str | Path) -> None:
-        """Write what every link carried, by kind of traffic, as CSV."""
+        """Write what every link carried, by kind of traffic: Parquet if so named, else CSV."""
         run = self._run("link table")
         write_links(Path(path), run.lowered.program, run.execution.records, run.machine.fabric)
+
+    def draw_links(self, path: str | Path) -> None:
+        """Draw the fabric with the links' utilisation as colour: PNG, SVG or PDF."""
+        run = self._run("link table")
+        busy = utilisation(run.execution.records)
+        draw(picture(run.machine, busy), Path(path))
 
     def _run(self, what: str) -> Run:
         if self.run is None:

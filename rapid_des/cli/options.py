@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from rapid_des.errors import ConfigError
+from rapid_des.network.faults import Fault, parse_fault
 from rapid_des.replay.execute import EngineChoice
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -24,6 +25,22 @@ set_option = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Override a key: job.…, machine.… or device.…; 0.73x multiplies. Repeatable.",
+)
+
+fault_option = click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="'KEY=VALUE …'",
+    help="A fault in the words of machine files, as in: link=0-1 bandwidth=0.5. Repeatable.",
+)
+links_option = click.option(
+    "--links",
+    metavar="OUT.csv",
+    help="Write what every link carried: CSV, or Parquet if so named.",
+)
+links_plot_option = click.option(
+    "--links-plot", metavar="OUT.png", help="Draw the fabric with the links' utilisation as colour."
 )
 
 ROOTS = ("job", "machine", "device")
@@ -42,6 +59,11 @@ def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) ->
             raise ConfigError(f"{setting!r} is not of the form {choices}", file="--set")
         result[root].append((rest, value))
     return result
+
+
+def parsed_faults(texts: Iterable[str]) -> list[Fault]:
+    """Return the faults of --fault options."""
+    return [parse_fault(text) for text in texts]
 
 
 def print_json(plain: object) -> None:

@@ -20,9 +20,12 @@ _PARTS = {
 _GIB = 2**30
 
 
-def write_outputs(result: Result, timeline: str | None, links: str | None) -> None:
+def write_outputs(
+    result: Result, timeline: str | None, links: str | None, links_plot: str | None = None
+) -> None:
     """Write the files that were asked for; a path that can not be written is one line."""
-    for path, write in ((timeline, result.write_timeline), (links, result.write_links)):
+    wanted = ((timeline, result.write_timeline), (links, result.write_links), (links_plot, result.draw_links))
+    for path, write in wanted:
         if path is None:
             continue
         try:

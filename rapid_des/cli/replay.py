@@ -12,7 +12,11 @@ from rapid_des.cli.astra import astra_files, astra_options, replay_on_astra_file
 from rapid_des.cli.options import (
     engine_choice,
     engine_option,
+    fault_option,
     json_option,
+    links_option,
+    links_plot_option,
+    parsed_faults,
     print_json,
     set_option,
     split_settings,
@@ -28,6 +32,7 @@ from rapid_des.simulation import replay as replay_traces
 @click.argument("prefix")
 @click.option("--on", "machine", metavar="MACHINE", help="Machine file or preset.")
 @set_option
+@fault_option
 @click.option("--groups", metavar="FILE", help="Process groups: {name: [ranks]} as JSON.")
 @click.option(
     "--deps", default="auto", show_default=True, metavar="auto|data|ctrl|both", help="Dependencies."
@@ -39,7 +44,8 @@ from rapid_des.simulation import replay as replay_traces
 @click.option("--strict", is_flag=True, help="Repair nothing.")
 @engine_option
 @click.option("--timeline", metavar="OUT.json", help="Write a timeline for ui.perfetto.dev.")
-@click.option("--links", metavar="OUT.csv", help="Write what every link carried.")
+@links_option
+@links_plot_option
 @json_option
 @astra_options
 def replay(prefix: str, machine: str | None, settings: tuple[str, ...], **options: Any) -> None:
@@ -52,14 +58,19 @@ def replay(prefix: str, machine: str | None, settings: tuple[str, ...], **option
         raise InputError("replay needs a machine: --on MACHINE (`rapid-des presets` lists them)")
     chosen = split_settings(settings, ("machine", "device"))
     traces = load_trace(prefix, _read_options(options))
-    loaded = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"])
+    loaded = load_machine(
+        machine,
+        settings=chosen["machine"],
+        device_settings=chosen["device"],
+        faults=parsed_faults(options["faults"]),
+    )
     wants_trail = options["timeline"] is not None
     try:
         result = replay_traces(traces, loaded, engine=engine_choice(options["engine"]), trail=wants_trail)
     except DeadlockError as error:
         hint = f"`rapid-des trace check {prefix}` looks for unmatched messages and near misses"
         raise DeadlockError(f"{error}\n  {hint}") from None
-    write_outputs(result, options["timeline"], options["links"])
+    write_outputs(result, options["timeline"], options["links"], options["links_plot"])
     if options["as_json"]:
         print_json(_with_ranks(result))
     else:

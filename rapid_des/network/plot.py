@@ -37,6 +37,10 @@ class Picture:
     """Utilisation of links, 0 to 1: colours them instead of their dimensions."""
     circular: bool
     """Whether a fabric of one axis and without switches is drawn as a circle rather than as a line."""
+    load_label: str = "utilisation of the busier direction"
+    """What `load` is."""
+    gpu_load: Mapping[int, float] | None = None
+    """The same of GPUs, which it colours."""
 
 
 def draw(picture: Picture, path: Path) -> None:
@@ -96,7 +100,7 @@ def _draw_links(axes: Any, collections: Any, picture: Picture, points: Points) -
     lines = _curves(fabric, first, points, straight=on_circle(picture))
     plain = ~dead & ~derated
     if picture.load is not None:
-        _draw_load(axes, collections(lines[~dead]), cables, first[~dead], picture.load)
+        _draw_load(axes, collections(lines[~dead]), cables, first[~dead], picture)
     else:
         for index, name in enumerate(fabric.dimensions or ("links",)):
             mine = plain & (fabric.dimension[first] == index)
@@ -118,17 +122,17 @@ def _add(axes: Any, collections: Any, lines: Points, **style: Any) -> None:
         axes.add_collection(collections(lines, zorder=2, **style))
 
 
-def _draw_load(axes: Any, lines: Any, cables: Ints, first: Ints, load: Mapping[int, float]) -> None:
+def _draw_load(axes: Any, lines: Any, cables: Ints, first: Ints, picture: Picture) -> None:
     """Colour each cable by its busier direction."""
     busiest = np.zeros(int(cables.max(initial=0)) + 1)
-    for link, share in load.items():
+    for link, share in (picture.load or {}).items():
         busiest[cables[link]] = max(busiest[cables[link]], share)
     lines.set_array(busiest[cables[first]])
     lines.set_clim(0.0, 1.0)
     lines.set_cmap("viridis_r")
     lines.set_linewidths(1.6)
     axes.add_collection(lines)
-    axes.figure.colorbar(lines, ax=axes, shrink=0.6, label="utilisation of the busier direction")
+    axes.figure.colorbar(lines, ax=axes, shrink=0.6, label=picture.load_label)
 
 
 def _cables(fabric: Fabric) -> tuple[Ints, Ints]:
@@ -176,8 +180,12 @@ def _draw_nodes(axes: Any, picture: Picture, points: Points, scale: float) -> No
     for (name, marker, colour), start, end in zip(kinds, ends[:-1], ends[1:], strict=True):
         if start < end:
             where = points[start:end]
-            axes.scatter(where[:, 0], where[:, 1], s=size, marker=marker, c=colour, edgecolors="black",
-                         linewidths=0.6, zorder=3, label=f"{end - start} {name}")  # fmt: skip
+            fill: dict[str, Any] = {"c": colour}
+            if name == "GPU" and picture.gpu_load is not None:
+                shares = [picture.gpu_load.get(gpu, 0.0) for gpu in range(start, end)]
+                fill = {"c": shares, "cmap": "viridis_r", "vmin": 0.0, "vmax": 1.0}
+            axes.scatter(where[:, 0], where[:, 1], s=size, marker=marker, edgecolors="black",
+                         linewidths=0.6, zorder=3, label=f"{end - start} {name}", **fill)  # fmt: skip
     if fabric.gpus <= 128 and size > 60:
         for gpu in range(fabric.gpus):
             axes.annotate(str(gpu), points[gpu], ha="center", va="center", fontsize=6, zorder=4)

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
+from rapid_des.errors import InputError
 from rapid_des.network.fabric import Fabric
 from rapid_des.replay.program import Program, Records
 from rapid_des.units import seconds
@@ -35,9 +36,32 @@ def link_rows(program: Program, records: Records, fabric: Fabric) -> Iterator[tu
         )
 
 
+def utilisation(records: Records) -> dict[int, float]:
+    """Return the share of the makespan that each link was busy, for links that were."""
+    busy = records.link_busy.sum(axis=1) / max(records.makespan, 1)
+    return {int(link): float(busy[link]) for link in busy.nonzero()[0]}
+
+
 def write_links(path: Path, program: Program, records: Records, fabric: Fabric) -> None:
-    """Write the rows as CSV."""
+    """Write the rows as Parquet if the path ends in .parquet (needs the extra `parquet`), else as CSV."""
+    if path.suffix == ".parquet":
+        _write_parquet(path, list(link_rows(program, records, fabric)))
+        return
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         writer.writerows(link_rows(program, records, fabric))
+
+
+def _write_parquet(path: Path, rows: list[tuple[object, ...]]) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError(f"{path}: Parquet needs pyarrow: pip install 'rapid-des[parquet]'") from None
+    kinds = ("string", "int32", "int32", "string", "string", "int64", "float64", "float64", "float64")
+    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+    arrays = [
+        pyarrow.array(column, getattr(pyarrow, kind)()) for column, kind in zip(columns, kinds, strict=True)
+    ]
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, names=COLUMNS), path)

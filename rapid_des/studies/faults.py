@@ -3,7 +3,8 @@
 Criticality asks for each part of the machine what it costs the step if that part alone is slower. Three facts
 of the healthy run spare simulations without changing the answer: a part that carries nothing costs nothing;
 parts that a proven rotation of the program maps onto each other cost the same, up to the order in which a
-link serves transfers that become ready at one instant (tens of picoseconds); and traces that the fault does not reprice are lowered again, not built again.
+link serves transfers that become ready at one instant (tens of picoseconds); and traces that a fault does
+not reprice are lowered again, not built again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 from rapid_des.chakra.trace import TraceSet
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job
-from rapid_des.machine import Machine
+from rapid_des.machine import Machine, picture
 from rapid_des.network.faults import Fault
+from rapid_des.network.plot import Picture
 from rapid_des.replay.execute import EngineChoice
 from rapid_des.replay.faults.machines import with_faults
 from rapid_des.replay.faults.pricing import trace_of
@@ -86,11 +88,22 @@ class Criticality:
             ],
         }
 
-    def heat(self) -> dict[int, float]:
-        """Return each link's cost over the costliest link's, 0 to 1."""
-        links = [row for row in self.rows if row.part.kind == "link"]
-        most = max((row.cost for row in links), default=0)
-        return {link: max(row.cost, 0) / max(most, 1) for row in links for link in row.part.links}
+    def heat_map(self, machine: Machine) -> Picture:
+        """Return a drawing whose links and GPUs have their cost as colour, 1 the costliest of its kind."""
+        links = {link: share for part, share in self._shares("link") for link in part.links}
+        gpus = {gpu: share for part, share in self._shares("gpu") for gpu in part.gpus}
+        return replace(
+            picture(machine, links),
+            title=f"{machine.name}: what each part costs at {self.derate:g} of its speed",
+            load_label="cost, as a share of the costliest of its kind",
+            gpu_load=gpus or None,
+        )
+
+    def _shares(self, kind: str) -> Iterator[tuple[Part, float]]:
+        rows = [row for row in self.rows if row.part.kind == kind]
+        most = max((row.cost for row in rows), default=0)
+        for row in rows:
+            yield row.part, max(row.cost, 0) / max(most, 1)
 
 
 def scenario(subject: Job | TraceSet, machine: Machine, faults: Sequence[Fault], how: How) -> Scenario:

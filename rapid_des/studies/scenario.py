@@ -101,7 +101,7 @@ def _collectives(run: Run) -> dict[str, int]:
     for binding, first, last in zip(program.bindings, offsets, offsets[1:], strict=False):
         table = program.programs[binding.program]
         own = np.flatnonzero(table.kind == VisitKind.MEMBER)
-        taken = (records.finish - records.met)[first:last][own]
+        taken = np.maximum(records.finish - records.met, 0)[first:last][own]
         rows = np.stack((binding.groups[table.slot[own]], table.template[own]), 1).astype(np.int64)
         for (group, template), spent in zip(*_sums(rows, taken), strict=True):
             label = program.labels[program.groups[group].label]
