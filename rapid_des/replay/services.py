@@ -33,6 +33,8 @@ class Sizes:
 
     def rows(self, sizes: NDArray[np.int64]) -> Int32s:
         """Return the rows of many sizes."""
+        if len(sizes) and (sizes == sizes[0]).all():
+            return np.full(len(sizes), self.row(int(sizes[0])), np.int32)
         distinct, places = np.unique(sizes, return_inverse=True)
         return np.array([self.row(int(size)) for size in distinct], np.int32)[places]
 

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.replay.program import NONE, Int32s, Int64s, Template
 from rapid_des.replay.services import Sizes
+
+
+class Templates:
+    """Templates of schedules; those that differ in nothing but their sizes share all other columns."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._known: dict[bytes, Template] = {}
+
+    def of(self, schedule: Schedule, *, name: str, segment: int | None = None) -> Template:
+        """Return the template of a schedule; see `template_of`."""
+        if segment is not None and schedule.size.max(initial=0) > segment:
+            schedule = _segmented(schedule, segment)
+        structure = _structure(schedule)
+        known = self._known.get(structure)
+        if known is None:
+            known = self._known[structure] = template_of(schedule, self._sizes, name=name)
+            return known
+        return replace(known, size=self._sizes.rows(schedule.size), name=name)
+
+
+def _structure(schedule: Schedule) -> bytes:
+    """Return a fingerprint of all that a template takes from a schedule but its sizes."""
+    digest = hashlib.blake2b(f"{schedule.members} {schedule.switches}".encode(), digest_size=16)
+    for column in (
+        schedule.source,
+        schedule.destination,
+        schedule.dependency_starts,
+        schedule.dependencies,
+    ):
+        digest.update(np.ascontiguousarray(column))
+    return digest.digest()
 
 
 def template_of(schedule: Schedule, sizes: Sizes, *, name: str, segment: int | None = None) -> Template:
