@@ -19,7 +19,8 @@ def trace_of(job: Job, machine: Machine) -> JobTrace:
     """Return the traces of a job; ranks on slowed GPUs have their own prices."""
     graphs = job.spec.inference is not None and job.spec.inference.cuda_graphs
 
-    def priced(device: Device) -> JobTrace:
+    def priced(stated: Device) -> JobTrace:
+        device = clocked(job, machine, stated)
         decode = device.under(launch="graph").operators if graphs else None
         return build(job, device.operators, gpus=machine.fabric.gpus, decode_operators=decode)
 
@@ -28,8 +29,20 @@ def trace_of(job: Job, machine: Machine) -> JobTrace:
     return replace(healthy, traces=on_slow_gpus(healthy.traces, slow)) if slow else healthy
 
 
+def clocked(job: Job, machine: Machine, device: Device) -> Device:
+    """Return the device at the clock that a job runs at: training, for hours, at the sustained one.
+
+    `device.conditions.clock` set by hand goes before.
+    """
+    by_hand = any(key == "conditions.clock" for key, _ in machine.device_settings)
+    return device.under(clock="sustained") if job.spec.phase == "training" and not by_hand else device
+
+
 def blocks_of(job: Job, machine: Machine) -> tuple[Blocks, Mapping[int, Blocks]]:
     """Return a job taken apart, and the same at the pace of each slowed GPU that it uses."""
     require_alive(machine, range(job.gpus))
-    slow = priced_for(machine, lambda device: blocks(job, device.operators), range(job.gpus))
-    return blocks(job, machine.device.operators), slow
+
+    def taken(device: Device) -> Blocks:
+        return blocks(job, clocked(job, machine, device).operators)
+
+    return taken(machine.device), priced_for(machine, taken, range(job.gpus))
