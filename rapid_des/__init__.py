@@ -32,6 +32,8 @@ _HOMES = {
     "simulate": "rapid_des.simulation",
 }
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Job",
     "Machine",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import click
 
+from rapid_des import __version__
 from rapid_des.errors import RapidDesError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -63,7 +64,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="rapid-des")
+@click.version_option(__version__, prog_name="rapid-des")
 def cli() -> None:
     """Predict how long distributed LLM training and inference take, and what faults cost."""
 
