@@ -166,8 +166,8 @@ class Simulation:
     def _pass(self, position: int, visit: int, *, at_start: bool) -> None:
         pending, ready, now = self.pending[position], self.ready[position], self.env.now
         for target, lag, anchored_at_start in self.tables[position].edges[visit]:
-            if anchored_at_start != at_start:
-                continue
+            if anchored_at_start != at_start or pending[target] == 0:
+                continue  # of the other anchor, or a counting predecessor beyond the n needed (R1)
             pending[target] -= 1
             ready[target] = max(ready[target], now + lag)
             if pending[target] == 0:

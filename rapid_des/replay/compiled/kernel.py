@@ -418,6 +418,8 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 continue
             target = visits.edge_target[edge]
             record = ranks.flat[a] + target
+            if board.pending[record] == 0:
+                continue  # a counting predecessor beyond those needed
             board.pending[record] -= 1
             moment = max(board.ready[record], now + visits.edge_lag[edge])
             board.ready[record] = moment
