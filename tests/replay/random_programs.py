@@ -39,7 +39,14 @@ FABRICS = [
     (switch(2), ring(2), dimension("fully_connected", 2, bandwidth="250 MB/s")),
     (switch(4, nic={"gpus": 1, "bandwidth": "2 GB/s", "latency": "10 ns"}),),
 ]
-ONE_FOR_ALL = ["ring", "bidirectional_ring", "direct", "halving_doubling", "double_binary_tree", "binomial_tree"]
+ONE_FOR_ALL = [
+    "ring",
+    "bidirectional_ring",
+    "direct",
+    "halving_doubling",
+    "double_binary_tree",
+    "binomial_tree",
+]
 PER_AXIS = ONE_FOR_ALL[:4]
 """Trees do no reduce-scatter, which a collective along several axes needs."""
 KINDS = [kind for kind in CollectiveType if kind is not CollectiveType.BARRIER]
