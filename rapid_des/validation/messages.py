@@ -12,12 +12,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rapid_des.network.fabric import Fabric, Routes
-from rapid_des.network.fluid_flows import Message, compiled, simulate_flows
-from rapid_des.network.protocol import Protocol, acknowledgement_time
+from rapid_des.network.fluid_flows import Message
+from rapid_des.network.protocol import Protocol, acknowledgement_time, effective_bandwidth, fluid_service
 from rapid_des.network.specs import Switching
 from rapid_des.replay import compiled as engine
+from rapid_des.replay.fluid_table import no_hops
 from rapid_des.replay.program import (
     NONE,
+    FluidTable,
     Group,
     Program,
     RankBinding,
@@ -46,12 +48,8 @@ class Traffic:
 
 
 def makespan(traffic: Traffic, protocol: Protocol, mode: Mode) -> int:
-    """Return when the last message arrives, in picoseconds."""
-    if mode == "fluid":
-        times = simulate_flows(protocol, traffic.links, traffic.messages, kernel=compiled())
-        return int(times.arrival.max())
-    switching = Switching(mode=mode, segment=None, protocol=protocol)
-    return engine.run(program(traffic, switching)).makespan
+    """Return when the last message arrives, in picoseconds, as the compiled engine replays it."""
+    return engine.run(program(traffic, protocol, mode)).makespan
 
 
 def alone(traffic: Traffic) -> int:
@@ -65,33 +63,66 @@ def alone(traffic: Traffic) -> int:
     return max(arrival)
 
 
-def program(traffic: Traffic, switching: Switching) -> Program:
+def program(traffic: Traffic, protocol: Protocol, mode: Mode) -> Program:
     """Return the messages as one collective of all GPUs that each joins at once."""
     messages, fabric = traffic.messages, traffic.fabric
     sizes = Sizes()
-    template = _template(traffic, switching, sizes)
-    starts = np.cumsum([0, *(len(message.route) for message in messages)])
-    links = np.fromiter(chain.from_iterable(message.route for message in messages), np.int64)
-    hops, classes = hop_table(fabric, switching, Routes(starts, links), sizes.all())
-    everyone = np.arange(fabric.gpus, dtype=np.int32)
-    pairs = np.arange(len(messages), dtype=np.int32)
+    template = _template(traffic, protocol, sizes)
+    numbers: dict[tuple[int, ...], int] = {}
+    for message in messages:
+        numbers.setdefault(message.route, len(numbers))
+        numbers.setdefault(message.back, len(numbers))
+    starts = np.cumsum([0, *map(len, numbers)])
+    links = np.fromiter(chain.from_iterable(numbers), np.int64)
+    if mode == "fluid":
+        hops, classes = no_hops(sizes.all()), np.zeros(len(links), np.int32)
+    else:
+        switching = Switching(mode=mode, segment=None, protocol=protocol)
+        hops, classes = hop_table(fabric, switching, Routes(starts, links), sizes.all())
+    taken = np.array([numbers[message.route] for message in messages], np.int32)
     zero = np.zeros(1, np.int32)
     return Program(
         bindings=tuple(RankBinding(gpu, 0, zero, np.array([gpu], np.int32)) for gpu in range(fabric.gpus)),
         programs=(_member(),),
-        groups=(Group("all", everyone, routes={0: pairs}),),
+        groups=(Group("all", np.arange(fabric.gpus, dtype=np.int32), routes={0: taken}),),
         templates=(template,),
         hops=hops,
         route_starts=starts.astype(np.int64),
         route_links=links.astype(np.int32),
         route_class=classes,
         links=len(fabric),
+        fluid=_fluid(traffic, protocol, numbers, sizes.all()) if mode == "fluid" else None,
     )
 
 
-def _template(traffic: Traffic, switching: Switching, sizes: Sizes) -> Template:
+def _fluid(
+    traffic: Traffic, protocol: Protocol, numbers: dict[tuple[int, ...], int], sizes: list[int]
+) -> FluidTable:
+    """Return the services of every size on every route, each of which is a profile of its own kind."""
+    links = traffic.links
+    ways = [tuple(links[link] for link in route) for route in numbers]
+    kinds = {way: number for number, way in enumerate(dict.fromkeys(way for way in ways if way))}
+    services = [[fluid_service(protocol, size, way) for way in kinds] for size in sizes]
+    back = np.arange(len(numbers), dtype=np.int32)
+    for message in traffic.messages:
+        back[numbers[message.route]] = numbers[message.back]
+
+    def table(field: str) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        return np.array([[getattr(one, field) for one in row] for row in services], np.int64)
+
+    return FluidTable(
+        capacity=np.array([effective_bandwidth(protocol, rate) for rate, _ in links], np.int64),
+        wire=table("wire")[:, 0].copy(),
+        ratio=table("ratio"),
+        before=table("before"),
+        after=table("after"),
+        profile=np.array([kinds.get(way, 0) for way in ways], np.int32),
+        back=back,
+    )
+
+
+def _template(traffic: Traffic, protocol: Protocol, sizes: Sizes) -> Template:
     messages, members = traffic.messages, traffic.fabric.gpus
-    assert switching.protocol is not None
     count = len(messages)
     after: Edges = [[(count, 0)] for _ in messages]
     arrivals: Edges = [[(count + member, 0)] for member in range(members)]
@@ -102,7 +133,7 @@ def _template(traffic: Traffic, switching: Switching, sizes: Sizes) -> Template:
             after[before].append((number, message.delay))
         for before in message.after_answer:
             back = [traffic.links[link] for link in messages[before].back]
-            after[before].append((number, message.delay + acknowledgement_time(switching.protocol, back)))
+            after[before].append((number, message.delay + acknowledgement_time(protocol, back)))
     edge_starts, edge_target, edge_lag = _rows(after)
     arrival_starts, arrival_target, arrival_lag = _rows(arrivals)
     sources = np.array(traffic.sources, np.int32)

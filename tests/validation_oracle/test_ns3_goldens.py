@@ -86,3 +86,10 @@ def test_the_fluid_mode_has_each_message_of_an_uncontended_case() -> None:
     times = simulate_flows(protocol(4096), traffic.links, traffic.messages, kernel=compiled())
     # Effective rates are whole bytes a second, so a chain of 14 messages may be off by some picoseconds.
     assert times.arrival == pytest.approx(1000 * ns3_arrivals("ar_ring8_256K"), abs=100)
+
+
+@pytest.mark.parametrize("name", ["a2a_tt_1M", "pipe_row_t4x4", "rowcol_t4x4_4M_p1000", "perm_ft16_ecmp4"])
+def test_the_engine_and_the_loop_for_messages_agree_to_the_tick(name: str) -> None:
+    traffic, roce = case(name), protocol(int(INDEX[name]["payload"]))
+    times = simulate_flows(roce, traffic.links, traffic.messages, kernel=compiled())
+    assert makespan(traffic, roce, "fluid") == times.arrival.max()
