@@ -65,7 +65,7 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     first = np.concatenate(([0], np.cumsum(lengths)))
     free = _free_of_streams(nodes, unordered, overlap=overlap)
     columns = _own_visits(nodes, durations, recipe=recipe, first=first, free=free)
-    columns["occurrence"][first[:-1]] = _occurrences(nodes, recipe, recipes, unordered)
+    columns["occurrence"][first[:-1]] = _occurrences(nodes, recipe, recipes, free, unordered)
     edges = [_dependencies(nodes, first), _chains(nodes, first, unordered)]
     for index, one in enumerate(recipes):
         places = first[:-1][recipe == index]
@@ -105,7 +105,11 @@ def _own_visits(
 
 
 def _occurrences(
-    nodes: NodeTable, recipe: Int32s, recipes: Sequence[Recipe], unordered: frozenset[str]
+    nodes: NodeTable,
+    recipe: Int32s,
+    recipes: Sequence[Recipe],
+    free: Bools,
+    unordered: frozenset[str],
 ) -> Int64s:
     """Count each slot's nodes in program order; NONE where an unordered stream counts when it starts (R5)."""
     slots = np.array([one.slot for one in recipes] or [NONE], np.int64)
@@ -117,7 +121,7 @@ def _occurrences(
     count = np.empty(len(order), np.int64)
     count[order] = np.arange(len(order)) - group_start
     loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
-    counted_later = loose & (nodes.kind == NodeKind.COLLECTIVE)
+    counted_later = loose & ~free & (nodes.kind == NodeKind.COLLECTIVE)
     return np.where((slot == NONE) | counted_later, NONE, count)
 
 
