@@ -2,19 +2,12 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rapid_des.chakra.trace import CollectiveType
-from rapid_des.replay import simpy_engine
 from rapid_des.replay.execute import EngineChoice, execute
-from rapid_des.replay.folding import fold
-from rapid_des.replay.lowering import lower
 from tests.replay.agreement import RUN, assert_same
-from tests.replay.machines import dimension, machine, ring, switch
 from tests.replay.symmetric_programs import symmetric_programs
-from tests.replay.tracing import ALL_REDUCE, Nodes, same_everywhere
 
 happened: Counter[str] = Counter()
 

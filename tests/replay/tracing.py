@@ -104,7 +104,7 @@ def trace_set(programs, groups=None, *, unordered=()) -> TraceSet:
 
 
 def same_everywhere(nodes: Nodes, ranks: int, groups_of=None, peers_of=None, groups=None) -> TraceSet:
-    """`ranks` ranks that share one table; `groups_of(rank)` and `peers_of(rank)` give their slots' meaning."""
+    """`ranks` ranks that share one table; `groups_of(rank)`, `peers_of(rank)`: what their slots mean."""
     table = nodes.table()
     traces = tuple(
         RankTrace(

@@ -23,7 +23,7 @@ def run(engine):
 
 @pytest.fixture
 def replayed(engine):
-    """Lower traces, play them with every check, and name nodes: `replayed(traces, machine).finish[rank][node]`."""
+    """Lower traces and play them with every check: `replayed(traces, machine).finish[rank][node]`."""
 
     def play(traces, machine, **options) -> Replayed:
         lowered = lower(traces, machine)

@@ -126,7 +126,7 @@ class Sketch:
         return self.ranks[-1]
 
     def link(self, *, lag=0, head=None) -> int:
-        """A link that takes 1000 ps a byte; the next hop is ready `head` bytes (default all) plus `lag` on."""
+        """A link of 1000 ps a byte; the next hop is ready `head` bytes (default all) plus `lag` on."""
         self.links.append((lag, head))
         return len(self.links) - 1
 
