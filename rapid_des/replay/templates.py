@@ -41,7 +41,7 @@ def _structure(schedule: Schedule) -> bytes:
         schedule.dependency_starts,
         schedule.dependencies,
     ):
-        digest.update(np.ascontiguousarray(column))
+        digest.update(np.ascontiguousarray(column).data)
     return digest.digest()
 
 

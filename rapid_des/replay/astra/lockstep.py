@@ -13,6 +13,7 @@ import numpy as np
 from rapid_des.replay.astra.endpoint import reducing_steps
 from rapid_des.replay.astra.phases import A2A, AG, AR, RS, Phase, message_size, nonzero
 from rapid_des.replay.program import Int32s, Int64s, Template
+from rapid_des.replay.rounds import Rounds, RoundsTemplate
 from rapid_des.replay.services import Sizes
 
 
@@ -23,35 +24,15 @@ def lockstep(phase: Phase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: 
     or there are as many patterns as steps. `lags` has one entry more than there are steps: the processing
     before each step and after the last.
     """
-    members, steps = phase.members, len(sizes)
-    tasks = steps * members
     patterns = len(partners)
-    pattern = np.arange(steps, dtype=np.int32) % patterns
-    member = np.arange(members, dtype=np.int32)
-    target = np.empty((steps, members, 2), np.int32)
-    following = (np.arange(1, steps + 1, dtype=np.int32) * members)[:, None]
-    target[:, :, 0] = following + partners[pattern]
-    target[:, :, 1] = following + member
-    need = np.full(tasks, 2, np.int32)
-    need[:members] = 1
-    return Template(
-        members=members,
-        pair=(pattern[:, None] * members + member).ravel(),
-        pair_source=np.tile(member, patterns),
-        pair_destination=partners.astype(np.int32).ravel(),
-        source=np.tile(member, steps),
-        size=np.repeat(rows.rows(sizes), members),
-        need=need,
-        edge_starts=np.arange(0, 2 * tasks + 1, 2, dtype=np.int64),
-        edge_target=target.ravel(),
-        edge_lag=np.repeat(lags[1:], 2 * members),
-        edge_at_injection=np.tile(np.array([False, True]), tasks),
-        arrival_starts=np.arange(members + 1, dtype=np.int64),
-        arrival_target=member,
-        arrival_lag=np.full(members, lags[0]),
-        member_need=np.full(members, 2, np.int32),
-        name=phase.title,
+    member = np.arange(phase.members, dtype=np.int32)
+    rounds = Rounds(
+        partner=partners.astype(np.int32),
+        pair=np.arange(patterns * phase.members, dtype=np.int32).reshape(patterns, phase.members),
+        size=rows.rows(sizes),
+        lag=lags.astype(np.int64),
     )
+    return RoundsTemplate(rounds, np.tile(member, patterns), rounds.partner.ravel(), phase.title)
 
 
 def relay(phase: Phase, rows: Sizes, *, steps: int, size: int, reducing: int) -> Template:

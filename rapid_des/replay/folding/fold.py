@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.replay.folding.quotient import Turn, no_tasks, quotient, turned
+from rapid_des.replay.folding.quotient import Turn, Turner, no_tasks, quotient, structure
 from rapid_des.replay.folding.rotation import GroupMap, Shift, group_map, keeps_slots, link_orbits, shifts
 from rapid_des.replay.program import NONE, Group, Program, RankBinding, RankProgram, Records, Template
 
@@ -70,13 +70,14 @@ def _along(program: Program, shift: Shift) -> Folding | None:
 
 def turns_of(program: Program, groups: GroupMap) -> dict[tuple[int, int], Turn] | None:
     """Return the turn of each template of each group that the shift maps to itself."""
+    turner = Turner()
     known: dict[tuple[int, bytes], Turn | None] = {}
     result = {}
     for index, member in groups.turned.items():
         for template in program.groups[index].routes:
             key = (template, member.tobytes())
             if key not in known:
-                known[key] = turned(program.templates[template], member)
+                known[key] = turner.turned(program.templates[template], member)
             turn = known[key]
             if turn is None:
                 return None
@@ -96,7 +97,8 @@ class _Quotient:
         positions = shift.representative(np.arange(len(program.bindings)))
         self.kept, self.stands_for = np.unique(positions, return_inverse=True)
         self.templates: list[Template] = list(program.templates)
-        self.replaced: dict[tuple[int, bytes], int] = {}
+        self.replaced: dict[tuple[int, bytes], tuple[int, Ints, Ints]] = {}
+        self.cuts: dict[tuple[tuple[int, ...], bytes], tuple[Template, Ints, Ints]] = {}
         self.members: dict[int, Ints] = {}
         self.template_of: dict[int, dict[int, int]] = {}
 
@@ -152,11 +154,21 @@ class _Quotient:
     def _orbit(self, index: int, template: int) -> tuple[int, Ints, Ints]:
         turn = self.turns[index, template]
         key = (template, turn.member.tobytes())
-        cut, chosen, orbit = quotient(self.program.templates[template], turn)
         if key not in self.replaced:
-            self.replaced[key] = len(self.templates)
+            cut, chosen, orbit = self._cut(self.program.templates[template], turn)
+            self.replaced[key] = len(self.templates), chosen, orbit
             self.templates.append(cut)
-        return self.replaced[key], chosen, orbit
+        return self.replaced[key]
+
+    def _cut(self, template: Template, turn: Turn) -> tuple[Template, Ints, Ints]:
+        """Return one orbit of a template; those of one structure are cut once."""
+        key = (structure(template), turn.member.tobytes())
+        if key not in self.cuts:
+            self.cuts[key] = quotient(template, turn)
+            return self.cuts[key]
+        cut, chosen, orbit = self.cuts[key]
+        kept = np.isin(template.source, chosen)
+        return replace(cut, size=template.size[kept], name=template.name), chosen, orbit
 
     def _programs(self) -> tuple[RankProgram, ...] | None:
         """Return the rank programs with turned templates replaced; None if a program would need two forms."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.replay.program import NONE, Template
+from rapid_des.replay.program import NONE, Int32s, Template
+from rapid_des.replay.rounds import RoundsTemplate
 
 Ints = NDArray[np.int64]
+
+
+_BLOCK = 1 << 16
+"""Rows compared at a time: what a comparison holds beside the template is a few megabytes."""
 
 
 @dataclass(frozen=True)
@@ -17,31 +23,76 @@ class Turn:
     """A template under a rotation of its members."""
 
     member: Ints
-    task: Ints
+    task: Int32s
+    """Where tasks go; nothing for templates that are rounds, whose task k·members + m goes along with m."""
     pair: Ints
 
 
-def turned(template: Template, member: Ints) -> Turn | None:
-    """Return how tasks and pairs go when member m becomes `member[m]`; None if the template changes.
+class Turner:
+    """Turns templates; what templates share, and they share all but sizes, is compared once."""
 
-    The j-th task of a member goes to the j-th task of its image; all columns and edges must agree.
-    """
-    tasks = len(template)
-    order = np.argsort(template.source, kind="stable")
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Turn | None] = {}
+        self._templates: list[Template] = []
+
+    def turned(self, template: Template, member: Ints) -> Turn | None:
+        """Return how tasks and pairs go when member m becomes `member[m]`; None if the template changes."""
+        if isinstance(template, RoundsTemplate):
+            return _turned_rounds(template, member)
+        key = (structure(template), member.tobytes())
+        if key not in self._known:
+            self._templates.append(template)  # lives as long as the key, which holds its columns' ids
+            self._known[key] = _turned(template, member)
+        turn = self._known[key]
+        if turn is None or not np.array_equal(template.size[turn.task], template.size):
+            return None
+        return turn
+
+
+def structure(template: Template) -> tuple[int, ...]:
+    """Return what two templates have in common that share all columns but sizes, as long as both live."""
+    if isinstance(template, RoundsTemplate):
+        return (id(template),)
+    columns = (
+        template.pair, template.pair_source, template.pair_destination, template.source, template.need,
+        template.edge_starts, template.edge_target, template.edge_lag, template.edge_at_injection,
+        template.arrival_starts, template.arrival_target, template.arrival_lag, template.member_need,
+    )  # fmt: skip
+    return tuple(map(id, columns))
+
+
+def turned(template: Template, member: Ints) -> Turn | None:
+    """Return how tasks and pairs go when member m becomes `member[m]`; None if the template changes."""
+    return Turner().turned(template, member)
+
+
+def _turned_rounds(template: RoundsTemplate, member: Ints) -> Turn | None:
+    rounds = template.rounds
+    if not np.array_equal(rounds.partner[:, member], member[rounds.partner]):
+        return None
+    pair = np.arange(len(template.pair_source))
+    pair[rounds.pair] = rounds.pair[:, member]
+    return Turn(member, np.zeros(0, np.int32), pair)
+
+
+def _turned(template: Template, member: Ints) -> Turn | None:
+    """Take the j-th task of a member to the j-th task of its image; all columns and edges must agree."""
     counts = np.bincount(template.source, minlength=template.members)
     if not np.array_equal(counts[member], counts):
         return None
     first = np.cumsum(counts) - counts
-    task = np.empty(tasks, np.int64)
-    own = np.arange(tasks) - np.repeat(first, counts)
-    task[order] = order[first[member[template.source[order]]] + own]
+    order = np.argsort(template.source, kind="stable").astype(np.int32)
+    image = first[member] - first
+    task = np.empty(len(template), np.int32)
+    for begin in range(0, len(template), _BLOCK):
+        block = np.arange(begin, min(begin + _BLOCK, len(template)))
+        task[order[block]] = order[block + image[template.source[order[block]]]]
     pair = _pairs(template, member)
     if pair is None:
         return None
     moves = template.pair != NONE
     same = (
-        np.array_equal(template.size[task], template.size)
-        and np.array_equal(template.need[task], template.need)
+        np.array_equal(template.need[task], template.need)
         and np.array_equal(template.member_need[member], template.member_need)
         and np.array_equal(moves[task], moves)
         and np.array_equal(template.pair[task][moves], pair[template.pair[moves]])
@@ -63,26 +114,40 @@ def _pairs(template: Template, member: Ints) -> Ints | None:
 
 
 def _same_edges(template: Template, turn: Turn) -> bool:
-    nodes = np.concatenate((turn.task, len(template) + turn.member))
-    origin = np.repeat(np.arange(len(template)), np.diff(template.edge_starts))
-    arrival = np.repeat(np.arange(template.members), np.diff(template.arrival_starts))
-    return _same(
-        (origin, template.edge_target.astype(np.int64), template.edge_lag * 2 + template.edge_at_injection),
-        (turn.task[origin], nodes[template.edge_target], template.edge_lag * 2 + template.edge_at_injection),
-    ) and _same(
-        (arrival, template.arrival_target.astype(np.int64), template.arrival_lag),
-        (turn.member[arrival], nodes[template.arrival_target], template.arrival_lag),
+    nodes = np.concatenate((turn.task, len(template) + turn.member)).astype(np.int32)
+    return _same_rows(
+        (template.edge_starts, template.edge_target),
+        turn.task,
+        nodes,
+        marks=(template.edge_lag, template.edge_at_injection),
+    ) and _same_rows(
+        (template.arrival_starts, template.arrival_target),
+        turn.member,
+        nodes,
+        marks=(template.arrival_lag,),
     )
 
 
-def _same(one: tuple[Ints, Ints, Ints], other: tuple[Ints, Ints, Ints]) -> bool:
-    """Tell whether two lists of edges (origin, target, what) hold the same edges."""
-    width = int(one[1].max(initial=0)) + 1
-    keys = [edges[0] * width + edges[1] for edges in (one, other)]
-    orders = [np.argsort(key, kind="stable") for key in keys]
-    return np.array_equal(keys[0][orders[0]], keys[1][orders[1]]) and np.array_equal(
-        one[2][orders[0]], other[2][orders[1]]
-    )
+def _same_rows(
+    table: tuple[Ints, Int32s], image: NDArray[Any], nodes: Int32s, *, marks: tuple[NDArray[Any], ...]
+) -> bool:
+    """Tell whether each row of edges is that of its image, its targets moved by `nodes`."""
+    starts, target = table
+    for begin in range(0, len(image), _BLOCK):
+        rows = np.arange(begin, min(begin + _BLOCK, len(image)))
+        here, lengths = _rows(starts, rows)
+        there, other_lengths = _rows(starts, image[rows])
+        if not np.array_equal(lengths, other_lengths):
+            return False
+        moved, other = nodes[target[here]], target[there]
+        if not np.array_equal(moved, other):
+            row = np.repeat(rows, np.diff(lengths))
+            here, there = here[np.lexsort((moved, row))], there[np.lexsort((other, row))]
+            if not np.array_equal(nodes[target[here]], target[there]):
+                return False
+        if not all(np.array_equal(mark[here], mark[there]) for mark in marks):
+            return False
+    return True
 
 
 def quotient(template: Template, turn: Turn) -> tuple[Template, Ints, Ints]:
@@ -96,19 +161,31 @@ def quotient(template: Template, turn: Turn) -> tuple[Template, Ints, Ints]:
         orbit = np.minimum(orbit, current)
         current = turn.member[current]
     chosen, number = np.unique(orbit, return_inverse=True)
+    if isinstance(template, RoundsTemplate):
+        return _cut_rounds(template, chosen, number.reshape(-1)), chosen, number.reshape(-1)
     is_chosen = np.zeros(template.members, np.bool_)
     is_chosen[chosen] = True
     kept = np.flatnonzero(is_chosen[template.source])
     task_orbit = _kept_images(turn.task, kept)
-    renumbered = np.full(len(template), NONE, np.int64)
+    renumbered = np.full(len(template), NONE, np.int32)
     renumbered[kept] = np.arange(len(kept))
-    nodes = np.concatenate((renumbered[task_orbit], len(kept) + number.reshape(-1)))
+    nodes = np.concatenate((renumbered[task_orbit], (len(kept) + number.reshape(-1)).astype(np.int32)))
     return _cut(template, kept, chosen, nodes, number.reshape(-1)), chosen, number.reshape(-1)
 
 
-def _kept_images(image: Ints, kept: Ints) -> Ints:
+def _cut_rounds(template: RoundsTemplate, chosen: Ints, number: Ints) -> RoundsTemplate:
+    rounds = template.rounds
+    left = replace(
+        rounds, partner=number[rounds.partner[:, chosen]].astype(np.int32), pair=rounds.pair[:, chosen]
+    )
+    source = number[template.pair_source].astype(np.int32)
+    destination = number[template.pair_destination].astype(np.int32)
+    return RoundsTemplate(left, source, destination, template.name)
+
+
+def _kept_images(image: Int32s, kept: Ints) -> Int32s:
     """Return for each task the kept one of its orbit; strides double, so an orbit of n takes log n steps."""
-    found = np.full(len(image), NONE, np.int64)
+    found = np.full(len(image), NONE, np.int32)
     found[kept] = kept
     stride = image
     while (missing := np.flatnonzero(found == NONE)).size:
@@ -117,7 +194,7 @@ def _kept_images(image: Ints, kept: Ints) -> Ints:
     return found
 
 
-def _cut(template: Template, kept: Ints, chosen: Ints, nodes: Ints, number: Ints) -> Template:
+def _cut(template: Template, kept: Ints, chosen: Ints, nodes: Int32s, number: Ints) -> Template:
     edges, edge_starts = _rows(template.edge_starts, kept)
     arrivals, arrival_starts = _rows(template.arrival_starts, chosen)
     return Template(
