@@ -171,3 +171,17 @@ def test_boosted_trees_survive_the_flattening(kind):
     rows = random.normal(size=(200, 3))
     target = rows[:, 0] ** 2 + rows[:, 1]
     assert np.mean(np.abs(grow_booster(rows, target, kind).predict(rows) - target)) < 0.15
+
+
+def test_fit_prints_what_it_fitted(tmp_path):
+    from click.testing import CliRunner
+
+    from rapid_des.cli.device_learned import fit
+
+    write_samples(tmp_path / "samples.csv", gemm_rows())
+    arguments = [str(tmp_path / "samples.csv"), str(tmp_path / "model.npz"), "--fallback", "native"]
+    run = CliRunner().invoke(fit, arguments)
+    assert run.exit_code == 0, run.output
+    assert "gemm/bf16" in run.output
+    plain = json.loads(CliRunner().invoke(fit, [*arguments, "--json"]).output)
+    assert plain["operators"]["gemm/bf16"]["rows"] == 36
