@@ -23,7 +23,7 @@ from rapid_des.replay.program import NONE, Program, RankProgram, Template
 from rapid_des.replay.ranks import Recipe, Step, rank_program
 from rapid_des.replay.services import Sizes, hop_table
 from rapid_des.replay.signature import signatures
-from rapid_des.replay.templates import lasting_message, lasting_template, message_template, template_of
+from rapid_des.replay.templates import Templates, lasting_message, lasting_template, message_template
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class _Lowering:
         stores = machine.switching.mode == "store_and_forward"
         self.segment = machine.switching.segment if stores else None
         self.sizes = Sizes()
+        self.collectives = Templates(self.sizes)
         self.templates: list[Template] = []
         self.known: dict[tuple[object, ...], int] = {}
         self.groups = GroupTable(traces, machine.fabric)
@@ -179,7 +180,7 @@ class _Lowering:
                 f"{self.machine.path}: {step.algorithm} reduces inside switches, which replay has not"
             )
         name = f"{step.collective.name.lower()} of {step.size} B by {step.algorithm}"
-        return template_of(schedule, self.sizes, name=name, segment=self.segment)
+        return self.collectives.of(schedule, name=name, segment=self.segment)
 
     def _template(self, key: tuple[object, ...], build: Callable[[], Template]) -> int:
         if key not in self.known:
@@ -222,8 +223,8 @@ class _Recipes:
         self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
         for index, (kind, size, group) in enumerate(rows.tolist()):
             node = places[inverse.reshape(-1) == index][0]
-            if UNSTATED in (size, group):
-                what = "size" if size == UNSTATED else "group"
+            if UNSTATED in (kind, size, group):
+                what = "known type" if kind == UNSTATED else "size" if size == UNSTATED else "group"
                 raise TraceError(f"node {int(nodes.ids[node])} is a collective without a {what}")
             stream = nodes.streams[nodes.stream[node]]
             apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
