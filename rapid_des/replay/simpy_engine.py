@@ -16,25 +16,12 @@ from rapid_des.errors import TraceError
 from rapid_des.replay.deadlock import explain_disagreement
 from rapid_des.replay.fluid_links import FluidLinks
 from rapid_des.replay.program import NONE, Level, Program, Records, Trail, VisitKind
+from rapid_des.replay.instances import Instance, trail_of
 from rapid_des.replay.servers import Arbiter, Clock, Server
 from rapid_des.replay.tables import LinkTable, RankTable, TemplateTable
 from rapid_des.replay.timetable import FOREVER, advance, lag_at
 
 Process = Generator[Event, Any, None]
-
-
-class Instance:
-    """One collective in flight: who has arrived and what its tasks still wait for."""
-
-    def __init__(self, template: TemplateTable, index: int, routes: list[int]) -> None:
-        self.template = template
-        self.index = index
-        self.routes = routes
-        self.pending = list(template.need) + list(template.member_need)
-        self.ready = [0] * len(self.pending)
-        self.visits = [NONE] * template.members
-        self.done: list[Event | None] = [None] * template.members
-        self.absent = self.undone = template.members
 
 
 class Simulation:
@@ -98,7 +85,237 @@ class Simulation:
             sent=self.sent,
             received=self.received,
             ties=self.arbiters[Level.LINK].ties,
-            trail=None if self.trail is None else _trail(self.trail),
+            trail=None if self.trail is None else trail_of(self.trail),
+        )
+
+    # Ranks and their visits
+
+    def _rank(self, position: int) -> Process:
+        for visit, need in enumerate(self.tables[position].need):
+            if need == 0:
+                self.env.process(self._visit(position, visit))
+        if self.left[position]:
+            yield self.retired[position]
+
+    def _visit(self, position: int, visit: int) -> Process:
+        table, env = self.tables[position], self.env
+        flat = self.offsets[position] + visit
+        local = table.server[visit]
+        server = None if local == NONE else self.servers[position][local]
+        if server is not None:
+            yield server.request((table.priority[visit], env.now, flat))
+        start = self.start[flat] = env.now
+        self._pass(position, visit, at_start=True)
+        kind = table.kind[visit]
+        if kind == VisitKind.COMPUTE:
+            yield Timeout(env, self._service(position, visit, start) - start)
+        elif kind == VisitKind.JOIN:
+            if table.work[visit]:
+                yield Timeout(env, table.work[visit])
+        elif kind == VisitKind.HOLD:
+            self._number(position, visit)
+            yield self._finish_of(self.offsets[position] + table.release[visit])
+        else:
+            yield self._arrive(position, visit)
+        if server is not None:
+            if env.now == start:
+                yield Timeout(env, 1)
+            server.release()
+        self._retire(position, visit)
+
+    def _service(self, position: int, visit: int, start: int) -> int:
+        table = self.tables[position]
+        server = table.server[visit]
+        work: int = table.work[visit] if server == NONE else max(table.work[visit], 1)
+        timetable = self.program.stream_timetables.get((position, server))
+        if timetable is None:
+            return start + work
+        finish: int = advance(timetable.time.tolist(), timetable.rate.tolist(), start, work)
+        return finish
+
+    def _finish_of(self, flat: int) -> Event:
+        if flat not in self.finished:
+            self.finished[flat] = Event(self.env)
+            if self.finish[flat] != NONE:
+                self.finished[flat].succeed()
+        return self.finished[flat]
+
+    def _retire(self, position: int, visit: int) -> None:
+        flat = self.offsets[position] + visit
+        self.finish[flat] = self.env.now
+        if flat in self.finished and not self.finished[flat].triggered:
+            self.finished[flat].succeed()
+        self._pass(position, visit, at_start=False)
+        self.left[position] -= 1
+        if self.left[position] == 0:
+            self.retired[position].succeed()
+
+    def _pass(self, position: int, visit: int, *, at_start: bool) -> None:
+        pending, ready, now = self.pending[position], self.ready[position], self.env.now
+        for target, lag, anchored_at_start in self.tables[position].edges[visit]:
+            if anchored_at_start != at_start or pending[target] == 0:
+                continue  # of the other anchor, or a counting predecessor beyond the n needed (R1)
+            pending[target] -= 1
+            ready[target] = max(ready[target], now + lag)
+            if pending[target] == 0:
+                self._at(ready[target], partial(self._begin, position, target))
+
+    def _begin(self, position: int, visit: int) -> None:
+        self.env.process(self._visit(position, visit))
+
+    def _at(self, moment: int, action: Callable[[], None]) -> None:
+        self.events += 1
+        if moment == self.env.now:
+            action()
+        else:
+            Timeout(self.env, moment - self.env.now).callbacks.append(lambda _: action())
+
+    # Collectives
+
+    def _number(self, position: int, visit: int) -> int:
+        """Bind the instance number k of a visit (R5)."""
+        table, flat = self.tables[position], self.offsets[position] + visit
+        number = table.occurrence[visit]
+        if number == NONE:
+            slot = (position, table.slot[visit])
+            number = self.counters.get(slot, 0)
+            self.counters[slot] = number + 1
+        self.occurrence[flat] = number
+        return int(number)
+
+    def _arrive(self, position: int, visit: int) -> Event:
+        table, binding = self.tables[position], self.program.bindings[position]
+        slot, parent = table.slot[visit], table.parent[visit]
+        number = (
+            self._number(position, visit)
+            if parent == NONE
+            else self.occurrence[self.offsets[position] + parent]
+        )
+        group, member = int(binding.groups[slot]), int(binding.members[slot])
+        key = (group, number, table.sub[visit])
+        instance = self.instances.get(key)
+        template = table.template[visit]
+        if instance is None:
+            routes = self.program.groups[group].routes[template].tolist()
+            instance = self.instances[key] = Instance(self.templates[template], template, routes)
+        elif instance.index != template:
+            raise TraceError(explain_disagreement(self.program, key, (instance.index, template)))
+        instance.visits[member] = self.offsets[position] + visit
+        done = instance.done[member] = Event(self.env)
+        instance.absent -= 1
+        if instance.absent == 0:
+            for flat in instance.visits:
+                self.met[flat] = self.env.now
+        for target, lag in instance.template.arrivals[member]:
+            self._count(key, instance, target, lag)
+        return done
+
+    def _count(self, key: tuple[int, int, int], instance: Instance, target: int, lag: int) -> None:
+        left = instance.pending[target] - 1
+        if left < 0:
+            return  # a counting predecessor beyond the n that were needed (R1)
+        instance.pending[target] = left
+        ready = instance.ready[target] = max(instance.ready[target], self.env.now + lag)
+        if left == 0:
+            self._at(ready, partial(self._fire, key, instance, target))
+
+    def _fire(self, key: tuple[int, int, int], instance: Instance, target: int) -> None:
+        template = instance.template
+        if target >= template.tasks:
+            done = instance.done[target - template.tasks]
+            assert done is not None, "a member is done before it arrived"
+            done.succeed()
+            instance.undone -= 1
+            if instance.undone == 0:
+                del self.instances[key]
+            return
+        for after, lag, at_injection in template.edges(target):
+            if at_injection:
+                self._count(key, instance, after, lag)
+        if template.pair[target] == NONE:
+            self._deliver(key, instance, target)
+        else:
+            self.env.process(self._transfer(key, instance, target))
+
+    def _deliver(self, key: tuple[int, int, int], instance: Instance, task: int) -> None:
+        for after, lag, at_injection in instance.template.edges(task):
+            if not at_injection:
+                self._count(key, instance, after, lag)
+
+    # Links
+
+    def _transfer(self, key: tuple[int, int, int], instance: Instance, task: int) -> Process:
+        env, links, template = self.env, self.links, instance.template
+        source = instance.visits[template.source[task]]
+        position, priority = self._origin(source)
+        size, label = template.size[task], self.program.groups[key[0]].label
+        order = (position, env.now, source, task)
+        self.sent += links.payload[size]
+        if self.fluid is not None:
+            yield self.fluid.flow(instance.routes[template.pair[task]], size, label)
+            self.received += links.payload[size]
+            self._deliver(key, instance, task)
+            return
+        hops = links.route(instance.routes[template.pair[task]])
+        for place, (link, service) in enumerate(hops):
+            ready = env.now
+            server = self._link_server(link)
+            yield server.request((priority, ready, *order, place))
+            start = env.now
+            free, forward, arrival = self._hop(link, size, service, start)
+            links.count(link, label, size, wait=start - ready, busy=free - start)
+            if self.trail is not None:
+                self.trail.append((link, start, free, arrival, source, task, place))
+            Timeout(env, free - start).callbacks.append(server.release)
+            delay = (arrival if place == len(hops) - 1 else forward) - start
+            if delay:
+                yield Timeout(env, delay)
+        self.received += links.payload[size]
+        self._deliver(key, instance, task)
+
+    def _link_server(self, link: int) -> Server:
+        if link not in self.link_servers:
+            self.link_servers[link] = Server(self.env, self.arbiters[Level.LINK], 1, link)
+        return self.link_servers[link]
+
+    def _origin(self, flat: int) -> tuple[int, int]:
+        position = int(np.searchsorted(self.offsets, flat, side="right")) - 1
+        priority: int = self.tables[position].link_priority[flat - self.offsets[position]]
+        return position, priority
+
+    def _hop(self, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
+        """Return when the link is free, the next hop ready and the message arrived."""
+        occupancy, head, lag = self.links.service[size][service]
+        timetable = self.links.timetables.get(link)
+        if timetable is None:
+            return start + occupancy, start + head + lag, start + occupancy + lag
+        time, rate, extra = timetable
+        free = advance(time, rate, start, occupancy)
+        lag += lag_at(time, extra, start)
+        return free, advance(time, rate, start, head) + lag, free + lag
+
+
+def run(self, until: int | None = None) -> None:
+        """Play until nothing is left to happen, or up to and including a time in picoseconds."""
+        end = FOREVER if until is None else min(until + 1, FOREVER)
+        if end > self.env.now:
+            self.env.run(end)
+
+    def records(self) -> Records:
+        """Return what happened so far."""
+        return Records(
+            start=np.array(self.start, np.int64),
+            finish=np.array(self.finish, np.int64),
+            met=np.array(self.met, np.int64),
+            link_bytes=self.links.sums(0),
+            link_busy=self.links.sums(1),
+            link_wait=self.links.sums(2),
+            hops=self.links.hops,
+            events=self.events,
+            sent=self.sent,
+            received=self.received,
+            ties=self.arbiters[Level.LINK].ties,
+            trail=None if self.trail is None else trail_of(self.trail),
         )
 
     # Ranks and their visits

@@ -6,7 +6,7 @@ import numpy as np
 
 from rapid_des.errors import TraceError
 from rapid_des.network.fluid_state import new_fluid, widened
-from rapid_des.replay.compiled import kernel, pools
+from rapid_des.replay.compiled import growth, kernel, pools
 from rapid_des.replay.compiled.calendar import PUSHED, push
 from rapid_des.replay.compiled.flat import flatten
 from rapid_des.replay.deadlock import explain_disagreement
@@ -36,7 +36,7 @@ class CompiledSimulation:
         records = np.flatnonzero(self._board.pending == 0)
         ranks = np.searchsorted(self._flat.ranks.flat, records, side="right") - 1
         within = records - self._flat.ranks.flat[ranks]
-        self._pools = pools.with_stack(self._pools, len(records))
+        self._pools = growth.with_stack(self._pools, len(records))
         self._pools.stack_kind[: len(records)] = kernel.READY
         self._pools.stack_a[: len(records)] = ranks
         self._pools.stack_b[: len(records)] = within
@@ -52,7 +52,7 @@ class CompiledSimulation:
             for link, table in self.program.link_timetables.items()
             for moment in table.time.tolist()
         ]
-        self._pools = pools.with_events(self._pools, len(steps) + 1)
+        self._pools = growth.with_events(self._pools, len(steps) + 1)
         for moment, link in steps:
             push(self._pools.calendar, moment, kernel.CAPACITY, link, 0)
 
@@ -105,14 +105,14 @@ class CompiledSimulation:
 def _with_room(had: pools.Pools, status: int, wanted: int) -> pools.Pools:
     """Return larger pools of the kind that the kernel ran out of."""
     if status == kernel.MORE_EVENTS:
-        return pools.with_events(had, wanted)
+        return growth.with_events(had, wanted)
     if status == kernel.MORE_STACK:
-        return pools.with_stack(had, wanted)
+        return growth.with_stack(had, wanted)
     if status == kernel.MORE_INSTANCES:
-        return pools.with_instances(had, wanted)
+        return growth.with_instances(had, wanted)
     if status == kernel.MORE_TRANSFERS:
-        return pools.with_transfers(had)
-    return pools.with_trail(had, wanted)
+        return growth.with_transfers(had)
+    return growth.with_trail(had, wanted)
 
 
 def run(program: Program, *, trail: bool = False) -> Records:
