@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         error.show(shown)
         _leave(shown.getvalue(), 2)
     except (click.Abort, KeyboardInterrupt):
-        _leave("interrupted", 130)
+        _leave("interrupted", 130)  # click has ended the line that ^C stands on
     except OSError as error:
         _leave(f"error: {error.filename or 'input or output'}: {error.strerror or error}", 2)
     except MemoryError:

@@ -125,11 +125,14 @@ def attention(batch: int, query_length: int, key_length: int, device: str, **opt
 @on_option
 @set_option
 @click.option("-o", "--output", required=True, metavar="FILE", help="PNG or SVG.")
-def roofline(job: str, machine: str, settings: tuple[str, ...], output: str) -> None:
+@json_option
+def roofline(job: str, machine: str, settings: tuple[str, ...], output: str, as_json: bool) -> None:
     """Draw the device's roofline with the operators of JOB on it."""
     from rapid_des.cli.roofline import draw_job
 
-    click.echo(draw_job(job, machine, settings, output))
+    count = draw_job(job, machine, settings, output)
+    written = {"operators": count, "written": output}
+    print_json(written) if as_json else click.echo(f"{count} operators in {output}")
 
 
 def _vector_command(name: str, kind: str) -> click.Command:

@@ -11,8 +11,8 @@ from rapid_des.machine import load_machine
 from rapid_des.report.roofline import draw_roofline
 
 
-def draw_job(job: str, machine: str, settings: tuple[str, ...], output: str) -> str:
-    """Draw the roofline of a machine's device with a training job's operators; return what was written."""
+def draw_job(job: str, machine: str, settings: tuple[str, ...], output: str) -> int:
+    """Draw the roofline of a machine's device with a training job's operators; return how many."""
     chosen = split_settings(settings)
     loaded = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"])
     lists = training_steps(load_job(job, settings=chosen["job"]))
@@ -23,4 +23,4 @@ def draw_job(job: str, machine: str, settings: tuple[str, ...], output: str) -> 
         if step.operator is not None
     }
     draw_roofline(operators, loaded.device, Path(output), title=f"{job} on {loaded.device.spec.name}")
-    return f"{len(operators)} operators in {output}"
+    return len(operators)

@@ -27,7 +27,7 @@ from itertools import pairwise
 
 from rapid_des.chakra.trace import NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
-from rapid_des.errors import ConfigError
+from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.parts import PieceKey, price_steps, training_steps
 from rapid_des.frontend.program import FinishedProgram, ProgramWriter
 from rapid_des.frontend.resolved import Job
@@ -118,8 +118,8 @@ class Blocks:
 def blocks(job: Job, operators: OperatorModel) -> Blocks:
     """Return a training job as blocks and what joins them; inference has no such structure to gain from."""
     if job.spec.phase != "training":
-        raise ConfigError(
-            "only training is taken apart into blocks; run it flattened", file=job.file, key="phase"
+        raise UnsupportedByEngine(
+            f"{job.file}: phase: only training is taken apart into blocks; run it flattened"
         )
     pieces = price_steps(training_steps(job), operators)
     return Blocks(job, operators, {key: _block(job, key, piece) for key, piece in pieces.items()})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rapid_des.errors import ConfigError
+from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend import blocks, build
 
 SPLIT = [
@@ -73,5 +73,5 @@ def test_cuts_are_where_gradients_become_final(tiny, prices):
 
 
 def test_inference_is_not_taken_apart(tiny_service, prices):
-    with pytest.raises(ConfigError, match="only training is taken apart"):
+    with pytest.raises(UnsupportedByEngine, match="only training is taken apart"):
         blocks(tiny_service(), prices)

@@ -1,0 +1,123 @@
+"""Every command: it has --json and help, its JSON is JSON, and it ends well when it is interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import click
+import pytest
+
+from rapid_des.cli import main as command_line
+from rapid_des.cli.main import COMMANDS, cli
+from tests.cli.shell import ROOT, call, refused
+
+TRACE = ROOT / "workloads" / "traces" / "two_stages"
+
+
+def leaves(command, path=()):
+    """Yield every command below a group with the words that call it."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in set(command.list_commands(context)) - MISSING:
+        yield from leaves(command.get_command(context, name), (*path, name))
+
+
+MISSING = {name for name, (place, _) in COMMANDS.items() if find_spec(place.split(":")[0]) is None}
+LEAVES = dict(sorted((" ".join(path), command) for path, command in leaves(cli)))
+
+
+def test_every_command_of_the_table_has_its_module():
+    assert set() == MISSING
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_command_prints_json_on_demand_and_explains_itself(name):
+    options = {word for parameter in LEAVES[name].params for word in parameter.opts}
+    assert "--json" in options
+    answer = call(*name.split(), "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert "--json" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("presets", "machine"),
+        ("schema job", "$defs"),
+        ("schema family", "$defs"),
+        ("topology show dgx_a100", "links"),
+        ("topology route dgx_a100 0 1", "hops"),
+        ("topology check dgx_a100", "gpus"),
+        ("topology bench dgx_a100 --sizes 1KiB:4KiB", "rows"),
+        (f"trace show {TRACE}", "nodes"),
+        (f"trace check {TRACE}", "findings"),
+        (f"trace stats {TRACE}", "total"),
+        (f"replay {TRACE} --on dgx_a100", "ranks"),
+        ("run llama2_7b_train --on dgx_a100 --mode analytical", "step_time_s"),
+        ("run llama2_7b_inference --on dgx_a100 --compare-modes", "refused"),
+        ("device show a100_sxm_80gb", "sms"),
+        ("operator gemm 1024 1024 1024 --device a100_sxm_80gb", ""),
+    ],
+)
+def test_json_is_one_document_on_stdout(words, key):
+    answer = call(*words.split(), "--json")
+    assert answer.code == 0, answer.err
+    assert key in json.dumps(answer.json)
+
+
+def shell(*arguments, **more):
+    command = [sys.executable, str(ROOT / "cli.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **more)
+
+
+def test_a_checkout_runs_without_being_installed(tmp_path):
+    done = shell("presets", "--json", cwd=tmp_path)
+    assert "dgx_a100" in json.loads(done.stdout)["machine"]
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, str(ROOT / "cli.py"), "trace", "show", str(TRACE), "--json"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_is_one_line_and_code_130():
+    command = [sys.executable, str(ROOT / "cli.py"), "run", "llama3_1_70b_train_1024", "--engine", "simpy"]
+    slow = subprocess.Popen(
+        [*command, "--on", "dgx_h100_superpod_128"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        slow.wait(1.5)
+    slow.send_signal(signal.SIGINT)
+    out, err = slow.communicate(timeout=60)
+    assert (slow.returncode, out, err.strip()) == (130, "", "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (PermissionError(13, "Permission denied", "/x/y"), 2, "error: /x/y: Permission denied"),
+        (OSError(28, "No space left on device"), 2, "No space left on device"),
+        (MemoryError(), 3, "out of memory"),
+        (KeyError("lost"), 1, "a defect of rapid_des, please report it: KeyError: 'lost'"),
+    ],
+)
+def test_what_nobody_expected_is_still_a_few_lines(monkeypatch, raised, code, said):
+    def fail(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(command_line, "cli", fail)
+    answer = call("presets")
+    assert answer.code == code
+    assert said in answer.err
+    assert len(answer.err.splitlines()) <= 40
+    if code != 1:
+        refused(answer, code)
