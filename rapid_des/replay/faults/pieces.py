@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rapid_des.replay.instances import Instance
 from rapid_des.replay.servers import Request
-from rapid_des.replay.simpy_engine import Instance
 
 
 @dataclass(eq=False)

@@ -13,15 +13,17 @@ from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import cast
 
 from simpy.events import Event, Timeout
 
 from rapid_des.errors import FabricCutError
 from rapid_des.replay.faults.closures import Remaining, cut_at, replan
 from rapid_des.replay.faults.pieces import Piece, Service, Task
+from rapid_des.replay.instances import Instance
 from rapid_des.replay.program import Program, Records
-from rapid_des.replay.simpy_engine import Instance, Process, Simulation
+from rapid_des.replay.servers import Request
+from rapid_des.replay.simpy_engine import Process, Simulation
 from rapid_des.replay.timetable import FOREVER, FULL_RATE, advance, lag_at, rate_at, work_done
 
 
@@ -34,6 +36,7 @@ class ReroutingSimulation(Simulation):
         self.closures = program.closures
         self.rows: list[list[int]] = []
         self.serving: dict[int, Service] = {}
+        self.asking: dict[Request, Piece] = {}
         self.stranded: dict[int, list[tuple[Piece, Remaining, bool]]] = {}
         for moment, closing in groupby(self.closures.closures, key=attrgetter("start")):
             self._at(moment, partial(self._close, sorted({one.link for one in closing})))
@@ -73,9 +76,11 @@ class ReroutingSimulation(Simulation):
             return
         key = (task.priority, piece.ready, *task.order, piece.place, piece.number)
         piece.request = self._link_server(link).request(key)
-        piece.request.callbacks.append(partial(self._serve, piece))
+        piece.request.callbacks.append(self._serve)
+        self.asking[piece.request] = piece
 
-    def _serve(self, piece: Piece, _: Event) -> None:
+    def _serve(self, request: Event) -> None:
+        piece = self.asking.pop(cast(Request, request))
         piece.request = None
         place, start, task = piece.place, self.env.now, piece.task
         free, forward, arrival = self._times(piece, place, start)
@@ -148,7 +153,7 @@ class ReroutingSimulation(Simulation):
                 self._cut(service)
         for link in links:
             waiting = self._link_server(link).put_queue
-            pieces = [_asking(request) for _, request in sorted(waiting, key=itemgetter(0))]
+            pieces = [self.asking.pop(request) for _, request in sorted(waiting, key=itemgetter(0))]
             waiting.clear()
             for piece in pieces:
                 piece.request = None
@@ -206,6 +211,7 @@ class ReroutingSimulation(Simulation):
     def _withdraw(self, piece: Piece) -> None:
         if piece.request is not None:
             waiting = self._link_server(piece.links[piece.place]).put_queue
+            del self.asking[piece.request]
             waiting[:] = [entry for entry in waiting if entry[1] is not piece.request]
             heapq.heapify(waiting)
 
@@ -253,13 +259,6 @@ class ReroutingSimulation(Simulation):
             return replan(remaining, self.closures, dead, together=together)
         except FabricCutError as error:
             raise cut_at(error, self.env.now) from None
-
-
-def _asking(request: Any) -> Piece:
-    """Return the piece behind a request that waits."""
-    (callback,) = request.callbacks
-    piece: Piece = callback.args[0]
-    return piece
 
 
 def run(program: Program, *, trail: bool = False) -> Records:
