@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rapid_des.chakra.columns import RawTable, read_columns
+from rapid_des.chakra.copies import Copies, Original
 from rapid_des.chakra.dependencies import Repair
 from rapid_des.chakra.dialects import DIALECTS, Dialect, Evidence, detect
 from rapid_des.chakra.discovery import TraceFiles, discover
@@ -88,6 +89,7 @@ class _SetReader:
         self.findings: list[Finding] = []
         self.repairs: dict[int, tuple[Repair, ...]] = {}
         self.shared = _Shared()
+        self.copies = Copies(files.files.values())
 
     def _stated_groups(self) -> tuple[Groups, Groups]:
         path, why = self.options.groups, "--groups"
@@ -100,10 +102,17 @@ class _SetReader:
 
     def read(self, rank: int, path: Path) -> None:
         """Read one rank's file; what stops it becomes a finding."""
+        key = self.copies.key(path)
+        original = self.copies.known.get(key) if key else None
+        same = original and original.again(path, rank, lambda name: self._group(name, self.known, rank))
+        if same:
+            self._keep(rank, *same)
+            return
         try:
             source = self._open(path)
             raw = read_columns(source)
-            origin = self._origin(rank, source, raw)
+            named: dict[str, str] = {}
+            origin = self._origin(rank, source, raw, named)
             result = interpret(raw, origin)
         except FoundError as error:
             self.findings.append(error.finding)
@@ -111,6 +120,9 @@ class _SetReader:
         except TraceError as error:
             self.findings.append(Finding("unreadable file", str(error), file=str(path), rank=rank))
             return
+        result = replace(result, nodes=self.shared.table(result.nodes))
+        if key and self.dialect and not raw.group_frames:
+            self.copies.known[key] = Original(result, origin, named)
         self._keep(rank, result, origin)
 
     def _open(self, path: Path) -> TraceFile:
@@ -123,7 +135,8 @@ class _SetReader:
         self.generation = self.generation or source.generation
         return source
 
-    def _origin(self, rank: int, source: TraceFile, raw: RawTable) -> Origin:
+    def _origin(self, rank: int, source: TraceFile, raw: RawTable, named: dict[str, str]) -> Origin:
+        """Return where a table comes from; `named` comes to hold what its nodes call their groups."""
         if self.options.dialect != "auto":
             dialect, why = DIALECTS[self.options.dialect], "--dialect"
         elif self.dialect is None:
@@ -143,7 +156,7 @@ class _SetReader:
             rank,
             dialect,
             self.options,
-            lambda name: self._group(name, known, rank),
+            lambda name: named.setdefault(name, self._group(name, known, rank)),
             declared,
         )
 
@@ -174,7 +187,7 @@ class _SetReader:
         return found
 
     def _keep(self, rank: int, result: Interpreted, origin: Origin) -> None:
-        nodes = self.shared.table(result.nodes)
+        nodes = result.nodes
         self.ranks.append(RankTrace(rank, nodes, result.groups, result.peers))
         self.unordered.update(stream for stream in nodes.streams if origin.is_unordered(stream))
         self.remarks.update(result.remarks)
