@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 from simpy.events import Event
 
-from rapid_des.replay.program import NONE
+from rapid_des.replay.program import NONE, Trail
 from rapid_des.replay.tables import TemplateTable
 
 
@@ -20,3 +21,18 @@ class Instance:
         self.visits = [NONE] * template.members
         self.done: list[Event | None] = [None] * template.members
         self.absent = self.undone = template.members
+
+
+def trail_of(rows: list[tuple[int, ...]]) -> Trail:
+    """Return hops recorded as rows as the columns of a trail."""
+    columns = np.array(rows, np.int64).reshape(-1, 7).T
+    link, start, finish, arrival, visit, task, position = columns
+    return Trail(
+        link=link.astype(np.int32),
+        start=start,
+        finish=finish,
+        arrival=arrival,
+        visit=visit,
+        task=task.astype(np.int32),
+        position=position.astype(np.int32),
+    )
