@@ -88,8 +88,6 @@ class Simulation:
             trail=None if self.trail is None else trail_of(self.trail),
         )
 
-    # Ranks and their visits
-
     def _rank(self, position: int) -> Process:
         for visit, need in enumerate(self.tables[position].need):
             if need == 0:
@@ -170,8 +168,6 @@ class Simulation:
         else:
             Timeout(self.env, moment - self.env.now).callbacks.append(lambda _: action())
 
-    # Collectives
-
     def _number(self, position: int, visit: int) -> int:
         """Bind the instance number k of a visit (R5)."""
         table, flat = self.tables[position], self.offsets[position] + visit
@@ -241,8 +237,6 @@ class Simulation:
         for after, lag, at_injection in instance.template.edges(task):
             if not at_injection:
                 self._count(key, instance, after, lag)
-
-    # Links
 
     def _transfer(self, key: tuple[int, int, int], instance: Instance, task: int) -> Process:
         env, links, template = self.env, self.links, instance.template
