@@ -66,7 +66,11 @@ class ReroutingSimulation(Simulation):
 
     def _start(self, task: Task, way: tuple[int, ...], size: int) -> None:
         task.made += 1
-        self._ask(Piece(task, task.made, way, size))
+        piece = Piece(task, task.made, way, size)
+        if way:
+            self._ask(piece)
+        else:
+            self._arrived(piece)
 
     def _ask(self, piece: Piece) -> None:
         link, task = piece.links[piece.place], piece.task
@@ -122,6 +126,9 @@ class ReroutingSimulation(Simulation):
         if piece.place < len(piece.links):
             self._ask(piece)
             return
+        self._arrived(piece)
+
+    def _arrived(self, piece: Piece) -> None:
         piece.task.arrived += piece.size
         self._drop(piece)
 
