@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from rapid_des.device.gemm import gemm_times_us
+from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.device.roofline import gemm_bytes
 from rapid_des.errors import RapidDesError
 from rapid_des.validation.folder import DataFolder
@@ -41,7 +42,8 @@ def _topic(name: str, measured: Sequence[MeasuredGemm], split: bool) -> Topic:
 
 
 def _constants(measured: Sequence[MeasuredGemm]) -> dict[str, object]:
-    used = {(row.gpu, row.gemm.dtype, row.conditions) for row in measured if row.gpu in PRESETS}
+    known = [row for row in measured if row.gpu in PRESETS and row.gemm.dtype in DTYPE_BITS]
+    used = {(row.gpu, row.gemm.dtype, row.conditions) for row in known}
     return {
         f"gemm/{PRESETS[gpu]}/{device.conditions.library}/{dtype}": dict(device.constants("gemm", dtype))
         for gpu, dtype, conditions in sorted(used)
@@ -66,6 +68,8 @@ def _predict(group: Sequence[MeasuredGemm]) -> list[tuple[float | None, str]]:
     first = group[0]
     if first.gpu not in PRESETS:
         return [(None, f"no device file for {first.gpu}")] * len(group)
+    if first.gemm.dtype not in DTYPE_BITS:
+        return [(None, f"no dtype {first.dtype}")] * len(group)
     device = device_for(first.gpu, **dict(first.conditions))
     try:
         times = gemm_times_us([row.gemm for row in group], device)
@@ -74,7 +78,9 @@ def _predict(group: Sequence[MeasuredGemm]) -> list[tuple[float | None, str]]:
     return [(float(time), "") for time in times]
 
 
-def _null(measured: Sequence[MeasuredGemm], split: bool) -> list[float]:
+def _null(measured: Sequence[MeasuredGemm], split: bool) -> Sequence[float | None]:
+    if measured[0].gemm.dtype not in DTYPE_BITS:
+        return [None] * len(measured)
     flops = np.array([2.0 * row.gemm.batch * row.gemm.m * row.gemm.n * row.gemm.k for row in measured])
     moved = np.array([float(gemm_bytes(row.gemm)) for row in measured])
     times = np.array([row.time_us for row in measured])

@@ -67,8 +67,9 @@ def products(row: Record) -> tuple[GroupedGemm, GroupedGemm]:
 
 def score_rows(rows: Sequence[Record], split: bool) -> list[Row]:
     """Return the rows with predictions, priced together by device."""
-    if rows[0]["gpu"] not in PRESETS:
-        why = f"no device file for {rows[0]['gpu']}"
+    why = "" if rows[0]["gpu"] in PRESETS else f"no device file for {rows[0]['gpu']}"
+    why = why or ("" if rows[0]["dtype"] in DTYPES else f"no dtype {rows[0]['dtype']}")
+    if why:
         return [Row(row["case_id"], float(row["time_us"]), None, None, why) for row in rows]
     predicted: dict[int, float] = {}
     for group in _by_device(rows):
