@@ -23,7 +23,7 @@ from rapid_des.replay.program import NONE, Program, RankProgram, Template
 from rapid_des.replay.ranks import Recipe, Step, rank_program
 from rapid_des.replay.services import Sizes, hop_table
 from rapid_des.replay.signature import signatures
-from rapid_des.replay.templates import Templates, lasting_message, lasting_template, message_template
+from rapid_des.replay.templates import Templates, lasting_message, lasting_template
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class _Lowering:
         segment = (
             self.machine.switching.segment if self.machine.switching.mode == "store_and_forward" else None
         )
-        return self._template(("message", size), lambda: message_template(size, self.sizes, segment=segment))
+        return self._template(("message", size), lambda: self.collectives.message(size, segment))
 
     def step(self, step: PlanStep, members: int) -> int:
         """Return the template of one step of a collective."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.replay.program import NONE, Int32s, Int64s, Template
+from rapid_des.replay.rounds import RoundsTemplate
 from rapid_des.replay.services import Sizes
 
 
@@ -19,6 +20,7 @@ class Templates:
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         self._known: dict[bytes, Template] = {}
+        self._message: Template | None = None
 
     def of(self, schedule: Schedule, *, name: str, segment: int | None = None) -> Template:
         """Return the template of a schedule; see `template_of`."""
@@ -30,6 +32,15 @@ class Templates:
             known = self._known[structure] = template_of(schedule, self._sizes, name=name)
             return known
         return replace(known, size=self._sizes.rows(schedule.size), name=name)
+
+    def message(self, size: int, segment: int | None = None) -> Template:
+        """Return the template of a message; see `message_template`."""
+        if segment is not None and size > segment:
+            return message_template(size, self._sizes, segment=segment)
+        if self._message is None:
+            self._message = message_template(size, self._sizes)
+        row = np.array([self._sizes.row(size)], np.int32)
+        return replace(self._message, size=row, name=f"a message of {size} B")
 
 
 def _structure(schedule: Schedule) -> bytes:
@@ -43,6 +54,18 @@ def _structure(schedule: Schedule) -> bytes:
     ):
         digest.update(np.ascontiguousarray(column).data)
     return digest.digest()
+
+
+def structure(template: Template) -> tuple[int, ...]:
+    """Return what two templates have in common that share all columns but sizes, as long as both live."""
+    if isinstance(template, RoundsTemplate):
+        return (id(template),)
+    columns = (
+        template.pair, template.pair_source, template.pair_destination, template.source, template.need,
+        template.edge_starts, template.edge_target, template.edge_lag, template.edge_at_injection,
+        template.arrival_starts, template.arrival_target, template.arrival_lag, template.member_need,
+    )  # fmt: skip
+    return tuple(map(id, columns))
 
 
 def template_of(schedule: Schedule, sizes: Sizes, *, name: str, segment: int | None = None) -> Template:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.replay.program import NONE, FluidTable, Program, RankProgram, Template, Timetable, VisitKind
+from rapid_des.replay.templates import structure
 
 Array = NDArray[Any]
 
@@ -52,11 +53,12 @@ class Ranks(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """The columns of all templates one after the other."""
+    """The columns of all templates one after the other; what templates share stands here once."""
 
     members: Array
     tasks: Array
     first_task: Array
+    first_size: Array
     first_member: Array
     pair: Array
     source: Array
@@ -119,13 +121,22 @@ def flatten(program: Program) -> Flat:
 
 
 def _joined(parts: Sequence[Array], dtype: type[np.generic]) -> Array:
-    return np.concatenate([np.zeros(0, dtype), *[np.asarray(part, dtype) for part in parts]]).astype(dtype)
+    joined = np.empty(sum(len(part) for part in parts), dtype)
+    begin = 0
+    for part in parts:
+        joined[begin : begin + len(part)] = part
+        begin += len(part)
+    return joined
 
 
 def _starts(rows: Sequence[Array]) -> Array:
     """Join row starts: each part's begin where the part before ended."""
-    lengths = [np.diff(row) for row in rows]
-    return np.concatenate(([0], np.cumsum(_joined(lengths, np.int64)))).astype(np.int64)
+    starts = np.zeros(sum(len(row) - 1 for row in rows) + 1, np.int64)
+    begin = 0
+    for row in rows:
+        starts[begin + 1 : begin + len(row)] = starts[begin] - row[0] + row[1:]
+        begin += len(row) - 1
+    return starts
 
 
 def _begins(lengths: Sequence[int]) -> Array:
@@ -190,23 +201,27 @@ def _ranks(program: Program) -> Ranks:
 
 def _tasks(program: Program) -> Tasks:
     def column(of: Callable[[Template], Array], dtype: type[np.generic] = np.int32) -> Array:
-        return _joined([of(template) for template in program.templates], dtype)
+        return _joined([of(template) for template in distinct], dtype)
 
     templates = program.templates
+    numbers: dict[tuple[int, ...], int] = {}
+    shape = np.array([numbers.setdefault(structure(one), len(numbers)) for one in templates], np.int64)
+    distinct = [templates[int(place)] for place in np.unique(shape, return_index=True)[1]]
     return Tasks(
         members=np.array([template.members for template in templates], np.int32),
         tasks=np.array([len(template) for template in templates], np.int32),
-        first_task=_begins([len(template) for template in templates]),
-        first_member=_begins([template.members for template in templates]),
+        first_task=_begins([len(template) for template in distinct])[shape],
+        first_size=_begins([len(template) for template in templates]),
+        first_member=_begins([template.members for template in distinct])[shape],
         pair=column(lambda template: template.pair),
         source=column(lambda template: template.source),
-        size=column(lambda template: template.size),
+        size=_joined([template.size for template in templates], np.int32),
         need=column(lambda template: template.need),
-        edge_starts=_starts([template.edge_starts for template in templates]),
+        edge_starts=_starts([template.edge_starts for template in distinct]),
         edge_target=column(lambda template: template.edge_target),
         edge_lag=column(lambda template: template.edge_lag, np.int64),
         edge_at_injection=column(lambda template: template.edge_at_injection, np.bool_),
-        arrival_starts=_starts([template.arrival_starts for template in templates]),
+        arrival_starts=_starts([template.arrival_starts for template in distinct]),
         arrival_target=column(lambda template: template.arrival_target),
         arrival_lag=column(lambda template: template.arrival_lag, np.int64),
         member_need=column(lambda template: template.member_need),

@@ -348,20 +348,24 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 counts[FREE_TRANSFER] = transfers.next[transfer]
                 transfers.instance[transfer] = a
                 transfers.task[transfer] = b
-                transfers.size[transfer] = tasks.size[place]
+                size = tasks.size[tasks.first_size[template] + b]
+                transfers.size[transfer] = size
                 transfers.begin[transfer] = ways.route_starts[route]
                 transfers.hop[transfer] = ways.route_starts[route]
                 transfers.end[transfer] = ways.route_starts[route + 1]
                 transfers.injected[transfer] = now
-                totals[SENT] += ways.payload[tasks.size[place]]
+                totals[SENT] += ways.payload[size]
                 place = instances.member[a] + tasks.source[place]
                 transfers.rank[transfer] = member_rank[place]
                 transfers.visit[transfer] = member_visit[place]
+                to_oneself = transfers.hop[transfer] == transfers.end[transfer]
                 before = 0
-                if fluid and transfers.hop[transfer] < transfers.end[transfer]:
+                if fluid and not to_oneself:
                     transfers.route[transfer] = route
                     before = ways.before[transfers.size[transfer], ways.profile[route]]
-                if before > 0:
+                if to_oneself:
+                    push(calendar, now + 1, HOP, transfer, 0)
+                elif before > 0:
                     push(calendar, now + before, FLOW, transfer, 1)
                 else:
                     stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, transfer, 0

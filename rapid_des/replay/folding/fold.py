@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.replay.folding.quotient import Turn, Turner, no_tasks, quotient, structure
+from rapid_des.replay.folding.quotient import Turn, Turner, no_tasks, quotient
 from rapid_des.replay.folding.rotation import GroupMap, Shift, group_map, keeps_slots, link_orbits, shifts
 from rapid_des.replay.program import NONE, Group, Program, RankBinding, RankProgram, Records, Template
+from rapid_des.replay.templates import structure
 
 Ints = NDArray[np.int64]
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rapid_des.replay.program import NONE, Int32s, Template
 from rapid_des.replay.rounds import RoundsTemplate
+from rapid_des.replay.templates import structure
 
 Ints = NDArray[np.int64]
 
@@ -47,18 +48,6 @@ class Turner:
         if turn is None or not np.array_equal(template.size[turn.task], template.size):
             return None
         return turn
-
-
-def structure(template: Template) -> tuple[int, ...]:
-    """Return what two templates have in common that share all columns but sizes, as long as both live."""
-    if isinstance(template, RoundsTemplate):
-        return (id(template),)
-    columns = (
-        template.pair, template.pair_source, template.pair_destination, template.source, template.need,
-        template.edge_starts, template.edge_target, template.edge_lag, template.edge_at_injection,
-        template.arrival_starts, template.arrival_target, template.arrival_lag, template.member_need,
-    )  # fmt: skip
-    return tuple(map(id, columns))
 
 
 def turned(template: Template, member: Ints) -> Turn | None:
