@@ -111,7 +111,10 @@ def _occurrences(
     free: Bools,
     unordered: frozenset[str],
 ) -> Int64s:
-    """Count each slot's nodes in program order; NONE where an unordered stream counts when it starts (R5)."""
+    """Count each slot's nodes in program order; NONE where they count when they start (R5).
+
+    That is so for all calls of a group that an unordered stream calls.
+    """
     slots = np.array([one.slot for one in recipes] or [NONE], np.int64)
     slot = np.where(recipe == NONE, NONE, slots[recipe])
     order = np.argsort(slot, kind="stable")
@@ -122,6 +125,7 @@ def _occurrences(
     count[order] = np.arange(len(order)) - group_start
     loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
     counted_later = loose & ~free & (nodes.kind == NodeKind.COLLECTIVE)
+    counted_later = np.isin(slot, slot[counted_later])  # one way of counting for all calls of a group
     return np.where((slot == NONE) | counted_later, NONE, count)
 
 

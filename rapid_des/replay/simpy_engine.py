@@ -245,12 +245,13 @@ class Simulation:
         size, label = template.size[task], self.program.groups[key[0]].label
         order = (position, env.now, source, task)
         self.sent += links.payload[size]
-        if self.fluid is not None:
-            yield self.fluid.flow(instance.routes[template.pair[task]], size, label)
-            self.received += links.payload[size]
-            self._deliver(key, instance, task)
-            return
-        hops = links.route(instance.routes[template.pair[task]])
+        route = instance.routes[template.pair[task]]
+        hops = links.route(route)
+        if not hops:
+            yield Timeout(env, 1)  # to oneself: no link, but a tick, so that an instant ends (R4)
+        elif self.fluid is not None:
+            yield self.fluid.flow(route, size, label)
+            hops = []
         for place, (link, service) in enumerate(hops):
             ready = env.now
             server = self._link_server(link)
