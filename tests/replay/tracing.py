@@ -103,7 +103,7 @@ def trace_set(programs, groups=None, *, unordered=()) -> TraceSet:
     return TraceSet(ranks, groups, frozenset(unordered))
 
 
-def same_everywhere(nodes: Nodes, ranks: int, groups_of=None, peers_of=None, groups=None) -> TraceSet:
+def same_everywhere(nodes, ranks, groups_of=None, peers_of=None, *, groups=None, unordered=()) -> TraceSet:
     """`ranks` ranks that share one table; `groups_of(rank)`, `peers_of(rank)`: what their slots mean."""
     table = nodes.table()
     traces = tuple(
@@ -115,4 +115,4 @@ def same_everywhere(nodes: Nodes, ranks: int, groups_of=None, peers_of=None, gro
         )
         for rank in range(ranks)
     )
-    return TraceSet(traces, {"world": tuple(range(ranks))} | (groups or {}))
+    return TraceSet(traces, {"world": tuple(range(ranks))} | (groups or {}), frozenset(unordered))

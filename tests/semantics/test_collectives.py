@@ -153,6 +153,15 @@ def test_on_an_unordered_stream_the_number_is_bound_when_a_visit_starts(replayed
     assert done.finish[1] == [2 * hop(40), 50, 3 * hop(40)]
 
 
+def test_a_group_on_streams_with_and_without_order_counts_all_its_calls_together(replayed):
+    nodes = Nodes()
+    nodes.collective(ALL_REDUCE, 80, stream="dp")
+    nodes.collective(ALL_REDUCE, 80, stream="any", after=nodes.compute(50))
+    done = replayed(same_everywhere(nodes, 2, unordered={"any"}), machine(ring(2)))
+    # the second is issued at 50 ps and shares the links: both steps of both are sent behind one another
+    assert done.finish == [[2 * hop(40), 50, 2 * hop(40) + 40_000]] * 2
+
+
 def numbered(run, order, **columns):
     """Two ranks meet twice in a linkless barrier; rank 1 starts its visits in `order`."""
     sketch = Sketch()

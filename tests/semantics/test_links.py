@@ -96,6 +96,19 @@ def test_messages_with_one_tag_are_matched_in_order_and_tags_apart(replayed):
     assert done.finish[1] == [ends[1], ends[1] + 1, ends[2]]
 
 
+def test_a_message_to_oneself_takes_no_link_but_a_tick(replayed):
+    nodes = Nodes()
+    nodes.compute(100, priority=5)
+    asked = nodes.recv(0, 80, stream="recv")
+    nodes.compute(7, after=asked, priority=-1)
+    nodes.send(0, 80)
+    done = replayed(trace_set([nodes, Nodes()], unordered={"compute", "recv"}), machine(ring(2)))
+    # it is there at 1, so what follows was not ready when the stream chose at 0
+    assert done.start[0] == [0, 0, 100, 0]
+    assert done.finish[0] == [100, 1, 107, 1]
+    assert done.records.hops == 0
+
+
 def two_senders(first, second, *, streams=("a", "b"), priorities=(0, 0), delays=(0, 0)):
     """Rank 0 sends two messages to rank 1 on streams of their own."""
     sender, receiver = Nodes(), Nodes()
