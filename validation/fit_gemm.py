@@ -2,9 +2,9 @@
 
     python validation/fit_gemm.py DATA_FOLDER JOB [JOB ...]
 
-prints the block for a family file and the mean error of both splits. A job starts from the constants that the
-family has. Kernel menus (tiles, splits of K) are facts of the libraries and no subject of a fit; nor is any row
-whose case has an odd sha256, which is read only to print its error.
+prints the block for a family file and the mean error of both splits. A job starts from the constants that
+its family has. Kernel menus (tiles, splits of K) are facts of the libraries and no subject of a fit; nor is
+any row whose case has an odd sha256, which is read only to print its error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DENSE = tuple(name for name in NAMES if name not in QUANTISE)
 NARROW = tuple(name for name in NAMES if name not in GEMV)
 POWER = ("start_us", "throttle_us", "throttled", "power_load", "overlap", "tensor")
 GROUPED = (
-    "start_us", "prologue_us", "epilogue_us", "step_us", "tensor", "hbm", "l2", "stream_k", "store", "overlap",
+    "prologue_us", "epilogue_us", "step_us", "tensor", "hbm", "l2", "stream_k", "store", "overlap",
     "multicast", "shared", "throttled", *MOE_NAMES,
 )  # fmt: skip
 

@@ -60,10 +60,12 @@ def _points(operators: Mapping[str, Operator], device: Device) -> list[tuple[str
 def _roofs(axes: Any, device: Device, intensities: list[float]) -> None:
     low, high = min([1e-2, *intensities]), max([1e4, *intensities])
     x = np.geomspace(low, high, 200)
+    peaks: dict[int, list[str]] = {}
     for dtype, peak in device.spec.tensor_peak.items():
-        if dtype in {"fp64", "int8", "int4"}:
-            continue
-        roof = np.minimum(peak * device.clock_ratio, x * device.spec.hbm.bandwidth)
+        if dtype not in {"fp64", "int8", "int4"}:
+            peaks.setdefault(int(peak), []).append(dtype)
+    for top, dtypes in peaks.items():
+        roof = np.minimum(top * device.clock_ratio, x * device.spec.hbm.bandwidth)
         axes.loglog(x, roof, linewidth=1, color="black", alpha=0.6)
-        axes.annotate(dtype, (high, roof[-1]), fontsize=7, ha="right", va="bottom")
+        axes.annotate(", ".join(dtypes), (high, roof[-1]), fontsize=7, ha="right", va="bottom")
     axes.grid(visible=True, which="both", alpha=0.2)

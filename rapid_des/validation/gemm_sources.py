@@ -107,10 +107,12 @@ def _fixed(**conditions: str) -> Callable[[Record], dict[str, str]]:
     return lambda _row: conditions
 
 
+_PROFILED = {"launch": "graph", "l2": "activations"}
+
 SOURCES: tuple[Source, ...] = (
     Source("operators/gemm_aiconfigurator.csv", _columns, _library),
-    Source("operators/layer_ops_vidur.csv", _vidur, _fixed(library="vidur", launch="graph", l2="activations")),
-    Source("operators/layer_ops_llmservingsim.csv", _serving_layer, _fixed(launch="graph", l2="activations")),
+    Source("operators/layer_ops_vidur.csv", _vidur, _fixed(library="vidur", **_PROFILED)),
+    Source("operators/layer_ops_llmservingsim.csv", _serving_layer, _fixed(**_PROFILED)),
     Source("operators/gemm_deepbench.csv", _columns, _fixed(launch="graph", l2="warm")),
     Source("operators/ops_llmcompass.csv", _matmul, _fixed(launch="eager", l2="warm")),
     Source("operators/ops_neusight_nvidia.csv", _neusight, _fixed(launch="eager", l2="warm")),
