@@ -57,11 +57,11 @@ class GemmModel:
         return Priced(start + quantise + busy * throttle, chosen, gemv < tiled, throttle, quantise, timing)
 
     def _gemv(self, work: Work) -> Floats:
-        if not self.menu.gemv:
+        thin = np.minimum(work.high, work.n) <= _GEMV_ROWS
+        if not self.menu.gemv or not thin.any():
             return np.full(len(work.rows), np.inf)
         moved = (work.a_bytes + work.b_bytes + work.c_bytes) / (self.rates.hbm * self.fit.hbm)
         time = 1e6 * np.maximum(moved, work.flops / (self.rates.vector * self.fit.vector))
-        thin = np.minimum(work.high, work.n) <= _GEMV_ROWS
         priced: Floats = np.where(thin, time, np.inf)[:, 0]
         return priced
 

@@ -26,6 +26,8 @@ class Candidates:
     tile_m: Floats
     tile_n: Floats
     split: Floats
+    ruled: bool
+    """Whether the menu depends on the number of rows."""
     low_m: Floats
     """The GEMM must have more rows than this …"""
     high_m: Floats
@@ -73,6 +75,7 @@ def candidates(menu: KernelMenu, width: tuple[float, float], rates: Rates, fit: 
         tile_m,
         tile_n,
         split,
+        len(menu.rules) > 1,
         low,
         high,
         pad,

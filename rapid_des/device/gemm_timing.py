@@ -76,8 +76,10 @@ def time_candidates(work: Work, tiles: Candidates, rates: Rates, fit: GemmConsta
         tiles.split > 1, fit.split_us + tiles.split * (1e6 * partial / (rates.l2 * fit.l2)), 0.0
     )
     both = _joined(sm, hbm + fit.prologue_us, fit.overlap) + joining
-    offered = (work.high > tiles.low_m) & (work.high <= tiles.high_m)
-    return Timing(np.where(offered, both, np.inf), sm, hbm, joining, ctas, units_us, l2_us, hbm_read, l2_read)
+    if tiles.ruled:
+        offered = (work.high > tiles.low_m) & (work.high <= tiles.high_m)
+        both = np.where(offered, both, np.inf)
+    return Timing(both, sm, hbm, joining, ctas, units_us, l2_us, hbm_read, l2_read)
 
 
 def _busiest_sm(
