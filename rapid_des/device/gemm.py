@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 _GEMV_ROWS = 16
+_CHUNK = 32
+"""GEMMs priced together: their arrays stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -147,5 +149,6 @@ def price_gemm(gemm: Gemm, device: Device) -> Estimate:
 def gemm_times_us(gemms: Sequence[Gemm], device: Device) -> Floats:
     """Return the microseconds of many GEMMs of equal dtypes at once, launch included."""
     model = gemm_model(device, gemms[0].dtype, gemms[0].weight_dtype)
-    kernels: Floats = model.price(gemm_work(gemms)).kernel_us
+    chunks = [gemms[first : first + _CHUNK] for first in range(0, len(gemms), _CHUNK)]
+    kernels: Floats = np.concatenate([model.price(gemm_work(chunk)).kernel_us for chunk in chunks])
     return kernels + device.launch_overhead / PS_PER_US
