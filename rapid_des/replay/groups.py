@@ -12,7 +12,7 @@ from rapid_des.chakra.trace import RankTrace, TraceSet
 from rapid_des.errors import TraceError
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.replay.plans import geometry
-from rapid_des.replay.program import Group, Int32s, RankBinding, Template
+from rapid_des.replay.program import Group, Int32s, Int64s, RankBinding, Template
 
 
 @dataclass(frozen=True)
@@ -150,30 +150,44 @@ class GroupTable:
             self._used.append(set())
         return self._numbers[key]
 
-    def routed(self, templates: Sequence[Template], router: Router) -> Routed:
-        """Return all groups with the routes of their templates' pairs and of the ways back, each once."""
-        uses = [(group, template) for group, used in enumerate(self._used) for template in sorted(used)]
-        parts = [self._pairs(group, templates[template]) for group, template in uses]
-        pairs = np.concatenate([np.zeros((0, 2), np.int64), *parts])
-        distinct, places = np.unique(np.concatenate((pairs, pairs[:, ::-1])), axis=0, return_inverse=True)
-        there, back = np.split(places.reshape(-1), 2)
-        ways_back = np.empty(len(distinct), np.int32)
-        ways_back[there], ways_back[back] = back, there
-        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    def routed(self, templates: Sequence[Template], router: Router, *, both_ways: bool) -> Routed:
+        """Return all groups with the routes of their templates' pairs and of the ways back, each once.
+
+        Without `both_ways` the ways back are left out.
+        """
+        uses: dict[int, list[int]] = {}
+        for group, used in enumerate(self._used):
+            for template in used:
+                uses.setdefault(template, []).append(group)
+        order = sorted(uses)
+        keys = [self._pairs(uses[template], templates[template]) for template in order]
+        pairs = np.concatenate([np.zeros(0, np.int64), *[part.reshape(-1) for part in keys]])
+        width = self._fabric.gpus
+        reverse = pairs % width * width + pairs // width if both_ways else pairs[:0]
+        distinct, places = np.unique(np.concatenate((pairs, reverse)), return_inverse=True)
+        there, back = np.split(places.reshape(-1), [len(pairs)])
+        ways_back = np.zeros(len(distinct) if both_ways else 0, np.int32)
+        if both_ways:
+            ways_back[there], ways_back[back] = back, there
         chosen: list[dict[int, Int32s]] = [{} for _ in self._ranks]
-        flat = there.astype(np.int32)
-        for (group, template), end, part in zip(uses, ends.tolist(), parts, strict=True):
-            chosen[group][template] = flat[end - len(part) : end]
+        flat, begin = there.astype(np.int32), 0
+        for template, part in zip(order, keys, strict=True):
+            rows = flat[begin : begin + part.size].reshape(part.shape)
+            begin += part.size
+            for group, row in zip(uses[template], rows, strict=True):
+                chosen[group][template] = row
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers[label] for label in self._labels]
         groups = (self._group(index, labels[index], of_group) for index, of_group in enumerate(chosen))
-        return Routed(tuple(groups), router.routes(distinct), ways_back)
+        routes = router.routes(np.stack(np.divmod(distinct, width), 1))
+        return Routed(tuple(groups), routes, ways_back)
 
     def _group(self, index: int, label: int, routes: dict[int, Int32s]) -> Group:
         name, ranks = self._ranks[index]
         bindings = np.array([self._positions[rank] for rank in ranks], np.int32)
         return Group(name=name, bindings=bindings, label=label, routes=routes)
 
-    def _pairs(self, group: int, template: Template) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        gpus = np.array(self._ranks[group][1], np.int64)
-        return np.stack((gpus[template.pair_source], gpus[template.pair_destination]), 1)
+    def _pairs(self, groups: Sequence[int], template: Template) -> Int64s:
+        """Return source * GPUs + destination of a template's pairs, a row for each group that runs it."""
+        gpus = np.array([self._ranks[group][1] for group in groups], np.int64)
+        return gpus[:, template.pair_source] * self._fabric.gpus + gpus[:, template.pair_destination]

@@ -88,9 +88,10 @@ class _Lowering:
         bindings = tuple(
             self.groups.bind(position, *self._rank(trace)) for position, trace in enumerate(self.traces.ranks)
         )
-        routed = self.groups.routed(self.templates, self.machine.router)
+        fluid_mode = self.machine.switching.mode == "fluid"
+        routed = self.groups.routed(self.templates, self.machine.router, both_ways=fluid_mode)
         routes, sizes, fluid = routed.routes, self.sizes.all(), None
-        if self.machine.switching.mode == "fluid":
+        if fluid_mode:
             hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)
             fluid = fluid_table(self.machine, routed, sizes)
         else:

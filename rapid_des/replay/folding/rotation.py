@@ -66,9 +66,10 @@ def group_map(program: Program, shift: Shift) -> GroupMap | None:
     for index, group in enumerate(program.groups):
         known.setdefault(group.bindings.tobytes(), {}).setdefault(used[index], index)
     image = np.empty(len(program.groups), np.int64)
+    images = shift.image(np.arange(len(program.bindings))).astype(np.int32)
     turned: dict[int, Ints] = {}
     for index, group in enumerate(program.groups):
-        moved = shift.image(group.bindings.astype(np.int64)).astype(np.int32)
+        moved = images[group.bindings]
         other = known.get(moved.tobytes(), {}).get(used[index])
         if other is None and set(moved.tolist()) == set(group.bindings.tolist()):
             turned[index] = _turn(group, moved)
@@ -104,8 +105,9 @@ def _slot_uses(program: Program) -> list[tuple[int, ...]] | None:
 
 def keeps_slots(program: Program, shift: Shift, groups: GroupMap) -> bool:
     """Tell whether each rank's slots go to the same slots of its image, member by member."""
-    for position, binding in enumerate(program.bindings):
-        other = program.bindings[int(shift.image(np.array([position]))[0])]
+    images = shift.image(np.arange(len(program.bindings))).tolist()
+    for binding, image in zip(program.bindings, images, strict=True):
+        other = program.bindings[image]
         here = binding.groups >= 0
         if not np.array_equal(here, other.groups >= 0):
             return False
@@ -143,9 +145,7 @@ def link_orbits(
     return _orbits(move, shift.extent)
 
 
-def route_images(
-    program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]
-) -> tuple[Ints, Ints]:
+def route_images(program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]) -> tuple[Ints, Ints]:
     """Return routes and their images: each route of each group's templates once, in order."""
     source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for index, group in enumerate(program.groups):
