@@ -198,11 +198,7 @@ class _Study:
         for turn in rotations(self.run.lowered.program):
             for part in parts:
                 kind, links, positions = self._mark(part)
-                image = (
-                    kind,
-                    frozenset(turn.link[sorted(links)].tolist()),
-                    frozenset(turn.position[sorted(positions)].tolist()),
-                )
+                image = (kind, _moved(turn.link, links), _moved(turn.position, positions))
                 other = by_mark.get(image)
                 if other is not None and (links or positions):
                     low, high = sorted((head(part), head(other)), key=order.__getitem__)

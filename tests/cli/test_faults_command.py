@@ -1,0 +1,76 @@
+"""`rapid-des faults`, and faults and link tables of `run` and `replay`."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rapid_des.cli.main import cli
+from rapid_des.errors import InputError
+
+JOB = ["llama2_7b_train", "--on", "dgx_a100_x8", "--set", "job.training.global_batch=8"]
+TRACES = str(Path(__file__).parents[2] / "workloads" / "traces" / "all_reduce_4")
+RING = ["--on", "hgx_a100_x4"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli, list(arguments), catch_exceptions=False, standalone_mode=False)
+
+
+def printed(*arguments):
+    return json.loads(invoke(*arguments, "--json").stdout)
+
+
+def test_faults_run_compares_with_the_healthy_step():
+    found = printed("faults", "run", *JOB, "--fault", "gpu=0 compute=0.5")
+    assert found["slowdown"] > 1
+    assert found["faulty"]["step_time_s"] > found["healthy"]["step_time_s"]
+    assert found["ranks"][0]["faulty_s"] > found["ranks"][0]["healthy_s"]
+    text = invoke("faults", "run", *JOB, "--fault", "gpu=0 compute=0.5").stdout
+    assert "with faults" in text and "waiting for peers" in text
+
+
+def test_faults_run_without_a_fault_is_an_error():
+    with pytest.raises(InputError, match="at least one --fault"):
+        invoke("faults", "run", *JOB)
+
+
+def test_criticality_ranks_and_draws(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "heat.png"
+    arguments = ("faults", "criticality", *JOB, "--kind", "gpus", "--top", "2")
+    found = printed(*arguments, "--plot", str(picture))
+    assert len(found["rows"]) == 2
+    assert {row["kind"] for row in found["rows"]} == {"gpu"}
+    assert found["rows"][0]["cost_s"] >= found["rows"][1]["cost_s"] >= 0
+    assert picture.stat().st_size > 10_000
+    assert "simulations for 8 parts; 6 rows not shown" in invoke(*arguments).stdout
+
+
+def test_replay_takes_faults():
+    healthy = printed("replay", TRACES, *RING)["step_time_ps"]
+    assert (
+        printed("replay", TRACES, *RING, "--fault", "dimension=nvlink bandwidth=0.5")["step_time_ps"]
+        > healthy
+    )
+
+
+def test_link_tables_are_csv_or_parquet_by_the_suffix(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    text, binary = tmp_path / "links.csv", tmp_path / "links.parquet"
+    invoke("replay", TRACES, *RING, "--links", str(text))
+    invoke("replay", TRACES, *RING, "--links", str(binary))
+    with text.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    table = parquet.read_table(binary).to_pylist()
+    assert [row["link"] for row in rows] == [row["link"] for row in table]
+    assert [int(row["bytes"]) for row in rows] == [row["bytes"] for row in table]
+
+
+def test_links_are_drawn_by_their_utilisation(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "links.png"
+    invoke("replay", TRACES, *RING, "--links-plot", str(picture))
+    assert picture.stat().st_size > 10_000

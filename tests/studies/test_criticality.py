@@ -1,0 +1,113 @@
+"""Criticality on a 4x4x4 torus: the narrowed ranking against brute force."""
+
+import pytest
+
+from rapid_des.chakra.trace import RankTrace, TraceSet
+from rapid_des.errors import InputError
+from rapid_des.network.faults import parse_fault
+from rapid_des.studies.faults import How, criticality, scenario
+from tests.replay.machines import dimension, machine
+from tests.replay.tracing import ALL_GATHER, ALL_REDUCE, Nodes
+
+CUBE = machine(
+    dimension("torus", [4, 4, 4]), switching={"mode": "cut_through", "segment": "1 KB"}, gpus_per_node=4
+)
+
+
+def stacked_stages():
+    """64 ranks: rings along x (large) and y (small); along z each plane hands on to the next, in a line."""
+    tables = [_plane(z).table() for z in range(4)]
+    groups, ranks = {"world": tuple(range(64))}, []
+    for rank in range(64):
+        x, y, z = rank % 4, rank // 4 % 4, rank // 16
+        row, column = f"x{y}.{z}", f"y{x}.{z}"
+        groups[row] = tuple(other + 4 * y + 16 * z for other in range(4))
+        groups[column] = tuple(x + 4 * other + 16 * z for other in range(4))
+        peers = tuple(other for other in (rank - 16, rank + 16) if 0 <= other < 64)
+        ranks.append(RankTrace(rank, tables[z], (row, column), peers))
+    return TraceSet(tuple(ranks), groups)
+
+
+def _plane(z):
+    nodes = Nodes()
+    before = () if z == 0 else nodes.recv("below", 3000, stream="pp-recv")
+    work = nodes.compute(2_000_000 * (1 + z), after=before)
+    row = nodes.collective(ALL_REDUCE, 40_000, "row", stream="tp", after=work)
+    column = nodes.collective(ALL_GATHER, 6000, "column", stream="dp", after=row)
+    if z < 3:
+        nodes.send("above", 3000, stream="pp-send", after=row)
+    nodes.compute(500_000, after=column)
+    return nodes
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return stacked_stages()
+
+
+@pytest.fixture(scope="module")
+def narrowed(subject):
+    return criticality(subject, CUBE, derate=0.5, how=How())
+
+
+@pytest.fixture(scope="module")
+def brute_force(subject):
+    return criticality(subject, CUBE, derate=0.5, how=How(symmetry=False))
+
+
+def test_the_ranking_is_that_of_brute_force(narrowed, brute_force):
+    costs = {row.part.name: row.cost for row in brute_force.rows}
+    assert {row.part.name: row.cost for row in narrowed.rows} == costs
+    assert [row.part for row in narrowed.rows] == [row.part for row in brute_force.rows]
+
+
+def test_symmetry_and_idle_links_spare_most_simulations(narrowed, brute_force):
+    # 192 cables, 64 GPUs, 16 nodes
+    assert brute_force.simulations == len(brute_force.rows) == 192 + 64 + 16
+    assert narrowed.simulations * 4 <= brute_force.simulations
+
+
+def test_links_that_carry_nothing_cost_nothing(narrowed, brute_force):
+    # nothing goes from the last plane back to the first: 16 cables along z
+    idle = [row for row in narrowed.rows if row.source == "carries nothing"]
+    assert {row.part.name for row in idle} == {f"gpu{rank}-gpu{rank + 48}" for rank in range(16)}
+    assert {row.cost for row in brute_force.rows if row.part in {one.part for one in idle}} == {0}
+
+
+def test_an_interrupted_study_keeps_what_is_finished(subject):
+    told = []
+
+    def interrupt(text):
+        told.append(text)
+        if len(told) == 4:
+            raise KeyboardInterrupt
+
+    done = criticality(subject, CUBE, derate=0.5, kinds=["link"], how=How(report=interrupt))
+    assert done.rows
+    assert done.left == 192 - len(done.rows)
+
+
+def test_the_costliest_links_are_the_darkest(narrowed):
+    shown = narrowed.heat_map(CUBE)
+    most = next(row for row in narrowed.rows if row.part.kind == "link")
+    assert {shown.load[link] for link in most.part.links} == {1.0}
+    assert max(shown.gpu_load.values()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("derate", "kinds", "said"), [(1.0, ["link"], "derate 1.0"), (0.5, ["cable"], "'cable'")]
+)
+def test_what_makes_no_sense_is_refused(subject, derate, kinds, said):
+    with pytest.raises(InputError, match=said):
+        criticality(subject, CUBE, derate=derate, kinds=kinds)
+
+
+def test_a_scenario_names_the_link_and_who_waits(subject):
+    found = scenario(subject, CUBE, [parse_fault("link=0>1 bandwidth=0.25")], How())
+    assert found.slowdown > 1
+    assert found.busy[0].name == "gpu0>gpu1"
+    # a link at a quarter serves four times as long, up to a tick a message
+    assert found.busy[0].faulty == pytest.approx(4 * found.busy[0].healthy, rel=1e-3)
+    assert found.collectives[0].name.startswith("tp: all_reduce of 40000 B")
+    assert found.ranks[0].added > 0
+    assert found.slowdown == found.faulty.step_time / found.healthy.step_time
