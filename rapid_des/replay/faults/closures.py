@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from rapid_des.errors import FabricCutError
+from rapid_des.errors import FabricCutError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.faults import Fault, hits, touches_links
@@ -97,6 +97,8 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int) -> Clos
     if not found:
         return None
     switching = machine.switching
+    if switching.mode == "fluid":
+        raise UnsupportedByEngine(f"{machine.path}: the fluid mode does not reroute; use policy=wait")
     protocol = switching.protocol
 
     @cache

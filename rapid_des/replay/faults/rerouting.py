@@ -69,8 +69,8 @@ class ReroutingSimulation(Simulation):
         piece = Piece(task, task.made, way, size)
         if way:
             self._ask(piece)
-        else:
-            self._arrived(piece)
+        else:  # to oneself: no link, but a tick, so that an instant ends (R4)
+            self._later(self.env.now + 1, partial(self._arrived, piece))
 
     def _ask(self, piece: Piece) -> None:
         link, task = piece.links[piece.place], piece.task
