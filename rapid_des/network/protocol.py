@@ -111,7 +111,10 @@ def acknowledgement_ratio(protocol: Protocol, size: int, bandwidth: int) -> int:
     packets = units(size, protocol.payload)[0]
     acknowledgements = ceil_divide(packets, protocol.packets_per_acknowledgement)
     load = acknowledgements * _time_on_link(protocol, protocol.acknowledgement, bandwidth)
-    return min(ACK_RATIO_ONE, ceil(load * ACK_RATIO_ONE / _service_time(protocol, size, bandwidth)))
+    service = _service_time(protocol, size, bandwidth)
+    if load >= service:  # also a message of no bytes without headers, which takes no time
+        return ACK_RATIO_ONE if load else 0
+    return ceil(load * ACK_RATIO_ONE / service)
 
 
 def acknowledgement_time(protocol: Protocol, hops_back: Hops) -> int:
@@ -174,7 +177,7 @@ def fluid_service(protocol: Protocol, size: int, hops: Hops) -> FluidService:
     route is busy with it half of them after it starts, on average. Were they all to come after the drain, a
     full link would stand idle for as long.
     """
-    wire = wire_bytes(protocol, size)
+    wire = max(1, wire_bytes(protocol, size))  # a flow that drains nothing would never end
     slowest = min(effective_bandwidth(protocol, rate) for rate, _ in hops)
     rest = max(0, cut_through_time(protocol, size, hops) - serialization_time(wire, slowest))
     ratio = acknowledgement_ratio(protocol, size, min(rate for rate, _ in hops))
