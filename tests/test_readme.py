@@ -1,0 +1,45 @@
+"""The README: its commands run, its snippet runs, and what it names is there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.shell import call
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```console\n\$ rapid-des ([^\n|]+?)(?: \| head -\d+)?\n(.*?)```", README, re.DOTALL)
+
+
+def masked(line):
+    return re.sub(r"[\d.,]+ ?\w*", "#", line.strip())
+
+
+@pytest.mark.parametrize(("words", "shown"), BLOCKS, ids=[words for words, _ in BLOCKS])
+def test_commands_of_the_readme_print_what_it_shows_but_for_numbers(words, shown):
+    answer = call(*shlex.split(words))
+    assert answer.code == 0, answer.err
+    assert masked(answer.out.splitlines()[0]) == masked(shown.splitlines()[0])
+
+
+@pytest.mark.parametrize("setting", re.findall(r"--set (\S+)", README))
+def test_settings_of_the_readme_are_known(setting):
+    job = "llama2_7b_inference" if "inference" in setting else "llama2_7b_train"
+    answer = call("run", job, "--on", "dgx_a100", "--set", setting)
+    assert answer.code == 0, answer.err
+
+
+def test_the_python_snippet_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", README, re.DOTALL)[1], {})  # noqa: S102
+    assert "Duration" in capsys.readouterr().out
+    assert (tmp_path / "step.perfetto.json").is_file()
+
+
+def test_files_that_it_names_are_there():
+    named = re.findall(r"`((?:topologies|workloads|tests|validation|rapid_des)/[\w./-]*)`", README)
+    named += re.findall(r"\]\((\w[\w/.]+)\)", README)
+    assert len(named) > 8
+    assert [name for name in named if not (ROOT / name).exists()] == []
