@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -155,12 +156,12 @@ class GroupTable:
 
         Without `both_ways` the ways back are left out.
         """
-        uses: dict[int, list[int]] = {}
+        pattern = [_pattern(template) for template in templates]
+        uses: dict[bytes, dict[int, int]] = {}
         for group, used in enumerate(self._used):
-            for template in used:
-                uses.setdefault(template, []).append(group)
-        order = sorted(uses)
-        keys = [self._pairs(uses[template], templates[template]) for template in order]
+            for template in sorted(used):
+                uses.setdefault(pattern[template], {}).setdefault(group, template)
+        keys = [self._pairs(list(use), templates[next(iter(use.values()))]) for use in uses.values()]
         pairs = np.concatenate([np.zeros(0, np.int64), *[part.reshape(-1) for part in keys]])
         width = self._fabric.gpus
         reverse = pairs % width * width + pairs // width if both_ways else pairs[:0]
@@ -171,11 +172,13 @@ class GroupTable:
             ways_back[there], ways_back[back] = back, there
         chosen: list[dict[int, Int32s]] = [{} for _ in self._ranks]
         flat, begin = there.astype(np.int32), 0
-        for template, part in zip(order, keys, strict=True):
-            rows = flat[begin : begin + part.size].reshape(part.shape)
+        rows: dict[tuple[bytes, int], Int32s] = {}
+        for (name, use), part in zip(uses.items(), keys, strict=True):
+            found = flat[begin : begin + part.size].reshape(part.shape)
             begin += part.size
-            for group, row in zip(uses[template], rows, strict=True):
-                chosen[group][template] = row
+            rows |= {(name, group): row for group, row in zip(use, found, strict=True)}
+        for group, used in enumerate(self._used):
+            chosen[group] = {template: rows[pattern[template], group] for template in sorted(used)}
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers[label] for label in self._labels]
         groups = (self._group(index, labels[index], of_group) for index, of_group in enumerate(chosen))
@@ -191,3 +194,10 @@ class GroupTable:
         """Return source * GPUs + destination of a template's pairs, a row for each group that runs it."""
         gpus = np.array([self._ranks[group][1] for group in groups], np.int64)
         return gpus[:, template.pair_source] * self._fabric.gpus + gpus[:, template.pair_destination]
+
+
+def _pattern(template: Template) -> bytes:
+    """Return a fingerprint of who sends to whom: templates with equal ones take equal routes."""
+    digest = hashlib.blake2b(np.ascontiguousarray(template.pair_source).data, digest_size=16)
+    digest.update(np.ascontiguousarray(template.pair_destination).data)
+    return digest.digest()

@@ -77,10 +77,14 @@ def _by_link(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
 
 def _by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
     """Return the distinct profiles, and as a hop's class its profile's base plus its position."""
-    links, hop_link = np.unique(routes.links, return_inverse=True)
-    speeds = np.stack([fabric.bandwidth[links], fabric.latency[links]], 1)
-    kinds, kind = np.unique(speeds, axis=0, return_inverse=True)
-    hop_kind = kind.reshape(-1)[hop_link.reshape(-1)]
+    used = np.zeros(len(fabric), np.bool_)
+    used[routes.links] = True
+    kinds, kind = np.unique(
+        np.stack([fabric.bandwidth[used], fabric.latency[used]], 1), axis=0, return_inverse=True
+    )
+    link_kind = np.zeros(len(fabric), np.int32)
+    link_kind[used] = kind.reshape(-1)
+    hop_kind = link_kind[routes.links]
     lengths = np.diff(routes.starts)
     firsts: list[tuple[int, Profile, NDArray[np.int64]]] = []
     for length in np.unique(lengths[lengths > 0]).tolist():  # a message to oneself takes no link
@@ -100,9 +104,9 @@ def _by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
     return [profile for _, profile, _ in firsts], classes
 
 
-def _alike(rows: NDArray[np.int64], kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _alike(rows: Int32s, kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first of each kind of equal rows, and each row's kind; much faster than sorting rows."""
-    code = rows[:, 0].copy()
+    code = rows[:, 0].astype(np.int64)
     for column in rows.T[1:]:
         if int(code.max(initial=0)) > 2**62 // kinds:
             code = np.unique(code, return_inverse=True)[1].reshape(-1)

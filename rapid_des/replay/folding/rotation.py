@@ -17,6 +17,9 @@ from rapid_des.replay.program import Group, Program
 
 Ints = NDArray[np.int64]
 
+_BLOCK = 1 << 18
+"""Routes compared at a time."""
+
 
 @dataclass(frozen=True)
 class Shift:
@@ -134,24 +137,38 @@ def link_orbits(
     lengths = starts[source + 1] - starts[source]
     if not np.array_equal(lengths, starts[target + 1] - starts[target]):
         return None
-    inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    first, second = np.repeat(starts[source], lengths) + inside, np.repeat(starts[target], lengths) + inside
-    if not np.array_equal(program.route_class[first], program.route_class[second]):
-        return None
     move = np.full(program.links, -1, np.int64)
-    move[program.route_links[first]] = program.route_links[second]
-    if not np.array_equal(move[program.route_links[first]], program.route_links[second]):
-        return None
+    for first, second in _hops(starts, source, target):
+        if not np.array_equal(program.route_class[first], program.route_class[second]):
+            return None
+        move[program.route_links[first]] = program.route_links[second]
+    for first, second in _hops(starts, source, target):
+        if not np.array_equal(move[program.route_links[first]], program.route_links[second]):
+            return None
     return _orbits(move, shift.extent)
+
+
+def _hops(starts: Ints, source: Ints, target: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the hops of routes and of their images, many routes at a time."""
+    for begin in range(0, len(source), _BLOCK):
+        here, there = source[begin : begin + _BLOCK], target[begin : begin + _BLOCK]
+        lengths = starts[here + 1] - starts[here]
+        inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        yield np.repeat(starts[here], lengths) + inside, np.repeat(starts[there], lengths) + inside
 
 
 def route_images(program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]) -> tuple[Ints, Ints]:
     """Return routes and their images: each route of each group's templates once, in order."""
     source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    seen: set[tuple[int, int]] = set()
     for index, group in enumerate(program.groups):
         for template, routes in group.routes.items():
             turn = turns.get((index, template))
             other = program.groups[int(groups.image[index])].routes[template]
+            ends = (id(routes), id(other if turn is None else turn))
+            if ends in seen:
+                continue
+            seen.add(ends)
             source.append(routes.astype(np.int64))
             target.append((other if turn is None else routes[turn]).astype(np.int64))
     return np.concatenate(source), np.concatenate(target)
