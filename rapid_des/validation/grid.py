@@ -5,7 +5,7 @@ Every link has 400 Gb/s and 500 ns each way. A case is named `fabric/pattern/siz
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -35,7 +35,7 @@ _BANDWIDTH, _LATENCY = Bandwidth.parse("400 Gb/s"), Duration.parse("500 ns")
 _UPLINK = Rate(bandwidth=_BANDWIDTH, latency=_LATENCY)
 
 
-def _of(shape: type[AnyDimension], size: Extent, **more: Any) -> AnyDimension:
+def _of(shape: Callable[..., AnyDimension], size: Extent, **more: Any) -> AnyDimension:
     return shape(name="fabric", bandwidth=_BANDWIDTH, latency=_LATENCY, size=size, **more)
 
 

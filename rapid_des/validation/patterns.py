@@ -159,7 +159,7 @@ _COLLECTIVES = {
 Pattern: TypeAlias = Callable[[Script, int], None]
 
 PATTERNS: Mapping[str, Pattern] = {
-    f"{kind}-{name}": partial(_everyone, name, C[kind.upper()])
+    f"{kind}-{name}": partial(_everyone, name, CollectiveType[kind.upper()])
     for kind, names in _COLLECTIVES.items()
     for name in names
 } | {
