@@ -51,9 +51,15 @@ def astra_files(options: dict[str, Any]) -> Files | None:
 
 def replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], reading: ReadOptions) -> None:
     """Replay and print every rank's finish and exposed communication in nanoseconds."""
-    if options.get("machine") is not None or options.get("timeline") is not None:
-        wrong = "--on" if options.get("machine") is not None else "--timeline"
-        raise InputError(f"{wrong} does not go with --astra-network")
+    elsewhere = {
+        "machine": "--on",
+        "timeline": "--timeline",
+        "faults": "--fault",
+        "links_plot": "--links-plot",
+    }
+    wrong = [option for key, option in elsewhere.items() if options.get(key)]
+    if wrong:
+        raise InputError(f"{wrong[0]} does not go with --astra-network")
     result = replay_astra(prefix, files, engine=engine_choice(options["engine"]), reading=reading)
     if options.get("links") is not None:
         _write_links(result, Path(options["links"]))

@@ -188,4 +188,6 @@ def _draw_nodes(axes: Any, picture: Picture, points: Points, scale: float) -> No
                          linewidths=0.6, zorder=3, label=f"{end - start} {name}", **fill)  # fmt: skip
     if fabric.gpus <= 128 and size > 60:
         for gpu in range(fabric.gpus):
-            axes.annotate(str(gpu), points[gpu], ha="center", va="center", fontsize=6, zorder=4)
+            dark = picture.gpu_load is not None and picture.gpu_load.get(gpu, 0.0) > 0.5
+            ink = "white" if dark else "black"
+            axes.annotate(str(gpu), points[gpu], ha="center", va="center", fontsize=6, color=ink, zorder=4)

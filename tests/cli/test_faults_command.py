@@ -49,6 +49,12 @@ def test_criticality_ranks_and_draws(tmp_path):
     assert "simulations for 8 parts; 6 rows not shown" in invoke(*arguments).stdout
 
 
+def test_astra_sims_own_files_take_no_faults(tmp_path):
+    files = ["--astra-network", "n.yml", "--astra-system", "s.json"]
+    with pytest.raises(InputError, match="--fault does not go with --astra-network"):
+        invoke("replay", TRACES, *files, "--fault", "link=0-1 bandwidth=0.5")
+
+
 def test_replay_takes_faults():
     healthy = printed("replay", TRACES, *RING)["step_time_ps"]
     assert (
