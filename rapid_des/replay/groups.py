@@ -126,7 +126,7 @@ class GroupTable:
             raise TraceError(
                 f"rank {trace.rank} calls process group {name!r}, of which it is no member: {ranks}"
             )
-        place = ranks.index(trace.rank) if len(ranks) < 64 else self._places(name)[trace.rank]
+        place = ranks.index(trace.rank) if len(ranks) < 64 else self.places(name)[trace.rank]
         if isinstance(slot, Whole):
             return self._number(("group", name, *slot.call), name, ranks, label), place
         extents, _ = self.geometry(name)
@@ -197,7 +197,8 @@ class GroupTable:
 
 
 def _pattern(template: Template) -> bytes:
-    """Return a fingerprint of who sends to whom: templates with equal ones take equal routes."""
-    digest = hashlib.blake2b(np.ascontiguousarray(template.pair_source).data, digest_size=16)
+    """Return a fingerprint of who sends to whom among how many: equal ones take equal routes."""
+    digest = hashlib.blake2b(str(template.members).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(template.pair_source).data)
     digest.update(np.ascontiguousarray(template.pair_destination).data)
     return digest.digest()
