@@ -187,7 +187,8 @@ class _Study:
     def _classes(self, parts: Sequence[Part]) -> list[list[Part]]:
         """Return parts that cost the same, the most loaded class first."""
         by_mark = {self._mark(part): part for part in parts}
-        alike = {part: part for part in parts}
+        idle = [part for part in parts if not any(self._mark(part)[1:])]
+        alike = {part: part for part in parts} | {part: idle[0] for part in idle}
 
         def head(part: Part) -> Part:
             while alike[part] is not part:
