@@ -1,5 +1,6 @@
 """The shape of the package: small modules, no circles, nothing committed that only one machine has."""
 
+import tomllib
 from pathlib import Path
 
 import networkx as nx
@@ -31,3 +32,14 @@ def test_every_package_has_an_init_file():
 @pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "LICENSE"])
 def test_the_top_level_has_what_readers_look_for(name):
     assert (ROOT / name).is_file()
+
+
+def test_every_package_stands_in_the_layers_of_the_import_contract():
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    layered = {name for layer in contract["layers"] for name in layer.split(" | ")}
+    top = [
+        path
+        for path in (ROOT / "rapid_des").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    ]
+    assert {f"rapid_des.{path.stem}" for path in top} - {"rapid_des.__init__"} == layered

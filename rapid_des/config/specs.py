@@ -90,7 +90,7 @@ def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -
         near = difflib.get_close_matches(str(value), choices, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"{shown} is not one of {', '.join(choices)}{hint}"
-    return what if shown in what else f"{what}, the value is {shown}"
+    return what if what.startswith(shown) else f"{what}, the value is {shown}"
 
 
 def _choices(kind: inspect.Type) -> list[str]:
