@@ -26,6 +26,8 @@ PACKETS = {
     },
 }
 
+FLUID = [{"mode": "fluid"}, {"mode": "fluid", "protocol": PACKETS["protocol"]}]
+
 FABRICS = [
     (ring(2),),
     (ring(5),),
@@ -53,10 +55,10 @@ KINDS = [kind for kind in CollectiveType if kind is not CollectiveType.BARRIER]
 
 
 @st.composite
-def machines(draw):
-    """A machine of up to eight GPUs with any switching and any algorithms."""
+def machines(draw, switchings=(STORE, SEGMENTS, CUT, PACKETS)):
+    """A machine of up to eight GPUs with any of these switchings and any algorithms."""
     fabric = draw(st.sampled_from(FABRICS))
-    switching = draw(st.sampled_from([STORE, SEGMENTS, CUT, PACKETS]))
+    switching = draw(st.sampled_from(switchings))
     name = draw(st.sampled_from(ONE_FOR_ALL))
     chunks = draw(st.sampled_from([1, 1, 3]))
     algorithm = name
@@ -116,9 +118,9 @@ def _priority(rng, wanted):
 
 
 @st.composite
-def programs(draw, *, unordered=False, priorities=True, timetables=False):
+def programs(draw, *, unordered=False, priorities=True, timetables=False, fluid=False):
     """A lowered program."""
-    where = draw(machines())
+    where = draw(machines(FLUID) if fluid else machines())
     program = lower(
         draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
     ).program

@@ -11,7 +11,7 @@ from rapid_des.replay.program import NONE
 from rapid_des.replay.simpy_engine import Simulation
 from tests.replay.agreement import RUN, assert_engines_agree, assert_same, outcome
 from tests.replay.machines import machine, ring
-from tests.replay.random_programs import programs
+from tests.replay.random_programs import machines, programs, traces
 from tests.replay.tracing import Nodes, trace_set
 
 STEPPED = {"simpy": Simulation, "compiled": CompiledSimulation}
@@ -43,6 +43,26 @@ def test_streams_without_order_and_programs_that_can_not_finish(program):
 @given(programs(unordered=True, timetables=True))
 def test_rates_that_change(program):
     assert_engines_agree(program, trail=True)
+
+
+@FEW
+@given(programs(unordered=True, fluid=True))
+def test_links_that_are_shared(program):
+    assert_engines_agree(program)
+
+
+@FEW
+@given(programs(timetables=True, fluid=True))
+def test_links_that_are_shared_at_rates_that_change(program):
+    assert_engines_agree(program)
+
+
+@FEW
+@given(st.data())
+def test_collectives_that_overlap_on_streams_without_order(data):
+    where = data.draw(machines())
+    trace_set = data.draw(traces(where.fabric.gpus, unordered=True))
+    assert_engines_agree(lower(trace_set, where, overlap=True).program, trail=True)
 
 
 @FEW

@@ -58,6 +58,17 @@ def test_a_message_of_no_bytes_takes_a_tick_and_the_latency(replayed):
     assert replayed(one_message(0, peer=1, ranks=2), machine(ring(2))).finish[1] == [1 + LATENCY]
 
 
+def test_a_fluid_message_of_no_bytes_arrives_too(replayed):
+    done = replayed(one_message(0, peer=1, ranks=2), machine(ring(2), switching={"mode": "fluid"}))
+    assert LATENCY <= done.finish[1][0] <= LATENCY + 1000
+
+
+def test_fluid_messages_share_a_link_in_equal_parts(replayed):
+    done = replayed(two_senders(500, 300), machine(ring(2), switching={"mode": "fluid"}))
+    # half the link each: 300 B are out after 600 ns; the other 200 B then take 200 ns
+    assert done.finish[1] == pytest.approx([800_000 + LATENCY, 600_000 + LATENCY], abs=2)
+
+
 def test_a_switch_is_two_hops_away(replayed):
     done = replayed(one_message(500, peer=2, ranks=3), machine(switch(3)))
     assert done.finish[2] == [2 * (500_000 + LATENCY)]
@@ -96,13 +107,15 @@ def test_messages_with_one_tag_are_matched_in_order_and_tags_apart(replayed):
     assert done.finish[1] == [ends[1], ends[1] + 1, ends[2]]
 
 
-def test_a_message_to_oneself_takes_no_link_but_a_tick(replayed):
+@pytest.mark.parametrize("switching", [STORE, CUT, {"mode": "fluid"}], ids=lambda keys: keys["mode"])
+def test_a_message_to_oneself_takes_no_link_but_a_tick(replayed, switching):
     nodes = Nodes()
     nodes.compute(100, priority=5)
     asked = nodes.recv(0, 80, stream="recv")
     nodes.compute(7, after=asked, priority=-1)
     nodes.send(0, 80)
-    done = replayed(trace_set([nodes, Nodes()], unordered={"compute", "recv"}), machine(ring(2)))
+    traces = trace_set([nodes, Nodes()], unordered={"compute", "recv"})
+    done = replayed(traces, machine(ring(2), switching=switching))
     # it is there at 1, so what follows was not ready when the stream chose at 0
     assert done.start[0] == [0, 0, 100, 0]
     assert done.finish[0] == [100, 1, 107, 1]
@@ -239,6 +252,18 @@ def test_a_stream_follows_its_timetable(run):
     program = sketch.program(stream_timetables={(0, 0): Timetable(*columns)})
     # 50 at full rate, 50 at half: 150; then 50 ps at half rate are 25 of 100 when the GPU stops
     assert run(program).finish.tolist() == [150, -1]
+
+
+def test_a_message_counts_under_the_stream_of_its_sender(replayed):
+    # rank 0 is met first, as the receiver of one message and the sender of the other
+    one, other = Nodes(), Nodes()
+    one.recv(1, 100, stream="inbox")
+    one.send(1, 200, stream="outbox")
+    other.send(0, 100, stream="outbox")
+    other.recv(0, 200, stream="inbox")
+    done = replayed(trace_set([one, other]), machine(ring(2)))
+    assert done.program.labels == ("outbox",)
+    assert done.records.link_bytes.sum() == 300
 
 
 def test_bytes_are_conserved_over_shared_links(replayed):
