@@ -133,8 +133,11 @@ class GroupTable:
         stride = int(np.prod(extents[: slot.axis], dtype=np.int64))
         member = place // stride % extents[slot.axis]
         base = place - member * stride
+        key = ("along", name, slot.axis, base)
+        if key in self._numbers:
+            return self._numbers[key], member
         line = tuple(ranks[base + step * stride] for step in range(extents[slot.axis]))
-        return self._number(("along", name, slot.axis, base), f"{name} axis {slot.axis}", line, label), member
+        return self._number(key, f"{name} axis {slot.axis}", line, label), member
 
     def _places(self, name: str) -> Mapping[int, int]:
         return {rank: place for place, rank in enumerate(self.members(name))}

@@ -127,8 +127,9 @@ def _last_transfers(schedule: Schedule, origin: Int32s, target: Int32s) -> tuple
         last = np.flatnonzero(~proven & (end < schedule.members))
         tasks.append(last)
         members.append(end[last])
-    both = np.unique(np.stack((np.concatenate(tasks), np.concatenate(members)), 1), axis=0)
-    return both[:, 0].astype(np.int32), both[:, 1].astype(np.int32)
+    both = np.unique(np.concatenate(tasks) * schedule.members + np.concatenate(members))
+    task, member = np.divmod(both, schedule.members)
+    return task.astype(np.int32), member.astype(np.int32)
 
 
 def _rows(origin: Int32s, target: Int32s, count: int) -> tuple[Int64s, Int32s]:

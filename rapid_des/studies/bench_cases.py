@@ -70,16 +70,19 @@ def _outcome(traces: TraceSet, on: Setup) -> Outcome:
     return Outcome(max(result.finish_ns), result.hops, result.run.execution.records.events, result.wall_s)
 
 
-def _job(job: str, machine: str, mode: str, gpus: int, data_parallel: int = 0) -> Outcome:
-    """Run a preset job; with `data_parallel` that many replicas, on a machine of `gpus`."""
-    settings = [("fabric.1.size", str(gpus // 8))]
+def _job(job: str, machine: str, mode: str, *, nodes: int = 0, data_parallel: int = 0) -> Outcome:
+    """Run a preset job; if stated on a machine of that many nodes, with that many replicas."""
     replicas = [
         ("parallelism.dp", str(data_parallel)),
         ("training.global_batch", str(16 * data_parallel)),
     ]
     result = simulate(
         load_job(job, settings=replicas if data_parallel else []),
-        load_machine(machine, settings=settings, device_settings=[("operators", "roofline")]),
+        load_machine(
+            machine,
+            settings=[("fabric.1.size", str(nodes))] if nodes else [],
+            device_settings=[("operators", "roofline")],
+        ),
         mode=mode,
     )
     events = result.run.execution.records.events if result.run else 0
@@ -98,23 +101,36 @@ CASES: Mapping[str, Case] = {
         partial(_collective, ("Ring",), (256,), A.ALL_REDUCE, 64 * _MIB, "ring", 4), 3651640
     ),
     "torus2d256_all_to_all_1M": Case(
-        partial(_collective, ("Torus2D",), (256,), A.ALL_TO_ALL, _MIB, "direct"), 12472944
+        partial(_collective, ("Torus2D",), (256,), A.ALL_TO_ALL, _MIB, "direct", 4), 12472944
     ),
     "ring32_ring32_all_reduce_1G": Case(
         partial(_collective, ("Ring", "Ring"), (32, 32), A.ALL_REDUCE, 1024 * _MIB, "ring", 4, 2), 24016504
     ),
     **{
         f"irregular_{ranks}": Case(partial(_messages, ranks, 20), finish, "irregular")
-        for ranks, finish in {64: 0, 256: 0, 1024: 0, 4096: 0}.items()
+        for ranks, finish in {64: 1266650, 256: 2561052, 1024: 5646826, 4096: 11972949}.items()
     },
-    "llama70b_64_flattened": Case(partial(_job, "llama3_1_70b_train_64", "dgx_h100_x8", "flattened", 64), 0),
+    "llama70b_64_flattened": Case(
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 9499748801103
+    ),
     "llama70b_64_hierarchical": Case(
-        partial(_job, "llama3_1_70b_train_64", "dgx_h100_x8", "hierarchical", 64), 0
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 9499762400663
     ),
     "llama405b_16384_hierarchical": Case(
-        partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", 16384), 0, large=True
+        partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
+        7715954156518,
+        large=True,
     ),
     "llama405b_131072_hierarchical": Case(
-        partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", 131072, 1024), 0, large=True
+        partial(
+            _job,
+            "llama3_1_405b_train_16384",
+            "dgx_h100_x8",
+            "hierarchical",
+            nodes=16384,
+            data_parallel=1024,
+        ),
+        0,
+        large=True,
     ),
 }
