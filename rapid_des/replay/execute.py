@@ -98,8 +98,10 @@ def _run(program: Program, engine: str, *, trail: bool) -> Records:
 
 def engine_for(program: Program) -> EngineName:
     """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
-    limit = SMALL_COLD if kernel_is_cold() else SMALL
-    return "simpy" if expected_hops(program, limit) < limit else "compiled"
+    hops = expected_hops(program, SMALL_COLD)
+    if hops < SMALL:  # looking for the kernel takes longer than such a run
+        return "simpy"
+    return "simpy" if hops < SMALL_COLD and kernel_is_cold() else "compiled"
 
 
 def kernel_is_cold() -> bool:
