@@ -45,7 +45,7 @@ def compile_descriptors(folder: Path) -> bytes:
     """Return the serialized FileDescriptorSet of the schemas in `folder`; needs grpcio-tools."""
     import tempfile
 
-    from grpc_tools import protoc  # type: ignore[import-untyped]
+    from grpc_tools import protoc
 
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / _DESCRIPTORS

@@ -263,9 +263,8 @@ class _Recipes:
                 raise TraceError(f"node {int(nodes.ids[node])} sends or receives without a {what}")
             stream = nodes.streams[nodes.stream[node]].removesuffix("-send").removesuffix("-recv")
             slot = self._slot(Channel(peer, tag, kind == NodeKind.SEND), stream)
-            self.distinct.append(
-                Recipe(slot, (Step(slot, self._use(slot, self._lowering.message(size)), 0),))
-            )
+            template = self._message(size, peer, sends=kind == NodeKind.SEND)
+            self.distinct.append(Recipe(slot, (Step(slot, self._use(slot, template), 0),)))
 
     def _message(self, size: int, peer: int, *, sends: bool) -> int:
         if not self._lowering.analytic:

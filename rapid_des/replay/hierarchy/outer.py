@@ -49,6 +49,7 @@ def run_hierarchical(
     Raises `UnsupportedByEngine` where a link would carry inner and outer traffic, or faults come and go.
     """
     _require_steady(machine)
+    _require_outer_gradients(taken)
     places = [_lines(taken.job.layout, place) for place in zip(*taken.inner_groups, strict=True)]
     place = representative(machine, places)
     if not rung.outer_analytic:
@@ -65,6 +66,15 @@ def _require_steady(machine: Machine) -> None:
         raise UnsupportedByEngine(
             f"{machine.path}: a fault comes or goes during the step, blocks are simulated once for all their "
             "repetitions: use --mode flattened"
+        )
+
+
+def _require_outer_gradients(taken: Blocks) -> None:
+    """Refuse context parallelism: gradients are summed over cp·dp, of which cp lies inside the blocks."""
+    if taken.job.spec.parallelism.cp > 1:
+        raise UnsupportedByEngine(
+            f"{taken.job.file}: parallelism.cp is {taken.job.spec.parallelism.cp}; gradients are summed over cp "
+            "and dp together, which hierarchical execution cuts apart: use --mode flattened"
         )
 
 
