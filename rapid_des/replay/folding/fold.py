@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.replay.folding.compact import compact
 from rapid_des.replay.folding.quotient import Turn, Turner, no_tasks, quotient
 from rapid_des.replay.folding.rotation import GroupMap, Shift, group_map, keeps_slots, link_orbits, shifts
 from rapid_des.replay.program import NONE, Group, Program, RankBinding, RankProgram, Records, Template
@@ -44,7 +45,7 @@ def fold(program: Program) -> Folding | None:
     while (once := _once(folded)) is not None:
         folded = once.program
         stands_for, link = once.stands_for[stands_for], once.link[link]
-    return None if folded is program else Folding(folded, stands_for, link)
+    return None if folded is program else Folding(compact(folded), stands_for, link)
 
 
 def _once(program: Program) -> Folding | None:
