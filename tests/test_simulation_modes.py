@@ -166,7 +166,7 @@ def test_decode_steps_that_were_not_simulated_are_interpolated(job):
 
 
 def test_hierarchical_refuses_context_parallelism(job):
-    # gradients are summed over cp and dp together: the outer graph, one rank of each cp group, would miss half
+    # Gradients are summed over cp and dp together; the outer graph has one rank of each cp group.
     run, fabric = job(cp=2, dp=2), apart(ring(2, **FAST), ring(2, **SLOW))
     with pytest.raises(
         UnsupportedByEngine, match=r"parallelism\.cp is 2; gradients are summed over cp and dp"

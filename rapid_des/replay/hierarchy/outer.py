@@ -73,8 +73,8 @@ def _require_outer_gradients(taken: Blocks) -> None:
     """Refuse context parallelism: gradients are summed over cp·dp, of which cp lies inside the blocks."""
     if taken.job.spec.parallelism.cp > 1:
         raise UnsupportedByEngine(
-            f"{taken.job.file}: parallelism.cp is {taken.job.spec.parallelism.cp}; gradients are summed over cp "
-            "and dp together, which hierarchical execution cuts apart: use --mode flattened"
+            f"{taken.job.file}: parallelism.cp is {taken.job.spec.parallelism.cp}; gradients are summed over "
+            "cp and dp together, which hierarchical execution cuts apart: use --mode flattened"
         )
 
 
