@@ -60,7 +60,12 @@ def replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], re
     wrong = [option for key, option in elsewhere.items() if options.get(key)]
     if wrong:
         raise InputError(f"{wrong[0]} does not go with --astra-network")
-    result = replay_astra(prefix, files, engine=engine_choice(options["engine"]), reading=reading)
+    result = replay_astra(
+        prefix,
+        files,
+        engine=engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"]),
+        reading=reading,
+    )
     if options.get("links") is not None:
         _write_links(result, Path(options["links"]))
     if options["as_json"]:

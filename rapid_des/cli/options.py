@@ -19,6 +19,9 @@ on_option = click.option("--on", "machine", required=True, metavar="MACHINE", he
 engine_option = click.option(
     "--engine", default="auto", show_default=True, metavar="auto|simpy|compiled", help="Which engine runs it."
 )
+shortcuts_option = click.option(
+    "--no-shortcuts", is_flag=True, help="Simulate every rank, also those that provably do the same."
+)
 set_option = click.option(
     "--set",
     "settings",
@@ -71,6 +74,6 @@ def print_json(plain: object) -> None:
     click.echo(json.dumps(plain, indent=1))
 
 
-def engine_choice(engine: str) -> EngineChoice:
-    """Return the choice of --engine; compiling is announced on stderr."""
-    return EngineChoice(engine, announce=lambda text: click.echo(text, err=True))
+def engine_choice(engine: str, *, no_shortcuts: bool = False) -> EngineChoice:
+    """Return the choice of --engine and --no-shortcuts; compiling is announced on stderr."""
+    return EngineChoice(engine, announce=lambda text: click.echo(text, err=True), fold=not no_shortcuts)

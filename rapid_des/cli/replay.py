@@ -19,6 +19,7 @@ from rapid_des.cli.options import (
     parsed_faults,
     print_json,
     set_option,
+    shortcuts_option,
     split_settings,
 )
 from rapid_des.cli.output import show_result, write_outputs
@@ -43,6 +44,7 @@ from rapid_des.simulation import replay as replay_traces
 @click.option("--streams", default="auto", help="auto, ordered or unordered.")
 @click.option("--strict", is_flag=True, help="Repair nothing.")
 @engine_option
+@shortcuts_option
 @click.option("--timeline", metavar="OUT.json", help="Write a timeline for ui.perfetto.dev.")
 @links_option
 @links_plot_option
@@ -66,7 +68,12 @@ def replay(prefix: str, machine: str | None, settings: tuple[str, ...], **option
     )
     wants_trail = options["timeline"] is not None
     try:
-        result = replay_traces(traces, loaded, engine=engine_choice(options["engine"]), trail=wants_trail)
+        result = replay_traces(
+            traces,
+            loaded,
+            engine=engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"]),
+            trail=wants_trail,
+        )
     except DeadlockError as error:
         hint = f"`rapid-des trace check {prefix}` looks for unmatched messages and near misses"
         raise DeadlockError(f"{error}\n  {hint}") from None

@@ -15,6 +15,7 @@ from rapid_des.cli.options import (
     parsed_faults,
     print_json,
     set_option,
+    shortcuts_option,
     split_settings,
 )
 from rapid_des.cli.output import show_modes, show_result, write_outputs
@@ -32,6 +33,7 @@ from rapid_des.simulation import MODES, compare, simulate
 @click.option("--mode", metavar="MODE", help=f"{', '.join(MODES)}; the first if absent.")
 @click.option("--compare-modes", is_flag=True, help="Run every mode; print the gaps and times.")
 @engine_option
+@shortcuts_option
 @click.option("--timeline", metavar="OUT.json", help="Write a timeline for ui.perfetto.dev.")
 @links_option
 @links_plot_option
@@ -43,6 +45,7 @@ def run(
     faults: tuple[str, ...],
     mode: str | None,
     engine: str,
+    no_shortcuts: bool,
     compare_modes: bool,
     timeline: str | None,
     links: str | None,
@@ -58,15 +61,16 @@ def run(
         faults=parsed_faults(faults),
     )
     wanted = load_job(job, settings=chosen["job"])
+    chosen_engine = engine_choice(engine, no_shortcuts=no_shortcuts)
     if compare_modes:
         _refuse(**{"--mode": mode, "--timeline": timeline, "--links": links, "--links-plot": links_plot})
-        show_modes(compare(wanted, loaded, engine=engine_choice(engine)), as_json=as_json)
+        show_modes(compare(wanted, loaded, engine=chosen_engine), as_json=as_json)
         return
     result = simulate(
         wanted,
         loaded,
         mode=mode or MODES[0],
-        engine=engine_choice(engine),
+        engine=chosen_engine,
         trail=timeline is not None,
     )
     write_outputs(result, timeline, links, links_plot)
