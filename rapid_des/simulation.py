@@ -64,6 +64,8 @@ class Result:
     switching: str
     wall_s: float
     hops: int
+    folded: float = 1.0
+    """How many ranks each simulated rank stood for (symmetry folding, exact)."""
     figures: JobFigures | None = None
     notes: tuple[str, ...] = ()
     run: Run | None = field(default=None, repr=False)
@@ -107,27 +109,11 @@ class Result:
             "engine": self.engine,
             "switching": self.switching,
             "hops": self.hops,
+            "folded": self.folded,
             "simulation_wall_s": round(self.wall_s, 6),
             "notes": list(self.notes),
         }
-        return plain | (_figures_json(self.figures) if self.figures else {})
-
-
-def _figures_json(figures: JobFigures) -> dict[str, Any]:
-    fullest = figures.memory.fullest
-    plain: dict[str, Any] = {
-        "gpus": figures.gpus,
-        "tokens": figures.tokens,
-        "tokens_per_s": figures.tokens_per_s,
-        "mfu": figures.mfu,
-        "memory_bytes": fullest.peak,
-        "memory_capacity_bytes": figures.memory_capacity,
-        "memory_breakdown_bytes": dict(fullest.categories),
-    }
-    if figures.requests is not None:
-        plain["time_to_first_token_s"] = seconds(figures.requests.first_token)
-        plain["time_per_output_token_s"] = seconds(figures.requests.per_output_token)
-    return plain
+        return plain | (self.figures.as_json() if self.figures else {})
 
 
 def load_trace(reference: str | Path, options: ReadOptions | None = None) -> TraceSet:
@@ -237,6 +223,7 @@ def _hierarchical(job: Job, machine: Machine, mode: str, choice: EngineChoice) -
         switching=machine.switching.mode,
         wall_s=time.perf_counter() - began,
         hops=done.simulated_hops,
+        folded=done.execution.folded,
         notes=(f"mode {mode}: {rung.leaves_out}", *done.trace.notes),
     )
 
@@ -283,6 +270,7 @@ def _result(
         switching=run.machine.switching.mode,
         wall_s=run.execution.wall_s,
         hops=records.hops,
+        folded=run.execution.folded,
         notes=notes,
         run=run,
     )

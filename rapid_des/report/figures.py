@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rapid_des.device.model import Device
 from rapid_des.frontend import Job, JobMemory, JobTrace, decode_time
@@ -34,6 +35,23 @@ class JobFigures:
     memory: JobMemory
     memory_capacity: int
     requests: RequestTimes | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        fullest = self.memory.fullest
+        plain: dict[str, Any] = {
+            "gpus": self.gpus,
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+            "memory_bytes": fullest.peak,
+            "memory_capacity_bytes": self.memory_capacity,
+            "memory_breakdown_bytes": dict(fullest.categories),
+        }
+        if self.requests is not None:
+            plain["time_to_first_token_s"] = seconds(self.requests.first_token)
+            plain["time_per_output_token_s"] = seconds(self.requests.per_output_token)
+        return plain
 
 
 def job_figures(
