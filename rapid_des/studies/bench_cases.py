@@ -130,7 +130,7 @@ CASES: Mapping[str, Case] = {
             nodes=16384,
             data_parallel=1024,
         ),
-        0,
+        7766246111651,
         large=True,
     ),
 }
