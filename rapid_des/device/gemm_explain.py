@@ -58,6 +58,7 @@ def _kernel(priced: Priced, model: GemmModel, chosen: int) -> dict[str, object]:
         "kernel": "tiled",
         "tile": [int(tiles.tile_m[chosen]), int(tiles.tile_n[chosen]), int(tiles.step_k)],
         "split_k": int(tiles.split[chosen]),
+        "stream_k": model.fit.stream_k,
         "ctas": int(ctas),
         "ctas_per_sm": int(tiles.residency[chosen]),
         "waves": round(ctas / slots, 3),
