@@ -15,6 +15,7 @@ from rapid_des.replay.deadlock import Namer, require_finished
 from rapid_des.replay.faults import rerouting
 from rapid_des.replay.folding import fold, unfold
 from rapid_des.replay.program import NONE, Program, Records
+from rapid_des.replay.shortcuts import play
 
 EngineName = Literal["simpy", "compiled"]
 ENGINES: tuple[EngineName, ...] = ("simpy", "compiled")
@@ -32,6 +33,8 @@ class Execution:
     wall_s: float
     folded: float = 1.0
     """How many ranks each simulated rank stood for."""
+    remembered: int = 0
+    """Hops of collectives that were replayed from memory."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class EngineChoice:
     """auto takes the one that is faster for the program's size."""
     announce: Callable[[str], None] | None = None
     fold: bool = True
-    """Simulate ranks once whose futures are provably equal."""
+    """Take the exact shortcuts: ranks that provably live alike once, lonely collectives from memory."""
 
     def of(self, program: Program) -> EngineName:
         """Return the engine for a program."""
@@ -68,16 +71,28 @@ def execute(
     began = time.perf_counter()
     folding = fold(program) if choice.fold and not trail and program.fluid is None else None
     chosen = choice.of(folding.program if folding else program)
-    records = _run(folding.program if folding else program, chosen, trail=trail)
+    shortcuts = choice.fold and not trail
+    records, remembered = _play(folding.program if folding else program, chosen, trail, shortcuts)
     if folding is not None and records.ties:
         folding, chosen = None, choice.of(program)
-        records = _run(program, chosen, trail=trail)
+        records, remembered = _play(program, chosen, trail, shortcuts)
     elif folding is not None:
         records = unfold(folding, program, records)
     wall_s = time.perf_counter() - began
     require_finished(program, records, name)
     assert records.sent == records.received, "bytes were lost on the way"
-    return Execution(records, chosen, wall_s, folding.factor if folding else 1.0)
+    return Execution(records, chosen, wall_s, folding.factor if folding else 1.0, remembered)
+
+
+def _play(program: Program, engine: str, trail: bool, shortcuts: bool) -> tuple[Records, int]:
+    """Run a program; with `shortcuts` lonely collectives from memory, and say how many hops those made."""
+    if not shortcuts or expected_hops(program, SMALL) < SMALL:
+        return _run(program, engine, trail=trail), 0
+    return play(
+        program,
+        lambda whole: _run(whole, engine, trail=False),
+        lambda small: _run(small, engine, trail=True),
+    )
 
 
 def _that_reroutes(engine: str) -> EngineName:

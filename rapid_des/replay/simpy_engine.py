@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,14 +65,11 @@ class Simulation:
             self.env.process(self._rank(position))
 
     def _rank_servers(self, arbiters: list[Arbiter]) -> list[list[Server]]:
-        order, servers = 0, []
-        for table in self.tables:
-            mine = []
-            for capacity, level in zip(table.server_capacity, table.server_level, strict=True):
-                mine.append(Server(self.env, arbiters[level], capacity, order))
-                order += 1
-            servers.append(mine)
-        return servers
+        order = count()
+        return [
+            [Server(self.env, arbiters[level], capacity, next(order)) for capacity, level in table.servers]
+            for table in self.tables
+        ]
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds."""
@@ -189,12 +187,8 @@ class Simulation:
 
     def _arrive(self, position: int, visit: int) -> Event:
         table, binding = self.tables[position], self.program.bindings[position]
-        slot, parent = table.slot[visit], table.parent[visit]
-        number = (
-            self._number(position, visit)
-            if parent == NONE
-            else self.occurrence[self.offsets[position] + parent]
-        )
+        slot, parent, base = table.slot[visit], table.parent[visit], self.offsets[position]
+        number = self._number(position, visit) if parent == NONE else self.occurrence[base + parent]
         group, member = int(binding.groups[slot]), int(binding.members[slot])
         key = (group, number, table.sub[visit])
         instance = self.instances.get(key)
@@ -204,7 +198,7 @@ class Simulation:
             instance = self.instances[key] = Instance(self.templates[template], template, routes)
         elif instance.index != template:
             raise TraceError(explain_disagreement(self.program, key, (instance.index, template)))
-        instance.visits[member] = self.offsets[position] + visit
+        instance.visits[member] = base + visit
         done = instance.done[member] = Event(self.env)
         instance.absent -= 1
         if instance.absent == 0:

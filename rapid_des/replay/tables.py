@@ -24,8 +24,7 @@ class RankTable:
         self.sub = program.sub.tolist()
         self.template = program.template.tolist()
         self.need = program.need.tolist()
-        self.server_capacity = program.server_capacity.tolist()
-        self.server_level = program.server_level.tolist()
+        self.servers = list(zip(program.server_capacity.tolist(), program.server_level.tolist(), strict=True))
         edges = list(
             zip(
                 program.edge_target.tolist(),
