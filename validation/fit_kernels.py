@@ -20,29 +20,16 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from rapid_des.device import Attention, Device, Vector
+from rapid_des.device.calibration_kernels import DECODE, FLASH, KERNEL
 from rapid_des.device.operators import Operator
+from rapid_des.device.pattern_search import Bounds
 from rapid_des.device.spec import Constants
 from rapid_des.validation import DataFolder, is_calibration
 from rapid_des.validation import operators_attention as attention_topics
 from rapid_des.validation import operators_vector as vector_topics
 from rapid_des.validation.operators_attention import Measured
 
-Bounds = Mapping[str, tuple[float, float]]
 MOST_ROWS = 400
-
-FLASH: Bounds = {
-    "tensor_utilisation": (0.2, 0.97), "softmax_ops": (2, 40), "overlap": (0, 1), "cta_us": (0, 15),
-    "kernel_us": (0, 20), "input_passes": (0, 12), "norm": (1, 6),
-}  # fmt: skip
-DECODE: Bounds = {
-    "tensor_utilisation": (0.2, 0.97), "stream_gbps": (5, 400), "cta_us": (0, 15), "kernel_us": (0, 15),
-    "combine_us": (0, 10), "combine_split_us": (0, 1), "regroup_us": (0, 10), "row_passes": (0, 80),
-    "norm": (1, 8),
-}  # fmt: skip
-KERNEL: Bounds = {
-    "step_us": (0.02, 6), "row_us": (0, 20), "kernel_us": (0, 60), "norm": (1, 12),
-    "vector_utilisation": (0.05, 1),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,12 @@ def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
 @device.command()
 @click.argument("data", type=click.Path(path_type=Path), metavar="DATA.csv")
 @click.option("--device", "reference", required=True, metavar="DEVICE", help="Device file or preset.")
+@click.option(
+    "--section",
+    default="gemm",
+    show_default=True,
+    help="gemm, attention, decode, decode_mha, mla_decode, mla_prefill or vector.",
+)
 @click.option("--where", multiple=True, metavar="COLUMN=START", help="Only rows whose column starts so.")
 @click.option(
     "--scope", default="default", show_default=True, help="default, a dtype, LIBRARY or LIBRARY/DTYPE."
@@ -63,19 +69,26 @@ def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
 def calibrate(
     data: Path,
     reference: str,
+    section: str,
     where: tuple[str, ...],
     scope: str,
     names: str | None,
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Fit GEMM constants to measured times (columns M N K dtype time_us case_id), calibration cases only."""
+    """Fit one section's constants to measured times, calibration cases only.
+
+    Columns, all with dtype, time_us and case_id: gemm M N K; attention, decode and decode_mha batch q_len
+    kv_len n_heads n_kv_heads head_dim kv_dtype; mla_decode and mla_prefill op batch q_len past_len n_heads
+    kv_dtype; vector kind rows columns. Under library vllm an attention time includes writing the new keys.
+    """
     from rapid_des.device.model import load_device
     from rapid_des.validation.calibrate import calibrate as fit_file
+    from rapid_des.validation.calibration import Wanted
 
     loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
     chosen = tuple(names.split(",")) if names else ()
-    found = fit_file(data, loaded, where=_conditions(where), names=chosen, scope=scope)
+    found = fit_file(data, loaded, Wanted(section, scope, _conditions(where), chosen))
     print_json(found.as_plain()) if as_json else click.echo(found.as_yaml())
 
 

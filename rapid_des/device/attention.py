@@ -35,9 +35,22 @@ def price_attention(attention: Attention, device: Device) -> Estimate:
         return price_unfused(attention, device)
     if attention.phase == "backward":
         return price_flash_backward(attention, device)
-    if attention.query_length == 1 or _is_packed(attention, device):
+    if _has_few_queries(attention, device):
         return price_decode(attention, device, decode_section(attention))
     return price_flash(attention, device, prefill_section(attention))
+
+
+def section_of(attention: Attention, device: Device) -> str:
+    """Return the section of the constants that prices a fused operator."""
+    _check(attention)
+    if attention.phase == "backward":
+        return "attention_backward"
+    few = _has_few_queries(attention, device)
+    return decode_section(attention) if few else prefill_section(attention)
+
+
+def _has_few_queries(attention: Attention, device: Device) -> bool:
+    return attention.query_length == 1 or _is_packed(attention, device)
 
 
 def _is_packed(attention: Attention, device: Device) -> bool:

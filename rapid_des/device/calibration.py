@@ -41,15 +41,20 @@ class Samples:
 
     def weights(self) -> Floats:
         """Return weights that sum to 1 with every case weighing the same."""
-        _, index, counts = np.unique(np.array(self.cases), return_inverse=True, return_counts=True)
-        share: Floats = 1.0 / counts[index] / len(counts)
-        return share
+        return case_weights(self.cases)
 
     def thinned(self, most: int) -> Samples:
         """Return at most `most` samples, evenly spaced in their order."""
         kept = np.unique(np.linspace(0, len(self.gemms) - 1, min(most, len(self.gemms))).astype(int))
         gemms, cases = (tuple(values[i] for i in kept) for values in (self.gemms, self.cases))
         return replace(self, gemms=gemms, measured_us=self.measured_us[kept], cases=cases)
+
+
+def case_weights(cases: Sequence[str]) -> Floats:
+    """Return a weight for each sample: they sum to 1, and every case weighs the same."""
+    _, index, counts = np.unique(np.array(cases), return_inverse=True, return_counts=True)
+    share: Floats = 1.0 / counts[index] / len(counts)
+    return share
 
 
 def error(fit: GemmConstants, samples: Sequence[Samples]) -> float:
@@ -72,7 +77,7 @@ def fit_constants(
     return GemmConstants(**pattern_search(as_mapping(start), loss, names, shares=UTILISATIONS))
 
 
-def changed(before: Mapping[str, float], after: GemmConstants) -> dict[str, float]:
+def changed(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Return the constants that differ from `before`, to four digits: what a device file has to say."""
-    shown = {name: float(f"{value:.4g}") for name, value in as_mapping(after).items()}
+    shown = {name: float(f"{value:.4g}") for name, value in after.items()}
     return {name: value for name, value in shown.items() if before.get(name) != value}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import cast
 
 from rapid_des.device import Device, load_device
+from rapid_des.device.operators import DTYPE_BITS, Dtype
 
 PRESETS: dict[str, str] = {
     "A100": "a100_sxm_80gb",
@@ -76,3 +78,11 @@ DTYPES: dict[str, str] = {
 def device_for(gpu: str, **conditions: str) -> Device:
     """Return the device behind a data file's GPU name, under the conditions that the file states."""
     return load_device(PRESETS[gpu]).under(**conditions)
+
+
+def dtype_of(text: str) -> Dtype:
+    """Return the dtype behind a data file's spelling; an unknown one is a `ValueError`."""
+    dtype = DTYPES.get(text, text)
+    if dtype not in DTYPE_BITS:
+        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPE_BITS)}")
+    return cast(Dtype, dtype)

@@ -10,9 +10,8 @@ from functools import partial
 import numpy as np
 
 from rapid_des.device import Attention, Device, Operator, Vector
-from rapid_des.device.operators import Dtype
 from rapid_des.validation.folder import DataFolder, Record
-from rapid_des.validation.hardware import DTYPES, device_for
+from rapid_des.validation.hardware import device_for, dtype_of
 from rapid_des.validation.null import fit_roofline, roofline
 from rapid_des.validation.scoring import Row, Topic, is_calibration
 
@@ -86,49 +85,54 @@ def _roofline_basis(call: Measured) -> tuple[float, float]:
 
 
 def attention_call(record: Record) -> Measured:
-    """Return a row of the prefill and decode file; vLLM writes the new keys and values first, in a kernel."""
-    attention = _attention(record)
+    """Return a row of the prefill and decode file."""
     library = LIBRARIES[record["framework"].split("-")[0]]
-    operators: tuple[Operator, ...] = (attention,)
-    if library == "vllm":
-        columns = 2 * attention.kv_heads * attention.head_dim
-        written = attention.batch * attention.query_length
-        operators += (Vector("kv_cache_write", written, columns, attention.kv_dtype or attention.dtype),)
+    operators = attention_operators(record, library)
     device = device_for(record["gpu"], library=library, l2="warm")
     return Measured(_attention_topic(record), record["case_id"], float(record["time_us"]), operators, device)
 
 
+def attention_operators(record: Record, library: str) -> tuple[Operator, ...]:
+    """Return what a row's call runs; vLLM writes the new keys and values first, in a kernel."""
+    attention = _attention(record)
+    if library != "vllm":
+        return (attention,)
+    columns = 2 * attention.kv_heads * attention.head_dim
+    written = attention.batch * attention.query_length
+    write = Vector("kv_cache_write", written, columns, attention.kv_dtype or attention.dtype)
+    return attention, write
+
+
 def mla_call(record: Record) -> Measured:
-    """Return a row of the MLA file: decode over the absorbed latent, prefill with heads of 192 and 128."""
+    """Return a row of the MLA file."""
+    library = LIBRARIES[record["framework"].split("-")[0]]
+    device = device_for(record["gpu"], library=library, l2="warm")
+    operators = (mla_operator(record),)
+    return Measured(_mla_topic(record), record["case_id"], float(record["time_us"]), operators, device)
+
+
+def mla_operator(record: Record) -> Attention:
+    """Return a row's MLA: decode over the absorbed latent, prefill with heads of 192 and 128."""
     queries, keys = int(record["q_len"]), int(record["past_len"]) + int(record["q_len"])
     heads = int(record["n_heads"])
-    dtype, cache = _dtype(record["dtype"]), _dtype(record["kv_dtype"])
+    dtype, cache = dtype_of(record["dtype"]), dtype_of(record["kv_dtype"])
     if record["op"] == "mla_decode":
-        attention = Attention(
+        return Attention(
             int(record["batch"]), queries, keys, heads, 1, head_dim=576, value_dim=512,
             dtype=dtype, kv_dtype=cache, shared_latent=True,
         )  # fmt: skip
-    else:
-        attention = Attention(
-            int(record["batch"]), queries, keys, heads, heads, head_dim=192, value_dim=128,
-            dtype=dtype, kv_dtype=cache,
-        )  # fmt: skip
-    library = LIBRARIES[record["framework"].split("-")[0]]
-    device = device_for(record["gpu"], library=library, l2="warm")
-    return Measured(_mla_topic(record), record["case_id"], float(record["time_us"]), (attention,), device)
+    return Attention(
+        int(record["batch"]), queries, keys, heads, heads, head_dim=192, value_dim=128,
+        dtype=dtype, kv_dtype=cache,
+    )  # fmt: skip
 
 
 def _attention(record: Record) -> Attention:
     return Attention(
         int(record["batch"]), int(record["q_len"]), int(record["kv_len"]),
         heads=int(record["n_heads"]), kv_heads=int(record["n_kv_heads"]), head_dim=int(record["head_dim"]),
-        dtype=_dtype(record["dtype"]), kv_dtype=_dtype(record["kv_dtype"]),
+        dtype=dtype_of(record["dtype"]), kv_dtype=dtype_of(record["kv_dtype"]),
     )  # fmt: skip
-
-
-def _dtype(text: str) -> Dtype:
-    found: Dtype = DTYPES[text]  # type: ignore[assignment]
-    return found
 
 
 def _attention_topic(record: Record) -> str:

@@ -91,6 +91,10 @@ BAD_WORDS = [
     ("operator attention 1 1 1 --heads 3 --kv-heads 2 --head-dim 8 --device a100_sxm_80gb", "no multiple"),
     ("operator roofline llama2_7b_train --on dgx_a100 -o x.docx", ".png or .svg"),
     ("device calibrate nope.csv --device a100_sxm_80gb", "nope.csv: no such file"),
+    (
+        "device calibrate nope.csv --device a100_sxm_80gb --section nope",
+        "'nope' is not one of gemm, attention",
+    ),
     ("bench nope", "'nope' is not one of"),
     ("device show nope", "no device file 'nope'"),
     ("validate nope", "no topic starts with 'nope'"),

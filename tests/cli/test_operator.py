@@ -101,6 +101,17 @@ def test_calibrate_prints_a_block_for_the_device_file(tmp_path):
     assert "# calibration: mean absolute error" in text
 
 
+def test_calibrate_fits_the_section_that_is_asked_for(tmp_path):
+    rows = [f"rms_norm,{2**m},8192,bf16,{20 + 2**m / 100},case{m}" for m in range(14)]
+    (tmp_path / "times.csv").write_text("kind,rows,columns,dtype,time_us,case_id\n" + "\n".join(rows))
+    arguments = (str(tmp_path / "times.csv"), "--device", "a100_sxm_80gb", "--section", "vector")
+    text = run(device, "calibrate", *arguments, "--scope", "mine")
+    assert text.startswith("constants:\n  vector:\n    mine:\n")
+    assert "# test: mean absolute error" in text
+    plain = json.loads(run(device, "calibrate", *arguments, "--json"))
+    assert (plain["section"], plain["scope"]) == ("vector", "default")
+
+
 def test_calibrate_names_a_missing_column(tmp_path):
     (tmp_path / "times.csv").write_text("M,N\n1,2\n")
     with pytest.raises(InputError, match="no column 'K'"):
