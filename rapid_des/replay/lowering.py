@@ -226,7 +226,8 @@ class _Recipes:
             node = places[inverse.reshape(-1) == index][0]
             if UNSTATED in (kind, size, group):
                 what = "known type" if kind == UNSTATED else "size" if size == UNSTATED else "group"
-                raise TraceError(f"node {int(nodes.ids[node])} is a collective without a {what}")
+                where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
+                raise TraceError(f"{where}: the trace states no {what} for this collective")
             stream = nodes.streams[nodes.stream[node]]
             apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
             slot = self._slot(Whole(group, (kind, size) if apart else ()), stream)
@@ -260,7 +261,8 @@ class _Recipes:
             node = places[inverse.reshape(-1) == index][0]
             if UNSTATED in (peer, size):
                 what = "peer" if peer == UNSTATED else "size"
-                raise TraceError(f"node {int(nodes.ids[node])} sends or receives without a {what}")
+                where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
+                raise TraceError(f"{where}: the trace states no {what} for this send or receive")
             stream = nodes.streams[nodes.stream[node]].removesuffix("-send").removesuffix("-recv")
             slot = self._slot(Channel(peer, tag, kind == NodeKind.SEND), stream)
             template = self._message(size, peer, sends=kind == NodeKind.SEND)
