@@ -26,7 +26,7 @@ from rapid_des.validation.folder import Record
 from rapid_des.validation.hardware import dtype_of
 from rapid_des.validation.operators_attention import attention_operators, mla_operator
 
-MOST_CALLS = 400
+MOST_CALLS = 1200
 """That enter a fit: every evaluation prices each of them."""
 
 _MEASURED = ("time_us", "case_id")
