@@ -16,7 +16,6 @@ silence. Rows that are known to be bad go to topics named `…/excluded-REASON`.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterator, Sequence
 
 from rapid_des.errors import InputError
@@ -37,10 +36,9 @@ PROVIDERS: dict[str, str] = {
 
 
 def all_topics(data: DataFolder, prefixes: Sequence[str] = ()) -> Iterator[Topic]:
-    """Yield the providers' topics in the table's order; a provider that is not there yet has none."""
+    """Yield the topics of the providers that may have a wanted prefix, in the table's order."""
     for module, own in PROVIDERS.items():
-        wanted = not prefixes or any(own.startswith(prefix) or prefix.startswith(own) for prefix in prefixes)
-        if wanted and importlib.util.find_spec(module) is not None:
+        if not prefixes or any(own.startswith(prefix) or prefix.startswith(own) for prefix in prefixes):
             yield from importlib.import_module(module).topics(data)
 
 
@@ -49,9 +47,8 @@ def select(topics: Sequence[Topic], prefixes: Sequence[str]) -> list[Topic]:
     names = [topic.name for topic in topics]
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in names):
-            known = (
-                ", ".join(sorted({"/".join(name.split("/")[:2]) for name in names})) or "none in this folder"
-            )
-            raise InputError(f"no topic starts with {prefix!r}; topics: {known}")
+            loaded = {"/".join(name.split("/")[:2]) for name in names}
+            others = {own for own in PROVIDERS.values() if not any(name.startswith(own) for name in names)}
+            raise InputError(f"no topic starts with {prefix!r}; topics: {', '.join(sorted(loaded | others))}")
     chosen = [topic for topic in topics if not prefixes or topic.name.startswith(tuple(prefixes))]
     return sorted(chosen, key=lambda topic: topic.name)

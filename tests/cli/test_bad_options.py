@@ -97,7 +97,11 @@ BAD_WORDS = [
     ),
     ("bench nope", "'nope' is not one of"),
     ("device show nope", "no device file 'nope'"),
-    ("validate nope", "no topic starts with 'nope'"),
+    ("validate nope", "no topic starts with 'nope'; topics: network/, operators/, operators/gemm"),
+    (
+        "validate operators/gemx",
+        "operators/activation, operators/attention, operators/embedding, operators/gemm",
+    ),
     ("validate --data /nowhere", "/nowhere is no folder"),
     ("schema", "Missing argument"),
     ("schema nope", "'nope' is not one of"),
