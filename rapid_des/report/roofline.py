@@ -33,8 +33,13 @@ def draw_roofline(operators: Mapping[str, Operator], device: Device, path: Path,
     points = _points(operators, device)
     for number, (name, intensity, rate, bound) in enumerate(points, start=1):
         axes.plot(intensity, rate, _MARKS[bound], color=f"C{list(_MARKS).index(bound)}", markersize=6)
-        axes.annotate(str(number), (intensity, rate), fontsize=6, textcoords="offset points", xytext=(3, 3))
-        axes.plot([], [], " ", label=f"{number} {name} ({bound})")
+        axes.plot([], [], " ", label=f"{number} {name} ({bound}, {rate / 1e12:.3g} TFLOP/s)")
+    for numbers in _neighbours([point[1:3] for point in points]):
+        _, intensity, rate, _ = min((points[number - 1] for number in numbers), key=lambda point: point[2])
+        text = "\n".join(" ".join(map(str, numbers[i : i + 6])) for i in range(0, len(numbers), 6))
+        axes.annotate(
+            text, (intensity, rate), fontsize=6, textcoords="offset points", xytext=(6, -6), va="top"
+        )
     _roofs(axes, device, [point[1] for point in points])
     axes.set_xlabel("FLOP per byte of HBM")
     axes.set_ylabel("FLOP/s")
@@ -44,6 +49,20 @@ def draw_roofline(operators: Mapping[str, Operator], device: Device, path: Path,
         figure.savefig(path, dpi=130, bbox_inches="tight")
     except OSError as error:
         raise InputError(f"{path}: can not be written: {error.strerror or error}") from None
+
+
+def _neighbours(places: list[tuple[float, float]]) -> list[list[int]]:
+    """Group points whose labels would cover each other: within a third of a decade of the group's first."""
+    groups: list[list[int]] = []
+    logs = np.log10(np.array(places).reshape(-1, 2))
+    for number, place in enumerate(logs, start=1):
+        for group in groups:
+            if np.abs(place - logs[group[0] - 1]).max() < 1 / 3:
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    return groups
 
 
 def _points(operators: Mapping[str, Operator], device: Device) -> list[tuple[str, float, float, str]]:
@@ -58,7 +77,7 @@ def _points(operators: Mapping[str, Operator], device: Device) -> list[tuple[str
 
 
 def _roofs(axes: Any, device: Device, intensities: list[float]) -> None:
-    low, high = min([1e-2, *intensities]), max([1e4, *intensities])
+    low, high = min([0.3, *intensities]) / 3, max([3e3, *intensities]) * 3
     x = np.geomspace(low, high, 200)
     peaks: dict[int, list[str]] = {}
     for dtype, peak in device.spec.tensor_peak.items():
