@@ -10,7 +10,7 @@ from typing import Any
 
 from rapid_des.chakra import ReadOptions, TraceSet, read_set
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
-from rapid_des.frontend import Job, check_memory
+from rapid_des.frontend import Job, JobTrace, check_memory
 from rapid_des.frontend.build import check_size
 from rapid_des.machine import Machine, picture
 from rapid_des.network.plot import draw
@@ -21,9 +21,9 @@ from rapid_des.replay.faults.timed import execute_on
 from rapid_des.replay.hierarchy import RUNGS, run_hierarchical
 from rapid_des.replay.lowering import Lowered, lower
 from rapid_des.replay.program import Program
-from rapid_des.report.blocks import with_inside
-from rapid_des.report.breakdown import breakdown, busiest_operators, critical_position, finish_times
-from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times
+from rapid_des.report.blocks import inside_times, with_inside
+from rapid_des.report.breakdown import breakdown, busiest, critical_position, finish_times, operator_times
+from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times, until_last_token
 from rapid_des.report.links import utilisation, write_links
 from rapid_des.report.timeline import write_timeline
 from rapid_des.units import Duration, seconds
@@ -153,17 +153,14 @@ def simulate(
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     device = machine.device
     memory = check_memory(job, int(device.spec.hbm.capacity))
-    if mode != "flattened":
-        result = _hierarchical(job, machine, mode, _choice(engine))
-        return replace(result, figures=job_figures(job, device, result.step_time, memory=memory))
-    trace = trace_of(job, machine)
-    lowered, execution = _executed(trace.traces, machine, engine=engine, trail=trail)
-    requests = None
-    if job.spec.phase == "inference":
-        requests = request_times(trace, lowered, execution.records)
-    result = _result(
-        Run(lowered, execution, machine), kinds=trace.stream_kinds, requests=requests, notes=trace.notes
-    )
+    if mode == "flattened":
+        trace = trace_of(job, machine)
+        lowered, execution = _executed(trace.traces, machine, engine=engine, trail=trail)
+        requests = _requests(trace, lowered, execution)
+        run = Run(lowered, execution, machine)
+        result = _result(run, kinds=trace.stream_kinds, requests=requests, notes=trace.notes)
+    else:
+        result, requests = _hierarchical(job, machine, mode, _choice(engine))
     figures = job_figures(job, device, result.step_time, memory=memory, requests=requests)
     return replace(result, figures=figures)
 
@@ -203,7 +200,14 @@ def _choice(engine: str | EngineChoice) -> EngineChoice:
     return EngineChoice(engine) if isinstance(engine, str) else engine
 
 
-def _hierarchical(job: Job, machine: Machine, mode: str, choice: EngineChoice) -> Result:
+def _requests(trace: JobTrace, lowered: Lowered, execution: Execution) -> RequestTimes | None:
+    serves = trace.job.spec.phase == "inference"
+    return request_times(trace, lowered, execution.records) if serves else None
+
+
+def _hierarchical(
+    job: Job, machine: Machine, mode: str, choice: EngineChoice
+) -> tuple[Result, RequestTimes | None]:
     check_size(job, machine.fabric.gpus)
     began = time.perf_counter()
     rung = RUNGS[mode]
@@ -211,16 +215,21 @@ def _hierarchical(job: Job, machine: Machine, mode: str, choice: EngineChoice) -
     done = run_hierarchical(taken, machine, rung, choice, slow=slow)
     lowered, records = done.lowered, done.execution.records
     position = critical_position(lowered, records)
-    outside = breakdown(lowered, records, position, kinds=done.trace.stream_kinds)
+    requests = _requests(done.trace, lowered, done.execution)
+
+    def parts(end: int | None) -> dict[str, int]:
+        outside = breakdown(lowered, records, position, kinds=done.trace.stream_kinds, end=end)
+        return with_inside(done, position, outside, end=end)
+
+    step_time, spent = until_last_token(parts, requests, records.makespan)
     finish = finish_times(lowered, records).tolist()
     ranks = [binding.rank for binding in lowered.program.bindings]
-    busiest = busiest_operators(lowered, records, position)
-    return Result(
-        step_time=Duration(records.makespan),
-        breakdown={part: Duration(spent) for part, spent in with_inside(done, position, outside).items()},
+    result = Result(
+        step_time=Duration(step_time),
+        breakdown={part: Duration(time) for part, time in spent.items()},
         critical_rank=ranks[position],
         finish={rank: Duration(end) for rank, end in zip(ranks, finish, strict=True)},
-        busiest={name: Duration(spent) for name, spent in busiest.items()},
+        busiest={name: Duration(time) for name, time in busiest(inside_times(done, position)).items()},
         mode=mode,
         engine=done.execution.engine,
         switching=machine.switching.mode,
@@ -229,6 +238,7 @@ def _hierarchical(job: Job, machine: Machine, mode: str, choice: EngineChoice) -
         folded=done.execution.folded,
         notes=(f"mode {mode}: {rung.leaves_out}", *done.trace.notes),
     )
+    return result, requests
 
 
 def _overlapped(
@@ -254,19 +264,18 @@ def _result(
     position = critical_position(lowered, records)
     finish = finish_times(lowered, records).tolist()
     ranks = [binding.rank for binding in lowered.program.bindings]
-    parts = breakdown(lowered, records, position, kinds=kinds)
-    step_time = records.makespan
-    if requests is not None and requests.total != step_time:
-        head = breakdown(lowered, records, position, kinds=kinds, end=requests.first_token)
-        parts = _stretched(head, parts, requests.total)
-        step_time = requests.total
+
+    def parts(end: int | None) -> dict[str, int]:
+        return breakdown(lowered, records, position, kinds=kinds, end=end)
+
+    step_time, spent = until_last_token(parts, requests, records.makespan)
     return Result(
         step_time=Duration(step_time),
-        breakdown={part: Duration(spent) for part, spent in parts.items()},
+        breakdown={part: Duration(time) for part, time in spent.items()},
         critical_rank=ranks[position],
         finish={rank: Duration(end) for rank, end in zip(ranks, finish, strict=True)},
         busiest={
-            name: Duration(spent) for name, spent in busiest_operators(lowered, records, position).items()
+            name: Duration(time) for name, time in busiest(operator_times(lowered, records, position)).items()
         },
         mode="flattened",
         engine=run.execution.engine,
@@ -278,12 +287,3 @@ def _result(
         notes=notes,
         run=run,
     )
-
-
-def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) -> dict[str, int]:
-    """Return the parts when only some decode steps were simulated: the decode phase grows in proportion."""
-    tail = {part: spent - head[part] for part, spent in whole.items()}
-    wanted, simulated = total - sum(head.values()), max(sum(tail.values()), 1)
-    parts = {part: head[part] + tail[part] * wanted // simulated for part in whole}
-    parts["idle"] += total - sum(parts.values())
-    return parts

@@ -165,13 +165,58 @@ def test_decode_steps_that_were_not_simulated_are_interpolated(job):
     assert some.step_time == pytest.approx(every.step_time, rel=0.005)
 
 
-def test_hierarchical_refuses_context_parallelism(job):
-    # Gradients are summed over cp and dp together; the outer graph has one rank of each cp group.
-    run, fabric = job(cp=2, dp=2), apart(ring(2, **FAST), ring(2, **SLOW))
-    with pytest.raises(
-        UnsupportedByEngine, match=r"parallelism\.cp is 2; gradients are summed over cp and dp"
-    ):
-        simulate(run, fabric, mode="hierarchical")
+CONTEXT = [
+    {"cp": 4},
+    {"cp": 2, "dp": 2},
+    {"tp": 2, "cp": 2},
+    {"tp": 2, "cp": 2, "dp": 2},
+    {"tp": 2, "cp": 2, "pp": 2},
+    {"tp": 2, "cp": 2, "dp": 2, "pp": 2},
+]
+
+
+def line(split):
+    """A machine with a ring for each axis that a split uses, innermost first."""
+    return apart(*(ring(size, **(FAST if axis in {"tp", "cp"} else SLOW)) for axis, size in split.items()))
+
+
+@pytest.mark.parametrize("more", [(), ("zero_stage", "1"), ("recompute", "full")], ids=str)
+@pytest.mark.parametrize("split", CONTEXT, ids=str)
+def test_context_parallelism_is_outside_blocks_and_meets_the_gradients_there(job, split, more):
+    # The gradients of a bucket travel over cp and dp while later blocks exchange keys and values on the same
+    # links: the outer graph has both.
+    settings = [(f"training.{more[0]}", more[1])] if more else []
+    run, fabric = job("training", settings, **split), line(split)
+    flattened, hierarchical = (simulate(run, fabric, mode=mode) for mode in ("flattened", "hierarchical"))
+    assert hierarchical.step_time == pytest.approx(flattened.step_time, rel=0.002)
+    assert hierarchical.breakdown["cp"] == pytest.approx(flattened.breakdown["cp"], rel=0.02)
+    assert sum(hierarchical.breakdown.values()) == hierarchical.step_time
+    if "tp" not in split:
+        # all that differs is who goes first where messages meet within one instant
+        assert hierarchical.step_time == pytest.approx(flattened.step_time, rel=1e-8)
+
+
+@pytest.mark.parametrize("split", [{}, {"tp": 2}, {"pp": 4}, {"tp": 2, "pp": 2}, {"tp": 2, "dp": 2}], ids=str)
+@pytest.mark.parametrize("steps", ["all", "5"])
+def test_serving_is_taken_apart_pass_by_pass(job, split, steps):
+    run = job("service", [("inference.decode_steps", steps), ("inference.micro_batch", "1")], **split)
+    fabric = line(split or {"tp": 1})
+    flattened, hierarchical = (simulate(run, fabric, mode=mode) for mode in ("flattened", "hierarchical"))
+    assert hierarchical.step_time == pytest.approx(flattened.step_time, rel=1e-4)
+    for of in ("first_token", "per_output_token", "total"):
+        times = [getattr(result.figures.requests, of) for result in (hierarchical, flattened)]
+        assert times[0] == pytest.approx(times[1], rel=1e-4)
+    assert sum(hierarchical.breakdown.values()) == hierarchical.step_time
+    assert hierarchical.breakdown["compute"] == pytest.approx(flattened.breakdown["compute"], rel=1e-3)
+    assert any(note.startswith("decode: 5 of 59 steps") for note in hierarchical.notes) == (steps == "5")
+
+
+@pytest.mark.parametrize("file", ["training", "service"])
+def test_the_busiest_operators_are_found_inside_blocks(job, file):
+    run, fabric = job(file, tp=2, pp=2), MACHINES["rings"](2, 1, 2)
+    flattened, hierarchical = (simulate(run, fabric, mode=mode) for mode in ("flattened", "hierarchical"))
+    assert hierarchical.busiest == flattened.busiest
+    assert any("attention" in name for name in hierarchical.busiest)
 
 
 def test_modes_without_a_timeline_say_so(job, tmp_path):

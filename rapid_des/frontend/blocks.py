@@ -1,18 +1,19 @@
 """The structure that hierarchical execution needs: blocks on the inner group, and the graph around them.
 
-The flattened trace of a training job is made of priced pieces (`parts.py`): embedding, transformer block and
-head, forward and backward, and the sum of norm gradients. All their messages stay inside the inner group of a
-rank (its tp, cp and ep neighbours); what joins them (pipeline messages, gradient buckets, the optimizer) does
-not depend on what is inside. So the same templates give both halves of a hierarchical run:
+The flattened trace of a job is made of priced pieces (`parts.py`, `inference.py`): embedding, transformer
+block and head, forward and backward or pass by pass, and the sum of norm gradients. Their messages stay
+inside the inner group of a rank (its tp and ep neighbours), but for the exchanges of context parallelism,
+which stand between two stretches of a block. What joins the pieces (pipeline messages, gradient buckets, the
+optimizer) does not depend on what is inside. So the same templates give both halves of a hierarchical run:
 
 1. `blocks(job, operators)` returns each distinct piece as a `Block`. `Block.on(ranks)` is its trace on one
-   inner group; simulate that alone.
-2. A block has *cuts*: rows, ascending in time, at which gradients become final, and its last row. The finish
-   times of the cuts, as steps from one to the next, are the block's durations (one number where there is one
-   cut). They are what the outer graph needs to start gradient buckets at the right instant.
-3. `Blocks.outer(durations)` returns the pipeline and data-parallel graph with one compute node a cut, made by
-   the same `stage_program` as the flattened trace. It holds one rank of each inner group (its first), because
-   the others do the same beside it.
+   inner group, exchanges taking no time; simulate that alone.
+2. A block has *cuts*: rows, ascending in time, at which gradients become final or an exchange stands, and
+   its last row. The finish times of the cuts, as steps from one to the next, are the block's durations (one
+   number where there is one cut): what the outer graph needs to start messages at the right instant.
+3. `Blocks.outer(durations)` returns the pipeline, context- and data-parallel graph with one compute node a
+   cut, made by the same `stage_program` or `serving_program` as the flattened trace. It holds one rank of
+   each inner group (its first), because the others do the same beside it.
 
 What this assumes: blocks do not overlap one another (true: each starts from the result of the one before and
 ends with it on the same stream), and traffic of the outer graph does not slow that inside the blocks.
@@ -20,23 +21,37 @@ ends with it on the same stream), and traffic of the outer graph does not slow t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from rapid_des.chakra.trace import NodeKind, NodeTable, TraceSet
+import numpy as np
+
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
-from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.parts import PieceKey, price_steps, training_steps
-from rapid_des.frontend.program import FinishedProgram, ProgramWriter
+from rapid_des.frontend.inference import (
+    pass_key,
+    passes,
+    serving_notes,
+    serving_pieces,
+    serving_program,
+    stage_passes,
+)
+from rapid_des.frontend.parts import PieceKey, price_steps, sections, training_steps
+from rapid_des.frontend.pipeline import Phase
+from rapid_des.frontend.program import FinishedProgram, ProgramWriter, Segment
 from rapid_des.frontend.resolved import Job
-from rapid_des.frontend.template import PORTS, Mark, Node, Piece, make_piece
+from rapid_des.frontend.template import PORTS, STREAMS, Column, Mark, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import JobTrace, assemble, job_trace
+from rapid_des.frontend.traffic import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.training import stage_program
 
-INNER = ("tp", "cp", "ep")
+INNER = ("tp", "ep")
 """The axes whose messages stand inside blocks."""
+OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))
+"""The axes along which ranks exchange data outside blocks."""
 
 Durations = Mapping[PieceKey, Sequence[int]]
 """For each block the picoseconds from cut to cut, in the order of `Block.cuts`."""
@@ -52,6 +67,8 @@ class Block:
     program: FinishedProgram
     cuts: tuple[int, ...]
     """Rows of the table, ascending; the last is the end of the block."""
+    exchanges: frozenset[int]
+    """Of the cuts, those at which an exchange with other inner groups stands."""
 
     @property
     def table(self) -> NodeTable:
@@ -70,7 +87,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A training job taken apart: see the module's text."""
+    """A job taken apart: see the module's text."""
 
     job: Job
     operators: OperatorModel
@@ -107,46 +124,107 @@ class Blocks:
 
     def assembled(self, programs: Sequence[FinishedProgram], place: int = 0) -> JobTrace:
         """Return the outer graph of one program a stage, on the ranks at one place of each inner group."""
-        return job_trace(self.job, programs, ranks=[group[place] for group in self.inner_groups])
+        notes = serving_notes(self.job) if self._serves else ()
+        ranks = [group[place] for group in self.inner_groups]
+        return job_trace(self.job, programs, ranks=ranks, notes=notes)
 
     def outer_program(self, stage: int, durations: Durations) -> FinishedProgram:
         """Return the program of one stage's ranks with its blocks as compute nodes."""
         pieces = {key: _timed(block, durations.get(key)) for key, block in self.blocks.items()}
+        if self._serves:
+            return serving_program(self.job, stage, tuple(stage_passes(self.job, stage, pieces)))
         return stage_program(self.job, pieces, stage, self.operators)
 
+    def uses(self, stage: int, segment: Segment) -> Counter[PieceKey]:
+        """Return how often a segment of a stage's program runs each block."""
+        if segment.name == "optimizer":
+            norms = PieceKey("norms", "backward", stage)
+            return Counter([norms] if norms in self.blocks else [])
+        own = [section for section, _ in sections(self.job, segment.chunk * self.job.stages + stage)]
+        if self._serves:
+            todo = passes(self.job)
+            return Counter(pass_key(section, segment.step, todo) for section in own)
+        phase: Phase = "backward" if segment.name == "backward" else "forward"
+        return Counter(PieceKey(section, phase) for section in own)
 
-def blocks(job: Job, operators: OperatorModel) -> Blocks:
-    """Return a training job as blocks and what joins them; inference has no such structure to gain from."""
-    if job.spec.phase != "training":
-        raise UnsupportedByEngine(
-            f"{job.file}: phase: only training is taken apart into blocks; run it flattened"
-        )
-    pieces = price_steps(training_steps(job), operators)
+    @property
+    def _serves(self) -> bool:
+        return self.job.spec.phase == "inference"
+
+
+def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorModel | None = None) -> Blocks:
+    """Return a job as blocks and what joins them; `decode_operators` as in `build`."""
+    if job.spec.phase == "inference":
+        pieces = serving_pieces(job, operators, decode_operators or operators)
+    else:
+        pieces = price_steps(training_steps(job), operators)
     return Blocks(job, operators, {key: _block(job, key, piece) for key, piece in pieces.items()})
 
 
 def _block(job: Job, key: PieceKey, piece: Piece) -> Block:
+    outward = [bool(set(GROUPS[name]) - set(INNER)) for name in GROUP_SLOTS]
+    exchanges = np.flatnonzero(np.array([*outward, False])[piece.rows[:, Column.GROUP]])
+    assert all(separates(piece, row) for row in exchanges.tolist()), f"an exchange inside a stretch of {key}"
     program = ProgramWriter()
-    program.writer.place(piece, {})
-    cuts = sorted({mark.position for mark in piece.marks} | {piece.output})
-    return Block(job, key, piece, program.finish(), tuple(cuts))
+    program.writer.place(retimed(piece, exchanges, _NO_TIME), {})
+    cuts = {mark.position for mark in piece.marks} | {piece.output} | set(exchanges.tolist())
+    return Block(job, key, piece, program.finish(), tuple(sorted(cuts)), frozenset(exchanges.tolist()))
+
+
+_NO_TIME = {
+    Column.KIND: int(NodeKind.COMPUTE),
+    Column.STREAM: STREAMS.index("compute"),
+    Column.DURATION: 0,
+    Column.SIZE: 0,
+    Column.COLLECTIVE: UNSTATED,
+    Column.GROUP: UNSTATED,
+}
+"""What stands for an exchange while its block runs alone."""
+
+
+def separates(piece: Piece, row: int) -> bool:
+    """Tell whether all rows before `row` end before it starts, and all after it start when it has ended."""
+    before = [set(piece.dependencies[first:last].tolist()) for first, last in pairwise(piece.starts.tolist())]
+    streams = piece.rows[:, Column.STREAM].tolist()
+    newest: dict[int, int] = {}
+    for place, stream in enumerate(streams):
+        if stream in newest:
+            before[place].add(newest[stream])
+        newest[stream] = place
+    needed, waits = {row}, {row}
+    for place in range(row, -1, -1):
+        if place in needed:
+            needed |= before[place]
+    for place in range(row + 1, len(piece)):
+        if before[place] & waits:
+            waits.add(place)
+    return needed >= set(range(row)) and waits == set(range(row, len(piece)))
 
 
 def _timed(block: Block, durations: Sequence[int] | None) -> Piece:
-    """Return a block as a chain of compute nodes; a block that a stage does not run may lack durations."""
+    """Return a block as a chain of compute nodes and exchanges; without durations none takes time."""
     times = [0] * len(block.cuts) if durations is None else list(durations)
-    assert len(times) == len(block.cuts)
     stream = "tp" if block.key.section == "norms" else "compute"
-    nodes = [
-        Node(
-            block.key.section,
-            NodeKind.COMPUTE,
-            stream,
-            (index - 1,) if index else PORTS,
-            duration=time,
-        )
-        for index, time in enumerate(times)
-    ]
-    positions = {cut: index for index, cut in enumerate(block.cuts)}
+    nodes: list[Node] = []
+    positions: dict[int, int] = {}
+    for cut, time in zip(block.cuts, times, strict=True):
+        after = (len(nodes) - 1,) if nodes else PORTS
+        nodes.append(Node(block.key.section, NodeKind.COMPUTE, stream, after, duration=time))
+        positions[cut] = len(nodes) - 1
+        if cut in block.exchanges:
+            nodes.append(_exchange(block.piece, cut, after=len(nodes) - 1))
     marks = [Mark(positions[mark.position], mark.parameters) for mark in block.piece.marks]
     return make_piece(nodes, marks=marks)
+
+
+def _exchange(piece: Piece, row: int, *, after: int) -> Node:
+    values = dict(zip(Column, piece.rows[row].tolist(), strict=True))
+    return Node(
+        piece.names[values[Column.NAME]],
+        NodeKind.COLLECTIVE,
+        STREAMS[values[Column.STREAM]],
+        (after,),
+        size=values[Column.SIZE],
+        collective=values[Column.COLLECTIVE],
+        group=values[Column.GROUP],
+    )

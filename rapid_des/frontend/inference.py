@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy as np
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.block import CORE, boundary_bytes, serving_block
 from rapid_des.frontend.ends import embedding_forward, sampling
-from rapid_des.frontend.parts import PieceKey, part_pieces
-from rapid_des.frontend.pricing import kernel_node, price
-from rapid_des.frontend.program import NEXT, PREVIOUS, ProgramWriter
+from rapid_des.frontend.parts import PieceKey, Section, part_pieces, price_steps
+from rapid_des.frontend.pricing import kernel_node
+from rapid_des.frontend.program import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
 from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.steps import Step
@@ -68,7 +68,6 @@ class _Server:
 
     job: Job
     stage: int
-    operators: OperatorModel
     program: ProgramWriter = field(default_factory=ProgramWriter)
     tokens: dict[int, int] = field(default_factory=dict)
     """By micro-batch: the position that makes, or receives, its newest token."""
@@ -76,20 +75,24 @@ class _Server:
 
 def inference_trace(job: Job, operators: OperatorModel, decode_operators: OperatorModel) -> JobTrace:
     """Return prefill and decode of all ranks; replicas (dp) serve requests of their own."""
+    models = operators, decode_operators
+    programs = [serving_program(job, stage, _stage_pieces(job, stage, models)) for stage in range(job.stages)]
+    return job_trace(job, programs, notes=serving_notes(job))
+
+
+def serving_program(job: Job, stage: int, pieces: Sequence[Piece]) -> FinishedProgram:
+    """Return the program that every rank of one stage runs, given the stage's piece of each pass."""
+    server = _Server(job, stage)
     todo = passes(job)
-    programs = []
-    for stage in range(job.stages):
-        server = _Server(job, stage, operators)
-        pieces = _stage_pieces(job, stage, todo, (operators, decode_operators))
-        for position, (current, piece) in enumerate(zip(todo, pieces, strict=True)):
-            for micro_batch in range(job.micro_batches):
-                _place_pass(server, current, piece, micro_batch, last=position == len(todo) - 1)
-        programs.append(server.program.finish())
-    return job_trace(job, programs, notes=_notes(job, todo))
+    for current, piece in zip(todo, pieces, strict=True):
+        for micro_batch in range(job.micro_batches):
+            _place_pass(server, current, piece, micro_batch, last=current is todo[-1])
+    return server.program.finish()
 
 
-def _notes(job: Job, todo: Sequence[Pass]) -> tuple[str, ...]:
-    simulated, steps = len(todo) - 1, job.inference.output_length - 1
+def serving_notes(job: Job) -> tuple[str, ...]:
+    """Return what a user must know of the simulated passes."""
+    simulated, steps = len(passes(job)) - 1, job.inference.output_length - 1
     if simulated == steps:
         return ()
     return (
@@ -97,28 +100,59 @@ def _notes(job: Job, todo: Sequence[Pass]) -> tuple[str, ...]:
     )
 
 
-def _stage_pieces(
-    job: Job, stage: int, todo: Sequence[Pass], models: tuple[OperatorModel, OperatorModel]
-) -> list[Piece]:
-    """Return a stage's piece for each pass; decode steps share all but the attention core."""
-    prefill = _price_stage(job, stage, todo[0], models[0])
-    if len(todo) == 1:
-        return [prefill]
-    base = _price_stage(job, stage, todo[1], models[1])
-    names = np.array([name.endswith(CORE) for name in base.names])
-    cores = np.flatnonzero(names[base.rows[:, Column.NAME]])
-    found = [prefill]
-    for current in todo[1:]:
-        core = kernel_node("", serving_shard(job, current).attention()[0], models[1], ())
-        values = {Column.DURATION: core.duration, Column.FLOPS: core.flops, Column.BYTES: core.bytes}
-        found.append(retimed(base, cores, values))
+def pass_key(section: Section, step: int, todo: Sequence[Pass]) -> PieceKey:
+    """Return which piece a pass runs for a section: decode steps differ in their blocks only."""
+    return PieceKey(section, "forward", step=step if section == "block" or not step else todo[1].step)
+
+
+def serving_pieces(
+    job: Job, operators: OperatorModel, decode_operators: OperatorModel
+) -> Mapping[PieceKey, Piece]:
+    """Return the priced pieces of all passes, as `pass_key` names them."""
+    found: dict[PieceKey, Piece] = {}
+    todo = passes(job)
+    for current, model in zip(todo[:2], (operators, decode_operators), strict=False):
+        priced = price_steps(serving_steps(serving_shard(job, current)), model)
+        found |= {pass_key(key.section, current.step, todo): piece for key, piece in priced.items()}
+    for current in todo[2:]:
+        base = found[pass_key("block", todo[1].step, todo)]
+        found[pass_key("block", current.step, todo)] = _at_length(job, current, base, decode_operators)
     return found
 
 
-def _price_stage(job: Job, stage: int, current: Pass, operators: OperatorModel) -> Piece:
-    steps = serving_steps(serving_shard(job, current))
-    pieces = {key: price(value, operators) for key, value in steps.items()}
-    return chain(part_pieces(job, stage, "forward", pieces))
+def stage_passes(job: Job, stage: int, pieces: Mapping[PieceKey, Piece]) -> Iterator[Piece]:
+    """Yield a stage's piece of each pass, from the pieces of all."""
+    todo = passes(job)
+    sections: tuple[Section, ...] = ("embedding", "block", "head")
+    for current in todo:
+        own = {key: pieces[pass_key(key.section, current.step, todo)] for key in map(_forward, sections)}
+        yield chain(part_pieces(job, stage, "forward", own))
+
+
+def _forward(section: Section) -> PieceKey:
+    return PieceKey(section, "forward")
+
+
+def _stage_pieces(job: Job, stage: int, models: tuple[OperatorModel, OperatorModel]) -> list[Piece]:
+    """Return a stage's piece of each pass; decode steps share all but the attention core."""
+    todo = passes(job)
+    found = [
+        chain(
+            part_pieces(job, stage, "forward", price_steps(serving_steps(serving_shard(job, current)), model))
+        )
+        for current, model in zip(todo[:2], models, strict=False)
+    ]
+    return found + [_at_length(job, current, found[1], models[1]) for current in todo[2:]]
+
+
+def _at_length(job: Job, current: Pass, base: Piece, operators: OperatorModel) -> Piece:
+    """Return a decode step's piece as that of another step, whose attention sees another KV length."""
+    names = np.array([name.endswith(CORE) for name in base.names])
+    cores = np.flatnonzero(names[base.rows[:, Column.NAME]])
+    core = kernel_node("", serving_shard(job, current).attention()[0], operators, ())
+    return retimed(
+        base, cores, {Column.DURATION: core.duration, Column.FLOPS: core.flops, Column.BYTES: core.bytes}
+    )
 
 
 def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, *, last: bool) -> None:

@@ -29,6 +29,8 @@ class PieceKey:
     section: Section
     phase: Phase
     stage: int = -1
+    step: int = 0
+    """Serving: 0 is the prefill, else the first decode step that runs it."""
 
 
 def training_steps(job: Job) -> Mapping[PieceKey, tuple[Step, ...]]:

@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from rapid_des.chakra.trace import NodeKind
+from rapid_des.frontend.parts import PieceKey
+from rapid_des.frontend.program import Segment
 from rapid_des.replay.hierarchy import Hierarchical
-from rapid_des.report.breakdown import COMPUTE, operator_name
+from rapid_des.report.breakdown import COMPUTE, operator_times, rank_times
 
 INSIDE = "tp"
 
 
-def with_inside(done: Hierarchical, position: int, outside: Mapping[str, int]) -> dict[str, int]:
+def with_inside(
+    done: Hierarchical, position: int, outside: Mapping[str, int], *, end: int | None = None
+) -> dict[str, int]:
     """Return the outer breakdown with the exposed communication inside blocks taken out of `compute`.
 
-    It is counted as tp, or as cp where the job has cp and no tp.
+    `outside` is the breakdown until `end`, by default of the whole run; blocks that are under way then are
+    not looked into.
     """
-    nodes = done.lowered.traces.ranks[position].nodes
-    counts = Counter(operator_name(nodes.names[name]) for name in nodes.name.tolist())
     kind, stage = done.kinds[position], done.trace.stage_of_rank[position]
+    finish = rank_times(done.lowered, done.execution.records, position).finish
     hidden = 0
-    for (of_kind, key), times in done.times.items():
-        name = f"{key.phase}.{key.section}"
-        if of_kind == kind and key.stage in (-1, stage) and name in counts:
-            hidden += counts[name] // len(times.cuts) * (times.duration - times.compute)
-    split = done.trace.job.spec.parallelism
-    inside = INSIDE if split.tp > 1 or split.cp == 1 else "cp"
+    for segment, key, count in _uses(done, stage):
+        if end is None or finish[segment.start : segment.stop].max(initial=0) <= end:
+            times = done.times[kind, key]
+            hidden += count * (times.duration - times.compute)
     hidden = min(max(hidden, 0), outside[COMPUTE])
-    parts = {COMPUTE: outside[COMPUTE] - hidden, inside: outside.get(inside, 0) + hidden}
+    if not hidden:
+        return dict(outside)
+    parts = {COMPUTE: outside[COMPUTE] - hidden, INSIDE: outside.get(INSIDE, 0) + hidden}
     return parts | {part: time for part, time in outside.items() if part not in parts}
+
+
+def inside_times(done: Hierarchical, position: int) -> Counter[str]:
+    """Return how long a rank computes each operator, in blocks and outside, in picoseconds."""
+    rank, stage = done.trace.traces.ranks[position].rank, done.trace.stage_of_rank[position]
+    own = done.slow.get(rank, done.blocks)
+    totals = operator_times(done.lowered, done.execution.records, position)
+    for key in own.blocks:
+        totals.pop(f"{key.phase}.{key.section}", None)
+    for _, key, count in _uses(done, stage):
+        table = own.blocks[key].table
+        for row in (table.kind == NodeKind.COMPUTE).nonzero()[0].tolist():
+            totals[f"{key.phase}.{table.names[table.name[row]]}"] += count * int(table.duration[row])
+    return totals
+
+
+def _uses(done: Hierarchical, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]:
+    for segment in done.trace.segments[stage]:
+        for key, count in done.blocks.uses(stage, segment).items():
+            yield segment, key, count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -130,17 +131,21 @@ def operator_name(node: str) -> str:
     return _LAYER.sub("", node)
 
 
-def busiest_operators(lowered: Lowered, records: Records, position: int, *, count: int = 8) -> dict[str, int]:
-    """Return the operators that take most of a rank's compute time, all layers' together, in picoseconds."""
+def operator_times(lowered: Lowered, records: Records, position: int) -> Counter[str]:
+    """Return how long a rank computes each operator, all layers' together, in picoseconds."""
     nodes = lowered.traces.ranks[position].nodes
     times = rank_times(lowered, records, position)
     serves = nodes.kind == NodeKind.COMPUTE
     spent = np.bincount(
         nodes.name[serves], weights=(times.finish - times.start)[serves], minlength=len(nodes.names)
     )
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for name, time in zip(nodes.names, spent.tolist(), strict=True):
-        operator = operator_name(name)
-        totals[operator] = totals.get(operator, 0) + int(time)
-    ranked = sorted(totals.items(), key=lambda entry: (-entry[1], entry[0]))
+        totals[operator_name(name)] += int(time)
+    return totals
+
+
+def busiest(times: Mapping[str, int], *, count: int = 8) -> dict[str, int]:
+    """Return the largest of the operators' times, the first by name of equals."""
+    ranked = sorted(times.items(), key=lambda entry: (-entry[1], entry[0]))
     return {name: time for name, time in ranked[:count] if time > 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,3 +96,22 @@ def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> Reques
         per_output_token=Duration(decode // max(generated, 1)),
         total=Duration(ends[steps[0]] + decode),
     )
+
+
+def until_last_token(
+    parts: Callable[[int | None], dict[str, int]], requests: RequestTimes | None, makespan: int
+) -> tuple[int, dict[str, int]]:
+    """Return the step time and its parts, with the decode steps that were not simulated."""
+    whole = parts(None)
+    if requests is None or requests.total == makespan:
+        return makespan, whole
+    return requests.total, _stretched(parts(requests.first_token), whole, requests.total)
+
+
+def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) -> dict[str, int]:
+    """Return the parts when only some decode steps were simulated: the decode phase grows in proportion."""
+    tail = {part: spent - head[part] for part, spent in whole.items()}
+    wanted, simulated = total - sum(head.values()), max(sum(tail.values()), 1)
+    parts = {part: head[part] + tail[part] * wanted // simulated for part in whole}
+    parts["idle"] += total - sum(parts.values())
+    return parts

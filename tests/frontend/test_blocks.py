@@ -2,8 +2,10 @@
 
 import pytest
 
-from rapid_des.errors import UnsupportedByEngine
+from rapid_des.chakra.trace import NodeKind
 from rapid_des.frontend import blocks, build
+from rapid_des.frontend.blocks import separates
+from rapid_des.frontend.template import Column, Node, make_piece
 
 SPLIT = [
     ("parallelism.tp", "2"),
@@ -48,7 +50,7 @@ def test_without_a_network_blocks_and_their_graph_take_as_long_as_the_flat_trace
     flat = replay(build(job, prices).traces, rendezvous=True)
     finish = replay(outer.traces, rendezvous=True)
     assert [trace.rank for trace in outer.traces.ranks] == [group[0] for group in taken.inner_groups]
-    assert len(outer.traces.ranks) == 4
+    assert len(outer.traces.ranks) == job.gpus // 2
     for rank, times in finish.items():
         assert max(times) == max(flat[rank])
 
@@ -72,6 +74,44 @@ def test_cuts_are_where_gradients_become_final(tiny, prices):
     assert block.durations(list(range(len(block.table))))[0] == block.cuts[0]
 
 
-def test_inference_is_not_taken_apart(tiny_service, prices):
-    with pytest.raises(UnsupportedByEngine, match="only training is taken apart"):
-        blocks(tiny_service(), prices)
+@pytest.mark.parametrize("steps", ["all", "2"])
+def test_decode_steps_share_all_but_their_blocks(tiny_service, prices, replay, steps):
+    job = tiny_service(("parallelism.pp", "2"), ("parallelism.tp", "2"), ("inference.decode_steps", steps))
+    taken = blocks(job, prices)
+    # 5 tokens: the prefill and 4 decode steps, or the first and the last of them
+    later = [1, 2, 3, 4] if steps == "all" else [1, 4]
+    found = {section: [key.step for key in taken.blocks if key.section == section] for section in SECTIONS}
+    assert found == {"embedding": [0, 1], "block": [0, *later], "head": [0, 1]}
+    outer = taken.outer([simulated(taken, replay)] * job.stages)
+    flat = replay(build(job, prices).traces, rendezvous=True)
+    for rank, times in replay(outer.traces, rendezvous=True).items():
+        assert max(times) == max(flat[rank])
+
+
+def test_a_block_is_cut_where_keys_and_values_are_exchanged(tiny, prices):
+    taken = blocks(tiny(*SPLIT, ("parallelism.cp", "2")), prices)
+    exchanges = {
+        (key.section, key.phase): [
+            block.piece.names[block.piece.rows[row, Column.NAME]] for row in sorted(rows)
+        ]
+        for key, block in taken.blocks.items()
+        if (rows := block.exchanges)
+    }
+    gather, scatter = "attention.kv_gather", "attention.kv_gradient_scatter"
+    assert exchanges == {("block", "forward"): [gather], ("block", "backward"): [gather, scatter]}
+    outer = taken.outer([{}] * 2)
+    sizes = {
+        kind: len(members) for name, members in outer.traces.groups.items() for kind in [name.split(".")[0]]
+    }
+    assert (sizes["cp"], sizes["gradient"]) == (2, 4)
+
+
+def test_an_exchange_beside_other_work_is_not_a_cut(tiny, prices):
+    # two rows that wait for the same one, the second on another stream: neither separates the rest
+    nodes = [Node(str(row), NodeKind.COMPUTE, stream, after) for row, (stream, after) in enumerate(BESIDE)]
+    piece = make_piece(nodes)
+    assert [separates(piece, row) for row in range(4)] == [True, False, False, True]
+
+
+BESIDE = [("compute", (-1,)), ("compute", (0,)), ("cp", (0,)), ("compute", (1, 2))]
+SECTIONS = ("embedding", "block", "head")

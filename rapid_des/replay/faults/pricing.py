@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend import Job, JobTrace, build
 from rapid_des.frontend.blocks import Blocks, blocks
 from rapid_des.machine import Machine
@@ -17,16 +18,21 @@ if TYPE_CHECKING:
 
 def trace_of(job: Job, machine: Machine) -> JobTrace:
     """Return the traces of a job; ranks on slowed GPUs have their own prices."""
-    graphs = job.spec.inference is not None and job.spec.inference.cuda_graphs
 
     def priced(stated: Device) -> JobTrace:
         device = clocked(job, machine, stated)
-        decode = device.under(launch="graph").operators if graphs else None
+        decode = _decode(job, device)
         return build(job, device.operators, gpus=machine.fabric.gpus, decode_operators=decode)
 
     healthy = priced(machine.device)
     slow = {gpu: other.traces for gpu, other in priced_for(machine, priced, range(job.gpus)).items()}
     return replace(healthy, traces=on_slow_gpus(healthy.traces, slow)) if slow else healthy
+
+
+def _decode(job: Job, device: Device) -> OperatorModel | None:
+    """Return what prices decode steps that are launched as graphs; None: they are launched like the rest."""
+    graphs = job.spec.inference is not None and job.spec.inference.cuda_graphs
+    return device.under(launch="graph").operators if graphs else None
 
 
 def clocked(job: Job, machine: Machine, device: Device) -> Device:
@@ -42,7 +48,8 @@ def blocks_of(job: Job, machine: Machine) -> tuple[Blocks, Mapping[int, Blocks]]
     """Return a job taken apart, and the same at the pace of each slowed GPU that it uses."""
     require_alive(machine, range(job.gpus))
 
-    def taken(device: Device) -> Blocks:
-        return blocks(job, clocked(job, machine, device).operators)
+    def taken(stated: Device) -> Blocks:
+        device = clocked(job, machine, stated)
+        return blocks(job, device.operators, decode_operators=_decode(job, device))
 
     return taken(machine.device), priced_for(machine, taken, range(job.gpus))

@@ -1,4 +1,4 @@
-"""The outer half: the pipeline and data-parallel graph with the blocks' durations."""
+"""The outer half: the pipeline, context- and data-parallel graph with the blocks' durations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rapid_des.chakra.trace import NodeKind, TraceSet
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.blocks import Blocks
+from rapid_des.frontend.blocks import OUTER_LINES, Blocks
 from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.program import FinishedProgram
@@ -20,14 +20,13 @@ from rapid_des.replay.hierarchy.rungs import Rung
 from rapid_des.replay.hierarchy.sharing import require_disjoint
 from rapid_des.replay.lowering import Lowered, lower
 
-INNER = ("tp", "cp", "ep")
-OUTER = ("dp", "pp")
-
 
 @dataclass(frozen=True)
 class Hierarchical:
     """A hierarchical run: the outer graph as executed, and the blocks behind its compute nodes."""
 
+    blocks: Blocks
+    slow: Mapping[int, Blocks]
     trace: JobTrace
     lowered: Lowered
     execution: Execution
@@ -49,7 +48,6 @@ def run_hierarchical(
     Raises `UnsupportedByEngine` where a link would carry inner and outer traffic, or faults come and go.
     """
     _require_steady(machine)
-    _require_outer_gradients(taken)
     places = [_lines(taken.job.layout, place) for place in zip(*taken.inner_groups, strict=True)]
     place = representative(machine, places)
     if not rung.outer_analytic:
@@ -58,7 +56,7 @@ def run_hierarchical(
     trace = _outer(taken, kinds, times, slow, place=place)
     lowered = lower(trace.traces, machine, analytic=rung.outer_analytic)
     execution = execute(lowered.program, choice, name=lowered.name)
-    return Hierarchical(trace, lowered, execution, kinds, times)
+    return Hierarchical(taken, slow, trace, lowered, execution, kinds, times)
 
 
 def _require_steady(machine: Machine) -> None:
@@ -69,19 +67,11 @@ def _require_steady(machine: Machine) -> None:
         )
 
 
-def _require_outer_gradients(taken: Blocks) -> None:
-    """Refuse context parallelism: gradients are summed over cp·dp, of which cp lies inside the blocks."""
-    if taken.job.spec.parallelism.cp > 1:
-        raise UnsupportedByEngine(
-            f"{taken.job.file}: parallelism.cp is {taken.job.spec.parallelism.cp}; gradients are summed over "
-            "cp and dp together, which hierarchical execution cuts apart: use --mode flattened"
-        )
-
-
 def _lines(layout: Layout, ranks: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the data-parallel groups and pipelines of the ranks at one place of their inner groups."""
+    """Return the groups outside blocks of the ranks at one place of their inner groups."""
     here = set(ranks)
-    return [line for axis in OUTER for line in layout.groups((axis,)) if len(line) > 1 and line[0] in here]
+    lines = (line for axes in OUTER_LINES for line in layout.groups(axes))
+    return list(dict.fromkeys(line for line in lines if len(line) > 1 and line[0] in here))
 
 
 def _pace(taken: Blocks) -> int:

@@ -20,12 +20,13 @@ RUNGS: Mapping[str, Rung] = {
         inner_analytic=False,
         outer_analytic=False,
         leaves_out="each block runs alone, as if all ranks of its inner group entered it together; traffic "
-        "inside blocks does not meet the pipeline and data-parallel traffic",
+        "inside blocks does not meet the traffic between them; the gradient norm is summed over one rank of "
+        "each inner group",
     ),
     "hybrid": Rung(
         inner_analytic=False,
         outer_analytic=True,
-        leaves_out="as hierarchical, and pipeline and data-parallel messages do not wait for one another",
+        leaves_out="as hierarchical, and messages between blocks do not wait for one another",
     ),
     "analytical": Rung(
         inner_analytic=True,
