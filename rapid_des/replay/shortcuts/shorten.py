@@ -132,9 +132,16 @@ def shorten(program: Program, run: Run, *, barred: frozenset[int] = frozenset())
         return None
     if any(table.link_priority.any() for table in program.programs):
         return None
-    places = places_of(program)
-    lonely = [group for group in lonely_groups(program) if group not in barred and len(places[group])]
     builder = _Builder(program, run)
+    replaceable = {
+        index
+        for index, group in enumerate(program.groups)
+        if index not in barred and group.routes and group.routes.keys() <= builder.eligible
+    }
+    if not replaceable:
+        return None
+    places = places_of(program)
+    lonely = [group for group in lonely_groups(program) if group in replaceable and len(places[group])]
     memos = {group: builder.memos(group) for group in lonely}
     forms = {
         group: tuple(sorted((old, use.memo.template) for old, use in found.items()))
@@ -157,11 +164,9 @@ class _Builder:
         self.eligible = plain_templates(program)
 
     def memos(self, index: int) -> dict[int, Use]:
-        """Return the uses of a group by template; empty if one of its templates can not be replaced."""
+        """Return the uses of a group by template; empty if a collective of it can not be remembered."""
         group, result = self.whole.groups[index], {}
         for template, routes in group.routes.items():
-            if template not in self.eligible:
-                return {}
             links, ends = links_of(self.whole, routes.astype(np.int64))
             distinct, first, names = np.unique(links, return_index=True, return_inverse=True)
             number = np.empty(len(distinct), np.int64)
