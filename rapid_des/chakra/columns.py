@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,8 @@ WANTED = (
     "rapid_position",
     "rapid_tensor_bytes",
 )
+Integers = NDArray[np.int64]
+
 _WIRES = np.full(33, -1)
 _WIRES[[7, 9, 11, 13, 15, 17, 27]] = VARINT
 _WIRES[[5, 19, 23]] = FIXED32
@@ -52,6 +55,14 @@ _WIRES[[3, 21, 25]] = FIXED64
 _WIRES[[28, 29, 31]] = BYTES
 _FORMS = np.zeros(33, np.int64)
 _REAL, _UNSIGNED = 5, 6
+_LOW, _SINGLE = 0xFFFFFFFF, 5
+_READ: Mapping[int, Callable[[Integers], Integers]] = {
+    1: lambda bits: (((bits & _LOW) + 2**31) & _LOW) - 2**31,
+    2: lambda bits: bits & _LOW,
+    3: lambda bits: (bits >> 1) & 0x7FFFFFFFFFFFFFFF ^ -(bits & 1),
+    4: lambda bits: (bits != 0).astype(np.int64),
+}
+"""How the bits of an integer form are read; form 0 is what stands there."""
 _FORMS[[7, 23]] = 1
 _FORMS[[11, 19]] = 2
 _FORMS[[15, 17]] = 3
@@ -59,8 +70,6 @@ _FORMS[27] = 4
 _FORMS[[3, 5]] = _REAL
 _FORMS[[13, 21]] = _UNSIGNED
 GROUP_NODES = (b"process_group:init", b"record_param_comms")
-
-Integers = NDArray[np.int64]
 
 
 @dataclass
@@ -261,18 +270,27 @@ def integers(kind: Integers, bits: Integers) -> tuple[Integers, Integers]:
     `kind` is the field number of the value in `AttributeProto`, `bits` what stood on the wire.
     """
     form = _FORMS[kind]
-    if not form.any():
-        return bits, np.zeros(0, np.int64)
-    low = bits & 0xFFFFFFFF
-    unzigzag = (bits >> 1) & 0x7FFFFFFFFFFFFFFF ^ -(bits & 1)
-    choices = (bits, ((low + 2**31) & 0xFFFFFFFF) - 2**31, low, unzigzag, (bits != 0).astype(np.int64), bits)
-    values = np.choose(form, (*choices, bits))
-    real = np.flatnonzero(form == _REAL)
-    numbers = bits[real].view(np.float64)
-    singles = kind[real] == 5
-    numbers[singles] = low[real][singles].astype(np.uint32).view(np.float32)
+    present = np.flatnonzero(np.bincount(form)).tolist()
+    values, broken = bits.copy(), np.zeros(0, np.int64)
+    for number in present if present != [0] else ():
+        rows = np.flatnonzero(form == number)
+        given = bits[rows]
+        if number in _READ:
+            values[rows] = _READ[number](given)
+        elif number == _UNSIGNED:
+            broken = np.concatenate([broken, rows[given < 0]])
+        elif number == _REAL:
+            values[rows], whole = _from_real(given, kind[rows] == _SINGLE)
+            broken = np.concatenate([broken, rows[~whole]])
+    return values, np.sort(broken)
+
+
+def _from_real(bits: Integers, single: NDArray[np.bool_]) -> tuple[Integers, NDArray[np.bool_]]:
+    """Return floating-point values as integers (bits where they are none), and which are integers."""
+    numbers = bits.view(np.float64).copy()
+    numbers[single] = (bits[single] & _LOW).astype(np.uint32).view(np.float32)
     whole = np.isfinite(numbers) & (np.abs(np.nan_to_num(numbers)) < 2.0**63)
     whole &= np.floor(np.where(whole, numbers, 0.0)) == np.where(whole, numbers, 0.5)
-    values[real[whole]] = numbers[whole].astype(np.int64)
-    unsigned = np.flatnonzero((form == _UNSIGNED) & (bits < 0))
-    return values, np.sort(np.concatenate([real[~whole], unsigned]))
+    values = bits.copy()
+    values[whole] = numbers[whole].astype(np.int64)
+    return values, whole

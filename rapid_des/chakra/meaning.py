@@ -18,6 +18,7 @@ from rapid_des.units import PS_PER_S
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 _LARGEST = 2**62
+_MEMORY, _MESSAGES = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE), (NodeKind.SEND, NodeKind.RECV)
 _SUSPICIOUS = 3600 * PS_PER_S
 
 
@@ -149,8 +150,11 @@ def _durations(
     remarks = []
     if (duration > _SUSPICIOUS).any():
         remarks.append("a node lasts more than an hour; is its time unit right (--time-unit)?")
-    moves = np.isin(kind, [NodeKind.MEM_LOAD, NodeKind.MEM_STORE, NodeKind.SEND, NodeKind.RECV])
-    priced = moves | (kind == NodeKind.COLLECTIVE) | (read.stated("num_ops") & ~on_cpu)
+    priced = (
+        _one_of(kind, *_MEMORY, *_MESSAGES)
+        | (kind == NodeKind.COLLECTIVE)
+        | (read.stated("num_ops") & ~on_cpu)
+    )
     priced |= read.origin.dialect.complete
     exact = read.stated("rapid_duration_ps")
     untimed = (duration == 0) & priced & ~exact
@@ -165,6 +169,14 @@ def _durations(
     return np.where(exact, read.natural("rapid_duration_ps"), duration), remarks
 
 
+def _one_of(kind: NDArray[np.int8], *wanted: NodeKind) -> Mask:
+    """Tell which nodes are of some kinds; on short columns much faster than numpy's own."""
+    found: Mask = kind == wanted[0]
+    for other in wanted[1:]:
+        found |= kind == other
+    return found
+
+
 def origin_unit(origin: Origin) -> int:
     """Return the picoseconds in one unit of the traces' durations."""
     unit = origin.options.time_unit
@@ -175,8 +187,7 @@ def _sizes(read: _Attributes, kind: NDArray[np.int8], width: int, tensor_bytes: 
     """Return bytes; `UNSTATED` where a collective or message does not say any."""
     size = read.natural("comm_size", scale=width)
     stated = read.stated("comm_size")
-    messages = np.isin(kind, [NodeKind.SEND, NodeKind.RECV])
-    memory = np.isin(kind, [NodeKind.MEM_LOAD, NodeKind.MEM_STORE])
+    messages, memory = _one_of(kind, *_MESSAGES), _one_of(kind, *_MEMORY)
     fallback = ~stated & read.stated("tensor_size") & (messages | memory)
     size[fallback] = tensor_bytes[fallback]
     barrier = (kind == NodeKind.COLLECTIVE) & (read.value("comm_type") == CollectiveType.BARRIER)
