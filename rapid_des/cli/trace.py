@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -176,9 +176,8 @@ def check(prefix: str, repairs: bool, as_json: bool, options: ReadOptions) -> No
     else:
         lines = [f"# {note}" for note in report.traces.notes]
         lines += [f"warning: {finding}" for finding in found if finding.severity == "warning"]
-        click.echo(
-            "\n".join([*lines, *listed, f"{len(serious)} findings in {len(report.files.files)} files"])
-        )
+        total = f"{_counted(serious, 'finding')} in {_counted(report.files.files, 'file')}"
+        click.echo("\n".join([*lines, *listed, total]))
     if serious:
         raise TraceError(_summary([str(finding) for finding in serious]))
 
@@ -186,7 +185,11 @@ def check(prefix: str, repairs: bool, as_json: bool, options: ReadOptions) -> No
 def _summary(lines: list[str]) -> str:
     shown = lines[:_MOST_LINES]
     more = [f"… and {len(lines) - _MOST_LINES} more (--json lists all)"] if len(lines) > _MOST_LINES else []
-    return "\n".join([f"{len(lines)} findings", *shown, *more])
+    return "\n".join([_counted(lines, "finding"), *shown, *more])
+
+
+def _counted(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}" + "s" * (len(things) != 1)
 
 
 @trace.command()

@@ -48,7 +48,7 @@ def test_show_draws(tmp_path):
 
 
 def test_check_of_a_clean_set_succeeds(tmp_path):
-    assert "0 findings in 1 files" in run("check", one_rank(tmp_path, node(1, us=1)))
+    assert "0 findings in 1 file" in run("check", one_rank(tmp_path, node(1, us=1)))
 
 
 def test_check_exits_2_with_findings_on_stderr_only(tmp_path):
