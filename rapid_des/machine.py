@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from msgspec import structs
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import Plan, build
+from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.detours import FaultAwareRouter
 from rapid_des.network.fabric import Fabric, Router
@@ -21,6 +22,8 @@ from rapid_des.network.overrides import override_links
 from rapid_des.network.plot import Picture
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import AnyDimension, Collectives, Count, Graph, LinkOverride, Routing, Switching
+from rapid_des.network.switch_trees import SwitchTrees
+from rapid_des.network.switch_ways import AnyNodeRouter
 
 if TYPE_CHECKING:
     from rapid_des.device.model import Device
@@ -74,6 +77,13 @@ class Machine:
 
         return load_device(self.spec.device, settings=self.device_settings, folder=self.path.parent)
 
+    @cached_property
+    def switch_trees(self) -> SwitchTrees | None:
+        """The trees for collectives inside switches; None where the file names no such algorithm."""
+        if not any(name in IN_SWITCH for _, name in _stated(self.collectives)):
+            return None
+        return SwitchTrees(self.fabric, self.dead, self.spec.routing)
+
     def router_around(self, dead: frozenset[int]) -> Router:
         """Return the router for a time at which these links are down too."""
         dead |= self.dead
@@ -116,6 +126,7 @@ def load_machine(
         machine = _built(spec, document, (*spec.faults, *faults), tuple(device_settings))
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
+    _check_switches(machine)
     if machine.device_settings:
         _ = machine.device  # an override that the device file does not know is an error wherever it stands
     return machine
@@ -127,7 +138,7 @@ def _built(
     plan = _plan(spec, document)
     fabric, dead = apply_static(plan.fabric, faults, spec.gpus_per_node)
     left = gpu_factors(plan.fabric, faults, spec.gpus_per_node)
-    planned = DimensionOrderRouter(plan)
+    planned = AnyNodeRouter(plan.fabric, DimensionOrderRouter(plan))
     return Machine(
         name=spec.name,
         path=document.path,
@@ -189,13 +200,26 @@ def _check_switching(document: Document, switching: Switching) -> None:
     raise ConfigError(problem, file=str(document.path), key="switching.segment")
 
 
-def _check_collectives(document: Document, collectives: Collectives) -> None:
+def _stated(collectives: Collectives) -> Iterator[tuple[str, str]]:
+    """Yield (key of the file, name) of every algorithm that serves some collective."""
     for operation in collectives.__struct_fields__:
         choice = collectives.choice(operation)
         stated = () if choice is None else choice.algorithm
         for name in (stated,) if isinstance(stated, str) else stated:
-            try:
-                collectives_of(name)
-            except InputError as error:
-                key = f"collectives.{operation if getattr(collectives, operation) else 'default'}"
-                raise ConfigError(str(error), file=str(document.path), key=key) from None
+            yield f"collectives.{operation if getattr(collectives, operation) else 'default'}", name
+
+
+def _check_collectives(document: Document, collectives: Collectives) -> None:
+    for key, name in _stated(collectives):
+        try:
+            collectives_of(name)
+        except InputError as error:
+            raise ConfigError(str(error), file=str(document.path), key=key) from None
+
+
+def _check_switches(machine: Machine) -> None:
+    fabric = machine.healthy
+    for key, name in _stated(machine.collectives):
+        if name in IN_SWITCH and fabric.nodes == fabric.gpus + fabric.nics:
+            problem = f"{name!r} works inside switches, of which the fabric has none"
+            raise ConfigError(problem, file=str(machine.path), key=key)

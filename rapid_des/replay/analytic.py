@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Switching
+from rapid_des.replay.above import with_switches
 from rapid_des.replay.program import Template
 from rapid_des.replay.services import Sizes, hop_table
 from rapid_des.replay.templates import template_of
@@ -29,7 +30,7 @@ def alone(schedule: Schedule, machine: Machine, ranks: Sequence[int]) -> int:
     template = template_of(schedule, sizes, name="")
     if not len(template.pair_source):
         return 0
-    members = np.array(ranks, np.int64)
+    members = np.array(with_switches(machine, ranks) if schedule.switches else ranks, np.int64)
     routes = machine.router.routes(
         np.stack((members[template.pair_source], members[template.pair_destination]), 1)
     )

@@ -11,7 +11,9 @@ import numpy as np
 
 from rapid_des.chakra.trace import RankTrace, TraceSet
 from rapid_des.errors import TraceError
-from rapid_des.network.fabric import Fabric, Router, Routes
+from rapid_des.machine import Machine
+from rapid_des.network.fabric import Routes
+from rapid_des.replay.above import with_switches
 from rapid_des.replay.plans import geometry
 from rapid_des.replay.program import Group, Int32s, Int64s, RankBinding, Template
 
@@ -68,9 +70,10 @@ class Routed:
 class GroupTable:
     """Numbers groups and channels as ranks name them."""
 
-    def __init__(self, traces: TraceSet, fabric: Fabric) -> None:
+    def __init__(self, traces: TraceSet, machine: Machine) -> None:
         self._traces = traces
-        self._fabric = fabric
+        self._machine = machine
+        self._fabric = machine.fabric
         self._positions = {trace.rank: position for position, trace in enumerate(traces.ranks)}
         self._numbers: dict[tuple[object, ...], int] = {}
         self._ranks: list[tuple[str, tuple[int, ...]]] = []
@@ -154,7 +157,7 @@ class GroupTable:
             self._used.append(set())
         return self._numbers[key]
 
-    def routed(self, templates: Sequence[Template], router: Router, *, both_ways: bool) -> Routed:
+    def routed(self, templates: Sequence[Template], *, both_ways: bool) -> Routed:
         """Return all groups with the routes of their templates' pairs and of the ways back, each once.
 
         Without `both_ways` the ways back are left out.
@@ -166,7 +169,7 @@ class GroupTable:
                 uses.setdefault(pattern[template], {}).setdefault(group, template)
         keys = [self._pairs(list(use), templates[next(iter(use.values()))]) for use in uses.values()]
         pairs = np.concatenate([np.zeros(0, np.int64), *[part.reshape(-1) for part in keys]])
-        width = self._fabric.gpus
+        width = self._fabric.nodes
         reverse = pairs % width * width + pairs // width if both_ways else pairs[:0]
         distinct, places = np.unique(np.concatenate((pairs, reverse)), return_inverse=True)
         there, back = np.split(places.reshape(-1), [len(pairs)])
@@ -185,7 +188,7 @@ class GroupTable:
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers[label] for label in self._labels]
         groups = (self._group(index, labels[index], of_group) for index, of_group in enumerate(chosen))
-        routes = router.routes(np.stack(np.divmod(distinct, width), 1))
+        routes = self._machine.router.routes(np.stack(np.divmod(distinct, width), 1))
         return Routed(tuple(groups), routes, ways_back)
 
     def _group(self, index: int, label: int, routes: dict[int, Int32s]) -> Group:
@@ -194,9 +197,12 @@ class GroupTable:
         return Group(name=name, bindings=bindings, label=label, routes=routes)
 
     def _pairs(self, groups: Sequence[int], template: Template) -> Int64s:
-        """Return source * GPUs + destination of a template's pairs, a row for each group that runs it."""
-        gpus = np.array([self._ranks[group][1] for group in groups], np.int64)
-        return gpus[:, template.pair_source] * self._fabric.gpus + gpus[:, template.pair_destination]
+        """Return source * nodes + destination of a template's pairs, a row for each group that runs it."""
+        rows = [self._ranks[group][1] for group in groups]
+        if template.pair_source.max(initial=0) >= template.members:
+            rows = [with_switches(self._machine, ranks) for ranks in rows]
+        nodes = np.array(rows, np.int64)
+        return nodes[:, template.pair_source] * self._fabric.nodes + nodes[:, template.pair_destination]
 
 
 def _pattern(template: Template) -> bytes:

@@ -9,15 +9,16 @@ from math import prod
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
+from rapid_des.errors import InputError, TraceError
 from rapid_des.machine import Machine
+from rapid_des.replay.above import AboveGroups
 from rapid_des.replay.analytic import alone, message_alone
 from rapid_des.replay.deadlock import Namer
 from rapid_des.replay.durations import service_times
 from rapid_des.replay.faults.gpus import require_alive
 from rapid_des.replay.fluid_table import fluid_table, no_hops
 from rapid_des.replay.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
-from rapid_des.replay.plans import Call, plan
+from rapid_des.replay.plans import Above, Call, plan
 from rapid_des.replay.plans import Step as PlanStep
 from rapid_des.replay.program import NONE, Program, RankProgram, Template
 from rapid_des.replay.ranks import Recipe, Step, rank_program
@@ -79,7 +80,8 @@ class _Lowering:
         self.collectives = Templates(self.sizes)
         self.templates: list[Template] = []
         self.known: dict[tuple[object, ...], int] = {}
-        self.groups = GroupTable(traces, machine.fabric)
+        self.groups = GroupTable(traces, machine)
+        self.above = AboveGroups(machine)
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
         self.likeness: dict[tuple[int, ...], bytes] = {}
@@ -89,7 +91,7 @@ class _Lowering:
             self.groups.bind(position, *self._rank(trace)) for position, trace in enumerate(self.traces.ranks)
         )
         fluid_mode = self.machine.switching.mode == "fluid"
-        routed = self.groups.routed(self.templates, self.machine.router, both_ways=fluid_mode)
+        routed = self.groups.routed(self.templates, both_ways=fluid_mode)
         routes, sizes, fluid = routed.routes, self.sizes.all(), None
         if fluid_mode:
             hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)
@@ -113,12 +115,13 @@ class _Lowering:
     def _rank(self, trace: RankTrace) -> tuple[int, SlotTable]:
         """Return the rank's program: one for all ranks with the same nodes and the same shapes of groups."""
         geometries = tuple(self.groups.geometry(name) for name in trace.groups)
-        key: tuple[object, ...] = (id(trace.nodes), geometries)
+        trees = tuple(self._above(name, trace.rank) for name in trace.groups)
+        key: tuple[object, ...] = (id(trace.nodes), geometries, trees)
         if self.analytic:
             members = tuple(self._likeness(self.groups.members(name)) for name in trace.groups)
             key = (*key, members, tuple(self._likeness((trace.rank, peer)) for peer in trace.peers))
         if key not in self.shared:
-            recipes = _Recipes(self, trace, geometries)
+            recipes = _Recipes(self, trace, geometries, trees)
             program = rank_program(
                 trace.nodes,
                 service_times(trace.nodes, self.machine.device),
@@ -130,6 +133,12 @@ class _Lowering:
             self.programs.append(program)
             self.shared[key] = len(self.programs) - 1, recipes.slots()
         return self.shared[key]
+
+    def _above(self, name: str, rank: int) -> Above:
+        """Return the trees of switches over a group; where nothing takes a link, over its first line only."""
+        ranks = self.groups.members(name)
+        extents, _ = self.groups.geometry(name)
+        return self.above.of(name, ranks, extents, ranks[0] if self.analytic else rank)
 
     def _likeness(self, ranks: tuple[int, ...]) -> bytes:
         """Return a key of what a group's routes are like; a rank may be its own peer."""
@@ -176,10 +185,6 @@ class _Lowering:
 
     def _collective(self, step: PlanStep, members: int) -> Template:
         schedule = step.schedule(members)
-        if schedule.switches:
-            raise UnsupportedByEngine(
-                f"{self.machine.path}: {step.algorithm} reduces inside switches, which replay has not"
-            )
         name = f"{step.collective.name.lower()} of {step.size} B by {step.algorithm}"
         return self.collectives.of(schedule, name=name, segment=self.segment)
 
@@ -193,11 +198,18 @@ class _Lowering:
 class _Recipes:
     """The recipes of one node table, and the slots they need."""
 
-    def __init__(self, lowering: _Lowering, trace: RankTrace, geometries: tuple[Geometry, ...]) -> None:
+    def __init__(
+        self,
+        lowering: _Lowering,
+        trace: RankTrace,
+        geometries: tuple[Geometry, ...],
+        trees: tuple[Above, ...],
+    ) -> None:
         nodes = trace.nodes
         self._lowering = lowering
         self._trace = trace
         self._geometries = geometries
+        self._trees = trees
         self._slots: dict[Slot, int] = {Whole(group): group for group in range(len(geometries))}
         self._labels: dict[int, str] = {}
         self._templates: dict[int, set[int]] = {}
@@ -236,7 +248,7 @@ class _Recipes:
 
     def _collective(self, kind: CollectiveType, size: int, group: int, whole: int) -> Recipe:
         extents, axes = self._geometries[group]
-        call = Call(kind, size, extents, axes)
+        call = Call(kind, size, extents, axes, self._trees[group])
         if call.members == 1:
             return Recipe(whole)
         if self._lowering.analytic:

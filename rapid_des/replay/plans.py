@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.machine import Machine
 from rapid_des.network.collectives import (
     HIERARCHICAL,
+    IN_SWITCH,
     Hierarchy,
+    Phase,
     Schedule,
     Shaped,
     build_schedule,
     collectives_of,
+    fits,
 )
 from rapid_des.network.collectives import plan as hierarchical_plan
 from rapid_des.network.fabric import Fabric
@@ -28,6 +31,32 @@ SCALAR = "one_shot"
 """What serves an all-reduce of fewer bytes than members, which can not be cut into pieces."""
 
 
+Parents = tuple[int, ...]
+"""Of each member, then of each switch of a tree of switches: who is above; empty where there is no tree."""
+
+
+@dataclass(frozen=True)
+class Above:
+    """The switches over a group, for machines with algorithms that work inside switches."""
+
+    whole: Parents = ()
+    lines: tuple[Parents, ...] = ()
+    """For each of the group's extents: over this rank's line along it."""
+    axis: int | None = None
+    """The flat axis of the fabric within which the group lies, if it is one."""
+    who: str = field(default="", compare=False)
+    """The group's name, for people."""
+    cut: bool = field(default=False, compare=False)
+    """Whether it is dead links that took a tree away."""
+
+    def over(self, axis: int | None) -> Parents:
+        """Return the tree over the group, or over this rank's line along one of its extents."""
+        return self.whole if axis is None else self.lines[axis]
+
+
+NOTHING_ABOVE = Above()
+
+
 @dataclass(frozen=True)
 class Call:
     """A collective as a trace issues it: `size` is the input buffer of each member in bytes."""
@@ -38,6 +67,7 @@ class Call:
     """The group's geometry: the sizes of the whole dimensions that it is the product of, else (members,)."""
     dimensions: tuple[int, ...]
     """Which flat axes of the fabric those are; empty for a group that is no such product."""
+    above: Above = NOTHING_ABOVE
 
     @property
     def members(self) -> int:
@@ -57,12 +87,20 @@ class Step:
     chunks: int = 1
     extents: tuple[int, ...] = ()
     """The shape of the whole group, for algorithms that use it; empty: a plain group."""
+    parents: Parents = ()
+    """The tree of switches over the members, for algorithms that work in it."""
 
     def schedule(self, members: int) -> Schedule:
         """Return the step's transfers among so many members."""
         return build_schedule(
             self.algorithm,
-            Shaped(self.collective, self.extents or (members,), self.size, chunks=self.chunks),
+            Shaped(
+                self.collective,
+                self.extents or (members,),
+                self.size,
+                chunks=self.chunks,
+                parents=self.parents,
+            ),
         )
 
 
@@ -75,7 +113,7 @@ def plan(call: Call, machine: Machine) -> Plan:
 
     One algorithm serves all members as one logical ring; one for each dimension serves a group that is a
     product of whole dimensions along each of them in turn, its chunks pipelining; a group along one
-    dimension is served by that one's, whole.
+    dimension is served by that one's, whole. `FabricCutError`: one inside switches has none left alive.
     """
     if call.collective is CollectiveType.ALL_REDUCE and call.size < call.members:
         return ((Step(None, call.collective, SCALAR, call.size),),)
@@ -84,28 +122,65 @@ def plan(call: Call, machine: Machine) -> Plan:
     stated = None if choice is None else choice.algorithm
     chunks = 1 if choice is None else int(choice.chunks)
     if isinstance(stated, tuple) and len(call.extents) > 1 and call.collective in HIERARCHICAL:
-        names = tuple(_doing(name, call.collective) for name in _per_axis(stated, call, machine))
-        phases = hierarchical_plan(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
-        return tuple(
-            tuple(Step(phase.dimension, phase.collective, phase.algorithm, phase.size) for phase in chunk)
-            for chunk in phases
+        names = tuple(
+            _serving(name, call, machine, axis=axis)
+            for axis, name in enumerate(_per_axis(stated, call, machine))
         )
+        phases = hierarchical_plan(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
+        return tuple(tuple(_step(phase, call) for phase in chunk) for chunk in phases)
     if isinstance(stated, tuple):
-        stated, chunks = (stated[call.dimensions[0]] if len(call.dimensions) == 1 else None), 1
+        stated = _of_one_axis(stated, call, machine)
+        chunks = chunks if stated in IN_SWITCH else 1
     elif stated is not None and call.collective not in collectives_of(stated) and _named(machine, operation):
         does = ", ".join(kind.name.lower() for kind in CollectiveType if kind in collectives_of(stated))
         problem = f"{stated!r} does not do {operation}; it does {does}"
         raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
-    name = PLAIN[call.collective] if stated is None else _doing(stated, call.collective)
-    return ((Step(None, call.collective, name, call.size, chunks, call.extents),),)
+    name = PLAIN[call.collective] if stated is None else _serving(stated, call, machine, axis=None)
+    parents = call.above.whole if name in IN_SWITCH else ()
+    return ((Step(None, call.collective, name, call.size, chunks, call.extents, parents),),)
+
+
+def _step(phase: Phase, call: Call) -> Step:
+    parents = call.above.over(phase.dimension) if phase.algorithm in IN_SWITCH else ()
+    return Step(phase.dimension, phase.collective, phase.algorithm, phase.size, parents=parents)
+
+
+def _of_one_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> str | None:
+    """Return the algorithm of the dimension that a group lies along.
+
+    A part of a dimension is served by an algorithm of its own only inside switches, whose trees fit any part.
+    """
+    if len(call.dimensions) == 1:
+        return _per_axis(stated, call, machine)[0]
+    if call.above.axis is None:
+        return None
+    (name,) = _per_axis(stated, replace(call, dimensions=(call.above.axis,)), machine)
+    return name if name in IN_SWITCH else None
 
 
 def _named(machine: Machine, operation: str) -> bool:
     return getattr(machine.collectives, operation) is not None
 
 
-def _doing(name: str, collective: CollectiveType) -> str:
-    return name if collective in collectives_of(name) else PLAIN[collective]
+def _serving(name: str, call: Call, machine: Machine, *, axis: int | None) -> str:
+    """Return the algorithm if it serves the collective in this group, else the plain one.
+
+    One inside switches that the file names for the very collective is not replaced.
+    """
+    if call.collective not in collectives_of(name):
+        return PLAIN[call.collective]
+    members = call.members if axis is None else call.extents[axis]
+    if name not in IN_SWITCH or members == 1 or fits(name, call.above.over(axis), members):
+        return name
+    operation = call.collective.name.lower()
+    if not _named(machine, operation):
+        return PLAIN[call.collective]
+    need = "one switch that all members reach" if name == "nvls" else "switches that all members reach"
+    who = f"{members} members of group {call.above.who!r}"
+    problem = f"{name!r} needs {need} without passing a GPU; the {who} have none"
+    if call.above.cut:
+        raise FabricCutError(f"{machine.path}: collectives.{operation}: {problem} left, as links are dead")
+    raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
 
 
 def geometry(fabric: Fabric, gpus: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

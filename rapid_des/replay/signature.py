@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric
+from rapid_des.replay.above import tree_pairs
 
 Int64s = NDArray[np.int64]
 
@@ -24,15 +25,29 @@ def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]
     """Return a key for each group of GPUs, all of one size; equal keys give equal results.
 
     Two groups have one key if a renaming of links maps the routes between their members, in member order,
-    onto each other with equal bandwidth and latency.
+    onto each other with equal bandwidth and latency; likewise those in the trees of switches over them, where
+    the machine uses such.
     """
-    routes = machine.router.routes(all_pairs(groups))
-    pairs = len(routes) // len(groups)
+    pairs = all_pairs(groups).reshape(len(groups), -1, 2)
+    if machine.switch_trees is None:
+        return _keys(machine, [(b"", own) for own in pairs])
+    known = [machine.switch_trees.over(tuple(group)) for group in groups]
+    marks = [b"" if tree is None else repr(tree.parents).encode() for tree in known]
+    branches = [
+        np.concatenate((own, tree_pairs(machine, [group]))) for own, group in zip(pairs, groups, strict=True)
+    ]
+    return _keys(machine, list(zip(marks, branches, strict=True)))
+
+
+def _keys(machine: Machine, groups: Sequence[tuple[bytes, Int64s]]) -> list[bytes]:
+    """Return a key for each (what tells it apart, pairs of nodes)."""
+    routes = machine.router.routes(np.concatenate([pairs for _, pairs in groups]))
+    ends = np.cumsum([0, *(len(pairs) for _, pairs in groups)])
     keys = []
-    for group in range(len(groups)):
-        starts = routes.starts[group * pairs : (group + 1) * pairs + 1]
+    for (mark, _), first, last in zip(groups, ends, ends[1:], strict=False):
+        starts = routes.starts[first : last + 1]
         links = np.asarray(routes.links[starts[0] : starts[-1]], np.int64)
-        keys.append(_canonical(machine.fabric, links, np.diff(starts)))
+        keys.append(mark + _canonical(machine.fabric, links, np.diff(starts)))
     return keys
 
 

@@ -14,12 +14,13 @@ from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.network.bisection import bisection
-from rapid_des.network.collectives import ON_FABRIC, Schedule, Shaped, load_algorithm, on_fabric
+from rapid_des.network.collectives import IN_SWITCH, ON_FABRIC, Schedule, Shaped, load_algorithm, on_fabric
 from rapid_des.network.collectives.algorithm_files import READERS
 from rapid_des.network.collectives.bounds import Bounds, bounds
 from rapid_des.network.collectives.nccl import NcclEstimate, nccl_time
 from rapid_des.network.collectives.nccl_fabric import load_fabric
 from rapid_des.network.collectives.task import SHARDED_INPUT
+from rapid_des.replay.above import AboveGroups
 from rapid_des.replay.execute import EngineChoice
 from rapid_des.replay.plans import Call, geometry, plan
 from rapid_des.simulation import replay
@@ -155,20 +156,22 @@ def answer(machine: Machine, question: Question, *, engine: str | EngineChoice =
         share = size // members if kind in _TOTALS else size
         traces = _traces(kind, group, share) if schedule is None else messages(schedule(share), group)
         result = replay(traces, machine, engine=engine)
-        lower = bounds(machine.fabric, group, kind, share, halving=halving)
-        name = _algorithm(kind, group, share, machine) if own is None else own.name
-        rows.append(BenchRow(size, int(result.step_time), lower, name, _factor(kind, members)))
+        names = _algorithms(kind, group, share, machine) if own is None else (own.name,)
+        inside = not IN_SWITCH.keys().isdisjoint(names)
+        lower = bounds(machine.fabric, group, kind, share, halving=halving, in_switch=inside)
+        rows.append(BenchRow(size, int(result.step_time), lower, "/".join(names), _factor(kind, members)))
     return rows
 
 
 def chosen(operation: str, algorithm: str | None, chunks: int) -> tuple[Own | None, tuple[str, ...]]:
     """Return the own algorithm that a name stands for, or the settings that make it the machine's.
 
-    Shaped algorithms and files are the bench's own; the others are named in the machine file.
+    Shaped algorithms and files are the bench's own; the others, and those inside switches, whose trees follow
+    from the machine, are named in the machine file.
     """
     if algorithm is None:
         return None, ()
-    if algorithm in ON_FABRIC or Path(algorithm).suffix.lower() in READERS:
+    if algorithm in ON_FABRIC.keys() - IN_SWITCH or Path(algorithm).suffix.lower() in READERS:
         return Own(algorithm, chunks), ()
     choice = algorithm if chunks == 1 else f"{{algorithm: {algorithm}, chunks: {chunks}}}"
     return None, (f"machine.collectives.{operation}={choice}",)
@@ -208,12 +211,13 @@ def _halving(machine: Machine, members: int) -> int:
     return bisection(machine.fabric, machine.spec.fabric, machine.dead).bandwidth
 
 
-def _algorithm(kind: CollectiveType, group: Sequence[int], size: int, machine: Machine) -> str:
-    """Return the algorithms of the plan's first chunk, one for each step."""
+def _algorithms(kind: CollectiveType, group: tuple[int, ...], size: int, machine: Machine) -> tuple[str, ...]:
+    """Return the algorithms of the plan's first chunk: one for each step, or the one of all."""
     extents, dimensions = geometry(machine.fabric, group)
-    steps = plan(Call(kind, size, extents, dimensions), machine)[0]
-    names = [step.algorithm for step in steps]
-    return names[0] if len(set(names)) == 1 else "/".join(names)
+    above = AboveGroups(machine).of("world", group, extents, group[0])
+    steps = plan(Call(kind, size, extents, dimensions, above), machine)[0]
+    names = tuple(step.algorithm for step in steps)
+    return names[:1] if len(set(names)) == 1 else names
 
 
 def _factor(kind: CollectiveType, members: int) -> float:

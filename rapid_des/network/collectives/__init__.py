@@ -2,6 +2,7 @@
 
 from rapid_des.network.collectives.algorithm_files import load_algorithm
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, Phase, flatten, plan
+from rapid_des.network.collectives.in_switch import IN_SWITCH, fits
 from rapid_des.network.collectives.on_fabric import (
     ON_FABRIC,
     Shaped,
@@ -17,6 +18,7 @@ from rapid_des.network.collectives.task import Task, task
 __all__ = [
     "ALGORITHMS",
     "HIERARCHICAL",
+    "IN_SWITCH",
     "ON_FABRIC",
     "Algorithm",
     "Hierarchy",
@@ -29,6 +31,7 @@ __all__ = [
     "algorithms_for",
     "build_schedule",
     "collectives_of",
+    "fits",
     "flatten",
     "load_algorithm",
     "on_fabric",

@@ -1,8 +1,9 @@
-"""Lower bounds on the time of a collective: no algorithm that sends between GPUs can be faster.
+"""Lower bounds on the time of a collective: no algorithm can be faster.
 
 Three arguments, each valid on its own: what members must send and receive over their own links (bandwidth),
 the longest way that somebody's data must go (latency), and what must cross the fabric's narrowest halving
-(bisection). In-network reduction can beat the first and third; headers are not counted.
+(bisection). Switches that reduce and multiply data spare members to send or receive on behalf of others: then
+the first counts what each member must send and receive itself. Headers are not counted.
 """
 
 from __future__ import annotations
@@ -78,23 +79,27 @@ def traffic(collective: CollectiveType, members: int, size: int) -> Traffic:
     }[collective]
 
 
-def bounds(
-    fabric: Fabric, group: Sequence[int], collective: CollectiveType, size: int, *, halving: int = 0
+def bounds(  # noqa: PLR0913 - the last two by name
+    fabric: Fabric,
+    group: Sequence[int],
+    collective: CollectiveType,
+    size: int,
+    *,
+    halving: int = 0,
+    in_switch: bool = False,
 ) -> Bounds:
     """Return the lower bounds for the GPUs `group`; `halving` bytes/s cross their narrowest known halving.
 
-    Links of 0 bytes/s do not count. A group of one needs no time.
+    `in_switch`: for algorithms whose switches reduce and multiply data. Links of 0 bytes/s do not count. A
+    group of one needs no time.
     """
     if len(group) < 2:
         return Bounds(0, 0, 0)
     need = traffic(collective, len(group), size)
     outward, inward = _rates(fabric, fabric.source, group), _rates(fabric, fabric.destination, group)
-    bandwidth = max(
-        _time(need.total, sum(outward)),
-        _time(need.total, sum(inward)),
-        _time(need.send, max(outward)),
-        _time(need.receive, max(inward)),
-    )
+    bandwidth = max(_time(need.send, max(outward)), _time(need.receive, max(inward)))
+    if not in_switch:
+        bandwidth = max(bandwidth, _time(need.total, sum(outward)), _time(need.total, sum(inward)))
     bisection = _time(need.crossing, halving) if halving else 0
     return Bounds(bandwidth, _farthest(fabric, group), bisection)
 

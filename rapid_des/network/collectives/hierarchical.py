@@ -14,6 +14,7 @@ import numpy as np
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
+from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.registry import algorithm
 from rapid_des.network.collectives.relocation import in_sequence, relabel, relocate, together
 from rapid_des.network.collectives.schedule import Schedule
@@ -89,7 +90,7 @@ def _phases(collective: CollectiveType, over: Hierarchy, order: tuple[int, ...],
     phases = []
     for dimension, kind in _steps(collective, order):
         name = over.algorithms[dimension]
-        if kind not in algorithm(name).does:
+        if kind not in (IN_SWITCH[name] if name in IN_SWITCH else algorithm(name).does):
             raise InputError(f"{name} (dimension {dimension}) does not do {kind.name.lower()}")
         phases.append(Phase(dimension, kind, name, size))
         if kind in _REDUCE_SCATTERS:

@@ -6,75 +6,100 @@ sends copies of it down; it stores and starts nothing by itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.network.collectives.draft import Draft, Payload
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Ints, Task
+from rapid_des.network.collectives.task import Ints, Task, chunk
 from rapid_des.network.collectives.trees import NO_PARENT, tree_broadcast, tree_reduce
 
 C = CollectiveType
 _REDUCE_SCATTERS = (C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK)
 
 
-def nvls(task: Task) -> Schedule:
+def nvls(task: Task, chunks: int = 1) -> Schedule:
     """All-reduce, reduce-scatter, all-gather or broadcast through one switch that every member is at.
 
-    A member fetches its block reduced by the switch, and stores it to all others by one multicast.
+    A member fetches its block reduced by the switch, and stores it to all others by one multicast. It fetches
+    two of `chunks` at a time: the next begins once the last but one has come.
     """
-    draft = Draft(task, switches=1)
-    bounds, switch = draft.bounds, task.members
-    member = np.arange(task.members)
-    fetched: Ints | None = None
-    if task.collective in (C.ALL_REDUCE, *_REDUCE_SCATTERS):
-        owner = np.repeat(member, task.members)
-        pulled = draft.add(
-            np.tile(member, task.members), switch, (bounds[owner], bounds[owner + 1]), reduces=True
-        )
-        fetched = draft.add(switch, member, (bounds[:-1], bounds[1:]))
-        draft.wait(fetched[:, None], pulled.reshape(task.members, task.members))
-    if task.collective in (C.ALL_REDUCE, C.ALL_GATHER):
-        stored = draft.add(member, switch, (bounds[:-1], bounds[1:]))
-        if fetched is not None:
-            draft.wait(stored, fetched)
-        _multicast(draft, stored)
-    elif task.collective is C.BROADCAST:
-        sent = draft.add(task.root, switch, draft.everything)
-        others = np.delete(member, task.root)
-        draft.wait(draft.add(switch, others, draft.everything), sent)
-    elif task.collective not in _REDUCE_SCATTERS:
-        raise InputError(
-            "nvls does all_reduce, reduce_scatter, reduce_scatter_block, all_gather and broadcast, not "
-            f"{task.collective.name.lower()}"
-        )
+    if task.collective not in IN_SWITCH["nvls"]:
+        allowed = ", ".join(kind.name.lower() for kind in C if kind in IN_SWITCH["nvls"])
+        raise InputError(f"nvls does {allowed}, not {task.collective.name.lower()}")
+    parts = [chunk(task, index, chunks) for index in range(chunks)]
+    offset, size = np.concatenate([(part.offset, part.size) for part in parts], axis=1)
+    draft = Draft(replace(task, offset=offset, size=size), switches=1)
+    fetched: list[Ints] = []
+    for index in range(chunks):
+        bounds = draft.bounds[index * task.members : (index + 1) * task.members + 1]
+        if task.collective is C.BROADCAST:
+            _multicast(draft, bounds[[0, -1]], owners=np.array([task.root]))
+            continue
+        if task.collective is not C.ALL_GATHER:
+            fetched.append(_fetch(draft, bounds, after=fetched[index - 2 : index - 1]))
+        if task.collective not in _REDUCE_SCATTERS:
+            _multicast(draft, bounds, owners=np.arange(task.members), after=fetched[-1:])
     return draft.seal()
 
 
-def _multicast(draft: Draft, stored: Ints) -> None:
-    """Let the switch send every block on to all but its owner."""
+def _fetch(draft: Draft, bounds: Ints, *, after: Sequence[Ints]) -> Ints:
+    """Let every member fetch its block, summed by the switch of what all send it; return what arrives."""
+    members, blocks = draft.members, (bounds[:-1], bounds[1:])
+    owner = np.repeat(np.arange(members), members)
+    payload = bounds[owner], bounds[owner + 1]
+    pulled = draft.add(np.tile(np.arange(members), members), members, payload, reduces=True)
+    fetched = draft.add(members, np.arange(members), blocks)
+    draft.wait(fetched[:, None], pulled.reshape(members, members))
+    for before in after:
+        draft.wait(pulled, before[owner])
+    return fetched
+
+
+def _multicast(draft: Draft, bounds: Ints, *, owners: Ints, after: Sequence[Ints] = ()) -> None:
+    """Let every owner send its block up, and the switch send it on to all others."""
     members = draft.members
-    owner, target = np.divmod(np.arange(members * members), members)
-    owner, target = owner[owner != target], target[owner != target]
-    copies = draft.add(members, target, (draft.bounds[owner], draft.bounds[owner + 1]))
-    draft.wait(copies, stored[owner])
+    stored = draft.add(owners, members, (bounds[:-1], bounds[1:]))
+    for before in after:
+        draft.wait(stored, before)
+    block, target = np.divmod(np.arange(len(owners) * members), members)
+    others = owners[block] != target
+    block, target = block[others], target[others]
+    draft.wait(draft.add(members, target, (bounds[block], bounds[block + 1])), stored[block])
+
+
+def two_levels(members: int, per_leaf: int) -> tuple[int, ...]:
+    """Return the parents in a tree of leaf switches with `per_leaf` members each, and one root over them.
+
+    Of members, then of switches; with one leaf it is the root.
+
+    >>> two_levels(4, 2)
+    (4, 4, 5, 5, 6, 6, -1)
+    """
+    if members % per_leaf:
+        raise InputError(f"{members} members can not be {per_leaf} at each leaf switch")
+    leaves = members // per_leaf
+    below = tuple(members + member // per_leaf for member in range(members))
+    return (*below, *((members + leaves,) * leaves if leaves > 1 else ()), NO_PARENT)
 
 
 def switch_tree(task: Task, per_leaf: int) -> Schedule:
-    """All-reduce, reduce, broadcast or barrier in a tree: members at leaf switches, those at one root switch.
+    """Return the schedule `below_switches` for a tree of two levels."""
+    return below_switches(task, two_levels(task.members, per_leaf))
 
-    `per_leaf` members hang on each leaf; with one leaf it is the root.
+
+def below_switches(task: Task, parents: Sequence[int]) -> Schedule:
+    """Everything but exchanges in a tree of switches; `parents` are those of members, then of switches.
+
+    A switch sends on what has come from all below it, or copies to all below it. Blocks that belong to one
+    member (reduce-scatter, all-gather) turn round at the highest switch on their way, not at the root.
     """
-    if task.members % per_leaf:
-        raise InputError(f"{task.members} members can not be {per_leaf} at each leaf switch")
-    leaves = task.members // per_leaf
-    switches = leaves + (leaves > 1)
-    draft = Draft(task, switches=switches)
-    parent = np.full(task.members + switches, NO_PARENT, dtype=np.int64)
-    parent[: task.members] = task.members + np.arange(task.members) // per_leaf
-    if leaves > 1:
-        parent[task.members : task.members + leaves] = task.members + leaves
+    parent = np.array(parents, dtype=np.int64)
+    draft = Draft(task, switches=len(parent) - task.members)
     if task.members > 1:
         _through(draft, task, parent)
     return draft.seal()
@@ -87,20 +112,40 @@ def _through(draft: Draft, task: Task, parent: Ints) -> None:
         up = tree_reduce(draft, parent, payload)
         tree_broadcast(draft, parent, payload, after=up[parent == root])
     elif task.collective in (C.REDUCE, C.BROADCAST):
-        _rooted(draft, task, parent, payload)
+        _rooted(draft, parent, task.root, payload, reduces=task.collective is C.REDUCE)
+    elif task.collective in (C.ALL_GATHER, *_REDUCE_SCATTERS):
+        for owner in range(task.members):
+            block = draft.bounds[owner], draft.bounds[owner + 1]
+            _rooted(draft, parent, owner, block, reduces=task.collective is not C.ALL_GATHER)
     else:
-        asked = task.collective.name.lower()
-        raise InputError(f"a tree of switches does all_reduce, reduce, broadcast and barrier, not {asked}")
+        allowed = ", ".join(kind.name.lower() for kind in C if kind in IN_SWITCH["switch_tree"])
+        raise InputError(f"a tree of switches does {allowed}, not {task.collective.name.lower()}")
 
 
-def _rooted(draft: Draft, task: Task, parent: Ints, payload: Payload) -> None:
-    """Hang the tree on the member that is the root: its way up turns round."""
+def _rooted(draft: Draft, parent: Ints, member: int, payload: Payload, *, reduces: bool) -> None:
+    """Reduce to a member or broadcast from it: hung on that member, the tree's way up turns round."""
     rerooted = parent.copy()
-    above, below = int(parent[task.root]), task.root
-    rerooted[task.root] = NO_PARENT
+    above, below = int(parent[member]), member
+    rerooted[member] = NO_PARENT
     while above != NO_PARENT:
         rerooted[above], below, above = below, above, int(parent[above])
-    if task.collective is C.REDUCE:
+    if reduces:
         tree_reduce(draft, rerooted, payload)
     else:
         tree_broadcast(draft, rerooted, payload)
+
+
+_BLOCKS = frozenset({C.ALL_REDUCE, C.BROADCAST, C.ALL_GATHER, *_REDUCE_SCATTERS})
+
+IN_SWITCH: dict[str, frozenset[CollectiveType]] = {
+    "nvls": _BLOCKS,
+    "switch_tree": _BLOCKS | {C.REDUCE, C.BARRIER},
+    "sharp": _BLOCKS | {C.REDUCE, C.BARRIER},
+}
+"""What is done inside switches, by name: `nvls` in one, the others, which are the same, in a tree of them."""
+
+
+def fits(name: str, parents: Sequence[int], members: int) -> bool:
+    """Tell whether an algorithm of `IN_SWITCH` works in a tree of switches; empty `parents`: no tree."""
+    switches = len(parents) - members
+    return switches == 1 or (switches > 1 and name != "nvls")

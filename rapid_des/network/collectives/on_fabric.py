@@ -16,14 +16,13 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.network.collectives.grids import grid_tree
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, flatten
-from rapid_des.network.collectives.in_switch import nvls, switch_tree
+from rapid_des.network.collectives.in_switch import IN_SWITCH, below_switches, nvls, two_levels
 from rapid_des.network.collectives.registry import ALGORITHMS
 from rapid_des.network.collectives.relocation import together
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.collectives.task import Task, chunk, task
 
 C = CollectiveType
-_REDUCTIONS = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
 _TREES = frozenset({C.ALL_REDUCE, C.BROADCAST, C.REDUCE})
 
 
@@ -36,6 +35,8 @@ class Shaped:
     size: int
     root: int = 0
     chunks: int = 1
+    parents: tuple[int, ...] = ()
+    """The tree of switches over the group, of members, then of switches; empty: `extents[0]` at each leaf."""
 
 
 Build: TypeAlias = Callable[[Shaped], Schedule]
@@ -82,11 +83,13 @@ def _grid_tree(shaped: Shaped, *, diagonal: bool) -> Schedule:
 
 
 def _nvls(shaped: Shaped) -> Schedule:
-    return _each(shaped, nvls)
+    whole = task(shaped.collective, prod(shaped.extents), shaped.size, root=shaped.root)
+    return nvls(whole, shaped.chunks)
 
 
 def _switch_tree(shaped: Shaped) -> Schedule:
-    return _each(shaped, lambda part: switch_tree(part, shaped.extents[0]))
+    parents = shaped.parents or two_levels(prod(shaped.extents), shaped.extents[0])
+    return _each(shaped, lambda part: below_switches(part, parents))
 
 
 ON_FABRIC: dict[str, tuple[Build, frozenset[CollectiveType]]] = {
@@ -96,10 +99,9 @@ ON_FABRIC: dict[str, tuple[Build, frozenset[CollectiveType]]] = {
     "rail": (_rail, HIERARCHICAL),
     "mesh_tree": (partial(_grid_tree, diagonal=False), _TREES),
     "king_mesh_tree": (partial(_grid_tree, diagonal=True), _TREES),
-    "nvls": (_nvls, _REDUCTIONS | {C.BROADCAST}),
-    "switch_tree": (_switch_tree, _TREES | {C.BARRIER}),
+    **{name: (_nvls if name == "nvls" else _switch_tree, does) for name, does in IN_SWITCH.items()},
 }
-"""By name: the function, and what it does. `nvls` and `switch_tree` have switches among their members."""
+"""By name: the function, and what it does. Those of `IN_SWITCH` have switches among their members."""
 
 
 def on_fabric(name: str, shaped: Shaped) -> Schedule:

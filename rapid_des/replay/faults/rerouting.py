@@ -242,8 +242,8 @@ class ReroutingSimulation(Simulation):
     def _remaining(self, way: tuple[int, ...], place: int, size: int) -> Remaining:
         fabric = self.closures.fabric
         nodes = [int(fabric.source[link]) for link in way[: place + 1]]
-        held = [node for node in nodes if node < fabric.gpus] if self.closures.holds else nodes[:1]
-        return Remaining(held[-1], int(fabric.destination[way[-1]]), size)
+        held = [node for node in nodes[1:] if node < fabric.gpus] if self.closures.holds else []
+        return Remaining([nodes[0], *held][-1], int(fabric.destination[way[-1]]), size)
 
     def _resume(self, moment: int) -> None:
         """Give all that was stranded until the closure was noticed a new way, in id order."""

@@ -20,7 +20,7 @@ def representative(machine: Machine, places: Sequence[Rings]) -> int:
     """
     if not machine.faults:
         return 0
-    healthy = replace(machine, fabric=machine.healthy, router=machine.planned)
+    healthy = replace(machine, fabric=machine.healthy, router=machine.planned, dead=frozenset())
     hit = {}
     for place, lines in enumerate(places):
         now = _kinds(machine, lines)

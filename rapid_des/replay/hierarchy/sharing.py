@@ -8,6 +8,7 @@ import numpy as np
 
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
+from rapid_des.replay.above import tree_pairs
 from rapid_des.replay.signature import Int64s, all_pairs
 
 Rings = Sequence[Sequence[int]]
@@ -21,9 +22,10 @@ def require_disjoint(machine: Machine, inner: Rings, outer: Sequence[Rings]) -> 
     """
     owner = np.full(len(machine.fabric), -1, np.int64)
     if len(inner[0]) > 1:
-        owner[_links(machine, all_pairs(inner))] = 0
+        _require_one_switch(machine, inner)
+        owner[_links(machine, np.concatenate((all_pairs(inner), tree_pairs(machine, inner))))] = 0
     for place, rings in enumerate(outer, start=1):
-        links = _links(machine, _neighbours(rings))
+        links = _links(machine, np.concatenate((_neighbours(rings), tree_pairs(machine, rings))))
         taken = links[(owner[links] >= 0) & (owner[links] != place)]
         if len(taken):
             other = "traffic inside blocks" if owner[taken[0]] == 0 else "that of another rank of its block"
@@ -33,6 +35,17 @@ def require_disjoint(machine: Machine, inner: Rings, outer: Sequence[Rings]) -> 
                 "own: use --mode flattened, or place the axes on other dimensions"
             )
         owner[links] = place
+
+
+def _require_one_switch(machine: Machine, inner: Rings) -> None:
+    """Refuse trees of switches over inner groups: parts of a group may have other trees than the whole."""
+    trees = machine.switch_trees
+    found = [None if trees is None else trees.over(tuple(group)) for group in inner]
+    if any(tree is not None and len(tree.switches) > 1 for tree in found):
+        raise UnsupportedByEngine(
+            f"{machine.path}: ranks of one block stand below several switches, whose links hierarchical "
+            "execution can not tell from others' where collectives work inside switches: use --mode flattened"
+        )
 
 
 def _links(machine: Machine, pairs: Int64s) -> Int64s:
