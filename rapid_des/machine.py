@@ -80,7 +80,7 @@ class Machine:
     @cached_property
     def switch_trees(self) -> SwitchTrees | None:
         """The trees for collectives inside switches; None where the file names no such algorithm."""
-        if not any(name in IN_SWITCH for _, name in _stated(self.collectives)):
+        if not any(name in IN_SWITCH for _, names in _stated(self.collectives) for name in names):
             return None
         return SwitchTrees(self.fabric, self.dead, self.spec.routing)
 
@@ -200,26 +200,36 @@ def _check_switching(document: Document, switching: Switching) -> None:
     raise ConfigError(problem, file=str(document.path), key="switching.segment")
 
 
-def _stated(collectives: Collectives) -> Iterator[tuple[str, str]]:
-    """Yield (key of the file, name) of every algorithm that serves some collective."""
+def _stated(collectives: Collectives) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (key of the file, one algorithm or those of the dimensions) of what serves each collective."""
     for operation in collectives.__struct_fields__:
         choice = collectives.choice(operation)
         stated = () if choice is None else choice.algorithm
-        for name in (stated,) if isinstance(stated, str) else stated:
-            yield f"collectives.{operation if getattr(collectives, operation) else 'default'}", name
+        key = f"collectives.{operation if getattr(collectives, operation) else 'default'}"
+        yield key, (stated,) if isinstance(stated, str) else stated
 
 
 def _check_collectives(document: Document, collectives: Collectives) -> None:
-    for key, name in _stated(collectives):
+    for key, names in _stated(collectives):
         try:
-            collectives_of(name)
+            for name in names:
+                collectives_of(name)
         except InputError as error:
             raise ConfigError(str(error), file=str(document.path), key=key) from None
 
 
 def _check_switches(machine: Machine) -> None:
+    """Refuse an algorithm inside switches for a fabric, or a dimension of it, that has none."""
     fabric = machine.healthy
-    for key, name in _stated(machine.collectives):
-        if name in IN_SWITCH and fabric.nodes == fabric.gpus + fabric.nics:
-            problem = f"{name!r} works inside switches, of which the fabric has none"
+    switched = set(fabric.dimension[fabric.destination >= fabric.gpus + fabric.nics].tolist())
+    dimensions = list(range(len(fabric.extents)))
+    axes = [place for place, extent in enumerate(fabric.extents) for _ in extent]
+    for key, names in _stated(machine.collectives):
+        places = next((own for own in (dimensions, axes) if len(own) == len(names) > 1), [])
+        without = [place for place, name in zip(places, names, strict=False) if name in IN_SWITCH]
+        without = [place for place in without if place not in switched]
+        if without or (not switched and not IN_SWITCH.keys().isdisjoint(names)):
+            name = next(name for name in names if name in IN_SWITCH)
+            where = f"dimension {fabric.dimensions[without[0]]}" if without else "the fabric"
+            problem = f"{name!r} works inside switches, of which {where} has none"
             raise ConfigError(problem, file=str(machine.path), key=key)

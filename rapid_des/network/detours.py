@@ -116,6 +116,9 @@ def _side(fabric: Fabric, member: NDArray[np.bool_]) -> str:
     gpus = np.flatnonzero(member[: fabric.gpus])
     names = _listed([fabric.node_name(gpu) for gpu in gpus[: _LISTED + 1].tolist()], len(gpus))
     others = int(np.count_nonzero(member)) - len(gpus)
+    if not len(gpus):
+        nodes = np.flatnonzero(member)
+        return _listed([fabric.node_name(node) for node in nodes[: _LISTED + 1].tolist()], len(nodes))
     return f"{len(gpus)} GPUs ({names})" + (f" and {others} switches or NICs" if others else "")
 
 

@@ -170,7 +170,10 @@ Algorithm: TypeAlias = str | Annotated[tuple[str, ...], Meta(min_length=1)] | Ch
 
 
 class Collectives(Spec, frozen=True, kw_only=True):
-    """Which algorithm serves which collective; `default` serves those that are not named."""
+    """Which algorithm serves which collective; `default` serves those that are not named.
+
+    `nvls`, `sharp` and `switch_tree` work inside switches. As a default they serve the groups that have such.
+    """
 
     default: Algorithm | None = None
     all_reduce: Algorithm | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -34,7 +35,10 @@ class AboveGroups:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._known: dict[str, Above] = {}
-        self._healthy = SwitchTrees(machine.healthy, frozenset(), machine.spec.routing)
+
+    @cached_property
+    def _healthy(self) -> SwitchTrees:
+        return SwitchTrees(self._machine.healthy, frozenset(), self._machine.spec.routing)
 
     def of(self, name: str, group: tuple[int, ...], extents: tuple[int, ...], rank: int) -> Above:
         """Return the trees over a group and over the lines through one of its ranks."""

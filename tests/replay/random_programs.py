@@ -40,6 +40,7 @@ FABRICS = [
     (ring(3), switch(2, bandwidth="500 MB/s")),
     (switch(2), ring(2), dimension("fully_connected", 2, bandwidth="250 MB/s")),
     (switch(4, nic={"gpus": 1, "bandwidth": "2 GB/s", "latency": "10 ns"}),),
+    (dimension("clos", 6, leaf_size=2, spines=2, uplink={"bandwidth": "500 MB/s", "latency": "50 ns"}),),
 ]
 ONE_FOR_ALL = [
     "ring",
@@ -51,6 +52,8 @@ ONE_FOR_ALL = [
 ]
 PER_AXIS = ONE_FOR_ALL[:4]
 """Trees do no reduce-scatter, which a collective along several axes needs."""
+IN_SWITCH = ["nvls", "sharp"]
+"""For dimensions with switches."""
 KINDS = [kind for kind in CollectiveType if kind is not CollectiveType.BARRIER]
 
 
@@ -59,12 +62,15 @@ def machines(draw, switchings=(STORE, SEGMENTS, CUT, PACKETS)):
     """A machine of up to eight GPUs with any of these switchings and any algorithms."""
     fabric = draw(st.sampled_from(FABRICS))
     switching = draw(st.sampled_from(switchings))
-    name = draw(st.sampled_from(ONE_FOR_ALL))
+    inside = [IN_SWITCH if part["shape"] in ("switch", "clos") else [] for part in fabric]
     chunks = draw(st.sampled_from([1, 1, 3]))
-    algorithm = name
+    algorithm = draw(st.sampled_from([*ONE_FOR_ALL, *max(inside)]))
     if draw(st.booleans()):
-        axes = sum(len(part["size"]) if isinstance(part["size"], list) else 1 for part in fabric)
-        algorithm = draw(st.lists(st.sampled_from(PER_AXIS), min_size=axes, max_size=axes))
+        algorithm = [
+            draw(st.sampled_from([*PER_AXIS, *own]))
+            for part, own in zip(fabric, inside, strict=True)
+            for _ in (part["size"] if isinstance(part["size"], list) else [0])
+        ]
     return machine(
         *fabric, switching=switching, collectives={"default": {"algorithm": algorithm, "chunks": chunks}}
     )
