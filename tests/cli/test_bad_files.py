@@ -57,6 +57,12 @@ BAD_MACHINES = [
     ("gpus_per_node: 4", "gpus_per_node: true", "gpus_per_node"),
     ("shape: switch", "shape: tours", "fabric[0].shape: 'tours' is not one of ring"),
     ("shape: switch", "shape: 3", "fabric[0].shape"),
+    (
+        "{default: ring}",
+        "{all_reduce: [ring, nvls]}",
+        "collectives.all_reduce: 'nvls' works inside switches, of which dimension ring has none",
+    ),
+    ("{default: ring}", "{default: nvsl}", "'nvsl' is not a collective algorithm; allowed: ring, "),
     ("shape: switch", "shap: switch", "fabric[0]"),
     ("size: 4", "size: 0", "fabric[0].size"),
     ("size: 4", "size: -4", "fabric[0].size"),

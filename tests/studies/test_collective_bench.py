@@ -114,9 +114,22 @@ def test_switches_that_reduce_can_not_send_messages():
         answer(load_machine("dgx_a100"), Question("all_reduce", [1024], own=Own("nvls")))
 
 
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
+@pytest.mark.parametrize("algorithm", ["nvls", "sharp"])
+def test_algorithms_inside_switches_are_timed_beside_bounds_that_hold_for_them(operation, algorithm):
+    words = ["dgx_h100", "--op", operation, "--sizes", "64KiB:64MiB", "--factor", "32"]
+    words += ["--algorithm", algorithm, "--chunks", "8", "--json"]
+    rows = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
+    assert {row["algorithm"] for row in rows} == {algorithm}
+    assert all(0 < row["bound_pct"] <= 100 for row in rows)
+    # at 64 MiB each comes within a factor of two of the link's rate
+    assert rows[-1]["bound_pct"] > 50
+
+
 def test_a_named_algorithm_is_the_machines():
     assert chosen("all_reduce", "direct", 1) == (None, ("machine.collectives.all_reduce=direct",))
     assert chosen("all_reduce", "torus", 2) == (Own("torus", 2), ())
+    assert chosen("all_reduce", "sharp", 1) == (None, ("machine.collectives.all_reduce=sharp",))
     words = ["dgx_a100", "--sizes", "1KiB", "--algorithm", "ring", "--chunks", "2", "--json"]
     (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
     assert row["algorithm"] == "ring"

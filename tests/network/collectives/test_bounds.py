@@ -50,6 +50,15 @@ def test_a_barrier_is_bound_by_latency_alone():
     assert (found.time, found.kind) == (2800, "latency")
 
 
+def test_switches_that_add_up_spare_members_what_they_send_for_others():
+    # 4 members with two links of 1 GB/s each send S = 8 MB once, not 2·3/4 times
+    found = bounds(ring(4), range(4), CollectiveType.ALL_REDUCE, 8 * 10**6, in_switch=True)
+    assert found.bandwidth == 4 * 10**9
+    # but nobody is spared the 3 shards of the others
+    gathered = bounds(ring(4), range(4), CollectiveType.ALL_GATHER, 10**6, in_switch=True)
+    assert gathered.bandwidth == 1_500_000_000
+
+
 def test_one_member_needs_no_time():
     assert bounds(ring(4), [2], CollectiveType.ALL_REDUCE, 100).time == 0
 

@@ -23,7 +23,7 @@ from rapid_des.network.collectives import (
     task,
 )
 from rapid_des.network.collectives.grids import grid_tree
-from rapid_des.network.collectives.in_switch import nvls, switch_tree
+from rapid_des.network.collectives.in_switch import fits, nvls, switch_tree, two_levels
 
 AR, AG = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
 PAIRS = [(name, kind) for name, (_, does) in ON_FABRIC.items() for kind in sorted(does)]
@@ -35,7 +35,7 @@ ROOTED = (CollectiveType.BROADCAST, CollectiveType.REDUCE)
 @given(
     extents=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     size=st.integers(0, 700),
-    chunks=st.integers(1, 2),
+    chunks=st.integers(1, 3),
     pick=st.randoms(),
 )
 def test_everyone_ends_with_their_data(name, kind, extents, size, chunks, pick):
@@ -120,6 +120,39 @@ def test_a_switch_tree_sends_the_buffer_once_each_way():
     assert schedule.switches == 4
     assert len(schedule) == 30
     assert set(schedule.size.tolist()) == {500}
+
+
+def test_nvls_fetches_a_chunk_once_the_last_but_one_has_come():
+    # 2 members, chunks of 20 B in blocks of 10 B; member m sends block b of chunk c to the switch
+    schedule = nvls(task(AR, 2, 80), chunks=4)
+    prove(schedule, task(AR, 2, 80))
+    pulls = np.flatnonzero(schedule.reduces)
+    waits = [
+        schedule.dependencies[schedule.dependency_starts[t] : schedule.dependency_starts[t + 1]].tolist()
+        for t in pulls.tolist()
+    ]
+    assert [len(row) for row in waits] == [0] * 8 + [1] * 8
+    for pull, row in zip(pulls[8:].tolist(), waits[8:], strict=True):
+        # the block of the same owner two chunks earlier, summed, on its way from the switch to the owner
+        assert int(schedule.offset[row[0]]) == int(schedule.offset[pull]) - 40
+        assert (schedule.source[row[0]], schedule.destination[row[0]]) == (2, schedule.offset[pull] // 10 % 2)
+
+
+def test_a_tree_hands_blocks_over_without_passing_the_root():
+    # leaves 4 and 5 of two members each below root 6; a shard of 100 B from each member to all others
+    schedule = on_fabric("sharp", Shaped(AG, (2, 2), 100))
+    ends = list(zip(schedule.source.tolist(), schedule.destination.tolist(), strict=True))
+    # each shard goes up once, to the member beside it, to the root, the other leaf and its two members
+    assert len(ends) == 4 * 6
+    assert ends.count((4, 6)) == ends.count((6, 4)) == 2
+    assert ends.count((4, 0)) == 3
+
+
+def test_what_fits_a_tree_of_switches():
+    assert fits("nvls", two_levels(4, 4), 4)
+    assert not fits("nvls", two_levels(4, 2), 4)
+    assert fits("sharp", two_levels(4, 2), 4)
+    assert not fits("sharp", (), 4)
 
 
 def test_a_bucket_on_a_line_needs_no_link_back():
