@@ -110,9 +110,10 @@ class Template:
     pair: Int32s
     """Index into the pairs of distinct (source, destination) members, or NONE."""
     pair_source: Int32s
+    """A member, or from `members` on a switch of the tree over the group; likewise the destination."""
     pair_destination: Int32s
     source: Int32s
-    """The member whose visit injects the task (orders ties on links)."""
+    """The member whose visit injects the task (orders ties on links); for a switch one that it heard from."""
     size: Int32s
     """Row of the hop tables."""
     need: Int32s
