@@ -1,4 +1,4 @@
-"""`rapid-des faults`: what link, GPU and node faults cost a job."""
+"""`rapid-des faults`: what faults of links, GPUs, NICs, switches and servers cost a job."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from rapid_des.machine import Machine, load_machine
 from rapid_des.network.plot import draw
 from rapid_des.simulation import MODES
 from rapid_des.studies.faults import How, criticality, scenario
-from rapid_des.studies.parts import KINDS
+from rapid_des.studies.parts import KINDS, PLURALS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_PLURALS = {f"{kind}s": kind for kind in KINDS}
 
 
 def _study_options(command: _Command) -> _Command:
@@ -59,7 +58,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
 @_study_options
 @click.option("--derate", default=0.5, show_default=True, help="What is left of a part's speed.")
 @click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice(list(_PLURALS)), help="Only these. Repeatable."
+    "--kind", "kinds", multiple=True, type=click.Choice(list(PLURALS)), help="Only these. Repeatable."
 )
 @click.option("--top", type=click.IntRange(1), help="Print only so many rows.")
 @click.option("--every", is_flag=True, help="Simulate every part, even where symmetry tells its cost.")
@@ -67,9 +66,13 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
 def criticality_command(
     job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
 ) -> None:
-    """Rank links, GPUs and nodes by what it costs the step of JOB if one of them is slower."""
+    """Rank what a machine is made of by what it costs the step of JOB if one part is slower.
+
+    A link, NIC, switch or endpoint (a GPU as a node of the fabric) loses bandwidth on all its links, a GPU
+    its own speed, a node (a server) both.
+    """
     wanted, loaded = _opened(job, machine, settings, faults)
-    kinds = [_PLURALS[kind] for kind in options["kinds"]] or KINDS
+    kinds = [PLURALS[kind] for kind in options["kinds"]] or KINDS
     ranked = criticality(wanted, loaded, derate=options["derate"], kinds=kinds, how=_how(options))
     if options["as_json"]:
         print_json(ranked.as_json(options["top"]))

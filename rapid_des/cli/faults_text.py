@@ -44,11 +44,12 @@ def _section(title: str, rows: Sequence[Change]) -> Iterator[str]:
 def criticality_lines(ranked: Criticality, top: int | None) -> Iterator[str]:
     """Yield a ranking as lines."""
     yield f"healthy step {ranked.healthy.step_time}; each part alone at {ranked.derate:g} of its speed"
-    yield f"{'kind':<5} {'part':<22} {'step time':>12} {'cost':>12} {'slower':>8}  from"
+    width = max([5, *(len(row.part.kind) for row in ranked.rows[:top])])
+    yield f"{'kind':<{width}} {'part':<22} {'step time':>12} {'cost':>12} {'slower':>8}  from"
     for row in ranked.rows[:top]:
         share = row.cost / max(ranked.healthy.step_time, 1)
         cost = f"{'-' if row.cost < 0 else ''}{Duration(abs(row.cost))}"
-        what = f"{row.part.kind:<5} {row.part.name:<22} {row.step_time!s:>12}"
+        what = f"{row.part.kind:<{width}} {row.part.name:<22} {row.step_time!s:>12}"
         yield f"{what} {cost:>12} {share:>8.2%}  {row.source}"
     hidden = len(ranked.rows) - len(ranked.rows[:top])
     yield f"{ranked.simulations} simulations for {len(ranked.rows)} parts" + (

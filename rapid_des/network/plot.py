@@ -41,6 +41,8 @@ class Picture:
     """What `load` is."""
     gpu_load: Mapping[int, float] | None = None
     """The same of GPUs, which it colours."""
+    node_load: Mapping[int, float] | None = None
+    """The same of the fabric's nodes: fills NICs and switches, and outlines GPUs that `gpu_load` fills."""
 
 
 def draw(picture: Picture, path: Path) -> None:
@@ -180,14 +182,32 @@ def _draw_nodes(axes: Any, picture: Picture, points: Points, scale: float) -> No
     for (name, marker, colour), start, end in zip(kinds, ends[:-1], ends[1:], strict=True):
         if start < end:
             where = points[start:end]
-            fill: dict[str, Any] = {"c": colour}
-            if name == "GPU" and picture.gpu_load is not None:
-                shares = [picture.gpu_load.get(gpu, 0.0) for gpu in range(start, end)]
-                fill = {"c": shares, "cmap": "viridis_r", "vmin": 0.0, "vmax": 1.0}
-            axes.scatter(where[:, 0], where[:, 1], s=size, marker=marker, edgecolors="black",
-                         linewidths=0.6, zorder=3, label=f"{end - start} {name}", **fill)  # fmt: skip
+            style = _filling(picture, range(start, end), colour)
+            rim = ", rim: their links" if np.ndim(style["edgecolors"]) > 1 else ""
+            label = f"{end - start} {name}{rim}"
+            axes.scatter(where[:, 0], where[:, 1], s=size, marker=marker, zorder=3, label=label, **style)
     if fabric.gpus <= 128 and size > 60:
         for gpu in range(fabric.gpus):
-            dark = picture.gpu_load is not None and picture.gpu_load.get(gpu, 0.0) > 0.5
+            dark = (picture.gpu_load or picture.node_load or {}).get(gpu, 0.0) > 0.5
             ink = "white" if dark else "black"
             axes.annotate(str(gpu), points[gpu], ha="center", va="center", fontsize=6, color=ink, zorder=4)
+
+
+def _filling(picture: Picture, nodes: range, colour: str) -> dict[str, Any]:
+    """Return how nodes of one kind are filled and outlined: by their load where it is given."""
+    loads, on_gpus = picture.node_load or {}, nodes.start < picture.fabric.gpus
+    own = picture.gpu_load if on_gpus and picture.gpu_load is not None else loads
+    style: dict[str, Any] = {"edgecolors": "black", "linewidths": 0.6, "c": colour}
+    if not own.keys().isdisjoint(nodes):
+        shares = [own.get(node, 0.0) for node in nodes]
+        style |= {"c": shares, "cmap": "viridis_r", "vmin": 0.0, "vmax": 1.0}
+    if own is not loads and not loads.keys().isdisjoint(nodes):
+        outline = _colours([loads.get(node, 0.0) for node in nodes])
+        style |= {"edgecolors": outline, "linewidths": 2.2}
+    return style
+
+
+def _colours(shares: Sequence[float]) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["viridis_r"](np.array(shares))

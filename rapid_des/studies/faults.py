@@ -1,17 +1,17 @@
-"""Fault studies: one scenario against the healthy run, and how critical every link, GPU and node is.
+"""Fault studies: one scenario against the healthy run, and how critical every part of a machine is.
 
 Criticality asks for each part of the machine what it costs the step if that part alone is slower. Three facts
 of the healthy run spare simulations without changing the answer: a part that carries nothing costs nothing;
-parts that a proven rotation of the program maps onto each other cost the same, up to the order in which a
-link serves transfers that become ready at one instant (tens of picoseconds); and traces that a fault does
-not reprice are lowered again, not built again.
+parts of the same busy links, and those that a proven rotation of the program maps onto each other, cost the
+same, up to the order in which a link serves transfers that become ready at one instant (tens of
+picoseconds); and traces that a fault does not reprice are lowered again, not built again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +21,20 @@ from rapid_des.errors import InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine, picture
 from rapid_des.network.faults import Fault
+from rapid_des.network.nodes import find_node
 from rapid_des.network.plot import Picture
 from rapid_des.replay.execute import EngineChoice
 from rapid_des.replay.faults.machines import with_faults
 from rapid_des.replay.faults.pricing import trace_of
 from rapid_des.replay.folding.symmetry import rotations
 from rapid_des.simulation import Result, replay, simulate
-from rapid_des.studies.parts import KINDS, Part, parts_of
+from rapid_des.studies.parts import KINDS, Kind, Part, parts_of
 from rapid_des.studies.scenario import Scenario, compared
 from rapid_des.units import Duration, seconds
 
 Report = Callable[[str], None]
+_Mark = tuple[str, frozenset[int], frozenset[int]]
+"""What of its speed a part loses, its links that carry something, and the positions of its ranks."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,12 @@ class Ranked:
     cost: int
     """Picoseconds over the healthy step."""
     source: str
-    """simulated; carries nothing; or the part that it is a mirror image of."""
+    """simulated; carries nothing; or the part that it is a mirror image of, or has all busy links of."""
 
 
 @dataclass(frozen=True)
 class Criticality:
-    """Every part by what it costs, the costliest first, equals in the order of links, GPUs, nodes and ids."""
+    """Every part by what it costs, the costliest first, equals in the order of KINDS and ids."""
 
     healthy: Result
     derate: float
@@ -89,14 +92,23 @@ class Criticality:
         }
 
     def heat_map(self, machine: Machine) -> Picture:
-        """Return a drawing whose links and GPUs have their cost as colour, 1 the costliest of its kind."""
+        """Return a drawing whose links and nodes have their cost as colour, 1 the costliest of its kind.
+
+        A GPU is filled by the cost of its own speed and outlined by that of its links.
+        """
         links = {link: share for part, share in self._shares("link") for link in part.links}
         gpus = {gpu: share for part, share in self._shares("gpu") for gpu in part.gpus}
+        nodes = {
+            find_node(machine.fabric, part.name): share
+            for kind in ("nic", "switch", "endpoint")
+            for part, share in self._shares(kind)
+        }
         return replace(
             picture(machine, links),
             title=f"{machine.name}: what each part costs at {self.derate:g} of its speed",
             load_label="cost, as a share of the costliest of its kind",
             gpu_load=gpus or None,
+            node_load=nodes or None,
         )
 
     def _shares(self, kind: str) -> Iterator[tuple[Part, float]]:
@@ -119,13 +131,14 @@ def criticality(
     machine: Machine,
     *,
     derate: float,
-    kinds: Sequence[Literal["link", "gpu", "node"]] = KINDS,
+    kinds: Sequence[Kind] = KINDS,
     how: How = How(),  # noqa: B008 - frozen
 ) -> Criticality:
-    """Rank links, GPUs and nodes by what it costs the step if one alone is at a share `derate` of its speed.
+    """Rank parts of a machine by what it costs the step if one alone is at a share `derate` of its speed.
 
-    A link loses bandwidth in both directions, a GPU arithmetic and memory bandwidth, a node both of its GPUs
-    and links. A keyboard interrupt ends the study with what is finished.
+    A link loses bandwidth in both directions, a GPU arithmetic and memory bandwidth; a NIC, a switch and a
+    GPU as an endpoint of the fabric the bandwidth of all their links; a server both of its GPUs and links.
+    A keyboard interrupt ends the study with what is finished.
     """
     if not 0 < derate < 1:
         raise InputError(f"derate {derate}: allowed: above 0 and below 1")
@@ -186,9 +199,10 @@ class _Study:
 
     def _classes(self, parts: Sequence[Part]) -> list[list[Part]]:
         """Return parts that cost the same, the most loaded class first."""
-        by_mark = {self._mark(part): part for part in parts}
         idle = [part for part in parts if not any(self._mark(part)[1:])]
-        alike = {part: part for part in parts} | {part: idle[0] for part in idle}
+        by_mark: dict[_Mark, Part] = {}
+        alike = {part: by_mark.setdefault(self._mark(part), part) for part in parts}
+        alike |= {part: idle[0] for part in idle}
 
         def head(part: Part) -> Part:
             while alike[part] is not part:
@@ -198,9 +212,8 @@ class _Study:
         order = {part: place for place, part in enumerate(parts)}
         for turn in rotations(self.run.lowered.program):
             for part in parts:
-                kind, links, positions = self._mark(part)
-                image = (kind, _moved(turn.link, links), _moved(turn.position, positions))
-                other = by_mark.get(image)
+                loss, links, positions = self._mark(part)
+                other = by_mark.get((loss, _moved(turn.link, links), _moved(turn.position, positions)))
                 if other is not None and (links or positions):
                     low, high = sorted((head(part), head(other)), key=order.__getitem__)
                     alike[high] = low
@@ -209,10 +222,11 @@ class _Study:
             classes.setdefault(head(part), []).append(part)
         return sorted(classes.values(), key=lambda mine: -int(self.load[sorted(mine[0].links)].sum()))
 
-    def _mark(self, part: Part) -> tuple[str, frozenset[int], frozenset[int]]:
-        """Return what of a part the program notices."""
+    def _mark(self, part: Part) -> _Mark:
+        """Return what of a part the program notices: parts of equal marks cost the same."""
         positions = frozenset(self.position[gpu] for gpu in part.gpus if gpu in self.position)
-        return part.kind, part.links & self.used, positions
+        loss = part.kind if part.gpus else "bandwidth"
+        return loss, part.links & self.used, positions
 
     def _class(self, alike: Sequence[Part]) -> Iterator[Ranked]:
         first = alike[0]
@@ -223,7 +237,8 @@ class _Study:
         result = self._degraded(first)
         yield self._row(first, result, "simulated")
         for part in alike[1:]:
-            yield self._row(part, result, f"mirrors {first.name}")
+            same = self._mark(part) == self._mark(first)
+            yield self._row(part, result, f"{'the links of' if same else 'mirrors'} {first.name}")
 
     def _row(self, part: Part, result: Result, source: str) -> Ranked:
         return Ranked(part, result.step_time, result.step_time - self.healthy.step_time, source)
