@@ -89,6 +89,15 @@ class Machine:
         dead |= self.dead
         return FaultAwareRouter(self.fabric, self.planned, dead) if dead else self.planned
 
+    def without(self, dead: frozenset[int]) -> Machine:
+        """Return the machine as it is while these links are down too."""
+        return replace(self, dead=self.dead | dead, router=self.router_around(dead))
+
+    @property
+    def replans(self) -> bool:
+        """Whether a constant fault asks for collectives that are planned for what is left."""
+        return bool(self.dead) and any(fault.policy == "replan" and not fault.timed for fault in self.faults)
+
     @property
     def switching(self) -> Switching:
         """How links forward messages."""

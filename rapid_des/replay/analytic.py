@@ -24,20 +24,28 @@ def alone(schedule: Schedule, machine: Machine, ranks: Sequence[int]) -> int:
     """Return the picoseconds of a collective among `ranks` that all arrive at once, without congestion.
 
     The longer of the longest chain of transfers at zero load, and the busiest link's service of all that
-    crosses it plus the shortest way there and on.
+    crosses it.
     """
+    chain, load = chain_and_load(schedule, machine, ranks)
+    return max(chain, int(load.max(initial=0)))
+
+
+def chain_and_load(
+    schedule: Schedule, machine: Machine, ranks: Sequence[int]
+) -> tuple[int, NDArray[np.int64]]:
+    """Return the longest chain of transfers at zero load, and every link's service of all that crosses it."""
     sizes = Sizes()
     template = template_of(schedule, sizes, name="")
     if not len(template.pair_source):
-        return 0
+        return 0, np.zeros(0, np.int64)
     members = np.array(with_switches(machine, ranks) if schedule.switches else ranks, np.int64)
     routes = machine.router.routes(
         np.stack((members[template.pair_source], members[template.pair_destination]), 1)
     )
     switching = _uncongested(machine.switching)
     hops, classes = hop_table(machine.fabric, switching, routes, sizes.all())
-    crossing, busiest = _zero_load(template, hops, routes, classes)
-    return max(_longest_chain(schedule, crossing), busiest)
+    crossing, load = _zero_load(template, hops, routes, classes)
+    return _longest_chain(schedule, crossing), load
 
 
 def message_alone(size: int, machine: Machine, source: int, destination: int) -> int:
@@ -62,8 +70,10 @@ def _uncongested(switching: Switching) -> Switching:
     return switching if switching.mode != "fluid" else switching.__replace__(mode="cut_through")
 
 
-def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> tuple[NDArray[np.int64], int]:
-    """Return each task's time on the way, and the time that the busiest link serves."""
+def _zero_load(
+    template: Template, hops: Any, routes: Any, classes: Any
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each task's time on the way, and the time that each link serves."""
     moves = np.flatnonzero(template.pair >= 0)
     pair, size = template.pair[moves], template.size[moves]
     counts = (routes.starts[1:] - routes.starts[:-1])[pair]
@@ -78,7 +88,7 @@ def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> tupl
     np.add.at(crossing, moves[task], step)
     load = np.zeros(int(routes.links.max(initial=0)) + 1, np.int64)
     np.add.at(load, routes.links[hop], occupancy)
-    return crossing, int(load.max(initial=0))
+    return crossing, load
 
 
 def _longest_chain(schedule: Schedule, crossing: NDArray[np.int64]) -> int:

@@ -18,12 +18,13 @@ from rapid_des.replay.durations import service_times
 from rapid_des.replay.faults.gpus import require_alive
 from rapid_des.replay.fluid_table import fluid_table, no_hops
 from rapid_des.replay.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
-from rapid_des.replay.plans import Above, Call, plan
+from rapid_des.replay.plans import Above, Call
 from rapid_des.replay.plans import Step as PlanStep
 from rapid_des.replay.program import NONE, Program, RankProgram, Template
 from rapid_des.replay.ranks import Recipe, Step, rank_program
 from rapid_des.replay.services import Sizes, hop_table
 from rapid_des.replay.signature import signatures
+from rapid_des.replay.survivors import Planner
 from rapid_des.replay.templates import Templates, lasting_message, lasting_template
 
 
@@ -85,6 +86,7 @@ class _Lowering:
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
         self.likeness: dict[tuple[int, ...], bytes] = {}
+        self.planner = Planner(machine)
 
     def program(self) -> Program:
         bindings = tuple(
@@ -116,7 +118,8 @@ class _Lowering:
         """Return the rank's program: one for all ranks with the same nodes and the same shapes of groups."""
         geometries = tuple(self.groups.geometry(name) for name in trace.groups)
         trees = tuple(self._above(name, trace.rank) for name in trace.groups)
-        key: tuple[object, ...] = (id(trace.nodes), geometries, trees)
+        mark = self.planner.mark(trace.rank, map(self.groups.members, trace.groups))
+        key: tuple[object, ...] = (id(trace.nodes), geometries, trees, mark)
         if self.analytic:
             members = tuple(self._likeness(self.groups.members(name)) for name in trace.groups)
             key = (*key, members, tuple(self._likeness((trace.rank, peer)) for peer in trace.peers))
@@ -149,12 +152,12 @@ class _Lowering:
 
     def lasting(self, call: Call, ranks: tuple[int, ...]) -> int:
         """Return the template of a collective that takes as long as it would alone."""
-        key = ("alone", call, self._likeness(ranks))
+        key = ("alone", call, ranks if self.machine.replans else self._likeness(ranks))
         return self._template(key, lambda: self._alone(call, ranks))
 
     def _alone(self, call: Call, ranks: tuple[int, ...]) -> Template:
         duration = 0
-        for chunk in plan(call, self.machine):
+        for chunk in self.planner.plan(call, ranks, ranks[0]):
             for step in chunk:
                 line = ranks
                 if step.axis is not None:
@@ -251,11 +254,11 @@ class _Recipes:
         call = Call(kind, size, extents, axes, self._trees[group])
         if call.members == 1:
             return Recipe(whole)
+        ranks = self._lowering.groups.members(self._trace.groups[group])
         if self._lowering.analytic:
-            ranks = self._lowering.groups.members(self._trace.groups[group])
             return Recipe(whole, (Step(whole, self._use(whole, self._lowering.lasting(call, ranks)), 0),))
         steps = []
-        for chunk, chunk_steps in enumerate(plan(call, self._lowering.machine)):
+        for chunk, chunk_steps in enumerate(self._lowering.planner.plan(call, ranks, self._trace.rank)):
             for step in chunk_steps:
                 members, slot = call.members, whole
                 if step.axis is not None:

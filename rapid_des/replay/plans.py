@@ -21,6 +21,7 @@ from rapid_des.network.collectives import (
     fits,
 )
 from rapid_des.network.collectives import plan as hierarchical_plan
+from rapid_des.network.collectives.ordering import Order, ordered_schedule
 from rapid_des.network.fabric import Fabric
 
 PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} | {
@@ -89,9 +90,15 @@ class Step:
     """The shape of the whole group, for algorithms that use it; empty: a plain group."""
     parents: Parents = ()
     """The tree of switches over the members, for algorithms that work in it."""
+    order: Order = ()
+    """The member at each place of the algorithm's ring; empty: their own order."""
 
     def schedule(self, members: int) -> Schedule:
         """Return the step's transfers among so many members."""
+        if self.order:
+            return ordered_schedule(
+                self.algorithm, self.collective, self.size, self.order, chunks=self.chunks
+            )
         return build_schedule(
             self.algorithm,
             Shaped(

@@ -89,6 +89,8 @@ def _time_problem(fault: Fault) -> str:
 def _policy_problem(fault: Fault) -> str:
     if fault.policy == "wait" and fault.detection is not None:
         return "detection: only with the policies reroute and replan"
+    if fault.policy == "replan" and fault.down and not fault.timed:
+        return ""
     if fault.policy != "wait" and (fault.detection is None or not fault.down):
         return f"policy {fault.policy}: needs detection (a time) and down"
     return ""

@@ -73,7 +73,11 @@ class Fault(Spec, frozen=True, kw_only=True):
     until_progress: Progress | None = None
 
     policy: Literal["wait", "reroute", "replan"] = "wait"
-    """While a link is down, its traffic waits, or after `detection` is routed anew or planned anew."""
+    """While a link is down, its traffic waits, or after `detection` is routed anew or planned anew.
+
+    `replan` also plans collectives that begin once it is noticed for what survives. Of a constant fault,
+    which traffic always avoids, it is the one policy that changes anything, and needs no `detection`.
+    """
     detection: Duration | None = None
 
     @property

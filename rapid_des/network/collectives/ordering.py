@@ -1,0 +1,106 @@
+"""Logical rings in another order than that of the members: whose neighbours are near on what survives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import TypeAlias
+
+import numpy as np
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.network.collectives.registry import ALGORITHMS
+from rapid_des.network.collectives.relocation import relabel, together
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.task import ROOTED, SHARDED_INPUT, Ints, Task, chunk, task
+
+Order: TypeAlias = tuple[int, ...]
+"""The member at each place of a logical ring."""
+C = CollectiveType
+_OWNED = SHARDED_INPUT | {C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.SCATTER}
+"""Block b is member b's, wherever that stands."""
+
+
+def ordered_schedule(
+    name: str, collective: CollectiveType, size: int, order: Order, *, chunks: int = 1
+) -> Schedule:
+    """Return an algorithm's transfers with member order[i] in place i; all keep their own data."""
+    whole = _placed(task(collective, len(order), size), np.array(order, np.int64))
+    single = chunks == 1 or collective is C.BARRIER
+    parts = [whole] if single else [chunk(whole, index, chunks) for index in range(chunks)]
+    schedule = together([ALGORITHMS[name].schedule(part) for part in parts])
+    return relabel(schedule, np.array(order, np.int64), len(order))
+
+
+def _placed(whole: Task, order: Ints) -> Task:
+    """Return the task with blocks and root numbered by places instead of members."""
+    blocks = np.arange(len(whole.offset))
+    if whole.collective in _OWNED:
+        blocks = order
+    elif whole.collective is C.ALL_TO_ALL:
+        blocks = (order[:, None] * whole.members + order[None, :]).reshape(-1)
+    root = int(np.flatnonzero(order == whole.root)[0]) if whole.collective in ROOTED else whole.root
+    return replace(whole, root=root, offset=whole.offset[blocks], size=whole.size[blocks])
+
+
+def snakes(extents: Sequence[int]) -> Iterator[Order]:
+    """Yield the orders in which a grid's members are walked to and fro, for every order of its axes.
+
+    >>> list(snakes((2, 3)))
+    [(0, 1, 3, 2, 4, 5), (0, 2, 4, 5, 3, 1)]
+    """
+    strides = np.cumprod([1, *extents[:-1]], dtype=np.int64)
+    for axes in permutations(range(len(extents))):
+        walk = np.zeros(1, np.int64)
+        for axis in axes:
+            walk = np.concatenate(
+                [walk[:: 1 - step % 2 * 2] + step * strides[axis] for step in range(extents[axis])]
+            )
+        yield tuple(walk.tolist())
+
+
+def repaired(hops: Ints, healthy: Ints, orders: Iterable[Order] = ()) -> Order:
+    """Return a ring whose neighbours are near: that of rank order, or the first shortest of `orders`, mended.
+
+    `hops[a, b]` is the way from a to b on what survives, `healthy[a, b]` on the whole fabric. As long as
+    that makes the ring shorter, a neighbourhood that became longer is taken apart: by turning a stretch
+    beside it round or by moving one of the two elsewhere, whichever leaves the fewest hops. The ring begins
+    behind its longest hop, so that a line's ends are its ends.
+    """
+    starts = [np.array(order) for order in orders] or [np.arange(len(hops))]
+    ring = min((_mended(start, hops, healthy) for start in starts), key=lambda one: _length(one, hops))
+    longest = int(np.argmax(hops[ring, np.roll(ring, -1)]))
+    return tuple(np.roll(ring, -longest - 1).tolist())
+
+
+def _mended(ring: Ints, hops: Ints, healthy: Ints) -> Ints:
+    while True:
+        places = np.flatnonzero((hops > healthy)[ring, np.roll(ring, -1)])
+        found = [other for place in places.tolist() for other in _without(np.roll(ring, -place - 1))]
+        lengths = [_length(other, hops) for other in found]
+        if not found or min(lengths) >= _length(ring, hops):
+            return ring
+        ring = found[lengths.index(min(lengths))]
+
+
+def _length(ring: Ints, hops: Ints) -> int:
+    return int(hops[ring, np.roll(ring, -1)].sum())
+
+
+def _without(ring: Ints) -> Iterator[Ints]:
+    """Yield rings in which the last is not followed by the first."""
+    size = len(ring)
+    yield ring[::-1]
+    for end in range(1, size - 1):
+        yield np.concatenate((ring[: end + 1][::-1], ring[end + 1 :]))
+    for place in range(2, size - 1):
+        yield np.concatenate((ring[1:place], ring[:1], ring[place:]))
+        yield np.concatenate((ring[: place - 1], ring[-1:], ring[place - 1 : -1]))
+
+
+def line_of(members: Sequence[int], extents: Sequence[int], axis: int, place: int) -> tuple[int, list[int]]:
+    """Return the first place and the members of the line along an axis through one place of a grid."""
+    stride = int(np.prod(extents[:axis], dtype=np.int64))
+    base = place - place // stride % extents[axis] * stride
+    return base, [members[base + step * stride] for step in range(extents[axis])]
