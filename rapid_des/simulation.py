@@ -193,7 +193,7 @@ def _played(lowered: Lowered, machine: Machine, choice: EngineChoice, *, trail: 
     def run(program: Program) -> Execution:
         return execute(program, choice, trail=trail, name=lowered.name)
 
-    return execute_on(lowered.program, machine, run)
+    return execute_on(lowered, machine, run)
 
 
 def _choice(engine: str | EngineChoice) -> EngineChoice:

@@ -19,7 +19,7 @@ from rapid_des.replay.instances import Instance, trail_of
 from rapid_des.replay.program import NONE, Level, Program, Records, VisitKind
 from rapid_des.replay.servers import Arbiter, Clock, Server
 from rapid_des.replay.tables import LinkTable, RankTable, TemplateTable
-from rapid_des.replay.timetable import FOREVER, advance, lag_at
+from rapid_des.replay.timetable import FOREVER, advance
 
 if TYPE_CHECKING:
     from rapid_des.replay.fluid_links import FluidLinks
@@ -186,27 +186,38 @@ class Simulation:
         return int(number)
 
     def _arrive(self, position: int, visit: int) -> Event:
+        parent = self.tables[position].parent[visit]
+        if parent == NONE:
+            return self._meet(position, visit, self._number(position, visit))
+        return self._meet(position, visit, self.occurrence[self.offsets[position] + parent])
+
+    def _meet(self, position: int, visit: int, number: int) -> Event:
+        """Return when a visit's part in instance `number` of its collective is done."""
         table, binding = self.tables[position], self.program.bindings[position]
-        slot, parent, base = table.slot[visit], table.parent[visit], self.offsets[position]
-        number = self._number(position, visit) if parent == NONE else self.occurrence[base + parent]
+        slot, template = table.slot[visit], table.template[visit]
         group, member = int(binding.groups[slot]), int(binding.members[slot])
         key = (group, number, table.sub[visit])
         instance = self.instances.get(key)
-        template = table.template[visit]
         if instance is None:
             routes = self.program.groups[group].routes[template].tolist()
             instance = self.instances[key] = Instance(self.templates[template], template, routes)
         elif instance.index != template:
             raise TraceError(explain_disagreement(self.program, key, (instance.index, template)))
-        instance.visits[member] = base + visit
+        return self._join(key, instance, member, self.offsets[position] + visit)
+
+    def _join(self, key: tuple[int, int, int], instance: Instance, member: int, flat: int) -> Event:
+        instance.visits[member] = flat
         done = instance.done[member] = Event(self.env)
         instance.absent -= 1
         if instance.absent == 0:
-            for flat in instance.visits:
-                self.met[flat] = self.env.now
+            self._assembled(instance)
         for target, lag in instance.template.arrivals[member]:
             self._count(key, instance, target, lag)
         return done
+
+    def _assembled(self, instance: Instance) -> None:
+        for flat in instance.visits:
+            self.met[flat] = self.env.now
 
     def _count(self, key: tuple[int, int, int], instance: Instance, target: int, lag: int) -> None:
         left = instance.pending[target] - 1
@@ -259,7 +270,7 @@ class Simulation:
             server = self._link_server(link)
             yield server.request((priority, ready, *order, place))
             start = env.now
-            free, forward, arrival = self._hop(link, size, service, start)
+            free, forward, arrival = links.hop(link, size, service, start)
             links.count(link, label, size, wait=start - ready, busy=free - start)
             if self.trail is not None:
                 self.trail.append((link, start, free, arrival, source, task, place))
@@ -279,17 +290,6 @@ class Simulation:
         position = int(np.searchsorted(self.offsets, flat, side="right")) - 1
         priority: int = self.tables[position].link_priority[flat - self.offsets[position]]
         return position, priority
-
-    def _hop(self, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
-        """Return when the link is free, the next hop ready and the message arrived."""
-        occupancy, head, lag = self.links.service[size][service]
-        timetable = self.links.timetables.get(link)
-        if timetable is None:
-            return start + occupancy, start + head + lag, start + occupancy + lag
-        time, rate, extra = timetable
-        free = advance(time, rate, start, occupancy)
-        lag += lag_at(time, extra, start)
-        return free, advance(time, rate, start, head) + lag, free + lag
 
 
 def run(program: Program, *, trail: bool = False) -> Records:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.replay.program import Program, RankProgram, Template
+from rapid_des.replay.timetable import advance, lag_at
 
 
 class RankTable:
@@ -23,6 +24,7 @@ class RankTable:
         self.occurrence = program.occurrence.tolist()
         self.sub = program.sub.tolist()
         self.template = program.template.tolist()
+        self.node = program.node.tolist()
         self.need = program.need.tolist()
         self.servers = list(zip(program.server_capacity.tolist(), program.server_level.tolist(), strict=True))
         edges = list(
@@ -89,6 +91,17 @@ class LinkTable:
     def route(self, route: int) -> list[tuple[int, int]]:
         """Return (link, service class) of a route's hops."""
         return self._hops[self._starts[route] : self._starts[route + 1]]
+
+    def hop(self, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
+        """Return when the link is free, the next hop ready and the message arrived."""
+        occupancy, head, lag = self.service[size][service]
+        timetable = self.timetables.get(link)
+        if timetable is None:
+            return start + occupancy, start + head + lag, start + occupancy + lag
+        time, rate, extra = timetable
+        free = advance(time, rate, start, occupancy)
+        lag += lag_at(time, extra, start)
+        return free, advance(time, rate, start, head) + lag, free + lag
 
     def count(self, link: int, label: int, size: int, *, wait: int, busy: int) -> None:
         """Book one hop."""

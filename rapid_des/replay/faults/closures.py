@@ -9,11 +9,13 @@ from functools import cache, lru_cache
 
 import numpy as np
 
+from rapid_des.chakra.trace import TraceSet
 from rapid_des.errors import FabricCutError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.faults import Fault, hits, touches_links
 from rapid_des.network.faults.timing import active_intervals
+from rapid_des.replay.faults.anew import Anew
 from rapid_des.replay.services import hop_table
 from rapid_des.units import PS_PER_S, Duration
 
@@ -31,7 +33,8 @@ class Closure:
     noticed: int
     """From then on new transfers avoid the link, and those that it stopped are planned anew."""
     together: bool
-    """Policy `replan`: what remains is planned as a whole; else each transfer is routed on its own."""
+    """Policy `replan`: what remains is planned as a whole, and collectives that begin later are planned anew;
+    else each transfer is routed on its own."""
 
     def covers(self, moment: int) -> bool:
         """Whether the link is closed."""
@@ -62,6 +65,8 @@ class Closures:
     holds: bool
     """Whether GPUs on the way hold whole messages (store_and_forward): what remains goes on from the last
     one it reached. Else it is sent anew from its source, as packets in flight are dropped."""
+    anew: Anew | None
+    """Plans collectives anew; None if no closure asks for it."""
 
     def closed(self, link: int, moment: int) -> Closure | None:
         """Return the closure of a link at a time, the first noticed of several."""
@@ -71,6 +76,11 @@ class Closures:
     def avoided(self, moment: int) -> frozenset[int]:
         """Return the closed links that are noticed."""
         return frozenset(one.link for one in self.closures if one.covers(moment) and one.noticed <= moment)
+
+    def planned_around(self, moment: int) -> frozenset[int] | None:
+        """Return what a collective that begins now is planned around; None if nothing asks for that."""
+        noticed = [one for one in self.closures if one.covers(moment) and one.noticed <= moment]
+        return frozenset(one.link for one in noticed) if any(one.together for one in noticed) else None
 
     @property
     def _of(self) -> Mapping[int, list[Closure]]:
@@ -85,8 +95,11 @@ def _by_link(closures: tuple[Closure, ...]) -> Mapping[int, list[Closure]]:
     return found
 
 
-def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int) -> Closures | None:
-    """Return the closures of timed faults that traffic shall leave, up to `horizon`; None for none."""
+def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces: TraceSet) -> Closures | None:
+    """Return the closures of timed faults that traffic shall leave, up to `horizon`; None for none.
+
+    `traces` are those of the program: they say what collectives that are planned anew have to do.
+    """
     found = [
         Closure(link, start, end, start + (fault.detection or 0), fault.policy == "replan")
         for fault, hit in hits(machine.fabric, faults, machine.spec.gpus_per_node)
@@ -111,10 +124,11 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int) -> Clos
     return Closures(
         closures=tuple(sorted(found, key=lambda one: (one.start, one.link, one.noticed))),
         fabric=machine.fabric,
-        router_around=machine.router_around,
+        router_around=cache(machine.router_around),
         services=services,
         segment=switching.segment or (None if protocol is None else int(protocol.payload)),
         holds=switching.mode == "store_and_forward",
+        anew=Anew(traces, machine) if any(one.together for one in found) else None,
     )
 
 

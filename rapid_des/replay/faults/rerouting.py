@@ -20,20 +20,19 @@ from simpy.events import Event, Timeout
 from rapid_des.errors import FabricCutError
 from rapid_des.replay.faults.closures import Remaining, cut_at, replan
 from rapid_des.replay.faults.pieces import Piece, Service, Task
+from rapid_des.replay.faults.planning import PlanningSimulation
 from rapid_des.replay.instances import Instance
 from rapid_des.replay.program import Program, Records
 from rapid_des.replay.servers import Request
-from rapid_des.replay.simpy_engine import Process, Simulation
+from rapid_des.replay.simpy_engine import Process
 from rapid_des.replay.timetable import FOREVER, FULL_RATE, advance, lag_at, rate_at, work_done
 
 
-class ReroutingSimulation(Simulation):
+class ReroutingSimulation(PlanningSimulation):
     """A run whose program closes links."""
 
     def __init__(self, program: Program, *, trail: bool = False) -> None:
-        assert program.closures is not None
         super().__init__(program, trail=trail)
-        self.closures = program.closures
         self.rows: list[list[int]] = []
         self.serving: dict[int, Service] = {}
         self.asking: dict[Request, Piece] = {}
@@ -50,14 +49,13 @@ class ReroutingSimulation(Simulation):
     # One piece, hop by hop
 
     def _transfer(self, key: tuple[int, int, int], instance: Instance, task: int) -> Process:
-        template, links = instance.template, self.links
-        source = instance.visits[template.source[task]]
+        source = instance.visits[instance.template.source[task]]
         position, priority = self._origin(source)
-        size = links.payload[template.size[task]]
+        size, way = self._carried(instance, task)
         label = self.program.groups[key[0]].label
-        moving = Task(key, instance, task, priority, (position, self.env.now, source, task), label, size)
+        order = (position, self.env.now, source, key[2], task)
+        moving = Task(key, instance, task, priority, order, label, size)
         self.sent += size
-        way = tuple(link for link, _ in links.route(instance.routes[template.pair[task]]))
         avoided = self.closures.avoided(self.env.now)
         if not avoided.isdisjoint(way):
             way = self._planned([self._remaining(way, 0, size)], avoided, together=False)[0]

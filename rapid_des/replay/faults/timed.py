@@ -12,28 +12,29 @@ from rapid_des.machine import Machine
 from rapid_des.network.faults import Fault, gpu_timetables, link_timetables, placed_in_time
 from rapid_des.replay.execute import Execution
 from rapid_des.replay.faults.closures import closures_of
+from rapid_des.replay.lowering import Lowered
 from rapid_des.replay.program import Program, Timetable, VisitKind
 from rapid_des.units import Duration
 
 Run = Callable[[Program], Execution]
 
 
-def execute_on(program: Program, machine: Machine, run: Run) -> Execution:
-    """Play a program on a machine whose faults may come and go.
+def execute_on(lowered: Lowered, machine: Machine, run: Run) -> Execution:
+    """Play a lowered program on a machine whose faults may come and go.
 
     Steps and progress are placed by a run without the timed faults. Flaps and jitter are laid out up to a
     horizon, and again up to a farther one as long as the run outlasts it.
     """
     faults = tuple(fault for fault in machine.faults if fault.timed)
     if not faults:
-        return run(program)
+        return run(lowered.program)
     horizon = 1
     if any(fault.relative or _repeats(fault) for fault in faults):
-        steady = run(program).records.makespan
+        steady = run(lowered.program).records.makespan
         faults = placed_in_time(faults, steady)
         horizon = 2 * max(steady, 1)
     while True:
-        execution = _once(program, machine, faults, horizon, run)
+        execution = _once(lowered, machine, faults, horizon, run)
         if execution.records.makespan <= horizon or not any(map(_repeats, faults)):
             return execution
         horizon = 2 * execution.records.makespan
@@ -43,8 +44,8 @@ def _repeats(fault: Fault) -> bool:
     return fault.every is not None or fault.jitter is not None
 
 
-def _once(program: Program, machine: Machine, faults: tuple[Fault, ...], horizon: int, run: Run) -> Execution:
-    changing = with_timetables(program, machine, faults, horizon)
+def _once(lowered: Lowered, machine: Machine, faults: tuple[Fault, ...], horizon: int, run: Run) -> Execution:
+    changing = with_timetables(lowered, machine, faults, horizon)
     try:
         return run(changing)
     except DeadlockError as error:
@@ -67,13 +68,13 @@ def _gone(program: Program, machine: Machine) -> str:
     return ""
 
 
-def with_timetables(program: Program, machine: Machine, faults: tuple[Fault, ...], horizon: int) -> Program:
+def with_timetables(lowered: Lowered, machine: Machine, faults: tuple[Fault, ...], horizon: int) -> Program:
     """Return the program with the timetables and closures of its links, and of its ranks' compute streams.
 
     A GPU under a timed fault computes at the smaller of its arithmetic's and its memory's rate: what bounds
     an operator is not known to a program.
     """
-    per_node = machine.spec.gpus_per_node
+    program, per_node = lowered.program, machine.spec.gpus_per_node
     links = {
         link: Timetable(*(np.array(column, np.int64) for column in zip(*table, strict=True)))
         for link, table in link_timetables(machine.fabric, faults, horizon, per_node).items()
@@ -90,5 +91,5 @@ def with_timetables(program: Program, machine: Machine, faults: tuple[Fault, ...
         computes = (own.kind == VisitKind.COMPUTE) & (own.server >= 0)
         for server in np.unique(own.server[computes]).tolist():
             streams[position, server] = rates
-    closures = closures_of(machine, faults, horizon)
+    closures = closures_of(machine, faults, horizon, lowered.traces)
     return replace(program, link_timetables=links, stream_timetables=streams, closures=closures)

@@ -127,7 +127,7 @@ def test_the_compiled_engine_says_that_it_does_not_reroute():
 def test_planned_together_transfers_spread_over_ways():
     where = machine(dimension("torus", [3, 3]), switching=CUT)
     faults = [parse_fault("link=0>1 down=true from=0ns policy=replan detection=0ns")]
-    closures = closures_of(where, faults, 1)
+    closures = closures_of(where, faults, 1, one_message())
     left, dead = [Remaining(0, 1, 1000), Remaining(0, 1, 1000)], frozenset({where.fabric.link(0, 1)})
     alone, same = replan(left, closures, dead, together=False)
     one, other = replan(left, closures, dead, together=True)
@@ -150,14 +150,16 @@ def test_an_all_reduce_survives_a_closing_ring():
 @given(st.data())
 def test_closing_what_nobody_uses_changes_nothing_to_the_tick(data):
     where = data.draw(machines())
-    program = lower(data.draw(traces(where.fabric.gpus)), where).program
+    lowered = lower(data.draw(traces(where.fabric.gpus)), where)
+    program = lowered.program
     used = set(program.route_links.tolist())
     spare = sorted(set(range(program.links)) - used)
     plain = simpy_engine.run(program, trail=True)
     late = plain.makespan // 1000 + 10
+    policy = data.draw(st.sampled_from(["reroute", "replan"]))
     faults = [f"link=#{link} down=true from=0ns policy=reroute detection=1ns" for link in spare[:2]]
-    faults.append(f"link=#0 down=true from={late}ns policy=reroute detection=1ns")
-    closing = with_timetables(program, where, tuple(map(parse_fault, faults)), plain.makespan)
+    faults.append(f"link=#0 down=true from={late}ns policy={policy} detection=1ns")
+    closing = with_timetables(lowered, where, tuple(map(parse_fault, faults)), plain.makespan)
     assert_same(plain, rerouting.run(closing, trail=True), ties=False)
 
 
@@ -165,7 +167,8 @@ def test_closing_what_nobody_uses_changes_nothing_to_the_tick(data):
 @given(st.data())
 def test_no_byte_is_lost_whatever_closes(data):
     where = data.draw(machines())
-    program = lower(data.draw(traces(where.fabric.gpus)), where).program
+    lowered = lower(data.draw(traces(where.fabric.gpus)), where)
+    program = lowered.program
     makespan = simpy_engine.run(program).makespan
     links = data.draw(st.lists(st.integers(0, program.links - 1), min_size=1, max_size=3, unique=True))
     faults = []
@@ -177,7 +180,7 @@ def test_no_byte_is_lost_whatever_closes(data):
         faults.append(
             f"link=#{link} down=true from={start}ns until={until}ns policy={policy} detection={detection}ns"
         )
-    closing = with_timetables(program, where, tuple(map(parse_fault, faults)), 2 * makespan)
+    closing = with_timetables(lowered, where, tuple(map(parse_fault, faults)), 2 * makespan)
     try:
         records = rerouting.run(closing, trail=True)
     except FabricCutError:
