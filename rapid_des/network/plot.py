@@ -19,6 +19,7 @@ MOST_LINKS = 40_000
 """More lines than this are a grey block that shows nothing."""
 _PALETTE = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31")
 _DERATED, _DEAD = "#E69F00", "#D00000"
+_UNKNOWN = "#CCCCCC"
 _CURVE = np.linspace(0.0, 1.0, 13)[None, :, None]
 
 
@@ -34,7 +35,7 @@ class Picture:
     changing: frozenset[int]
     """Links that timed faults hit."""
     load: Mapping[int, float] | None
-    """Utilisation of links, 0 to 1: colours them instead of their dimensions."""
+    """Utilisation of links, 0 to 1: colours them instead of their dimensions; if empty they are grey."""
     circular: bool
     """Whether a fabric of one axis and without switches is drawn as a circle rather than as a line."""
     load_label: str = "utilisation of the busier direction"
@@ -129,7 +130,10 @@ def _draw_load(axes: Any, lines: Any, cables: Ints, first: Ints, picture: Pictur
     busiest = np.zeros(int(cables.max(initial=0)) + 1)
     for link, share in (picture.load or {}).items():
         busiest[cables[link]] = max(busiest[cables[link]], share)
-    lines.set_array(busiest[cables[first]])
+    if picture.load:
+        lines.set_array(busiest[cables[first]])
+    else:
+        lines.set_color(_UNKNOWN)
     lines.set_clim(0.0, 1.0)
     lines.set_cmap("viridis_r")
     lines.set_linewidths(1.6)
