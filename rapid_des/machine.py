@@ -21,7 +21,16 @@ from rapid_des.network.faults import Fault, apply_static, check_fault, gpu_facto
 from rapid_des.network.overrides import override_links
 from rapid_des.network.plot import Picture
 from rapid_des.network.routing import DimensionOrderRouter
-from rapid_des.network.specs import AnyDimension, Collectives, Count, Graph, LinkOverride, Routing, Switching
+from rapid_des.network.specs import (
+    AnyDimension,
+    Collectives,
+    Count,
+    Graph,
+    InfraGraph,
+    LinkOverride,
+    Routing,
+    Switching,
+)
 from rapid_des.network.switch_trees import SwitchTrees
 from rapid_des.network.switch_ways import AnyNodeRouter
 
@@ -191,7 +200,7 @@ def _plan(spec: MachineSpec, document: Document) -> Plan:
 
 
 def _located(dimension: AnyDimension, document: Document) -> AnyDimension:
-    if isinstance(dimension, Graph):
+    if isinstance(dimension, Graph | InfraGraph):
         return structs.replace(dimension, file=str(document.folder / dimension.file))
     return dimension
 

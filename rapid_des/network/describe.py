@@ -35,8 +35,8 @@ def shown_fabric(fabric: Fabric, dimensions: Sequence[AnyDimension], figures: Su
             "shape": str(dimension.__struct_config__.tag),
             "size": list(fabric.extents[index]),
             "links": int(np.count_nonzero(mine)),
-            "bandwidth": [int(rates.min(initial=dimension.bandwidth)), int(rates.max(initial=0))],
-            "latency_ps": [int(delays.min(initial=dimension.latency)), int(delays.max(initial=0))],
+            "bandwidth": [int(rates.min()), int(rates.max())] if len(rates) else [0, 0],
+            "latency_ps": [int(delays.min()), int(delays.max())] if len(rates) else [0, 0],
         })  # fmt: skip
     return {"name": fabric.name, **asdict(figures), "dimensions": rows}
 

@@ -28,8 +28,18 @@ class Edge:
     latency: int
 
 
-def read_graph(dimension: Graph) -> tuple[dict[str, int], list[Edge]]:
-    """Return the local node of each name, and the links.
+@dataclass(frozen=True)
+class Terrain:
+    """The graph of a file."""
+
+    nodes: dict[str, int]
+    """Local node of each name: GPUs, then NICs, then switches."""
+    nics: int
+    edges: list[Edge]
+
+
+def read_graph(dimension: Graph) -> Terrain:
+    """Return the graph of an edge list or a node-link file.
 
     GPUs are named 0, 1, … or gpu0, gpu1, …, and all `size` of them must be there; names that start with nic
     are NICs and all others switches, numbered in natural order of their names. An edge is both directions
@@ -48,7 +58,8 @@ def read_graph(dimension: Graph) -> tuple[dict[str, int], list[Edge]]:
             )
             raise ConfigError(f"{edge.source}>{edge.destination}: {problem}", file=str(path))
         seen.add((edge.source, edge.destination))
-    return _numbered(edges, dimension), edges
+    nodes = _numbered(edges, dimension)
+    return Terrain(nodes, sum(name.startswith("nic") for name in nodes), edges)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

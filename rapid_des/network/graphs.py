@@ -10,16 +10,18 @@ from rapid_des.network.blocks import Block, Step, Wires, block
 from rapid_des.network.ecmp import pick
 from rapid_des.network.fabric import Ints
 from rapid_des.network.graph_files import read_graph
+from rapid_des.network.infragraph_links import read_infragraph
 from rapid_des.network.search import UNREACHED, compressed, gather, levels
-from rapid_des.network.specs import Graph, Routing
+from rapid_des.network.specs import Graph, InfraGraph, Routing
 
 _REMEMBERED = 2**27
 """Bytes of distances that a graph's router keeps."""
 
 
-def graph(dimension: Graph, routing: Routing) -> Block:
+def graph(dimension: Graph | InfraGraph, routing: Routing) -> Block:
     """Return the graph of a file; its GPUs are positions, then come its NICs and switches."""
-    nodes, edges = read_graph(dimension)
+    read = read_graph(dimension) if isinstance(dimension, Graph) else read_infragraph(dimension)
+    nodes, edges = read.nodes, read.edges
     ends = np.array([(nodes[edge.source], nodes[edge.destination]) for edge in edges], np.int64).reshape(
         -1, 2
     )
@@ -27,10 +29,9 @@ def graph(dimension: Graph, routing: Routing) -> Block:
     order = np.lexsort((ends[:, 1], ends[:, 0]))
     ends, rates = ends[order], rates[order]
     names = sorted(nodes, key=lambda name: nodes[name])
-    nics = sum(name.startswith("nic") for name in names)
     step = _step(_ShortestPaths(ends[:, 0], ends[:, 1], names), routing)
     laid = [Wires(ends[:, 0], ends[:, 1], rates[:, 0], rates[:, 1])]
-    return block(dimension.size, len(names), laid, step, nics=nics)
+    return block(dimension.size, len(names), laid, step, nics=read.nics)
 
 
 class _ShortestPaths:

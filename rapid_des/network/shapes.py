@@ -74,4 +74,5 @@ SHAPES: Mapping[str, Shape] = {
     "clos": clos,
     "dragonfly": dragonfly,
     "graph": graph,
+    "infragraph": graph,
 }

@@ -136,8 +136,34 @@ class Graph(Dimension, frozen=True, kw_only=True, tag="graph"):
     file: str
 
 
+class InfraGraph(Spec, frozen=True, kw_only=True, tag_field="shape", tag="infragraph"):
+    """A graph from an InfraGraph file, YAML or JSON: its xpu are the GPUs, in the order of the file."""
+
+    name: str
+    size: Count
+    """How many xpu the file must have."""
+    file: str
+    rates: dict[str, Rate] = {}
+    """Bandwidth and latency of links by name (link, or device.link), instead of what the file states."""
+    leave_out: tuple[str, ...] = ()
+    """Links and components by name that no traffic between GPUs takes."""
+    as_one: dict[str, Literal["switch", "nic"]] = {}
+    """Devices whose instances are one node each, without the ports and links inside, and what they are."""
+
+
 AnyDimension: TypeAlias = (
-    Ring | Mesh | Torus | KingMesh | Hypercube | FullyConnected | Switch | Clos | FatTree | Dragonfly | Graph
+    Ring
+    | Mesh
+    | Torus
+    | KingMesh
+    | Hypercube
+    | FullyConnected
+    | Switch
+    | Clos
+    | FatTree
+    | Dragonfly
+    | Graph
+    | InfraGraph
 )
 
 
