@@ -22,7 +22,8 @@ from rapid_des.network.collectives.nccl_fabric import load_fabric
 from rapid_des.network.collectives.task import SHARDED_INPUT
 from rapid_des.replay.above import AboveGroups
 from rapid_des.replay.execute import EngineChoice
-from rapid_des.replay.plans import Call, geometry, plan
+from rapid_des.replay.plans import Call, geometry
+from rapid_des.replay.survivors import Planner
 from rapid_des.simulation import replay
 from rapid_des.studies.scheduled_messages import messages
 from rapid_des.units import PS_PER_S, PS_PER_US, Size
@@ -215,7 +216,8 @@ def _algorithms(kind: CollectiveType, group: tuple[int, ...], size: int, machine
     """Return the algorithms of the plan's first chunk: one for each step, or the one of all."""
     extents, dimensions = geometry(machine.fabric, group)
     above = AboveGroups(machine).of("world", group, extents, group[0])
-    steps = plan(Call(kind, size, extents, dimensions, above), machine)[0]
+    call = Call(kind, size, extents, dimensions, above)
+    steps = Planner(machine).plan(call, group, group[0])[0]
     names = tuple(step.algorithm for step in steps)
     return names[:1] if len(set(names)) == 1 else names
 

@@ -49,6 +49,19 @@ def test_criticality_ranks_and_draws(tmp_path):
     assert "simulations for 8 parts; 6 rows not shown" in invoke(*arguments).stdout
 
 
+def test_criticality_ranks_switches_and_nics(tmp_path):
+    pytest.importorskip("matplotlib")
+    subject = ["llama2_7b_train", "--on", "dgx_a100_x2", "--set", "job.training.global_batch=8"]
+    arguments = ["--kind", "switches", "--kind", "nics", "--plot", str(tmp_path / "heat.svg")]
+    rows = printed("faults", "criticality", *subject, *arguments)["rows"]
+    # the job fills one node: its crossbar carries all; 16 NICs, eight rails and the other crossbar nothing
+    assert [(row["kind"], row["name"]) for row in rows[:1]] == [("switch", "switch0")]
+    assert rows[0]["cost_s"] > 0
+    assert [row["source"] for row in rows[1:]] == ["carries nothing"] * (16 + 8 + 1)
+    with pytest.raises(InputError, match="has no nics or switches"):
+        invoke("faults", "criticality", *subject, *arguments, "--on", "torus_2d_a100")
+
+
 def test_astra_sims_own_files_take_no_faults(tmp_path):
     files = ["--astra-network", "n.yml", "--astra-system", "s.json"]
     with pytest.raises(InputError, match="--fault does not go with --astra-network"):
