@@ -11,6 +11,7 @@ import numpy as np
 from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.ordering import line_of
+from rapid_des.replay.above import AboveGroups, with_switches
 from rapid_des.replay.plans import Call, Step, geometry
 from rapid_des.replay.services import Sizes
 from rapid_des.replay.survivors import Ranks, Survivors
@@ -46,7 +47,7 @@ class Anew:
         self._traces, self._machine = traces, machine
         stores = machine.switching.mode == "store_and_forward"
         self._segment = machine.switching.segment if stores else None
-        self._survivors = cache(lambda dead: Survivors(machine.without(dead)))
+        self._left = cache(self._without)
         self._course = cache(self._made)
 
     def is_collective(self, position: int, node: int) -> bool:
@@ -62,29 +63,48 @@ class Anew:
         nodes = trace.nodes
         ranks = self._traces.groups[trace.groups[nodes.group[node]]]
         extents, axes = geometry(self._machine.fabric, ranks)
-        call = Call(CollectiveType(int(nodes.collective[node])), int(nodes.size[node]), extents, axes)
-        plan = self._survivors(dead).plan(call, ranks, trace.rank)
+        left = self._left(dead)
+        trees = left.above.of(trace.groups[nodes.group[node]], ranks, extents, trace.rank)
+        call = Call(CollectiveType(int(nodes.collective[node])), int(nodes.size[node]), extents, axes, trees)
+        plan = left.survivors.plan(call, ranks, trace.rank)
         place, first, chunks = ranks.index(trace.rank), 0, []
         for chunk in plan:
             steps = range(first, first + len(chunk))
             moves = [
-                self._move(one, step, call, ranks, place) for one, step in zip(steps, chunk, strict=True)
+                self._move(one, step, call, (ranks, place), dead)
+                for one, step in zip(steps, chunk, strict=True)
             ]
             chunks.append(moves)
             first += len(chunk)
         return chunks
 
-    def _move(self, number: int, step: Step, call: Call, ranks: Ranks, place: int) -> Move:
+    def _move(
+        self, number: int, step: Step, call: Call, who: tuple[Ranks, int], dead: frozenset[int]
+    ) -> Move:
+        ranks, place = who
         base, line, member = 0, ranks, place
         if step.axis is not None:
             base, members = line_of(ranks, call.extents, step.axis, place)
             line, member = tuple(members), members.index(ranks[place])
-        return Move(number * len(ranks) + base, member, self._course(step, line))
+        return Move(number * len(ranks) + base, member, self._course(step, line, dead))
 
-    def _made(self, step: Step, ranks: Ranks) -> Course:
-        sizes = Sizes()
-        template = template_of(step.schedule(len(ranks)), sizes, name="", segment=self._segment)
-        members = np.array(ranks)
-        ends = np.stack((members[template.pair_source], members[template.pair_destination]), 1)
+    def _made(self, step: Step, ranks: Ranks, dead: frozenset[int]) -> Course:
+        sizes, schedule = Sizes(), step.schedule(len(ranks))
+        template = template_of(schedule, sizes, name="", segment=self._segment)
+        nodes = with_switches(self._left(dead).machine, ranks) if schedule.switches else ranks
+        ends = np.array(nodes)[np.stack((template.pair_source, template.pair_destination), 1)]
         routes = self._machine.router.routes(ends)
         return Course(TemplateTable(template), sizes.all(), [routes.of(pair) for pair in range(len(routes))])
+
+    def _without(self, dead: frozenset[int]) -> _Left:
+        machine = self._machine.without(dead)
+        return _Left(machine, Survivors(machine), AboveGroups(machine))
+
+
+@dataclass(frozen=True, eq=False)
+class _Left:
+    """What plans go by while some links are down."""
+
+    machine: Machine
+    survivors: Survivors
+    above: AboveGroups

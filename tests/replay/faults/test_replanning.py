@@ -213,6 +213,25 @@ def test_faults_of_both_kinds_add_up():
                f"link=2-3 down=true from=200ns {REPLAN}")  # fmt: skip
 
 
+def test_a_tree_of_switches_moves_to_the_spine_that_is_left():
+    # members, leaf, spine and back: four hops of 4000 B and 100 ns, over either spine
+    uplink = {"bandwidth": "1 GB/s", "latency": "100 ns"}
+    clos = dimension("clos", 8, leaf_size=2, spines=2, uplink=uplink)
+    where = machine(clos, collectives={"all_reduce": "sharp"})
+    nodes = Nodes()
+    nodes.collective(ALL_REDUCE, 4000, after=nodes.compute(1000 * NANOSECOND))
+    subject = same_everywhere(nodes, 8)
+    healthy = result(subject, where)
+    root = next(spine for spine in (4, 5) if crossed(healthy, f"switch0>switch{spine}"))
+    fault = f"switch={root} down=true from=200ns detection=50ns policy="
+    done = result(subject, where, f"{fault}replan")
+    assert nanoseconds(done) == nanoseconds(healthy) == 1000 + 4 * 4100
+    assert crossed(done, f"switch0>switch{9 - root}") == 4000
+    assert_same_run(done, result(subject, where, f"switch={root} down=true {STATIC}"))
+    with pytest.raises(FabricCutError, match=f"can not reach switch{root}"):
+        result(subject, where, f"{fault}reroute")
+
+
 def test_members_that_disagree_are_named_as_ever():
     rows = [Nodes() for _ in range(4)]
     for rank, nodes in enumerate(rows):
