@@ -1,8 +1,11 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from rapid_des.device import Attention, load_device
-from rapid_des.device.attention_schedule import makespan
+from rapid_des.device.attention_schedule import INTERPRETED_BLOCKS, Schedule, compiled, interpreted, makespan
 from rapid_des.device.attention_tiles import key_tiles, read_keys, sizes
 from rapid_des.errors import ConfigError, InputError
 
@@ -39,6 +42,33 @@ def test_a_block_alone_again_runs_at_full_pace():
 def test_long_grids_go_on_at_the_steady_rate():
     # 100,000 equal blocks on 8 places: 12,500 rounds of 1 s, simulated or not.
     assert makespan(np.array([1.0]), 100_000, 8, np.array([1.0])) == pytest.approx(12_500.0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_blocks_end_at_the_same_bit_interpreted_and_compiled(seed):
+    random = np.random.default_rng(seed)
+    equal = random.integers(1, 9, random.integers(1, 60)) * 1e-6  # many blocks end at once
+    work = np.tile(equal + (seed % 2) * random.random(len(equal)) * 1e-7, random.integers(1, 40))
+    pace = np.concatenate(([1.0], np.sort(random.random(random.integers(0, 4)))[::-1] + 0.1))
+    sms = int(random.integers(1, 140))
+    assert interpreted(work, sms, pace) == compiled(work, sms, pace)
+
+
+def test_few_blocks_need_no_compiler():
+    code = """
+import sys, numpy as np
+from rapid_des.device.attention_schedule import makespan
+makespan(np.ones(16), 1000, 108, np.ones(2))
+assert "numba" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_many_blocks_go_on_compiled():
+    schedule, work = Schedule(), np.ones(INTERPRETED_BLOCKS // 2)
+    # 30,000 blocks of 1 s on 8 SMs, whoever simulates them: 3,750 rounds.
+    assert [schedule.makespan(work, 8, np.ones(1)) for _ in range(3)] == [3_750.0] * 3
+    assert schedule.blocks > INTERPRETED_BLOCKS
 
 
 def test_causal_tiles_grow_by_the_query_tile():
