@@ -6,9 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rapid_des.chakra import ReadOptions, TraceSet, read_set
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobTrace, check_memory
 from rapid_des.frontend.build import check_size
@@ -27,6 +26,9 @@ from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, requ
 from rapid_des.report.links import utilisation, write_links
 from rapid_des.report.timeline import write_timeline
 from rapid_des.units import Duration, seconds
+
+if TYPE_CHECKING:
+    from rapid_des.chakra import ReadOptions, TraceSet
 
 MODES = ("flattened", *RUNGS)
 AUTO = EngineChoice()
@@ -121,6 +123,8 @@ class Result:
 
 def load_trace(reference: str | Path, options: ReadOptions | None = None) -> TraceSet:
     """Read the Chakra trace set that a prefix, a folder or a file stands for."""
+    from rapid_des.chakra.reader import read_set  # protobuf is for those who read files
+
     return read_set(reference, options)
 
 

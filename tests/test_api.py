@@ -85,3 +85,8 @@ def test_importing_the_package_imports_nothing_heavy():
 
 def test_a_topology_is_shown_without_compilers_and_engines():
     assert not {"numba", "simpy", "matplotlib", "scipy"} & set(modules_after("topology", "show", "dgx_a100"))
+
+
+def test_a_small_job_runs_without_compilers_and_file_readers():
+    small = ["run", "llama2_7b_train", "--on", "dgx_a100", "--engine", "simpy"]
+    assert modules_after(*small) == ["numpy", "simpy"]

@@ -1,15 +1,68 @@
-"""Chakra execution traces: every wire generation and dialect, in memory and in files."""
+"""Chakra execution traces: every wire generation and dialect, in memory and in files.
 
-from rapid_des.chakra.checking import check, check_report, check_set, repair_lines, require_sound
-from rapid_des.chakra.convert import NodeFile, convert_set, read_nodes, write_nodes
-from rapid_des.chakra.drawing import draw
-from rapid_des.chakra.findings import Finding
-from rapid_des.chakra.listing import NodeRow, node_rows, rank_of, table_lines
-from rapid_des.chakra.options import ReadOptions
-from rapid_des.chakra.reader import ReadReport, read_report, read_set
-from rapid_des.chakra.statistics import RankStatistics, rank_statistics, statistics_json
-from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.chakra.writer import write_set
+A module is imported when one of its names is first asked for: jobs need traces in memory, not protobuf.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rapid_des.chakra.checking import check, check_report, check_set, repair_lines, require_sound
+    from rapid_des.chakra.convert import NodeFile, convert_set, read_nodes, write_nodes
+    from rapid_des.chakra.drawing import draw
+    from rapid_des.chakra.findings import Finding
+    from rapid_des.chakra.listing import NodeRow, node_rows, rank_of, table_lines
+    from rapid_des.chakra.options import ReadOptions
+    from rapid_des.chakra.reader import ReadReport, read_report, read_set
+    from rapid_des.chakra.statistics import RankStatistics, rank_statistics, statistics_json
+    from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+    from rapid_des.chakra.writer import write_set
+
+_HOMES = {
+    "checking": (
+        "check",
+        "check_report",
+        "check_set",
+        "repair_lines",
+        "require_sound",
+    ),
+    "convert": (
+        "NodeFile",
+        "convert_set",
+        "read_nodes",
+        "write_nodes",
+    ),
+    "drawing": ("draw",),
+    "findings": ("Finding",),
+    "listing": (
+        "NodeRow",
+        "node_rows",
+        "rank_of",
+        "table_lines",
+    ),
+    "options": ("ReadOptions",),
+    "reader": (
+        "ReadReport",
+        "read_report",
+        "read_set",
+    ),
+    "statistics": (
+        "RankStatistics",
+        "rank_statistics",
+        "statistics_json",
+    ),
+    "trace": (
+        "UNSTATED",
+        "CollectiveType",
+        "NodeKind",
+        "NodeTable",
+        "RankTrace",
+        "TraceSet",
+    ),
+    "writer": ("write_set",),
+}
 
 __all__ = [
     "UNSTATED",
@@ -42,3 +95,11 @@ __all__ = [
     "write_nodes",
     "write_set",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name from its module."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,9 +10,7 @@ from typing import Literal
 import numpy as np
 
 from rapid_des.errors import InputError, UnsupportedByEngine
-from rapid_des.replay import simpy_engine
 from rapid_des.replay.deadlock import Namer, require_finished
-from rapid_des.replay.faults import rerouting
 from rapid_des.replay.folding import fold, unfold
 from rapid_des.replay.program import NONE, Program, Records
 from rapid_des.replay.shortcuts import play
@@ -102,11 +100,16 @@ def _that_reroutes(engine: str) -> EngineName:
 
 
 def _run(program: Program, engine: str, *, trail: bool) -> Records:
+    """Run a program; each engine is imported with its library only if it is the one."""
     if program.closures is not None:
+        from rapid_des.replay.faults import rerouting
+
         return rerouting.run(program, trail=trail)
     if engine == "simpy":
+        from rapid_des.replay import simpy_engine
+
         return simpy_engine.run(program, trail=trail)
-    from rapid_des.replay import compiled  # numba takes a third of a second to import
+    from rapid_des.replay import compiled
 
     return compiled.run(program, trail=trail)
 

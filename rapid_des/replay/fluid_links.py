@@ -20,6 +20,7 @@ from rapid_des.network.fluid import (
     settle,
 )
 from rapid_des.network.fluid_state import widened
+from rapid_des.replay.fluid_table import widest
 from rapid_des.replay.program import FluidTable, Program
 from rapid_des.replay.servers import Arbiter
 from rapid_des.replay.tables import LinkTable
@@ -35,14 +36,6 @@ class Flow:
     size: int
     label: int
     arrived: Event
-
-
-def widest(program: Program) -> int:
-    """Return the most links that a route and its way back have together."""
-    lengths = np.diff(program.route_starts)
-    table = program.fluid
-    assert table is not None
-    return int((lengths + lengths[table.back]).max(initial=1)) if len(lengths) else 1
 
 
 class FluidLinks:

@@ -9,7 +9,7 @@ import numpy as np
 from rapid_des.machine import Machine
 from rapid_des.network.protocol import Protocol, effective_bandwidth, fluid_service
 from rapid_des.replay.groups import Routed
-from rapid_des.replay.program import FluidTable, HopTable
+from rapid_des.replay.program import FluidTable, HopTable, Program
 from rapid_des.replay.services import Profile
 from rapid_des.units import Size
 
@@ -45,6 +45,14 @@ def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> Fluid
         profile=profile,
         back=routed.ways_back,
     )
+
+
+def widest(program: Program) -> int:
+    """Return the most links that a route and its way back have together."""
+    lengths = np.diff(program.route_starts)
+    table = program.fluid
+    assert table is not None
+    return int((lengths + lengths[table.back]).max(initial=1)) if len(lengths) else 1
 
 
 def no_hops(sizes: Sequence[int]) -> HopTable:

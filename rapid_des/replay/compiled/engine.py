@@ -10,7 +10,7 @@ from rapid_des.replay.compiled import growth, kernel, pools
 from rapid_des.replay.compiled.calendar import PUSHED, push
 from rapid_des.replay.compiled.flat import flatten
 from rapid_des.replay.deadlock import explain_disagreement
-from rapid_des.replay.fluid_links import widest
+from rapid_des.replay.fluid_table import widest
 from rapid_des.replay.program import Program, Records, Trail
 from rapid_des.replay.timetable import FOREVER
 
