@@ -18,9 +18,10 @@ on the way back before flows share the rest.
 
 from __future__ import annotations
 
+from rapid_des.compiling import compilable, inlined
 from rapid_des.network.fluid_fill import fill
 from rapid_des.network.fluid_state import NONE, Fluid, new_fluid, set_route, stride
-from rapid_des.network.fluid_work import NEVER, SCALE, compilable, drain_time, drained, inlined, portion
+from rapid_des.network.fluid_work import NEVER, SCALE, drain_time, drained, portion
 
 __all__ = [
     "NEVER",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rapid_des.compiling import compilable, inlined
 from rapid_des.network.fluid_state import NONE, Fluid, Int64s, stride
-from rapid_des.network.fluid_work import compilable, inlined
 
 
 @compilable

@@ -9,11 +9,11 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numba import njit
 
+from rapid_des.compiling import compiler
 from rapid_des.errors import DeadlockError
 from rapid_des.network import fluid as interpreted
 from rapid_des.network.fluid import Fluid, new_fluid, set_route
@@ -66,7 +66,7 @@ INTERPRETED = Kernel(interpreted.begin_flow, interpreted.end_flow, interpreted.s
 @cache
 def compiled() -> Kernel:
     """Return the functions compiled, which takes some seconds the first time."""
-    compile_one: Callable[..., Any] = cast("Callable[..., Any]", njit)(_nrt=False)
+    compile_one = compiler()(_nrt=False)
     return Kernel(
         compile_one(interpreted.begin_flow),
         compile_one(interpreted.end_flow),

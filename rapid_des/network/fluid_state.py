@@ -7,8 +7,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.compiling import compilable
 from rapid_des.errors import TopologyError
-from rapid_des.network.fluid_work import MOST_BANDWIDTH, NEVER, SCALE, compilable
+from rapid_des.network.fluid_work import MOST_BANDWIDTH, NEVER, SCALE
 
 NONE = -1
 

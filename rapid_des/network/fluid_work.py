@@ -6,18 +6,13 @@ A rate is in 1/16 byte a second, work in 1/16 byte (`left`) and, for what is bel
 
 from __future__ import annotations
 
-from numba.extending import register_jitable
+from rapid_des.compiling import compilable
 
 SCALE = 16
 """Work units a byte, and rate units a byte a second."""
 MOST_BANDWIDTH = 10**14
 """Bytes a second that the arithmetic holds, with 5,000 flows on one link; at a thousandth, with 5 million."""
 NEVER = 2**63 - 1
-
-compilable = register_jitable(_nrt=False)
-"""Marks a function that runs as it stands and that numba compiles into whatever calls it."""
-inlined = register_jitable(_nrt=False, forceinline=True)
-"""The same for small hot ones: a call would copy the whole state."""
 
 _FRACTION_ONE = 10**12
 _HALF = 10**6

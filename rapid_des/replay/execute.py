@@ -17,8 +17,8 @@ from rapid_des.replay.shortcuts import play
 
 EngineName = Literal["simpy", "compiled"]
 ENGINES: tuple[EngineName, ...] = ("simpy", "compiled")
-SMALL, SMALL_COLD = 4_000, 60_000
-"""Transfers up to which interpreting (50 µs each) is faster than loading the compiled kernel (0.2 s), and
+SMALL, SMALL_COLD = 1_000, 60_000
+"""Transfers up to which interpreting (30 µs each) is faster than loading the compiled kernel (0.04 s), and
 than compiling it (15 s) with some patience."""
 
 

@@ -8,29 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from simpy.events import Event, Timeout
 
 from rapid_des.errors import TraceError
 from rapid_des.replay.deadlock import explain_disagreement
+from rapid_des.replay.fluid_links import FluidLinks
 from rapid_des.replay.instances import Instance, trail_of
 from rapid_des.replay.program import NONE, Level, Program, Records, VisitKind
 from rapid_des.replay.servers import Arbiter, Clock, Server
 from rapid_des.replay.tables import LinkTable, RankTable, TemplateTable
 from rapid_des.replay.timetable import FOREVER, advance
 
-if TYPE_CHECKING:
-    from rapid_des.replay.fluid_links import FluidLinks
-
 Process = Generator[Event, Any, None]
-
-
-def _fluid_links(program: Program, arbiter: Arbiter, links: LinkTable) -> FluidLinks:
-    from rapid_des.replay.fluid_links import FluidLinks  # its rules can be compiled: numba takes 0.3 s
-
-    return FluidLinks(program, arbiter, links)
 
 
 class Simulation:
@@ -46,7 +38,7 @@ class Simulation:
         self.links = LinkTable(program)
         self.arbiters = arbiters = [Arbiter(self.env, level) for level in Level]
         self.link_servers: dict[int, Server] = {}
-        self.fluid = _fluid_links(program, arbiters[Level.LINK], self.links) if program.fluid else None
+        self.fluid = FluidLinks(program, arbiters[Level.LINK], self.links) if program.fluid else None
         self.servers = self._rank_servers(arbiters)
         self.pending = [list(table.need) for table in self.tables]
         self.ready = [[0] * len(table.need) for table in self.tables]

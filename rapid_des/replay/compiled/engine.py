@@ -9,6 +9,7 @@ from rapid_des.network.fluid_state import new_fluid, widened
 from rapid_des.replay.compiled import growth, kernel, pools
 from rapid_des.replay.compiled.calendar import PUSHED, push
 from rapid_des.replay.compiled.flat import flatten
+from rapid_des.replay.compiled.jit import machine_code
 from rapid_des.replay.deadlock import explain_disagreement
 from rapid_des.replay.fluid_table import widest
 from rapid_des.replay.program import Program, Records, Trail
@@ -58,14 +59,14 @@ class CompiledSimulation:
 
     def _play(self, limit: int) -> None:
         if self._fluid is None:
-            kernel.play(self._flat, self._board, self._pools, limit)
+            machine_code(kernel.play)(self._flat, self._board, self._pools, limit)
             return
         from rapid_des.replay.compiled.fluid_kernel import play_fluid
 
         room = len(self._pools.transfers.next)
         if len(self._fluid.hops) < room:
             self._fluid = widened(self._fluid, room)
-        play_fluid(self._flat, self._board, self._pools, self._fluid, limit)
+        machine_code(play_fluid)(self._flat, self._board, self._pools, self._fluid, limit)
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds."""

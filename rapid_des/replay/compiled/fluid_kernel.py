@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rapid_des.compiling import inlined
 from rapid_des.network.fluid import NEVER, Fluid, begin_flow, end_flow, set_capacity, settle, stride
 from rapid_des.replay.compiled.calendar import USED, push
 from rapid_des.replay.compiled.flat import Flat, Ways
-from rapid_des.replay.compiled.jit import kernel, step
+from rapid_des.replay.compiled.jit import kernel
 from rapid_des.replay.compiled.kernel import (
     ASKING,
     DONE,
@@ -45,7 +46,7 @@ def play_fluid(flat: Flat, board: Board, pools: Pools, fluid: Fluid, until: int)
         board.totals[STATUS] = DONE
 
 
-@step
+@inlined
 def _links_choose(flat: Flat, board: Board, pools: Pools, fluid: Fluid) -> None:
     """Let capacities change, then flows end, then flows join; share anew what that touched."""
     ways, transfers, state, now = flat.ways, pools.transfers, board.state, board.state[NOW]
@@ -74,7 +75,7 @@ def _links_choose(flat: Flat, board: Board, pools: Pools, fluid: Fluid) -> None:
     state[LINKS] = state[ASKING] = state[PHASE] = 0
 
 
-@step
+@inlined
 def _rate(ways: Ways, link: int, now: int) -> int:
     """Return a link's rate by its timetable."""
     rate = FULL_RATE
@@ -84,7 +85,7 @@ def _rate(ways: Ways, link: int, now: int) -> int:
     return rate
 
 
-@step
+@inlined
 def _join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
     """Put a transfer's route and way back on the fluid's links and start its flow."""
     ways, transfers = flat.ways, pools.transfers
@@ -105,7 +106,7 @@ def _join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
     begin_flow(fluid, flow, ways.wire[size], ways.ratio[size, ways.profile[route]], now)
 
 
-@step
+@inlined
 def _leave(flat: Flat, board: Board, pools: Pools, flow: int, now: int) -> None:
     """Book a flow that ended and let it arrive."""
     ways, transfers = flat.ways, pools.transfers

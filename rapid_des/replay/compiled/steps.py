@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from rapid_des.compiling import inlined
 from rapid_des.replay import timetable
 from rapid_des.replay.compiled.flat import Flat, Ranks, Visits, Ways
-from rapid_des.replay.compiled.jit import step
 from rapid_des.replay.compiled.pools import Array, Board, Instances, Transfers
 
 NONE = -1
 
-advance = step(timetable.advance)
-lag_at = step(timetable.lag_at)
+advance = inlined(timetable.advance)
+lag_at = inlined(timetable.lag_at)
 
 
-@step
+@inlined
 def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     """Return when a COMPUTE visit begun at `start` ends."""
     work = flat.visits.work[visit]
@@ -28,7 +28,7 @@ def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     return advance(flat.ways.stream_time[first:last], flat.ways.stream_rate[first:last], start, work)
 
 
-@step
+@inlined
 def link_times(ways: Ways, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
     """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
     occupancy, head, lag = ways.occupancy[size, service], ways.head[size, service], ways.lag[size, service]
@@ -41,7 +41,7 @@ def link_times(ways: Ways, link: int, size: int, service: int, start: int) -> tu
     return free, advance(time, rate, start, head) + lag, free + lag
 
 
-@step
+@inlined
 def number_of(flat: Flat, board: Board, rank: int, visit: int, record: int) -> int:
     """Bind and return the instance number k of a visit (R5)."""
     number = flat.visits.occurrence[visit]
@@ -53,7 +53,7 @@ def number_of(flat: Flat, board: Board, rank: int, visit: int, record: int) -> i
     return number
 
 
-@step
+@inlined
 def touch(board: Board, level: int, server: int) -> None:
     """Have a server choose at the end of this instant."""
     if not board.marked[server]:
@@ -62,7 +62,7 @@ def touch(board: Board, level: int, server: int) -> None:
         board.touched_count[level] += 1
 
 
-@step
+@inlined
 def before(  # noqa: PLR0913 - flat arrays and where they begin
     visits: Visits, board: Board, one: int, other: int, base: int, shift: int
 ) -> bool:
@@ -75,7 +75,7 @@ def before(  # noqa: PLR0913 - flat arrays and where they begin
     return one < other
 
 
-@step
+@inlined
 def enqueue(visits: Visits, ranks: Ranks, board: Board, rank: int, visit: int) -> None:
     """Put a visit (local number) into its server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
@@ -92,7 +92,7 @@ def enqueue(visits: Visits, ranks: Ranks, board: Board, rank: int, visit: int) -
     heap[child] = visit
 
 
-@step
+@inlined
 def dequeue(visits: Visits, ranks: Ranks, board: Board, rank: int, server: int) -> int:
     """Take the visit that goes first out of a server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
@@ -116,7 +116,7 @@ def dequeue(visits: Visits, ranks: Ranks, board: Board, rank: int, server: int) 
     return taken
 
 
-@step
+@inlined
 def find_instance(instances: Instances, board: Board, group: int, number: int, sub: int) -> int:
     """Return the active instance of a group, or NONE."""
     instance = board.active[group]
@@ -127,7 +127,7 @@ def find_instance(instances: Instances, board: Board, group: int, number: int, s
     return NONE
 
 
-@step
+@inlined
 def use_of(ways: Ways, group: int, template: int) -> int:
     """Return where the routes of a group's use of a template begin."""
     for place in range(ways.use_starts[group], ways.use_starts[group + 1]):
@@ -136,7 +136,7 @@ def use_of(ways: Ways, group: int, template: int) -> int:
     return NONE
 
 
-@step
+@inlined
 def close_instance(instances: Instances, board: Board, instance: int) -> None:
     """Drop a finished instance; its slot is free for the next one of its template."""
     group = instances.group[instance]
@@ -153,7 +153,7 @@ def close_instance(instances: Instances, board: Board, instance: int) -> None:
     board.free[template] = instance
 
 
-@step
+@inlined
 def goes_first(transfers: Transfers, one: int, other: int) -> bool:
     """Order transfers of equal priority and ready time by (source, injected, visit, task) (R3)."""
     if transfers.rank[one] != transfers.rank[other]:
@@ -165,7 +165,7 @@ def goes_first(transfers: Transfers, one: int, other: int) -> bool:
     return transfers.task[one] < transfers.task[other]
 
 
-@step
+@inlined
 def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one merge sort
     """Sort the linked transfers that asked a link at one instant (merge sort); return the new first."""
     width = 1
@@ -198,7 +198,7 @@ def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one mer
         width *= 2
 
 
-@step
+@inlined
 def rank_decides(transfers: Transfers, first: int) -> bool:
     """Tell whether the linked transfers are not all first hops of one rank's transfers."""
     other = first
@@ -209,7 +209,7 @@ def rank_decides(transfers: Transfers, first: int) -> bool:
     return False
 
 
-@step
+@inlined
 def insert_waiting(  # noqa: PLR0913 - flat arrays
     visits: Visits, ranks: Ranks, transfers: Transfers, board: Board, link: int, first: int
 ) -> None:
@@ -231,7 +231,7 @@ def insert_waiting(  # noqa: PLR0913 - flat arrays
         first = following
 
 
-@step
+@inlined
 def ascend(numbers: Array, count: int) -> None:
     """Sort the first `count` numbers in place (heap sort)."""
     for size in range(2, count + 1):
