@@ -5,6 +5,7 @@ Readable first; the compiled engine must agree with it to the tick. Times are in
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Generator
 from functools import partial
 from itertools import count
@@ -101,7 +102,7 @@ class Simulation:
         if server is not None:
             yield server.request((table.priority[visit], env.now, flat))
         start = self.start[flat] = env.now
-        self._pass(position, visit, at_start=True)
+        self._pass(position, table.at_start[visit])
         kind = table.kind[visit]
         if kind == VisitKind.COMPUTE:
             yield Timeout(env, self._service(position, visit, start) - start)
@@ -141,16 +142,16 @@ class Simulation:
         self.finish[flat] = self.env.now
         if flat in self.finished and not self.finished[flat].triggered:
             self.finished[flat].succeed()
-        self._pass(position, visit, at_start=False)
+        self._pass(position, self.tables[position].at_finish[visit])
         self.left[position] -= 1
         if self.left[position] == 0:
             self.retired[position].succeed()
 
-    def _pass(self, position: int, visit: int, *, at_start: bool) -> None:
+    def _pass(self, position: int, edges: list[tuple[int, int]]) -> None:
         pending, ready, now = self.pending[position], self.ready[position], self.env.now
-        for target, lag, anchored_at_start in self.tables[position].edges[visit]:
-            if anchored_at_start != at_start or pending[target] == 0:
-                continue  # of the other anchor, or a counting predecessor beyond the n needed (R1)
+        for target, lag in edges:
+            if pending[target] == 0:
+                continue  # a counting predecessor beyond the n that were needed (R1)
             pending[target] -= 1
             ready[target] = max(ready[target], now + lag)
             if pending[target] == 0:
@@ -279,7 +280,7 @@ class Simulation:
         return self.link_servers[link]
 
     def _origin(self, flat: int) -> tuple[int, int]:
-        position = int(np.searchsorted(self.offsets, flat, side="right")) - 1
+        position = bisect_right(self.offsets, flat) - 1
         priority: int = self.tables[position].link_priority[flat - self.offsets[position]]
         return position, priority
 

@@ -36,7 +36,9 @@ class RankTable:
             )
         )
         starts = program.edge_starts.tolist()
-        self.edges = [edges[first:last] for first, last in zip(starts, starts[1:], strict=False)]
+        rows = [edges[first:last] for first, last in zip(starts, starts[1:], strict=False)]
+        self.at_start = [[(target, lag) for target, lag, at_start in row if at_start] for row in rows]
+        self.at_finish = [[(target, lag) for target, lag, at_start in row if not at_start] for row in rows]
 
 
 class TemplateTable:
