@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -35,6 +35,9 @@ class Block:
     bandwidth: Ints
     latency: Ints
     step: Step
+    star: bool = False
+    """Every route is one way out of its source, to all destinations the same, and one way in to its
+    destination, from all sources the same."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -43,8 +46,29 @@ class Block:
     def _keys(self) -> Ints:
         return self.source * self.nodes + self.destination
 
+    @cached_property
+    def _arms(self) -> tuple[Ints, Ints]:
+        """The links out of and in to each position of a star, as rows."""
+        position = np.arange(self.positions)
+        routes = self._stepped(position, np.roll(position, 1))
+        half = int(routes.starts[1]) // 2
+        links = routes.links.reshape(self.positions, 2 * half)
+        return links[:, :half], np.roll(links[:, half:], -1, axis=0)
+
     def walk(self, source: Ints, destination: Ints) -> Routes:
         """Return the routes of many flows between positions, as local link ids."""
+        if not self.star or self.positions == 1:
+            return self._stepped(source, destination)
+        out, into = self._arms
+        moves = source != destination
+        stays = not moves.all()
+        links = np.concatenate((out[source], into[destination]), axis=1)
+        hops = links.shape[1]
+        lengths = np.where(moves, hops, 0) if stays else np.full(len(source), hops)
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        return Routes(starts, (links[moves] if stays else links).reshape(-1))
+
+    def _stepped(self, source: Ints, destination: Ints) -> Routes:
         current, flows = source.copy(), np.flatnonzero(source != destination)
         hops: list[tuple[Ints, Ints]] = []
         while len(flows):
@@ -119,4 +143,5 @@ def through_nics(inner: Block, nic: Rate, gpus: int) -> Block:
         following[on_way] = walked + positions
         return following
 
-    return block(positions, positions + inner.nodes, laid, step, nics=count)
+    built = block(positions, positions + inner.nodes, laid, step, nics=count)
+    return replace(built, star=inner.star and gpus == 1)

@@ -50,10 +50,10 @@ class DimensionOrderRouter:
             local, lengths = self._segments(index, current[moved], target[moved])
             parts.append((np.repeat(flows[moved], lengths), local))
             current = target
-        flow = np.concatenate([part[0] for part in parts])
-        order = np.argsort(flow, kind="stable")
+        parts = [part for part in parts if len(part[0])] or parts[:1]
+        flow, links = (np.concatenate(column) for column in zip(*parts, strict=True))
         starts = np.concatenate(([0], np.cumsum(np.bincount(flow, minlength=len(table)))))
-        return Routes(starts, np.concatenate([part[1] for part in parts])[order])
+        return Routes(starts, links if len(parts) == 1 else links[np.argsort(flow, kind="stable")])
 
     def _order(self) -> Iterable[int]:
         indices = range(len(self.plan.layouts))
@@ -87,6 +87,10 @@ class DimensionOrderRouter:
         """Return the links of many moves within one dimension, and how many each has."""
         layout = self.plan.layouts[index]
         (copy, start), (_, end) = layout.place(source), layout.place(target)
+        if layout.block.star:
+            routes = layout.block.walk(start, end)
+            lengths = np.diff(routes.starts)
+            return layout.links(np.repeat(copy, lengths), routes.links), lengths
         keys, which = np.unique(start * layout.block.positions + end, return_inverse=True)
         routes = layout.block.walk(keys // layout.block.positions, keys % layout.block.positions)
         lengths = np.diff(routes.starts)[which]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +35,7 @@ def switch(dimension: Switch, routing: Routing) -> Block:  # noqa: ARG001 - noth
     def step(source: Ints, destination: Ints, current: Ints) -> Ints:  # noqa: ARG001 - nothing to choose
         return np.where(current < size, size, destination)
 
-    return block(size, size + 1, laid, step)
+    return replace(block(size, size + 1, laid, step), star=True)
 
 
 def hypercube(dimension: Hypercube, routing: Routing) -> Block:  # noqa: ARG001 - the order is the shape's

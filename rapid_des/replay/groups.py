@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,9 +12,9 @@ from rapid_des.chakra.trace import RankTrace, TraceSet
 from rapid_des.errors import TraceError
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
-from rapid_des.replay.above import with_switches
+from rapid_des.replay.group_routes import routes_of_groups
 from rapid_des.replay.plans import geometry
-from rapid_des.replay.program import Group, Int32s, Int64s, RankBinding, Template
+from rapid_des.replay.program import Group, Int32s, RankBinding, Template
 
 
 @dataclass(frozen=True)
@@ -162,52 +161,14 @@ class GroupTable:
 
         Without `both_ways` the ways back are left out.
         """
-        pattern = [_pattern(template) for template in templates]
-        uses: dict[bytes, dict[int, int]] = {}
-        for group, used in enumerate(self._used):
-            for template in sorted(used):
-                uses.setdefault(pattern[template], {}).setdefault(group, template)
-        keys = [self._pairs(list(use), templates[next(iter(use.values()))]) for use in uses.values()]
-        pairs = np.concatenate([np.zeros(0, np.int64), *[part.reshape(-1) for part in keys]])
-        width = self._fabric.nodes
-        reverse = pairs % width * width + pairs // width if both_ways else pairs[:0]
-        distinct, places = np.unique(np.concatenate((pairs, reverse)), return_inverse=True)
-        there, back = np.split(places.reshape(-1), [len(pairs)])
-        ways_back = np.zeros(len(distinct) if both_ways else 0, np.int32)
-        if both_ways:
-            ways_back[there], ways_back[back] = back, there
-        chosen: list[dict[int, Int32s]] = [{} for _ in self._ranks]
-        flat, begin = there.astype(np.int32), 0
-        rows: dict[tuple[bytes, int], Int32s] = {}
-        for (name, use), part in zip(uses.items(), keys, strict=True):
-            found = flat[begin : begin + part.size].reshape(part.shape)
-            begin += part.size
-            rows |= {(name, group): row for group, row in zip(use, found, strict=True)}
-        for group, used in enumerate(self._used):
-            chosen[group] = {template: rows[pattern[template], group] for template in sorted(used)}
+        uses = [(ranks, sorted(used)) for (_, ranks), used in zip(self._ranks, self._used, strict=True)]
+        ways = routes_of_groups(uses, templates, self._machine, both_ways=both_ways)
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers[label] for label in self._labels]
-        groups = (self._group(index, labels[index], of_group) for index, of_group in enumerate(chosen))
-        routes = self._machine.router.routes(np.stack(np.divmod(distinct, width), 1))
-        return Routed(tuple(groups), routes, ways_back)
+        groups = (self._group(index, labels[index], of_group) for index, of_group in enumerate(ways.of_group))
+        return Routed(tuple(groups), ways.routes, ways.ways_back)
 
     def _group(self, index: int, label: int, routes: dict[int, Int32s]) -> Group:
         name, ranks = self._ranks[index]
         bindings = np.array([self._positions[rank] for rank in ranks], np.int32)
         return Group(name=name, bindings=bindings, label=label, routes=routes)
-
-    def _pairs(self, groups: Sequence[int], template: Template) -> Int64s:
-        """Return source * nodes + destination of a template's pairs, a row for each group that runs it."""
-        rows = [self._ranks[group][1] for group in groups]
-        if template.pair_source.max(initial=0) >= template.members:
-            rows = [with_switches(self._machine, ranks) for ranks in rows]
-        nodes = np.array(rows, np.int64)
-        return nodes[:, template.pair_source] * self._fabric.nodes + nodes[:, template.pair_destination]
-
-
-def _pattern(template: Template) -> bytes:
-    """Return a fingerprint of who sends to whom among how many: equal ones take equal routes."""
-    digest = hashlib.blake2b(str(template.members).encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(template.pair_source).data)
-    digest.update(np.ascontiguousarray(template.pair_destination).data)
-    return digest.digest()

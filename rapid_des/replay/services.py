@@ -11,11 +11,14 @@ from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, cut_through, service_time
 from rapid_des.network.specs import Switching
-from rapid_des.replay.program import HopTable, Int32s
+from rapid_des.replay.program import NONE, HopTable, Int32s
 from rapid_des.units import PS_PER_S, Size, serialization_time
 
 LONGEST_S = 100_000
 """What a message may take on a link, in seconds: times are 63 bits of picoseconds (107 days) in all."""
+
+_BATCH = 1 << 18
+"""Routes that are looked at together."""
 
 Profile = tuple[tuple[int, int], ...]
 """(bandwidth, latency) of each link of a route."""
@@ -84,28 +87,51 @@ def _by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
     )
     link_kind = np.zeros(len(fabric), np.int32)
     link_kind[used] = kind.reshape(-1)
-    hop_kind = link_kind[routes.links]
-    lengths = np.diff(routes.starts)
-    firsts: list[tuple[int, Profile, NDArray[np.int64]]] = []
-    for length in np.unique(lengths[lengths > 0]).tolist():  # a message to oneself takes no link
-        begins = routes.starts[:-1][lengths == length]
-        rows = hop_kind[begins[:, None] + np.arange(length)]
-        first, place = _alike(rows, len(kinds))
-        for number, row in enumerate(first.tolist()):
-            profile = tuple((int(bandwidth), int(latency)) for bandwidth, latency in kinds[rows[row]])
-            firsts.append((int(begins[row]), profile, begins[place == number]))
-    firsts.sort(key=lambda found: found[0])
-    classes = np.zeros(len(routes.links), np.int32)
-    base = 0
-    for _, profile, begins in firsts:
-        hops = np.arange(len(profile))
-        classes[begins[:, None] + hops] = base + hops
-        base += len(profile)
-    return [profile for _, profile, _ in firsts], classes
+    firsts, profile = _kinds_of_routes(routes, link_kind, len(kinds))
+    order = sorted(range(len(firsts)), key=lambda number: firsts[number][0])
+    base = np.zeros(len(firsts) + 1, np.int32)  # the last is that of messages to oneself
+    total = 0
+    for number in order:
+        base[number] = total
+        total += len(firsts[number][1])
+    classes = np.empty(len(routes.links), np.int32)
+    for begin in range(0, len(routes), _BATCH):
+        starts = routes.starts[begin : begin + _BATCH + 1]
+        lengths = np.diff(starts)
+        hop = np.arange(starts[0], starts[-1]) - np.repeat(starts[:-1], lengths)
+        classes[starts[0] : starts[-1]] = np.repeat(base[profile[begin : begin + _BATCH]], lengths) + hop
+    rates = [(int(bandwidth), int(latency)) for bandwidth, latency in kinds]
+    return [tuple(rates[one] for one in firsts[number][1]) for number in order], classes
+
+
+def _kinds_of_routes(
+    routes: Routes, link_kind: Int32s, kinds: int
+) -> tuple[list[tuple[int, tuple[int, ...]]], Int32s]:
+    """Return each distinct route of kinds of links after its first start, and the number of each route's."""
+    firsts: dict[tuple[int, ...], int] = {}
+    begun: list[int] = []
+    profile = np.full(len(routes), NONE, np.int32)
+    for batch in range(0, len(routes), _BATCH):
+        starts = routes.starts[batch : batch + _BATCH + 1]
+        lengths = np.diff(starts)
+        for length in np.unique(lengths[lengths > 0]).tolist():  # a message to oneself takes no link
+            places = np.flatnonzero(lengths == length)
+            begins = starts[places]
+            rows = link_kind[routes.links[begins[:, None] + np.arange(length)]]
+            first, place = _alike(rows, kinds)
+            numbers = np.empty(len(first), np.int32)
+            for index, row in enumerate(first.tolist()):
+                numbers[index] = number = firsts.setdefault(tuple(rows[row].tolist()), len(firsts))
+                if number == len(begun):
+                    begun.append(int(begins[row]))
+            profile[batch + places] = numbers[place]
+    return list(zip(begun, firsts, strict=True)), profile
 
 
 def _alike(rows: Int32s, kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first of each kind of equal rows, and each row's kind; much faster than sorting rows."""
+    if (rows == rows[0]).all():
+        return np.zeros(1, np.int64), np.zeros(len(rows), np.int64)
     code = rows[:, 0].astype(np.int64)
     for column in rows.T[1:]:
         if int(code.max(initial=0)) > 2**62 // kinds:

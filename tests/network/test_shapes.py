@@ -1,5 +1,7 @@
 """Shapes: how many links, how far, and that every route is a shortest walk along links that exist."""
 
+from dataclasses import replace
+
 import networkx
 import numpy as np
 import pytest
@@ -143,6 +145,21 @@ def test_bulk_routes_equal_single_routes():
     many = DimensionOrderRouter(plan).routes(pairs)
     single = DimensionOrderRouter(plan)
     assert [many.of(i) for i in range(500)] == [single.route(int(a), int(b)) for a, b in pairs]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("sharing", [0, 1, 2])
+def test_routes_over_one_switch_are_those_that_its_steps_take(size, sharing):
+    # out of the source and in to the destination; behind a shared NIC some stay below the switch
+    nic = {"nic": {"bandwidth": "25 GB/s", "latency": "1 us", "gpus": sharing}} if sharing else {}
+    outer = dimension("rail", shape="switch", size=size, spans_inner=True, **nic)
+    plan = build("x", [dimension("nvlink", shape="fully_connected", size=2), outer], INNER)
+    block = plan.layouts[1].block
+    assert block.star == (sharing < 2)
+    source, destination = np.divmod(np.arange(block.positions**2), block.positions)
+    walked, stepped = (one.walk(source, destination) for one in (block, replace(block, star=False)))
+    assert walked.starts.tolist() == stepped.starts.tolist()
+    assert walked.links.tolist() == stepped.links.tolist()
 
 
 def test_the_negative_direction_may_have_a_rate_of_its_own():

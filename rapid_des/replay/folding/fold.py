@@ -118,7 +118,7 @@ class _Quotient:
             programs=programs,
             groups=tuple(folded_groups),
             templates=self._used_templates(programs),
-            route_links=orbits[self.program.route_links].astype(np.int32),
+            route_links=orbits.astype(np.int32)[self.program.route_links],
         )
         return Folding(program, self.stands_for.reshape(-1), orbits)
 
@@ -128,11 +128,10 @@ class _Quotient:
         return tuple(one if number in used else no_tasks() for number, one in enumerate(self.templates))
 
     def _group_orbits(self) -> Ints:
-        lowest = np.arange(len(self.groups.image))
-        current = self.groups.image.copy()
-        while not np.array_equal(current, np.arange(len(current))):
-            lowest = np.minimum(lowest, current)
-            current = self.groups.image[current]
+        """Return the lowest group of each group's orbit; the stretch that is looked at doubles."""
+        lowest, ahead = np.arange(len(self.groups.image)), self.groups.image
+        for _ in range(len(self.program.bindings).bit_length()):
+            lowest, ahead = np.minimum(lowest, lowest[ahead]), ahead[ahead]
         return lowest
 
     def _group(self, index: int) -> Group:

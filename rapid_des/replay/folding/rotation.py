@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.replay.program import Group, Program
+from rapid_des.replay.program import Group, Int32s, Program
 
 Ints = NDArray[np.int64]
 
@@ -87,7 +87,7 @@ def _alike(group: Group, other: Group) -> bool:
     return group.label == other.label and group.routes.keys() == other.routes.keys()
 
 
-def _turn(group: Group, moved: NDArray[np.int32]) -> Ints:
+def _turn(group: Group, moved: Int32s) -> Ints:
     place = {position: member for member, position in enumerate(group.bindings.tolist())}
     return np.array([place[position] for position in moved.tolist()], np.int64)
 
@@ -132,46 +132,65 @@ def link_orbits(
     `turns` gives for (group, template) of turned groups where each pair goes. Every orbit must have as many
     links as the shift has positions, so that a link stands for exactly one rank of an orbit.
     """
-    source, target = route_images(program, groups, turns)
-    starts = program.route_starts
-    lengths = starts[source + 1] - starts[source]
-    if not np.array_equal(lengths, starts[target + 1] - starts[target]):
-        return None
     move = np.full(program.links, -1, np.int64)
-    for first, second in _hops(starts, source, target):
+    links = program.route_links
+    for first, second in hop_images(program, groups, turns):
         if not np.array_equal(program.route_class[first], program.route_class[second]):
             return None
-        move[program.route_links[first]] = program.route_links[second]
-    for first, second in _hops(starts, source, target):
-        if not np.array_equal(move[program.route_links[first]], program.route_links[second]):
+        move[links[first]] = links[second]
+    for first, second in hop_images(program, groups, turns):
+        if not np.array_equal(move[links[first]], links[second]):
             return None
     return _orbits(move, shift.extent)
 
 
-def _hops(starts: Ints, source: Ints, target: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the hops of routes and of their images, many routes at a time."""
-    for begin in range(0, len(source), _BLOCK):
-        here, there = source[begin : begin + _BLOCK], target[begin : begin + _BLOCK]
-        lengths = starts[here + 1] - starts[here]
-        inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        yield np.repeat(starts[here], lengths) + inside, np.repeat(starts[there], lengths) + inside
+def hop_images(
+    program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]
+) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the hops of each group's routes and of their images, many routes at a time.
+
+    Routes that differ in length from their images are yielded without any.
+    """
+    sources, targets, count = list[Int32s](), list[Int32s](), 0
+    for source, target in _route_images(program, groups, turns):
+        sources.append(source)
+        targets.append(target)
+        count += len(source)
+        if count >= _BLOCK:
+            yield from _hops(program, np.concatenate(sources), np.concatenate(targets))
+            sources, targets, count = [], [], 0
+    if count:
+        yield from _hops(program, np.concatenate(sources), np.concatenate(targets))
 
 
-def route_images(program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]) -> tuple[Ints, Ints]:
-    """Return routes and their images: each route of each group's templates once, in order."""
-    source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+def _route_images(
+    program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]
+) -> Iterator[tuple[Int32s, Int32s]]:
+    """Yield routes and their images: each route of each group's templates once, in order."""
     seen: set[tuple[int, int]] = set()
     for index, group in enumerate(program.groups):
         for template, routes in group.routes.items():
             turn = turns.get((index, template))
             other = program.groups[int(groups.image[index])].routes[template]
             ends = (id(routes), id(other if turn is None else turn))
-            if ends in seen:
-                continue
-            seen.add(ends)
-            source.append(routes.astype(np.int64))
-            target.append((other if turn is None else routes[turn]).astype(np.int64))
-    return np.concatenate(source), np.concatenate(target)
+            if ends not in seen:
+                seen.add(ends)
+                yield routes, (other if turn is None else routes[turn])
+
+
+def _hops(program: Program, source: Int32s, target: Int32s) -> Iterator[tuple[Ints, Ints]]:
+    starts = program.route_starts
+    for begin in range(0, len(source), _BLOCK):
+        here, there = starts[source[begin : begin + _BLOCK]], starts[target[begin : begin + _BLOCK]]
+        lengths = starts[1:][source[begin : begin + _BLOCK]] - here
+        if not np.array_equal(lengths, starts[1:][target[begin : begin + _BLOCK]] - there):
+            yield np.arange(1), np.zeros(0, np.int64)
+        elif (lengths == lengths[0]).all():
+            inside = np.arange(lengths[0])
+            yield (here[:, None] + inside).reshape(-1), (there[:, None] + inside).reshape(-1)
+        else:
+            inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            yield np.repeat(here, lengths) + inside, np.repeat(there, lengths) + inside
 
 
 def _orbits(move: Ints, extent: int) -> Ints | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.replay.folding.fold import turns_of
-from rapid_des.replay.folding.rotation import Shift, group_map, keeps_slots, link_orbits, route_images, shifts
+from rapid_des.replay.folding.rotation import Shift, group_map, hop_images, keeps_slots, link_orbits, shifts
 from rapid_des.replay.program import Program
 
 Ints = NDArray[np.int64]
@@ -46,12 +46,7 @@ def _link_map(program: Program, shift: Shift) -> Ints | None:
     pairs = {key: turn.pair for key, turn in turns.items()}
     if link_orbits(program, shift, groups, pairs) is None:
         return None
-    source, target = route_images(program, groups, pairs)
-    starts = program.route_starts
-    lengths = starts[source + 1] - starts[source]
-    inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     move = np.arange(program.links)
-    move[program.route_links[np.repeat(starts[source], lengths) + inside]] = program.route_links[
-        np.repeat(starts[target], lengths) + inside
-    ]
+    for first, second in hop_images(program, groups, pairs):
+        move[program.route_links[first]] = program.route_links[second]
     return move
