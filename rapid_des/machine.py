@@ -33,9 +33,14 @@ from rapid_des.network.specs import (
 )
 from rapid_des.network.switch_trees import SwitchTrees
 from rapid_des.network.switch_ways import AnyNodeRouter
+from rapid_des.recall import Recall
 
 if TYPE_CHECKING:
     from rapid_des.device.model import Device
+
+
+_MEMORY = 1 << 24
+"""Bytes, about, that `Machine.memory` may hold."""
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -92,6 +97,11 @@ class Machine:
         if not any(name in IN_SWITCH for _, names in _stated(self.collectives) for name in names):
             return None
         return SwitchTrees(self.fabric, self.dead, self.spec.routing)
+
+    @cached_property
+    def memory(self) -> Recall:
+        """What simulations on this machine need not work out again; bounded."""
+        return Recall(room=_MEMORY)
 
     def router_around(self, dead: frozenset[int]) -> Router:
         """Return the router for a time at which these links are down too."""

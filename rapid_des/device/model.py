@@ -52,6 +52,9 @@ class Device:
     tables: dict[tuple[str, ...], object] = field(init=False, compare=False, repr=False, default_factory=dict)
     """What operator models derive from the device once, such as tile tables; filled on first use."""
 
+    _under: dict[Conditions, Device] = field(init=False, compare=False, repr=False, default_factory=dict)
+    """The device under other conditions, each once: its prices are looked up once too."""
+
     @property
     def conditions(self) -> Conditions:
         """How the device is used."""
@@ -60,7 +63,9 @@ class Device:
     def under(self, **conditions: str) -> Device:
         """Return the same device under other conditions (`clock`, `launch`, `l2`, `library`)."""
         changed = msgspec.structs.replace(self.spec.conditions, **conditions)
-        return replace(self, spec=msgspec.structs.replace(self.spec, conditions=changed))
+        if changed not in self._under:
+            self._under[changed] = replace(self, spec=msgspec.structs.replace(self.spec, conditions=changed))
+        return self._under[changed]
 
     @cached_property
     def operators(self) -> OperatorModel:

@@ -13,9 +13,13 @@ from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
 from rapid_des.replay.execute import EngineChoice, execute
 from rapid_des.replay.faults.gpus import on_slow_gpus
+from rapid_des.replay.hierarchy.memory import key_of
 from rapid_des.replay.lowering import Lowered, lower
 from rapid_des.replay.program import NONE, Records
 from rapid_des.replay.signature import signatures
+
+_WEIGHT = 1000
+"""Bytes, about, that remembering a block takes beside 200 a rank."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,20 @@ def _paces(ranks: Sequence[int], slow: Mapping[int, Blocks]) -> bytes:
 def _run(
     block: Block, traces: TraceSet, machine: Machine, choice: EngineChoice, *, analytic: bool
 ) -> BlockTimes:
-    lowered = lower(traces, machine, analytic=analytic)
-    records = execute(lowered.program, choice, name=lowered.name).records
-    finish = np.stack([_finish(lowered, records, position) for position in range(len(traces.ranks))]).max(
-        axis=0
-    )
-    return BlockTimes(
-        cuts=block.durations(finish.tolist()), compute=_computes(lowered, records), hops=records.hops
-    )
+    """Run a block; one that ran before on this machine, however it was called, is remembered."""
+
+    def run() -> BlockTimes:
+        lowered = lower(traces, machine, analytic=analytic)
+        records = execute(lowered.program, choice, name=lowered.name).records
+        finish = np.stack([_finish(lowered, records, position) for position in range(len(traces.ranks))])
+        return BlockTimes(
+            cuts=block.durations(finish.max(axis=0).tolist()),
+            compute=_computes(lowered, records),
+            hops=records.hops,
+        )
+
+    key = (key_of(traces, choice, analytic=analytic), block.cuts)
+    return machine.memory.of(key, run, weight=lambda _: _WEIGHT + 200 * len(traces.ranks))
 
 
 def _own(lowered: Lowered, position: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
