@@ -145,7 +145,7 @@ def _walk(
         [kept[section] for section, _ in sections(job, chunk * job.stages + stage)]
         for chunk in range(job.chunks)
     ]
-    activations = logits = 0
+    activations = logits = highest = 0
     peak: dict[str, int] = {}
     timeline = []
     for item in job.orders[stage]:
@@ -157,7 +157,8 @@ def _walk(
             temporary = section.temporary[item.phase]
             now = activations + logits + temporary
             most = max(most, now)
-            if now > sum(peak.values()):
+            if now > highest:
+                highest = now
                 peak = {"activations": activations, "logits": logits, "temporary": temporary}
             activations -= section.activations * (not forward)
             logits -= section.logits * (not forward)

@@ -137,6 +137,10 @@ def chain(pieces: Sequence[Piece]) -> Piece:
     return writer.piece(output, tuple(marks))
 
 
+_Ports = tuple[tuple[int, NDArray[np.int64]], ...]
+"""Where dependencies name a port, by port."""
+
+
 @dataclass(frozen=True)
 class _Prepared:
     """A piece as one writer places it: names numbered, ports found."""
@@ -145,7 +149,7 @@ class _Prepared:
     """Kept alive, so that its identity stays its own."""
     rows: NDArray[np.int64]
     counts: NDArray[np.int64]
-    ports: tuple[tuple[int, NDArray[np.int64]], ...]
+    ports: _Ports
 
 
 @dataclass
@@ -158,6 +162,8 @@ class Writer:
     _names: dict[str, int] = field(default_factory=dict)
     _name_rows: dict[tuple[str, ...], NDArray[np.int64]] = field(default_factory=dict)
     _prepared: dict[int, _Prepared] = field(default_factory=dict)
+    _ports: dict[int, tuple[_Ports, NDArray[np.int64]]] = field(default_factory=dict)
+    """By dependencies, which renamed pieces share: their ports, and how many each row has."""
     _length: int = 0
 
     def __len__(self) -> int:
@@ -188,9 +194,13 @@ class Writer:
     def _prepare(self, piece: Piece) -> _Prepared:
         rows = piece.rows.copy()
         rows[:, Column.NAME] = self._name_ids(piece.names)[rows[:, Column.NAME]]
-        found = ((port, np.flatnonzero(piece.dependencies == port)) for port in PORTS)
-        ports = tuple((port, positions) for port, positions in found if len(positions))
-        prepared = _Prepared(piece, rows, np.diff(piece.starts), ports)
+        shared = id(piece.dependencies)
+        if shared not in self._ports:
+            found = ((port, np.flatnonzero(piece.dependencies == port)) for port in PORTS)
+            ports = tuple((port, positions) for port, positions in found if len(positions))
+            self._ports[shared] = ports, np.diff(piece.starts)
+        ports, counts = self._ports[shared]
+        prepared = _Prepared(piece, rows, counts, ports)
         self._prepared[id(piece)] = prepared
         return prepared
 

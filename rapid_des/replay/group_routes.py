@@ -61,7 +61,7 @@ def routes_of_groups(
 
     `uses` are the members of each group and the templates that it runs.
     """
-    names = [_fingerprint(template) for template in templates]
+    names = _fingerprints(templates)
     patterns: dict[bytes, _Pattern] = {}
     for line, own in uses:
         for number in own:
@@ -126,9 +126,16 @@ def _routed(machine: Machine, batches: Iterator[Int64s]) -> Routes:
     return Routes(np.cumsum(np.concatenate(lengths)), np.concatenate(links))
 
 
-def _fingerprint(template: Template) -> bytes:
-    """Return who sends to whom among how many, as a digest: equal ones take equal routes."""
-    digest = hashlib.blake2b(str(template.members).encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(template.pair_source).data)
-    digest.update(np.ascontiguousarray(template.pair_destination).data)
-    return digest.digest()
+def _fingerprints(templates: Sequence[Template]) -> list[bytes]:
+    """Return who sends to whom among how many, as digests: equal ones take equal routes."""
+    known: dict[tuple[int, int, int], bytes] = {}
+    found = []
+    for one in templates:
+        shared = (one.members, id(one.pair_source), id(one.pair_destination))
+        if shared not in known:
+            digest = hashlib.blake2b(str(one.members).encode(), digest_size=16)
+            digest.update(np.ascontiguousarray(one.pair_source).data)
+            digest.update(np.ascontiguousarray(one.pair_destination).data)
+            known[shared] = digest.digest()
+        found.append(known[shared])
+    return found

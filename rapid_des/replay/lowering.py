@@ -18,6 +18,7 @@ from rapid_des.replay.durations import service_times
 from rapid_des.replay.faults.gpus import require_alive
 from rapid_des.replay.fluid_table import fluid_table, no_hops
 from rapid_des.replay.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
+from rapid_des.replay.lasting import lasting_message, lasting_template
 from rapid_des.replay.plans import Above, Call
 from rapid_des.replay.plans import Step as PlanStep
 from rapid_des.replay.program import NONE, Program, RankProgram, Template
@@ -25,7 +26,7 @@ from rapid_des.replay.ranks import Recipe, Step, rank_program
 from rapid_des.replay.services import Sizes, hop_table
 from rapid_des.replay.signature import signatures
 from rapid_des.replay.survivors import Planner
-from rapid_des.replay.templates import Templates, lasting_message, lasting_template
+from rapid_des.replay.templates import Templates
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class _Lowering:
         stores = machine.switching.mode == "store_and_forward"
         self.segment = machine.switching.segment if stores else None
         self.sizes = Sizes()
-        self.collectives = Templates(self.sizes)
+        self.collectives = Templates(self.sizes, machine.memory)
         self.templates: list[Template] = []
         self.known: dict[tuple[object, ...], int] = {}
         self.groups = GroupTable(traces, machine)
@@ -187,9 +188,10 @@ class _Lowering:
         return self._template(key, lambda: self._collective(step, members))
 
     def _collective(self, step: PlanStep, members: int) -> Template:
-        schedule = step.schedule(members)
         name = f"{step.collective.name.lower()} of {step.size} B by {step.algorithm}"
-        return self.collectives.of(schedule, name=name, segment=self.segment)
+        return self.collectives.of(
+            (step, members), lambda: step.schedule(members), name=name, segment=self.segment
+        )
 
     def _template(self, key: tuple[object, ...], build: Callable[[], Template]) -> int:
         if key not in self.known:

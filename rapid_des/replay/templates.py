@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.recall import Recall
 from rapid_des.replay.program import NONE, Int32s, Int64s, Template
 from rapid_des.replay.rounds import RoundsTemplate
 from rapid_des.replay.services import Sizes
 
 
 class Templates:
-    """Templates of schedules; those that differ in nothing but their sizes share all other columns."""
+    """Templates of schedules; those that differ in nothing but their sizes share all other columns.
 
-    def __init__(self, sizes: Sizes) -> None:
+    `memory` keeps templates from one program to the next.
+    """
+
+    def __init__(self, sizes: Sizes, memory: Recall) -> None:
         self._sizes = sizes
+        self._memory = memory
         self._known: dict[bytes, Template] = {}
         self._message: Template | None = None
 
-    def of(self, schedule: Schedule, *, name: str, segment: int | None = None) -> Template:
-        """Return the template of a schedule; see `template_of`."""
-        if segment is not None and schedule.size.max(initial=0) > segment:
-            schedule = _segmented(schedule, segment)
-        structure = _structure(schedule)
-        known = self._known.get(structure)
-        if known is None:
-            known = self._known[structure] = template_of(schedule, self._sizes, name=name)
-            return known
-        return replace(known, size=self._sizes.rows(schedule.size), name=name)
+    def of(
+        self, key: Hashable, schedule: Callable[[], Schedule], *, name: str, segment: int | None = None
+    ) -> Template:
+        """Return the template of the schedule that `key` stands for; see `template_of`."""
+
+        def make() -> tuple[bytes, Template, Int64s]:
+            built = schedule()
+            if segment is not None and built.size.max(initial=0) > segment:
+                built = _segmented(built, segment)
+            digest = _structure(built)
+            shape = self._known.get(digest) or template_of(built, Sizes(), name=name)
+            return digest, shape, built.size
+
+        digest, shape, sizes = self._memory.of(("template", key, segment), make, weight=_weight)
+        shape = self._known.setdefault(digest, shape)
+        return replace(shape, size=self._sizes.rows(sizes), name=name)
 
     def message(self, size: int, segment: int | None = None) -> Template:
         """Return the template of a message; see `message_template`."""
@@ -41,6 +53,13 @@ class Templates:
             self._message = message_template(size, self._sizes)
         row = np.array([self._sizes.row(size)], np.int32)
         return replace(self._message, size=row, name=f"a message of {size} B")
+
+
+def _weight(made: tuple[bytes, Template, Int64s]) -> int:
+    """Return about how many bytes a remembered template takes; its shape may be another's too."""
+    _, shape, sizes = made
+    columns = (getattr(shape, name) for name in shape.__dataclass_fields__)
+    return 1000 + sizes.nbytes + sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
 
 
 def _structure(schedule: Schedule) -> bytes:
@@ -230,62 +249,4 @@ def _one_transfer(size: int) -> Schedule:
         offset=np.zeros(1, np.int64),
         dependency_starts=np.zeros(2, np.int64),
         dependencies=np.zeros(0, np.int32),
-    )
-
-
-def lasting_template(members: int, duration: int, sizes: Sizes, *, name: str) -> Template:
-    """Return a collective that takes no link: all members are done `duration` after the last arrived."""
-    every = np.arange(members, dtype=np.int32)
-    return _linkless(
-        need=members,
-        done_after=np.full(members, duration, np.int64),
-        arrival_starts=np.arange(members + 1, dtype=np.int64),
-        arrival_target=np.zeros(members, np.int32),
-        member_need=np.ones_like(every),
-        row=sizes.row(0),
-        name=name,
-    )
-
-
-def lasting_message(duration: int, sizes: Sizes) -> Template:
-    """Return a message that takes no link: it arrives `duration` after it was sent."""
-    return _linkless(
-        need=1,
-        done_after=np.full(2, duration, np.int64),
-        arrival_starts=np.array([0, 1, 2], np.int64),
-        arrival_target=np.array([0, 2], np.int32),
-        member_need=np.array([1, 2], np.int32),
-        row=sizes.row(0),
-        name="a message",
-    )
-
-
-def _linkless(  # noqa: PLR0913 - the columns that differ, all by name
-    *,
-    need: int,
-    done_after: Int64s,
-    arrival_starts: Int64s,
-    arrival_target: Int32s,
-    member_need: Int32s,
-    row: int,
-    name: str,
-) -> Template:
-    members = len(done_after)
-    return Template(
-        members=members,
-        pair=np.array([NONE], np.int32),
-        pair_source=np.zeros(0, np.int32),
-        pair_destination=np.zeros(0, np.int32),
-        source=np.zeros(1, np.int32),
-        size=np.array([row], np.int32),
-        need=np.array([need], np.int32),
-        edge_starts=np.array([0, members], np.int64),
-        edge_target=np.arange(1, members + 1, dtype=np.int32),
-        edge_lag=done_after,
-        edge_at_injection=np.zeros(members, np.bool_),
-        arrival_starts=arrival_starts,
-        arrival_target=arrival_target,
-        arrival_lag=np.zeros(len(arrival_target), np.int64),
-        member_need=member_need,
-        name=name,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from rapid_des.chakra.trace import CollectiveType, TraceSet
 from rapid_des.frontend import load_job
@@ -89,6 +91,26 @@ def _job(job: str, machine: str, mode: str, *, nodes: int = 0, data_parallel: in
     return Outcome(int(result.step_time), result.hops, events, result.wall_s)
 
 
+def _configurations(batches: int, lengths: int, buckets: int) -> Outcome:
+    """Run that many global batches, sequence lengths and bucket sizes, each with each, on one machine.
+
+    The answer is the sum of their step times.
+    """
+    machine = load_machine("torus2d_ring_a100_64", device_settings=[("operators", "roofline")])
+    began = time.perf_counter()
+    finish = hops = 0
+    for batch, length, bucket in product(range(batches), range(lengths), range(buckets)):
+        settings = [
+            ("training.global_batch", str(32 + 8 * batch)),
+            ("training.sequence_length", str(2048 + 64 * length)),
+            ("training.bucket_parameters", str(20_000_000 * (bucket + 1))),
+        ]
+        result = simulate(load_job("llama3_1_70b_train_64", settings=settings), machine, mode="hierarchical")
+        finish += int(result.step_time)
+        hops += result.hops
+    return Outcome(finish, hops, 0, time.perf_counter() - began)
+
+
 A = CollectiveType
 CASES: Mapping[str, Case] = {
     "ring1024_all_reduce_1G": Case(
@@ -116,6 +138,7 @@ CASES: Mapping[str, Case] = {
     "llama70b_64_hierarchical": Case(
         partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 9499762400663
     ),
+    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 6449288063077550, large=True),
     "llama405b_16384_hierarchical": Case(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
         7715954156518,
