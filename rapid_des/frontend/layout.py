@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -20,6 +20,9 @@ class Layout:
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
+    _groups: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     @property
     def ranks(self) -> int:
@@ -38,10 +41,21 @@ class Layout:
 
     def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the groups of ranks that differ only along `axes`; members ascend, groups too."""
+        if axes not in self._groups:
+            self._groups[axes] = tuple(map(tuple, self._rows(axes).tolist()))
+        return self._groups[axes]
+
+    def group_numbers(self, axes: tuple[str, ...]) -> NDArray[np.int64]:
+        """Return for each rank the number of its group in `groups(axes)`."""
+        rows = self._rows(axes)
+        numbers = np.empty(self.ranks, np.int64)
+        numbers[rows] = np.arange(len(rows))[:, None]
+        return numbers
+
+    def _rows(self, axes: tuple[str, ...]) -> NDArray[np.int64]:
         inner = [axis for axis in reversed(self.axes) if axis in axes]
         outer = [axis for axis in reversed(self.axes) if axis not in axes]
         grid = np.arange(self.ranks).reshape(self.sizes[::-1])
         order = [self.axes[::-1].index(axis) for axis in outer + inner]
         members = prod(self.size(axis) for axis in inner)
-        rows = grid.transpose(order).reshape(-1, members)
-        return tuple(map(tuple, rows.tolist()))
+        return grid.transpose(order).reshape(-1, members)

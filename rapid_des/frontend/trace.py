@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.frontend.program import FinishedProgram, Segment
 from rapid_des.frontend.resolved import Job
@@ -38,8 +40,10 @@ class JobTrace:
 
 def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
     """Return for each rank the name and members of its group of one kind, kept to `ranks`."""
-    found = {}
-    for index, line in enumerate(job.layout.groups(GROUPS[name])):
+    lines, found = job.layout.groups(GROUPS[name]), {}
+    here = np.unique(job.layout.group_numbers(GROUPS[name])[sorted(ranks)])
+    for index in here.tolist():
+        line = lines[index]
         group = (line[0], line[-1]) if name == "embedding" else line
         kept = tuple(rank for rank in group if rank in ranks)
         for rank in kept:
@@ -47,13 +51,15 @@ def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tupl
     return found
 
 
-def _neighbours(job: Job) -> list[tuple[int, int]]:
+def _neighbours(job: Job, ranks: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Return each rank's counterparts in the stages before and after, in a circle."""
     lines = job.layout.groups(GROUPS["embedding"])
-    found = [(0, 0)] * job.gpus
-    for line in lines:
-        for stage, rank in enumerate(line):
-            found[rank] = (line[stage - 1], line[(stage + 1) % len(line)])
+    numbers = job.layout.group_numbers(GROUPS["embedding"]).tolist()
+    found = {}
+    for rank in ranks:
+        line = lines[numbers[rank]]
+        stage = line.index(rank)
+        found[rank] = (line[stage - 1], line[(stage + 1) % len(line)])
     return found
 
 
@@ -66,7 +72,7 @@ def assemble(
     kinds = dict.fromkeys(kind for program in programs for kind in program.groups)
     by_kind = {kind: groups_by_rank(job, kind, present) for kind in kinds}
     stages = job.layout.coordinates("pp").tolist()
-    neighbours = _neighbours(job)
+    neighbours = _neighbours(job, chosen) if any(program.talks for program in programs) else {}
     traces = []
     groups: dict[str, tuple[int, ...]] = {"world": tuple(chosen)}
     for rank in chosen:

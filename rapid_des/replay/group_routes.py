@@ -27,7 +27,7 @@ class Ways:
     """The routes of every group's templates."""
 
     of_group: tuple[dict[int, Int32s], ...]
-    """By group: template to the route of each of its pairs."""
+    """By group: template to the route of each of its pairs; groups that are equal in both share it."""
     routes: Routes
     ways_back: Int32s
     """[route] the number of the route that its acknowledgements take."""
@@ -51,7 +51,7 @@ class _Pattern:
 
 
 def routes_of_groups(
-    uses: Sequence[tuple[Line, Sequence[int]]],
+    uses: Sequence[tuple[Line, tuple[int, ...]]],
     templates: Sequence[Template],
     machine: Machine,
     *,
@@ -63,7 +63,7 @@ def routes_of_groups(
     """
     names = _fingerprints(templates)
     patterns: dict[bytes, _Pattern] = {}
-    for line, own in uses:
+    for line, own in dict.fromkeys(uses):
         for number in own:
             if names[number] not in patterns:
                 template = templates[number]
@@ -81,7 +81,11 @@ def routes_of_groups(
         for line in one.lines:
             rows[name, line] = np.arange(count, count + len(one.source), dtype=np.int32)
             count += len(one.source)
-    of_group = tuple({number: rows[names[number], line] for number in own} for line, own in uses)
+    routes = {
+        (line, own): {number: rows[names[number], line] for number in own}
+        for line, own in dict.fromkeys(uses)
+    }
+    of_group = tuple(routes[use] for use in uses)
     return Ways(of_group, _routed(machine, _batches(distinct, large, machine)), ways_back)
 
 

@@ -76,7 +76,7 @@ class GroupTable:
         self._positions = {trace.rank: position for position, trace in enumerate(traces.ranks)}
         self._numbers: dict[tuple[object, ...], int] = {}
         self._ranks: list[tuple[str, tuple[int, ...]]] = []
-        self._used: list[set[int]] = []
+        self._used: list[tuple[int, ...]] = []
         self._labels: list[str] = []
         self.geometry = cache(self._geometry)
         self.places = cache(self._places)
@@ -103,7 +103,8 @@ class GroupTable:
             self._resolve(trace, slot, label) for slot, label in zip(table.slots, table.labels, strict=True)
         ]
         for (group, _), templates in zip(places, table.templates, strict=True):
-            self._used[group].update(templates)
+            if self._used[group] != templates:
+                self._used[group] = tuple(sorted({*self._used[group], *templates}))
         return RankBinding(
             rank=trace.rank,
             program=program,
@@ -115,10 +116,11 @@ class GroupTable:
         if isinstance(slot, Channel):
             ends = (trace.rank, trace.peers[slot.peer])
             source, destination = ends if slot.sends else ends[::-1]
-            name = f"{source}>{destination} tag {slot.tag}"
-            number = self._number(
-                ("channel", source, destination, slot.tag), name, (source, destination), label
-            )
+            channel = ("channel", source, destination, slot.tag)
+            number = self._numbers.get(channel, -1)
+            if number < 0:
+                name = f"{source}>{destination} tag {slot.tag}"
+                number = self._number(channel, name, (source, destination), label)
             if slot.sends:
                 self._labels[number] = label  # both ends may name the stream; the sender's name counts
             return number, 0 if slot.sends else 1
@@ -153,7 +155,7 @@ class GroupTable:
             self._numbers[key] = len(self._ranks)
             self._ranks.append((name, ranks))
             self._labels.append(label)
-            self._used.append(set())
+            self._used.append(())
         return self._numbers[key]
 
     def routed(self, templates: Sequence[Template], *, both_ways: bool) -> Routed:
@@ -161,14 +163,16 @@ class GroupTable:
 
         Without `both_ways` the ways back are left out.
         """
-        uses = [(ranks, sorted(used)) for (_, ranks), used in zip(self._ranks, self._used, strict=True)]
+        uses = [(ranks, used) for (_, ranks), used in zip(self._ranks, self._used, strict=True)]
         ways = routes_of_groups(uses, templates, self._machine, both_ways=both_ways)
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers[label] for label in self._labels]
-        groups = (self._group(index, labels[index], of_group) for index, of_group in enumerate(ways.of_group))
+        bindings = {
+            ranks: np.array([self._positions[rank] for rank in ranks], np.int32)
+            for ranks in dict.fromkeys(ranks for _, ranks in self._ranks)
+        }
+        groups = (
+            Group(name=name, bindings=bindings[ranks], label=label, routes=routes)
+            for (name, ranks), label, routes in zip(self._ranks, labels, ways.of_group, strict=True)
+        )
         return Routed(tuple(groups), ways.routes, ways.ways_back)
-
-    def _group(self, index: int, label: int, routes: dict[int, Int32s]) -> Group:
-        name, ranks = self._ranks[index]
-        bindings = np.array([self._positions[rank] for rank in ranks], np.int32)
-        return Group(name=name, bindings=bindings, label=label, routes=routes)

@@ -144,7 +144,7 @@ class RankBinding:
     """Slot to this rank's member number in that group."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """Who meets: positions in `Program.bindings` in member order, and the routes between them by template."""
 

@@ -146,7 +146,8 @@ def _last_transfers(schedule: Schedule, origin: Int32s, target: Int32s) -> tuple
         last = np.flatnonzero(~proven & (end < schedule.members))
         tasks.append(last)
         members.append(end[last])
-    both = np.unique(np.concatenate(tasks) * schedule.members + np.concatenate(members))
+    both = np.sort(np.concatenate(tasks) * schedule.members + np.concatenate(members))
+    both = both[np.append(True, both[1:] != both[:-1])] if len(both) else both
     task, member = np.divmod(both, schedule.members)
     return task.astype(np.int32), member.astype(np.int32)
 

@@ -7,7 +7,7 @@ program has one future as long as no link chooses among equals by rank (R3), so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,25 +62,45 @@ class GroupMap:
 
 def group_map(program: Program, shift: Shift) -> GroupMap | None:
     """Return the groups' images; None if some group's image is none of the program's."""
-    known: dict[bytes, dict[tuple[int, ...], int]] = {}  # by members, then by the slots that call
     used = _slot_uses(program)
     if used is None:
         return None
-    for index, group in enumerate(program.groups):
-        known.setdefault(group.bindings.tobytes(), {}).setdefault(used[index], index)
+    numbers = _numbered([group.bindings for group in program.groups])
+    known: dict[tuple[int, tuple[int, ...]], int] = {}  # by members, then by the slots that call
+    for index, number in enumerate(numbers):
+        known.setdefault((number, used[index]), index)
     image = np.empty(len(program.groups), np.int64)
-    images = shift.image(np.arange(len(program.bindings))).astype(np.int32)
+    moved = _moved(program, shift, numbers)
     turned: dict[int, Ints] = {}
     for index, group in enumerate(program.groups):
-        moved = images[group.bindings]
-        other = known.get(moved.tobytes(), {}).get(used[index])
-        if other is None and set(moved.tolist()) == set(group.bindings.tolist()):
-            turned[index] = _turn(group, moved)
+        goes, number = moved[numbers[index]]
+        other = known.get((number, used[index]))
+        if other is None and set(goes.tolist()) == set(group.bindings.tolist()):
+            turned[index] = _turn(group, goes)
             other = index
         if other is None or not _alike(group, program.groups[other]):
             return None
         image[index] = other
     return GroupMap(image, turned)
+
+
+def _numbered(arrays: Sequence[Int32s]) -> list[int]:
+    """Return a number for each array, the same for equal ones; many are one object."""
+    by_id: dict[int, int] = {}
+    by_value: dict[bytes, int] = {}
+    for one in arrays:
+        if id(one) not in by_id:
+            by_id[id(one)] = by_value.setdefault(one.tobytes(), len(by_value))
+    return [by_id[id(one)] for one in arrays]
+
+
+def _moved(program: Program, shift: Shift, numbers: Sequence[int]) -> dict[int, tuple[Int32s, int]]:
+    """Return for each list of members where it goes, and the number of the list that it then is, or -1."""
+    images = shift.image(np.arange(len(program.bindings))).astype(np.int32)
+    members = {number: group.bindings for number, group in zip(numbers, program.groups, strict=True)}
+    number_of = {bindings.tobytes(): number for number, bindings in members.items()}
+    goes = {number: images[bindings] for number, bindings in members.items()}
+    return {number: (where, number_of.get(where.tobytes(), -1)) for number, where in goes.items()}
 
 
 def _alike(group: Group, other: Group) -> bool:
@@ -195,7 +215,7 @@ def _hops(program: Program, source: Int32s, target: Int32s) -> Iterator[tuple[In
 
 def _orbits(move: Ints, extent: int) -> Ints | None:
     used = np.flatnonzero(move >= 0)
-    if len(np.unique(move[used])) != len(used) or not (move[move[used]] >= 0).all():
+    if (np.bincount(move[used], minlength=1) > 1).any() or not (move[move[used]] >= 0).all():
         return None
     lowest, current = np.arange(len(move)), used.copy()
     for _ in range(extent - 1):

@@ -49,7 +49,9 @@ def _require_one_switch(machine: Machine, inner: Rings) -> None:
 
 
 def _links(machine: Machine, pairs: Int64s) -> Int64s:
-    return np.unique(np.asarray(machine.router.routes(pairs).links if len(pairs) else [], np.int64))
+    taken = np.zeros(len(machine.fabric), np.bool_)
+    taken[machine.router.routes(pairs).links if len(pairs) else []] = True
+    return np.flatnonzero(taken)
 
 
 def _neighbours(rings: Rings) -> Int64s:
