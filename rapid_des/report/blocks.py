@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.frontend.parts import PieceKey
@@ -43,7 +44,10 @@ def inside_times(done: Hierarchical, position: int) -> Counter[str]:
     totals = operator_times(done.lowered, done.execution.records, position)
     for key in own.blocks:
         totals.pop(f"{key.phase}.{key.section}", None)
+    counts: Counter[PieceKey] = Counter()
     for _, key, count in _uses(done, stage):
+        counts[key] += count
+    for key, count in counts.items():
         table = own.blocks[key].table
         for row in (table.kind == NodeKind.COMPUTE).nonzero()[0].tolist():
             totals[f"{key.phase}.{table.names[table.name[row]]}"] += count * int(table.duration[row])
@@ -51,6 +55,10 @@ def inside_times(done: Hierarchical, position: int) -> Counter[str]:
 
 
 def _uses(done: Hierarchical, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]:
+    known: dict[Segment, Counter[PieceKey]] = {}
     for segment in done.trace.segments[stage]:
-        for key, count in done.blocks.uses(stage, segment).items():
+        kind = replace(segment, start=0, stop=0, micro_batch=0)
+        if kind not in known:
+            known[kind] = done.blocks.uses(stage, kind)
+        for key, count in known[kind].items():
             yield segment, key, count

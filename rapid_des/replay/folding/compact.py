@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.replay.program import NONE, Group, Int32s, Program, Template
+from rapid_des.replay.program import NONE, Program, Template
 from rapid_des.replay.rounds import RoundsTemplate
 
 
@@ -15,21 +15,25 @@ def compact(program: Program) -> Program:
     """Return the program with the pairs that its templates use and the routes that its groups take."""
     used = [_used_pairs(template) for template in program.templates]
     templates = tuple(_with(template, own) for template, own in zip(program.templates, used, strict=True))
-    groups = [
-        replace(group, routes={number: routes[used[number]] for number, routes in group.routes.items()})
+    left = {  # groups share what they take
+        id(group.routes): {number: routes[used[number]] for number, routes in group.routes.items()}
         for group in program.groups
-    ]
+    }
     taken = np.zeros(len(program.route_starts) - 1, np.bool_)
-    for group in groups:
-        for routes in group.routes.values():
+    for of_group in left.values():
+        for routes in of_group.values():
             taken[routes] = True
     number = (np.cumsum(taken) - 1).astype(np.int32)
+    renumbered = {
+        name: {template: number[routes] for template, routes in of_group.items()}
+        for name, of_group in left.items()
+    }
     lengths = np.diff(program.route_starts)
     hops = np.repeat(taken, lengths)
     return replace(
         program,
         templates=templates,
-        groups=tuple(_renumbered(group, number) for group in groups),
+        groups=tuple(replace(group, routes=renumbered[id(group.routes)]) for group in program.groups),
         route_starts=np.concatenate(([0], np.cumsum(lengths[taken]))).astype(np.int64),
         route_links=program.route_links[hops],
         route_class=program.route_class[hops],
@@ -53,7 +57,3 @@ def _with(template: Template, used: NDArray[np.int64]) -> Template:
         rounds = replace(template.rounds, pair=number[template.rounds.pair])
         return RoundsTemplate(rounds, source, destination, template.name)
     return replace(template, pair=number[template.pair], pair_source=source, pair_destination=destination)
-
-
-def _renumbered(group: Group, number: Int32s) -> Group:
-    return replace(group, routes={template: number[routes] for template, routes in group.routes.items()})

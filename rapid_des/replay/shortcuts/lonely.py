@@ -28,10 +28,12 @@ def lonely_groups(program: Program) -> list[int]:
     """Return the groups whose links carry nobody else's routes."""
     owner = np.full(program.links, NONE, np.int64)
     shared = np.zeros(program.links, np.bool_)
-    used = []
+    used, known = [], dict[int, Ints]()  # groups share what they take
     for index, group in enumerate(program.groups):
-        routes = np.unique(np.concatenate([np.zeros(0, np.int32), *group.routes.values()]))
-        links = np.unique(links_of(program, routes)[0])
+        if id(group.routes) not in known:
+            routes = np.unique(np.concatenate([np.zeros(0, np.int32), *group.routes.values()]))
+            known[id(group.routes)] = np.unique(links_of(program, routes)[0])
+        links = known[id(group.routes)]
         used.append(links)
         shared[links[(owner[links] != NONE) & (owner[links] != index)]] = True
         owner[links] = index
