@@ -100,3 +100,11 @@ def test_roofline_is_never_slower_than_the_model():
     )
     for gemm in (Gemm(1, 4096, 4096), Gemm(4096, 4096, 4096), Gemm(200, 500, 64)):
         assert first_look.operators.estimate(gemm).duration <= device.operators.estimate(gemm).duration
+
+
+def test_a_device_under_equal_conditions_is_one_so_that_its_prices_are_looked_up_once():
+    device = load_device("a100_sxm_80gb")
+    slow = device.under(clock="sustained")
+    assert device.under(clock="sustained") is slow
+    assert slow.conditions.clock == "sustained"
+    assert device.under(clock="boost").conditions.clock == "boost"

@@ -23,3 +23,9 @@ def test_the_order_decides_who_is_a_neighbour():
 def test_coordinates_and_groups_of_a_rank():
     assert LAYOUT.coordinates("pp").tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert LAYOUT.coordinates("dp").tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+def test_every_rank_is_in_the_group_of_its_number():
+    for axes in (("tp",), ("dp", "cp"), ("tp", "pp"), ("tp", "dp", "pp")):
+        groups, numbers = LAYOUT.groups(axes), LAYOUT.group_numbers(axes).tolist()
+        assert all(rank in groups[numbers[rank]] for rank in range(LAYOUT.ranks))
