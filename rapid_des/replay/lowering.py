@@ -177,10 +177,7 @@ class _Lowering:
 
     def message(self, size: int) -> int:
         """Return the template of a message."""
-        segment = (
-            self.machine.switching.segment if self.machine.switching.mode == "store_and_forward" else None
-        )
-        return self._template(("message", size), lambda: self.collectives.message(size, segment))
+        return self._template(("message", size), lambda: self.collectives.message(size, self.segment))
 
     def step(self, step: PlanStep, members: int) -> int:
         """Return the template of one step of a collective."""
