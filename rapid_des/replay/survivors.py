@@ -18,7 +18,7 @@ from operator import itemgetter
 import numpy as np
 
 from rapid_des.machine import Machine
-from rapid_des.network.collectives import ALGORITHMS
+from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.fabric import Ints
 from rapid_des.network.search import UNREACHED, hops_from
@@ -78,9 +78,11 @@ class Survivors:
 
     def _one_ring(self, call: Call, ranks: Ranks) -> Plan | None:
         """Return the plan that leaves the dimensions, if it ends before the one along them."""
+        if self._inside_switches(call) or not self.concern(ranks):
+            return None
         stated = plan(call, self.machine)
         names = {step.algorithm for step in stated[0]}
-        if not names <= {"ring", "bidirectional_ring", "bucket"} or not self.concern(ranks):
+        if not names <= {"ring", "bidirectional_ring", "bucket"}:
             return None
         lines = [self._along(stated, call, ranks, place) for place in range(len(ranks))]
         name = "bidirectional_ring" if names == {"bidirectional_ring"} else "ring"
@@ -89,6 +91,15 @@ class Survivors:
         if not ring or min(times) >= self._duration(lines, call, ranks):
             return None
         return ((ring[times.index(min(times))],),)
+
+    def _inside_switches(self, call: Call) -> bool:
+        """Tell whether the machine asks for switches, which lines of a group may have and others not.
+
+        Members whose lines have none must not leave the dimensions alone.
+        """
+        choice = self.machine.collectives.choice(call.collective.name.lower())
+        stated = () if choice is None else choice.algorithm
+        return any(name in IN_SWITCH for name in ((stated,) if isinstance(stated, str) else stated))
 
     def _duration(self, lines: Sequence[Plan], call: Call, ranks: Ranks) -> int:
         """Return no less than one chunk's steps take, nor than all chunks on one dimension."""

@@ -13,7 +13,7 @@ from rapid_des.network.faults import parse_fault
 from rapid_des.replay.faults.machines import with_faults
 from rapid_des.report.breakdown import rank_times
 from rapid_des.simulation import replay
-from tests.replay.machines import dimension, machine, ring
+from tests.replay.machines import dimension, machine, ring, switch
 from tests.replay.random_programs import machines, traces
 from tests.replay.tracing import (
     ALL_GATHER,
@@ -103,6 +103,17 @@ def test_so_do_collectives_over_several_dimensions(data):
         return
     timed = [f"{cable} down=true from=0ns policy=replan detection=0ns" for cable in down]
     assert_same_run(result(trace_set(rows), where, *timed), always)
+
+
+@pytest.mark.parametrize("policy", [STATIC, "from=0ns policy=replan detection=0ns"])
+def test_members_whose_line_has_lost_its_switch_do_not_leave_the_others_alone(policy):
+    # of the three lines through switches only that of GPUs 0 and 3 goes without
+    where = machine(ring(3), switch(2), collectives={"default": {"algorithm": ["ring", "nvls"], "chunks": 3}})
+    nodes = Nodes()
+    nodes.collective(ALL_REDUCE, 600)
+    done = result(same_everywhere(nodes, 6), where, f"link=gpu0>switch0 down=true {policy}")
+    sent, received, _ = _totals(done)
+    assert sent == received > 0
 
 
 def adjacent(one, other):
