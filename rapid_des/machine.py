@@ -223,6 +223,9 @@ def _check_switching(document: Document, switching: Switching) -> None:
         problem = "the fluid mode has no segments; leave it out"
     elif segment is not None and segment <= 0:
         problem = f"{segment}; allowed: above 0"
+    elif switching.parts > 1 and mode != "cut_through":
+        problem = f"{switching.parts}; allowed: 1, or more with mode cut_through"
+        raise ConfigError(problem, file=str(document.path), key="switching.parts")
     else:
         return
     raise ConfigError(problem, file=str(document.path), key="switching.segment")

@@ -133,6 +133,8 @@ def test_an_algorithm_is_chosen_by_operation_else_by_default(write):
         (", segment: 4 KiB", "", "switching.segment: missing"),
         ("cut_through, segment: 4 KiB", "fluid, segment: 4 KiB", "switching.segment: the fluid mode has no"),
         ("4 KiB", "0 B", "switching.segment: 0 B; allowed: above 0"),
+        ("cut_through, segment: 4 KiB", "fluid, parts: 2", "switching.parts: 2; allowed: 1, or more with"),
+        ("segment: 4 KiB", "segment: 4 KiB, parts: 0", "switching.parts: Expected `int` >= 1"),
         ("size: 3", "size: 16777216", "67108864 GPUs; allowed: up to 16777216"),
         ("routing:", LINK % "9, latency: 1 us",
          "links[0]: small: no link leads from gpu0 to gpu9"),

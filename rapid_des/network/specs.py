@@ -183,6 +183,11 @@ class Switching(Spec, frozen=True, kw_only=True):
     segment: Size | None = None
     """The unit that is forwarded; absent: packets in cut_through, the whole message in store_and_forward."""
     protocol: Protocol | None = None
+    parts: Count = 1
+    """Into how many parts of whole packets cut_through cuts a message at most: parts take turns on links.
+
+    Messages of a collective that is cut into chunks stay whole, as chunks follow one another.
+    """
 
 
 class Choice(Spec, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from rapid_des.replay.faults.gpus import require_alive
 from rapid_des.replay.fluid_table import fluid_table, no_hops
 from rapid_des.replay.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
 from rapid_des.replay.lasting import lasting_message, lasting_template
-from rapid_des.replay.plans import Above, Call
+from rapid_des.replay.plans import Above, Call, cut_in_chunks
 from rapid_des.replay.plans import Step as PlanStep
 from rapid_des.replay.program import NONE, Program, RankProgram, Template
 from rapid_des.replay.ranks import Recipe, Step, rank_program
@@ -95,12 +95,12 @@ class _Lowering:
         )
         fluid_mode = self.machine.switching.mode == "fluid"
         routed = self.groups.routed(self.templates, both_ways=fluid_mode)
-        routes, sizes, fluid = routed.routes, self.sizes.all(), None
+        routes, sizes, whole, fluid = routed.routes, self.sizes.all(), self.sizes.whole(), None
         if fluid_mode:
             hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)
             fluid = fluid_table(self.machine, routed, sizes)
         else:
-            hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes)
+            hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
         return Program(
             bindings=bindings,
             programs=tuple(self.programs),
@@ -179,15 +179,15 @@ class _Lowering:
         """Return the template of a message."""
         return self._template(("message", size), lambda: self.collectives.message(size, self.segment))
 
-    def step(self, step: PlanStep, members: int) -> int:
-        """Return the template of one step of a collective."""
-        key = (step, members)
-        return self._template(key, lambda: self._collective(step, members))
+    def step(self, step: PlanStep, members: int, *, whole: bool) -> int:
+        """Return the template of one step of a collective; `whole`: its messages never go in parts."""
+        key = (step, members, whole)
+        return self._template(key, lambda: self._collective(step, members, whole=whole))
 
-    def _collective(self, step: PlanStep, members: int) -> Template:
+    def _collective(self, step: PlanStep, members: int, *, whole: bool) -> Template:
         name = f"{step.collective.name.lower()} of {step.size} B by {step.algorithm}"
         return self.collectives.of(
-            (step, members), lambda: step.schedule(members), name=name, segment=self.segment
+            (step, members), lambda: step.schedule(members), name=name, segment=self.segment, whole=whole
         )
 
     def _template(self, key: tuple[object, ...], build: Callable[[], Template]) -> int:
@@ -257,13 +257,15 @@ class _Recipes:
         if self._lowering.analytic:
             return Recipe(whole, (Step(whole, self._use(whole, self._lowering.lasting(call, ranks)), 0),))
         steps = []
-        for chunk, chunk_steps in enumerate(self._lowering.planner.plan(call, ranks, self._trace.rank)):
+        chunks = self._lowering.planner.plan(call, ranks, self._trace.rank)
+        for chunk, chunk_steps in enumerate(chunks):
             for step in chunk_steps:
                 members, slot = call.members, whole
                 if step.axis is not None:
                     members = extents[step.axis]
                     slot = self._slot(Along(group, step.axis), self._labels[whole])
-                steps.append(Step(slot, self._use(slot, self._lowering.step(step, members)), chunk))
+                index = self._lowering.step(step, members, whole=cut_in_chunks(chunks))
+                steps.append(Step(slot, self._use(slot, index), chunk))
         return Recipe(whole, tuple(steps))
 
     def _messages(self, nodes: NodeTable) -> None:

@@ -115,6 +115,11 @@ Plan = tuple[tuple[Step, ...], ...]
 """The steps of each chunk, in order; chunks pipeline through them."""
 
 
+def cut_in_chunks(chunks: Plan) -> bool:
+    """Tell whether chunks follow one another: their messages then leave in order, not in turns of parts."""
+    return len(chunks) > 1 or chunks[0][0].chunks > 1
+
+
 def plan(call: Call, machine: Machine) -> Plan:
     """Return how a machine does a collective; a `ConfigError` names a choice that does not fit.
 

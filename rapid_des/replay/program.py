@@ -157,6 +157,20 @@ class Group:
 
 
 @dataclass(frozen=True)
+class PartTable:
+    """By size row: the parts that a message of that size is sent in (1: whole), which have rows themselves.
+
+    Part k stands at the first link k times that link's `occupancy` of a part after the message does: senders
+    hand a message over at the link's rate, whoever else uses it. All but the last part have the same row. The
+    message has arrived when all its parts have.
+    """
+
+    count: Int32s
+    first: Int32s
+    last: Int32s
+
+
+@dataclass(frozen=True)
 class HopTable:
     """Service of a hop by [size row, service class], picoseconds at rate 1.
 
@@ -169,6 +183,8 @@ class HopTable:
     lag: NDArray[np.int64]
     bytes: Int64s
     """Payload of each size row."""
+    parts: PartTable | None = None
+    """None: every message goes in one part."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +203,17 @@ class FluidTable:
     """[route] which kind of route it is."""
     back: Int32s
     """[route] the route of its acknowledgements."""
+
+
+NO_FLUID = FluidTable(
+    capacity=np.zeros(0, np.int64),
+    wire=np.zeros(0, np.int64),
+    ratio=np.zeros((0, 0), np.int64),
+    before=np.zeros((0, 0), np.int64),
+    after=np.zeros((0, 0), np.int64),
+    profile=np.zeros(0, np.int32),
+    back=np.zeros(0, np.int32),
+)
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,13 @@ class Server(base.BaseResource):  # type: ignore[type-arg]
         self.env = env
         self.order = order
         self.serving = 0
-        self.askers: set[Key] = set()
+        self.askers: set[tuple[Key, int]] = set()
         self.asked = 0
         super().__init__(env, capacity)
 
     def request(self, key: Key) -> Request:
         """Ask to be served; `key` starts with (priority, ready time)."""
-        self.askers.add((key[2], key[-1]))
+        self.askers.add((key[3:4], key[-1]))
         self.asked += 1
         return Request(self, key)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric, Routes
-from rapid_des.network.protocol import Protocol, cut_through, service_time
+from rapid_des.network.protocol import Protocol, cut_through, service_time, units
 from rapid_des.network.specs import Switching
-from rapid_des.replay.program import NONE, HopTable, Int32s
-from rapid_des.units import PS_PER_S, Size, serialization_time
+from rapid_des.replay.program import NONE, HopTable, Int32s, PartTable
+from rapid_des.units import PS_PER_S, Size, ceil_divide, serialization_time
 
 LONGEST_S = 100_000
 """What a message may take on a link, in seconds: times are 63 bits of picoseconds (107 days) in all."""
@@ -25,41 +25,54 @@ Profile = tuple[tuple[int, int], ...]
 
 
 class Sizes:
-    """Distinct message sizes, numbered in the order of their first use."""
+    """Distinct message sizes in the order of their first use; `whole` ones are never cut into parts."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, int] = {}
+        self._rows: dict[tuple[int, bool], int] = {}
 
-    def row(self, size: int) -> int:
+    def row(self, size: int, *, whole: bool = False) -> int:
         """Return the hop-table row of a size in bytes."""
-        return self._rows.setdefault(size, len(self._rows))
+        return self._rows.setdefault((size, whole), len(self._rows))
 
-    def rows(self, sizes: NDArray[np.int64]) -> Int32s:
+    def rows(self, sizes: NDArray[np.int64], *, whole: bool = False) -> Int32s:
         """Return the rows of many sizes."""
         if len(sizes) and (sizes == sizes[0]).all():
-            return np.full(len(sizes), self.row(int(sizes[0])), np.int32)
+            return np.full(len(sizes), self.row(int(sizes[0]), whole=whole), np.int32)
         distinct, places = np.unique(sizes, return_inverse=True)
-        return np.array([self.row(int(size)) for size in distinct], np.int32)[places]
+        return np.array([self.row(int(size), whole=whole) for size in distinct], np.int32)[places]
 
     def all(self) -> list[int]:
         """Return every size in row order."""
-        return list(self._rows)
+        return [size for size, _ in self._rows]
+
+    def whole(self) -> frozenset[int]:
+        """Return the rows of messages that are never cut into parts."""
+        return frozenset(row for row, (_, whole) in enumerate(self._rows) if whole)
 
 
 def hop_table(
-    fabric: Fabric, switching: Switching, routes: Routes, sizes: Sequence[int]
+    fabric: Fabric,
+    switching: Switching,
+    routes: Routes,
+    sizes: Sequence[int],
+    *,
+    whole: Collection[int] = (),
 ) -> tuple[HopTable, Int32s]:
     """Return the services of every size, and the class of each hop of `routes`.
 
     store_and_forward: a link takes the whole message, the next hop waits for its end.
     cut_through: the next hop starts once the first segment has arrived; a hop's service depends on the whole
-    route, because a fast link behind a slow one waits for it.
+    route, because a fast link behind a slow one waits for it. Where messages go in parts, the parts' sizes
+    have rows behind those of `sizes`; those in rows `whole` do not.
     """
+    parts = None
     if switching.mode == "store_and_forward":
         profiles, classes = _by_link(fabric, routes)
         visits = [_stored(switching.protocol, profile, sizes) for profile in profiles]
     elif switching.mode == "cut_through":
         profiles, classes = _by_route(fabric, routes)
+        if switching.parts > 1:
+            parts, sizes = part_table(_packets(switching), sizes, switching.parts, whole=whole)
         visits = [hop for profile in profiles for hop in _cut(_packets(switching), profile, sizes)]
     else:
         raise TopologyError(f"{fabric.name}: switching.mode {switching.mode} has no hop table")
@@ -69,7 +82,46 @@ def hop_table(
         raise TopologyError(f"{fabric.name}: {problem}")
     table = np.array(visits, np.int64).reshape(len(visits), 3, len(sizes)).transpose(1, 2, 0)
     occupancy, head, lag = (np.ascontiguousarray(part) for part in table)
-    return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, np.array(sizes, np.int64)), classes
+    payload = np.array(sizes, np.int64)
+    return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, payload, parts), classes
+
+
+def part_sizes(switching: Switching, size: int) -> list[int]:
+    """Return the bytes of the parts that a message goes in."""
+    if switching.parts == 1:
+        return [size]
+    count, part, last = _cut_up(_packets(switching), size, switching.parts)
+    return [part] * (count - 1) + [last]
+
+
+def _cut_up(protocol: Protocol, size: int, most: int) -> tuple[int, int, int]:
+    """Return into how many parts of equally many packets a message is cut, their bytes and the last one's."""
+    packets, _ = units(size, protocol.payload)
+    part = ceil_divide(packets, most) * protocol.payload
+    count, last = units(size, part)
+    return count, part, last
+
+
+def part_table(
+    protocol: Protocol, sizes: Sequence[int], most: int, *, whole: Collection[int] = ()
+) -> tuple[PartTable, list[int]]:
+    """Cut every size into at most `most` parts of equally many packets (the last may have fewer).
+
+    Also returns the sizes with those of the parts behind them.
+    """
+    rows = list(sizes)
+    places = {size: row for row, size in enumerate(rows)}
+    table = []
+    for row, size in enumerate(sizes):
+        count, part, last = (1, size, size) if row in whole else _cut_up(protocol, size, most)
+        for one in (part, last) if count > 1 else ():
+            if one not in places:
+                places[one] = len(rows)
+                rows.append(one)
+        table.append((count, places[part], places[last]) if count > 1 else (1, row, row))
+    table += [(1, row, row) for row in range(len(table), len(rows))]
+    columns = np.array(table, np.int32).reshape(-1, 3).T.copy()
+    return PartTable(*columns), rows
 
 
 def _by_link(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:

@@ -20,7 +20,7 @@ from rapid_des.replay.fluid_links import FluidLinks
 from rapid_des.replay.instances import Instance, trail_of
 from rapid_des.replay.program import NONE, Level, Program, Records, VisitKind
 from rapid_des.replay.servers import Arbiter, Clock, Server
-from rapid_des.replay.tables import LinkTable, RankTable, TemplateTable
+from rapid_des.replay.tables import Hops, LinkTable, RankTable, Sender, TemplateTable
 from rapid_des.replay.timetable import FOREVER, advance
 
 Process = Generator[Event, Any, None]
@@ -249,30 +249,38 @@ class Simulation:
         source = instance.visits[template.source[task]]
         position, priority = self._origin(source)
         size, label = template.size[task], self.program.groups[key[0]].label
-        order = (position, env.now, source, task)
         self.sent += links.payload[size]
-        route = instance.routes[template.pair[task]]
-        hops = links.route(route)
+        hops = links.route(route := instance.routes[template.pair[task]])
         if not hops:
             yield Timeout(env, 1)  # to oneself: no link, but a tick, so that an instant ends (R4)
         elif self.fluid is not None:
             yield self.fluid.flow(route, size, label)
-            hops = []
+        else:
+            sender = (priority, (position, env.now, source, task), label)
+            first, *rest = [self._travel(hops, sender, *part) for part in links.parts(hops, size)]
+            later = [env.process(part) for part in rest]
+            yield from first
+            yield from later
+        self.received += links.payload[size]
+        self._deliver(key, instance, task)
+
+    def _travel(self, hops: Hops, sender: Sender, number: int, size: int, wait: int) -> Process:
+        """Take one part of a message over its links."""
+        env, links, (priority, order, label) = self.env, self.links, sender
+        if wait:
+            yield Timeout(env, wait)
         for place, (link, service) in enumerate(hops):
-            ready = env.now
-            server = self._link_server(link)
-            yield server.request((priority, ready, *order, place))
+            ready, server = env.now, self._link_server(link)
+            yield server.request((priority, ready, number, *order, place))
             start = env.now
             free, forward, arrival = links.hop(link, size, service, start)
             links.count(link, label, size, wait=start - ready, busy=free - start)
             if self.trail is not None:
-                self.trail.append((link, start, free, arrival, source, task, place))
+                self.trail.append((link, start, free, arrival, *order[2:], place))
             Timeout(env, free - start).callbacks.append(server.release)
             delay = (arrival if place == len(hops) - 1 else forward) - start
             if delay:
                 yield Timeout(env, delay)
-        self.received += links.payload[size]
-        self._deliver(key, instance, task)
 
     def _link_server(self, link: int) -> Server:
         if link not in self.link_servers:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.replay.program import Program, RankProgram, Template
 from rapid_des.replay.timetable import advance, lag_at
+
+Hops: TypeAlias = list[tuple[int, int]]
+"""(link, service class) along a route."""
+Sender: TypeAlias = tuple[int, tuple[int, int, int, int], int]
+"""A message's priority, what orders it among others (R3), and its label."""
 
 
 class RankTable:
@@ -82,6 +89,12 @@ class LinkTable:
             for rows in zip(hops.occupancy.tolist(), hops.head.tolist(), hops.lag.tolist(), strict=True)
         ]
         self.payload = hops.bytes.tolist()
+        parts = hops.parts
+        self._parts = (
+            list(zip(parts.count.tolist(), parts.first.tolist(), parts.last.tolist(), strict=True))
+            if parts
+            else None
+        )
         self.timetables = {
             link: (table.time.tolist(), table.rate.tolist(), table.lag.tolist())
             for link, table in program.link_timetables.items()
@@ -104,6 +117,14 @@ class LinkTable:
         free = advance(time, rate, start, occupancy)
         lag += lag_at(time, extra, start)
         return free, advance(time, rate, start, head) + lag, free + lag
+
+    def parts(self, hops: Hops, size: int) -> list[tuple[int, int, int]]:
+        """Return (number, size row, wait before the first link) of each part of a message."""
+        if self._parts is None:
+            return [(0, size, 0)]
+        count, first, last = self._parts[size]
+        pace = self.service[first][hops[0][1]][0]
+        return [(part, first if part < count - 1 else last, part * pace) for part in range(count)]
 
     def count(self, link: int, label: int, size: int, *, wait: int, busy: int) -> None:
         """Book one hop."""

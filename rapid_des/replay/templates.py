@@ -29,9 +29,18 @@ class Templates:
         self._message: Template | None = None
 
     def of(
-        self, key: Hashable, schedule: Callable[[], Schedule], *, name: str, segment: int | None = None
+        self,
+        key: Hashable,
+        schedule: Callable[[], Schedule],
+        *,
+        name: str,
+        segment: int | None = None,
+        whole: bool = False,
     ) -> Template:
-        """Return the template of the schedule that `key` stands for; see `template_of`."""
+        """Return the template of the schedule that `key` stands for; see `template_of`.
+
+        `whole`: its messages never go in parts.
+        """
 
         def make() -> tuple[bytes, Template, Int64s]:
             built = schedule()
@@ -43,7 +52,7 @@ class Templates:
 
         digest, shape, sizes = self._memory.of(("template", key, segment), make, weight=_weight)
         shape = self._known.setdefault(digest, shape)
-        return replace(shape, size=self._sizes.rows(sizes), name=name)
+        return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name)
 
     def message(self, size: int, segment: int | None = None) -> Template:
         """Return the template of a message; see `message_template`."""

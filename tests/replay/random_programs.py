@@ -25,6 +25,8 @@ PACKETS = {
         "packet_time": "exact",
     },
 }
+PARTS = CUT | {"parts": 3}
+PACKET_PARTS = PACKETS | {"parts": 2}
 
 FLUID = [{"mode": "fluid"}, {"mode": "fluid", "protocol": PACKETS["protocol"]}]
 
@@ -58,7 +60,7 @@ KINDS = [kind for kind in CollectiveType if kind is not CollectiveType.BARRIER]
 
 
 @st.composite
-def machines(draw, switchings=(STORE, SEGMENTS, CUT, PACKETS)):
+def machines(draw, switchings=(STORE, SEGMENTS, CUT, PACKETS, PARTS, PACKET_PARTS)):
     """A machine of up to eight GPUs with any of these switchings and any algorithms."""
     fabric = draw(st.sampled_from(FABRICS))
     switching = draw(st.sampled_from(switchings))

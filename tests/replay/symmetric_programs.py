@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.replay.lowering import lower
 from tests.replay.machines import STORE, dimension, machine, ring, switch
-from tests.replay.random_programs import CUT, IN_SWITCH, ONE_FOR_ALL, PER_AXIS, SEGMENTS
+from tests.replay.random_programs import CUT, IN_SWITCH, ONE_FOR_ALL, PARTS, PER_AXIS, SEGMENTS
 from tests.replay.tracing import Nodes, same_everywhere
 
 FABRICS = [
@@ -37,7 +37,7 @@ KINDS = [
 def symmetric_programs(draw):
     """Every rank runs one table: on itself, with all, with its row or column, and with shifted neighbours."""
     fabric = draw(st.sampled_from(FABRICS))
-    switching = draw(st.sampled_from([STORE, SEGMENTS, CUT]))
+    switching = draw(st.sampled_from([STORE, SEGMENTS, CUT, PARTS]))
     switched = [part["shape"] == "switch" for part in fabric]
     algorithm = draw(st.sampled_from([*ONE_FOR_ALL, *(IN_SWITCH if any(switched) else [])]))
     if algorithm in [*PER_AXIS, *IN_SWITCH] and draw(st.booleans()):

@@ -242,3 +242,19 @@ def test_tasks_with_lags_injection_anchors_and_counting(run):
     assert records.finish.tolist() == [20_014 + 2, 50_014 + 5]
     assert records.hops == 4
     assert records.link_wait.sum() == 10_003 - 43
+
+
+def test_messages_of_a_collective_in_chunks_stay_whole(replayed):
+    def tree(chunks, parts):
+        where = machine(
+            switch(8),
+            switching={"mode": "cut_through", "segment": "64 B", "parts": parts},
+            collectives={"default": {"algorithm": "double_binary_tree", "chunks": chunks}},
+        )
+        done = replayed(alone(ALL_REDUCE, 8 * 64 * 4, 8), where)
+        return done.finish, done.records.hops
+
+    # one by one, chunks pipeline down the trees; in turns all would come last
+    assert tree(2, parts=4) == tree(2, parts=1)
+    # where there is one chunk only, its messages of 16 packets go in four parts
+    assert tree(1, parts=4)[1] == 4 * tree(1, parts=1)[1]

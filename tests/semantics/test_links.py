@@ -10,6 +10,7 @@ from tests.semantics.sketch import Sketch
 
 LATENCY = 100_000
 CUT = {"mode": "cut_through", "segment": "64 B"}
+PARTS = CUT | {"parts": 4}
 
 
 def one_message(size, *, peer, ranks):
@@ -45,6 +46,28 @@ def test_cut_through_pays_the_head_at_every_hop_and_the_message_once(replayed, h
     assert done.finish[hops] == [640_000 + (hops - 1) * 64_000 + hops * LATENCY]
     # every link is busy for the whole message
     assert done.records.link_busy.sum() == hops * 640_000
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_a_message_in_parts_arrives_alone_as_the_whole_does(replayed, hops):
+    done = replayed(one_message(640, peer=hops, ranks=7), machine(ring(7), switching=PARTS))
+    assert done.finish[hops] == [640_000 + (hops - 1) * 64_000 + hops * LATENCY]
+    # ten packets in parts of three
+    assert done.records.hops == 4 * hops
+    assert done.records.link_busy.sum() == hops * 640_000
+    assert done.records.sent == done.records.received == 640
+
+
+def test_parts_behind_a_slow_link_arrive_with_its_last_packet(replayed):
+    slow_then_fast = (ring(2, bandwidth="500 MB/s"), ring(2))
+    done = replayed(one_message(640, peer=3, ranks=4), machine(*slow_then_fast, switching=PARTS))
+    assert done.finish[3] == [1_280_000 + 64_000 + 2 * LATENCY]
+
+
+def test_parts_before_a_slow_link_queue_for_it(replayed):
+    fast_then_slow = (ring(2), ring(2, bandwidth="500 MB/s"))
+    done = replayed(one_message(640, peer=3, ranks=4), machine(*fast_then_slow, switching=PARTS))
+    assert done.finish[3] == [64_000 + 1_280_000 + 2 * LATENCY]
 
 
 def test_cut_through_behind_a_slow_link_arrives_with_the_slow_links_last_packet(replayed):
@@ -138,6 +161,32 @@ def test_two_messages_share_a_link_one_after_the_other(replayed):
     assert done.finish[1] == [500_000 + LATENCY, 800_000 + LATENCY]
     assert done.records.link_busy.sum() == 800_000
     assert done.records.link_wait.sum() == 500_000
+
+
+def test_messages_in_parts_take_turns(replayed):
+    done = replayed(two_senders(256, 128), machine(ring(2), switching=PARTS))
+    # a part is one packet of 64 B, handed over every 64 ns: at 0 stand a1 and b1, at 64 a2 and b2, at 128 a3;
+    # the link serves a1 b1 a2 b2 a3 a4
+    assert done.finish[1] == [384_000 + LATENCY, 256_000 + LATENCY]
+    assert done.records.hops == 6
+
+
+def test_a_message_that_begins_goes_before_a_part_that_comes_at_the_same_instant(replayed):
+    done = replayed(two_senders(256, 64, delays=(0, 64_000)), machine(ring(2), switching=PARTS))
+    # at 64 stand a2 and b1
+    assert done.finish[1] == [320_000 + LATENCY, 128_000 + LATENCY]
+
+
+def test_parts_of_two_senders_take_turns_where_their_ways_meet(replayed):
+    # rank 0's message reaches rank 1's link at 164 ns, where its own parts stand from 0, 64, 128 and 192 on
+    programs = [Nodes() for _ in range(5)]
+    programs[0].send(2, 256)
+    programs[1].send(2, 256)
+    programs[2].recv(1, 256, stream="from1")
+    programs[2].recv(0, 256, stream="from0")
+    done = replayed(trace_set(programs), machine(ring(5), switching=PARTS))
+    # own parts from 0, 64 and 128, then those of 164, 192 (own), 228, 292 and 356
+    assert done.finish[2] == [320_000 + LATENCY, 512_000 + LATENCY]
 
 
 def test_a_link_takes_the_smaller_priority_among_those_that_wait(replayed):

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.replay.program import NONE, FluidTable, Program, RankProgram, Template, Timetable, VisitKind
+from rapid_des.replay.program import (
+    NO_FLUID,
+    NONE,
+    PartTable,
+    Program,
+    RankProgram,
+    Template,
+    Timetable,
+    VisitKind,
+)
 from rapid_des.replay.templates import structure
 
 Array = NDArray[Any]
@@ -89,6 +98,10 @@ class Ways(NamedTuple):
     head: Array
     lag: Array
     payload: Array
+    parts: Array
+    first_part: Array
+    last_part: Array
+    """By size row, as `PartTable` has them."""
     link_table: Array
     link_time: Array
     link_rate: Array
@@ -237,7 +250,9 @@ def _ways(program: Program) -> Ways:
         for position, binding in enumerate(program.bindings)
         for server in range(len(program.programs[binding.program].server_capacity))
     ]
-    fluid = program.fluid or _NOT_FLUID
+    fluid = program.fluid or NO_FLUID
+    rows = np.arange(len(program.hops.bytes), dtype=np.int32)
+    parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
     return Ways(
         label=np.array([group.label for group in program.groups], np.int32),
         use_starts=_begins([len(use) for use in uses]),
@@ -251,6 +266,9 @@ def _ways(program: Program) -> Ways:
         head=np.ascontiguousarray(program.hops.head, np.int64),
         lag=np.ascontiguousarray(program.hops.lag, np.int64),
         payload=np.ascontiguousarray(program.hops.bytes, np.int64),
+        parts=parts.count,
+        first_part=parts.first,
+        last_part=parts.last,
         link_table=_rows(link_tables),
         link_time=_steps(link_tables, lambda table: table.time),
         link_rate=_steps(link_tables, lambda table: table.rate),
@@ -266,17 +284,6 @@ def _ways(program: Program) -> Ways:
         profile=fluid.profile,
         back=fluid.back,
     )
-
-
-_NOT_FLUID = FluidTable(
-    capacity=np.zeros(0, np.int64),
-    wire=np.zeros(0, np.int64),
-    ratio=np.zeros((0, 0), np.int64),
-    before=np.zeros((0, 0), np.int64),
-    after=np.zeros((0, 0), np.int64),
-    profile=np.zeros(0, np.int32),
-    back=np.zeros(0, np.int32),
-)
 
 
 def _rows(tables: Sequence[Timetable | None]) -> Array:

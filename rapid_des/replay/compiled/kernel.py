@@ -31,7 +31,9 @@ from rapid_des.replay.compiled.steps import (
     find_instance,
     insert_waiting,
     link_times,
+    next_part,
     number_of,
+    part_arrives,
     rank_decides,
     sort_asked,
     touch,
@@ -209,6 +211,10 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 if counts[FREE_TRANSFER] == NONE:
                     totals[STATUS] = MORE_TRANSFERS
                     break
+        elif kind == HOP and transfers.parts[a] > 0:
+            if counts[FREE_TRANSFER] == NONE:
+                totals[STATUS] = MORE_TRANSFERS
+                break
         elif kind == HOP and transfers.hop[a] == transfers.end[a]:
             place = tasks.first_task[instances.template[transfers.instance[a]]] + transfers.task[a]
             row = tasks.edge_starts[place + 1] - tasks.edge_starts[place]
@@ -349,7 +355,12 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.instance[transfer] = a
                 transfers.task[transfer] = b
                 size = tasks.size[tasks.first_size[template] + b]
-                transfers.size[transfer] = size
+                transfers.size[transfer] = ways.first_part[size]
+                transfers.last[transfer] = ways.last_part[size]
+                transfers.part[transfer] = 0
+                transfers.parts[transfer] = ways.parts[size] - 1
+                transfers.missing[transfer] = ways.parts[size]
+                transfers.whole[transfer] = transfer
                 transfers.begin[transfer] = ways.route_starts[route]
                 transfers.hop[transfer] = ways.route_starts[route]
                 transfers.end[transfer] = ways.route_starts[route + 1]
@@ -364,6 +375,8 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                     transfers.route[transfer] = route
                     before = ways.before[transfers.size[transfer], ways.profile[route]]
                 if to_oneself:
+                    transfers.size[transfer] = size
+                    transfers.parts[transfer], transfers.missing[transfer] = 0, 1
                     push(calendar, now + 1, HOP, transfer, 0)
                 elif before > 0:
                     push(calendar, now + before, FLOW, transfer, 1)
@@ -380,6 +393,10 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
             if transfers.hop[a] < transfers.end[a]:
                 transfers.ready[a] = now
                 link = ways.route_links[transfers.hop[a]]
+                if transfers.parts[a] > 0:
+                    transfer = next_part(transfers, counts, a)
+                    pace = ways.occupancy[transfers.size[a], ways.route_class[transfers.hop[a]]]
+                    push(calendar, now + pace, HOP, transfer, 0)
                 if board.asked[link] == NONE:
                     board.touched[touched_links] = link
                     touched_links += 1
@@ -390,10 +407,10 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
             edge_instance, b = transfers.instance[a], transfers.task[a]
             place = tasks.first_task[instances.template[edge_instance]] + b
             edge_first, edge_last = tasks.edge_starts[place], tasks.edge_starts[place + 1]
-            deliver = True
             totals[RECEIVED] += ways.payload[transfers.size[a]]
-            transfers.next[a] = counts[FREE_TRANSFER]
-            counts[FREE_TRANSFER] = a
+            deliver = part_arrives(transfers, counts, a)
+            if not deliver:
+                continue
 
         elif kind == FLOW:
             if b == 1:

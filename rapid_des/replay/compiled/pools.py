@@ -69,6 +69,15 @@ class Transfers(NamedTuple):
     rank: Array
     visit: Array
     """Who injected it: orders ties on links."""
+    part: Array
+    """Which part of its message it is."""
+    parts: Array
+    """How many parts come after it and do not exist yet."""
+    last: Array
+    """The size row of the message's last part."""
+    whole: Array
+    """The message's first part, which counts in `missing` those that have not arrived."""
+    missing: Array
     next: Array
 
 
@@ -213,6 +222,11 @@ def new_transfers(room: int = 256) -> Transfers:
         ready=np.zeros(room, np.int64),
         rank=np.zeros(room, np.int32),
         visit=np.zeros(room, np.int32),
+        part=np.zeros(room, np.int32),
+        parts=np.zeros(room, np.int32),
+        last=np.zeros(room, np.int32),
+        whole=np.zeros(room, np.int32),
+        missing=np.zeros(room, np.int32),
         next=np.arange(1, room + 1, dtype=np.int32),
     )
     transfers.next[-1] = NONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rapid_des.compiling import inlined
 from rapid_des.replay import timetable
 from rapid_des.replay.compiled.flat import Flat, Ranks, Visits, Ways
-from rapid_des.replay.compiled.pools import Array, Board, Instances, Transfers
+from rapid_des.replay.compiled.pools import FREE_TRANSFER, Array, Board, Instances, Transfers
 
 NONE = -1
 
@@ -154,8 +154,46 @@ def close_instance(instances: Instances, board: Board, instance: int) -> None:
 
 
 @inlined
+def next_part(transfers: Transfers, counts: Array, before: int) -> int:
+    """Make the part of a message that follows one at its first link; return its place."""
+    part = counts[FREE_TRANSFER]
+    counts[FREE_TRANSFER] = transfers.next[part]
+    transfers.instance[part] = transfers.instance[before]
+    transfers.task[part] = transfers.task[before]
+    transfers.hop[part] = transfers.begin[part] = transfers.begin[before]
+    transfers.end[part] = transfers.end[before]
+    transfers.injected[part] = transfers.injected[before]
+    transfers.rank[part] = transfers.rank[before]
+    transfers.visit[part] = transfers.visit[before]
+    transfers.last[part] = transfers.last[before]
+    transfers.whole[part] = transfers.whole[before]
+    transfers.part[part] = transfers.part[before] + 1
+    transfers.parts[part] = transfers.parts[before] - 1
+    transfers.parts[before] = 0
+    transfers.size[part] = transfers.size[before] if transfers.parts[part] > 0 else transfers.last[part]
+    return part
+
+
+@inlined
+def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
+    """Free a part that has arrived; tell whether its whole message has."""
+    whole = transfers.whole[part]
+    transfers.missing[whole] -= 1
+    if part != whole:
+        transfers.next[part] = counts[FREE_TRANSFER]
+        counts[FREE_TRANSFER] = part
+    if transfers.missing[whole] > 0:
+        return False
+    transfers.next[whole] = counts[FREE_TRANSFER]
+    counts[FREE_TRANSFER] = whole
+    return True
+
+
+@inlined
 def goes_first(transfers: Transfers, one: int, other: int) -> bool:
-    """Order transfers of equal priority and ready time by (source, injected, visit, task) (R3)."""
+    """Order transfers of equal priority and ready time by (part, source, injected, visit, task) (R3)."""
+    if transfers.part[one] != transfers.part[other]:
+        return transfers.part[one] < transfers.part[other]
     if transfers.rank[one] != transfers.rank[other]:
         return transfers.rank[one] < transfers.rank[other]
     if transfers.injected[one] != transfers.injected[other]:

@@ -12,8 +12,8 @@ from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.ordering import line_of
 from rapid_des.replay.above import AboveGroups, with_switches
-from rapid_des.replay.plans import Call, Step, geometry
-from rapid_des.replay.services import Sizes
+from rapid_des.replay.plans import Call, Step, cut_in_chunks, geometry
+from rapid_des.replay.services import Sizes, part_sizes
 from rapid_des.replay.survivors import Ranks, Survivors
 from rapid_des.replay.tables import TemplateTable
 from rapid_des.replay.templates import template_of
@@ -24,8 +24,8 @@ class Course:
     """The transfers of one step among its members: what each carries, and its way while nothing is closed."""
 
     template: TemplateTable
-    sizes: Sequence[int]
-    """Bytes of each size row of the template."""
+    parts: Sequence[Sequence[int]]
+    """Bytes of each part of a message, by size row of the template."""
     ways: Sequence[tuple[int, ...]]
     """Links of each pair of the template."""
 
@@ -71,7 +71,7 @@ class Anew:
         for chunk in plan:
             steps = range(first, first + len(chunk))
             moves = [
-                self._move(one, step, call, (ranks, place), dead)
+                self._move(one, step, call, (ranks, place), (dead, cut_in_chunks(plan)))
                 for one, step in zip(steps, chunk, strict=True)
             ]
             chunks.append(moves)
@@ -79,22 +79,23 @@ class Anew:
         return chunks
 
     def _move(
-        self, number: int, step: Step, call: Call, who: tuple[Ranks, int], dead: frozenset[int]
+        self, number: int, step: Step, call: Call, who: tuple[Ranks, int], how: tuple[frozenset[int], bool]
     ) -> Move:
         ranks, place = who
         base, line, member = 0, ranks, place
         if step.axis is not None:
             base, members = line_of(ranks, call.extents, step.axis, place)
             line, member = tuple(members), members.index(ranks[place])
-        return Move(number * len(ranks) + base, member, self._course(step, line, dead))
+        return Move(number * len(ranks) + base, member, self._course(step, line, *how))
 
-    def _made(self, step: Step, ranks: Ranks, dead: frozenset[int]) -> Course:
+    def _made(self, step: Step, ranks: Ranks, dead: frozenset[int], whole: bool) -> Course:  # noqa: FBT001
         sizes, schedule = Sizes(), step.schedule(len(ranks))
         template = template_of(schedule, sizes, name="", segment=self._segment)
         nodes = with_switches(self._left(dead).machine, ranks) if schedule.switches else ranks
         ends = np.array(nodes)[np.stack((template.pair_source, template.pair_destination), 1)]
         routes = self._machine.router.routes(ends)
-        return Course(TemplateTable(template), sizes.all(), [routes.of(pair) for pair in range(len(routes))])
+        parts = [[size] if whole else part_sizes(self._machine.switching, size) for size in sizes.all()]
+        return Course(TemplateTable(template), parts, [routes.of(pair) for pair in range(len(routes))])
 
     def _without(self, dead: frozenset[int]) -> _Left:
         machine = self._machine.without(dead)

@@ -50,6 +50,8 @@ class Piece:
     number: int
     links: tuple[int, ...]
     size: int
+    part: int = 0
+    """Which part of its message it is."""
     place: int = 0
     ready: int = 0
     version: int = 0

@@ -10,6 +10,7 @@ sent, no member has to forget what it holds, and every member follows the same p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simpy.events import Event
@@ -125,11 +126,12 @@ class PlanningSimulation(Simulation):
         if not isinstance(instance, PlannedInstance) or instance.first:
             super()._assembled(instance)
 
-    def _carried(self, instance: Instance, task: int) -> tuple[int, tuple[int, ...]]:
-        """Return the bytes of a transfer and its way while nothing is closed."""
+    def _carried(self, instance: Instance, task: int) -> tuple[Sequence[int], tuple[int, ...]]:
+        """Return the bytes of each part of a transfer, and its way while nothing is closed."""
         template = instance.template
         size, pair = template.size[task], template.pair[task]
         if isinstance(instance, PlannedInstance):
-            return instance.course.sizes[size], instance.course.ways[pair]
-        way = tuple(link for link, _ in self.links.route(instance.routes[pair]))
-        return self.links.payload[size], way
+            return instance.course.parts[size], instance.course.ways[pair]
+        hops = self.links.route(instance.routes[pair])
+        parts = [row for _, row, _ in self.links.parts(hops, size)] if hops else [size]
+        return [self.links.payload[row] for row in parts], tuple(link for link, _ in hops)

@@ -51,20 +51,24 @@ class ReroutingSimulation(PlanningSimulation):
     def _transfer(self, key: tuple[int, int, int], instance: Instance, task: int) -> Process:
         source = instance.visits[instance.template.source[task]]
         position, priority = self._origin(source)
-        size, way = self._carried(instance, task)
+        parts, way = self._carried(instance, task)
+        size = sum(parts)
         label = self.program.groups[key[0]].label
         order = (position, self.env.now, source, key[2], task)
-        moving = Task(key, instance, task, priority, order, label, size)
+        moving = Task(key, instance, task, priority, order, label, size, pieces=len(parts))
         self.sent += size
+        pace = self.closures.services(way, parts[0])[0][0] if len(parts) > 1 else 0
         avoided = self.closures.avoided(self.env.now)
         if not avoided.isdisjoint(way):
             way = self._planned([self._remaining(way, 0, size)], avoided, together=False)[0]
-        self._start(moving, way, size)
+        self._start(moving, way, parts[0])
+        for number, part in enumerate(parts[1:], 1):
+            self._later(self.env.now + number * pace, partial(self._start, moving, way, part, number))
         yield from ()  # a process to the engine, although all it does is to start callbacks
 
-    def _start(self, task: Task, way: tuple[int, ...], size: int) -> None:
+    def _start(self, task: Task, way: tuple[int, ...], size: int, part: int = 0) -> None:
         task.made += 1
-        piece = Piece(task, task.made, way, size)
+        piece = Piece(task, task.made, way, size, part)
         if way:
             self._ask(piece)
         else:  # to oneself: no link, but a tick, so that an instant ends (R4)
@@ -76,7 +80,7 @@ class ReroutingSimulation(PlanningSimulation):
         if self.closures.closed(link, piece.ready):
             self._strand_whole(piece)
             return
-        key = (task.priority, piece.ready, *task.order, piece.place, piece.number)
+        key = (task.priority, piece.ready, piece.part, *task.order, piece.place, piece.number)
         piece.request = self._link_server(link).request(key)
         piece.request.callbacks.append(self._serve)
         self.asking[piece.request] = piece
