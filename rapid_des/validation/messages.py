@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, TypeAlias
@@ -29,7 +30,10 @@ from rapid_des.replay.program import (
 )
 from rapid_des.replay.services import Sizes, hop_table
 
-Mode: TypeAlias = Literal["fluid", "cut_through", "store_and_forward"]
+Mode: TypeAlias = Literal["fluid", "cut_through", "cut_through_whole", "store_and_forward"]
+"""`cut_through` sends messages in `PARTS` parts, `cut_through_whole` in one."""
+PARTS = 8
+"""Parts of a message in the machine files that we ship."""
 Edges: TypeAlias = list[list[tuple[int, int]]]
 
 
@@ -77,7 +81,7 @@ def program(traffic: Traffic, protocol: Protocol, mode: Mode) -> Program:
     if mode == "fluid":
         hops, classes = no_hops(sizes.all()), np.zeros(len(links), np.int32)
     else:
-        switching = Switching(mode=mode, segment=None, protocol=protocol)
+        switching = _SWITCHING[mode](protocol)
         hops, classes = hop_table(fabric, switching, Routes(starts, links), sizes.all())
     taken = np.array([numbers[message.route] for message in messages], np.int32)
     zero = np.zeros(1, np.int32)
@@ -93,6 +97,13 @@ def program(traffic: Traffic, protocol: Protocol, mode: Mode) -> Program:
         links=len(fabric),
         fluid=_fluid(traffic, protocol, numbers, sizes.all()) if mode == "fluid" else None,
     )
+
+
+_SWITCHING: Mapping[Mode, Callable[[Protocol], Switching]] = {
+    "cut_through": lambda protocol: Switching(mode="cut_through", protocol=protocol, parts=PARTS),
+    "cut_through_whole": lambda protocol: Switching(mode="cut_through", protocol=protocol),
+    "store_and_forward": lambda protocol: Switching(mode="store_and_forward", protocol=protocol),
+}
 
 
 def _fluid(

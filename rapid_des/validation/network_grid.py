@@ -14,7 +14,7 @@ from rapid_des.validation.messages import Mode, alone, makespan
 from rapid_des.validation.scoring import Row, Topic
 
 GRID = "packet_oracle/grid.csv"
-MODES: tuple[Mode, ...] = ("fluid", "cut_through", "store_and_forward")
+MODES: tuple[Mode, ...] = ("cut_through", "fluid", "cut_through_whole", "store_and_forward")
 LARGE = 1 << 20
 
 

@@ -22,7 +22,7 @@ from rapid_des.validation.scoring import Row, Topic
 FOLDERS = ("ns3", "golden/ns3")
 """Where the set may stand in the folder of measurements."""
 CLASSES = ("clean", "contended", "cc-dominated")
-OTHER_MODES: tuple[Mode, ...] = ("cut_through", "store_and_forward")
+OTHER_MODES: tuple[Mode, ...] = ("cut_through", "cut_through_whole", "store_and_forward")
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:

@@ -1,10 +1,15 @@
+from pathlib import Path
+
 import pytest
 
+from rapid_des.machine import load_machine
 from rapid_des.validation.folder import CHECKOUT_DATA, DataFolder
 from rapid_des.validation.grid import FABRICS, cases, router, traffic
-from rapid_des.validation.messages import alone, makespan
+from rapid_des.validation.messages import PARTS, alone, makespan
 from rapid_des.validation.patterns import PATTERNS, Script
 from validation.packet_oracle.regenerate import GRID, PROTOCOL, answer
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -55,6 +60,51 @@ def test_the_stored_answers_come_from_this_oracle(name: str) -> None:
     fabric, pattern, size = name.split("/")
     assert {key: str(value) for key, value in answer(fabric, pattern, int(size)).items()} == row
     assert GRID.is_file()
+
+
+PACKET = 82_640
+"""Picoseconds of 4,132 bytes at 400 Gb/s."""
+HOP = 500_000
+
+
+@pytest.mark.parametrize(
+    ("name", "by_hand", "percent"),
+    [
+        # 4 packets over 3 links: what passes a link has left its sender's before the next message comes.
+        ("ring8/shift3/16384", 4 * PACKET + 2 * PACKET + 3 * HOP, 0),
+        # 12 messages enter GPU 0 over one link: the neighbour's own, then from one hop on 11 without a gap.
+        ("mesh4x4/incast/16384", PACKET + HOP + 11 * 4 * PACKET + HOP, 0),
+        # GPU 0 shares its link among 4 messages, GPU 8 among 3, 12 among 2; the last goes 8 + 4 + 2 + 1 hops.
+        ("ring16/broadcast-binomial_tree/4194304", 10 * 1024 * PACKET + 15 * HOP + 11 * PACKET, 0.02),
+        # 16 packets each way in turns: 31 of them and two hops, 14 times; acknowledgements come on top.
+        ("switch8/all_reduce-bidirectional_ring/1048576", 14 * (31 * PACKET + PACKET + 2 * HOP), 0.7),
+    ],
+)
+def test_stored_answers_of_cases_hard_for_other_modes_follow_by_hand(
+    name: str, by_hand: int, percent: float
+) -> None:
+    rows = DataFolder(CHECKOUT_DATA, split=True).read("packet_oracle/grid.csv")
+    (stored,) = [int(row["makespan_ps"]) for row in rows if row["case_id"] == name]
+    assert stored == pytest.approx(by_hand, rel=percent / 100, abs=0)
+
+
+def test_our_machine_files_send_messages_as_the_grid_scores_them() -> None:
+    machines = [load_machine(path) for path in sorted((ROOT / "topologies").glob("*.yaml"))]
+    small = [machine.switching for machine in machines if machine.fabric.gpus < 1024]
+    assert len(small) > 15
+    assert {(switching.mode, switching.parts) for switching in small} == {("cut_through", PARTS)}
+
+
+def test_cut_through_in_parts_over_the_whole_grid() -> None:
+    rows = DataFolder(CHECKOUT_DATA, split=True).read("packet_oracle/grid.csv")
+    percent = []
+    for row in rows:
+        flows = traffic(row["fabric"], row["pattern"], int(row["bytes"]))
+        percent.append(100 * abs(makespan(flows, PROTOCOL, "cut_through") / int(row["makespan_ps"]) - 1))
+    assert len(percent) > 1500
+    assert sum(percent) / len(percent) < 0.7
+    assert sum(one > 8 for one in percent) <= 14
+    assert max(percent) < 19
 
 
 def test_switching_modes_differ_where_they_should() -> None:
