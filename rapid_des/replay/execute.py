@@ -131,7 +131,8 @@ def kernel_is_cold() -> bool:
 
 def expected_hops(program: Program, limit: int) -> int:
     """Return about how many transfers and visits a program makes; counting stops at `limit`."""
-    shares = np.array([len(template) / template.members for template in program.templates] or [0.0])
+    members = np.array([template.members for template in program.templates], np.int64)
+    shares = program.template_tasks / members if len(members) else np.zeros(1)
     sizes = [
         len(table) + int(shares[table.template[table.template != NONE]].sum()) for table in program.programs
     ]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -245,6 +246,11 @@ class Program:
     """(position in bindings, local server) to its timetable."""
     closures: Closures | None = None
     """R8: links that close and whose traffic is planned anew; their timetables are at rate 0 meanwhile."""
+
+    @cached_property
+    def template_tasks(self) -> Int64s:
+        """How many tasks each template has."""
+        return np.array([len(template) for template in self.templates], np.int64)
 
     def visits(self) -> Int64s:
         """Return the offsets of each binding's visits in the flat records; the last is the total."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,16 +85,18 @@ def _structure(schedule: Schedule) -> bytes:
     return digest.digest()
 
 
+_SHARED = attrgetter(
+    "pair", "pair_source", "pair_destination", "source", "need", "edge_starts", "edge_target", "edge_lag",
+    "edge_at_injection", "arrival_starts", "arrival_target", "arrival_lag", "member_need",
+)  # fmt: skip
+"""A template's columns but its sizes."""
+
+
 def structure(template: Template) -> tuple[int, ...]:
     """Return what two templates have in common that share all columns but sizes, as long as both live."""
     if isinstance(template, RoundsTemplate):
         return (id(template),)
-    columns = (
-        template.pair, template.pair_source, template.pair_destination, template.source, template.need,
-        template.edge_starts, template.edge_target, template.edge_lag, template.edge_at_injection,
-        template.arrival_starts, template.arrival_target, template.arrival_lag, template.member_need,
-    )  # fmt: skip
-    return tuple(map(id, columns))
+    return tuple(map(id, _SHARED(template)))
 
 
 def template_of(schedule: Schedule, sizes: Sizes, *, name: str, segment: int | None = None) -> Template:

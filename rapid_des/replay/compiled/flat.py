@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,12 +134,7 @@ def flatten(program: Program) -> Flat:
 
 
 def _joined(parts: Sequence[Array], dtype: type[np.generic]) -> Array:
-    joined = np.empty(sum(len(part) for part in parts), dtype)
-    begin = 0
-    for part in parts:
-        joined[begin : begin + len(part)] = part
-        begin += len(part)
-    return joined
+    return np.concatenate(parts, dtype=dtype, casting="unsafe") if len(parts) else np.zeros(0, dtype)
 
 
 def _starts(rows: Sequence[Array]) -> Array:
@@ -152,8 +147,10 @@ def _starts(rows: Sequence[Array]) -> Array:
     return starts
 
 
-def _begins(lengths: Sequence[int]) -> Array:
-    return np.concatenate(([0], np.cumsum(np.array(lengths, np.int64)))).astype(np.int64)
+def _begins(lengths: Sequence[int] | Array) -> Array:
+    begins = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=begins[1:])
+    return begins
 
 
 def _visits(program: Program) -> Visits:
@@ -222,9 +219,9 @@ def _tasks(program: Program) -> Tasks:
     distinct = [templates[int(place)] for place in np.unique(shape, return_index=True)[1]]
     return Tasks(
         members=np.array([template.members for template in templates], np.int32),
-        tasks=np.array([len(template) for template in templates], np.int32),
+        tasks=program.template_tasks.astype(np.int32),
         first_task=_begins([len(template) for template in distinct])[shape],
-        first_size=_begins([len(template) for template in templates]),
+        first_size=_begins(program.template_tasks),
         first_member=_begins([template.members for template in distinct])[shape],
         pair=column(lambda template: template.pair),
         source=column(lambda template: template.source),
@@ -241,8 +238,14 @@ def _tasks(program: Program) -> Tasks:
     )
 
 
+def _ascending(routes: Mapping[int, Array]) -> list[tuple[int, Array]]:
+    """Return a group's templates with their routes in order; most groups have one."""
+    uses = list(routes.items())
+    return uses if len(uses) < 2 else sorted(uses)
+
+
 def _ways(program: Program) -> Ways:
-    uses = [sorted(group.routes.items()) for group in program.groups]
+    uses = [_ascending(group.routes) for group in program.groups]
     flat = [routes for use in uses for _, routes in use]
     link_tables = [program.link_timetables.get(link) for link in range(program.links)]
     stream_tables = [

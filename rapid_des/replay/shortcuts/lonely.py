@@ -69,6 +69,9 @@ def agreed(places: Places, forms: dict[int, tuple[tuple[int, int], ...]]) -> fro
 
 def plain_templates(program: Program) -> frozenset[int]:
     """Return the templates worth replacing that no visit on a slot server runs (chunks there overlap)."""
+    large = np.flatnonzero(program.template_tasks >= LEAST_TASKS).tolist()
+    if not large:
+        return frozenset()
     on_slots: set[int] = set()
     for table in program.programs:
         served = table.server != NONE
@@ -78,8 +81,4 @@ def plain_templates(program: Program) -> frozenset[int]:
             else np.zeros(len(table), np.int8)
         )
         on_slots.update(table.template[levels == Level.SLOT].tolist())
-    return frozenset(
-        index
-        for index, template in enumerate(program.templates)
-        if len(template) >= LEAST_TASKS and index not in on_slots
-    )
+    return frozenset(large) - on_slots
