@@ -42,6 +42,8 @@ class EngineChoice:
     engine: str = "auto"
     """auto takes the one that is faster for the program's size."""
     announce: Callable[[str], None] | None = None
+    cold: Callable[[], None] | None = None
+    """Is told when a run is interpreted because the kernel has yet to be compiled."""
     fold: bool = True
     """Take the exact shortcuts: ranks that provably live alike once, lonely collectives from memory."""
 
@@ -51,9 +53,22 @@ class EngineChoice:
             raise InputError(f"engine {self.engine!r} is not one of auto, {', '.join(ENGINES)}")
         if program.closures is not None:
             return _that_reroutes(self.engine)
-        chosen = engine_for(program) if self.engine == "auto" else self.engine
-        if chosen == "simpy":
+        if self.engine == "auto":
+            return self._faster(program)
+        return self._compiled() if self.engine == "compiled" else "simpy"
+
+    def _faster(self, program: Program) -> EngineName:
+        """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
+        hops = expected_hops(program, SMALL_COLD)
+        if hops < SMALL:  # looking for the kernel takes longer than such a run
             return "simpy"
+        if hops >= SMALL_COLD or not kernel_is_cold():
+            return self._compiled()
+        if self.cold is not None:
+            self.cold()
+        return "simpy"
+
+    def _compiled(self) -> EngineName:
         if self.announce is not None and kernel_is_cold():
             self.announce("compiling the replay kernel, once for this installation (about 15 s) …")
         return "compiled"
@@ -112,14 +127,6 @@ def _run(program: Program, engine: str, *, trail: bool) -> Records:
     from rapid_des.replay import compiled
 
     return compiled.run(program, trail=trail)
-
-
-def engine_for(program: Program) -> EngineName:
-    """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
-    hops = expected_hops(program, SMALL_COLD)
-    if hops < SMALL:  # looking for the kernel takes longer than such a run
-        return "simpy"
-    return "simpy" if hops < SMALL_COLD and kernel_is_cold() else "compiled"
 
 
 def kernel_is_cold() -> bool:
