@@ -206,15 +206,9 @@ class FluidTable:
     """[route] the route of its acknowledgements."""
 
 
-NO_FLUID = FluidTable(
-    capacity=np.zeros(0, np.int64),
-    wire=np.zeros(0, np.int64),
-    ratio=np.zeros((0, 0), np.int64),
-    before=np.zeros((0, 0), np.int64),
-    after=np.zeros((0, 0), np.int64),
-    profile=np.zeros(0, np.int32),
-    back=np.zeros(0, np.int32),
-)
+_ROW, _TABLE, _ROUTES = np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int32)
+NO_FLUID = FluidTable(_ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROUTES, _ROUTES)
+"""Of a program whose links serve hops."""
 
 
 @dataclass(frozen=True)
