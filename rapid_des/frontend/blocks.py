@@ -15,8 +15,9 @@ optimizer) does not depend on what is inside. So the same templates give both ha
    cut, made by the same `stage_program` or `serving_program` as the flattened trace. It holds one rank of
    each inner group (its first), because the others do the same beside it.
 
-What this assumes: blocks do not overlap one another (true: each starts from the result of the one before and
-ends with it on the same stream), and traffic of the outer graph does not slow that inside the blocks.
+What this assumes: blocks do not overlap one another, and traffic of the outer graph does not slow that inside
+the blocks. The first is true but for messages at a block's end, beside which another micro-batch computes:
+they stand on the tp stream of the outer graph, and the first messages of blocks that follow wait there.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ class Block:
     """Rows of the table, ascending; the last is the end of the block."""
     exchanges: frozenset[int]
     """Of the cuts, those at which an exchange with other inner groups stands."""
+    tail: bool
+    """Whether after the last cut but one there are only messages, beside which others may compute."""
+    gate: int | None
+    """The cut after which its first message may have to wait for those of another block's tail."""
 
     @property
     def table(self) -> NodeTable:
@@ -168,7 +173,27 @@ def _block(job: Job, key: PieceKey, piece: Piece) -> Block:
     program = ProgramWriter()
     program.writer.place(retimed(piece, exchanges, _NO_TIME), {})
     cuts = {mark.position for mark in piece.marks} | {piece.output} | set(exchanges.tolist())
-    return Block(job, key, piece, program.finish(), tuple(sorted(cuts)), frozenset(exchanges.tolist()))
+    computes = np.flatnonzero(piece.rows[:, Column.KIND] == NodeKind.COMPUTE)
+    tail = piece.output not in computes
+    cuts.update(computes[-1:].tolist() if tail else ())
+    gate = _gate(job, key, piece)
+    cut = tuple(sorted(cuts if gate is None else cuts | {gate}))
+    return Block(job, key, piece, program.finish(), cut, frozenset(exchanges.tolist()), tail, gate)
+
+
+def _gate(job: Job, key: PieceKey, piece: Piece) -> int | None:
+    """Return the row before a block's first message, if it may follow on another micro-batch's loss."""
+    inner = piece.rows[:, Column.GROUP] == GROUP_SLOTS.index("tp")
+    if (
+        job.spec.training is None
+        or job.training.schedule == "1f1b"
+        or key.phase != "forward"
+        or not inner.any()
+    ):
+        return None
+    row = int(np.flatnonzero(inner)[0])
+    before = int(piece.dependencies[piece.starts[row] : piece.starts[row + 1]].max())
+    return before if before >= 0 else None
 
 
 _NO_TIME = {
@@ -204,13 +229,15 @@ def separates(piece: Piece, row: int) -> bool:
 def _timed(block: Block, durations: Sequence[int] | None) -> Piece:
     """Return a block as a chain of compute nodes and exchanges; without durations none takes time."""
     times = [0] * len(block.cuts) if durations is None else list(durations)
-    stream = "tp" if block.key.section == "norms" else "compute"
     nodes: list[Node] = []
     positions: dict[int, int] = {}
     for cut, time in zip(block.cuts, times, strict=True):
         after = (len(nodes) - 1,) if nodes else PORTS
+        stream = "tp" if block.tail and cut == block.cuts[-1] else "compute"
         nodes.append(Node(block.key.section, NodeKind.COMPUTE, stream, after, duration=time))
         positions[cut] = len(nodes) - 1
+        if cut == block.gate and cut != block.cuts[-1]:
+            nodes.append(Node(block.key.section, NodeKind.COMPUTE, "tp", (len(nodes) - 1,), duration=0))
         if cut in block.exchanges:
             nodes.append(_exchange(block.piece, cut, after=len(nodes) - 1))
     marks = [Mark(positions[mark.position], mark.parameters) for mark in block.piece.marks]

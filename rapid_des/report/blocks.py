@@ -20,6 +20,8 @@ def with_inside(
 ) -> dict[str, int]:
     """Return the outer breakdown with the exposed communication inside blocks taken out of `compute`.
 
+    Messages at a block's end are on the outer graph's tp stream already.
+
     `outside` is the breakdown until `end`, by default of the whole run; blocks that are under way then are
     not looked into.
     """
@@ -29,7 +31,8 @@ def with_inside(
     for segment, key, count in _uses(done, stage):
         if end is None or finish[segment.start : segment.stop].max(initial=0) <= end:
             times = done.times[kind, key]
-            hidden += count * (times.duration - times.compute)
+            tail = times.cuts[-1] if done.blocks.blocks[key].tail else 0
+            hidden += count * (times.duration - tail - times.compute)
     hidden = min(max(hidden, 0), outside[COMPUTE])
     if not hidden:
         return dict(outside)

@@ -77,16 +77,19 @@ def breakdown(
     `compute` while a compute stream serves; else the kind of communication that is in progress with all
     members there (ties in `KIND_ORDER`, then by name); else `bubble` while something waits for a late peer or
     a message; else `idle`. `kinds` maps streams to kinds, by default a stream
-    is its own kind; by default `end` is when the rank finishes.
+    is its own kind; given them, compute on a stream of communication stands for that.
+    By default `end` is when the rank finishes.
     """
     nodes = lowered.traces.ranks[position].nodes
     times = rank_times(lowered, records, position)
     serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)) & ~nodes.on_cpu
     talks = times.met != NONE
-    parts: dict[str, tuple[Int64s, Int64s]] = {COMPUTE: (times.start[serves], times.finish[serves])}
     names = [(kinds or {}).get(stream, stream) for stream in nodes.streams]
+    stands_in = serves & _on(nodes.stream, names, [kind for kind in KIND_ORDER if kinds is not None])
+    serves &= ~stands_in
+    parts: dict[str, tuple[Int64s, Int64s]] = {COMPUTE: (times.start[serves], times.finish[serves])}
     for kind in _ordered(names):
-        of_kind = talks & np.isin(nodes.stream, [index for index, name in enumerate(names) if name == kind])
+        of_kind = (talks | stands_in) & _on(nodes.stream, names, [kind])
         if of_kind.any():
             begun = np.maximum(times.start[of_kind], times.met[of_kind])
             parts[kind] = (np.minimum(begun, times.finish[of_kind]), times.finish[of_kind])
@@ -96,6 +99,11 @@ def breakdown(
         name: (np.minimum(start, last), np.minimum(stop, last)) for name, (start, stop) in parts.items()
     }
     return _painted(clipped, last)
+
+
+def _on(stream: NDArray[np.int32], names: list[str], kinds: list[str]) -> NDArray[np.bool_]:
+    """Tell which nodes are on streams of some kinds."""
+    return np.isin(stream, [index for index, name in enumerate(names) if name in kinds])
 
 
 def _ordered(names: list[str]) -> list[str]:
