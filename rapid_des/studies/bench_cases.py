@@ -141,7 +141,7 @@ CASES: Mapping[str, Case] = {
     "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 6449288063077550, large=True),
     "llama405b_16384_hierarchical": Case(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
-        7715954156518,
+        7718011858918,
         large=True,
     ),
     "llama405b_131072_hierarchical": Case(
@@ -153,7 +153,7 @@ CASES: Mapping[str, Case] = {
             nodes=16384,
             data_parallel=1024,
         ),
-        7766246111651,
+        7766453625531,
         large=True,
     ),
 }
