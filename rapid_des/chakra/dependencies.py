@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.chakra.columns import RawTable
-from rapid_des.chakra.kernels import on_arrays, ready_order
+from rapid_des.chakra.kernels import ready_order
+from rapid_des.chakra.running import on_arrays
 
 Integers = NDArray[np.int64]
 REPAIRS = ("dangling", "self", "duplicate")
@@ -112,7 +113,7 @@ def topological_order(edges: Edges, size: int) -> Integers:
     np.cumsum(np.bincount(edges.needs, minlength=size), out=starts[1:])
     waiting = np.bincount(edges.node, minlength=size)
     heap, result = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    count = on_arrays(ready_order, len(edges.node), starts, children, waiting, heap, result)
+    count, *_ = on_arrays(ready_order, len(edges.node), (starts, children), (waiting, heap, result))
     return result[:count]
 
 

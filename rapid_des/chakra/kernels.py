@@ -3,112 +3,59 @@
 
 NOTE: these loops index bytes and arrays one element at a time because that is what numba compiles; a clear
 protobuf loop over message objects reads a tenth of the bytes in the same time. Every kernel works on
-Python integers and on 64-bit ones alike, so a `uint64` is carried as the `int64` of the same bits.
+Python integers and on 64-bit ones alike, so a `uint64` is carried as the `int64` of the same bits. A kernel
+writes what it has to say into its last argument, `outcome`, and returns nothing, so that its machine code
+can be called without numba; `running` calls it.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-COMPILE_ABOVE = 65_536
-"""Inputs with more elements than this are worth the compiler's start."""
-
-COMPILE_AFTER = 1 << 21
-"""Small inputs too are compiled for once this many elements went through plain loops."""
-_plain_work = [0]
 
 INCOMPLETE = -1
 TOO_LONG = -2
 
 
-@functools.cache
-def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the machine-code form of a kernel; it is kept on disk where the installation allows."""
-    import numba
-
-    try:
-        jitted: Callable[..., Any] = numba.njit(cache=True)(kernel)
-    except RuntimeError:  # no writable place for the cache
-        jitted = numba.njit(kernel)
-    return jitted
-
-
-def worth_compiling(size: int) -> bool:
-    """Return whether an input of `size` elements should use machine code.
-
-    NOTE: counts the work of this process, because a thousand small files are one large input. Both forms give
-    the same result, so the count decides speed alone.
-    """
-    if size > COMPILE_ABOVE:
-        return True
-    _plain_work[0] += size
-    return _plain_work[0] > COMPILE_AFTER
-
-
-def on_bytes(kernel: Callable[..., Any], buffer: bytes, *arguments: Any) -> Any:
-    """Run `kernel(buffer, *arguments)`, compiled where that is worth it."""
-    if not worth_compiling(len(buffer)):
-        return kernel(buffer, *arguments)
-    machine = compiled(kernel)
-    if machine is kernel:  # numba was told not to compile
-        return kernel(buffer, *arguments)
-    return machine(np.frombuffer(buffer, np.uint8), *arguments)
-
-
-def on_arrays(kernel: Callable[..., Any], size: int, *arguments: NDArray[np.int64]) -> Any:
-    """Run `kernel(*arguments)`, which writes its last argument; `size` is its amount of work.
-
-    NOTE: a small input goes in as lists, which Python indexes several times faster than arrays.
-    """
-    if worth_compiling(size):
-        return compiled(kernel)(*arguments)
-    lists = [argument.tolist() for argument in arguments]
-    result = kernel(*lists)
-    arguments[-1][:] = lists[-1]
-    return result
-
-
-def scan_frames(
-    buffer: Any, begin: int, starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> tuple[int, int, int]:
-    """Find whole frames from `begin` on; return (number of frames, where the next one starts, 0 or an error).
+def scan_frames(buffer: Any, begin: int, starts: Any, ends: Any, outcome: Any) -> None:
+    """Find whole frames from `begin` on: (number of frames, where the next one starts, 0 or an error).
 
     A frame that the buffer's end cuts gives `INCOMPLETE`, a length of more than ten bytes `TOO_LONG`.
     """
     size = len(buffer)
     position = begin
     count = 0
-    while position < size and count < len(starts):
+    problem = 0
+    while problem == 0 and position < size and count < len(starts):
         length = 0
         shift = 0
         cursor = position
-        while True:
+        byte = 128
+        while problem == 0 and byte >= 128:
             if cursor >= size:
-                return count, position, INCOMPLETE
-            byte = buffer[cursor]
-            cursor += 1
-            if shift > 28:
-                return count, position, TOO_LONG
-            length |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
-        if length > size - cursor:
-            return count, position, INCOMPLETE
-        starts[count] = cursor
-        ends[count] = cursor + length
-        count += 1
-        position = cursor + length
-    return count, position, 0
+                problem = INCOMPLETE
+            elif shift > 28:
+                problem = TOO_LONG
+            else:
+                byte = buffer[cursor]
+                cursor += 1
+                length |= (byte & 127) << shift
+                shift += 7
+        if problem == 0 and length > size - cursor:
+            problem = INCOMPLETE
+        if problem == 0:
+            starts[count] = cursor
+            ends[count] = cursor + length
+            count += 1
+            position = cursor + length
+    outcome[0] = count
+    outcome[1] = position
+    outcome[2] = problem
 
 
-def scan_fields(buffer: Any, spans: Any, owner: Any, field: Any, value: Any, payload: Any) -> tuple[int, int]:
-    """Split messages into fields; return (number of fields, the first malformed message or -1).
+def scan_fields(
+    buffer: Any, spans: Any, owner: Any, field: Any, value: Any, payload: Any, outcome: Any
+) -> None:
+    """Split messages into fields: (number of fields, the first malformed message or -1).
 
     `spans` are the messages' (starts, ends). For each field: its message, its number * 8 + wire type, the
     integer it holds (varint or fixed, as int64 bits), and the (start, end) of its bytes.
@@ -116,6 +63,7 @@ def scan_fields(buffer: Any, spans: Any, owner: Any, field: Any, value: Any, pay
     starts, ends = spans
     payload_starts, payload_ends = payload
     count = 0
+    outcome[1] = -1
     for message in range(len(starts)):
         position = starts[message]
         end = ends[message]
@@ -125,7 +73,8 @@ def scan_fields(buffer: Any, spans: Any, owner: Any, field: Any, value: Any, pay
             byte = 128
             while byte >= 128:
                 if position >= end or shift > 28:
-                    return count, message
+                    outcome[1] = message
+                    return
                 byte = buffer[position]
                 position += 1
                 tag |= (byte & 127) << shift
@@ -138,7 +87,8 @@ def scan_fields(buffer: Any, spans: Any, owner: Any, field: Any, value: Any, pay
                 byte = 128
                 while byte >= 128:
                     if position >= end or shift > 63:
-                        return count, message
+                        outcome[1] = message
+                        return
                     byte = buffer[position]
                     position += 1
                     if shift < 63:
@@ -149,12 +99,14 @@ def scan_fields(buffer: Any, spans: Any, owner: Any, field: Any, value: Any, pay
                 if wire == 2:
                     begin = position
                     if number < 0 or number > end - position:
-                        return count, message
+                        outcome[1] = message
+                        return
                     position += number
             elif wire == 1 or wire == 5:
                 width = 8 if wire == 1 else 4
                 if width > end - position:
-                    return count, message
+                    outcome[1] = message
+                    return
                 for index in range(width):
                     byte = buffer[position + index]
                     if index == 7 and byte >= 128:
@@ -163,21 +115,24 @@ def scan_fields(buffer: Any, spans: Any, owner: Any, field: Any, value: Any, pay
                     number |= (byte & 127) << (8 * index) if index == 7 else byte << (8 * index)
                 position += width
             else:
-                return count, message
+                outcome[1] = message
+                return
             if tag < 8 or tag > 4294967295:
-                return count, message
+                outcome[1] = message
+                return
             owner[count] = message
             field[count] = tag
             value[count] = number
             payload_starts[count] = begin
             payload_ends[count] = position
             count += 1
-    return count, -1
+    outcome[0] = count
 
 
-def scan_varints(buffer: Any, starts: Any, ends: Any, values: Any, counts: Any) -> int:
-    """Unpack spans of varints into `values`, as int64 bits, and `counts`; return the first bad span or -1."""
+def scan_varints(buffer: Any, starts: Any, ends: Any, values: Any, counts: Any, outcome: Any) -> None:
+    """Unpack spans of varints into `values`, as int64 bits, and `counts`: (number, first bad span or -1)."""
     count = 0
+    outcome[1] = -1
     for span in range(len(starts)):
         position = starts[span]
         end = ends[span]
@@ -188,7 +143,8 @@ def scan_varints(buffer: Any, starts: Any, ends: Any, values: Any, counts: Any) 
             byte = 128
             while byte >= 128:
                 if position >= end or shift > 63:
-                    return span
+                    outcome[1] = span
+                    return
                 byte = buffer[position]
                 position += 1
                 if shift < 63:
@@ -199,11 +155,11 @@ def scan_varints(buffer: Any, starts: Any, ends: Any, values: Any, counts: Any) 
             values[count] = number
             count += 1
         counts[span] = count - first
-    return -1
+    outcome[0] = count
 
 
-def intern_spans(buffer: Any, spans: Any, slots: Any, codes: Any, firsts: Any) -> int:
-    """Assign numbers to the distinct byte strings of `spans` as they first appear; return how many there are.
+def intern_spans(buffer: Any, spans: Any, slots: Any, codes: Any, firsts: Any, outcome: Any) -> None:
+    """Assign numbers to the distinct byte strings of `spans` as they first appear: (how many there are).
 
     `slots` is a hash table of -1s whose length is a power of two above twice the number of spans; `firsts`
     gets the span in which each distinct string was first seen.
@@ -236,11 +192,11 @@ def intern_spans(buffer: Any, spans: Any, slots: Any, codes: Any, firsts: Any) -
                 codes[span] = code
                 break
             slot = (slot + 1) & mask
-    return distinct
+    outcome[0] = distinct
 
 
-def ready_order(starts: Any, children: Any, waiting: Any, heap: Any, result: Any) -> int:
-    """Kahn's algorithm with a binary heap of ready positions; `heap` is room for it."""
+def ready_order(starts: Any, children: Any, waiting: Any, heap: Any, result: Any, outcome: Any) -> None:
+    """Kahn's algorithm with a heap of ready positions: (how many it reaches); `heap` is room for it."""
     size = len(waiting)
     ready = 0
     for node in range(size):
@@ -274,14 +230,15 @@ def ready_order(starts: Any, children: Any, waiting: Any, heap: Any, result: Any
                     heap[hole] = heap[(hole - 1) // 2]
                     hole = (hole - 1) // 2
                 heap[hole] = node
-    return count
+    outcome[0] = count
 
 
-def longest_paths(order: Any, starts: Any, needs: Any, weights: Any, lengths: Any) -> None:
-    """Fill `lengths` with the heaviest chain that ends in each node; `order` is topological."""
+def longest_paths(order: Any, starts: Any, needs: Any, weights: Any, lengths: Any, outcome: Any) -> None:
+    """Fill `lengths` with the heaviest chain that ends in each node: (nothing); `order` is topological."""
     for index in range(len(order)):
         node = order[index]
         longest = 0
         for row in range(starts[node], starts[node + 1]):
             longest = max(longest, lengths[needs[row]])
         lengths[node] = longest + weights[node]
+    outcome[0] = 0

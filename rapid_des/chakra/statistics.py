@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.chakra.dependencies import Edges, topological_order
-from rapid_des.chakra.kernels import longest_paths, on_arrays
+from rapid_des.chakra.kernels import longest_paths
+from rapid_des.chakra.running import on_arrays
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, TraceSet
 
 Integers = NDArray[np.int64]
@@ -112,5 +113,5 @@ def path_lengths(nodes: NodeTable, weights: Integers) -> Integers:
     order = topological_order(edges_of(nodes), len(nodes))
     lengths = np.zeros(len(nodes), np.int64)
     needs = nodes.dependencies.astype(np.int64)
-    on_arrays(longest_paths, len(needs), order, nodes.dependency_starts, needs, weights, lengths)
+    on_arrays(longest_paths, len(needs), (order, nodes.dependency_starts, needs, weights), (lengths,))
     return lengths

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.chakra.kernels import intern_spans, on_bytes, scan_fields, scan_varints
+from rapid_des.chakra.kernels import intern_spans, scan_fields, scan_varints
+from rapid_des.chakra.running import on_bytes
 
 VARINT = 0
 FIXED64 = 1
@@ -66,9 +67,9 @@ def split_fields(buffer: bytes, messages: Spans) -> Fields:
     owner = np.empty(bound, np.int32)
     tag, value, starts, ends = (np.empty(bound, np.int64) for _ in range(4))
     spans = (messages.starts, messages.ends)
-    count, bad = on_bytes(scan_fields, buffer, spans, owner, tag, value, (starts, ends))
+    count, bad, _ = on_bytes(scan_fields, buffer, spans, owner, tag, value, (starts, ends))
     if bad >= 0:
-        raise MalformedMessageError(int(bad))
+        raise MalformedMessageError(bad)
     payload = Spans(starts[:count], ends[:count])
     return Fields(owner[:count], tag[:count] >> 3, tag[:count] & 7, value[:count], payload)
 
@@ -77,10 +78,10 @@ def unpack_varints(buffer: bytes, spans: Spans) -> tuple[NDArray[np.int64], NDAr
     """Return (all integers of the spans, as int64 bits; how many each span holds)."""
     values = np.empty(int((spans.ends - spans.starts).sum()), np.int64)
     counts = np.zeros(len(spans), np.int64)
-    bad = on_bytes(scan_varints, buffer, spans.starts, spans.ends, values, counts)
+    count, bad, _ = on_bytes(scan_varints, buffer, spans.starts, spans.ends, values, counts)
     if bad >= 0:
-        raise MalformedMessageError(int(bad))
-    return values[: int(counts.sum())], counts
+        raise MalformedMessageError(bad)
+    return values[:count], counts
 
 
 def distinct_spans(buffer: bytes, spans: Spans) -> tuple[NDArray[np.int32], list[bytes]]:
@@ -88,7 +89,7 @@ def distinct_spans(buffer: bytes, spans: Spans) -> tuple[NDArray[np.int32], list
     codes = np.empty(len(spans), np.int32)
     firsts = np.empty(len(spans), np.int64)
     slots = np.full(1 << (2 * len(spans) + 1).bit_length(), -1, np.int32)
-    count = on_bytes(intern_spans, buffer, (spans.starts, spans.ends), slots, codes, firsts)
+    count, *_ = on_bytes(intern_spans, buffer, (spans.starts, spans.ends), slots, codes, firsts)
     found = firsts[:count]
     pairs = zip(spans.starts[found].tolist(), spans.ends[found].tolist(), strict=True)
     return codes, [bytes(buffer[start:end]) for start, end in pairs]

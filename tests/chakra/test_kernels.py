@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid_des.chakra import kernels
+from rapid_des.chakra import running
 from rapid_des.chakra.columns import integers
 from rapid_des.chakra.dependencies import Edges, one_cycle, topological_order
 from rapid_des.chakra.files import varint
@@ -107,7 +107,8 @@ def test_compiled_and_plain_loops_read_a_file_alike(tmp_path, monkeypatch):
     )
     one_rank(tmp_path, *nodes)
     plain = read_set(tmp_path).ranks[0].nodes
-    monkeypatch.setattr(kernels, "COMPILE_ABOVE", 0)
+    monkeypatch.setattr(running, "LOAD_AFTER", -1)
+    monkeypatch.setattr(running, "COMPILE_ABOVE", -1)
     compiled = read_set(tmp_path).ranks[0].nodes
     for name in ("ids", "kind", "name", "duration", "size", "flops", "dependency_starts", "dependencies"):
         assert getattr(plain, name).tolist() == getattr(compiled, name).tolist()

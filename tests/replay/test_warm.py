@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from rapid_des.replay.compiled import direct, warm
+from rapid_des.compiling import kept
+from rapid_des.replay.compiled import warm
 from rapid_des.replay.execute import EngineChoice
 from rapid_des.simulation import replay
 from tests.replay.machines import machine, ring
@@ -31,7 +32,7 @@ def test_one_process_compiles_for_all(cold):
 
 def test_a_claim_that_nobody_lives_up_to_is_taken_over(cold):
     assert warm.in_background()
-    (claim,) = direct.folders()[-1].glob("*.compiling")
+    (claim,) = kept.folders()[-1].glob("*.compiling")
     long_ago = time.time() - 3600
     os.utime(claim, (long_ago, long_ago))
     assert warm.in_background()

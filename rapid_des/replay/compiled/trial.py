@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rapid_des.compiling import kept
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.replay import compiled, simpy_engine
-from rapid_des.replay.compiled import direct, fluid_kernel, kernel
+from rapid_des.replay.compiled import fluid_kernel, kernel
 from rapid_des.replay.compiled.jit import machine_code
 from rapid_des.replay.faults.pricing import trace_of
 from rapid_des.replay.lowering import lower
@@ -38,7 +39,7 @@ def main(name: str, file: Path) -> None:
     """Exit with 0 if the kernel in a file sees in a job what the SimPy engine sees."""
     fluid = name == fluid_kernel.play_fluid.__qualname__
     code = machine_code(fluid_kernel.play_fluid if fluid else kernel.play)
-    code.kept = direct.read(file)
+    code.kept = kept.read(file)
     program = job("fluid" if fluid else "cut_through")
     wrong = differences(compiled.run(program), simpy_engine.run(program))
     if wrong:

@@ -13,7 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from rapid_des.replay.compiled import direct, jit, kernel
+from rapid_des.compiling import kept
+from rapid_des.replay.compiled import jit, kernel
 
 FORBIDS = "RAPID_DES_BACKGROUND"
 _PATIENCE_S = 300
@@ -22,7 +23,7 @@ _PATIENCE_S = 300
 
 def in_background() -> bool:
     """Start compiling the kernel; return False where it is compiled, being compiled, or must not be."""
-    wanted = os.environ.get(FORBIDS, "1") != "0" and not direct.unusual() and bool(sys.executable)
+    wanted = os.environ.get(FORBIDS, "1") != "0" and not kept.unusual() and bool(sys.executable)
     if not wanted or not jit.is_cold(kernel.play) or not _claimed():
         return False
     root = str(Path(__file__).parents[3])
@@ -41,7 +42,7 @@ def in_background() -> bool:
 
 
 def _claim() -> Path:
-    return direct.folders()[-1] / f"{kernel.play.__qualname__}.compiling"
+    return kept.folders()[-1] / f"{kernel.play.__qualname__}.compiling"
 
 
 def _claimed() -> bool:

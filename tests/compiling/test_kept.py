@@ -1,13 +1,17 @@
 """Kernels kept for themselves: the same machine code without numba, or numba."""
 
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from numba import njit
 
-from rapid_des.replay.compiled import direct
+from rapid_des.chakra import kernels, trial
+from rapid_des.chakra.running import machine_code
+from rapid_des.compiling import kept as files
+from rapid_des.compiling.machine import digest
 from tests.replay.test_compiled_kernel import python
 
 RUN = """
@@ -52,14 +56,14 @@ def content():
     """What is kept of `weigh`."""
     dispatcher, given = njit(_nrt=False)(weigh), arguments()
     dispatcher(*given)
-    return direct._content(dispatcher, given)
+    return files._content(dispatcher, given)
 
 
 @pytest.fixture
 def kept(content, tmp_path):
     file = tmp_path / "weigh.kept"
     file.write_bytes(content)
-    return direct.read(file)
+    return files.read(file)
 
 
 def test_a_kept_kernel_gets_its_arguments_as_they_are(kept):
@@ -96,7 +100,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_loaded(content, tmp_path):
     file = tmp_path / "weigh.kept"
     for broken in (b"", content[:-1], content[:5000] + b"?" + content[5001:], content + b"?"):
         file.write_bytes(broken)
-        assert direct.read(file) is None
+        assert files.read(file) is None
 
 
 def test_a_kernel_that_needs_a_symbol_from_outside_is_not_kept():
@@ -106,8 +110,8 @@ def test_a_kernel_that_needs_a_symbol_from_outside_is_not_kept():
 
     dispatcher, given = njit(_nrt=False)(gamma), (np.ones(1),)
     dispatcher(*given)
-    with pytest.raises(direct._NotKept, match="gamma"):
-        direct._content(dispatcher, given)
+    with pytest.raises(files._NotKept, match="gamma"):
+        files._content(dispatcher, given)
 
 
 def test_only_what_stands_its_trial_is_kept(monkeypatch, tmp_path):
@@ -115,19 +119,19 @@ def test_only_what_stands_its_trial_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     dispatcher, given = njit(_nrt=False)(weigh), arguments()
     dispatcher(*given)
-    direct.keep("weigh", dispatcher, given)
+    files.keep("weigh", "rapid_des.replay.compiled.trial", dispatcher, given)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_can_not_be_written_is_passed_over(monkeypatch, tmp_path, content):
     (tmp_path / "closed").write_text("no folder")
-    monkeypatch.setattr(direct, "folders", lambda: [tmp_path / "closed" / "in", tmp_path / "open"])
-    monkeypatch.setattr(direct, "_try", lambda name, content: None)
+    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "closed" / "in", tmp_path / "open"])
+    monkeypatch.setattr(files, "_try", lambda name, trial, content: None)
     dispatcher, given = njit(_nrt=False)(weigh), arguments()
     dispatcher(*given)
-    direct.keep("weigh", dispatcher, given)
+    files.keep("weigh", "no.trial", dispatcher, given)
     assert [file.suffix for file in (tmp_path / "open").iterdir()] == [".kept"]
-    loaded = direct.load("weigh")
+    loaded = files.load("weigh")
     assert loaded is not None and loaded.fits(given)
 
 
@@ -155,3 +159,55 @@ print(kernel_is_cold(), kernel.play.__qualname__, "numba" in sys.modules)
     (tmp_path / "compiled_1f").mkdir()
     (tmp_path / "compiled_1f" / f"kernel.{name}-61.py311.nbi").touch()
     assert python(code, NUMBA_CACHE_DIR=str(tmp_path)).split() == ["False", name, "False"]
+
+
+READ = """
+import sys
+from rapid_des.chakra import running, trial
+from rapid_des.chakra.running import machine_code
+
+running.COMPILE_ABOVE = -1
+for kernel in trial.SAMPLES:
+    machine_code(kernel)(*trial.arguments(kernel, 0))
+    kept = machine_code(kernel).kept
+    assert kept is None or trial.differences(kernel, kept) == []
+print("numba" in sys.modules)
+"""
+
+
+def test_the_readers_kernels_compiled_once_run_without_numba(tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    assert python(READ, **cache) == "True\n"
+    names = {file.name.rsplit("_", 1)[0] for file in (tmp_path / "rapid_des").iterdir()}
+    assert names == {kernel.__name__ for kernel in trial.SAMPLES}
+    assert python(READ, **cache) == "False\n"
+    assert python(READ, **cache, NUMBA_OPT="1") == "True\n"
+
+
+@pytest.mark.parametrize("kernel", trial.SAMPLES, ids=lambda kernel: kernel.__name__)
+def test_the_trial_of_a_readers_kernel_finds_a_wrong_one(kernel, tmp_path):
+    # of each kernel's machine code, one that does nothing but say so
+    arguments = trial.arguments(kernel, 0)
+    dispatcher = njit(_nrt=False)(idle(len(arguments)))
+    dispatcher(*arguments)
+    file = tmp_path / "idle"
+    file.write_bytes(files._content(dispatcher, arguments))
+    kept = files.read(file)
+    assert kept.fits(arguments)
+    assert trial.differences(kernel, kept) != []
+
+
+def idle(count):
+    names = ", ".join(f"a{place}" for place in range(count))
+    scope = {}
+    exec(f"def idle({names}):\n    a{count - 1}[0] = 7\n", scope)
+    return scope["idle"]
+
+
+def test_a_readers_kernel_is_named_after_its_source(tmp_path):
+    source = Path(kernels.__file__)
+    edited = tmp_path / source.name
+    edited.write_text(source.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    name = machine_code(kernels.scan_fields).name
+    assert name == kernels.scan_fields.__qualname__ == f"scan_fields_{digest([source])}"
+    assert digest([edited]) != digest([source])

@@ -6,9 +6,10 @@ small entry that takes one table of words, in an object file that llvmlite alone
 
 What makes it safe: the file's name holds a digest of the kernel's sources, of Python, numba and llvmlite and
 of the processor with its features, and the file begins with a digest of the rest. It may need no symbol from
-outside, because to lack one would end the process. Before a file is used, another process loads it and plays
-a job with it, and every record must be that of the SimPy engine (`trial`). Each call compares its arrays'
-types with those the kernel was compiled for. Whatever does not fit goes the ordinary way, through numba.
+outside, because to lack one would end the process. Before a file is used, another process loads it and tries
+it: the module that the kernel's family names for that compares what the kernel does with what other code
+does. Each call compares its arrays' types with those the kernel was compiled for. Whatever does not fit goes
+the ordinary way, through numba.
 """
 
 from __future__ import annotations
@@ -57,24 +58,25 @@ class Kept:
 
     def fits(self, arguments: tuple[Any, ...]) -> bool:
         """Tell whether the kernel was compiled for arguments of these types."""
-        return self.types == tuple(map(_type, _leaves(arguments)))
+        return self.types == tuple(map(_type, leaves(arguments)))
 
     def run(self, arguments: tuple[Any, ...]) -> None:
         """Call the kernel."""
         results = np.zeros(2, np.int64)  # numba's calling convention: where the result and an error go
         words = [results.ctypes.data, results.ctypes.data + 8]
-        for leaf in _leaves(arguments):
+        for leaf in leaves(arguments):
             words += _words(leaf)
         table = np.array(words, np.int64)
         status = self.entry(table.ctypes.data)
         if status not in _OK:
-            raise RuntimeError(f"the replay kernel stopped with status {status}")
+            raise RuntimeError(f"the kernel stopped with status {status}")
 
 
-def _leaves(arguments: tuple[Any, ...]) -> Iterator[Any]:
+def leaves(arguments: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield arguments with those that tuples hold in place of the tuples."""
     for argument in arguments:
         if isinstance(argument, tuple):
-            yield from _leaves(argument)
+            yield from leaves(argument)
         else:
             yield argument
 
@@ -124,13 +126,17 @@ def read(path: Path) -> Kept | None:
     return Kept(tuple(json.loads(head)), call, engine)
 
 
-def keep(name: str, dispatcher: Any, arguments: tuple[Any, ...]) -> None:
-    """Keep the code that numba has just compiled for these arguments, if it stands its trial."""
+def keep(name: str, trial: str, dispatcher: Any, arguments: tuple[Any, ...]) -> None:
+    """Keep the code that numba has just compiled for these arguments, if it stands its trial.
+
+    `trial` is the module that tries it: run with the kernel's name and its file, it exits with 0 if all is
+    well, without having imported numba.
+    """
     if unusual():
         return
     with suppress(_NotKept, *_OBSTACLES):
         content = _content(dispatcher, arguments)
-        _try(name, content)
+        _try(name, trial, content)
         for folder in folders():
             if _written(folder / f"{name}-{_key()}.kept", content):
                 return
@@ -148,14 +154,14 @@ def _written(path: Path, content: bytes) -> bool:
     return True
 
 
-def _try(name: str, content: bytes) -> None:
-    """Play a job with a kernel in a process of its own."""
-    paths = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
+def _try(name: str, trial: str, content: bytes) -> None:
+    """Try a kernel in a process of its own."""
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     own = os.environ | {"PYTHONPATH": paths, "NUMBA_DISABLE_JIT": "1"}  # a kernel that does not fit fails
     with TemporaryDirectory() as folder:
         file = Path(folder) / "kernel"
         file.write_bytes(content)
-        command = [sys.executable, "-m", f"{__package__}.trial", name, str(file)]
+        command = [sys.executable, "-m", trial, name, str(file)]
         try:
             subprocess.run(command, env=own, capture_output=True, check=True, timeout=_TRIAL_SECONDS)
         except subprocess.SubprocessError as error:
@@ -163,7 +169,7 @@ def _try(name: str, content: bytes) -> None:
 
 
 def _content(dispatcher: Any, arguments: tuple[Any, ...]) -> bytes:
-    types = json.dumps([_type(leaf) for leaf in _leaves(arguments)]).encode()
+    types = json.dumps([_type(leaf) for leaf in leaves(arguments)]).encode()
     rest = types + b"\n" + _object_code(dispatcher.overloads[dispatcher.signatures[-1]])
     return sha256(rest).hexdigest().encode() + b"\n" + rest
 
@@ -244,3 +250,9 @@ def folders() -> list[Path]:
     except RuntimeError:  # a user without a home
         return [beside]
     return [beside, Path(caches) / "numba" / "rapid_des"]
+
+
+def folders_of_numba(source: Path) -> list[Path]:
+    """Return where numba keeps what it compiled of a source file."""
+    beside = [] if os.environ.get("NUMBA_CACHE_DIR") else [source.parent / "__pycache__"]
+    return beside + [place for folder in folders() for place in folder.parent.glob("*/")]
