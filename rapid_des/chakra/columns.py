@@ -93,8 +93,9 @@ class RawTable:
     name: NDArray[np.int32]
     names: list[bytes]
     attributes: dict[str, Attribute]
-    """Of those in `WANTED`, the ones that occur."""
+    """Of those in `WANTED`, the ones that occur with a value."""
     attribute_names: frozenset[bytes]
+    """All that occur, here or, as also in `names`, in a file that was read together with this one."""
     dependencies: dict[str, tuple[Integers, Integers]]
     """`data` and `ctrl`: (how many each node has, the ids as int64 bits)."""
     conflicts: int
@@ -208,7 +209,8 @@ class _Reader:
             number = self.attribute_names.number.get(name.encode())
             if number is not None:
                 chosen = np.flatnonzero((code == number) & (value_row >= 0))
-                self._add_values(chunk, name, node[chosen], inner, value_row[chosen])
+                if len(chosen):
+                    self._add_values(chunk, name, node[chosen], inner, value_row[chosen])
 
     def _add_values(self, chunk: NodeChunk, name: str, node: Integers, inner: Fields, rows: Integers) -> None:
         numeric = inner.wire[rows] != BYTES

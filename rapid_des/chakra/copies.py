@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -38,14 +39,25 @@ class Copies:
     def __init__(self, paths: Iterable[Path]) -> None:
         self._sizes = {path: path.stat().st_size for path in paths if path.is_file()}
         self._often = Counter(self._sizes.values())
+        self._seen: dict[Path, Key] = {}
         self.known: dict[Key, Original] = {}
 
-    def key(self, path: Path) -> Key | None:
-        """Return what equal files share, or None for a file that is surely the only one of its kind."""
+    def size(self, path: Path) -> int:
+        """Return how many bytes a file has."""
+        return self._sizes.get(path, 0)
+
+    def key(self, path: Path, content: bytes | None = None) -> Key | None:
+        """Return what equal files share, or None for a file that is surely the only one of its kind.
+
+        `content` is the file's, where it has been read.
+        """
         if self._often[self._sizes.get(path, -1)] < 2:
             return None
-        try:
-            with path.open("rb") as stream:
-                return path.suffix, hashlib.file_digest(stream, "blake2b").digest()
-        except OSError:  # whoever reads it says what is wrong
-            return None
+        if path not in self._seen:
+            try:
+                with path.open("rb") if content is None else io.BytesIO(content) as stream:
+                    digest = hashlib.file_digest(stream, "blake2b").digest()
+            except OSError:  # whoever reads it says what is wrong
+                return None
+            self._seen[path] = path.suffix, digest
+        return self._seen[path]

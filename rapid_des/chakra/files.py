@@ -46,16 +46,27 @@ class Chunk:
         return self.buffer[self.frames.starts[index] : self.frames.ends[index]]
 
 
+def _problem(head: bytes) -> str | None:
+    """Return what is wrong with a file that starts so, if it is no container that can be read."""
+    if head[257:262] == b"ustar":
+        return "is a tar archive; unpack it and name the files inside"
+    return next((problem for magic, problem in _REFUSED.items() if head.startswith(magic)), None)
+
+
+def is_bare(content: bytes) -> bool:
+    """Return whether a file's content is frames as they are, in no container."""
+    head = content[:512]
+    return not (_problem(head) or head.startswith(_GZIP) or looks_like_json(head[:256]))
+
+
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a trace file for reading, unpacking gzip (known by its first bytes) on the way."""
     try:
         with path.open("rb") as probe:
             head = probe.read(512)
-        for magic, problem in _REFUSED.items():
-            if head.startswith(magic):
-                raise TraceError(f"{path}: {problem}")
-        if head[257:262] == b"ustar":
-            raise TraceError(f"{path}: is a tar archive; unpack it and name the files inside")
+        problem = _problem(head)
+        if problem:
+            raise TraceError(f"{path}: {problem}")
         if head.startswith(_GZIP):
             return cast("IO[bytes]", gzip.open(path, "rb"))
         return path.open("rb")

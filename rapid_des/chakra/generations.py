@@ -26,12 +26,13 @@ class Generation(StrEnum):
     """Today's, with a node type inserted at 4: compute, send, receive and collective are one higher."""
 
 
-_SAMPLE = 4096
+SAMPLE = 4096
 _NAME_SAMPLE = 256
 _NODE_TYPES_OLD = {0: 0, 1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7}
 _COLLECTIVES_0_0_1 = {1: 0, 2: 6, 3: 2, 4: 7}
 _COLLECTIVES_0_0_3 = {0: 0, 1: 6, 2: 2, 3: 7, 4: 5}
 _SHIFTED_NAMES = {b"COMP_NODE": 5, b"COMM_SEND_NODE": 6, b"COMM_RECV_NODE": 7, b"COMM_COLL_NODE": 8}
+_SHIFTED = tuple(_SHIFTED_NAMES)
 UNKNOWN_COLLECTIVE = -1
 COLLECTIVE_NODE = 7
 
@@ -44,15 +45,22 @@ def is_metadata(fields: Fields) -> bool:
 def sniff(chunk: Chunk, first: int) -> Generation | None:
     """Return the generation that the frames from `first` on prove, or None if they fit several.
 
+    What counts are the first `SAMPLE` of them; see `generation_of`.
+    """
+    frames = Spans(chunk.frames.starts[first : first + SAMPLE], chunk.frames.ends[first : first + SAMPLE])
+    return generation_of(chunk.buffer, split_fields(chunk.buffer, frames))
+
+
+def generation_of(buffer: bytes, fields: Fields) -> Generation | None:
+    """Return the generation that the fields of nodes prove, or None if they fit several.
+
     Field 11 with a typed attribute inside is 0.0.2 or 0.0.3; an integer in fields 8 to 11 or above is 0.0.1;
     bytes in field 10, or the storage fields of 2026 under their own node types, are today's.
     """
-    frames = Spans(chunk.frames.starts[first : first + _SAMPLE], chunk.frames.ends[first : first + _SAMPLE])
-    fields = split_fields(chunk.buffer, frames)
     attributes = fields.rows(11, BYTES)
     if len(attributes):
         try:
-            inner = split_fields(chunk.buffer, fields.payload.take(attributes))
+            inner = split_fields(buffer, fields.payload.take(attributes))
         except MalformedMessageError as error:
             raise MalformedMessageError(int(fields.owner[attributes[error.message]])) from error
         if len(inner.rows(2, VARINT)):
@@ -61,7 +69,7 @@ def sniff(chunk: Chunk, first: int) -> Generation | None:
     old = (fields.wire == VARINT) & (fields.number >= 8) & ((fields.number != 12) | (9 not in types))
     if old.any():
         return Generation.V0_0_1
-    if _is_shifted(chunk.buffer, fields, types):
+    if _is_shifted(buffer, fields, types):
         return Generation.SHIFTED
     modern = ((fields.number == 10) | (fields.number == 11)) & (fields.wire == BYTES)
     if modern.any() or len(fields.rows(12, VARINT)) or types & {7, 8, 9}:
@@ -88,11 +96,12 @@ def _is_shifted(buffer: bytes, fields: Fields, types: set[int]) -> bool:
     rows = fields.rows(2, BYTES)[:_NAME_SAMPLE]
     kind_rows = fields.rows(3, VARINT)[: 2 * _NAME_SAMPLE]
     kinds = dict(zip(fields.owner[kind_rows].tolist(), fields.value[kind_rows].tolist(), strict=True))
-    for row in rows.tolist():
-        name = buffer[fields.payload.starts[row] : fields.payload.ends[row]]
-        for prefix, number in _SHIFTED_NAMES.items():
-            if name.startswith(prefix):
-                return kinds.get(int(fields.owner[row])) == number
+    spans = fields.payload.take(rows)
+    for row, start, end in zip(rows.tolist(), spans.starts.tolist(), spans.ends.tolist(), strict=True):
+        name = buffer[start:end]
+        if name.startswith(_SHIFTED):
+            number = next(number for prefix, number in _SHIFTED_NAMES.items() if name.startswith(prefix))
+            return kinds.get(int(fields.owner[row])) == number
     return 8 in types and _typed_eight_with_collective(buffer, fields)
 
 

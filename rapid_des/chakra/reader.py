@@ -33,6 +33,7 @@ from rapid_des.chakra.interpret import Interpreted, interpret
 from rapid_des.chakra.meaning import Origin
 from rapid_des.chakra.options import ReadOptions
 from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, likely_generation, open_trace
+from rapid_des.chakra.together import Ahead
 from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
 
@@ -90,6 +91,7 @@ class _SetReader:
         self.repairs: dict[int, tuple[Repair, ...]] = {}
         self.shared = _Shared()
         self.copies = Copies(files.files.values())
+        self.ahead = Ahead(files.files.values(), self.copies)
 
     def _stated_groups(self) -> tuple[Groups, Groups]:
         path, why = self.options.groups, "--groups"
@@ -109,8 +111,7 @@ class _SetReader:
             self._keep(rank, *same)
             return
         try:
-            source = self._open(path)
-            raw = read_columns(source)
+            source, raw = self._columns(path)
             named: dict[str, str] = {}
             origin = self._origin(rank, source, raw, named)
             result = interpret(raw, origin)
@@ -124,6 +125,15 @@ class _SetReader:
         if key and self.dialect and not raw.group_frames:
             self.copies.known[key] = Original(result, origin, named)
         self._keep(rank, result, origin)
+
+    def _columns(self, path: Path) -> tuple[TraceFile, RawTable]:
+        """Return a file's nodes; small files are read together once the dialect is known."""
+        ahead = self.ahead.take(path) if self.dialect and self.options.generation == "auto" else None
+        if ahead is None:
+            source = self._open(path)
+            return source, read_columns(source)
+        self.generation = self.generation or ahead[0].generation
+        return ahead
 
     def _open(self, path: Path) -> TraceFile:
         options = self.options

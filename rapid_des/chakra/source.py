@@ -78,7 +78,7 @@ def open_trace(path: Path, *, generation: Generation | None = None, salvage: boo
     metadata, frame = message_class("GlobalMetadata")(), None
     if starts_with_metadata:
         frame = first.frame(0)
-        metadata = _metadata(path, frame, found or Generation.TODAY)
+        metadata = metadata_of(path, frame, found or Generation.TODAY)
     nodes = _nodes(path, itertools.chain([first], chunks), int(starts_with_metadata), found)
     return TraceFile(path, found, metadata, frame, "et", nodes)
 
@@ -105,7 +105,8 @@ def _head(chunk: Chunk) -> Spans:
     return Spans(chunk.frames.starts[:1], chunk.frames.ends[:1])
 
 
-def _metadata(path: Path, frame: bytes, generation: Generation) -> Any:
+def metadata_of(path: Path, frame: bytes, generation: Generation) -> Any:
+    """Return a metadata frame as today's `GlobalMetadata`; what is none is a `TraceError`."""
     try:
         return metadata_message(frame, generation)
     except (MalformedMessageError, *UNREADABLE) as error:
