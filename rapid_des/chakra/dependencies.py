@@ -50,12 +50,15 @@ def resolve(raw: RawTable, order: Integers, fields: tuple[str, ...]) -> tuple[Ed
         found, dropped = _resolve_field(raw, order, name)
         edges.append(found)
         repairs += dropped
-    joined = edges[0] if len(edges) == 1 else _union(edges, len(raw))
+    stated = [part for part in edges if len(part.node)] or edges[:1]
+    joined = stated[0] if len(stated) == 1 else _union(stated, len(raw))
     return joined, repairs
 
 
 def _resolve_field(raw: RawTable, order: Integers, name: str) -> tuple[Edges, list[Repair]]:
     counts, values = raw.dependencies[name]
+    if not len(values):
+        return Edges(values, values), []
     size = len(raw)
     ids = raw.ids.view(np.uint64)[order]
     position = np.empty(size, np.int64)
@@ -66,11 +69,13 @@ def _resolve_field(raw: RawTable, order: Integers, name: str) -> tuple[Edges, li
     known[known] = ids[slot[known]] == values.view(np.uint64)[known]
     itself = known & (slot == node)
     fine = np.flatnonzero(known & ~itself)
-    first = np.sort(np.unique(node[fine] * size + slot[fine], return_index=True)[1])
-    repeated = np.ones(len(fine), np.bool_)
-    repeated[first] = False
+    first = _firsts(node[fine] * size + slot[fine])
     kept = fine[first]
     kept = kept[np.argsort(node[kept], kind="stable")]
+    if len(kept) == len(values):
+        return Edges(node[kept], slot[kept]), []
+    repeated = np.ones(len(fine), np.bool_)
+    repeated[first] = False
     masks = (np.flatnonzero(~known), np.flatnonzero(itself), fine[repeated])
     named = raw.ids[order]
     repairs = [
@@ -81,10 +86,17 @@ def _resolve_field(raw: RawTable, order: Integers, name: str) -> tuple[Edges, li
     return Edges(node[kept], slot[kept]), repairs
 
 
+def _firsts(values: Integers) -> Integers:
+    """Return where each distinct value stands first, in ascending order."""
+    if (values[1:] > values[:-1]).all():
+        return np.arange(len(values))
+    return np.sort(np.unique(values, return_index=True)[1])
+
+
 def _union(edges: list[Edges], size: int) -> Edges:
     node = np.concatenate([part.node for part in edges])
     needs = np.concatenate([part.needs for part in edges])
-    first = np.sort(np.unique(node * size + needs, return_index=True)[1])
+    first = _firsts(node * size + needs)
     kept = first[np.argsort(node[first], kind="stable")]
     return Edges(node[kept], needs[kept])
 

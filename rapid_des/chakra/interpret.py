@@ -23,6 +23,7 @@ from rapid_des.chakra.meaning import Columns, Origin, columns_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 
 Integers = NDArray[np.int64]
+_COLLECTIVE = int(NodeKind.COLLECTIVE)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def interpret(raw: RawTable, origin: Origin) -> Interpreted:
     streams = stream_labels(raw, columns.kind, columns.on_cpu, groups, named=named)
     sequence = _program_order(raw, order, edges, _ordered_streams(streams, order, origin))
     remarks = list(columns.remarks)
-    if not np.array_equal(sequence, np.arange(len(raw))):
+    if (sequence != np.arange(len(raw))).any():
         edges = _moved(edges, sequence)
         if "rapid_position" not in raw.attributes:
             remarks.append("ids contradict dependencies within a stream, so dependencies decide its order")
@@ -102,7 +103,7 @@ def _groups(raw: RawTable, columns: Columns, origin: Origin) -> Labels:
     labels = group_labels(raw)
     world = len(labels.texts)
     codes = np.where(labels.codes == UNSTATED, world, labels.codes)
-    codes = np.where(columns.kind == NodeKind.COLLECTIVE, codes, UNSTATED)
+    codes = np.where(columns.kind == _COLLECTIVE, codes, UNSTATED)
     return Labels(codes, [*labels.texts, ""]).renamed(origin.group_named)
 
 
@@ -164,7 +165,7 @@ def _cycle_text(raw: RawTable, order: Integers, cycle: list[int]) -> str:
 def _ordered_streams(streams: Labels, order: Integers, origin: Origin) -> Integers:
     """Return stream numbers in id order; every node of an unordered stream gets one of its own."""
     stream = streams.codes[order]
-    free = np.isin(stream, [slot for slot, text in enumerate(streams.texts) if origin.is_unordered(text)])
+    free = np.array([origin.is_unordered(text) for text in streams.texts])[stream]
     return np.where(free, len(streams.texts) + np.arange(len(stream)), stream)
 
 

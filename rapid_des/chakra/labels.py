@@ -15,6 +15,8 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind
 
 Integers = NDArray[np.int64]
 Label = TypeVar("Label", str, int, bytes)
+_SHORT = 1024
+"""Rows up to which Python's own dictionaries are faster than numpy's sorting."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,19 @@ def by_first_appearance(
     codes: Integers, texts: Sequence[Label]
 ) -> tuple[NDArray[np.int32], tuple[Label, ...]]:
     """Return codes renumbered as they first appear (`UNSTATED` stays) and the texts that occur."""
-    used, first = np.unique(codes, return_index=True)
-    used = used[np.argsort(first, kind="stable")]
-    used = used[used != UNSTATED]
+    used = [code for code in _distinct(codes) if code != UNSTATED]
     new = np.full(len(texts) + 1, UNSTATED, np.int32)
     new[used] = np.arange(len(used), dtype=np.int32)
-    return new[codes], tuple(texts[code] for code in used.tolist())
+    return new[codes], tuple(texts[code] for code in used)
+
+
+def _distinct(codes: Integers) -> list[int]:
+    """Return the codes as they first appear."""
+    if len(codes) <= _SHORT:
+        return list(dict.fromkeys(codes.tolist()))
+    used, first = np.unique(codes, return_index=True)
+    distinct: list[int] = used[np.argsort(first, kind="stable")].tolist()
+    return distinct
 
 
 def attribute_labels(attribute: Attribute | None, size: int) -> Labels:
@@ -62,7 +71,9 @@ def group_labels(raw: RawTable) -> Labels:
     table: dict[str, int] = {}
     codes = np.full(size, UNSTATED, np.int64)
     for name in ("pg_name", "comm_group", "communicator_id"):
-        labels = attribute_labels(raw.attributes.get(name), size)
+        if name not in raw.attributes:
+            continue
+        labels = attribute_labels(raw.attributes[name], size)
         merged = np.array([table.setdefault(text, len(table)) for text in labels.texts] + [UNSTATED])
         codes = np.where(codes == UNSTATED, merged[labels.codes], codes)
     dimensions = _dimension_labels(raw, table)
@@ -94,6 +105,8 @@ _STREAM_OF_KIND = {
     NodeKind.METADATA: "metadata",
     NodeKind.INVALID: "metadata",
 }
+_STREAMS = [_STREAM_OF_KIND.get(kind, "compute") for kind in sorted(NodeKind)]
+_COLLECTIVE = int(NodeKind.COLLECTIVE)
 
 
 def stream_labels(
@@ -109,21 +122,21 @@ def stream_labels(
         new = [table.setdefault(form.format(text), len(table)) for text in labels.texts]
         return np.array([*new, UNSTATED], np.int64)[labels.codes]
 
-    size = len(raw)
-    by_kind = np.array(
-        [table.setdefault(_STREAM_OF_KIND.get(NodeKind(k), "compute"), len(table)) for k in range(10)]
-    )
-    codes = by_kind[kind]
-    collective = kind == NodeKind.COLLECTIVE
+    def stated(name: str, form: str, otherwise: Integers) -> Integers:
+        if name not in raw.attributes:
+            return otherwise
+        labels = attribute_labels(raw.attributes[name], len(raw))
+        return np.where(labels.codes == UNSTATED, otherwise, codes_of(labels, form))
+
+    codes = np.array([table.setdefault(text, len(table)) for text in _STREAMS])[kind]
+    collective = kind == _COLLECTIVE
     by_group = codes_of(groups, "coll-{}")
     world = table.setdefault("coll-world", len(table))
     codes[collective] = np.where(by_group == UNSTATED, world, by_group)[collective]
-    stream = attribute_labels(raw.attributes.get("stream"), size) if named else attribute_labels(None, size)
-    codes = np.where(stream.codes == UNSTATED, codes, codes_of(stream, "stream-{}"))
-    thread = attribute_labels(raw.attributes.get("tid"), size) if named else attribute_labels(None, size)
-    single = table.setdefault("cpu-0", len(table))
-    threads = np.where(thread.codes == UNSTATED, single, codes_of(thread, "cpu-{}"))
-    codes = np.where(on_cpu, threads, codes)
-    stated = attribute_labels(raw.attributes.get("rapid_stream"), size)
-    codes = np.where(stated.codes == UNSTATED, codes, codes_of(stated, "{}"))
+    if named:
+        codes = stated("stream", "stream-{}", codes)
+    if on_cpu.any():
+        single = np.full(len(raw), table.setdefault("cpu-0", len(table)))
+        codes = np.where(on_cpu, stated("tid", "cpu-{}", single) if named else single, codes)
+    codes = stated("rapid_stream", "{}", codes)
     return Labels(codes, list(table))

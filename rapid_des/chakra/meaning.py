@@ -18,7 +18,11 @@ from rapid_des.units import PS_PER_S
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 _LARGEST = 2**62
-_MEMORY, _MESSAGES = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE), (NodeKind.SEND, NodeKind.RECV)
+_KINDS = int(max(NodeKind))
+_INVALID, _COMPUTE, _COLLECTIVE = int(NodeKind.INVALID), int(NodeKind.COMPUTE), int(NodeKind.COLLECTIVE)
+_SEND, _RECV = int(NodeKind.SEND), int(NodeKind.RECV)
+_MEMORY, _MESSAGES = (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE)), (_SEND, _RECV)
+_BARRIER, _COLLECTIVES = int(CollectiveType.BARRIER), int(max(CollectiveType))
 _SUSPICIOUS = 3600 * PS_PER_S
 
 
@@ -80,13 +84,16 @@ class _Attributes:
 
     def natural(self, name: str, *, scale: int = 1) -> Integers:
         """Return a number that can not be negative, times `scale`."""
+        if name not in self.raw.attributes:
+            return np.zeros(len(self.raw), np.int64)
         return self.scaled(name, self.value(name), scale)
 
     def scaled(self, name: str, values: Integers, scale: int) -> Integers:
-        wrong = np.flatnonzero((values < 0) | (values > _LARGEST // scale))
-        if len(wrong):
-            node = int(self.raw.ids.view(np.uint64)[wrong[0]])
-            raise self.origin.error("range", f"node {node}: {name} is {values[wrong[0]]}; out of range", node)
+        wrong = (values < 0) | (values > _LARGEST // scale)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            node = int(self.raw.ids.view(np.uint64)[row])
+            raise self.origin.error("range", f"node {node}: {name} is {values[row]}; out of range", node)
         return values * scale
 
 
@@ -116,11 +123,11 @@ def columns_of(raw: RawTable, origin: Origin) -> Columns:
 
 def _kinds(raw: RawTable, read: _Attributes, on_cpu: Mask) -> tuple[NDArray[np.int8], list[str]]:
     """Return the node kinds: unknown ones are opaque, CPU collectives without a type are CPU work."""
-    unknown = (raw.kind < 0) | (raw.kind > max(NodeKind))
-    kind = np.where(unknown, NodeKind.INVALID, raw.kind).astype(np.int8)
-    hosted = (kind == NodeKind.COLLECTIVE) & on_cpu & ~read.stated("comm_type")
+    unknown = (raw.kind < 0) | (raw.kind > _KINDS)
+    kind = np.where(unknown, _INVALID, raw.kind).astype(np.int8)
+    hosted = (kind == _COLLECTIVE) & on_cpu & ~read.stated("comm_type")
     hosted &= not read.origin.dialect.complete
-    kind[hosted] = NodeKind.COMPUTE
+    kind[hosted] = _COMPUTE
     remarks = []
     if unknown.any():
         numbers = ", ".join(map(str, np.unique(raw.kind[unknown])[:6].tolist()))
@@ -150,26 +157,24 @@ def _durations(
     remarks = []
     if (duration > _SUSPICIOUS).any():
         remarks.append("a node lasts more than an hour; is its time unit right (--time-unit)?")
-    priced = (
-        _one_of(kind, *_MEMORY, *_MESSAGES)
-        | (kind == NodeKind.COLLECTIVE)
-        | (read.stated("num_ops") & ~on_cpu)
-    )
+    priced = _one_of(kind, *_MEMORY, *_MESSAGES) | (kind == _COLLECTIVE) | (read.stated("num_ops") & ~on_cpu)
     priced |= read.origin.dialect.complete
     exact = read.stated("rapid_duration_ps")
     untimed = (duration == 0) & priced & ~exact
     duration[untimed] = UNSTATED
-    compute = kind == NodeKind.COMPUTE
+    compute = kind == _COMPUTE
     if compute.any() and not (exact | (duration != 0))[compute].any():
         remarks.append("compute time is zero: nodes have neither durations nor operation counts")
     elif (untimed & compute).any():
         remarks.append(
             "compute nodes without durations are priced by their operations on the machine's device"
         )
-    return np.where(exact, read.natural("rapid_duration_ps"), duration), remarks
+    if "rapid_duration_ps" in read.raw.attributes:
+        duration = np.where(exact, read.natural("rapid_duration_ps"), duration)
+    return duration, remarks
 
 
-def _one_of(kind: NDArray[np.int8], *wanted: NodeKind) -> Mask:
+def _one_of(kind: NDArray[np.int8], *wanted: int) -> Mask:
     """Tell which nodes are of some kinds; on short columns much faster than numpy's own."""
     found: Mask = kind == wanted[0]
     for other in wanted[1:]:
@@ -190,27 +195,30 @@ def _sizes(read: _Attributes, kind: NDArray[np.int8], width: int, tensor_bytes: 
     messages, memory = _one_of(kind, *_MESSAGES), _one_of(kind, *_MEMORY)
     fallback = ~stated & read.stated("tensor_size") & (messages | memory)
     size[fallback] = tensor_bytes[fallback]
-    barrier = (kind == NodeKind.COLLECTIVE) & (read.value("comm_type") == CollectiveType.BARRIER)
-    silent = ~stated & ~fallback & ~barrier & (messages | (kind == NodeKind.COLLECTIVE))
+    collective = kind == _COLLECTIVE
+    barrier = collective & (read.value("comm_type") == _BARRIER)
+    silent = ~stated & ~fallback & ~barrier & (messages | collective)
     size[silent] = UNSTATED
     return size
 
 
 def _collectives(read: _Attributes, kind: NDArray[np.int8]) -> NDArray[np.int8]:
     value = read.value("comm_type")
-    known = read.stated("comm_type") & (value >= 0) & (value <= max(CollectiveType))
-    return np.where(known & (kind == NodeKind.COLLECTIVE), value, UNSTATED).astype(np.int8)
+    known = read.stated("comm_type") & (value >= 0) & (value <= _COLLECTIVES)
+    return np.where(known & (kind == _COLLECTIVE), value, UNSTATED).astype(np.int8)
 
 
 def _peers(read: _Attributes, kind: NDArray[np.int8]) -> Integers:
     """Return the rank on the other side of each send and receive, or `UNSTATED`."""
     peer = np.full(len(kind), UNSTATED, np.int64)
-    for side, name in ((NodeKind.SEND, "comm_dst"), (NodeKind.RECV, "comm_src")):
+    for side, name in ((_SEND, "comm_dst"), (_RECV, "comm_src")):
         rows = (kind == side) & read.stated(name)
         peer[rows] = read.natural(name)[rows]
     return peer
 
 
 def _own_tensor_bytes(read: _Attributes, tensor_bytes: Integers) -> Integers:
+    if "rapid_tensor_bytes" not in read.raw.attributes:
+        return tensor_bytes
     exact = read.stated("rapid_tensor_bytes")
     return np.where(exact, read.natural("rapid_tensor_bytes"), tensor_bytes)
