@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,18 +29,17 @@ from rapid_des.replay.program import NONE, Bools, Int64s, RankProgram, VisitKind
 from rapid_des.units import PS_PER_NS
 
 _SIMULATED = (
-    CollectiveType.ALL_REDUCE,
-    CollectiveType.ALL_GATHER,
-    CollectiveType.REDUCE_SCATTER,
-    CollectiveType.ALL_TO_ALL,
+    int(CollectiveType.ALL_REDUCE),
+    int(CollectiveType.ALL_GATHER),
+    int(CollectiveType.REDUCE_SCATTER),
+    int(CollectiveType.ALL_TO_ALL),
 )
-_COMMUNICATES = (
-    NodeKind.SEND,
-    NodeKind.RECV,
-    NodeKind.COLLECTIVE,
-    NodeKind.MEM_LOAD,
-    NodeKind.MEM_STORE,
-)
+_BROADCAST = int(CollectiveType.BROADCAST)
+_COMPUTE, _COLLECTIVE = int(NodeKind.COMPUTE), int(NodeKind.COLLECTIVE)
+_SEND, _RECV = int(NodeKind.SEND), int(NodeKind.RECV)
+_MEMORY = (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE))
+_COMMUNICATES = (_SEND, _RECV, _COLLECTIVE, *_MEMORY)
+_SERVED, _HELD, _TAKES_PART = int(VisitKind.COMPUTE), int(VisitKind.HOLD), int(VisitKind.MEMBER)
 
 
 @dataclass(frozen=True)
@@ -101,13 +100,15 @@ class _Rank:
         return LoweredRank(program, self.slots)
 
     def _serve(self, which: Bools, server: int | NDArray[np.int32], work: Int64s) -> None:
-        self.kind[which] = int(VisitKind.COMPUTE)
+        self.kind[which] = _SERVED
         self.columns["server"][which] = server
         self.work[which] = work
 
     def _compute(self) -> None:
         nodes, system = self.nodes, self.setup.system
-        computes = nodes.kind == NodeKind.COMPUTE
+        computes = nodes.kind == _COMPUTE
+        if not computes.any():
+            return
         modelled = computes & ~nodes.on_cpu & bool(system.roofline_enabled and not system.replay_only)
         stated = computes & ~modelled
         server = np.where(nodes.on_cpu, CPU, GPU).astype(np.int32)
@@ -130,13 +131,15 @@ class _Rank:
         """Let communication take its recorded time."""
         which = _among(self.nodes.kind, _COMMUNICATES)
         self._serve(which, COMMUNICATION, _durations(self.nodes)[which])
-        receives = self.nodes.kind == NodeKind.RECV
+        receives = self.nodes.kind == _RECV
         self.columns["server"][receives] = NONE
 
     def _collectives(self, issued: Int64s) -> None:
         nodes = self.nodes
-        collectives = nodes.kind == NodeKind.COLLECTIVE
-        recorded = collectives & (nodes.collective == CollectiveType.BROADCAST)
+        collectives = nodes.kind == _COLLECTIVE
+        if not collectives.any():
+            return
+        recorded = collectives & (nodes.collective == _BROADCAST)
         self._serve(recorded, COMMUNICATION, _durations(nodes)[recorded])
         simulated = collectives & _among(nodes.collective, _SIMULATED)
         unknown = collectives & ~recorded & ~simulated
@@ -158,41 +161,41 @@ class _Rank:
             self.columns["recipe"][node] = number
             self.columns["server"][node] = COMMUNICATION
             self.columns["slot"][node] = self.slots.number(Whole(call.group))
-            self.kind[node] = int(VisitKind.HOLD)
+            self.kind[node] = _HELD
 
     def _messages(self, issued: Int64s) -> None:
         nodes = self.nodes
-        messages = _among(nodes.kind, (NodeKind.SEND, NodeKind.RECV))
+        messages = _among(nodes.kind, (_SEND, _RECV))
         _refuse(nodes, messages & (nodes.peer == NONE), "names no rank to talk to", self.name)
         _refuse(nodes, messages & (nodes.size < 1), "is an empty message", self.name)
         if not messages.any():
             return
-        counts: dict[tuple[int, int], int] = {}
-        self.kind[messages] = int(VisitKind.MEMBER)
-        self.columns["server"][nodes.kind == NodeKind.SEND] = COMMUNICATION
+        self.kind[messages] = _TAKES_PART
+        sends = nodes.kind == _SEND
+        self.columns["server"][sends] = COMMUNICATION
         chosen = issued[messages[issued]]
-        sends = (nodes.kind[chosen] == NodeKind.SEND).tolist()
-        columns = (column[chosen].tolist() for column in (nodes.peer, nodes.tag, nodes.size))
-        for node, send, peer, tag, size in zip(chosen.tolist(), sends, *columns, strict=True):
-            template = self.library.message(size)
-            slot = self.slots.use(Channel(peer, send), template)
-            sub = self.library.channel(tag, size)
-            counts[slot, sub] = counts.get((slot, sub), -1) + 1
-            self.columns["slot"][node] = slot
-            self.columns["template"][node] = template
-            self.columns["occurrence"][node] = counts[slot, sub]
-            self.sub[node] = sub
+        sizes, tags = nodes.size[chosen].tolist(), nodes.tag[chosen].tolist()
+        ends = list(zip(nodes.peer[chosen].tolist(), sends[chosen].tolist(), strict=True))
+        slots = {end: self.slots.number(Channel(*end)) for end in dict.fromkeys(ends)}
+        slot = [slots[end] for end in ends]
+        template = list(map(self.library.message, sizes))
+        sub = list(map(self.library.channel, tags, sizes))
+        self.slots.remember(slot, template)
+        self.columns["slot"][chosen] = slot
+        self.columns["template"][chosen] = template
+        self.columns["occurrence"][chosen] = _occurrences(zip(slot, sub, strict=True))
+        self.sub[chosen] = sub
 
     def _memory(self) -> None:
         nodes = self.nodes
-        moves = np.flatnonzero(_among(nodes.kind, (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)))
+        moves = np.flatnonzero(_among(nodes.kind, _MEMORY))
         if not len(moves):
             return
         memory = self.setup.memory
         if memory is None or memory.memory_type == "NO_MEMORY_EXPANSION":
             node = int(nodes.ids[moves[0]])
             raise TraceError(f"{self.name}: node {node} uses remote memory; state one with --astra-memory")
-        self.kind[moves] = int(VisitKind.MEMBER)
+        self.kind[moves] = _TAKES_PART
         self.columns["server"][moves] = COMMUNICATION
         for node in moves.tolist():
             template = self.library.visit(int(nodes.size[node]))
@@ -204,6 +207,21 @@ class _Rank:
             action(node)
         except ConfigError as error:
             raise ConfigError(f"{error} ({self.name}, node {int(self.nodes.ids[node])})") from None
+
+
+def _occurrences(keys: Iterable[tuple[int, int]]) -> list[int]:
+    """Return for each key how often it stood before.
+
+    >>> _occurrences([(0, 1), (0, 2), (0, 1)])
+    [0, 0, 1]
+    """
+    counts: dict[tuple[int, int], int] = {}
+    found = []
+    for key in keys:
+        count = counts.get(key, 0)
+        counts[key] = count + 1
+        found.append(count)
+    return found
 
 
 def _among(column: NDArray[np.int8], values: Sequence[int]) -> Bools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rapid_des.replay.astra.collectives import Axis
@@ -57,3 +58,8 @@ class SlotNumbers:
         number = self.number(slot)
         self.templates[number][template] = None
         return number
+
+    def remember(self, numbers: Iterable[int], templates: Iterable[int]) -> None:
+        """Remember which templates slots run, by number, one each."""
+        for number, template in zip(numbers, templates, strict=True):
+            self.templates[number][template] = None
