@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import os
@@ -30,6 +31,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+_NEW_OBJECTS = 50_000
+"""How many new objects start a search for circles of dead ones. Python's own 700 costs a tenth of a large
+run, which makes many objects that stay and few circles."""
 _MOST_LINES = 40
 _FRAMES = 6
 
@@ -71,6 +75,7 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; every deliberate error is one to forty lines on stderr and its exit code."""
+    gc.set_threshold(_NEW_OBJECTS)
     try:
         cli(arguments, prog_name="rapid-des", standalone_mode=False)
     except RapidDesError as error:
