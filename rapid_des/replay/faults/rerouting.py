@@ -57,10 +57,10 @@ class ReroutingSimulation(PlanningSimulation):
         order = (position, self.env.now, source, key[2], task)
         moving = Task(key, instance, task, priority, order, label, size, pieces=len(parts))
         self.sent += size
-        pace = self.closures.services(way, parts[0])[0][0] if len(parts) > 1 else 0
         avoided = self.closures.avoided(self.env.now)
         if not avoided.isdisjoint(way):
             way = self._planned([self._remaining(way, 0, size)], avoided, together=False)[0]
+        pace = self.closures.services(way, parts[0])[0][0] if len(parts) > 1 else 0
         self._start(moving, way, parts[0])
         for number, part in enumerate(parts[1:], 1):
             self._later(self.env.now + number * pace, partial(self._start, moving, way, part, number))
