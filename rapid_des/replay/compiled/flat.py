@@ -133,8 +133,18 @@ def flatten(program: Program) -> Flat:
     return Flat(_visits(program), _ranks(program), _tasks(program), _ways(program))
 
 
+_MANY = 256
+
+
 def _joined(parts: Sequence[Array], dtype: type[np.generic]) -> Array:
-    return np.concatenate(parts, dtype=dtype, casting="unsafe") if len(parts) else np.zeros(0, dtype)
+    if len(parts) > _MANY:  # numpy joins many at once faster, but casts large ones beside the result
+        return np.concatenate(parts, dtype=dtype, casting="unsafe")
+    joined = np.empty(sum(len(part) for part in parts), dtype)
+    begin = 0
+    for part in parts:
+        joined[begin : begin + len(part)] = part
+        begin += len(part)
+    return joined
 
 
 def _starts(rows: Sequence[Array]) -> Array:
