@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.replay.compiled.joining import Array, begins_of, joined_columns, joined_starts
 from rapid_des.replay.program import (
     NO_FLUID,
     NONE,
@@ -19,8 +19,6 @@ from rapid_des.replay.program import (
     VisitKind,
 )
 from rapid_des.replay.templates import structure
-
-Array = NDArray[Any]
 
 
 class Visits(NamedTuple):
@@ -133,39 +131,9 @@ def flatten(program: Program) -> Flat:
     return Flat(_visits(program), _ranks(program), _tasks(program), _ways(program))
 
 
-_MANY = 256
-
-
-def _joined(parts: Sequence[Array], dtype: type[np.generic]) -> Array:
-    if len(parts) > _MANY:  # numpy joins many at once faster, but casts large ones beside the result
-        return np.concatenate(parts, dtype=dtype, casting="unsafe")
-    joined = np.empty(sum(len(part) for part in parts), dtype)
-    begin = 0
-    for part in parts:
-        joined[begin : begin + len(part)] = part
-        begin += len(part)
-    return joined
-
-
-def _starts(rows: Sequence[Array]) -> Array:
-    """Join row starts: each part's begin where the part before ended."""
-    starts = np.zeros(sum(len(row) - 1 for row in rows) + 1, np.int64)
-    begin = 0
-    for row in rows:
-        starts[begin + 1 : begin + len(row)] = starts[begin] - row[0] + row[1:]
-        begin += len(row) - 1
-    return starts
-
-
-def _begins(lengths: Sequence[int] | Array) -> Array:
-    begins = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=begins[1:])
-    return begins
-
-
 def _visits(program: Program) -> Visits:
     def column(of: Callable[[RankProgram], Array], dtype: type[np.generic] = np.int32) -> Array:
-        return _joined([of(part) for part in program.programs], dtype)
+        return joined_columns([of(part) for part in program.programs], dtype)
 
     return Visits(
         kind=column(lambda part: part.kind, np.int8),
@@ -181,7 +149,7 @@ def _visits(program: Program) -> Visits:
         sub=column(lambda part: part.sub),
         template=column(lambda part: part.template),
         need=column(lambda part: part.need),
-        edge_starts=_starts([part.edge_starts for part in program.programs]),
+        edge_starts=joined_starts([part.edge_starts for part in program.programs]),
         edge_target=column(lambda part: part.edge_target),
         edge_lag=column(lambda part: part.edge_lag, np.int64),
         edge_at_start=column(lambda part: part.edge_at_start, np.bool_),
@@ -198,7 +166,7 @@ def _holders(part: RankProgram) -> Array:
 
 def _ranks(program: Program) -> Ranks:
     parts = [program.programs[binding.program] for binding in program.bindings]
-    first_visit = _begins([len(part) for part in program.programs])
+    first_visit = begins_of([len(part) for part in program.programs])
     waiting = [
         np.bincount(part.server[part.server != NONE], minlength=len(part.server_capacity))
         for part in program.programs
@@ -206,22 +174,24 @@ def _ranks(program: Program) -> Ranks:
     return Ranks(
         program=first_visit[np.array([binding.program for binding in program.bindings], np.int64)],
         flat=program.visits().astype(np.int64),
-        slot=_begins([len(binding.groups) for binding in program.bindings]),
-        server=_begins([len(part.server_capacity) for part in parts]),
-        slot_group=_joined([binding.groups for binding in program.bindings], np.int32),
-        slot_member=_joined([binding.members for binding in program.bindings], np.int32),
+        slot=begins_of([len(binding.groups) for binding in program.bindings]),
+        server=begins_of([len(part.server_capacity) for part in parts]),
+        slot_group=joined_columns([binding.groups for binding in program.bindings], np.int32),
+        slot_member=joined_columns([binding.members for binding in program.bindings], np.int32),
         of_server=np.repeat(np.arange(len(parts)), [len(part.server_capacity) for part in parts]).astype(
             np.int32
         ),
-        capacity=_joined([part.server_capacity for part in parts], np.int32),
-        level=_joined([part.server_level for part in parts], np.int8),
-        heap=_begins(_joined([waiting[binding.program] for binding in program.bindings], np.int64).tolist()),
+        capacity=joined_columns([part.server_capacity for part in parts], np.int32),
+        level=joined_columns([part.server_level for part in parts], np.int8),
+        heap=begins_of(
+            joined_columns([waiting[binding.program] for binding in program.bindings], np.int64).tolist()
+        ),
     )
 
 
 def _tasks(program: Program) -> Tasks:
     def column(of: Callable[[Template], Array], dtype: type[np.generic] = np.int32) -> Array:
-        return _joined([of(template) for template in distinct], dtype)
+        return joined_columns([of(template) for template in distinct], dtype)
 
     templates = program.templates
     numbers: dict[tuple[int, ...], int] = {}
@@ -230,18 +200,18 @@ def _tasks(program: Program) -> Tasks:
     return Tasks(
         members=np.array([template.members for template in templates], np.int32),
         tasks=program.template_tasks.astype(np.int32),
-        first_task=_begins([len(template) for template in distinct])[shape],
-        first_size=_begins(program.template_tasks),
-        first_member=_begins([template.members for template in distinct])[shape],
+        first_task=begins_of([len(template) for template in distinct])[shape],
+        first_size=begins_of(program.template_tasks),
+        first_member=begins_of([template.members for template in distinct])[shape],
         pair=column(lambda template: template.pair),
         source=column(lambda template: template.source),
-        size=_joined([template.size for template in templates], np.int32),
+        size=joined_columns([template.size for template in templates], np.int32),
         need=column(lambda template: template.need),
-        edge_starts=_starts([template.edge_starts for template in distinct]),
+        edge_starts=joined_starts([template.edge_starts for template in distinct]),
         edge_target=column(lambda template: template.edge_target),
         edge_lag=column(lambda template: template.edge_lag, np.int64),
         edge_at_injection=column(lambda template: template.edge_at_injection, np.bool_),
-        arrival_starts=_starts([template.arrival_starts for template in distinct]),
+        arrival_starts=joined_starts([template.arrival_starts for template in distinct]),
         arrival_target=column(lambda template: template.arrival_target),
         arrival_lag=column(lambda template: template.arrival_lag, np.int64),
         member_need=column(lambda template: template.member_need),
@@ -268,10 +238,10 @@ def _ways(program: Program) -> Ways:
     parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
     return Ways(
         label=np.array([group.label for group in program.groups], np.int32),
-        use_starts=_begins([len(use) for use in uses]),
+        use_starts=begins_of([len(use) for use in uses]),
         use_template=np.array([template for use in uses for template, _ in use], np.int32),
-        use_base=_begins([len(routes) for routes in flat]),
-        pair_route=_joined(flat, np.int32),
+        use_base=begins_of([len(routes) for routes in flat]),
+        pair_route=joined_columns(flat, np.int32),
         route_starts=program.route_starts.astype(np.int64),
         route_links=program.route_links.astype(np.int32),
         route_class=program.route_class.astype(np.int32),
@@ -300,8 +270,8 @@ def _ways(program: Program) -> Ways:
 
 
 def _rows(tables: Sequence[Timetable | None]) -> Array:
-    return _begins([0 if table is None else len(table.time) for table in tables])
+    return begins_of([0 if table is None else len(table.time) for table in tables])
 
 
 def _steps(tables: Sequence[Timetable | None], of: Callable[[Timetable], Array]) -> Array:
-    return _joined([of(table) for table in tables if table is not None], np.int64)
+    return joined_columns([of(table) for table in tables if table is not None], np.int64)
