@@ -25,23 +25,35 @@ def advance(time: Any, rate: Any, start: int, work: int) -> int:
     >>> advance([10**17], [0], 90, 20)
     110
     """
-    left = work * FULL_RATE
+    left, parts = work, 0  # ticks and 1/4096 ticks: no product of a 64-bit time overflows
     now = start
     speed = FULL_RATE
     for index in range(len(time)):
         if time[index] <= now:
             speed = rate[index]
             continue
-        if left == 0 or (speed > 0 and (left + speed - 1) // speed <= time[index] - now):
+        gone = time[index] - now
+        if ticks_for(left, parts, speed) <= gone:
             break
-        left -= (time[index] - now) * speed  # below `left`, so that no far time overflows
+        parts -= gone % FULL_RATE * speed
+        left -= gone // FULL_RATE * speed - parts // FULL_RATE
+        parts %= FULL_RATE
         now = time[index]
         speed = rate[index]
-    if left == 0:
-        return now
-    if speed == 0:
+    return min(now + ticks_for(left, parts, speed), FOREVER)
+
+
+def ticks_for(left: int, parts: int, speed: int) -> int:
+    """Return how long left + parts/4096 picoseconds of work take at rate speed/4096, at most FOREVER.
+
+    >>> ticks_for(20, 1, 2048), ticks_for(3 * 10**15, 0, 1) == FOREVER, ticks_for(0, 0, 0)
+    (41, True, 0)
+    """
+    if left == 0 and parts == 0:
+        return 0
+    if speed == 0 or left // speed >= FOREVER // FULL_RATE:
         return FOREVER
-    return now + (left + speed - 1) // speed
+    return left // speed * FULL_RATE + (left % speed * FULL_RATE + parts + speed - 1) // speed
 
 
 def lag_at(time: Any, lag: Any, moment: int) -> int:

@@ -303,6 +303,15 @@ def test_a_stream_follows_its_timetable(run):
     assert run(program).finish.tolist() == [150, -1]
 
 
+def test_an_hour_of_work_at_a_changing_rate_does_not_overflow(run):
+    second = 10**12
+    sketch = Sketch()
+    sketch.rank().compute(3600 * second)
+    columns = (np.array(column, np.int64) for column in ([1000 * second], [2048], [0]))
+    program = sketch.program(stream_timetables={(0, 0): Timetable(*columns)})
+    assert run(program).finish.tolist() == [(1000 + 2 * 2600) * second]
+
+
 def test_a_message_counts_under_the_stream_of_its_sender(replayed):
     # rank 0 is met first, as the receiver of one message and the sender of the other
     one, other = Nodes(), Nodes()

@@ -10,6 +10,7 @@ from rapid_des.replay.compiled.pools import FREE_TRANSFER, Array, Board, Instanc
 NONE = -1
 
 advance = inlined(timetable.advance)
+inlined(timetable.ticks_for)
 lag_at = inlined(timetable.lag_at)
 
 
