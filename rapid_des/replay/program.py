@@ -128,6 +128,8 @@ class Template:
     member_need: Int32s
     name: str = ""
     """For people: the collective, its algorithm and size."""
+    alike: object = None
+    """Templates with this very object differ in sizes and names only; who changes more takes it away."""
 
     def __len__(self) -> int:
         return len(self.source)

@@ -53,7 +53,7 @@ class Templates:
 
         digest, shape, sizes = self._memory.of(("template", key, segment), make, weight=_weight)
         shape = self._known.setdefault(digest, shape)
-        return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name)
+        return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name, alike=shape)
 
     def message(self, size: int, segment: int | None = None) -> Template:
         """Return the template of a message; see `message_template`."""
@@ -62,7 +62,7 @@ class Templates:
         if self._message is None:
             self._message = message_template(size, self._sizes)
         row = np.array([self._sizes.row(size)], np.int32)
-        return replace(self._message, size=row, name=f"a message of {size} B")
+        return replace(self._message, size=row, name=f"a message of {size} B", alike=self._message)
 
 
 def _weight(made: tuple[bytes, Template, Int64s]) -> int:
@@ -96,6 +96,8 @@ def structure(template: Template) -> tuple[int, ...]:
     """Return what two templates have in common that share all columns but sizes, as long as both live."""
     if isinstance(template, RoundsTemplate):
         return (id(template),)
+    if template.alike is not None:
+        return (id(template.alike), id(template.pair))
     return tuple(map(id, _SHARED(template)))
 
 

@@ -27,12 +27,12 @@ class Messages:
     def message(self, size: int) -> Template:
         """Return one message: both sides are done when it has arrived, the receiver not before it asked."""
         row = np.array([self._rows.row(size)], np.int32)
-        return Template(**self._message, size=row, name=f"a message of {size} B")
+        return Template(**self._message, size=row, name=f"a message of {size} B", alike=self._message)
 
     def visit(self, size: int) -> Template:
         """Return a lone member's use of one shared server."""
         row = np.array([self._rows.row(size)], np.int32)
-        return Template(**self._visit, size=row, name=f"{size} B from or to remote memory")
+        return Template(**self._visit, size=row, name=f"{size} B from or to remote memory", alike=self._visit)
 
 
 def _columns(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -218,14 +218,9 @@ def _tasks(program: Program) -> Tasks:
     )
 
 
-def _ascending(routes: Mapping[int, Array]) -> list[tuple[int, Array]]:
-    """Return a group's templates with their routes in order; most groups have one."""
-    uses = list(routes.items())
-    return uses if len(uses) < 2 else sorted(uses)
-
-
 def _ways(program: Program) -> Ways:
-    uses = [_ascending(group.routes) for group in program.groups]
+    routes = [group.routes for group in program.groups]
+    uses = [list(own.items()) if len(own) < 2 else sorted(own.items()) for own in routes]
     flat = [routes for use in uses for _, routes in use]
     link_tables = [program.link_timetables.get(link) for link in range(program.links)]
     stream_tables = [

@@ -56,4 +56,5 @@ def _with(template: Template, used: NDArray[np.int64]) -> Template:
     if isinstance(template, RoundsTemplate):
         rounds = replace(template.rounds, pair=number[template.rounds.pair])
         return RoundsTemplate(rounds, source, destination, template.name)
-    return replace(template, pair=number[template.pair], pair_source=source, pair_destination=destination)
+    pair = number[template.pair]
+    return replace(template, pair=pair, pair_source=source, pair_destination=destination, alike=None)
