@@ -33,6 +33,7 @@ import numpy as np
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.inference import (
+    Pass,
     pass_key,
     passes,
     serving_notes,
@@ -147,10 +148,13 @@ class Blocks:
             return Counter([norms] if norms in self.blocks else [])
         own = [section for section, _ in sections(self.job, segment.chunk * self.job.stages + stage)]
         if self._serves:
-            todo = passes(self.job)
-            return Counter(pass_key(section, segment.step, todo) for section in own)
+            return Counter(pass_key(section, segment.step, self._passes) for section in own)
         phase: Phase = "backward" if segment.name == "backward" else "forward"
         return Counter(PieceKey(section, phase) for section in own)
+
+    @cached_property
+    def _passes(self) -> tuple[Pass, ...]:
+        return passes(self.job)
 
     @property
     def _serves(self) -> bool:

@@ -114,9 +114,10 @@ def serving_pieces(
     for current, model in zip(todo[:2], (operators, decode_operators), strict=False):
         priced = price_steps(serving_steps(serving_shard(job, current)), model)
         found |= {pass_key(key.section, current.step, todo): piece for key, piece in priced.items()}
-    for current in todo[2:]:
+    if len(todo) > 2:
         base = found[pass_key("block", todo[1].step, todo)]
-        found[pass_key("block", current.step, todo)] = _at_length(job, current, base, decode_operators)
+        for current, piece in zip(todo[2:], _at_lengths(job, todo[2:], base, decode_operators), strict=True):
+            found[pass_key("block", current.step, todo)] = piece
     return found
 
 
@@ -142,17 +143,17 @@ def _stage_pieces(job: Job, stage: int, models: tuple[OperatorModel, OperatorMod
         )
         for current, model in zip(todo[:2], models, strict=False)
     ]
-    return found + [_at_length(job, current, found[1], models[1]) for current in todo[2:]]
+    return [*found, *(_at_lengths(job, todo[2:], found[1], models[1]) if len(todo) > 2 else ())]
 
 
-def _at_length(job: Job, current: Pass, base: Piece, operators: OperatorModel) -> Piece:
-    """Return a decode step's piece as that of another step, whose attention sees another KV length."""
+def _at_lengths(job: Job, later: Sequence[Pass], base: Piece, operators: OperatorModel) -> Iterator[Piece]:
+    """Yield a decode step's piece as that of other steps, whose attention sees other KV lengths."""
     names = np.array([name.endswith(CORE) for name in base.names])
     cores = np.flatnonzero(names[base.rows[:, Column.NAME]])
-    core = kernel_node("", serving_shard(job, current).attention()[0], operators, ())
-    return retimed(
-        base, cores, {Column.DURATION: core.duration, Column.FLOPS: core.flops, Column.BYTES: core.bytes}
-    )
+    for current in later:
+        core = kernel_node("", serving_shard(job, current).attention()[0], operators, ())
+        values = {Column.DURATION: core.duration, Column.FLOPS: core.flops, Column.BYTES: core.bytes}
+        yield retimed(base, cores, values)
 
 
 def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, *, last: bool) -> None:

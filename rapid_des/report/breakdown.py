@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +85,7 @@ def breakdown(
     serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)) & ~nodes.on_cpu
     talks = times.met != NONE
     names = [(kinds or {}).get(stream, stream) for stream in nodes.streams]
-    stands_in = serves & _on(nodes.stream, names, [kind for kind in KIND_ORDER if kinds is not None])
+    stands_in = serves & _on(nodes.stream, names, () if kinds is None else KIND_ORDER)
     serves &= ~stands_in
     parts: dict[str, tuple[Int64s, Int64s]] = {COMPUTE: (times.start[serves], times.finish[serves])}
     for kind in _ordered(names):
@@ -101,7 +101,7 @@ def breakdown(
     return _painted(clipped, last)
 
 
-def _on(stream: NDArray[np.int32], names: list[str], kinds: list[str]) -> NDArray[np.bool_]:
+def _on(stream: NDArray[np.int32], names: list[str], kinds: Sequence[str]) -> NDArray[np.bool_]:
     """Tell which nodes are on streams of some kinds."""
     return np.isin(stream, [index for index, name in enumerate(names) if name in kinds])
 

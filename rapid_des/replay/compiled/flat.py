@@ -247,13 +247,9 @@ def _ways(program: Program) -> Ways:
         parts=parts.count,
         first_part=parts.first,
         last_part=parts.last,
-        link_table=_rows(link_tables),
-        link_time=_steps(link_tables, lambda table: table.time),
-        link_rate=_steps(link_tables, lambda table: table.rate),
+        **_by_time("link", link_tables),
         link_lag=_steps(link_tables, lambda table: table.lag),
-        stream_table=_rows(stream_tables),
-        stream_time=_steps(stream_tables, lambda table: table.time),
-        stream_rate=_steps(stream_tables, lambda table: table.rate),
+        **_by_time("stream", stream_tables),
         capacity=fluid.capacity,
         wire=fluid.wire,
         ratio=fluid.ratio,
@@ -262,6 +258,15 @@ def _ways(program: Program) -> Ways:
         profile=fluid.profile,
         back=fluid.back,
     )
+
+
+def _by_time(server: str, tables: Sequence[Timetable | None]) -> dict[str, Array]:
+    """Return the columns of `Ways` that say when one kind of server works at which rate."""
+    return {
+        f"{server}_table": _rows(tables),
+        f"{server}_time": _steps(tables, lambda table: table.time),
+        f"{server}_rate": _steps(tables, lambda table: table.rate),
+    }
 
 
 def _rows(tables: Sequence[Timetable | None]) -> Array:
