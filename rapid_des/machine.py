@@ -143,7 +143,7 @@ def load_machine(
     Paths are relative to `folder`, else the working directory; every error names the file.
     """
     path = resolve(str(reference), "machine", folder=folder or Path())
-    document = apply_overrides(load_document(path), settings)
+    document = apply_overrides(load_document(path), _with_whole_messages(settings))
     spec = decode(document, MachineSpec)
     _check_switching(document, spec.switching)
     _check_collectives(document, spec.collectives)
@@ -213,6 +213,15 @@ def _located(dimension: AnyDimension, document: Document) -> AnyDimension:
     if isinstance(dimension, Graph | InfraGraph):
         return structs.replace(dimension, file=str(document.folder / dimension.file))
     return dimension
+
+
+def _with_whole_messages(settings: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return settings under which a mode chosen by hand goes without the parts that the file's mode has."""
+    chosen = list(settings)
+    keys = dict(chosen)
+    if keys.get("switching.mode", "cut_through") != "cut_through" and "switching.parts" not in keys:
+        chosen.append(("switching.parts", "1"))
+    return chosen
 
 
 def _check_switching(document: Document, switching: Switching) -> None:

@@ -43,7 +43,7 @@ class EngineChoice:
     """auto takes the one that is faster for the program's size."""
     announce: Callable[[str], None] | None = None
     cold: Callable[[], None] | None = None
-    """Is told when a run is interpreted because the kernel has yet to be compiled."""
+    """Is told when a run is interpreted because the kernel, not that of the fluid mode, has yet to be compiled."""
     fold: bool = True
     """Take the exact shortcuts: ranks that provably live alike once, lonely collectives from memory."""
 
@@ -55,21 +55,21 @@ class EngineChoice:
             return _that_reroutes(self.engine)
         if self.engine == "auto":
             return self._faster(program)
-        return self._compiled() if self.engine == "compiled" else "simpy"
+        return self._compiled(program) if self.engine == "compiled" else "simpy"
 
     def _faster(self, program: Program) -> EngineName:
         """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
         hops = expected_hops(program, SMALL_COLD)
         if hops < SMALL:  # looking for the kernel takes longer than such a run
             return "simpy"
-        if hops >= SMALL_COLD or not kernel_is_cold():
-            return self._compiled()
-        if self.cold is not None:
+        if hops >= SMALL_COLD or not kernel_is_cold(fluid=program.fluid is not None):
+            return self._compiled(program)
+        if self.cold is not None and program.fluid is None:
             self.cold()
         return "simpy"
 
-    def _compiled(self) -> EngineName:
-        if self.announce is not None and kernel_is_cold():
+    def _compiled(self, program: Program) -> EngineName:
+        if self.announce is not None and kernel_is_cold(fluid=program.fluid is not None):
             self.announce("compiling the replay kernel, once for this installation (about 15 s) …")
         return "compiled"
 
@@ -129,11 +129,11 @@ def _run(program: Program, engine: str, *, trail: bool) -> Records:
     return compiled.run(program, trail=trail)
 
 
-def kernel_is_cold() -> bool:
-    """Tell whether the kernel has yet to be compiled on this machine."""
-    from rapid_des.replay.compiled import jit, kernel
+def kernel_is_cold(*, fluid: bool = False) -> bool:
+    """Tell whether the kernel (of the fluid mode) has yet to be compiled on this machine."""
+    from rapid_des.replay.compiled import fluid_kernel, jit, kernel
 
-    return jit.is_cold(kernel.play)
+    return jit.is_cold(fluid_kernel.play_fluid if fluid else kernel.play)
 
 
 def expected_hops(program: Program, limit: int) -> int:

@@ -12,6 +12,8 @@ from rapid_des.chakra import kernels, trial
 from rapid_des.chakra.running import machine_code
 from rapid_des.compiling import kept as files
 from rapid_des.compiling.machine import digest
+from rapid_des.replay import compiled, simpy_engine
+from rapid_des.replay.compiled import trial as replay_trial
 from tests.replay.test_compiled_kernel import python
 
 RUN = """
@@ -145,6 +147,13 @@ def test_a_kernel_compiled_once_runs_without_numba_and_not_with_other_settings(t
     (file,) = (tmp_path / "rapid_des").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
     assert python(RUN, **cache) == "True\n"
+
+
+@pytest.mark.parametrize("mode", ["cut_through", "fluid"])
+def test_the_trial_has_a_job_for_every_kernel(mode):
+    program = replay_trial.job(mode)
+    assert (program.fluid is not None) == (mode == "fluid")
+    assert replay_trial.differences(simpy_engine.run(program), compiled.run(program)) == []
 
 
 def test_whether_a_kernel_is_cold_is_told_without_numba(tmp_path):

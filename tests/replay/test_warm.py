@@ -54,7 +54,7 @@ def test_it_can_be_forbidden(cold, monkeypatch):
     ],
 )
 def test_who_asks_is_told_when_a_run_does_without_the_kernel(monkeypatch, is_cold, steps, engine, told):
-    monkeypatch.setattr(sys.modules["rapid_des.replay.execute"], "kernel_is_cold", lambda: is_cold)
+    monkeypatch.setattr(sys.modules["rapid_des.replay.execute"], "kernel_is_cold", lambda fluid: is_cold)
     nodes, times = Nodes(), []
     for _ in range(steps):
         nodes.collective(ALL_REDUCE, 1000)
