@@ -43,7 +43,7 @@ class EngineChoice:
     """auto takes the one that is faster for the program's size."""
     announce: Callable[[str], None] | None = None
     cold: Callable[[], None] | None = None
-    """Is told when a run is interpreted because the kernel, not that of the fluid mode, has yet to be compiled."""
+    """Is told when a run is interpreted because the kernel (not the fluid mode's) has yet to be compiled."""
     fold: bool = True
     """Take the exact shortcuts: ranks that provably live alike once, lonely collectives from memory."""
 
