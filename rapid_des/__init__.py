@@ -12,8 +12,6 @@ result.write_timeline("step.perfetto.json")
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,22 +49,3 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'rapid_des' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-class _Package(ModuleType):
-    """NOTE: `rapid_des.replay` is the function; the package of that name is there for `from … import` only.
-
-    Importing a package would otherwise put it in the function's place.
-    """
-
-    @property
-    def replay(self) -> Any:
-        """The function that replays traces."""
-        return __getattr__("replay")
-
-    @replay.setter
-    def replay(self, package: ModuleType) -> None:
-        """Keep the function when the import system announces the package."""
-
-
-sys.modules[__name__].__class__ = _Package

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from rapid_des.bounded_cache import Recall
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import Plan, build
@@ -33,7 +34,6 @@ from rapid_des.network.specs import (
 )
 from rapid_des.network.switch_trees import SwitchTrees
 from rapid_des.network.switch_ways import AnyNodeRouter
-from rapid_des.recall import Recall
 
 if TYPE_CHECKING:
     from rapid_des.device.model import Device

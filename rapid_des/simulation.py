@@ -12,14 +12,14 @@ from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedB
 from rapid_des.frontend import Job, JobTrace, check_memory
 from rapid_des.frontend.build import check_size
 from rapid_des.machine import Machine, picture
+from rapid_des.modes.blocks import RUNGS, run_hierarchical
+from rapid_des.modes.execution import EngineChoice, Execution, execute
+from rapid_des.modes.timed_faults import execute_on
 from rapid_des.network.plot import draw
-from rapid_des.replay.execute import EngineChoice, Execution, execute
-from rapid_des.replay.faults.gpus import stretched
-from rapid_des.replay.faults.pricing import blocks_of, trace_of
-from rapid_des.replay.faults.timed import execute_on
-from rapid_des.replay.hierarchy import RUNGS, run_hierarchical
-from rapid_des.replay.lowering import Lowered, lower
-from rapid_des.replay.program import Program
+from rapid_des.program.faults.gpus import stretched
+from rapid_des.program.faults.pricing import blocks_of, trace_of
+from rapid_des.program.lowering import Lowered, lower
+from rapid_des.program.program import Program
 from rapid_des.report.blocks import inside_times, with_inside
 from rapid_des.report.breakdown import breakdown, busiest, critical_position, finish_times, operator_times
 from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times, until_last_token

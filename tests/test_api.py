@@ -36,7 +36,7 @@ def test_other_names_are_an_attribute_error():
 
 
 def test_replay_stays_the_function_when_its_package_is_imported():
-    import rapid_des.replay.program  # noqa: F401
+    import rapid_des.program.program  # noqa: F401
 
     assert callable(rd.replay)
 

@@ -7,7 +7,7 @@ import pytest
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, load_job
 from rapid_des.simulation import MODES, compare, simulate
-from tests.replay.machines import dimension, machine, ring, switch
+from tests.program.machines import dimension, machine, ring, switch
 
 MODEL = """\
 hidden: 1024

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
+from rapid_des.astra import AstraResult, Files, replay_astra
 from rapid_des.chakra.options import ReadOptions
 from rapid_des.cli.options import engine_choice, print_json
 from rapid_des.errors import InputError
-from rapid_des.replay.astra import AstraResult, Files, replay_astra
 from rapid_des.report.links import write_links
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from rapid_des.errors import ConfigError
+from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.faults import Fault, parse_fault
-from rapid_des.replay.execute import EngineChoice
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -94,7 +94,7 @@ def _announce(text: str) -> None:
 
 
 def _compile_beside() -> None:
-    from rapid_des.replay.compiled import warm
+    from rapid_des.engines.compiled import warm
 
     if warm.in_background():
         _announce(f"compiling the replay kernel in the background, for later runs ({warm.FORBIDS}=0: never)")

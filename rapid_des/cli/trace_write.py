@@ -8,7 +8,7 @@ from rapid_des.chakra import write_set
 from rapid_des.cli.options import json_option, on_option, print_json, set_option, split_settings
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.replay.faults.pricing import trace_of
+from rapid_des.program.faults.pricing import trace_of
 
 
 @click.command("write")

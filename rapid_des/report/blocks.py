@@ -9,7 +9,7 @@ from dataclasses import replace
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.program import Segment
-from rapid_des.replay.hierarchy import Hierarchical
+from rapid_des.modes.blocks import Hierarchical
 from rapid_des.report.breakdown import COMPUTE, operator_times, rank_times
 
 INSIDE = "tp"

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.chakra.trace import NodeKind
-from rapid_des.replay.lowering import Lowered
-from rapid_des.replay.program import NONE, Records, VisitKind
+from rapid_des.program.lowering import Lowered
+from rapid_des.program.program import NONE, Records, VisitKind
 
 KIND_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """Which kind of exposed communication an instant counts as when several are in progress."""

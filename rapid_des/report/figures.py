@@ -8,8 +8,8 @@ from typing import Any
 
 from rapid_des.device.model import Device
 from rapid_des.frontend import Job, JobMemory, JobTrace, decode_time
-from rapid_des.replay.lowering import Lowered
-from rapid_des.replay.program import Records
+from rapid_des.program.lowering import Lowered
+from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
 from rapid_des.units import Duration, seconds
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rapid_des.errors import InputError
 from rapid_des.network.fabric import Fabric
-from rapid_des.replay.program import Program, Records
+from rapid_des.program.program import Program, Records
 from rapid_des.units import seconds
 
 COLUMNS = ("link", "source", "destination", "dimension", "kind", "bytes", "busy_s", "queue_s", "utilisation")

@@ -11,8 +11,8 @@ import numpy as np
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.network.fabric import Fabric
-from rapid_des.replay.lowering import Lowered
-from rapid_des.replay.program import NONE, Records
+from rapid_des.program.lowering import Lowered
+from rapid_des.program.program import NONE, Records
 from rapid_des.report.breakdown import rank_times
 from rapid_des.units import PS_PER_US
 

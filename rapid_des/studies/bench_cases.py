@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
+from rapid_des.astra.files import Setup, Shape
+from rapid_des.astra.front_door import replay_traces
 from rapid_des.chakra.trace import CollectiveType, TraceSet
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.replay.astra.files import Setup, Shape
-from rapid_des.replay.astra.front_door import replay_traces
-from rapid_des.replay.execute import EngineChoice
+from rapid_des.modes.execution import EngineChoice
 from rapid_des.simulation import simulate
 from rapid_des.studies.bench_traffic import collective_system, irregular, one_collective, setup
 

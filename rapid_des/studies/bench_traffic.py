@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.astra.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.replay.astra.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
 
 _STREAM = "network"
 _SIZES = (64 * 1024, 1024 * 1024)

@@ -13,6 +13,7 @@ import numpy as np
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
+from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.bisection import bisection
 from rapid_des.network.collectives import IN_SWITCH, ON_FABRIC, Schedule, Shaped, load_algorithm, on_fabric
 from rapid_des.network.collectives.algorithm_files import READERS
@@ -20,10 +21,9 @@ from rapid_des.network.collectives.bounds import Bounds, bounds
 from rapid_des.network.collectives.nccl import NcclEstimate, nccl_time
 from rapid_des.network.collectives.nccl_fabric import load_fabric
 from rapid_des.network.collectives.task import SHARDED_INPUT
-from rapid_des.replay.above import AboveGroups
-from rapid_des.replay.execute import EngineChoice
-from rapid_des.replay.plans import Call, geometry
-from rapid_des.replay.survivors import Planner
+from rapid_des.program.fault_planner import Planner
+from rapid_des.program.plans import Call, geometry
+from rapid_des.program.switch_trees import AboveGroups
 from rapid_des.simulation import replay
 from rapid_des.studies.scheduled_messages import messages
 from rapid_des.units import PS_PER_S, PS_PER_US, Size

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.replay.program import VisitKind
+from rapid_des.program.program import VisitKind
 from rapid_des.simulation import Result, Run
 from rapid_des.units import seconds
 

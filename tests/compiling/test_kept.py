@@ -12,15 +12,16 @@ from rapid_des.chakra import kernels, trial
 from rapid_des.chakra.running import machine_code
 from rapid_des.compiling import kept as files
 from rapid_des.compiling.machine import digest
-from rapid_des.replay import compiled, simpy_engine
-from rapid_des.replay.compiled import trial as replay_trial
-from tests.replay.test_compiled_kernel import python
+from rapid_des.engines import compiled
+from rapid_des.engines.compiled import trial as replay_trial
+from rapid_des.engines.simpy import engine as simpy_engine
+from tests.engines.test_compiled_kernel import python
 
 RUN = """
 import sys
-from rapid_des.replay import compiled
-from rapid_des.replay.compiled import trial
-from rapid_des.replay.simpy_engine import run
+from rapid_des.engines import compiled
+from rapid_des.engines.compiled import trial
+from rapid_des.engines.simpy.engine import run
 assert not trial.differences(compiled.run(trial.job("cut_through")), run(trial.job("cut_through")))
 print("numba" in sys.modules)
 """
@@ -121,7 +122,7 @@ def test_only_what_stands_its_trial_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     dispatcher, given = njit(_nrt=False)(weigh), arguments()
     dispatcher(*given)
-    files.keep("weigh", "rapid_des.replay.compiled.trial", dispatcher, given)
+    files.keep("weigh", "rapid_des.engines.compiled.trial", dispatcher, given)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,8 +160,8 @@ def test_the_trial_has_a_job_for_every_kernel(mode):
 def test_whether_a_kernel_is_cold_is_told_without_numba(tmp_path):
     code = """
 import sys
-from rapid_des.replay.compiled import jit, kernel
-from rapid_des.replay.execute import kernel_is_cold
+from rapid_des.engines.compiled import jit, kernel
+from rapid_des.modes.execution import kernel_is_cold
 print(kernel_is_cold(), kernel.play.__qualname__, "numba" in sys.modules)
 """
     answer, name, loaded = python(code, NUMBA_CACHE_DIR=str(tmp_path)).split()

@@ -15,8 +15,8 @@ from rapid_des.network.infragraph_names import indices
 from rapid_des.network.specs import InfraGraph
 from rapid_des.simulation import replay
 from tests.network.fabrics import INNER
-from tests.replay.machines import machine, switch
-from tests.replay.tracing import ALL_REDUCE, Nodes, same_everywhere
+from tests.program.machines import machine, switch
+from tests.program.tracing import ALL_REDUCE, Nodes, same_everywhere
 
 
 def physical(gigabytes, nanoseconds):

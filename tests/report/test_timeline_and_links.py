@@ -9,8 +9,8 @@ import pytest
 from rapid_des.report.links import COLUMNS
 from rapid_des.report.timeline import LINKS_PROCESS
 from rapid_des.simulation import replay
-from tests.replay.machines import machine, ring
-from tests.replay.tracing import ALL_REDUCE, Nodes, trace_set
+from tests.program.machines import machine, ring
+from tests.program.tracing import ALL_REDUCE, Nodes, trace_set
 
 HOP_US = 0.5 + 0.1
 """500 B at 1 GB/s and 100 ns."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rapid_des.replay.execute import ENGINES, EngineChoice, Execution, execute
-from rapid_des.replay.lowering import lower
-from tests.replay.agreement import RUN
+from rapid_des.modes.execution import ENGINES, EngineChoice, Execution, execute
+from rapid_des.program.lowering import lower
+from tests.engines.agreement import RUN
 
 
 @pytest.fixture(params=ENGINES)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rapid_des.replay.program import (
+from rapid_des.program.program import (
     NONE,
     Group,
     HopTable,

@@ -4,8 +4,8 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import DeadlockError, TraceError
-from tests.replay.machines import dimension, machine, ring, switch
-from tests.replay.tracing import ALL_GATHER, ALL_REDUCE, BARRIER, Nodes, same_everywhere, trace_set
+from tests.program.machines import dimension, machine, ring, switch
+from tests.program.tracing import ALL_GATHER, ALL_REDUCE, BARRIER, Nodes, same_everywhere, trace_set
 from tests.semantics.sketch import Sketch
 
 LATENCY = 100_000

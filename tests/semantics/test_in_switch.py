@@ -5,9 +5,9 @@ import pytest
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.network.faults import parse_fault
-from rapid_des.replay.faults.machines import with_faults
-from tests.replay.machines import dimension, machine, ring, switch
-from tests.replay.tracing import ALL_GATHER, ALL_REDUCE, NANOSECOND, Nodes, same_everywhere, trace_set
+from rapid_des.program.faults.machines import with_faults
+from tests.program.machines import dimension, machine, ring, switch
+from tests.program.tracing import ALL_GATHER, ALL_REDUCE, NANOSECOND, Nodes, same_everywhere, trace_set
 
 REDUCE_SCATTER = CollectiveType.REDUCE_SCATTER
 UPLINK = {"bandwidth": "1 GB/s", "latency": "100 ns"}

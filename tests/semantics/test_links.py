@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rapid_des.replay.program import Timetable
-from tests.replay.machines import STORE, dimension, machine, ring, switch
-from tests.replay.tracing import Nodes, trace_set
+from rapid_des.program.program import Timetable
+from tests.program.machines import STORE, dimension, machine, ring, switch
+from tests.program.tracing import Nodes, trace_set
 from tests.semantics.sketch import Sketch
 
 LATENCY = 100_000

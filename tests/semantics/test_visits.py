@@ -2,7 +2,7 @@
 
 import pytest
 
-from rapid_des.replay.program import NONE, Level
+from rapid_des.program.program import NONE, Level
 from tests.semantics.sketch import Sketch
 
 

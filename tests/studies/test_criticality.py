@@ -7,8 +7,8 @@ from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.nodes import find_node
 from rapid_des.studies.faults import How, criticality, scenario
-from tests.replay.machines import dimension, machine
-from tests.replay.tracing import ALL_GATHER, ALL_REDUCE, Nodes
+from tests.program.machines import dimension, machine
+from tests.program.tracing import ALL_GATHER, ALL_REDUCE, Nodes
 
 CUBE = machine(
     dimension("torus", [4, 4, 4]), switching={"mode": "cut_through", "segment": "1 KB"}, gpus_per_node=4

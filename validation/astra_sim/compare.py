@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+from rapid_des.astra import Files, replay_astra
 from rapid_des.errors import RapidDesError
-from rapid_des.replay.astra import Files, replay_astra
 
 PRINTED = re.compile(r"sys\[(\d+)\] finished, (\d+) cycles")
 

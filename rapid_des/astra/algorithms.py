@@ -1,0 +1,83 @@
+"""The names that system files give to collective algorithms, and what each needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isqrt
+
+from rapid_des.astra.direct import direct
+from rapid_des.astra.lockstep import halving_doubling, hypercube, mesh, ring, torus2d
+from rapid_des.astra.phases import A2A, AG, AR, RS, Phase
+from rapid_des.astra.tree import double_binary_tree
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import ConfigError
+from rapid_des.program.program import Template
+from rapid_des.program.services import Sizes
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How a collective among n members becomes a template, and what it can do."""
+
+    build: Callable[[Phase, Sizes], Template]
+    collectives: frozenset[CollectiveType] = frozenset((AR, AG, RS, A2A))
+    members: Callable[[int], bool] = lambda n: n > 1
+    wanted: str = "more than one member"
+    extended: bool = False
+    """Only the extended dialect has it."""
+
+
+def _is_power_of_two(n: int) -> bool:
+    return n > 1 and n & (n - 1) == 0
+
+
+def _is_square(n: int) -> bool:
+    return n > 1 and isqrt(n) ** 2 == n
+
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "ring": Algorithm(ring),
+    "direct": Algorithm(direct),
+    "halvingDoubling": Algorithm(
+        halving_doubling, frozenset((AR, AG, RS)), _is_power_of_two, "a power of two of members"
+    ),
+    "doubleBinaryTree": Algorithm(
+        double_binary_tree, frozenset((AR,)), _is_power_of_two, "a power of two of members"
+    ),
+    "mesh": Algorithm(mesh, extended=True),
+    "hypercube": Algorithm(hypercube, extended=True),
+    "torus2d": Algorithm(torus2d, members=_is_square, wanted="a square number of members", extended=True),
+}
+
+_FLAT = {"oneRing": "ring", "oneDirect": "direct", "oneHalvingDoubling": "halvingDoubling"}
+_WINDOW = re.compile(r"((?:d|oneD)irect)(\d+)\Z")
+
+
+def is_flat(name: str) -> bool:
+    """Tell whether an implementation runs on one ring over all ranks instead of along the dimensions."""
+    return _kind(name) in _FLAT
+
+
+def build(phase: Phase, rows: Sizes) -> Template:
+    """Return the template of a phase; a `ConfigError` says what the algorithm can not do."""
+    kind = _kind(phase.algorithm)
+    name = _FLAT.get(kind, kind)
+    known = [key for key, one in ALGORITHMS.items() if phase.dialect == "extended" or not one.extended]
+    if name not in known:
+        allowed = ", ".join([*known, *_FLAT])
+        raise ConfigError(f"{phase.algorithm!r} is not one of {allowed}, direct with a window as in direct4")
+    algorithm = ALGORITHMS[name]
+    if phase.collective not in algorithm.collectives:
+        allowed = ", ".join(sorted(one.name for one in algorithm.collectives))
+        raise ConfigError(f"{phase.title}: {name} serves {allowed} only")
+    if not algorithm.members(phase.members):
+        raise ConfigError(f"{phase.title}: {name} needs {algorithm.wanted}")
+    template = algorithm.build(phase, rows)
+    return template
+
+
+def _kind(name: str) -> str:
+    window = _WINDOW.match(name)
+    return window[1] if window else name

@@ -1,0 +1,224 @@
+"""A collective to its chunks, and each chunk to phases over the dimensions, as the system file says.
+
+A collective is cut into chunks of floor(size / splits) bytes; a remainder costs one more whole chunk. Each
+chunk runs through its phases in order. In every dimension a phase takes one of its queues, in turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from rapid_des.astra.algorithms import is_flat
+from rapid_des.astra.endpoint import Endpoint
+from rapid_des.astra.files import Setup
+from rapid_des.astra.phases import A2A, AG, AR, RS, Phase, final_size
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import ConfigError
+from rapid_des.units import PS_PER_NS
+
+T = TypeVar("T")
+
+_LOCAL_DELAY_NS = 10
+"""Messages of a process group of its own wait this long whatever endpoint-delay says."""
+
+_KEYS = {
+    AR: "all-reduce-implementation",
+    AG: "all-gather-implementation",
+    RS: "reduce-scatter-implementation",
+    A2A: "all-to-all-implementation",
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A direction in which members of a communicator differ: their ranks are `stride` apart."""
+
+    size: int
+    stride: int
+    dimension: int
+    """Whose queues the phases take."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Who takes part in a collective: a group of its own, or the world along some or all dimensions."""
+
+    members: int | None = None
+    """How many; None: the world."""
+    dimensions: tuple[bool, ...] | None = None
+    """Which of the world's dimensions; None: all."""
+
+    def involves(self, dimension: int) -> bool:
+        """Tell whether the world's collective runs along a dimension."""
+        return self.dimensions is None or (dimension < len(self.dimensions) and self.dimensions[dimension])
+
+
+@dataclass(frozen=True)
+class Step:
+    """One phase of one chunk: where, and in which queue."""
+
+    phase: Phase
+    axis: Axis
+    queue: int
+
+
+State: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+
+NO_TURNS: State = ((), (), (), ())
+
+
+@dataclass
+class Turns:
+    """Whose turn it is: the next queue of each dimension, and the next of the two trees.
+
+    The counts run on from collective to collective, as that simulator's do.
+    """
+
+    queues: int
+    any_queue: dict[int, int] = field(default_factory=dict)
+    lower: dict[int, int] = field(default_factory=dict)
+    upper: dict[int, int] = field(default_factory=dict)
+    tree: dict[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def after(queues: int, state: State) -> Turns:
+        """Return the turns that `state` was taken from."""
+        return Turns(queues, *(dict(kind) for kind in state))
+
+    def state(self) -> State:
+        """Return what the next collective's chunks depend on."""
+        kinds = (self.any_queue, self.lower, self.upper, self.tree)
+        return tuple(tuple(sorted((key, turn) for key, turn in kind.items() if turn)) for kind in kinds)
+
+    def next_queue(self, dimension: int) -> tuple[int, bool]:
+        """Return the next of all queues, and whether it runs upwards: the upper half runs downwards."""
+        queue = self._next(self.any_queue, dimension, self.queues)
+        return queue, self.queues == 1 or queue < self.queues // 2
+
+    def next_lower(self, dimension: int) -> int:
+        """Return the next of the lower half's queues."""
+        return self._next(self.lower, dimension, max(1, self.queues // 2))
+
+    def next_upper(self, dimension: int) -> int:
+        """Return the next of the upper half's queues."""
+        half = self.queues // 2
+        return half + self._next(self.upper, dimension, self.queues - half) if half else 0
+
+    def next_tree(self, dimension: int) -> int:
+        """Return which tree the next chunk takes."""
+        return self._next(self.tree, dimension, 2)
+
+    @staticmethod
+    def _next(counts: dict[int, int], dimension: int, wrap: int) -> int:
+        turn = counts.get(dimension, 0)
+        counts[dimension] = (turn + 1) % wrap
+        return turn
+
+
+class Planner:
+    """Plans collectives of the world (dimension by dimension) and of other groups (one logical ring)."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._system = setup.system
+        self._sizes = setup.network.npus_count
+        self._gpus = 1
+        for size in self._sizes:
+            self._gpus *= size
+
+    def chunks(self, collective: CollectiveType, size: int) -> tuple[int, int]:
+        """Return how many chunks there are and the bytes of each."""
+        splits = self._stated("preferred-dataset-splits", self._system.preferred_dataset_splits)
+        chunk = size // splits
+        if collective is not AG and chunk < self._gpus:
+            chunk, size = self._gpus, splits * self._gpus
+        if chunk == 0:
+            raise ConfigError(f"{size} B in {splits} splits: a chunk would be empty")
+        return -(-size // chunk), chunk
+
+    def axes(self, collective: CollectiveType, scope: Scope) -> tuple[Axis, ...]:
+        """Return the axes that a collective runs along."""
+        if scope.members is not None:
+            return (Axis(scope.members, 1, 0),) if scope.members > 1 else ()
+        if is_flat(self._names(collective)[0]):
+            return (Axis(self._gpus, 1, 0),) if self._gpus > 1 else ()
+        axes, stride = [], 1
+        for dimension, size in enumerate(self._sizes):
+            axes.append(Axis(size, stride, dimension))
+            stride *= size
+        return tuple(axis for axis in axes if axis.size > 1 and scope.involves(axis.dimension))
+
+    def chunk(self, collective: CollectiveType, size: int, scope: Scope, turns: Turns) -> tuple[Step, ...]:
+        """Return the phases of one chunk of a collective."""
+        steps: list[Step] = []
+        for kind, axis, (queue, ascending) in self._order(collective, self.axes(collective, scope), turns):
+            name = self._algorithm(collective, axis, scope)
+            tree = turns.next_tree(axis.dimension) if name == "doubleBinaryTree" else 0
+            phase = Phase(
+                collective=kind,
+                algorithm=name,
+                members=axis.size,
+                size=size,
+                ascending=ascending,
+                endpoint=self._endpoint(local=scope.members is not None),
+                dialect=self._setup.dialect,
+                port=self._port(axis, scope),
+                tree=tree,
+            )
+            steps.append(Step(phase, axis, queue))
+            size = final_size(phase)
+        return tuple(steps)
+
+    def _order(
+        self, collective: CollectiveType, axes: tuple[Axis, ...], turns: Turns
+    ) -> Iterator[tuple[CollectiveType, Axis, tuple[int, bool]]]:
+        """Yield each phase's collective, axis, queue and direction."""
+        optimization = self._stated("collective-optimization", self._system.collective_optimization)
+        if collective is not AR or optimization == "baseline":
+            for axis in reversed(axes) if collective is AG else axes:
+                yield collective, axis, turns.next_queue(axis.dimension)
+            return
+        for axis in axes[:-1]:
+            yield RS, axis, (turns.next_lower(axis.dimension), True)
+        for axis in axes[-1:]:
+            yield AR, axis, (turns.next_lower(axis.dimension), True)
+        for axis in reversed(axes[:-1]):
+            yield AG, axis, (turns.next_upper(axis.dimension), False)
+
+    def _algorithm(self, collective: CollectiveType, axis: Axis, scope: Scope) -> str:
+        names = self._names(collective)
+        if scope.members is None:
+            return names[axis.dimension]
+        return "ring" if self._setup.dialect == "stock" and len(names) > 1 else names[0]
+
+    def _names(self, collective: CollectiveType) -> tuple[str, ...]:
+        key = _KEYS[collective]
+        names: tuple[str, ...] = self._stated(key, getattr(self._system, key.replace("-", "_")))
+        dimensions = len(self._sizes)
+        if not names or (len(names) < dimensions and not is_flat(names[0])):
+            raise ConfigError(
+                f"{len(names)} entries for {dimensions} dimensions",
+                file=str(self._setup.files.system),
+                key=key,
+            )
+        return names
+
+    def _port(self, axis: Axis, scope: Scope) -> float:
+        network = self._setup.network
+        spans_more = len(self._sizes) > 1 and (scope.members is not None or axis.size == self._gpus)
+        if network.topology[axis.dimension] != "Switch" or spans_more:
+            return 0.0
+        return network.bandwidth[axis.dimension] * 2**30 / 1e9
+
+    def _endpoint(self, *, local: bool) -> Endpoint:
+        delay = _LOCAL_DELAY_NS if local else self._system.endpoint_delay
+        return Endpoint(delay * PS_PER_NS, self._system.local_mem_bw * 1e9, local)
+
+    def _stated(self, key: str, value: T | None) -> T:
+        if value is None:
+            raise ConfigError(
+                f"missing key {key!r}, which the trace's collectives need", file=str(self._setup.files.system)
+            )
+        return value

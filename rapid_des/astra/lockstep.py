@@ -1,0 +1,98 @@
+"""Collectives whose members send one message at a time: rings, halving and doubling, and their kin.
+
+Every member posts the receive of a message when it sends its own, so what arrives earlier waits for that:
+the next step follows the later of the arrival and the member's own injection. Message sizes floor.
+"""
+
+from __future__ import annotations
+
+from math import ceil, isqrt, log
+
+import numpy as np
+
+from rapid_des.astra.endpoint import reducing_steps
+from rapid_des.astra.phases import A2A, AG, AR, RS, Phase, message_size, nonzero
+from rapid_des.program.program import Int32s, Int64s, Template
+from rapid_des.program.rounds import Rounds, RoundsTemplate
+from rapid_des.program.services import Sizes
+
+
+def lockstep(phase: Phase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: Sizes) -> Template:
+    """Return the template of members that each send one message a step and then await one.
+
+    `partners` is [pattern of a step, member], to whom it sends; steps repeat the patterns from the first on,
+    or there are as many patterns as steps. `lags` has one entry more than there are steps: the processing
+    before each step and after the last.
+    """
+    patterns = len(partners)
+    member = np.arange(phase.members, dtype=np.int32)
+    rounds = Rounds(
+        partner=partners.astype(np.int32),
+        pair=np.arange(patterns * phase.members, dtype=np.int32).reshape(patterns, phase.members),
+        size=rows.rows(sizes),
+        lag=lags.astype(np.int64),
+    )
+    return RoundsTemplate(rounds, np.tile(member, patterns), rounds.partner.ravel(), phase.title)
+
+
+def relay(phase: Phase, rows: Sizes, *, steps: int, size: int, reducing: int) -> Template:
+    """Return a chain of neighbour messages around the ring, one in flight a member."""
+    sizes = np.full(steps, size, np.int64)
+    reduces = reducing_steps(phase.collective, steps + 1, plain=1, reducing=reducing)
+    lags = phase.endpoint.lags(np.full(steps + 1, size, np.int64), reduces)
+    neighbour = (np.arange(phase.members) + phase.step) % phase.members
+    return lockstep(phase, neighbour[None, :].astype(np.int32), sizes, lags, rows)
+
+
+def ring(phase: Phase, rows: Sizes) -> Template:
+    """Return the ring; an all-to-all relays every message past those in between."""
+    n = phase.members
+    steps = {AR: 2 * (n - 1), A2A: n * (n - 1) // 2}.get(phase.collective, n - 1)
+    size = message_size(phase, halved=phase.dialect == "extended")
+    return relay(phase, rows, steps=steps, size=size, reducing=n - 1)
+
+
+def mesh(phase: Phase, rows: Sizes) -> Template:
+    """Return the extended dialect's mesh: a ring with the stock sizes."""
+    n = phase.members
+    steps = {AR: 2 * (n - 1), A2A: n * (n - 1) // 2}.get(phase.collective, n - 1)
+    return relay(phase, rows, steps=steps, size=message_size(phase, halved=False), reducing=n - 1)
+
+
+def hypercube(phase: Phase, rows: Sizes) -> Template:
+    """Return the extended dialect's hypercube: ceil(ln n) neighbour messages (the natural logarithm)."""
+    n = phase.members
+    turns = ceil(log(n))
+    steps = {AR: 2 * turns, A2A: n * (n - 1) // 2}.get(phase.collective, turns)
+    return relay(phase, rows, steps=steps, size=message_size(phase, halved=False), reducing=n - 1)
+
+
+def torus2d(phase: Phase, rows: Sizes) -> Template:
+    """Return the extended dialect's torus2d: fewer neighbour messages on one logical ring."""
+    n, edge = phase.members, isqrt(phase.members)
+    steps = {AR: 4 * (edge - 1), A2A: (n - 1) * edge // 2}.get(phase.collective, (n - 1) // 2)
+    return relay(phase, rows, steps=steps, size=message_size(phase, halved=False), reducing=edge - 1)
+
+
+def halving_doubling(phase: Phase, rows: Sizes) -> Template:
+    """Return recursive halving and doubling: partners differ in one bit of their number."""
+    levels = phase.members.bit_length() - 1
+    offsets, sizes = _exchanges(phase, levels)
+    nonzero(min(sizes), phase)
+    reduces = reducing_steps(phase.collective, len(offsets) + 1, plain=1, reducing=levels - 1)
+    lags = phase.endpoint.lags(np.array([*sizes, 0], np.int64), reduces)
+    partners = np.arange(phase.members, dtype=np.int32) ^ np.array(offsets, np.int32)[:, None]
+    return lockstep(phase, partners, np.array(sizes, np.int64), lags, rows)
+
+
+def _exchanges(phase: Phase, levels: int) -> tuple[list[int], list[int]]:
+    """Return the partner offsets and message sizes of each step."""
+    up = [1 << level for level in range(levels)]
+    halves = [phase.size >> (level + 1) for level in range(levels)]
+    if phase.collective is RS:
+        return up, halves
+    first = phase.size if phase.collective is AG else 2 * (phase.size >> (levels + 1))
+    doubles = [first << level for level in range(levels)]
+    if phase.collective is AG:
+        return up[::-1], doubles
+    return up + up[::-1], halves + doubles

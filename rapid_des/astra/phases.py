@@ -1,0 +1,70 @@
+"""One phase of a collective: what an algorithm is asked to do, and the sizes of its messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rapid_des.astra.endpoint import Endpoint
+from rapid_des.astra.files import Dialect
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import ConfigError
+
+AR, AG, RS, A2A = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One collective among the members of one (sub-)group, as an algorithm must do it."""
+
+    collective: CollectiveType
+    algorithm: str
+    members: int
+    size: int
+    """Bytes that the phase starts from: that simulator's phase data size."""
+    ascending: bool
+    """Messages go to the next higher member, or to the next lower."""
+    endpoint: Endpoint
+    dialect: Dialect
+    port: float = 0.0
+    """Bytes a nanosecond of the one switch port that all of a member's messages come through; 0: not so."""
+    tree: int = 0
+    """Double binary tree: 0 for the tree rooted at the highest member, 1 at the lowest."""
+
+    @property
+    def step(self) -> int:
+        """Where the next member is."""
+        return 1 if self.ascending else -1
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        name = self.collective.name.lower().replace("_", "-")
+        return f"{name}, {self.algorithm}, {self.size} B among {self.members}"
+
+
+def message_size(phase: Phase, *, halved: bool) -> int:
+    """Return the bytes of one neighbour message; `halved` states the extended dialect's sizes."""
+    size, members = phase.size, phase.members
+    if not halved:
+        return nonzero(size if phase.collective is AG else size // members, phase)
+    sizes = {AR: size // members // 2, AG: size // 2, RS: size // members, A2A: size}
+    return nonzero(sizes[phase.collective], phase)
+
+
+def final_size(phase: Phase) -> int:
+    """Return what a phase leaves on each member: what the next phase starts from."""
+    if phase.collective is RS:
+        return phase.size // phase.members
+    return phase.size * phase.members if phase.collective is AG else phase.size
+
+
+def nonzero(size: int, phase: Phase) -> int:
+    """Return a message size; a `ConfigError` refuses an empty message, which that simulator aborts on."""
+    if size < 1:
+        raise ConfigError(f"{phase.title}: a message would be empty; make it larger or the splits fewer")
+    return size

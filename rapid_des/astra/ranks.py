@@ -1,0 +1,245 @@
+"""A node table of a trace to a rank program, by that simulator's rules of who runs what for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.astra.collectives import Scope
+from rapid_des.astra.files import Setup
+from rapid_des.astra.issue import IssueOrder
+from rapid_des.astra.library import Library
+from rapid_des.astra.nodes import (
+    COMMUNICATION,
+    CPU,
+    GPU,
+    Chosen,
+    Dependencies,
+    OwnVisits,
+    rank_program,
+)
+from rapid_des.astra.recipes import Call, Recipes
+from rapid_des.astra.slots import Channel, Memory, SlotNumbers, Whole
+from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
+from rapid_des.errors import ConfigError, TraceError
+from rapid_des.program.program import NONE, Bools, Int64s, RankProgram, VisitKind
+from rapid_des.units import PS_PER_NS
+
+_SIMULATED = (
+    int(CollectiveType.ALL_REDUCE),
+    int(CollectiveType.ALL_GATHER),
+    int(CollectiveType.REDUCE_SCATTER),
+    int(CollectiveType.ALL_TO_ALL),
+)
+_BROADCAST = int(CollectiveType.BROADCAST)
+_COMPUTE, _COLLECTIVE = int(NodeKind.COMPUTE), int(NodeKind.COLLECTIVE)
+_SEND, _RECV = int(NodeKind.SEND), int(NodeKind.RECV)
+_MEMORY = (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE))
+_COMMUNICATES = (_SEND, _RECV, _COLLECTIVE, *_MEMORY)
+_SERVED, _HELD, _TAKES_PART = int(VisitKind.COMPUTE), int(VisitKind.HOLD), int(VisitKind.MEMBER)
+
+
+@dataclass(frozen=True)
+class LoweredRank:
+    """A rank program with what its slots are."""
+
+    program: RankProgram
+    slots: SlotNumbers
+
+
+class RankLowering:
+    """Lowers node tables of one setup with one library of templates."""
+
+    def __init__(self, setup: Setup, library: Library) -> None:
+        self._setup = setup
+        self._library = library
+
+    def lower(self, trace: RankTrace, order: IssueOrder, groups: Sequence[Scope]) -> LoweredRank:
+        """Return the program of a rank's table, whose group slots mean `groups`."""
+        return _Rank(self._setup, self._library, trace, groups).lower(order)
+
+
+class _Rank:
+    def __init__(self, setup: Setup, library: Library, trace: RankTrace, groups: Sequence[Scope]) -> None:
+        self.setup, self.library, self.groups = setup, library, groups
+        self.nodes, self.name = trace.nodes, f"rank {trace.rank}"
+        nodes = self.nodes
+        self.slots = SlotNumbers()
+        self.recipes = Recipes(setup, library, self.slots)
+        count = len(nodes)
+        self.kind = np.full(count, int(VisitKind.JOIN), np.int8)
+        self.work = np.zeros(count, np.int64)
+        absent = ("server", "slot", "occurrence", "template", "recipe")
+        self.columns = {column: np.full(count, NONE, np.int32) for column in absent}
+        self.sub = np.zeros(count, np.int32)
+
+    def lower(self, order: IssueOrder) -> LoweredRank:
+        """Fill in the visits of each kind of node."""
+        nodes = self.nodes
+        on_cpu = nodes.on_cpu & _among(nodes.kind, _COMMUNICATES)
+        _refuse(nodes, on_cpu, "communicates on the CPU", self.name)
+        self._compute()
+        if self.setup.system.replay_only:
+            self._replayed()
+        else:
+            self._collectives(order.nodes)
+            self._messages(order.nodes)
+            self._memory()
+        columns = dict(self.columns)
+        recipe = columns.pop("recipe")
+        queues = len(self.setup.network.npus_count) * self.setup.queues
+        program = rank_program(
+            OwnVisits(kind=self.kind, work=self.work, sub=self.sub, **columns),
+            Dependencies(order.place, nodes.dependency_starts, nodes.dependencies),
+            Chosen(recipe, self.recipes.recipes),
+            np.full(queues, self.recipes.capacity, np.int32),
+        )
+        return LoweredRank(program, self.slots)
+
+    def _serve(self, which: Bools, server: int | NDArray[np.int32], work: Int64s) -> None:
+        self.kind[which] = _SERVED
+        self.columns["server"][which] = server
+        self.work[which] = work
+
+    def _compute(self) -> None:
+        nodes, system = self.nodes, self.setup.system
+        computes = nodes.kind == _COMPUTE
+        if not computes.any():
+            return
+        modelled = computes & ~nodes.on_cpu & bool(system.roofline_enabled and not system.replay_only)
+        stated = computes & ~modelled
+        server = np.where(nodes.on_cpu, CPU, GPU).astype(np.int32)
+        self._serve(stated, server[stated], _durations(nodes)[stated])
+        real = modelled & (nodes.tensor_bytes > 0)
+        if real.any():
+            self._serve(real, GPU, self._roofline(real))
+
+    def _roofline(self, which: Bools) -> Int64s:
+        """Return the service times of operators whose rate memory or arithmetic bounds; whole nanoseconds."""
+        system, nodes = self.setup.system, self.nodes
+        flops = np.maximum(nodes.flops[which], 0).astype(np.float64)
+        intensity = flops / nodes.tensor_bytes[which]
+        assert system.peak_perf is not None
+        rate = np.minimum(system.local_mem_bw * 1e9 * intensity, system.peak_perf * 1e12)
+        seconds = np.divide(flops, rate, out=np.zeros_like(flops), where=rate > 0)
+        return np.trunc(seconds * 1e9).astype(np.int64) * PS_PER_NS
+
+    def _replayed(self) -> None:
+        """Let communication take its recorded time."""
+        which = _among(self.nodes.kind, _COMMUNICATES)
+        self._serve(which, COMMUNICATION, _durations(self.nodes)[which])
+        receives = self.nodes.kind == _RECV
+        self.columns["server"][receives] = NONE
+
+    def _collectives(self, issued: Int64s) -> None:
+        nodes = self.nodes
+        collectives = nodes.kind == _COLLECTIVE
+        if not collectives.any():
+            return
+        recorded = collectives & (nodes.collective == _BROADCAST)
+        self._serve(recorded, COMMUNICATION, _durations(nodes)[recorded])
+        simulated = collectives & _among(nodes.collective, _SIMULATED)
+        unknown = collectives & ~recorded & ~simulated
+        _refuse(nodes, unknown, "is a collective that ASTRA-sim does not have", self.name)
+        for node in issued[simulated[issued]].tolist():
+            self._named(node, self._collective)
+
+    def _collective(self, node: int) -> None:
+        nodes = self.nodes
+        group = int(nodes.group[node])
+        call = Call(
+            collective=CollectiveType(int(nodes.collective[node])),
+            size=int(nodes.size[node]),
+            group=None if group == NONE else group,
+            scope=Scope() if group == NONE else self.groups[group],
+        )
+        number = self.recipes.next(call)
+        if self.recipes.recipes[number].steps:
+            self.columns["recipe"][node] = number
+            self.columns["server"][node] = COMMUNICATION
+            self.columns["slot"][node] = self.slots.number(Whole(call.group))
+            self.kind[node] = _HELD
+
+    def _messages(self, issued: Int64s) -> None:
+        nodes = self.nodes
+        messages = _among(nodes.kind, (_SEND, _RECV))
+        _refuse(nodes, messages & (nodes.peer == NONE), "names no rank to talk to", self.name)
+        _refuse(nodes, messages & (nodes.size < 1), "is an empty message", self.name)
+        if not messages.any():
+            return
+        self.kind[messages] = _TAKES_PART
+        sends = nodes.kind == _SEND
+        self.columns["server"][sends] = COMMUNICATION
+        chosen = issued[messages[issued]]
+        sizes, tags = nodes.size[chosen].tolist(), nodes.tag[chosen].tolist()
+        ends = list(zip(nodes.peer[chosen].tolist(), sends[chosen].tolist(), strict=True))
+        slots = {end: self.slots.number(Channel(*end)) for end in dict.fromkeys(ends)}
+        slot = [slots[end] for end in ends]
+        template = list(map(self.library.message, sizes))
+        sub = list(map(self.library.channel, tags, sizes))
+        self.slots.remember(slot, template)
+        self.columns["slot"][chosen] = slot
+        self.columns["template"][chosen] = template
+        self.columns["occurrence"][chosen] = _occurrences(zip(slot, sub, strict=True))
+        self.sub[chosen] = sub
+
+    def _memory(self) -> None:
+        nodes = self.nodes
+        moves = np.flatnonzero(_among(nodes.kind, _MEMORY))
+        if not len(moves):
+            return
+        memory = self.setup.memory
+        if memory is None or memory.memory_type == "NO_MEMORY_EXPANSION":
+            node = int(nodes.ids[moves[0]])
+            raise TraceError(f"{self.name}: node {node} uses remote memory; state one with --astra-memory")
+        self.kind[moves] = _TAKES_PART
+        self.columns["server"][moves] = COMMUNICATION
+        for node in moves.tolist():
+            template = self.library.visit(int(nodes.size[node]))
+            self.columns["template"][node] = template
+            self.columns["slot"][node] = self.slots.use(Memory(), template)
+
+    def _named(self, node: int, action: Callable[[int], None]) -> None:
+        try:
+            action(node)
+        except ConfigError as error:
+            raise ConfigError(f"{error} ({self.name}, node {int(self.nodes.ids[node])})") from None
+
+
+def _occurrences(keys: Iterable[tuple[int, int]]) -> list[int]:
+    """Return for each key how often it stood before.
+
+    >>> _occurrences([(0, 1), (0, 2), (0, 1)])
+    [0, 0, 1]
+    """
+    counts: dict[tuple[int, int], int] = {}
+    found = []
+    for key in keys:
+        count = counts.get(key, 0)
+        counts[key] = count + 1
+        found.append(count)
+    return found
+
+
+def _among(column: NDArray[np.int8], values: Sequence[int]) -> Bools:
+    """Tell which entries are one of `values`; much faster on short columns than numpy's own."""
+    found: Bools = column == values[0]
+    for value in values[1:]:
+        found |= column == value
+    return found
+
+
+def _durations(nodes: NodeTable) -> Int64s:
+    """Return recorded times in whole nanoseconds; nothing recorded is one nanosecond, as there."""
+    return np.maximum(nodes.duration // PS_PER_NS, 1) * PS_PER_NS
+
+
+def _refuse(nodes: NodeTable, which: Bools, reason: str, rank: str) -> None:
+    wrong = np.flatnonzero(which)
+    if len(wrong):
+        node = int(wrong[0])
+        name = nodes.names[int(nodes.name[node])]
+        raise TraceError(f"{rank}: node {int(nodes.ids[node])} ({name}) {reason}")

@@ -1,0 +1,1 @@
+"""What runs a program: `simpy`, the definition, and `compiled`, the same rules as one loop."""

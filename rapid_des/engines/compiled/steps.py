@@ -1,0 +1,292 @@
+"""The small steps of the kernel, each one rule or one data structure."""
+
+from __future__ import annotations
+
+from rapid_des.compiling import inlined
+from rapid_des.engines.compiled.flat import Flat, Ranks, Visits, Ways
+from rapid_des.engines.compiled.pools import FREE_TRANSFER, Array, Board, Instances, Transfers
+from rapid_des.program import timetable
+
+NONE = -1
+
+advance = inlined(timetable.advance)
+inlined(timetable.ticks_for)
+lag_at = inlined(timetable.lag_at)
+
+
+@inlined
+def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
+    """Return when a COMPUTE visit begun at `start` ends."""
+    work = flat.visits.work[visit]
+    server = flat.visits.server[visit]
+    if server == NONE:
+        return start + work
+    work = max(work, 1)
+    table = flat.ranks.server[rank] + server
+    first, last = flat.ways.stream_table[table], flat.ways.stream_table[table + 1]
+    if first == last:
+        return start + work
+    return advance(flat.ways.stream_time[first:last], flat.ways.stream_rate[first:last], start, work)
+
+
+@inlined
+def link_times(ways: Ways, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
+    """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
+    occupancy, head, lag = ways.occupancy[size, service], ways.head[size, service], ways.lag[size, service]
+    first, last = ways.link_table[link], ways.link_table[link + 1]
+    if first == last:
+        return start + occupancy, start + head + lag, start + occupancy + lag
+    time, rate = ways.link_time[first:last], ways.link_rate[first:last]
+    lag += lag_at(time, ways.link_lag[first:last], start)
+    free = advance(time, rate, start, occupancy)
+    return free, advance(time, rate, start, head) + lag, free + lag
+
+
+@inlined
+def number_of(flat: Flat, board: Board, rank: int, visit: int, record: int) -> int:
+    """Bind and return the instance number k of a visit (R5)."""
+    number = flat.visits.occurrence[visit]
+    if number == NONE:
+        slot = flat.ranks.slot[rank] + flat.visits.slot[visit]
+        number = board.counter[slot]
+        board.counter[slot] = number + 1
+    board.number[record] = number
+    return number
+
+
+@inlined
+def touch(board: Board, level: int, server: int) -> None:
+    """Have a server choose at the end of this instant."""
+    if not board.marked[server]:
+        board.marked[server] = True
+        board.touched_servers[level, board.touched_count[level]] = server
+        board.touched_count[level] += 1
+
+
+@inlined
+def before(  # noqa: PLR0913 - flat arrays and where they begin
+    visits: Visits, board: Board, one: int, other: int, base: int, shift: int
+) -> bool:
+    """Tell whether a waiting visit goes before another: smaller (priority, ready time, visit) (R3)."""
+    first, second = visits.priority[one + shift], visits.priority[other + shift]
+    if first != second:
+        return first < second
+    if board.ready[base + one] != board.ready[base + other]:
+        return board.ready[base + one] < board.ready[base + other]
+    return one < other
+
+
+@inlined
+def enqueue(visits: Visits, ranks: Ranks, board: Board, rank: int, visit: int) -> None:
+    """Put a visit (local number) into its server's heap."""
+    base, shift = ranks.flat[rank], ranks.program[rank]
+    server = ranks.server[rank] + visits.server[visit + shift]
+    heap = board.heap[ranks.heap[server] : ranks.heap[server + 1]]
+    child = board.waiting[server]
+    board.waiting[server] = child + 1
+    while child > 0:
+        parent = (child - 1) >> 1
+        if not before(visits, board, visit, heap[parent], base, shift):
+            break
+        heap[child] = heap[parent]
+        child = parent
+    heap[child] = visit
+
+
+@inlined
+def dequeue(visits: Visits, ranks: Ranks, board: Board, rank: int, server: int) -> int:
+    """Take the visit that goes first out of a server's heap."""
+    base, shift = ranks.flat[rank], ranks.program[rank]
+    heap = board.heap[ranks.heap[server] : ranks.heap[server + 1]]
+    taken = heap[0]
+    length = board.waiting[server] - 1
+    board.waiting[server] = length
+    moved = heap[length]
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= length:
+            break
+        if child + 1 < length and before(visits, board, heap[child + 1], heap[child], base, shift):
+            child += 1
+        if not before(visits, board, heap[child], moved, base, shift):
+            break
+        heap[parent] = heap[child]
+        parent = child
+    heap[parent] = moved
+    return taken
+
+
+@inlined
+def find_instance(instances: Instances, board: Board, group: int, number: int, sub: int) -> int:
+    """Return the active instance of a group, or NONE."""
+    instance = board.active[group]
+    while instance != NONE:
+        if instances.number[instance] == number and instances.sub[instance] == sub:
+            return instance
+        instance = instances.next[instance]
+    return NONE
+
+
+@inlined
+def use_of(ways: Ways, group: int, template: int) -> int:
+    """Return where the routes of a group's use of a template begin."""
+    for place in range(ways.use_starts[group], ways.use_starts[group + 1]):
+        if ways.use_template[place] == template:
+            return ways.use_base[place]
+    return NONE
+
+
+@inlined
+def close_instance(instances: Instances, board: Board, instance: int) -> None:
+    """Drop a finished instance; its slot is free for the next one of its template."""
+    group = instances.group[instance]
+    following = instances.next[instance]
+    other = board.active[group]
+    if other == instance:
+        board.active[group] = following
+    else:
+        while instances.next[other] != instance:
+            other = instances.next[other]
+        instances.next[other] = following
+    template = instances.template[instance]
+    instances.next[instance] = board.free[template]
+    board.free[template] = instance
+
+
+@inlined
+def next_part(transfers: Transfers, counts: Array, before: int) -> int:
+    """Make the part of a message that follows one at its first link; return its place."""
+    part = counts[FREE_TRANSFER]
+    counts[FREE_TRANSFER] = transfers.next[part]
+    transfers.instance[part] = transfers.instance[before]
+    transfers.task[part] = transfers.task[before]
+    transfers.hop[part] = transfers.begin[part] = transfers.begin[before]
+    transfers.end[part] = transfers.end[before]
+    transfers.injected[part] = transfers.injected[before]
+    transfers.rank[part] = transfers.rank[before]
+    transfers.visit[part] = transfers.visit[before]
+    transfers.last[part] = transfers.last[before]
+    transfers.whole[part] = transfers.whole[before]
+    transfers.part[part] = transfers.part[before] + 1
+    transfers.parts[part] = transfers.parts[before] - 1
+    transfers.parts[before] = 0
+    transfers.size[part] = transfers.size[before] if transfers.parts[part] > 0 else transfers.last[part]
+    return part
+
+
+@inlined
+def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
+    """Free a part that has arrived; tell whether its whole message has."""
+    whole = transfers.whole[part]
+    transfers.missing[whole] -= 1
+    if part != whole:
+        transfers.next[part] = counts[FREE_TRANSFER]
+        counts[FREE_TRANSFER] = part
+    if transfers.missing[whole] > 0:
+        return False
+    transfers.next[whole] = counts[FREE_TRANSFER]
+    counts[FREE_TRANSFER] = whole
+    return True
+
+
+@inlined
+def goes_first(transfers: Transfers, one: int, other: int) -> bool:
+    """Order transfers of equal priority and ready time by (part, source, injected, visit, task) (R3)."""
+    if transfers.part[one] != transfers.part[other]:
+        return transfers.part[one] < transfers.part[other]
+    if transfers.rank[one] != transfers.rank[other]:
+        return transfers.rank[one] < transfers.rank[other]
+    if transfers.injected[one] != transfers.injected[other]:
+        return transfers.injected[one] < transfers.injected[other]
+    if transfers.visit[one] != transfers.visit[other]:
+        return transfers.visit[one] < transfers.visit[other]
+    return transfers.task[one] < transfers.task[other]
+
+
+@inlined
+def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one merge sort
+    """Sort the linked transfers that asked a link at one instant (merge sort); return the new first."""
+    width = 1
+    while True:
+        left, head, tail, merges = first, NONE, NONE, 0
+        while left != NONE:
+            merges += 1
+            right, left_size = left, 0
+            while left_size < width and right != NONE:
+                left_size += 1
+                right = transfers.next[right]
+            right_size = width
+            while left_size > 0 or (right_size > 0 and right != NONE):
+                if left_size == 0:
+                    taken, right, right_size = right, transfers.next[right], right_size - 1
+                elif right_size == 0 or right == NONE or goes_first(transfers, left, right):
+                    taken, left, left_size = left, transfers.next[left], left_size - 1
+                else:
+                    taken, right, right_size = right, transfers.next[right], right_size - 1
+                if tail == NONE:
+                    head = taken
+                else:
+                    transfers.next[tail] = taken
+                tail = taken
+            left = right
+        transfers.next[tail] = NONE
+        first = head
+        if merges <= 1:
+            return first
+        width *= 2
+
+
+@inlined
+def rank_decides(transfers: Transfers, first: int) -> bool:
+    """Tell whether the linked transfers are not all first hops of one rank's transfers."""
+    other = first
+    while other != NONE:
+        if transfers.rank[other] != transfers.rank[first] or transfers.hop[other] != transfers.begin[other]:
+            return True
+        other = transfers.next[other]
+    return False
+
+
+@inlined
+def insert_waiting(  # noqa: PLR0913 - flat arrays
+    visits: Visits, ranks: Ranks, transfers: Transfers, board: Board, link: int, first: int
+) -> None:
+    """Merge transfers that ask now, in order, into a link's queue by priority; earlier ones stay before."""
+    while first != NONE:
+        following = transfers.next[first]
+        mine = visits.link_priority[ranks.program[transfers.rank[first]] + transfers.visit[first]]
+        ahead, other = NONE, board.queue[link]
+        while other != NONE:
+            theirs = visits.link_priority[ranks.program[transfers.rank[other]] + transfers.visit[other]]
+            if theirs > mine:
+                break
+            ahead, other = other, transfers.next[other]
+        transfers.next[first] = other
+        if ahead == NONE:
+            board.queue[link] = first
+        else:
+            transfers.next[ahead] = first
+        first = following
+
+
+@inlined
+def ascend(numbers: Array, count: int) -> None:
+    """Sort the first `count` numbers in place (heap sort)."""
+    for size in range(2, count + 1):
+        child = size - 1
+        while child > 0 and numbers[(child - 1) >> 1] < numbers[child]:
+            parent = (child - 1) >> 1
+            numbers[parent], numbers[child] = numbers[child], numbers[parent]
+            child = parent
+    for last in range(count - 1, 0, -1):
+        numbers[0], numbers[last] = numbers[last], numbers[0]
+        parent = 0
+        while 2 * parent + 1 < last:
+            child = 2 * parent + 1
+            if child + 1 < last and numbers[child + 1] > numbers[child]:
+                child += 1
+            if numbers[parent] >= numbers[child]:
+                break
+            numbers[parent], numbers[child] = numbers[child], numbers[parent]
+            parent = child

@@ -1,0 +1,1 @@
+"""The definition of replay, on SimPy."""

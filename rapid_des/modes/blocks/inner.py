@@ -1,0 +1,103 @@
+"""The inner half: every distinct block on every distinct kind of inner group, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid_des.chakra.trace import NodeKind, TraceSet
+from rapid_des.frontend.blocks import Block, Blocks
+from rapid_des.frontend.parts import PieceKey
+from rapid_des.machine import Machine
+from rapid_des.modes.blocks.memory import key_of
+from rapid_des.modes.execution import EngineChoice, execute
+from rapid_des.program.faults.gpus import on_slow_gpus
+from rapid_des.program.lowering import Lowered, lower
+from rapid_des.program.program import NONE, Records
+from rapid_des.program.signatures import signatures
+
+_WEIGHT = 1000
+"""Bytes, about, that remembering a block takes beside 200 a rank."""
+
+
+@dataclass(frozen=True)
+class BlockTimes:
+    """One block on one kind of inner group, in picoseconds."""
+
+    cuts: tuple[int, ...]
+    """From cut to cut; their sum is the block's time."""
+    compute: int
+    """Of that, how long the first rank computes; the rest is exposed communication inside the block."""
+    hops: int
+
+    @property
+    def duration(self) -> int:
+        """From the start of the block to its last cut."""
+        return sum(self.cuts)
+
+
+def run_blocks(
+    taken: Blocks, machine: Machine, choice: EngineChoice, *, analytic: bool, slow: Mapping[int, Blocks]
+) -> tuple[list[bytes], Mapping[tuple[bytes, PieceKey], BlockTimes]]:
+    """Return each inner group's kind, and the times of every block on every kind that runs it.
+
+    `slow` are the blocks as slowed GPUs run them. Groups of one kind have equal routes and equal paces.
+    """
+    groups = taken.inner_groups
+    alike = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
+    kinds = [kind + _paces(group, slow) for kind, group in zip(alike, groups, strict=True)]
+    times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
+    for index, kind in enumerate(kinds):
+        for key in taken.keys(taken.stage(index)):
+            if (kind, key) not in times:
+                block, ranks = taken.blocks[key], groups[index]
+                own = {rank: slow[rank].blocks[key].on(ranks) for rank in ranks if rank in slow}
+                traces = on_slow_gpus(block.on(ranks), own)
+                times[kind, key] = _run(block, traces, machine, choice, analytic=analytic)
+    return kinds, times
+
+
+def _paces(ranks: Sequence[int], slow: Mapping[int, Blocks]) -> bytes:
+    """Return which members of a group are slowed, and which of them equally: those share their blocks."""
+    numbers = {id(blocks): number for number, blocks in enumerate(slow.values())}
+    places = [(place, numbers[id(slow[rank])]) for place, rank in enumerate(ranks) if rank in slow]
+    return repr(places).encode() if places else b""
+
+
+def _run(
+    block: Block, traces: TraceSet, machine: Machine, choice: EngineChoice, *, analytic: bool
+) -> BlockTimes:
+    """Run a block; one that ran before on this machine, however it was called, is remembered."""
+
+    def run() -> BlockTimes:
+        lowered = lower(traces, machine, analytic=analytic)
+        records = execute(lowered.program, choice, name=lowered.name).records
+        finish = np.stack([_finish(lowered, records, position) for position in range(len(traces.ranks))])
+        return BlockTimes(
+            cuts=block.durations(finish.max(axis=0).tolist()),
+            compute=_computes(lowered, records),
+            hops=records.hops,
+        )
+
+    key = (key_of(traces, choice, analytic=analytic), block.cuts)
+    return machine.memory.of(key, run, weight=lambda _: _WEIGHT + 200 * len(traces.ranks))
+
+
+def _own(lowered: Lowered, position: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    table = lowered.program.programs[lowered.program.bindings[position].program]
+    own: np.ndarray[tuple[int], np.dtype[np.int64]] = np.flatnonzero(table.node != NONE)
+    return own + int(lowered.program.visits()[position])
+
+
+def _finish(lowered: Lowered, records: Records, position: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    finish: np.ndarray[tuple[int], np.dtype[np.int64]] = records.finish[_own(lowered, position)]
+    return finish
+
+
+def _computes(lowered: Lowered, records: Records) -> int:
+    """Return how long the first rank's compute stream serves: its visits follow one another."""
+    own, nodes = _own(lowered, 0), lowered.traces.ranks[0].nodes
+    serves = nodes.kind == NodeKind.COMPUTE
+    return int((records.finish[own] - records.start[own])[serves].sum())

@@ -1,0 +1,110 @@
+"""The outer half: the pipeline, context- and data-parallel graph with the blocks' durations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rapid_des.chakra.trace import NodeKind, TraceSet
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.frontend.blocks import OUTER_LINES, Blocks
+from rapid_des.frontend.layout import Layout
+from rapid_des.frontend.parts import PieceKey
+from rapid_des.frontend.program import FinishedProgram
+from rapid_des.frontend.trace import JobTrace
+from rapid_des.machine import Machine
+from rapid_des.modes.blocks.inner import BlockTimes, run_blocks
+from rapid_des.modes.blocks.modes import Rung
+from rapid_des.modes.blocks.places import representative
+from rapid_des.modes.blocks.sharing import require_disjoint
+from rapid_des.modes.execution import EngineChoice, Execution, execute
+from rapid_des.program.lowering import Lowered, lower
+
+
+@dataclass(frozen=True)
+class Hierarchical:
+    """A hierarchical run: the outer graph as executed, and the blocks behind its compute nodes."""
+
+    blocks: Blocks
+    slow: Mapping[int, Blocks]
+    trace: JobTrace
+    lowered: Lowered
+    execution: Execution
+    kinds: Sequence[bytes]
+    """The kind of each inner group, in the order of the outer ranks."""
+    times: Mapping[tuple[bytes, PieceKey], BlockTimes]
+
+    @property
+    def simulated_hops(self) -> int:
+        """Link hops of all simulations together."""
+        return self.execution.records.hops + sum(block.hops for block in self.times.values())
+
+
+def run_hierarchical(
+    taken: Blocks, machine: Machine, rung: Rung, choice: EngineChoice, *, slow: Mapping[int, Blocks]
+) -> Hierarchical:
+    """Run a job taken apart into blocks; `slow` are the same blocks as priced on slowed GPUs, by GPU.
+
+    Raises `UnsupportedByEngine` where a link would carry inner and outer traffic, or faults come and go.
+    """
+    _require_steady(machine)
+    places = [_lines(taken.job.layout, place) for place in zip(*taken.inner_groups, strict=True)]
+    place = representative(machine, places)
+    if not rung.outer_analytic:
+        require_disjoint(machine, taken.inner_groups, places)
+    kinds, times = run_blocks(taken, machine, choice, analytic=rung.inner_analytic, slow=slow)
+    trace = _outer(taken, kinds, times, slow, place=place)
+    lowered = lower(trace.traces, machine, analytic=rung.outer_analytic)
+    execution = execute(lowered.program, choice, name=lowered.name)
+    return Hierarchical(taken, slow, trace, lowered, execution, kinds, times)
+
+
+def _require_steady(machine: Machine) -> None:
+    if any(fault.timed for fault in machine.faults):
+        raise UnsupportedByEngine(
+            f"{machine.path}: a fault comes or goes during the step, blocks are simulated once for all their "
+            "repetitions: use --mode flattened"
+        )
+
+
+def _lines(layout: Layout, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the groups outside blocks of the ranks at one place of their inner groups."""
+    here = set(ranks)
+    lines = (line for axes in OUTER_LINES for line in layout.groups(axes))
+    return list(dict.fromkeys(line for line in lines if len(line) > 1 and line[0] in here))
+
+
+def _pace(taken: Blocks) -> int:
+    """Return how long all blocks compute at a pace: the larger the slower."""
+    tables = [block.table for block in taken.blocks.values()]
+    return sum(int(table.duration[table.kind == NodeKind.COMPUTE].sum()) for table in tables)
+
+
+def _outer(
+    taken: Blocks,
+    kinds: Sequence[bytes],
+    times: Mapping[tuple[bytes, PieceKey], BlockTimes],
+    slow: Mapping[int, Blocks],
+    *,
+    place: int,
+) -> JobTrace:
+    """Return the outer graph; inner groups of one stage and one kind share a program.
+
+    What is outside the blocks (the optimizer) runs at the pace of the slowest member.
+    """
+    programs: dict[tuple[int, bytes], FinishedProgram] = {}
+    for index, kind in enumerate(kinds):
+        stage = taken.stage(index)
+        if (stage, kind) not in programs:
+            durations = {key: times[kind, key].cuts for key in taken.keys(stage)}
+            paced = [slow[rank] for rank in taken.inner_groups[index] if rank in slow]
+            programs[stage, kind] = max([taken, *paced], key=_pace).outer_program(stage, durations)
+    by_stage: dict[int, FinishedProgram] = {}
+    for (stage, _), program in programs.items():
+        by_stage.setdefault(stage, program)
+    trace = taken.assembled([by_stage[stage] for stage in range(taken.job.stages)], place)
+    ranks = tuple(
+        replace(rank, nodes=programs[taken.stage(index), kinds[index]].table)
+        for index, rank in enumerate(trace.traces.ranks)
+    )
+    return replace(trace, traces=TraceSet(ranks, trace.traces.groups))

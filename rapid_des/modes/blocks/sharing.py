@@ -1,0 +1,63 @@
+"""Which placements hierarchical execution represents: traffic that it does not see meet must not meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.machine import Machine
+from rapid_des.program.signatures import Int64s, all_pairs
+from rapid_des.program.switch_trees import tree_pairs
+
+Rings = Sequence[Sequence[int]]
+
+
+def require_disjoint(machine: Machine, inner: Rings, outer: Sequence[Rings]) -> None:
+    """Raise `UnsupportedByEngine`, naming a link and the rule, if a link carries traffic of two worlds.
+
+    `inner` are the inner groups. `outer` is, for each place in an inner group, the rings of ranks at that
+    place that exchange data outside (data-parallel groups, pipelines).
+    """
+    owner = np.full(len(machine.fabric), -1, np.int64)
+    if len(inner[0]) > 1:
+        _require_one_switch(machine, inner)
+        owner[_links(machine, np.concatenate((all_pairs(inner), tree_pairs(machine, inner))))] = 0
+    for place, rings in enumerate(outer, start=1):
+        links = _links(machine, np.concatenate((_neighbours(rings), tree_pairs(machine, rings))))
+        taken = links[(owner[links] >= 0) & (owner[links] != place)]
+        if len(taken):
+            other = "traffic inside blocks" if owner[taken[0]] == 0 else "that of another rank of its block"
+            raise UnsupportedByEngine(
+                f"{machine.path}: link {machine.fabric.link_name(int(taken[0]))} carries pipeline or "
+                f"data-parallel traffic and {other}; hierarchical execution needs them on links of their "
+                "own: use --mode flattened, or place the axes on other dimensions"
+            )
+        owner[links] = place
+
+
+def _require_one_switch(machine: Machine, inner: Rings) -> None:
+    """Refuse trees of switches over inner groups: parts of a group may have other trees than the whole."""
+    trees = machine.switch_trees
+    found = [None if trees is None else trees.over(tuple(group)) for group in inner]
+    if any(tree is not None and len(tree.switches) > 1 for tree in found):
+        raise UnsupportedByEngine(
+            f"{machine.path}: ranks of one block stand below several switches, whose links hierarchical "
+            "execution can not tell from others' where collectives work inside switches: use --mode flattened"
+        )
+
+
+def _links(machine: Machine, pairs: Int64s) -> Int64s:
+    taken = np.zeros(len(machine.fabric), np.bool_)
+    taken[machine.router.routes(pairs).links if len(pairs) else []] = True
+    return np.flatnonzero(taken)
+
+
+def _neighbours(rings: Rings) -> Int64s:
+    parts = [np.zeros((0, 2), np.int64)]
+    for ring in rings:
+        members = np.array(ring, np.int64)
+        for step in (1, -1) if len(ring) > 1 else ():
+            parts.append(np.stack((members, np.roll(members, step)), 1))
+    return np.concatenate(parts)

@@ -1,0 +1,65 @@
+"""Playing a program whose machine has faults that come and go, and the horizon that they are laid out to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rapid_des.errors import DeadlockError
+from rapid_des.machine import Machine
+from rapid_des.modes.execution import Execution
+from rapid_des.network.faults import Fault, placed_in_time
+from rapid_des.program.faults.timed import with_timetables
+from rapid_des.program.lowering import Lowered
+from rapid_des.program.program import Program
+from rapid_des.units import Duration
+
+Run = Callable[[Program], Execution]
+
+
+def execute_on(lowered: Lowered, machine: Machine, run: Run) -> Execution:
+    """Play a lowered program on a machine whose faults may come and go.
+
+    Steps and progress are placed by a run without the timed faults. Flaps and jitter are laid out up to a
+    horizon, and again up to a farther one as long as the run outlasts it.
+    """
+    faults = tuple(fault for fault in machine.faults if fault.timed)
+    if not faults:
+        return run(lowered.program)
+    horizon = 1
+    if any(fault.relative or _repeats(fault) for fault in faults):
+        steady = run(lowered.program).records.makespan
+        faults = placed_in_time(faults, steady)
+        horizon = 2 * max(steady, 1)
+    while True:
+        execution = _once(lowered, machine, faults, horizon, run)
+        if execution.records.makespan <= horizon or not any(map(_repeats, faults)):
+            return execution
+        horizon = 2 * execution.records.makespan
+
+
+def _repeats(fault: Fault) -> bool:
+    return fault.every is not None or fault.jitter is not None
+
+
+def _once(lowered: Lowered, machine: Machine, faults: tuple[Fault, ...], horizon: int, run: Run) -> Execution:
+    changing = with_timetables(lowered, machine, faults, horizon)
+    try:
+        return run(changing)
+    except DeadlockError as error:
+        gone = _gone(changing, machine)
+        if gone:
+            raise DeadlockError(f"{gone} and stays down; {error}") from None
+        raise
+
+
+def _gone(program: Program, machine: Machine) -> str:
+    """Say what stops for ever, if something does."""
+    tables = [(machine.fabric.link_name(link), table) for link, table in program.link_timetables.items()]
+    tables += [
+        (f"gpu{program.bindings[position].rank}", table)
+        for (position, _), table in program.stream_timetables.items()
+    ]
+    for name, table in tables:
+        if not table.rate[-1]:
+            return f"{name} is down from {Duration(int(table.time[-1]))} on"
+    return ""

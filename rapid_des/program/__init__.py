@@ -1,0 +1,1 @@
+"""What engines run: the program, its rules, and the lowering of traces to it."""

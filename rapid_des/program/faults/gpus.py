@@ -1,0 +1,93 @@
+"""GPUs that a constant fault slows: what their ranks run, and which GPUs no rank may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.device.model import Device
+from rapid_des.device.slowed import slowed
+from rapid_des.errors import InputError
+from rapid_des.machine import Machine
+from rapid_des.network.faults import GpuFactors, gpu_factors
+from rapid_des.program.durations import service_times
+
+_Priced = TypeVar("_Priced")
+
+
+def require_alive(machine: Machine, ranks: Iterable[int]) -> None:
+    """Raise `InputError` if a rank stands on a GPU that is down from beginning to end."""
+    used = sorted(machine.lost.intersection(ranks))
+    if used:
+        names = ", ".join(f"gpu{gpu}" for gpu in used[:8])
+        raise InputError(f"{machine.path}: {names} is down, and rank {used[0]} of the job runs on it")
+
+
+def slow_gpus(machine: Machine) -> dict[int, GpuFactors]:
+    """Return what constant faults leave of the GPUs that still work, by ascending id."""
+    left = gpu_factors(machine.healthy, machine.faults, machine.spec.gpus_per_node)
+    return {gpu: share for gpu, share in left.items() if share.compute}
+
+
+def priced_for(
+    machine: Machine, price: Callable[[Device], _Priced], gpus: Container[int]
+) -> dict[int, _Priced]:
+    """Return for each slowed GPU what `price` makes of its device; GPUs of equal factors share one."""
+    by_factors: dict[GpuFactors, _Priced] = {}
+    found = {}
+    for gpu, share in slow_gpus(machine).items():
+        if gpu not in gpus:
+            continue
+        if share not in by_factors:
+            by_factors[share] = price(slowed(machine.device, compute=share.compute, hbm=share.hbm))
+        found[gpu] = by_factors[share]
+    return found
+
+
+def on_slow_gpus(traces: TraceSet, slow: Mapping[int, TraceSet]) -> TraceSet:
+    """Return the traces with the tables of slowed GPUs' ranks taken from their own pricing of the job."""
+    ranks = []
+    for position, trace in enumerate(traces.ranks):
+        other = slow.get(trace.rank)
+        ranks.append(trace if other is None else replace(trace, nodes=other.ranks[position].nodes))
+    return replace(traces, ranks=tuple(ranks))
+
+
+def stretched(traces: TraceSet, machine: Machine) -> TraceSet:
+    """Return foreign traces as slowed GPUs run them.
+
+    Stated durations of GPU kernels grow by the compute factor, those of memory nodes by the memory's; nodes
+    without a duration are priced on the slowed device.
+    """
+    slow = slow_gpus(machine)
+    tables: dict[tuple[int, GpuFactors], NodeTable] = {}
+    ranks: list[RankTrace] = []
+    for trace in traces.ranks:
+        share = slow.get(trace.rank)
+        if share is None:
+            ranks.append(trace)
+            continue
+        key = (id(trace.nodes), share)
+        if key not in tables:
+            tables[key] = _stretched(trace.nodes, machine.device, share)
+        ranks.append(replace(trace, nodes=tables[key]))
+    if not tables:
+        return traces
+    note = (
+        "slowed GPUs: stated kernel durations grow by the compute factor only, memory nodes by the hbm factor"
+    )
+    return replace(traces, ranks=tuple(ranks), notes=(*traces.notes, note))
+
+
+def _stretched(nodes: NodeTable, device: Device, share: GpuFactors) -> NodeTable:
+    stated = nodes.duration != UNSTATED
+    duration = service_times(nodes, slowed(device, compute=share.compute, hbm=share.hbm))
+    kernels = stated & (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
+    moves = stated & np.isin(nodes.kind, (NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
+    for mine, factor in ((kernels, share.compute), (moves, share.hbm)):
+        duration[mine] = [-(-time // factor) for time in duration[mine].tolist()]
+    return replace(nodes, duration=duration)

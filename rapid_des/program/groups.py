@@ -1,0 +1,178 @@
+"""Who meets whom: the global groups and channels behind the slots of rank programs, and their routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from rapid_des.chakra.trace import RankTrace, TraceSet
+from rapid_des.errors import TraceError
+from rapid_des.machine import Machine
+from rapid_des.network.fabric import Routes
+from rapid_des.program.plans import geometry
+from rapid_des.program.program import Group, Int32s, RankBinding, Template
+from rapid_des.program.routes import routes_of_groups
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A slot that is a process group, or its calls of one kind and size where those are counted apart."""
+
+    group: int
+    call: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Along:
+    """A slot that is the part of a process group along one of its axes, through this rank."""
+
+    group: int
+    axis: int
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A slot that is the send or the receive side of messages with one tag between two ranks."""
+
+    peer: int
+    tag: int
+    sends: bool
+
+
+Slot = Whole | Along | Channel
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """What the slots of one rank program are, which templates each runs, and how statistics call it."""
+
+    slots: tuple[Slot, ...]
+    templates: tuple[tuple[int, ...], ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """All groups with their routes."""
+
+    groups: tuple[Group, ...]
+    routes: Routes
+    ways_back: Int32s
+    """[route] the number of the route that its acknowledgements take."""
+
+
+class GroupTable:
+    """Numbers groups and channels as ranks name them."""
+
+    def __init__(self, traces: TraceSet, machine: Machine) -> None:
+        self._traces = traces
+        self._machine = machine
+        self._fabric = machine.fabric
+        self._positions = {trace.rank: position for position, trace in enumerate(traces.ranks)}
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._ranks: list[tuple[str, tuple[int, ...]]] = []
+        self._used: list[tuple[int, ...]] = []
+        self._labels: list[str] = []
+        self.geometry = cache(self._geometry)
+        self.places = cache(self._places)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names that link statistics are split by."""
+        return tuple(dict.fromkeys(self._labels)) or ("",)
+
+    def members(self, name: str) -> tuple[int, ...]:
+        """Return the ranks of a process group; `TraceError` if nobody defined it."""
+        if name not in self._traces.groups:
+            known = ", ".join(sorted(self._traces.groups)[:8])
+            raise TraceError(f"process group {name!r} is not defined; known groups: {known}")
+        return self._traces.groups[name]
+
+    def _geometry(self, name: str) -> Geometry:
+        return geometry(self._fabric, self.members(name))
+
+    def bind(self, position: int, program: int, table: SlotTable) -> RankBinding:
+        """Resolve one rank's slots."""
+        trace = self._traces.ranks[position]
+        places = [
+            self._resolve(trace, slot, label) for slot, label in zip(table.slots, table.labels, strict=True)
+        ]
+        for (group, _), templates in zip(places, table.templates, strict=True):
+            if self._used[group] != templates:
+                self._used[group] = tuple(sorted({*self._used[group], *templates}))
+        return RankBinding(
+            rank=trace.rank,
+            program=program,
+            groups=np.array([group for group, _ in places], np.int32),
+            members=np.array([member for _, member in places], np.int32),
+        )
+
+    def _resolve(self, trace: RankTrace, slot: Slot, label: str) -> tuple[int, int]:
+        if isinstance(slot, Channel):
+            ends = (trace.rank, trace.peers[slot.peer])
+            source, destination = ends if slot.sends else ends[::-1]
+            channel = ("channel", source, destination, slot.tag)
+            number = self._numbers.get(channel, -1)
+            if number < 0:
+                name = f"{source}>{destination} tag {slot.tag}"
+                number = self._number(channel, name, (source, destination), label)
+            if slot.sends:
+                self._labels[number] = label  # both ends may name the stream; the sender's name counts
+            return number, 0 if slot.sends else 1
+        name = trace.groups[slot.group]
+        ranks = self.members(name)
+        if trace.rank not in self.places(name):
+            raise TraceError(
+                f"rank {trace.rank} calls process group {name!r}, of which it is no member: {ranks}"
+            )
+        place = ranks.index(trace.rank) if len(ranks) < 64 else self.places(name)[trace.rank]
+        if isinstance(slot, Whole):
+            return self._number(("group", name, *slot.call), name, ranks, label), place
+        extents, _ = self.geometry(name)
+        stride = int(np.prod(extents[: slot.axis], dtype=np.int64))
+        member = place // stride % extents[slot.axis]
+        base = place - member * stride
+        key = ("along", name, slot.axis, base)
+        if key in self._numbers:
+            return self._numbers[key], member
+        line = tuple(ranks[base + step * stride] for step in range(extents[slot.axis]))
+        return self._number(key, f"{name} axis {slot.axis}", line, label), member
+
+    def _places(self, name: str) -> Mapping[int, int]:
+        return {rank: place for place, rank in enumerate(self.members(name))}
+
+    def _number(self, key: tuple[object, ...], name: str, ranks: tuple[int, ...], label: str) -> int:
+        if key not in self._numbers:
+            missing = [rank for rank in ranks if rank not in self._positions]
+            if missing:
+                shown = ", ".join(map(str, missing[:8]))
+                raise TraceError(f"group {name} needs rank {shown}, of which there is no trace")
+            self._numbers[key] = len(self._ranks)
+            self._ranks.append((name, ranks))
+            self._labels.append(label)
+            self._used.append(())
+        return self._numbers[key]
+
+    def routed(self, templates: Sequence[Template], *, both_ways: bool) -> Routed:
+        """Return all groups with the routes of their templates' pairs and of the ways back, each once.
+
+        Without `both_ways` the ways back are left out.
+        """
+        uses = [(ranks, used) for (_, ranks), used in zip(self._ranks, self._used, strict=True)]
+        ways = routes_of_groups(uses, templates, self._machine, both_ways=both_ways)
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        labels = [numbers[label] for label in self._labels]
+        bindings = {
+            ranks: np.array([self._positions[rank] for rank in ranks], np.int32)
+            for ranks in dict.fromkeys(ranks for _, ranks in self._ranks)
+        }
+        groups = (
+            Group(name=name, bindings=bindings[ranks], label=label, routes=routes)
+            for (name, ranks), label, routes in zip(self._ranks, labels, ways.of_group, strict=True)
+        )
+        return Routed(tuple(groups), ways.routes, ways.ways_back)

@@ -1,0 +1,299 @@
+"""From traces and a machine to the program that engines run: everything that time does not decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.errors import InputError, TraceError
+from rapid_des.machine import Machine
+from rapid_des.program.durations import service_times
+from rapid_des.program.fault_planner import Planner
+from rapid_des.program.faults.gpus import require_alive
+from rapid_des.program.fixed_durations import lasting_message, lasting_template
+from rapid_des.program.fluid_table import fluid_table, no_hops
+from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
+from rapid_des.program.plans import Above, Call, cut_in_chunks
+from rapid_des.program.plans import Step as PlanStep
+from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
+from rapid_des.program.ranks import Recipe, Step, rank_program
+from rapid_des.program.services import Sizes, hop_table
+from rapid_des.program.signatures import signatures
+from rapid_des.program.switch_trees import AboveGroups
+from rapid_des.program.templates import Templates
+from rapid_des.program.zero_load import alone, message_alone
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program with what is needed to talk about it."""
+
+    program: Program
+    traces: TraceSet
+
+    @property
+    def name(self) -> Namer:
+        """Name a visit by rank, node name and node id."""
+
+        def of(position: int, visit: int) -> str:
+            binding = self.program.bindings[position]
+            nodes = self.traces.ranks[position].nodes
+            node = int(self.program.programs[binding.program].node[visit])
+            if node == NONE:
+                return f"rank {binding.rank}, a step of a collective"
+            return f"rank {binding.rank} node {int(nodes.ids[node])} ({nodes.names[nodes.name[node]]})"
+
+        return of
+
+
+def lower(traces: TraceSet, machine: Machine, *, overlap: bool = False, analytic: bool = False) -> Lowered:
+    """Return the program of `traces` on `machine`; rank r runs on GPU r.
+
+    On unordered streams the k-th collective that a rank starts in a group meets the k-th of the others. With
+    `overlap` collectives are counted apart by kind and size instead and may run side by side: for traces
+    whose ranks reach them in different orders. With `analytic` nothing takes a link: collectives and
+    messages last as long as they would alone (see `analytic`).
+    """
+    if traces.ranks and traces.ranks[-1].rank >= machine.fabric.gpus:
+        raise InputError(
+            f"{machine.path}: the machine has {machine.fabric.gpus} GPUs, the trace has rank "
+            f"{traces.ranks[-1].rank}"
+        )
+    require_alive(machine, (trace.rank for trace in traces.ranks))
+    return Lowered(_Lowering(traces, machine, overlap=overlap, analytic=analytic).program(), traces)
+
+
+class _Lowering:
+    """Collects templates, groups and sizes while the ranks are lowered."""
+
+    def __init__(self, traces: TraceSet, machine: Machine, *, overlap: bool, analytic: bool) -> None:
+        self.traces = traces
+        self.analytic = analytic
+        self.overlap = overlap
+        self.machine = machine
+        stores = machine.switching.mode == "store_and_forward"
+        self.segment = machine.switching.segment if stores else None
+        self.sizes = Sizes()
+        self.collectives = Templates(self.sizes, machine.memory)
+        self.templates: list[Template] = []
+        self.known: dict[tuple[object, ...], int] = {}
+        self.groups = GroupTable(traces, machine)
+        self.above = AboveGroups(machine)
+        self.programs: list[RankProgram] = []
+        self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
+        self.likeness: dict[tuple[int, ...], bytes] = {}
+        self.planner = Planner(machine)
+
+    def program(self) -> Program:
+        bindings = tuple(
+            self.groups.bind(position, *self._rank(trace)) for position, trace in enumerate(self.traces.ranks)
+        )
+        fluid_mode = self.machine.switching.mode == "fluid"
+        routed = self.groups.routed(self.templates, both_ways=fluid_mode)
+        routes, sizes, whole, fluid = routed.routes, self.sizes.all(), self.sizes.whole(), None
+        if fluid_mode:
+            hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)
+            fluid = fluid_table(self.machine, routed, sizes)
+        else:
+            hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
+        return Program(
+            bindings=bindings,
+            programs=tuple(self.programs),
+            groups=routed.groups,
+            templates=tuple(self.templates),
+            hops=hops,
+            route_starts=routes.starts.astype(np.int64),
+            route_links=routes.links.astype(np.int32),
+            route_class=classes,
+            links=len(self.machine.fabric),
+            labels=self.groups.labels,
+            fluid=fluid,
+        )
+
+    def _rank(self, trace: RankTrace) -> tuple[int, SlotTable]:
+        """Return the rank's program: one for all ranks with the same nodes and the same shapes of groups."""
+        geometries = tuple(self.groups.geometry(name) for name in trace.groups)
+        trees = tuple(self._above(name, trace.rank) for name in trace.groups)
+        mark = self.planner.mark(trace.rank, map(self.groups.members, trace.groups))
+        key: tuple[object, ...] = (id(trace.nodes), geometries, trees, mark)
+        if self.analytic:
+            members = tuple(self._likeness(self.groups.members(name)) for name in trace.groups)
+            key = (*key, members, tuple(self._likeness((trace.rank, peer)) for peer in trace.peers))
+        if key not in self.shared:
+            recipes = _Recipes(self, trace, geometries, trees)
+            program = rank_program(
+                trace.nodes,
+                service_times(trace.nodes, self.machine.device),
+                recipe=recipes.of_node,
+                recipes=recipes.distinct,
+                unordered=self.traces.unordered_streams,
+                overlap=self.overlap,
+            )
+            self.programs.append(program)
+            self.shared[key] = len(self.programs) - 1, recipes.slots()
+        return self.shared[key]
+
+    def _above(self, name: str, rank: int) -> Above:
+        """Return the trees of switches over a group; where nothing takes a link, over its first line only."""
+        ranks = self.groups.members(name)
+        extents, _ = self.groups.geometry(name)
+        return self.above.of(name, ranks, extents, ranks[0] if self.analytic else rank)
+
+    def _likeness(self, ranks: tuple[int, ...]) -> bytes:
+        """Return a key of what a group's routes are like; a rank may be its own peer."""
+        if ranks not in self.likeness:
+            distinct = tuple(dict.fromkeys(ranks))
+            self.likeness[ranks] = signatures(self.machine, [distinct])[0]
+        return self.likeness[ranks]
+
+    def lasting(self, call: Call, ranks: tuple[int, ...]) -> int:
+        """Return the template of a collective that takes as long as it would alone."""
+        key = ("alone", call, ranks if self.machine.replans else self._likeness(ranks))
+        return self._template(key, lambda: self._alone(call, ranks))
+
+    def _alone(self, call: Call, ranks: tuple[int, ...]) -> Template:
+        duration = 0
+        for chunk in self.planner.plan(call, ranks, ranks[0]):
+            for step in chunk:
+                line = ranks
+                if step.axis is not None:
+                    stride = prod(call.extents[: step.axis])
+                    line = ranks[: stride * call.extents[step.axis] : stride]
+                schedule = step.schedule(len(line))
+                duration += alone(schedule, self.machine, line)
+        return lasting_template(call.members, duration, self.sizes, name=call.collective.name.lower())
+
+    def lasting_message(self, size: int, ends: tuple[int, int]) -> int:
+        """Return the template of a message that takes as long as it would alone."""
+        key = ("message alone", size, self._likeness(ends))
+        return self._template(
+            key, lambda: lasting_message(message_alone(size, self.machine, *ends), self.sizes)
+        )
+
+    def message(self, size: int) -> int:
+        """Return the template of a message."""
+        return self._template(("message", size), lambda: self.collectives.message(size, self.segment))
+
+    def step(self, step: PlanStep, members: int, *, whole: bool) -> int:
+        """Return the template of one step of a collective; `whole`: its messages never go in parts."""
+        key = (step, members, whole)
+        return self._template(key, lambda: self._collective(step, members, whole=whole))
+
+    def _collective(self, step: PlanStep, members: int, *, whole: bool) -> Template:
+        name = f"{step.collective.name.lower()} of {step.size} B by {step.algorithm}"
+        return self.collectives.of(
+            (step, members), lambda: step.schedule(members), name=name, segment=self.segment, whole=whole
+        )
+
+    def _template(self, key: tuple[object, ...], build: Callable[[], Template]) -> int:
+        if key not in self.known:
+            self.known[key] = len(self.templates)
+            self.templates.append(build())
+        return self.known[key]
+
+
+class _Recipes:
+    """The recipes of one node table, and the slots they need."""
+
+    def __init__(
+        self,
+        lowering: _Lowering,
+        trace: RankTrace,
+        geometries: tuple[Geometry, ...],
+        trees: tuple[Above, ...],
+    ) -> None:
+        nodes = trace.nodes
+        self._lowering = lowering
+        self._trace = trace
+        self._geometries = geometries
+        self._trees = trees
+        self._slots: dict[Slot, int] = {Whole(group): group for group in range(len(geometries))}
+        self._labels: dict[int, str] = {}
+        self._templates: dict[int, set[int]] = {}
+        self.distinct: list[Recipe] = []
+        self.of_node = np.full(len(nodes), NONE, np.int32)
+        self._collectives(nodes)
+        self._messages(nodes)
+
+    def slots(self) -> SlotTable:
+        """Return what the recipes refer to."""
+        numbers = range(len(self._slots))
+        return SlotTable(
+            slots=tuple(self._slots),
+            templates=tuple(tuple(sorted(self._templates.get(number, ()))) for number in numbers),
+            labels=tuple(self._labels.get(number, "") for number in numbers),
+        )
+
+    def _collectives(self, nodes: NodeTable) -> None:
+        places = np.flatnonzero(nodes.kind == NodeKind.COLLECTIVE)
+        columns = np.stack((nodes.collective[places], nodes.size[places], nodes.group[places]), 1).astype(
+            np.int64
+        )
+        rows, inverse = np.unique(columns, axis=0, return_inverse=True)
+        self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
+        for index, (kind, size, group) in enumerate(rows.tolist()):
+            node = places[inverse.reshape(-1) == index][0]
+            if UNSTATED in (kind, size, group):
+                what = "known type" if kind == UNSTATED else "size" if size == UNSTATED else "group"
+                where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
+                raise TraceError(f"{where}: the trace states no {what} for this collective")
+            stream = nodes.streams[nodes.stream[node]]
+            apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
+            slot = self._slot(Whole(group, (kind, size) if apart else ()), stream)
+            self._labels.setdefault(slot, stream)
+            self.distinct.append(self._collective(CollectiveType(kind), size, group, slot))
+
+    def _collective(self, kind: CollectiveType, size: int, group: int, whole: int) -> Recipe:
+        extents, axes = self._geometries[group]
+        call = Call(kind, size, extents, axes, self._trees[group])
+        if call.members == 1:
+            return Recipe(whole)
+        ranks = self._lowering.groups.members(self._trace.groups[group])
+        if self._lowering.analytic:
+            return Recipe(whole, (Step(whole, self._use(whole, self._lowering.lasting(call, ranks)), 0),))
+        steps = []
+        chunks = self._lowering.planner.plan(call, ranks, self._trace.rank)
+        for chunk, chunk_steps in enumerate(chunks):
+            for step in chunk_steps:
+                members, slot = call.members, whole
+                if step.axis is not None:
+                    members = extents[step.axis]
+                    slot = self._slot(Along(group, step.axis), self._labels[whole])
+                index = self._lowering.step(step, members, whole=cut_in_chunks(chunks))
+                steps.append(Step(slot, self._use(slot, index), chunk))
+        return Recipe(whole, tuple(steps))
+
+    def _messages(self, nodes: NodeTable) -> None:
+        places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
+        columns = np.stack((nodes.kind[places], nodes.size[places], nodes.peer[places], nodes.tag[places]), 1)
+        rows, inverse = np.unique(columns.astype(np.int64), axis=0, return_inverse=True)
+        self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
+        for index, (kind, size, peer, tag) in enumerate(rows.tolist()):
+            node = places[inverse.reshape(-1) == index][0]
+            if UNSTATED in (peer, size):
+                what = "peer" if peer == UNSTATED else "size"
+                where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
+                raise TraceError(f"{where}: the trace states no {what} for this send or receive")
+            stream = nodes.streams[nodes.stream[node]].removesuffix("-send").removesuffix("-recv")
+            slot = self._slot(Channel(peer, tag, kind == NodeKind.SEND), stream)
+            template = self._message(size, peer, sends=kind == NodeKind.SEND)
+            self.distinct.append(Recipe(slot, (Step(slot, self._use(slot, template), 0),)))
+
+    def _message(self, size: int, peer: int, *, sends: bool) -> int:
+        if not self._lowering.analytic:
+            return self._lowering.message(size)
+        ends = (self._trace.rank, self._trace.peers[peer])
+        return self._lowering.lasting_message(size, ends if sends else ends[::-1])
+
+    def _slot(self, slot: Slot, label: str) -> int:
+        number = self._slots.setdefault(slot, len(self._slots))
+        self._labels.setdefault(number, label)
+        return number
+
+    def _use(self, slot: int, template: int) -> int:
+        self._templates.setdefault(slot, set()).add(template)
+        return template

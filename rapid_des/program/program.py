@@ -1,0 +1,303 @@
+"""What an engine runs: visits to servers, joined by dependencies, as flat read-only columns.
+
+    Program ── one RankBinding a rank ──► RankProgram (shared by ranks that run the same list)
+       │                                     visits: COMPUTE, HOLD, MEMBER, JOIN
+       ├─ groups: who meets in a collective; a send/receive channel is a group of two
+       ├─ templates: the transfers of one collective among members 0..n-1
+       └─ routes and hop tables: which links a transfer visits, and for how long
+
+Lowering decided everything that does not depend on simulated time; engines have nothing left to decide.
+All times are picoseconds. The rules R1 to R8 of the design are quoted where they apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from rapid_des.program.faults.closures import Closures
+
+NONE = -1
+UNLIMITED = 2**31 - 1
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+Namer = Callable[[int, int], str]
+"""(position in bindings, visit) to a name that a person knows."""
+
+
+class VisitKind(IntEnum):
+    """What a visit does with its time."""
+
+    COMPUTE = 0
+    """Serves for `work` picoseconds (at least one on a server)."""
+    HOLD = 1
+    """Holds its server from its start until visit `release` finishes; its start counts an instance (R5)."""
+    MEMBER = 2
+    """Arrives, at its start, at a collective instance and lasts until this member is done (R5)."""
+    JOIN = 3
+    """Visits no server; finishes `work` picoseconds after it is ready."""
+
+
+class Level(IntEnum):
+    """When a server chooses within an instant.
+
+    Everything that becomes ready or free does so first (R4); then streams choose, then slots, then links.
+    What a choice makes ready without a lag is always on a later level, so an instant ends.
+    """
+
+    STREAM = 0
+    SLOT = 1
+    LINK = 2
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """The visits of one rank in program order; n columns.
+
+    Successor edges of visit v are rows edge_starts[v]..edge_starts[v+1]: the target is ready no earlier than
+    the anchor (v's finish, or its start where `edge_at_start`) plus `edge_lag`. Start-anchored edges to a
+    visit on a stream have a lag of at least one tick.
+    """
+
+    kind: NDArray[np.int8]
+    server: Int32s
+    """Local server, or NONE: the visit starts when it is ready."""
+    work: Int64s
+    priority: Int64s
+    """Of the waiting visits a server takes the smallest (priority, ready time, visit)."""
+    link_priority: Int32s
+    release: Int32s
+    slot: Int32s
+    """HOLD and MEMBER: which of the rank's groups; else NONE."""
+    parent: Int32s
+    """MEMBER: the HOLD whose instance number it shares, or NONE for its own."""
+    occurrence: Int32s
+    """The instance number k, or NONE: counted per slot when the visit starts."""
+    sub: Int32s
+    """Tells the members of one instance number apart: which chunk and phase of the collective."""
+    template: Int32s
+    need: Int32s
+    """How many incoming edges must have passed."""
+    edge_starts: Int64s
+    edge_target: Int32s
+    edge_lag: Int64s
+    edge_at_start: Bools
+    server_capacity: Int32s
+    server_level: NDArray[np.int8]
+    node: Int32s
+    """Position in the trace's NodeTable that this visit stands for, or NONE for a helper visit."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True)
+class Template:
+    """The transfers ("tasks") of one collective instance among members 0..members-1.
+
+    Task t is ready when `need[t]` of its incoming edges have passed: from member arrivals and from other
+    tasks. Edge targets below T are tasks; target T + m counts towards member m being done (`member_need[m]`).
+    An edge is anchored at a task's arrival at its destination, or where `edge_at_injection` at the moment it
+    became ready. A task with pair NONE crosses nothing and arrives when it is ready.
+    """
+
+    members: int
+    pair: Int32s
+    """Index into the pairs of distinct (source, destination) members, or NONE."""
+    pair_source: Int32s
+    """A member, or from `members` on a switch of the tree over the group; likewise the destination."""
+    pair_destination: Int32s
+    source: Int32s
+    """The member whose visit injects the task (orders ties on links); for a switch one that it heard from."""
+    size: Int32s
+    """Row of the hop tables."""
+    need: Int32s
+    edge_starts: Int64s
+    edge_target: Int32s
+    edge_lag: Int64s
+    edge_at_injection: Bools
+    arrival_starts: Int64s
+    arrival_target: Int32s
+    arrival_lag: Int64s
+    member_need: Int32s
+    name: str = ""
+    """For people: the collective, its algorithm and size."""
+    alike: object = None
+    """Templates with this very object differ in sizes and names only; who changes more takes it away."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True)
+class RankBinding:
+    """Which program a rank runs and what its slots mean."""
+
+    rank: int
+    program: int
+    groups: Int32s
+    """Slot to group."""
+    members: Int32s
+    """Slot to this rank's member number in that group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Who meets: positions in `Program.bindings` in member order, and the routes between them by template."""
+
+    name: str
+    bindings: Int32s
+    label: int = 0
+    """Index into `Program.labels`: the parallelism kind that link statistics are split by."""
+    routes: dict[int, Int32s] = field(default_factory=dict)
+    """Template to the route of each of its pairs."""
+
+
+@dataclass(frozen=True)
+class PartTable:
+    """By size row: the parts that a message of that size is sent in (1: whole), which have rows themselves.
+
+    Part k stands at the first link k times that link's `occupancy` of a part after the message does: senders
+    hand a message over at the link's rate, whoever else uses it. All but the last part have the same row. The
+    message has arrived when all its parts have.
+    """
+
+    count: Int32s
+    first: Int32s
+    last: Int32s
+
+
+@dataclass(frozen=True)
+class HopTable:
+    """Service of a hop by [size row, service class], picoseconds at rate 1.
+
+    The link is busy for `occupancy`; the next hop is ready `head` (≤ occupancy) plus `lag` after this one
+    started; after the last hop the message has arrived `occupancy` plus `lag` after its start.
+    """
+
+    occupancy: NDArray[np.int64]
+    head: NDArray[np.int64]
+    lag: NDArray[np.int64]
+    bytes: Int64s
+    """Payload of each size row."""
+    parts: PartTable | None = None
+    """None: every message goes in one part."""
+
+
+@dataclass(frozen=True)
+class FluidTable:
+    """R7: what messages are to links that all flows share; instead of hop services."""
+
+    capacity: Int64s
+    """[link] bytes a second that full packets get through."""
+    wire: Int64s
+    """[size row] bytes that links carry."""
+    ratio: NDArray[np.int64]
+    """[size row, profile] acknowledgement load on the way back, as `protocol.FluidService` has it."""
+    before: NDArray[np.int64]
+    after: NDArray[np.int64]
+    profile: Int32s
+    """[route] which kind of route it is."""
+    back: Int32s
+    """[route] the route of its acknowledgements."""
+
+
+_ROW, _TABLE, _ROUTES = np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int32)
+NO_FLUID = FluidTable(_ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROUTES, _ROUTES)
+"""Of a program whose links serve hops."""
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """R6: from each time on a server works at `rate`/4096 and adds `lag`; rate 1 and lag 0 before."""
+
+    time: Int64s
+    rate: Int64s
+    lag: Int64s
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything an engine needs; immutable."""
+
+    bindings: tuple[RankBinding, ...]
+    programs: tuple[RankProgram, ...]
+    groups: tuple[Group, ...]
+    templates: tuple[Template, ...]
+    hops: HopTable
+    route_starts: Int64s
+    route_links: Int32s
+    route_class: Int32s
+    links: int
+    labels: tuple[str, ...] = ("",)
+    fluid: FluidTable | None = None
+    link_timetables: dict[int, Timetable] = field(default_factory=dict)
+    stream_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
+    """(position in bindings, local server) to its timetable."""
+    closures: Closures | None = None
+    """R8: links that close and whose traffic is planned anew; their timetables are at rate 0 meanwhile."""
+
+    @cached_property
+    def template_tasks(self) -> Int64s:
+        """How many tasks each template has."""
+        return np.array([len(template) for template in self.templates], np.int64)
+
+    def visits(self) -> Int64s:
+        """Return the offsets of each binding's visits in the flat records; the last is the total."""
+        lengths = [len(self.programs[binding.program]) for binding in self.bindings]
+        return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
+@dataclass(frozen=True)
+class Records:
+    """What an engine saw, by flat visit (see `Program.visits`) and by link."""
+
+    start: Int64s
+    """Picoseconds; NONE if the visit never started."""
+    finish: Int64s
+    met: Int64s
+    """MEMBER: when the last member of its instance arrived; else NONE."""
+    link_bytes: NDArray[np.int64]
+    """[link, label]: payload bytes."""
+    link_busy: NDArray[np.int64]
+    """[link, label]: picoseconds of service."""
+    link_wait: NDArray[np.int64]
+    """[link, label]: picoseconds that transfers waited for the link."""
+    hops: int
+    events: int
+    sent: int
+    """Payload bytes of all transfers that were injected, and below of those that arrived."""
+    received: int
+    ties: int = 0
+    """How often a link chose by rank among transfers that became ready at one instant (R3)."""
+    trail: Trail | None = None
+
+    @property
+    def makespan(self) -> int:
+        """The finish of the last visit."""
+        return int(self.finish.max(initial=0))
+
+
+@dataclass(frozen=True)
+class Trail:
+    """Every hop, if asked for: columns of one row a hop in start order."""
+
+    link: Int32s
+    start: Int64s
+    finish: Int64s
+    arrival: Int64s
+    visit: Int64s
+    """Flat visit of the source member."""
+    task: Int32s
+    position: Int32s
+    """0 for the first hop of a route."""

@@ -1,0 +1,218 @@
+"""One rank's nodes to visits: streams, dependencies, and the steps of each collective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.chakra.trace import NodeKind, NodeTable
+from rapid_des.program.program import NONE, Bools, Int32s, Int64s, Level, RankProgram, VisitKind
+
+
+@dataclass(frozen=True)
+class Step:
+    """One member visit of a collective: which sub-group, which template, after which step of its chunk."""
+
+    slot: int
+    template: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a node that communicates becomes visits.
+
+    No step: nothing to do (a group of one). One step: the node itself is the member visit. More: the node
+    holds its stream while the steps of each chunk run one after the other, chunks side by side.
+    """
+
+    slot: int
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def extra(self) -> int:
+        """Visits beyond the node's own: the steps and the join that ends them."""
+        return len(self.steps) + 1 if len(self.steps) > 1 else 0
+
+
+@dataclass(frozen=True)
+class _Edges:
+    origin: Int64s
+    target: Int64s
+    at_start: Bools
+
+
+def rank_program(  # noqa: PLR0913 - one call, all by name
+    nodes: NodeTable,
+    durations: Int64s,
+    *,
+    recipe: Int32s,
+    recipes: Sequence[Recipe],
+    unordered: frozenset[str] = frozenset(),
+    overlap: bool = False,
+) -> RankProgram:
+    """Return the visits of a node table.
+
+    `durations` are the nodes' service times in picoseconds with nothing left unstated; `recipe` gives for
+    each node its place in `recipes`, or NONE for nodes that do not communicate. `overlap` lets collectives on
+    unordered streams run side by side.
+    """
+    extra = np.array([one.extra for one in recipes] or [0], np.int64)
+    lengths = 1 + np.where(recipe == NONE, 0, extra[recipe])
+    first = np.concatenate(([0], np.cumsum(lengths)))
+    free = _free_of_streams(nodes, unordered, overlap=overlap)
+    columns = _own_visits(nodes, durations, recipe=recipe, first=first, free=free)
+    columns["occurrence"][first[:-1]] = _occurrences(nodes, recipe, recipes, free, unordered)
+    edges = [_dependencies(nodes, first), _chains(nodes, first, unordered)]
+    for index, one in enumerate(recipes):
+        places = first[:-1][recipe == index]
+        if len(places):
+            edges += _expand(columns, one, places)
+    return _sealed(columns, edges, len(nodes.streams))
+
+
+def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bool) -> Bools:
+    """Tell which nodes start as soon as they are ready: receives that no stream puts in order.
+
+    A receive that held its stream until its message came would keep the others from being asked for.
+    With `overlap` also collectives that no stream puts in order.
+    """
+    loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
+    kinds = (NodeKind.RECV, NodeKind.COLLECTIVE) if overlap else (NodeKind.RECV,)
+    return loose & np.isin(nodes.kind, kinds)
+
+
+def _own_visits(
+    nodes: NodeTable, durations: Int64s, *, recipe: Int32s, first: Int64s, free: Bools
+) -> dict[str, NDArray[np.int64]]:
+    total, own = int(first[-1]), first[:-1]
+    names = ("server", "release", "slot", "parent", "occurrence", "template", "node")
+    columns = {name: np.full(total, NONE, np.int64) for name in names}
+    columns |= {name: np.zeros(total, np.int64) for name in ("work", "priority", "link_priority", "sub")}
+    columns["kind"] = np.full(total, int(VisitKind.JOIN), np.int64)
+    serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
+    columns["kind"][own[serves]] = int(VisitKind.COMPUTE)
+    columns["work"][own[serves]] = durations[serves]
+    takes_stream = serves | ((recipe != NONE) & ~free)
+    columns["server"][own[takes_stream]] = nodes.stream[takes_stream]
+    columns["priority"][own] = nodes.priority
+    columns["link_priority"][own] = nodes.priority
+    columns["node"][own] = np.arange(len(nodes))
+    return columns
+
+
+def _occurrences(
+    nodes: NodeTable,
+    recipe: Int32s,
+    recipes: Sequence[Recipe],
+    free: Bools,
+    unordered: frozenset[str],
+) -> Int64s:
+    """Count each slot's nodes in program order; NONE where they count when they start (R5).
+
+    That is so for all calls of a group that an unordered stream calls.
+    """
+    slots = np.array([one.slot for one in recipes] or [NONE], np.int64)
+    slot = np.where(recipe == NONE, NONE, slots[recipe])
+    order = np.argsort(slot, kind="stable")
+    ordered = slot[order]
+    begins = np.concatenate(([True], ordered[1:] != ordered[:-1])) if len(order) else np.zeros(0, np.bool_)
+    group_start = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+    count = np.empty(len(order), np.int64)
+    count[order] = np.arange(len(order)) - group_start
+    loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
+    counted_later = loose & ~free & (nodes.kind == NodeKind.COLLECTIVE)
+    counted_later = np.isin(slot, slot[counted_later])  # one way of counting for all calls of a group
+    return np.where((slot == NONE) | counted_later, NONE, count)
+
+
+def _dependencies(nodes: NodeTable, first: Int64s) -> _Edges:
+    counts = np.diff(nodes.dependency_starts)
+    target = np.repeat(first[:-1], counts)
+    return _Edges(first[nodes.dependencies], target, np.zeros(len(target), np.bool_))
+
+
+def _chains(nodes: NodeTable, first: Int64s, unordered: frozenset[str]) -> _Edges:
+    """Chain the nodes of each stream that runs in table order (R2)."""
+    before, after = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for stream, name in enumerate(nodes.streams):
+        if name not in unordered:
+            chain = first[:-1][nodes.stream == stream]
+            before.append(chain[:-1])
+            after.append(chain[1:])
+    target = np.concatenate(after)
+    return _Edges(np.concatenate(before), target, np.zeros(len(target), np.bool_))
+
+
+def _expand(columns: Mapping[str, NDArray[np.int64]], recipe: Recipe, places: Int64s) -> list[_Edges]:
+    """Fill in the visits of all nodes of one recipe; return the edges among them."""
+    steps = recipe.steps
+    if not steps:
+        columns["server"][places] = NONE
+        return []
+    if len(steps) == 1:
+        columns["kind"][places] = int(VisitKind.MEMBER)
+        columns["slot"][places] = steps[0].slot
+        columns["template"][places] = steps[0].template
+        return []
+    join = places + len(steps) + 1
+    columns["kind"][places] = int(VisitKind.HOLD)
+    columns["slot"][places] = recipe.slot
+    columns["release"][places] = join
+    inner = places[:, None] + 1 + np.arange(len(steps))
+    columns["kind"][inner] = int(VisitKind.MEMBER)
+    columns["parent"][inner] = places[:, None]
+    columns["link_priority"][inner] = columns["link_priority"][places][:, None]
+    columns["slot"][inner] = [step.slot for step in steps]
+    columns["template"][inner] = [step.template for step in steps]
+    columns["sub"][inner] = np.arange(len(steps))
+    chunks = [step.chunk for step in steps]
+    return [_step_edge(inner, places, join, chunks, index) for index in range(len(steps))] + [
+        _Edges(inner[:, index], join, np.zeros(len(join), np.bool_))
+        for index in range(len(steps))
+        if index + 1 == len(steps) or chunks[index + 1] != chunks[index]
+    ]
+
+
+def _step_edge(inner: Int64s, hold: Int64s, join: Int64s, chunks: list[int], index: int) -> _Edges:
+    starts_chunk = index == 0 or chunks[index - 1] != chunks[index]
+    origin = hold if starts_chunk else inner[:, index - 1]
+    return _Edges(origin, inner[:, index], np.full(len(join), starts_chunk))
+
+
+def _sealed(columns: Mapping[str, NDArray[np.int64]], edges: list[_Edges], streams: int) -> RankProgram:
+    visits = len(columns["kind"])
+    origin = np.concatenate([part.origin for part in edges])
+    target = np.concatenate([part.target for part in edges])
+    at_start = np.concatenate([part.at_start for part in edges])
+    order = np.lexsort((at_start, target, origin))
+    narrow = {
+        name: columns[name].astype(np.int32)
+        for name in (
+            "server",
+            "link_priority",
+            "release",
+            "slot",
+            "parent",
+            "occurrence",
+            "sub",
+            "template",
+            "node",
+        )
+    }
+    return RankProgram(
+        kind=columns["kind"].astype(np.int8),
+        work=columns["work"],
+        priority=columns["priority"],
+        need=np.bincount(target, minlength=visits).astype(np.int32),
+        edge_starts=np.concatenate(([0], np.cumsum(np.bincount(origin, minlength=visits)))).astype(np.int64),
+        edge_target=target[order].astype(np.int32),
+        edge_lag=np.zeros(len(order), np.int64),
+        edge_at_start=at_start[order],
+        server_capacity=np.ones(streams, np.int32),
+        server_level=np.full(streams, int(Level.STREAM), np.int8),
+        **narrow,
+    )

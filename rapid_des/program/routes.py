@@ -1,0 +1,145 @@
+"""The routes that groups take, each looked up once: many small ones together, large patterns in batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid_des.machine import Machine
+from rapid_des.network.fabric import Routes
+from rapid_des.program.program import Int32s, Int64s, Template
+from rapid_des.program.switch_trees import with_switches
+
+_LARGE = 1 << 12
+"""Pairs of a pattern from which on its routes are looked for among those of equal members only."""
+_BATCH = 1 << 18
+"""Pairs that are routed at a time."""
+
+Line = tuple[int, ...]
+"""The GPUs of a group in member order."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The routes of every group's templates."""
+
+    of_group: tuple[dict[int, Int32s], ...]
+    """By group: template to the route of each of its pairs; groups that are equal in both share it."""
+    routes: Routes
+    ways_back: Int32s
+    """[route] the number of the route that its acknowledgements take."""
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """Who sends to whom, and the groups in which they do."""
+
+    source: Int32s
+    destination: Int32s
+    members: int
+    lines: dict[Line, None]
+
+    def pairs(self, lines: Sequence[Line], machine: Machine) -> Int64s:
+        """Return source * nodes + destination of the pairs, a row for each line."""
+        if self.source.max(initial=0) >= self.members:
+            lines = [with_switches(machine, line) for line in lines]
+        nodes = np.array(lines, np.int64)
+        return nodes[:, self.source] * machine.fabric.nodes + nodes[:, self.destination]
+
+
+def routes_of_groups(
+    uses: Sequence[tuple[Line, tuple[int, ...]]],
+    templates: Sequence[Template],
+    machine: Machine,
+    *,
+    both_ways: bool,
+) -> Ways:
+    """Return the routes of all templates, and with `both_ways` the ways back.
+
+    `uses` are the members of each group and the templates that it runs.
+    """
+    names = _fingerprints(templates)
+    patterns: dict[bytes, _Pattern] = {}
+    for line, own in dict.fromkeys(uses):
+        for number in own:
+            if names[number] not in patterns:
+                template = templates[number]
+                patterns[names[number]] = _Pattern(
+                    template.pair_source, template.pair_destination, template.members, {}
+                )
+            patterns[names[number]].lines[line] = None
+    large = {
+        name: one for name, one in patterns.items() if len(one.source) >= _LARGE and not both_ways
+    }  # ways back are looked for among all routes
+    small = {name: one for name, one in patterns.items() if name not in large}
+    rows, distinct, ways_back = _numbered(small, machine, both_ways=both_ways)
+    count = len(distinct)
+    for name, one in large.items():
+        for line in one.lines:
+            rows[name, line] = np.arange(count, count + len(one.source), dtype=np.int32)
+            count += len(one.source)
+    routes = {
+        (line, own): {number: rows[names[number], line] for number in own}
+        for line, own in dict.fromkeys(uses)
+    }
+    of_group = tuple(routes[use] for use in uses)
+    return Ways(of_group, _routed(machine, _batches(distinct, large, machine)), ways_back)
+
+
+def _numbered(
+    patterns: Mapping[bytes, _Pattern], machine: Machine, *, both_ways: bool
+) -> tuple[dict[tuple[bytes, Line], Int32s], Int64s, Int32s]:
+    """Return the number of each pair of each line, the distinct pairs in order, and their ways back."""
+    nodes = machine.fabric.nodes
+    keys = [one.pairs(list(one.lines), machine) for one in patterns.values()]
+    pairs = np.concatenate([np.zeros(0, np.int64), *[part.reshape(-1) for part in keys]])
+    reverse = pairs % nodes * nodes + pairs // nodes if both_ways else pairs[:0]
+    distinct, places = np.unique(np.concatenate((pairs, reverse)), return_inverse=True)
+    there, back = np.split(places.reshape(-1), [len(pairs)])
+    ways_back = np.zeros(len(distinct) if both_ways else 0, np.int32)
+    if both_ways:
+        ways_back[there], ways_back[back] = back, there
+    flat, begin = there.astype(np.int32), 0
+    rows: dict[tuple[bytes, Line], Int32s] = {}
+    for (name, one), part in zip(patterns.items(), keys, strict=True):
+        found = flat[begin : begin + part.size].reshape(part.shape)
+        begin += part.size
+        rows |= {(name, line): row for line, row in zip(one.lines, found, strict=True)}
+    return rows, distinct, ways_back
+
+
+def _batches(distinct: Int64s, large: Mapping[bytes, _Pattern], machine: Machine) -> Iterator[Int64s]:
+    """Yield all pairs in the order of their numbers."""
+    yield distinct
+    for one in large.values():
+        for line in one.lines:
+            yield one.pairs([line], machine)[0]
+
+
+def _routed(machine: Machine, batches: Iterator[Int64s]) -> Routes:
+    lengths, links = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)]
+    for batch in batches:
+        for begin in range(0, len(batch), _BATCH):
+            ends = np.divmod(batch[begin : begin + _BATCH], machine.fabric.nodes)
+            routes = machine.router.routes(np.stack(ends, 1))
+            lengths.append(np.diff(routes.starts))
+            links.append(routes.links.astype(np.int32))
+    return Routes(np.cumsum(np.concatenate(lengths)), np.concatenate(links))
+
+
+def _fingerprints(templates: Sequence[Template]) -> list[bytes]:
+    """Return who sends to whom among how many, as digests: equal ones take equal routes."""
+    known: dict[tuple[int, int, int], bytes] = {}
+    found = []
+    for one in templates:
+        shared = (one.members, id(one.pair_source), id(one.pair_destination))
+        if shared not in known:
+            digest = hashlib.blake2b(str(one.members).encode(), digest_size=16)
+            digest.update(np.ascontiguousarray(one.pair_source).data)
+            digest.update(np.ascontiguousarray(one.pair_destination).data)
+            known[shared] = digest.digest()
+        found.append(known[shared])
+    return found

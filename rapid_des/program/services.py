@@ -1,0 +1,229 @@
+"""How long links are busy with a message: rows of sizes, classes of hops, and the tables between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.errors import TopologyError
+from rapid_des.network.fabric import Fabric, Routes
+from rapid_des.network.protocol import Protocol, cut_through, service_time, units
+from rapid_des.network.specs import Switching
+from rapid_des.program.program import NONE, HopTable, Int32s, PartTable
+from rapid_des.units import PS_PER_S, Size, ceil_divide, serialization_time
+
+LONGEST_S = 100_000
+"""What a message may take on a link, in seconds: times are 63 bits of picoseconds (107 days) in all."""
+
+_BATCH = 1 << 18
+"""Routes that are looked at together."""
+
+Profile = tuple[tuple[int, int], ...]
+"""(bandwidth, latency) of each link of a route."""
+
+
+class Sizes:
+    """Distinct message sizes in the order of their first use; `whole` ones are never cut into parts."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, bool], int] = {}
+
+    def row(self, size: int, *, whole: bool = False) -> int:
+        """Return the hop-table row of a size in bytes."""
+        return self._rows.setdefault((size, whole), len(self._rows))
+
+    def rows(self, sizes: NDArray[np.int64], *, whole: bool = False) -> Int32s:
+        """Return the rows of many sizes."""
+        if len(sizes) and (sizes == sizes[0]).all():
+            return np.full(len(sizes), self.row(int(sizes[0]), whole=whole), np.int32)
+        distinct, places = np.unique(sizes, return_inverse=True)
+        return np.array([self.row(int(size), whole=whole) for size in distinct], np.int32)[places]
+
+    def all(self) -> list[int]:
+        """Return every size in row order."""
+        return [size for size, _ in self._rows]
+
+    def whole(self) -> frozenset[int]:
+        """Return the rows of messages that are never cut into parts."""
+        return frozenset(row for row, (_, whole) in enumerate(self._rows) if whole)
+
+
+def hop_table(
+    fabric: Fabric,
+    switching: Switching,
+    routes: Routes,
+    sizes: Sequence[int],
+    *,
+    whole: Collection[int] = (),
+) -> tuple[HopTable, Int32s]:
+    """Return the services of every size, and the class of each hop of `routes`.
+
+    store_and_forward: a link takes the whole message, the next hop waits for its end.
+    cut_through: the next hop starts once the first segment has arrived; a hop's service depends on the whole
+    route, because a fast link behind a slow one waits for it. Where messages go in parts, the parts' sizes
+    have rows behind those of `sizes`; those in rows `whole` do not.
+    """
+    parts = None
+    if switching.mode == "store_and_forward":
+        profiles, classes = _by_link(fabric, routes)
+        visits = [_stored(switching.protocol, profile, sizes) for profile in profiles]
+    elif switching.mode == "cut_through":
+        profiles, classes = _by_route(fabric, routes)
+        if switching.parts > 1:
+            parts, sizes = part_table(_packets(switching), sizes, switching.parts, whole=whole)
+        visits = [hop for profile in profiles for hop in _cut(_packets(switching), profile, sizes)]
+    else:
+        raise TopologyError(f"{fabric.name}: switching.mode {switching.mode} has no hop table")
+    longest = max((time for visit in visits for times in visit for time in times), default=0)
+    if longest > LONGEST_S * PS_PER_S:
+        problem = f"a message would take {longest / PS_PER_S:.3g} s on one link; allowed: {LONGEST_S} s"
+        raise TopologyError(f"{fabric.name}: {problem}")
+    table = np.array(visits, np.int64).reshape(len(visits), 3, len(sizes)).transpose(1, 2, 0)
+    occupancy, head, lag = (np.ascontiguousarray(part) for part in table)
+    payload = np.array(sizes, np.int64)
+    return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, payload, parts), classes
+
+
+def part_sizes(switching: Switching, size: int) -> list[int]:
+    """Return the bytes of the parts that a message goes in."""
+    if switching.parts == 1:
+        return [size]
+    count, part, last = _cut_up(_packets(switching), size, switching.parts)
+    return [part] * (count - 1) + [last]
+
+
+def _cut_up(protocol: Protocol, size: int, most: int) -> tuple[int, int, int]:
+    """Return into how many parts of equally many packets a message is cut, their bytes and the last one's."""
+    packets, _ = units(size, protocol.payload)
+    part = ceil_divide(packets, most) * protocol.payload
+    count, last = units(size, part)
+    return count, part, last
+
+
+def part_table(
+    protocol: Protocol, sizes: Sequence[int], most: int, *, whole: Collection[int] = ()
+) -> tuple[PartTable, list[int]]:
+    """Cut every size into at most `most` parts of equally many packets (the last may have fewer).
+
+    Also returns the sizes with those of the parts behind them.
+    """
+    rows = list(sizes)
+    places = {size: row for row, size in enumerate(rows)}
+    table = []
+    for row, size in enumerate(sizes):
+        count, part, last = (1, size, size) if row in whole else _cut_up(protocol, size, most)
+        for one in (part, last) if count > 1 else ():
+            if one not in places:
+                places[one] = len(rows)
+                rows.append(one)
+        table.append((count, places[part], places[last]) if count > 1 else (1, row, row))
+    table += [(1, row, row) for row in range(len(table), len(rows))]
+    columns = np.array(table, np.int32).reshape(-1, 3).T.copy()
+    return PartTable(*columns), rows
+
+
+def _by_link(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
+    kinds, places = np.unique(np.stack([fabric.bandwidth, fabric.latency], 1), axis=0, return_inverse=True)
+    profiles: list[Profile] = [((int(bandwidth), int(latency)),) for bandwidth, latency in kinds]
+    return profiles, places.reshape(-1).astype(np.int32)[routes.links]
+
+
+def _by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
+    """Return the distinct profiles, and as a hop's class its profile's base plus its position."""
+    used = np.zeros(len(fabric), np.bool_)
+    used[routes.links] = True
+    kinds, kind = np.unique(
+        np.stack([fabric.bandwidth[used], fabric.latency[used]], 1), axis=0, return_inverse=True
+    )
+    link_kind = np.zeros(len(fabric), np.int32)
+    link_kind[used] = kind.reshape(-1)
+    firsts, profile = _kinds_of_routes(routes, link_kind, len(kinds))
+    order = sorted(range(len(firsts)), key=lambda number: firsts[number][0])
+    base = np.zeros(len(firsts) + 1, np.int32)  # the last is that of messages to oneself
+    total = 0
+    for number in order:
+        base[number] = total
+        total += len(firsts[number][1])
+    classes = np.empty(len(routes.links), np.int32)
+    for begin in range(0, len(routes), _BATCH):
+        starts = routes.starts[begin : begin + _BATCH + 1]
+        lengths = np.diff(starts)
+        hop = np.arange(starts[0], starts[-1]) - np.repeat(starts[:-1], lengths)
+        classes[starts[0] : starts[-1]] = np.repeat(base[profile[begin : begin + _BATCH]], lengths) + hop
+    rates = [(int(bandwidth), int(latency)) for bandwidth, latency in kinds]
+    return [tuple(rates[one] for one in firsts[number][1]) for number in order], classes
+
+
+def _kinds_of_routes(
+    routes: Routes, link_kind: Int32s, kinds: int
+) -> tuple[list[tuple[int, tuple[int, ...]]], Int32s]:
+    """Return each distinct route of kinds of links after its first start, and the number of each route's."""
+    firsts: dict[tuple[int, ...], int] = {}
+    begun: list[int] = []
+    profile = np.full(len(routes), NONE, np.int32)
+    for batch in range(0, len(routes), _BATCH):
+        starts = routes.starts[batch : batch + _BATCH + 1]
+        lengths = np.diff(starts)
+        for length in np.unique(lengths[lengths > 0]).tolist():  # a message to oneself takes no link
+            places = np.flatnonzero(lengths == length)
+            begins = starts[places]
+            rows = link_kind[routes.links[begins[:, None] + np.arange(length)]]
+            first, place = _alike(rows, kinds)
+            numbers = np.empty(len(first), np.int32)
+            for index, row in enumerate(first.tolist()):
+                numbers[index] = number = firsts.setdefault(tuple(rows[row].tolist()), len(firsts))
+                if number == len(begun):
+                    begun.append(int(begins[row]))
+            profile[batch + places] = numbers[place]
+    return list(zip(begun, firsts, strict=True)), profile
+
+
+def _alike(rows: Int32s, kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first of each kind of equal rows, and each row's kind; much faster than sorting rows."""
+    if (rows == rows[0]).all():
+        return np.zeros(1, np.int64), np.zeros(len(rows), np.int64)
+    code = rows[:, 0].astype(np.int64)
+    for column in rows.T[1:]:
+        if int(code.max(initial=0)) > 2**62 // kinds:
+            code = np.unique(code, return_inverse=True)[1].reshape(-1)
+        code = code * kinds + column
+    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    return first, place.reshape(-1)
+
+
+def _packets(switching: Switching) -> Protocol:
+    """Return the unit that cut-through forwards: packets of the protocol, else bare segments."""
+    if switching.protocol is not None:
+        return switching.protocol
+    if switching.segment is None:
+        raise TopologyError("switching.mode cut_through needs a segment or a protocol")
+    return Protocol(
+        payload=switching.segment,
+        header=Size(0),
+        acknowledgement=Size(0),
+        packets_per_acknowledgement=1,
+        packet_time="exact",
+    )
+
+
+def _stored(protocol: Protocol | None, profile: Profile, sizes: Sequence[int]) -> list[list[int]]:
+    bandwidth, latency = profile[0]
+    if protocol is None:
+        times = [serialization_time(size, bandwidth) for size in sizes]
+    else:
+        times = [service_time(protocol, size, bandwidth) for size in sizes]
+    return [times, times, [latency] * len(sizes)]
+
+
+def _cut(protocol: Protocol, profile: Profile, sizes: Sequence[int]) -> list[list[list[int]]]:
+    messages = [cut_through(protocol, size, profile) for size in sizes]
+    return [
+        [
+            [message.occupancy[hop] for message in messages],
+            [min(message.head[hop], message.occupancy[hop]) for message in messages],
+            [message.lag[hop] for message in messages],
+        ]
+        for hop in range(len(profile))
+    ]

@@ -1,0 +1,267 @@
+"""A collective's schedule to the template that engines run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.bounded_cache import Recall
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.program.program import NONE, Int32s, Int64s, Template
+from rapid_des.program.rounds import RoundsTemplate
+from rapid_des.program.services import Sizes
+
+
+class Templates:
+    """Templates of schedules; those that differ in nothing but their sizes share all other columns.
+
+    `memory` keeps templates from one program to the next.
+    """
+
+    def __init__(self, sizes: Sizes, memory: Recall) -> None:
+        self._sizes = sizes
+        self._memory = memory
+        self._known: dict[bytes, Template] = {}
+        self._message: Template | None = None
+
+    def of(
+        self,
+        key: Hashable,
+        schedule: Callable[[], Schedule],
+        *,
+        name: str,
+        segment: int | None = None,
+        whole: bool = False,
+    ) -> Template:
+        """Return the template of the schedule that `key` stands for; see `template_of`.
+
+        `whole`: its messages never go in parts.
+        """
+
+        def make() -> tuple[bytes, Template, Int64s]:
+            built = schedule()
+            if segment is not None and built.size.max(initial=0) > segment:
+                built = _segmented(built, segment)
+            digest = _structure(built)
+            shape = self._known.get(digest) or template_of(built, Sizes(), name=name)
+            return digest, shape, built.size
+
+        digest, shape, sizes = self._memory.of(("template", key, segment), make, weight=_weight)
+        shape = self._known.setdefault(digest, shape)
+        return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name, alike=shape)
+
+    def message(self, size: int, segment: int | None = None) -> Template:
+        """Return the template of a message; see `message_template`."""
+        if segment is not None and size > segment:
+            return message_template(size, self._sizes, segment=segment)
+        if self._message is None:
+            self._message = message_template(size, self._sizes)
+        row = np.array([self._sizes.row(size)], np.int32)
+        return replace(self._message, size=row, name=f"a message of {size} B", alike=self._message)
+
+
+def _weight(made: tuple[bytes, Template, Int64s]) -> int:
+    """Return about how many bytes a remembered template takes; its shape may be another's too."""
+    _, shape, sizes = made
+    columns = (getattr(shape, name) for name in shape.__dataclass_fields__)
+    return 1000 + sizes.nbytes + sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
+
+
+def _structure(schedule: Schedule) -> bytes:
+    """Return a fingerprint of all that a template takes from a schedule but its sizes."""
+    digest = hashlib.blake2b(f"{schedule.members} {schedule.switches}".encode(), digest_size=16)
+    for column in (
+        schedule.source,
+        schedule.destination,
+        schedule.dependency_starts,
+        schedule.dependencies,
+    ):
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.digest()
+
+
+_SHARED = attrgetter(
+    "pair", "pair_source", "pair_destination", "source", "need", "edge_starts", "edge_target", "edge_lag",
+    "edge_at_injection", "arrival_starts", "arrival_target", "arrival_lag", "member_need",
+)  # fmt: skip
+"""A template's columns but its sizes."""
+
+
+def structure(template: Template) -> tuple[int, ...]:
+    """Return what two templates have in common that share all columns but sizes, as long as both live."""
+    if isinstance(template, RoundsTemplate):
+        return (id(template),)
+    if template.alike is not None:
+        return (id(template.alike), id(template.pair))
+    return tuple(map(id, _SHARED(template)))
+
+
+def template_of(schedule: Schedule, sizes: Sizes, *, name: str, segment: int | None = None) -> Template:
+    """Return the template of a schedule.
+
+    A task waits for its source member's arrival and for its predecessors; a member is done when it has
+    arrived and its last transfers, those that nothing later proves to have arrived, are in. With `segment`
+    a transfer is as many tasks as it has segments, and what follows waits for all of them.
+    """
+    if segment is not None:
+        schedule = _segmented(schedule, segment)
+    tasks = len(schedule)
+    counts = np.diff(schedule.dependency_starts)
+    target = np.repeat(np.arange(tasks, dtype=np.int32), counts)
+    origin = schedule.dependencies
+    gated = _needs_arrival(schedule, origin, target)
+    done_of, done_member = _last_transfers(schedule, origin, target)
+    all_origins = np.concatenate((origin, done_of))
+    all_targets = np.concatenate((target, tasks + done_member)).astype(np.int32)
+    edge_starts, edge_target = _rows(all_origins, all_targets, tasks)
+    arrival_starts, arrival_target = _arrivals(schedule, gated)
+    pair, pair_source, pair_destination = _pairs(schedule)
+    return Template(
+        members=schedule.members,
+        pair=pair,
+        pair_source=pair_source,
+        pair_destination=pair_destination,
+        source=_injectors(schedule),
+        size=sizes.rows(schedule.size),
+        need=(counts + gated).astype(np.int32),
+        edge_starts=edge_starts,
+        edge_target=edge_target,
+        edge_lag=np.zeros(len(edge_target), np.int64),
+        edge_at_injection=np.zeros(len(edge_target), np.bool_),
+        arrival_starts=arrival_starts,
+        arrival_target=arrival_target,
+        arrival_lag=np.zeros(len(arrival_target), np.int64),
+        member_need=(np.bincount(done_member, minlength=schedule.members)[: schedule.members] + 1).astype(
+            np.int32
+        ),
+        name=name,
+    )
+
+
+def _needs_arrival(schedule: Schedule, origin: Int32s, target: Int32s) -> NDArray[np.bool_]:
+    """Tell which tasks must wait for their source's arrival: those that follow no task of that source."""
+    proven = np.zeros(len(schedule), np.bool_)
+    proven[target[schedule.source[origin] == schedule.source[target]]] = True
+    return ~proven & (schedule.source < schedule.members)
+
+
+def _last_transfers(schedule: Schedule, origin: Int32s, target: Int32s) -> tuple[Int32s, Int32s]:
+    """Return (task, member) for each transfer that a member must itself see in before it is done."""
+    later_source, later_destination = schedule.source[target], schedule.destination[target]
+    tasks, members = [], []
+    for end in (schedule.source, schedule.destination):
+        proven = np.zeros(len(schedule), np.bool_)
+        proven[origin[(later_source == end[origin]) | (later_destination == end[origin])]] = True
+        last = np.flatnonzero(~proven & (end < schedule.members))
+        tasks.append(last)
+        members.append(end[last])
+    both = np.sort(np.concatenate(tasks) * schedule.members + np.concatenate(members))
+    both = both[np.append(True, both[1:] != both[:-1])] if len(both) else both
+    task, member = np.divmod(both, schedule.members)
+    return task.astype(np.int32), member.astype(np.int32)
+
+
+def _rows(origin: Int32s, target: Int32s, count: int) -> tuple[Int64s, Int32s]:
+    """Return edges as rows by origin, each row ascending by target."""
+    order = np.lexsort((target, origin))
+    starts = np.concatenate(([0], np.cumsum(np.bincount(origin, minlength=count)))).astype(np.int64)
+    return starts, target[order]
+
+
+def _arrivals(schedule: Schedule, gated: NDArray[np.bool_]) -> tuple[Int64s, Int32s]:
+    tasks = np.flatnonzero(gated).astype(np.int32)
+    members = np.arange(schedule.members, dtype=np.int32)
+    origin = np.concatenate((schedule.source[tasks], members))
+    return _rows(origin, np.concatenate((tasks, len(schedule) + members)).astype(np.int32), schedule.members)
+
+
+def _pairs(schedule: Schedule) -> tuple[Int32s, Int32s, Int32s]:
+    width = schedule.members + schedule.switches
+    moves = schedule.source != schedule.destination
+    keys, places = np.unique(
+        schedule.source[moves].astype(np.int64) * width + schedule.destination[moves], return_inverse=True
+    )
+    pair = np.full(len(schedule), NONE, np.int32)
+    pair[moves] = places
+    return pair, (keys // width).astype(np.int32), (keys % width).astype(np.int32)
+
+
+def _injectors(schedule: Schedule) -> Int32s:
+    """Return the member whose visit orders a task on links: its source, for a switch its first sender."""
+    source = schedule.source.copy()
+    for task in np.flatnonzero(source >= schedule.members):
+        first = schedule.dependencies[schedule.dependency_starts[task] : schedule.dependency_starts[task + 1]]
+        source[task] = source[first].min() if len(first) else 0
+    return source
+
+
+def _segmented(schedule: Schedule, segment: int) -> Schedule:
+    counts = np.maximum(1, -(-schedule.size // segment))
+    first = np.concatenate(([0], np.cumsum(counts)))
+    origin = np.repeat(np.arange(len(schedule)), counts)
+    place = np.arange(first[-1]) - first[origin]
+    size = np.minimum(segment, schedule.size[origin] - place * segment)
+    rows = [
+        np.concatenate(
+            [np.arange(first[before], first[before + 1]) for before in befores] or [np.zeros(0, np.int64)]
+        )
+        for befores in np.split(schedule.dependencies, schedule.dependency_starts[1:-1])
+    ]
+    lengths = np.array([len(row) for row in rows], np.int64)
+    dependencies = [rows[task] for task in origin]
+    return Schedule(
+        members=schedule.members,
+        source=schedule.source[origin],
+        destination=schedule.destination[origin],
+        size=np.maximum(size, 0),
+        reduces=schedule.reduces[origin],
+        offset=schedule.offset[origin] + place * segment,
+        dependency_starts=np.concatenate(([0], np.cumsum(lengths[origin]))),
+        dependencies=np.concatenate([*dependencies, np.zeros(0, np.int64)]).astype(np.int32),
+        switches=schedule.switches,
+    )
+
+
+def message_template(size: int, sizes: Sizes, *, segment: int | None = None) -> Template:
+    """Return the template of one message: member 0 sends, member 1 receives.
+
+    The sender is done when the message has arrived, the receiver when it has arrived and been asked for.
+    """
+    if segment is not None and size > segment:
+        return template_of(_one_transfer(size), sizes, name=f"a message of {size} B", segment=segment)
+    return Template(
+        members=2,
+        pair=np.zeros(1, np.int32),
+        pair_source=np.array([0], np.int32),
+        pair_destination=np.array([1], np.int32),
+        source=np.zeros(1, np.int32),
+        size=np.array([sizes.row(size)], np.int32),
+        need=np.ones(1, np.int32),
+        edge_starts=np.array([0, 2], np.int64),
+        edge_target=np.array([1, 2], np.int32),
+        edge_lag=np.zeros(2, np.int64),
+        edge_at_injection=np.zeros(2, np.bool_),
+        arrival_starts=np.array([0, 2, 3], np.int64),
+        arrival_target=np.array([0, 1, 2], np.int32),
+        arrival_lag=np.zeros(3, np.int64),
+        member_need=np.array([2, 2], np.int32),
+        name=f"a message of {size} B",
+    )
+
+
+def _one_transfer(size: int) -> Schedule:
+    return Schedule(
+        members=2,
+        source=np.array([0], np.int32),
+        destination=np.array([1], np.int32),
+        size=np.array([size], np.int64),
+        reduces=np.zeros(1, np.bool_),
+        offset=np.zeros(1, np.int64),
+        dependency_starts=np.zeros(2, np.int64),
+        dependencies=np.zeros(0, np.int32),
+    )

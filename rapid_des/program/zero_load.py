@@ -1,0 +1,110 @@
+"""Closed forms for a first look: how long a collective or a message takes when nothing else is on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.machine import Machine
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.specs import Switching
+from rapid_des.program.program import Template
+from rapid_des.program.services import Sizes, hop_table
+from rapid_des.program.switch_trees import with_switches
+from rapid_des.program.templates import template_of
+
+_INTERPRETED = 50_000
+"""Tasks up to which the longest chain is walked in Python; above, compiled."""
+
+
+def alone(schedule: Schedule, machine: Machine, ranks: Sequence[int]) -> int:
+    """Return the picoseconds of a collective among `ranks` that all arrive at once, without congestion.
+
+    The longer of the longest chain of transfers at zero load, and the busiest link's service of all that
+    crosses it.
+    """
+    chain, load = chain_and_load(schedule, machine, ranks)
+    return max(chain, int(load.max(initial=0)))
+
+
+def chain_and_load(
+    schedule: Schedule, machine: Machine, ranks: Sequence[int]
+) -> tuple[int, NDArray[np.int64]]:
+    """Return the longest chain of transfers at zero load, and every link's service of all that crosses it."""
+    sizes = Sizes()
+    template = template_of(schedule, sizes, name="")
+    if not len(template.pair_source):
+        return 0, np.zeros(0, np.int64)
+    members = np.array(with_switches(machine, ranks) if schedule.switches else ranks, np.int64)
+    routes = machine.router.routes(
+        np.stack((members[template.pair_source], members[template.pair_destination]), 1)
+    )
+    switching = _uncongested(machine.switching)
+    hops, classes = hop_table(machine.fabric, switching, routes, sizes.all())
+    crossing, load = _zero_load(template, hops, routes, classes)
+    return _longest_chain(schedule, crossing), load
+
+
+def message_alone(size: int, machine: Machine, source: int, destination: int) -> int:
+    """Return the picoseconds of one message between two GPUs at zero load."""
+    if source == destination:
+        return 0
+    schedule = Schedule(
+        members=2,
+        source=np.array([0], np.int32),
+        destination=np.array([1], np.int32),
+        size=np.array([size], np.int64),
+        reduces=np.zeros(1, np.bool_),
+        offset=np.zeros(1, np.int64),
+        dependency_starts=np.zeros(2, np.int64),
+        dependencies=np.zeros(0, np.int32),
+    )
+    return alone(schedule, machine, (source, destination))
+
+
+def _uncongested(switching: Switching) -> Switching:
+    """Return the visits that price a lone message: a fluid flow alone is a cut-through message."""
+    return switching if switching.mode != "fluid" else switching.__replace__(mode="cut_through")
+
+
+def _zero_load(
+    template: Template, hops: Any, routes: Any, classes: Any
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each task's time on the way, and the time that each link serves."""
+    moves = np.flatnonzero(template.pair >= 0)
+    pair, size = template.pair[moves], template.size[moves]
+    counts = (routes.starts[1:] - routes.starts[:-1])[pair]
+    task = np.repeat(np.arange(len(moves)), counts)
+    place = np.arange(len(task)) - np.repeat(np.cumsum(counts) - counts, counts)
+    hop = routes.starts[pair][task] + place
+    last = place == counts[task] - 1
+    row, service = size[task], classes[hop]
+    occupancy = hops.occupancy[row, service]
+    step = np.where(last, occupancy, hops.head[row, service]) + hops.lag[row, service]
+    crossing = np.zeros(len(template), np.int64)
+    np.add.at(crossing, moves[task], step)
+    load = np.zeros(int(routes.links.max(initial=0)) + 1, np.int64)
+    np.add.at(load, routes.links[hop], occupancy)
+    return crossing, load
+
+
+def _longest_chain(schedule: Schedule, crossing: NDArray[np.int64]) -> int:
+    walk = _walk
+    if len(schedule) > _INTERPRETED:
+        from numba import njit
+
+        walk = njit(cache=True)(_walk)
+    done = np.zeros(len(schedule), np.int64)
+    walk(schedule.dependency_starts, schedule.dependencies, crossing, done)
+    return int(done.max(initial=0))
+
+
+def _walk(starts: Any, dependencies: Any, crossing: Any, done: Any) -> None:
+    for task in range(len(done)):
+        ready = 0
+        for place in range(starts[task], starts[task + 1]):
+            ready = max(ready, done[dependencies[place]])
+        done[task] = ready + crossing[task]

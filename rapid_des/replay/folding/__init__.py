@@ -1,5 +1,0 @@
-"""Symmetry folding: ranks whose futures are provably equal are simulated once."""
-
-from rapid_des.replay.folding.fold import Folding, fold, unfold
-
-__all__ = ["Folding", "fold", "unfold"]

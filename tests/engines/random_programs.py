@@ -1,0 +1,156 @@
+"""Random traces on random machines: small, crowded, and full of ties."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.program.lowering import lower
+from rapid_des.program.program import Program, Timetable
+from tests.program.machines import STORE, dimension, machine, ring, switch
+from tests.program.tracing import Nodes, trace_set
+
+SEGMENTS = STORE | {"segment": "100 B"}
+CUT = {"mode": "cut_through", "segment": "64 B"}
+PACKETS = {
+    "mode": "cut_through",
+    "protocol": {
+        "payload": "100 B",
+        "header": "10 B",
+        "acknowledgement": "0 B",
+        "packets_per_acknowledgement": 1,
+        "packet_time": "exact",
+    },
+}
+PARTS = CUT | {"parts": 3}
+PACKET_PARTS = PACKETS | {"parts": 2}
+
+FLUID = [{"mode": "fluid"}, {"mode": "fluid", "protocol": PACKETS["protocol"]}]
+
+FABRICS = [
+    (ring(2),),
+    (ring(5),),
+    (switch(4),),
+    (dimension("mesh", [2, 3]),),
+    (dimension("torus", [3, 2]),),
+    (dimension("king_mesh", [3, 2]),),
+    (dimension("hypercube", 8),),
+    (dimension("fully_connected", 4),),
+    (ring(3), switch(2, bandwidth="500 MB/s")),
+    (switch(2), ring(2), dimension("fully_connected", 2, bandwidth="250 MB/s")),
+    (switch(4, nic={"gpus": 1, "bandwidth": "2 GB/s", "latency": "10 ns"}),),
+    (dimension("clos", 6, leaf_size=2, spines=2, uplink={"bandwidth": "500 MB/s", "latency": "50 ns"}),),
+]
+ONE_FOR_ALL = [
+    "ring",
+    "bidirectional_ring",
+    "direct",
+    "halving_doubling",
+    "double_binary_tree",
+    "binomial_tree",
+]
+PER_AXIS = ONE_FOR_ALL[:4]
+"""Trees do no reduce-scatter, which a collective along several axes needs."""
+IN_SWITCH = ["nvls", "sharp"]
+"""For dimensions with switches."""
+KINDS = [kind for kind in CollectiveType if kind is not CollectiveType.BARRIER]
+
+
+@st.composite
+def machines(draw, switchings=(STORE, SEGMENTS, CUT, PACKETS, PARTS, PACKET_PARTS)):
+    """A machine of up to eight GPUs with any of these switchings and any algorithms."""
+    fabric = draw(st.sampled_from(FABRICS))
+    switching = draw(st.sampled_from(switchings))
+    inside = [IN_SWITCH if part["shape"] in ("switch", "clos") else [] for part in fabric]
+    chunks = draw(st.sampled_from([1, 1, 3]))
+    algorithm = draw(st.sampled_from([*ONE_FOR_ALL, *max(inside)]))
+    if draw(st.booleans()):
+        algorithm = [
+            draw(st.sampled_from([*PER_AXIS, *own]))
+            for part, own in zip(fabric, inside, strict=True)
+            for _ in (part["size"] if isinstance(part["size"], list) else [0])
+        ]
+    return machine(
+        *fabric, switching=switching, collectives={"default": {"algorithm": algorithm, "chunks": chunks}}
+    )
+
+
+@st.composite
+def traces(draw, gpus, *, unordered=False, priorities=True):
+    """Nodes appended in one global order, so that streams in order can not deadlock."""
+    rng = draw(st.randoms(use_true_random=False))
+    ranks = rng.randint(2, gpus)
+    programs = [Nodes() for _ in range(ranks)]
+    groups = {f"g{place}": tuple(rng.sample(range(ranks), rng.randint(1, ranks))) for place in range(2)}
+    groups["world"] = tuple(range(ranks))
+    for _ in range(rng.randint(1, 14)):
+        _event(rng, programs, groups, priorities=priorities)
+    names = ["compute", "s0", "s1", "send", "recv"]
+    loose = [name for name in names if unordered and rng.random() < 0.5]
+    return trace_set(programs, groups, unordered=loose)
+
+
+def _event(rng, programs, groups, *, priorities):
+    kind = rng.choice(["compute", "compute", "collective", "collective", "message"])
+    if kind == "compute":
+        nodes = rng.choice(programs)
+        duration = rng.choice([0, 1, 100, 1000, 70_000])
+        nodes.compute(duration, after=_earlier(rng, nodes), priority=_priority(rng, priorities))
+    elif kind == "collective":
+        name = rng.choice(sorted(groups))
+        collective = rng.choice([*KINDS, CollectiveType.ALL_REDUCE, CollectiveType.BARRIER])
+        size, stream = rng.choice([1, 64, 300]), rng.choice(["s0", "s1"])
+        for rank in sorted(groups[name]):
+            nodes = programs[rank]
+            after, priority = _earlier(rng, nodes), _priority(rng, priorities)
+            nodes.collective(collective, size, name, stream=stream, after=after, priority=priority)
+    else:
+        source, destination = rng.randrange(len(programs)), rng.randrange(len(programs))
+        size, tag = rng.choice([0, 1, 100, 250]), rng.randint(0, 1)
+        sender, receiver = programs[source], programs[destination]
+        after, priority = _earlier(rng, sender), _priority(rng, priorities)
+        sender.send(destination, size, tag=tag, after=after, priority=priority)
+        receiver.recv(source, size, tag=tag, after=_earlier(rng, receiver))
+
+
+def _earlier(rng, nodes):
+    count = len(nodes.rows)
+    return tuple(sorted(rng.sample(range(count), min(count, rng.randint(0, 2)))))
+
+
+def _priority(rng, wanted):
+    return rng.choice([0, 0, 1, -3]) if wanted else 0
+
+
+@st.composite
+def programs(draw, *, unordered=False, priorities=True, timetables=False, fluid=False):
+    """A lowered program."""
+    where = draw(machines(FLUID) if fluid else machines())
+    program = lower(
+        draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
+    ).program
+    return with_timetables(program, draw(st.randoms(use_true_random=False))) if timetables else program
+
+
+def with_timetables(program: Program, rng) -> Program:
+    """The program with slow, closed and late links, and slow and closed streams."""
+    links = {link: _timetable(rng) for link in range(program.links) if rng.random() < 0.4}
+    streams = {
+        (position, server): _timetable(rng)
+        for position, binding in enumerate(program.bindings)
+        for server in range(len(program.programs[binding.program].server_capacity))
+        if rng.random() < 0.4
+    }
+    return replace(program, link_timetables=links, stream_timetables=streams)
+
+
+def _timetable(rng) -> Timetable:
+    """Up to four steps; the last rate is above 0."""
+    steps = rng.randint(1, 4)
+    times = sorted(rng.sample(range(0, 900_000, 12_500), steps))
+    rates = [rng.choice([0, 1, 2048, 4095, 4096]) for _ in range(steps - 1)] + [rng.choice([100, 3000, 4096])]
+    lags = [rng.choice([0, 0, 50_000]) for _ in range(steps)]
+    return Timetable(np.array(times, np.int64), np.array(rates, np.int64), np.array(lags, np.int64))

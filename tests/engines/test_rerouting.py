@@ -1,0 +1,191 @@
+"""Rule R8: links that close in mid-flight, on rings of 1 byte a nanosecond and 100 ns a link."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rapid_des.engines.simpy import engine as simpy_engine
+from rapid_des.engines.simpy import rerouting
+from rapid_des.errors import FabricCutError, UnsupportedByEngine
+from rapid_des.network.faults import parse_fault
+from rapid_des.program.faults.closures import Remaining, closures_of, replan
+from rapid_des.program.faults.machines import with_faults
+from rapid_des.program.faults.timed import with_timetables
+from rapid_des.program.lowering import lower
+from rapid_des.program.program import NONE
+from rapid_des.simulation import replay
+from tests.engines.agreement import assert_same
+from tests.engines.random_programs import machines, traces
+from tests.program.faults.test_timed import one_message
+from tests.program.machines import STORE, dimension, machine, ring
+from tests.program.tracing import ALL_REDUCE, NANOSECOND, Nodes, trace_set
+
+CUT = {"mode": "cut_through", "segment": "100 B"}
+SEGMENTS = STORE | {"segment": "100 B"}
+REROUTE = "policy=reroute detection=50ns"
+
+
+def result(subject, *faults, where=None, engine="auto"):
+    broken = with_faults(where or machine(ring(4), switching=CUT), [parse_fault(text) for text in faults])
+    return replay(subject, broken, engine=engine, trail=True)
+
+
+def nanoseconds(done):
+    assert done.step_time % NANOSECOND == 0
+    return done.step_time // NANOSECOND
+
+
+def crossed(done):
+    """Bytes by link name."""
+    run = done.run
+    sums = run.execution.records.link_bytes.sum(axis=1)
+    return {run.machine.fabric.link_name(link): int(sums[link]) for link in sums.nonzero()[0].tolist()}
+
+
+def test_whole_segments_that_were_served_stay_sent_and_the_rest_goes_the_other_way():
+    # at 350 ns three segments of 100 B are through; 700 B leave again at 350 + 50 over three links: a segment
+    # and its latency for each of the first two (200 ns each), then 700 B and 100 ns
+    done = result(one_message(), f"link=0>1 down=true from=350ns {REROUTE}")
+    assert nanoseconds(done) == 400 + 2 * 200 + 700 + 100
+    assert crossed(done) == {"gpu0>gpu1": 300, "gpu0>gpu3": 700, "gpu3>gpu2": 700, "gpu2>gpu1": 700}
+
+
+def test_a_link_is_booked_for_what_it_served_until_it_closed():
+    done = result(one_message(), f"link=0>1 down=true from=350ns {REROUTE}")
+    records, fabric = done.run.execution.records, done.run.machine.fabric
+    assert records.link_busy[fabric.link(0, 1)].sum() == 350 * NANOSECOND
+    assert records.sent == records.received == 1000
+
+
+def test_without_segments_a_message_that_was_cut_goes_again_as_a_whole():
+    # 350 + 50 ns, then three times (1000 + 100) ns stored and forwarded
+    done = result(one_message(), f"link=0>1 down=true from=350ns {REROUTE}", where=machine(ring(4)))
+    assert nanoseconds(done) == 400 + 3 * 1100
+
+
+def test_a_stored_message_goes_on_from_the_gpu_that_holds_it():
+    # it is on gpu1 at 1100 ns; 1>2 is closed and noticed, so on the ring of 5 it goes back: 1>0>4>3>2
+    done = result(one_message(hops=2), f"link=1>2 down=true from=600ns {REROUTE}", where=machine(ring(5)))
+    assert nanoseconds(done) == 1100 + 4 * 1100
+    assert crossed(done) == dict.fromkeys(
+        ["gpu0>gpu1", "gpu1>gpu0", "gpu0>gpu4", "gpu4>gpu3", "gpu3>gpu2"], 1000
+    )
+
+
+def test_later_hops_serve_only_what_got_through():
+    # cut-through 0>1>2 on five: 1>2 runs 200 ns behind 0>1, which closes at 350 ns with 300 B through;
+    # they end on 1>2 at 200 + 300 ns, the other 700 B go 0>4>3>2
+    where = machine(ring(5), switching=CUT)
+    done = result(one_message(hops=2), f"link=0>1 down=true from=350ns {REROUTE}", where=where)
+    records, fabric = done.run.execution.records, where.fabric
+    assert records.link_busy[fabric.link(1, 2)].sum() == 300 * NANOSECOND
+    assert crossed(done)["gpu1>gpu2"] == 300
+    assert nanoseconds(done) == 400 + 2 * 200 + 700 + 100
+
+
+def test_who_waits_for_the_link_leaves_it_too():
+    first, other = Nodes(), Nodes()
+    for tag in (0, 1):
+        first.send(1, 1000, tag=tag, stream=f"send{tag}")
+        other.recv(0, 1000, tag=tag, stream=f"recv{tag}")
+    done = result(trace_set([first, other]), f"link=0>1 down=true from=350ns {REROUTE}")
+    # 700 B and the 1000 B that waited share 0>3>2>1 from 400 ns on
+    assert crossed(done)["gpu0>gpu3"] == 1700
+    assert nanoseconds(done) == 400 + 2 * 200 + 1700 + 100
+
+
+def test_what_is_sent_once_the_closure_is_noticed_takes_another_way_at_once():
+    first, other = Nodes(), Nodes()
+    first.send(1, 1000, after=first.compute(500 * NANOSECOND))
+    other.recv(0, 1000)
+    done = result(trace_set([first, other]), f"link=0>1 down=true from=0ns {REROUTE}")
+    assert nanoseconds(done) == 500 + 2 * 200 + 1000 + 100
+
+
+def test_a_link_that_is_back_is_used_again():
+    first, other = Nodes(), Nodes()
+    first.send(1, 1000, after=first.compute(500 * NANOSECOND))
+    other.recv(0, 1000)
+    done = result(trace_set([first, other]), f"link=0>1 down=true from=0ns until=400ns {REROUTE}")
+    assert nanoseconds(done) == 500 + 1000 + 100
+
+
+def test_a_cut_is_named_with_the_time_at_which_it_was_found():
+    faults = [f"link=0-1 down=true from=300ns {REROUTE}", f"link=2-3 down=true from=0ns {REROUTE}"]
+    with pytest.raises(FabricCutError, match="at 350 ns: .*gpu0 can not reach gpu1") as caught:
+        result(one_message(), *faults)
+    assert caught.value.exit_code == 3
+
+
+def test_the_compiled_engine_says_that_it_does_not_reroute():
+    with pytest.raises(UnsupportedByEngine, match="does not reroute"):
+        result(one_message(), f"link=0>1 down=true from=0ns {REROUTE}", engine="compiled")
+
+
+def test_planned_together_transfers_spread_over_ways():
+    where = machine(dimension("torus", [3, 3]), switching=CUT)
+    faults = [parse_fault("link=0>1 down=true from=0ns policy=replan detection=0ns")]
+    closures = closures_of(where, faults, 1, one_message())
+    left, dead = [Remaining(0, 1, 1000), Remaining(0, 1, 1000)], frozenset({where.fabric.link(0, 1)})
+    alone, same = replan(left, closures, dead, together=False)
+    one, other = replan(left, closures, dead, together=True)
+    assert alone == same
+    assert set(one).isdisjoint(other)
+    assert (len(one), len(other)) == (2, 3)  # around the row; then, as that is loaded, by the next row
+
+
+def test_an_all_reduce_survives_a_closing_ring():
+    nodes = Nodes()
+    nodes.collective(ALL_REDUCE, 4000)
+    subject = trace_set([nodes] * 4)
+    healthy = result(subject)
+    broken = result(subject, f"link=1-2 down=true from=700ns {REROUTE}")
+    assert broken.step_time > healthy.step_time
+    assert broken.run.execution.records.sent == healthy.run.execution.records.sent
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_closing_what_nobody_uses_changes_nothing_to_the_tick(data):
+    where = data.draw(machines())
+    lowered = lower(data.draw(traces(where.fabric.gpus)), where)
+    program = lowered.program
+    used = set(program.route_links.tolist())
+    spare = sorted(set(range(program.links)) - used)
+    plain = simpy_engine.run(program, trail=True)
+    late = plain.makespan // 1000 + 10
+    policy = data.draw(st.sampled_from(["reroute", "replan"]))
+    faults = [f"link=#{link} down=true from=0ns policy=reroute detection=1ns" for link in spare[:2]]
+    faults.append(f"link=#0 down=true from={late}ns policy={policy} detection=1ns")
+    closing = with_timetables(lowered, where, tuple(map(parse_fault, faults)), plain.makespan)
+    assert_same(plain, rerouting.run(closing, trail=True), ties=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_byte_is_lost_whatever_closes(data):
+    where = data.draw(machines())
+    lowered = lower(data.draw(traces(where.fabric.gpus)), where)
+    program = lowered.program
+    makespan = simpy_engine.run(program).makespan
+    links = data.draw(st.lists(st.integers(0, program.links - 1), min_size=1, max_size=3, unique=True))
+    faults = []
+    for link in links:
+        start = data.draw(st.integers(0, makespan // 1000 + 1))
+        until = start + data.draw(st.integers(1, 2000))
+        policy = data.draw(st.sampled_from(["reroute", "replan"]))
+        detection = data.draw(st.sampled_from([0, 7, 300]))
+        faults.append(
+            f"link=#{link} down=true from={start}ns until={until}ns policy={policy} detection={detection}ns"
+        )
+    closing = with_timetables(lowered, where, tuple(map(parse_fault, faults)), 2 * makespan)
+    try:
+        records = rerouting.run(closing, trail=True)
+    except FabricCutError:
+        return
+    assert (records.finish != NONE).all()
+    assert records.sent == records.received
+    again = rerouting.run(replace(closing), trail=True)
+    assert_same(records, again)

@@ -1,0 +1,77 @@
+"""Remembering changes no result, stays within its room, and is not carried to other processes."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from rapid_des.bounded_cache import Recall
+from rapid_des.frontend import load_job
+from rapid_des.machine import load_machine
+from rapid_des.network.faults import parse_fault
+from rapid_des.simulation import simulate
+
+JOBS = [
+    {},
+    {"training.global_batch": "128"},
+    {"training.sequence_length": "2048"},
+    {"training.recompute": "full", "training.bucket_parameters": "200000000"},
+    {"parallelism.sequence_parallel": "false", "training.sequence_length": "1024"},
+    {"training.schedule": "gpipe", "training.global_batch": "16", "training.sequence_length": "1024"},
+]
+
+
+def same_parts(one, other):
+    return (one.finish, one.breakdown, one.busiest, one.hops, one.folded, one.remembered) == (
+        other.finish, other.breakdown, other.busiest, other.hops, other.folded, other.remembered
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["hierarchical", "hybrid", "analytical"])
+@pytest.mark.parametrize("fault", ["", "link=0>1 bandwidth=0.5", "gpu=3 compute=0.8"])
+def test_a_machine_that_has_run_other_jobs_gives_the_results_of_a_fresh_one(mode, fault):
+    faults = [parse_fault(fault)] if fault else []
+    used = load_machine("torus2d_ring_a100_64", faults=faults)
+    for settings in (*JOBS, *JOBS):
+        job = load_job("llama3_1_70b_train_64", settings=tuple(settings.items()))
+        fresh = replace(used)
+        assert len(fresh.memory) == 0
+        assert same_parts(simulate(job, used, mode=mode), simulate(job, fresh, mode=mode))
+    assert len(used.memory) > 0
+
+
+def test_what_was_asked_for_longest_ago_is_forgotten_first():
+    memory, made = Recall(room=10), []
+
+    def ask(key, weight=1):
+        return memory.of(key, lambda: made.append(key) or key, weight=lambda _: weight)
+
+    assert [ask("a", 4), ask("b", 4), ask("a", 4), ask("c", 4)] == ["a", "b", "a", "c"]
+    assert (made, memory.held, len(memory)) == (["a", "b", "c"], 8, 2)  # b went: a was asked for later
+    ask("a", 4)
+    ask("b", 4)
+    assert made == ["a", "b", "c", "b"]
+
+
+def test_a_value_heavier_than_the_room_is_never_kept():
+    memory, made = Recall(room=10), []
+    for _ in range(2):
+        memory.of("small", lambda: made.append("small"), weight=lambda _: 3)
+        memory.of("large", lambda: made.append("large"), weight=lambda _: 11)
+    assert made == ["small", "large", "large"]
+    assert memory.held == 3
+
+
+def test_a_copy_for_another_process_starts_empty():
+    memory = Recall(room=10)
+    memory.of("a", lambda: 1)
+    copy = pickle.loads(pickle.dumps(memory))
+    assert (copy.room, copy.held, len(copy)) == (10, 0, 0)
+    assert memory.of("a", lambda: 2) == 1
+
+
+def test_a_failure_is_not_remembered():
+    memory = Recall(room=10)
+    with pytest.raises(ZeroDivisionError):
+        memory.of("a", lambda: 1 // 0)
+    assert memory.of("a", lambda: 7) == 7
