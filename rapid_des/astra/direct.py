@@ -11,11 +11,12 @@ from math import trunc
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.astra.endpoint import reducing_steps
 from rapid_des.astra.exchange import Exchange
 from rapid_des.astra.phases import AR, Phase, message_size
 from rapid_des.astra.windows import staggered_all_reduce, windowed
-from rapid_des.program.program import NONE, Int64s, Template
+from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import Sizes
 from rapid_des.units import PS_PER_NS
 

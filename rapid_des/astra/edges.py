@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rapid_des.program.program import Bools, Int32s, Int64s
+from rapid_des.arrays import Bools, Int32s, Int64s
 
 
 @dataclass(frozen=True)

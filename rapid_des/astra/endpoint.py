@@ -7,8 +7,8 @@ from math import trunc
 
 import numpy as np
 
+from rapid_des.arrays import Bools, Int64s
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.program.program import Bools, Int64s
 from rapid_des.units import PS_PER_NS
 
 

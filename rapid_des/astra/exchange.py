@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rapid_des.arrays import Bools, Int32s, Int64s
 from rapid_des.astra.phases import Phase
-from rapid_des.program.program import Bools, Int32s, Int64s
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.astra.files import MemoryFile
 from rapid_des.astra.slots import Along, Channel, Memory, Slot, SlotNumbers
 from rapid_des.astra.topology import Network
 from rapid_des.chakra.trace import RankTrace
 from rapid_des.errors import TraceError
 from rapid_des.network.fabric import Routes
-from rapid_des.program.program import Group, Int32s, Int64s, RankBinding, Template
+from rapid_des.program.program import Group, RankBinding, Template
 
 WORLD = "world"
 

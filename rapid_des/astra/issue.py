@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import NodeTable
-from rapid_des.program.program import Int64s
 
 
 @dataclass(frozen=True)

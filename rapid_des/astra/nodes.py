@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int32s, Int64s
 from rapid_des.astra.recipes import Recipe
-from rapid_des.program.program import NONE, Bools, Int32s, Int64s, Level, RankProgram, VisitKind
+from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
 
 CPU, GPU, COMMUNICATION = 0, 1, 2
 STREAMS = 3

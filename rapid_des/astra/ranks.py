@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int64s
 from rapid_des.astra.collectives import Scope
 from rapid_des.astra.files import Setup
 from rapid_des.astra.issue import IssueOrder
@@ -25,7 +26,7 @@ from rapid_des.astra.recipes import Call, Recipes
 from rapid_des.astra.slots import Channel, Memory, SlotNumbers, Whole
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
 from rapid_des.errors import ConfigError, TraceError
-from rapid_des.program.program import NONE, Bools, Int64s, RankProgram, VisitKind
+from rapid_des.program.program import NONE, RankProgram, VisitKind
 from rapid_des.units import PS_PER_NS
 
 _SIMULATED = (

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.astra.files import NetworkFile, Shape
 from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.network import specs
@@ -21,7 +22,7 @@ from rapid_des.network.build import Plan, build
 from rapid_des.network.detours import FaultAwareRouter
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.routing import DimensionOrderRouter
-from rapid_des.program.program import HopTable, Int32s, Int64s
+from rapid_des.program.program import HopTable
 from rapid_des.units import PS_PER_NS, Bandwidth, Duration
 
 _GIB = 2**30

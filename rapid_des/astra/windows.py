@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.astra.edges import Edges
 from rapid_des.astra.exchange import Exchange
 from rapid_des.astra.phases import AR, Phase
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.program.program import NONE, Int64s, Template
+from rapid_des.program.program import NONE, Template
 
 _MOST_EDGES = 2**24
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.model import Device
-from rapid_des.program.program import Int64s
 from rapid_des.units import PS_PER_S
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rapid_des.program.program import NONE, Int32s, Int64s, Template
+from rapid_des.arrays import Int32s, Int64s
+from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import Sizes
 
 

@@ -8,12 +8,13 @@ from functools import cache
 
 import numpy as np
 
+from rapid_des.arrays import Int32s
 from rapid_des.chakra.trace import RankTrace, TraceSet
 from rapid_des.errors import TraceError
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
 from rapid_des.program.plans import geometry
-from rapid_des.program.program import Group, Int32s, RankBinding, Template
+from rapid_des.program.program import Group, RankBinding, Template
 from rapid_des.program.routes import routes_of_groups
 
 

@@ -19,17 +19,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 
 if TYPE_CHECKING:
     from rapid_des.program.faults.closures import Closures
 
 NONE = -1
 UNLIMITED = 2**31 - 1
-
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 Namer = Callable[[int, int], str]
 """(position in bindings, visit) to a name that a person knows."""
@@ -69,7 +66,7 @@ class RankProgram:
     visit on a stream have a lag of at least one tick.
     """
 
-    kind: NDArray[np.int8]
+    kind: Int8s
     server: Int32s
     """Local server, or NONE: the visit starts when it is ready."""
     work: Int64s
@@ -93,7 +90,7 @@ class RankProgram:
     edge_lag: Int64s
     edge_at_start: Bools
     server_capacity: Int32s
-    server_level: NDArray[np.int8]
+    server_level: Int8s
     node: Int32s
     """Position in the trace's NodeTable that this visit stands for, or NONE for a helper visit."""
 
@@ -185,9 +182,9 @@ class HopTable:
     started; after the last hop the message has arrived `occupancy` plus `lag` after its start.
     """
 
-    occupancy: NDArray[np.int64]
-    head: NDArray[np.int64]
-    lag: NDArray[np.int64]
+    occupancy: Int64s
+    head: Int64s
+    lag: Int64s
     bytes: Int64s
     """Payload of each size row."""
     parts: PartTable | None = None
@@ -202,10 +199,10 @@ class FluidTable:
     """[link] bytes a second that full packets get through."""
     wire: Int64s
     """[size row] bytes that links carry."""
-    ratio: NDArray[np.int64]
+    ratio: Int64s
     """[size row, profile] acknowledgement load on the way back, as `protocol.FluidService` has it."""
-    before: NDArray[np.int64]
-    after: NDArray[np.int64]
+    before: Int64s
+    after: Int64s
     profile: Int32s
     """[route] which kind of route it is."""
     back: Int32s
@@ -267,11 +264,11 @@ class Records:
     finish: Int64s
     met: Int64s
     """MEMBER: when the last member of its instance arrived; else NONE."""
-    link_bytes: NDArray[np.int64]
+    link_bytes: Int64s
     """[link, label]: payload bytes."""
-    link_busy: NDArray[np.int64]
+    link_busy: Int64s
     """[link, label]: picoseconds of service."""
-    link_wait: NDArray[np.int64]
+    link_wait: Int64s
     """[link, label]: picoseconds that transfers waited for the link."""
     hops: int
     events: int

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int32s, Int64s
 from rapid_des.chakra.trace import NodeKind, NodeTable
-from rapid_des.program.program import NONE, Bools, Int32s, Int64s, Level, RankProgram, VisitKind
+from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.program.program import Int32s, Int64s, Template
+from rapid_des.arrays import Int32s, Int64s
+from rapid_des.program.program import Template
 
 
 @dataclass(frozen=True)

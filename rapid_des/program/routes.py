@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
-from rapid_des.program.program import Int32s, Int64s, Template
+from rapid_des.program.program import Template
 from rapid_des.program.switch_trees import with_switches
 
 _LARGE = 1 << 12

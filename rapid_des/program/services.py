@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import Int32s
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, cut_through, service_time, units
 from rapid_des.network.specs import Switching
-from rapid_des.program.program import NONE, HopTable, Int32s, PartTable
+from rapid_des.program.program import NONE, HopTable, PartTable
 from rapid_des.units import PS_PER_S, Size, ceil_divide, serialization_time
 
 LONGEST_S = 100_000

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric
 from rapid_des.program.switch_trees import tree_pairs
-
-Int64s = NDArray[np.int64]
 
 
 def all_pairs(groups: Sequence[Sequence[int]]) -> Int64s:

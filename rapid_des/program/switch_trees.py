@@ -9,10 +9,10 @@ from math import prod
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.switch_trees import SwitchTrees
 from rapid_des.program.plans import NOTHING_ABOVE, Above, Parents
-from rapid_des.program.program import Int64s
 
 
 def lines_through(group: Sequence[int], extents: Sequence[int], rank: int) -> list[tuple[int, ...]]:

@@ -10,9 +10,10 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import Recall
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.program.program import NONE, Int32s, Int64s, Template
+from rapid_des.program.program import NONE, Template
 from rapid_des.program.rounds import RoundsTemplate
 from rapid_des.program.services import Sizes
 

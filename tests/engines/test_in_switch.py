@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rapid_des.modes.blocks.sharing import require_disjoint
 
 from rapid_des.engines import compiled
 from rapid_des.errors import FabricCutError, UnsupportedByEngine
 from rapid_des.modes import shortcuts
+from rapid_des.modes.blocks.sharing import require_disjoint
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.network.collectives import IN_SWITCH, prove, task
 from rapid_des.network.faults import parse_fault

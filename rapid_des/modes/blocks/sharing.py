@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.program.signatures import Int64s, all_pairs
+from rapid_des.program.signatures import all_pairs
 from rapid_des.program.switch_trees import tree_pairs
 
 Rings = Sequence[Sequence[int]]

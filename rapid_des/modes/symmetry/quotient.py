@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.program.program import NONE, Int32s, Template
+from rapid_des.arrays import Int32s
+from rapid_des.program.program import NONE, Template
 from rapid_des.program.rounds import RoundsTemplate
 from rapid_des.program.templates import structure
 

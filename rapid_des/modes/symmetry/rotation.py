@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.program.program import Group, Int32s, Program
+from rapid_des.arrays import Int32s
+from rapid_des.program.program import Group, Program
 
 Ints = NDArray[np.int64]
 

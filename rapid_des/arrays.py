@@ -1,0 +1,88 @@
+"""Columns: the array types that everybody names, and rows of different lengths in one flat array.
+
+Ragged rows are `starts` and entries: row r is entries[starts[r]:starts[r + 1]]; the last start is the total.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bools = NDArray[np.bool_]
+Int8s = NDArray[np.int8]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_Array = TypeVar("_Array", bound=NDArray[Any])
+
+
+def starts_of(lengths: Sequence[int] | NDArray[np.integer[Any]]) -> Int64s:
+    """Return where each of the rows starts that follow one another, and at the end their total.
+
+    >>> starts_of([2, 0, 3]).tolist()
+    [0, 2, 2, 5]
+    """
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def starts_by(row: NDArray[np.integer[Any]], rows: int) -> Int64s:
+    """Return the starts of entries that are sorted by `row`, the row of each, among `rows` rows.
+
+    >>> starts_by(np.array([0, 0, 2, 2, 2]), 3).tolist()
+    [0, 2, 2, 5]
+    """
+    return starts_of(np.bincount(row, minlength=rows))
+
+
+def rows_of(lengths: Sequence[int] | NDArray[np.integer[Any]]) -> Int64s:
+    """Return of every entry the row that it is in.
+
+    >>> rows_of([2, 0, 3]).tolist()
+    [0, 0, 2, 2, 2]
+    """
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def ranges(first: int | NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]]) -> Int64s:
+    """Return, row after row, the integers that count up from its `first`, as many as it is long.
+
+    With first 0 that is every entry's position in its row.
+
+    >>> ranges(np.array([7, 0, 4]), np.array([2, 0, 3])).tolist()
+    [7, 8, 4, 5, 6]
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    entries: Int64s = np.arange(total) + np.repeat(first - (ends - lengths), lengths)
+    return entries
+
+
+def entries_of(starts: Int64s, rows: NDArray[np.integer[Any]]) -> Int64s:
+    """Return where the entries of the given rows stand, one row after the other.
+
+    >>> entries_of(starts_of([2, 0, 3]), np.array([2, 0])).tolist()
+    [2, 3, 4, 0, 1]
+    """
+    return ranges(starts[rows], starts[1:][rows] - starts[rows])
+
+
+def digest(*columns: NDArray[Any], label: str = "") -> bytes:
+    """Return a fingerprint of columns in order, by type, shape and content."""
+    state = hashlib.blake2b(label.encode(), digest_size=16)
+    for column in columns:
+        state.update(f" {column.dtype.str}{column.shape}".encode())
+        state.update(np.ascontiguousarray(column).reshape(-1).data)
+    return state.digest()
+
+
+def frozen(column: _Array) -> _Array:
+    """Return the array, made read-only."""
+    column.setflags(write=False)
+    return column
