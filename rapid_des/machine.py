@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,8 @@ from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.detours import FaultAwareRouter
 from rapid_des.network.fabric import Fabric, Router
-from rapid_des.network.faults import Fault, apply_static, check_fault, gpu_factors, hits, touches_links
+from rapid_des.network.faults import Fault, apply_static, check_fault, gpu_factors
 from rapid_des.network.overrides import override_links
-from rapid_des.network.plot import Picture
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import (
     AnyDimension,
@@ -179,27 +178,6 @@ def _built(
         dead=dead,
         lost=frozenset(gpu for gpu, share in left.items() if not share.compute),
         faults=faults,
-    )
-
-
-def picture(machine: Machine, load: Mapping[int, float] | None = None) -> Picture:
-    """Return what a drawing of a machine shows: its faults, and the utilisation of its links if given."""
-    changing = {
-        link
-        for fault, hit in hits(machine.healthy, machine.faults, machine.spec.gpus_per_node)
-        if fault.timed and touches_links(fault)
-        for link in hit.links.tolist()
-    }
-    shapes = [dimension.__struct_config__.tag for dimension in machine.spec.fabric]
-    figures = f"{machine.fabric.gpus} GPUs, {len(machine.fabric)} directed links"
-    return Picture(
-        title=f"{machine.name}: {figures}" + (f", {len(machine.dead)} dead" if machine.dead else ""),
-        fabric=machine.fabric,
-        healthy=machine.healthy,
-        dead=machine.dead,
-        changing=frozenset(changing),
-        load=load,
-        circular=shapes != ["mesh"],
     )
 
 

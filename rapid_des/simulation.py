@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobTrace, check_memory
 from rapid_des.frontend.build import check_size
-from rapid_des.machine import Machine, picture
+from rapid_des.machine import Machine
 from rapid_des.modes.blocks import RUNGS, run_hierarchical
 from rapid_des.modes.execution import EngineChoice, Execution, execute
 from rapid_des.modes.timed_faults import execute_on
-from rapid_des.network.plot import draw
 from rapid_des.program.faults.gpus import stretched
 from rapid_des.program.faults.pricing import blocks_of, trace_of
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import Program
 from rapid_des.report.blocks import inside_times, with_inside
 from rapid_des.report.breakdown import breakdown, busiest, critical_position, finish_times, operator_times
+from rapid_des.report.fabric_picture import draw, picture
 from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times, until_last_token
 from rapid_des.report.links import utilisation, write_links
 from rapid_des.report.timeline import write_timeline

@@ -23,7 +23,7 @@ from rapid_des.cli.options import (
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine, load_machine
-from rapid_des.network.plot import draw
+from rapid_des.report.fabric_picture import draw
 from rapid_des.simulation import MODES
 from rapid_des.studies.faults import How, criticality, scenario
 from rapid_des.studies.parts import KINDS, PLURALS

@@ -10,19 +10,19 @@ from pathlib import Path
 import click
 
 from rapid_des.cli.machine_options import machine_options, open_machine
-from rapid_des.machine import picture
-from rapid_des.network.describe import (
+from rapid_des.network.checks import check_routes
+from rapid_des.network.metrics import summary
+from rapid_des.network.nodes import find_gpu
+from rapid_des.report.fabric_picture import draw, picture
+from rapid_des.report.fabric_text import (
     Tree,
     check_lines,
-    checked,
     fabric_lines,
     route_lines,
+    shown_check,
     shown_fabric,
     shown_route,
 )
-from rapid_des.network.metrics import summary
-from rapid_des.network.nodes import find_gpu
-from rapid_des.network.plot import draw
 
 _ELSEWHERE = {"bench": "rapid_des.cli.topology_bench"}
 """Commands that are imported only when they are called, and the modules that hold them."""
@@ -88,7 +88,8 @@ def route(
 def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_json: bool) -> None:
     """Check that all GPUs reach each other, and whether routes may wait in a circle."""
     opened = open_machine(machine, settings, faults)
-    tree = checked(opened.fabric, opened.router, opened.dead, opened.lost)
+    found = check_routes(opened.fabric, opened.router, opened.dead, opened.lost)
+    tree = shown_check(opened.fabric, found, opened.dead, opened.lost)
     _echo(tree, check_lines(tree), as_json)
 
 

@@ -1,20 +1,26 @@
-"""What a fabric looks like in numbers: nodes, links, degrees, diameter, bisection."""
+"""What a fabric looks like in numbers: nodes, links, degrees, diameter, bisection.
+
+Bisection bandwidth is what fits through the narrowest cut that halves the GPUs, one way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rapid_des.errors import TopologyError
-from rapid_des.network.bisection import Bisection, bisection
 from rapid_des.network.fabric import Fabric, Ints
 from rapid_des.network.search import UNREACHED, hops_from
-from rapid_des.network.specs import AnyDimension
+from rapid_des.network.specs import AnyDimension, FullyConnected, Hypercube, Mesh, Ring, Switch, Torus
 
 _MOST_HOPS_LOOKED_AT = 2**26
 """Links that the searches for the diameter look at, all together."""
+_MOST_FLOW_LINKS = 20_000
+"""Links between switches up to which a cut through them is solved as a maximum flow."""
+_NEAR, _FAR, _BETWEEN = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,14 @@ class Diameter:
     hops: int
     exact: bool
     connected: bool
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """Bytes a second, in the direction that carries less; an upper bound where not `exact`."""
+
+    bandwidth: int
+    exact: bool
 
 
 @dataclass(frozen=True)
@@ -85,5 +99,103 @@ def diameter(
 
 def spaced(gpus: Ints, most: int) -> Ints:
     """Return the GPUs, or `most` evenly spaced ones of them."""
-    places = np.linspace(0, len(gpus) - 1, min(len(gpus), most)).astype(np.int64)
-    return gpus[np.unique(places)]
+    positions = np.linspace(0, len(gpus) - 1, min(len(gpus), most)).astype(np.int64)
+    return gpus[np.unique(positions)]
+
+
+def bisection(
+    fabric: Fabric,
+    dimensions: Sequence[AnyDimension],
+    dead: frozenset[int] = frozenset(),
+    lost: frozenset[int] = frozenset(),
+) -> Bisection:
+    """Return the narrowest of the cuts across the middle of each axis, and whether none can be narrower.
+
+    It is exact for one switch, and where the shapes are regular and uniform all-to-all traffic, spread
+    evenly, proves the cut: (GPUs/2)² flows cross any halving, so none carries less than the busiest link
+    lets through.
+    """
+    alive = np.ones(len(fabric), bool)
+    alive[sorted(dead)] = False
+    gpus = surviving(fabric, lost)
+    sides = [np.split(gpus, [len(gpus) // 2]), *_axis_halves(fabric, gpus)]
+    narrowest = min(
+        _one_way(fabric, alive, *ends) for low, high in sides for ends in ((low, high), (high, low))
+    )
+    plain = not dead and _uniform(fabric)
+    single = len(dimensions) == 1 and isinstance(dimensions[0], Switch) and dimensions[0].nic is None
+    proven = _lower_bound(fabric, dimensions) if plain else 0
+    return Bisection(narrowest, fabric.gpus > 1 and plain and (single or narrowest == proven))
+
+
+def _axis_halves(fabric: Fabric, gpus: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the low and high half of each axis that halves the GPUs."""
+    stride = 1
+    for size in fabric.axes:
+        low = gpus // stride % size < size // 2
+        if 2 * np.count_nonzero(low) == len(gpus):
+            yield gpus[low], gpus[~low]
+        stride *= size
+
+
+def _one_way(fabric: Fabric, alive: NDArray[np.bool_], near: Ints, far: Ints) -> int:
+    """Return the capacity from GPUs `near` to GPUs `far`, all other nodes standing where it is least."""
+    source, destination, bandwidth = fabric.source[alive], fabric.destination[alive], fabric.bandwidth[alive]
+    side = np.full(fabric.nodes, _BETWEEN)
+    side[near], side[far] = _NEAR, _FAR
+    direct = (side[source] == _NEAR) & (side[destination] == _FAR)
+    inner = (side[source] == _BETWEEN) & (side[destination] == _BETWEEN)
+    enters = (side[source] == _NEAR) & (side[destination] == _BETWEEN)
+    leaves = (side[source] == _BETWEEN) & (side[destination] == _FAR)
+    into = np.bincount(destination[enters], bandwidth[enters], fabric.nodes).astype(np.int64)
+    out = np.bincount(source[leaves], bandwidth[leaves], fabric.nodes).astype(np.int64)
+    linked = np.zeros(fabric.nodes, bool)
+    linked[source[inner]] = linked[destination[inner]] = True
+    stars = np.minimum(into, out)[~linked].sum()
+    total = int(bandwidth[direct].sum()) + int(stars)
+    if np.count_nonzero(inner) > _MOST_FLOW_LINKS:
+        return total + int(min(into[linked].sum(), out[linked].sum()))
+    between = np.stack([source[inner], destination[inner], bandwidth[inner]], axis=1)
+    return total + _flow(between, into, out, np.flatnonzero(linked))
+
+
+def _flow(between: Ints, into: Ints, out: Ints, linked: Ints) -> int:
+    import networkx  # slow to import, and most fabrics have no links between switches
+
+    graph: networkx.DiGraph[object] = networkx.DiGraph()
+    graph.add_nodes_from(["near", "far"])
+    for node in linked.tolist():
+        graph.add_edge("near", node, capacity=int(into[node]))
+        graph.add_edge(node, "far", capacity=int(out[node]))
+    for source, destination, bandwidth in between.tolist():
+        graph.add_edge(source, destination, capacity=bandwidth)
+    return int(networkx.maximum_flow_value(graph, "near", "far"))
+
+
+def _uniform(fabric: Fabric) -> bool:
+    """Whether all links of a dimension have one rate."""
+    dimensions = range(len(fabric.dimensions))
+    return all(len(np.unique(fabric.bandwidth[fabric.dimension == index])) <= 1 for index in dimensions)
+
+
+def _lower_bound(fabric: Fabric, dimensions: Sequence[AnyDimension]) -> int:
+    """Return the least over axes of (GPUs / size) · bisection of the axis alone; 0 where a shape has none."""
+    bounds = []
+    for index, dimension in enumerate(dimensions):
+        rates = fabric.bandwidth[fabric.dimension == index]
+        for size in fabric.extents[index]:
+            if size > 1:
+                bounds.append(fabric.gpus // size * _axis_width(dimension, size) * int(rates[0]))
+    return min(bounds, default=0)
+
+
+def _axis_width(dimension: AnyDimension, size: int) -> int:
+    """Return how many links of one axis any halving cuts, one way; 0 where this is not known."""
+    if isinstance(dimension, Ring | Torus):
+        return 1 if size == 2 else 2
+    if isinstance(dimension, Mesh):
+        return 1
+    if isinstance(dimension, FullyConnected):
+        return (size // 2) * (size - size // 2)
+    power_of_two = size & (size - 1) == 0
+    return size // 2 if isinstance(dimension, Hypercube) and power_of_two else 0

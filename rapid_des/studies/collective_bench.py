@@ -14,13 +14,13 @@ from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.network.bisection import bisection
 from rapid_des.network.collectives import IN_SWITCH, ON_FABRIC, Schedule, Shaped, load_algorithm, on_fabric
 from rapid_des.network.collectives.algorithm_files import READERS
 from rapid_des.network.collectives.bounds import Bounds, bounds
 from rapid_des.network.collectives.nccl import NcclEstimate, nccl_time
 from rapid_des.network.collectives.nccl_fabric import load_fabric
 from rapid_des.network.collectives.task import SHARDED_INPUT
+from rapid_des.network.metrics import bisection
 from rapid_des.program.fault_planner import Planner
 from rapid_des.program.plans import Call, geometry
 from rapid_des.program.switch_trees import AboveGroups

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from rapid_des.chakra.trace import TraceSet
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job
-from rapid_des.machine import Machine, picture
+from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.symmetry.symmetry import rotations
 from rapid_des.network.faults import Fault
 from rapid_des.network.nodes import find_node
-from rapid_des.network.plot import Picture
 from rapid_des.program.faults.machines import with_faults
 from rapid_des.program.faults.pricing import trace_of
+from rapid_des.report.fabric_picture import Picture, picture
 from rapid_des.simulation import Result, replay, simulate
 from rapid_des.studies.parts import KINDS, Kind, Part, parts_of
 from rapid_des.studies.scenario import Scenario, compared

@@ -8,20 +8,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rapid_des.errors import FabricCutError
-from rapid_des.network.deadlock import channel_dependency_cycle
-from rapid_des.network.fabric import Fabric, Ints, Router
-from rapid_des.network.metrics import Summary, diameter, spaced, surviving
+from rapid_des.network.checks import RouteCheck
+from rapid_des.network.fabric import Fabric
+from rapid_des.network.metrics import Summary
 from rapid_des.network.specs import AnyDimension
 from rapid_des.units import Bandwidth, Duration
 
 Tree: TypeAlias = dict[str, Any]
-
-_WHOLE = 512
-"""GPUs up to which a check follows the routes of all pairs."""
-_SAMPLED = 192
-"""About as many GPUs stand for larger fabrics, fewer where their routes could add up to `_MOST_HOPS`."""
-_MOST_HOPS = 2**23
 
 
 def shown_fabric(fabric: Fabric, dimensions: Sequence[AnyDimension], figures: Summary) -> Tree:
@@ -97,9 +90,9 @@ def route_lines(tree: Tree) -> list[str]:
     narrowest, delay = Bandwidth(tree["bandwidth"]), Duration(tree["latency_ps"])
     lines = [f"{len(tree['hops'])} hops, {delay} of latency, {narrowest} at the narrowest"]
     for hop in tree["hops"]:
-        rate, own = Bandwidth(hop["bandwidth"]), Duration(hop["latency_ps"])
+        rate, latency = Bandwidth(hop["bandwidth"]), Duration(hop["latency_ps"])
         ends = f"{_place(hop['from'])} > {_place(hop['to'])}"
-        lines.append(f"  #{hop['link']:<8} {ends:<44} {hop['dimension']:<12} {rate}, {own}")
+        lines.append(f"  #{hop['link']:<8} {ends:<44} {hop['dimension']:<12} {rate}, {latency}")
     return lines
 
 
@@ -114,52 +107,21 @@ def _place(node: Tree) -> str:
     return name + (f" ({', '.join(map(str, place))})" if place is not None else "")
 
 
-def checked(fabric: Fabric, router: Router, dead: frozenset[int], lost: frozenset[int]) -> Tree:
-    """Return what a check finds; `FabricCutError` if some surviving GPUs can not reach each other.
-
-    Deadlock freedom is that of the links as they are: a circle needs virtual channels or bubbles to be safe,
-    as every torus does; our own replay does not block on buffers.
-    """
-    gpus = surviving(fabric, lost)
-    if not diameter(fabric, dead, lost).connected:
-        _raise_cut(fabric, router, gpus.tolist())
-    some = _telling(fabric, gpus)
-    table = np.stack(np.meshgrid(some, some, indexing="ij"), axis=-1).reshape(-1, 2)
-    pairs = table[table[:, 0] != table[:, 1]]
-    cycle = channel_dependency_cycle(fabric, router, pairs)
+def shown_check(fabric: Fabric, check: RouteCheck, dead: frozenset[int], lost: frozenset[int]) -> Tree:
+    """Return what a check of a fabric with these dead links and lost GPUs found."""
     return {
         "name": fabric.name,
         "connected": True,
         "lost_gpus": sorted(lost),
         "dead_links": [fabric.link_name(link) for link in sorted(dead)],
-        "routes": len(pairs),
-        "all_routes": len(some) == len(gpus),
-        "dependency_cycle": [fabric.link_name(link) for link in cycle],
+        "routes": check.routes,
+        "all_routes": check.all_routes,
+        "dependency_cycle": [fabric.link_name(link) for link in check.dependency_cycle],
     }
 
 
-def _telling(fabric: Fabric, gpus: Ints) -> Ints:
-    """Return the GPUs, or of very many those on the axes through GPU 0, where rings close, and others."""
-    if len(gpus) <= _WHOLE:
-        return gpus
-    strides = np.cumprod([1, *fabric.axes])
-    few = min(_SAMPLED, int((_MOST_HOPS / sum(fabric.axes)) ** 0.5))
-    lines = [
-        np.arange(min(size, few // len(fabric.axes) + 1)) * stride
-        for size, stride in zip(fabric.axes, strides, strict=False)
-    ]
-    return np.intersect1d(gpus, np.concatenate([*lines, spaced(gpus, few // 2)]))
-
-
-def _raise_cut(fabric: Fabric, router: Router, gpus: list[int]) -> None:
-    for gpu in gpus:
-        router.route(gpus[0], gpu)
-        router.route(gpu, gpus[0])
-    raise FabricCutError(f"{fabric.name}: some GPUs can not reach each other")
-
-
 def check_lines(tree: Tree) -> list[str]:
-    """Return the lines that show `checked`'s tree."""
+    """Return the lines that show `shown_check`'s tree."""
     routes = f"{tree['routes']} routes" + ("" if tree["all_routes"] else " between some of the GPUs")
     lines = [tree["name"], "  connected  every GPU reaches every other"]
     if tree["lost_gpus"]:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from rapid_des.errors import InputError, TopologyError
-from rapid_des.machine import load_machine, picture
+from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
-from rapid_des.network.placing import places
-from rapid_des.network.plot import draw, on_circle
+from rapid_des.report.fabric_layout import node_positions
+from rapid_des.report.fabric_picture import draw, on_circle, picture
 
 pytest.importorskip("matplotlib")
 
@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 @pytest.mark.parametrize("name", ["torus2d_ring_a100_64", "dgx_a100_x2", "hypercube_a100", "mesh_2d_a100"])
 def test_no_two_nodes_stand_on_each_other(name):
     shown = picture(load_machine(name))
-    points = places(shown.fabric, on_circle=on_circle(shown))
+    points = node_positions(shown.fabric, on_circle=on_circle(shown))
     assert points.shape == (shown.fabric.nodes, 2)
     assert len(np.unique(points.round(6), axis=0)) == shown.fabric.nodes
 

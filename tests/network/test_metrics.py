@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from rapid_des.network.bisection import bisection
 from rapid_des.network.build import build
+from rapid_des.network.metrics import bisection
 from tests.network.fabrics import INNER, dimension
 
 GB = 10**9

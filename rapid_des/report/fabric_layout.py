@@ -13,7 +13,7 @@ from rapid_des.network.search import compressed, gather
 Points = NDArray[np.float64]
 
 
-def places(fabric: Fabric, *, on_circle: bool) -> Points:
+def node_positions(fabric: Fabric, *, on_circle: bool) -> Points:
     """Return (x, y) of each node, about a unit apart; `on_circle` is for one axis without switches."""
     if fabric.nodes > fabric.gpus:
         return _layers(fabric)
@@ -23,8 +23,8 @@ def places(fabric: Fabric, *, on_circle: bool) -> Points:
 
 
 def _circle(count: int) -> Points:
-    turn = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
-    return np.stack([np.cos(turn), np.sin(turn)], axis=1) * max(1.0, count / 5)
+    angle = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1) * max(1.0, count / 5)
 
 
 def _grid(fabric: Fabric) -> Points:

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.errors import InputError, TopologyError
+from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Ints
-from rapid_des.network.placing import Points, places
+from rapid_des.network.faults import hits, touches_links
+from rapid_des.report.fabric_layout import Points, node_positions
 from rapid_des.units import Bandwidth
 
 MOST_LINKS = 40_000
@@ -46,6 +48,27 @@ class Picture:
     """The same of the fabric's nodes: fills NICs and switches, and outlines GPUs that `gpu_load` fills."""
 
 
+def picture(machine: Machine, load: Mapping[int, float] | None = None) -> Picture:
+    """Return what a drawing of a machine shows: its faults, and the utilisation of its links if given."""
+    changing = {
+        link
+        for fault, hit in hits(machine.healthy, machine.faults, machine.spec.gpus_per_node)
+        if fault.timed and touches_links(fault)
+        for link in hit.links.tolist()
+    }
+    shapes = [dimension.__struct_config__.tag for dimension in machine.spec.fabric]
+    figures = f"{machine.fabric.gpus} GPUs, {len(machine.fabric)} directed links"
+    return Picture(
+        title=f"{machine.name}: {figures}" + (f", {len(machine.dead)} dead" if machine.dead else ""),
+        fabric=machine.fabric,
+        healthy=machine.healthy,
+        dead=machine.dead,
+        changing=frozenset(changing),
+        load=load,
+        circular=shapes != ["mesh"],
+    )
+
+
 def draw(picture: Picture, path: Path) -> None:
     """Write the drawing as PNG, SVG or PDF, by the file's suffix; `InputError` if it can not be drawn."""
     fabric = picture.fabric
@@ -54,7 +77,7 @@ def draw(picture: Picture, path: Path) -> None:
     if path.suffix not in {".png", ".svg", ".pdf"}:
         raise InputError(f"--plot {path}: allowed: a name that ends in .png, .svg or .pdf")
     figure_class, collections, settings = _matplotlib()
-    points = places(fabric, on_circle=on_circle(picture))
+    points = node_positions(fabric, on_circle=on_circle(picture))
     span = np.maximum(points.max(axis=0) - points.min(axis=0), 1.0)
     scale = float(np.clip(14 / span.max(), 0.12, 0.9))
     figure = figure_class(figsize=(max(6.5, span[0] * scale + 1), max(4.5, span[1] * scale + 2)))

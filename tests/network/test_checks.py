@@ -3,7 +3,7 @@
 import pytest
 
 from rapid_des.network.build import build
-from rapid_des.network.deadlock import channel_dependency_cycle
+from rapid_des.network.checks import channel_dependency_cycle
 from rapid_des.network.routing import DimensionOrderRouter
 from tests.network.fabrics import INNER, dimension
 
