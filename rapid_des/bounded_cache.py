@@ -1,4 +1,4 @@
-"""Remembering what was worked out before, in bounded memory."""
+"""A cache of bounded size: what was worked out before and need not be worked out again."""
 
 from __future__ import annotations
 
@@ -8,49 +8,47 @@ from typing import Any, TypeVar
 _Value = TypeVar("_Value")
 
 
-class Recall:
-    """Values by key, each with what it weighs; those that were asked for longest ago are forgotten first.
+class BoundedCache:
+    """Values by key, each with a weight; the least recently used are dropped first.
 
-    What a key stands for must follow from the key alone: then remembering changes no result. It belongs to
-    one process; a copy that goes to another one starts empty.
+    What a key stands for must follow from the key alone: then the cache changes no result. It belongs to one
+    process; a copy that goes to another one starts empty.
 
-    >>> memory = Recall(room=2)
-    >>> [memory.of(key, lambda: print("made") or key) for key in (1, 1)]
+    >>> cache = BoundedCache(limit=2)
+    >>> [cache.get_or_make(key, lambda: print("made") or key) for key in (1, 1)]
     made
     [1, 1]
     """
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         """What all values together may weigh."""
-        self.held = 0
+        self.weight = 0
         self._entries: dict[Hashable, tuple[Any, int]] = {}
 
-    def of(
+    def get_or_make(
         self, key: Hashable, make: Callable[[], _Value], *, weight: Callable[[_Value], int] | None = None
     ) -> _Value:
-        """Return the value of a key, made if it is not remembered; one too heavy is made every time."""
-        known = self._entries.pop(key, None)
-        if known is None:
-            value = make()
-            known = value, 1 if weight is None else weight(value)
-            self.held += known[1]
-        if known[1] > self.room:
-            self.held -= known[1]
-            found: _Value = known[0]
-            return found
-        self._entries[key] = known
-        self._forget()
-        found = known[0]
-        return found
+        """Return a key's value, made if the cache does not hold it; one too heavy for it is made every time.
 
-    def _forget(self) -> None:
-        while self.held > self.room:
-            oldest = next(iter(self._entries))
-            self.held -= self._entries.pop(oldest)[1]
+        `weight` of a value is 1 if not given.
+        """
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            made = make()
+            entry = made, 1 if weight is None else weight(made)
+            if entry[1] > self.limit:
+                return made
+            self.weight += entry[1]
+        self._entries[key] = entry
+        while self.weight > self.limit:
+            least_recent = next(iter(self._entries))
+            self.weight -= self._entries.pop(least_recent)[1]
+        value: _Value = entry[0]
+        return value
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __reduce__(self) -> tuple[type[Recall], tuple[int]]:
-        return Recall, (self.room,)
+    def __reduce__(self) -> tuple[type[BoundedCache], tuple[int]]:
+        return BoundedCache, (self.limit,)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from rapid_des.bounded_cache import Recall
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import Plan, build
@@ -98,9 +98,9 @@ class Machine:
         return SwitchTrees(self.fabric, self.dead, self.spec.routing)
 
     @cached_property
-    def memory(self) -> Recall:
+    def memory(self) -> BoundedCache:
         """What simulations on this machine need not work out again; bounded."""
-        return Recall(room=_MEMORY)
+        return BoundedCache(limit=_MEMORY)
 
     def router_around(self, dead: frozenset[int]) -> Router:
         """Return the router for a time at which these links are down too."""

@@ -1,11 +1,11 @@
-"""Remembering changes no result, stays within its room, and is not carried to other processes."""
+"""Caching changes no result, stays within its limit, and is not carried to other processes."""
 
 import pickle
 from dataclasses import replace
 
 import pytest
 
-from rapid_des.bounded_cache import Recall
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
@@ -40,38 +40,38 @@ def test_a_machine_that_has_run_other_jobs_gives_the_results_of_a_fresh_one(mode
     assert len(used.memory) > 0
 
 
-def test_what_was_asked_for_longest_ago_is_forgotten_first():
-    memory, made = Recall(room=10), []
+def test_the_least_recently_used_is_dropped_first():
+    memory, made = BoundedCache(limit=10), []
 
     def ask(key, weight=1):
-        return memory.of(key, lambda: made.append(key) or key, weight=lambda _: weight)
+        return memory.get_or_make(key, lambda: made.append(key) or key, weight=lambda _: weight)
 
     assert [ask("a", 4), ask("b", 4), ask("a", 4), ask("c", 4)] == ["a", "b", "a", "c"]
-    assert (made, memory.held, len(memory)) == (["a", "b", "c"], 8, 2)  # b went: a was asked for later
+    assert (made, memory.weight, len(memory)) == (["a", "b", "c"], 8, 2)  # b went: a was asked for later
     ask("a", 4)
     ask("b", 4)
     assert made == ["a", "b", "c", "b"]
 
 
-def test_a_value_heavier_than_the_room_is_never_kept():
-    memory, made = Recall(room=10), []
+def test_a_value_heavier_than_the_limit_is_never_cached():
+    memory, made = BoundedCache(limit=10), []
     for _ in range(2):
-        memory.of("small", lambda: made.append("small"), weight=lambda _: 3)
-        memory.of("large", lambda: made.append("large"), weight=lambda _: 11)
+        memory.get_or_make("small", lambda: made.append("small"), weight=lambda _: 3)
+        memory.get_or_make("large", lambda: made.append("large"), weight=lambda _: 11)
     assert made == ["small", "large", "large"]
-    assert memory.held == 3
+    assert memory.weight == 3
 
 
 def test_a_copy_for_another_process_starts_empty():
-    memory = Recall(room=10)
-    memory.of("a", lambda: 1)
+    memory = BoundedCache(limit=10)
+    memory.get_or_make("a", lambda: 1)
     copy = pickle.loads(pickle.dumps(memory))
-    assert (copy.room, copy.held, len(copy)) == (10, 0, 0)
-    assert memory.of("a", lambda: 2) == 1
+    assert (copy.limit, copy.weight, len(copy)) == (10, 0, 0)
+    assert memory.get_or_make("a", lambda: 2) == 1
 
 
-def test_a_failure_is_not_remembered():
-    memory = Recall(room=10)
+def test_a_failure_is_not_cached():
+    memory = BoundedCache(limit=10)
     with pytest.raises(ZeroDivisionError):
-        memory.of("a", lambda: 1 // 0)
-    assert memory.of("a", lambda: 7) == 7
+        memory.get_or_make("a", lambda: 1 // 0)
+    assert memory.get_or_make("a", lambda: 7) == 7

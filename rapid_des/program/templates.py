@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int32s, Int64s
-from rapid_des.bounded_cache import Recall
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.rounds import RoundsTemplate
@@ -24,7 +24,7 @@ class Templates:
     `memory` keeps templates from one program to the next.
     """
 
-    def __init__(self, sizes: Sizes, memory: Recall) -> None:
+    def __init__(self, sizes: Sizes, memory: BoundedCache) -> None:
         self._sizes = sizes
         self._memory = memory
         self._known: dict[bytes, Template] = {}
@@ -52,7 +52,7 @@ class Templates:
             shape = self._known.get(digest) or template_of(built, Sizes(), name=name)
             return digest, shape, built.size
 
-        digest, shape, sizes = self._memory.of(("template", key, segment), make, weight=_weight)
+        digest, shape, sizes = self._memory.get_or_make(("template", key, segment), make, weight=_weight)
         shape = self._known.setdefault(digest, shape)
         return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name, alike=shape)
 

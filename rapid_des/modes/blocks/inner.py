@@ -82,7 +82,7 @@ def _run(
         )
 
     key = (key_of(traces, choice, analytic=analytic), block.cuts)
-    return machine.memory.of(key, run, weight=lambda _: _WEIGHT + 200 * len(traces.ranks))
+    return machine.memory.get_or_make(key, run, weight=lambda _: _WEIGHT + 200 * len(traces.ranks))
 
 
 def _own(lowered: Lowered, position: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
