@@ -68,8 +68,6 @@ class Result:
     hops: int
     folded: float = 1.0
     """How many ranks each simulated rank stood for (symmetry folding, exact)."""
-    remembered: int = 0
-    """Of the hops, those of collectives that were replayed from memory (exact)."""
     figures: JobFigures | None = None
     notes: tuple[str, ...] = ()
     run: Run | None = field(default=None, repr=False)
@@ -114,7 +112,6 @@ class Result:
             "switching": self.switching,
             "hops": self.hops,
             "folded": self.folded,
-            "remembered_hops": self.remembered,
             "simulation_wall_s": round(self.wall_s, 6),
             "notes": list(self.notes),
         }
@@ -287,7 +284,6 @@ def _result(
         wall_s=run.execution.wall_s,
         hops=records.hops,
         folded=run.execution.folded,
-        remembered=run.execution.remembered,
         notes=notes,
         run=run,
     )

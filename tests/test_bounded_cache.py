@@ -22,8 +22,8 @@ JOBS = [
 
 
 def same_parts(one, other):
-    return (one.finish, one.breakdown, one.busiest, one.hops, one.folded, one.remembered) == (
-        other.finish, other.breakdown, other.busiest, other.hops, other.folded, other.remembered
+    return (one.finish, one.breakdown, one.busiest, one.hops, one.folded) == (
+        other.finish, other.breakdown, other.busiest, other.hops, other.folded
     )  # fmt: skip
 
 

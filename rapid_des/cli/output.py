@@ -50,11 +50,10 @@ def show_result(result: Result, *, title: str) -> None:
         click.echo("\n  busiest operators")
         for name, time in list(result.busiest.items())[:6]:
             click.echo(f"    {name:<46} {time!s:>12}  {time / max(result.step_time, 1):6.1%}")
-    remembered = f", {result.remembered:,} of them from memory" if result.remembered else ""
     folded = f", one rank simulated for {result.folded:g}" if result.folded > 1 else ""
     click.echo(
         f"\n  {result.mode}, {result.switching}, engine {result.engine}: "
-        f"{result.hops:,} link hops in {result.wall_s:.2f} s{remembered}{folded}"
+        f"{result.hops:,} link hops in {result.wall_s:.2f} s{folded}"
     )
     for note in result.notes:
         click.echo(f"  note: {note}")

@@ -11,7 +11,6 @@ import numpy as np
 
 from rapid_des.engines.deadlock import require_finished
 from rapid_des.errors import InputError, UnsupportedByEngine
-from rapid_des.modes.shortcuts import play
 from rapid_des.modes.symmetry import fold, unfold
 from rapid_des.program.program import NONE, Namer, Program, Records
 
@@ -31,8 +30,6 @@ class Execution:
     wall_s: float
     folded: float = 1.0
     """How many ranks each simulated rank stood for."""
-    remembered: int = 0
-    """Hops of collectives that were replayed from memory."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class EngineChoice:
     cold: Callable[[], None] | None = None
     """Is told when a run is interpreted because the kernel (not the fluid mode's) has yet to be compiled."""
     fold: bool = True
-    """Take the exact shortcuts: ranks that provably live alike once, lonely collectives from memory."""
+    """Simulate ranks that provably live alike once."""
 
     def of(self, program: Program) -> EngineName:
         """Return the engine for a program."""
@@ -84,28 +81,16 @@ def execute(
     began = time.perf_counter()
     folding = fold(program) if choice.fold and not trail and program.fluid is None else None
     chosen = choice.of(folding.program if folding else program)
-    shortcuts = choice.fold and not trail
-    records, remembered = _play(folding.program if folding else program, chosen, trail, shortcuts)
+    records = _run(folding.program if folding else program, chosen, trail=trail)
     if folding is not None and records.ties:
         folding, chosen = None, choice.of(program)
-        records, remembered = _play(program, chosen, trail, shortcuts)
+        records = _run(program, chosen, trail=trail)
     elif folding is not None:
         records = unfold(folding, program, records)
     wall_s = time.perf_counter() - began
     require_finished(program, records, name)
     assert records.sent == records.received, "bytes were lost on the way"
-    return Execution(records, chosen, wall_s, folding.factor if folding else 1.0, remembered)
-
-
-def _play(program: Program, engine: str, trail: bool, shortcuts: bool) -> tuple[Records, int]:
-    """Run a program; with `shortcuts` lonely collectives from memory, and say how many hops those made."""
-    if not shortcuts or expected_hops(program, SMALL) < SMALL:
-        return _run(program, engine, trail=trail), 0
-    return play(
-        program,
-        lambda whole: _run(whole, engine, trail=False),
-        lambda small: _run(small, engine, trail=True),
-    )
+    return Execution(records, chosen, wall_s, folding.factor if folding else 1.0)
 
 
 def _that_reroutes(engine: str) -> EngineName:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rapid_des.engines import compiled
 from rapid_des.errors import FabricCutError, UnsupportedByEngine
-from rapid_des.modes import shortcuts
 from rapid_des.modes.blocks.sharing import require_disjoint
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.network.collectives import IN_SWITCH, prove, task
@@ -110,14 +109,6 @@ def test_nodes_that_live_alike_are_folded():
     done = execute(program, EngineChoice("compiled"))
     assert done.folded == 4
     assert_same(done.records, compiled.run(program), ties=False)
-
-
-def test_groups_alone_on_their_switch_are_played_from_memory():
-    where = inside(switch(2), switch(4), algorithm=["sharp", "sharp"], chunks=8)
-    program = lower(_nodes_and_rails(), where).program
-    records, hops = shortcuts.play(program, compiled.run, lambda small: compiled.run(small, trail=True))
-    assert hops == records.hops > 0
-    assert_same(records, compiled.run(program))
 
 
 def test_two_flows_of_one_tree_share_fluid_links():
