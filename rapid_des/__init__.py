@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rapid_des.frontend import Job, load_job
     from rapid_des.machine import Machine, load_machine
-    from rapid_des.simulation import Result, load_trace, replay, simulate
+    from rapid_des.report.result import Result
+    from rapid_des.simulation import load_trace, replay, simulate
 
 _HOMES = {
     "Job": "rapid_des.frontend",
     "Machine": "rapid_des.machine",
-    "Result": "rapid_des.simulation",
+    "Result": "rapid_des.report.result",
     "load_job": "rapid_des.frontend",
     "load_machine": "rapid_des.machine",
     "load_trace": "rapid_des.simulation",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from msgspec import structs
 
@@ -18,7 +18,13 @@ from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.detours import FaultAwareRouter
 from rapid_des.network.fabric import Fabric, Router
-from rapid_des.network.faults import Fault, apply_static, check_fault, gpu_factors
+from rapid_des.network.faults import (
+    Fault,
+    GpuFactors,
+    apply_static,
+    check_fault,
+    gpu_factors,
+)
 from rapid_des.network.overrides import override_links
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import (
@@ -59,6 +65,23 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
 
 
+@dataclass(frozen=True)
+class DeviceFile:
+    """The device that a machine file names, with what is set over it; read when first asked for."""
+
+    reference: str
+    settings: tuple[tuple[str, str], ...]
+    folder: Path
+    """Where relative references start."""
+
+    @cached_property
+    def device(self) -> Device:
+        """The device; its latency models are slow to import, and looking at a fabric needs none."""
+        from rapid_des.device.model import load_device
+
+        return load_device(self.reference, settings=self.settings, folder=self.folder)
+
+
 @dataclass(frozen=True, eq=False)
 class Machine:
     """What simulations ask of a machine."""
@@ -66,8 +89,7 @@ class Machine:
     name: str
     path: Path
     spec: MachineSpec
-    device_settings: tuple[tuple[str, str], ...]
-    """Overrides of the device file."""
+    device_file: DeviceFile
     healthy: Fabric
     """The fabric without faults."""
     fabric: Fabric
@@ -78,17 +100,17 @@ class Machine:
     """Around the links that are down from beginning to end."""
     dead: frozenset[int]
     """Links that are down from beginning to end."""
+    slowed: Mapping[int, GpuFactors]
+    """What constant faults leave of the GPUs that they slow, by ascending id."""
     lost: frozenset[int]
     """GPUs that are down from beginning to end: holes that no job may use."""
     faults: tuple[Fault, ...]
     """Those of the file, then those of the call."""
 
-    @cached_property
+    @property
     def device(self) -> Device:
-        """The GPU on every node; read when first asked for, as the latency models are slow to import."""
-        from rapid_des.device.model import load_device
-
-        return load_device(self.spec.device, settings=self.device_settings, folder=self.path.parent)
+        """The GPU on every node."""
+        return self.device_file.device
 
     @cached_property
     def switch_trees(self) -> SwitchTrees | None:
@@ -106,6 +128,21 @@ class Machine:
         """Return the router for a time at which these links are down too."""
         dead |= self.dead
         return FaultAwareRouter(self.fabric, self.planned, dead) if dead else self.planned
+
+    def require_alive(self, ranks: Iterable[int]) -> None:
+        """Raise `InputError` if a rank stands on a GPU that is down from beginning to end."""
+        used = sorted(self.lost.intersection(ranks)) if self.lost else []
+        if used:
+            names = ", ".join(f"gpu{gpu}" for gpu in used[:8])
+            raise InputError(f"{self.path}: {names} is down, and rank {used[0]} of the job runs on it")
+
+    def with_faults(self, faults: Iterable[Fault]) -> Machine:
+        """Return the machine with faults on top of its own."""
+        every = (*self.faults, *faults)
+        try:
+            return replace(self, faults=every, **_left_by(every, self.healthy, self.planned, self.spec))
+        except TopologyError as error:
+            raise TopologyError(f"{self.path}: {error}") from None
 
     def without(self, dead: frozenset[int]) -> Machine:
         """Return the machine as it is while these links are down too."""
@@ -154,7 +191,7 @@ def load_machine(
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
     _check_switches(machine)
-    if machine.device_settings:
+    if machine.device_file.settings:
         _ = machine.device  # an override that the device file does not know is an error wherever it stands
     return machine
 
@@ -163,21 +200,39 @@ def _built(
     spec: MachineSpec, document: Document, faults: tuple[Fault, ...], device: tuple[tuple[str, str], ...]
 ) -> Machine:
     plan = _plan(spec, document)
-    fabric, dead = apply_static(plan.fabric, faults, spec.gpus_per_node)
-    left = gpu_factors(plan.fabric, faults, spec.gpus_per_node)
     planned = AnyNodeRouter(plan.fabric, DimensionOrderRouter(plan))
     return Machine(
         name=spec.name,
         path=document.path,
         spec=spec,
-        device_settings=device,
+        device_file=DeviceFile(spec.device, device, document.path.parent),
         healthy=plan.fabric,
-        fabric=fabric,
         planned=planned,
+        faults=faults,
+        **_left_by(faults, plan.fabric, planned, spec),
+    )
+
+
+class _Left(TypedDict):
+    fabric: Fabric
+    router: Router
+    dead: frozenset[int]
+    slowed: Mapping[int, GpuFactors]
+    lost: frozenset[int]
+
+
+def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: MachineSpec) -> _Left:
+    """Return what the constant ones of some faults leave of a machine."""
+    if not faults:
+        return _Left(fabric=healthy, router=planned, dead=frozenset(), slowed={}, lost=frozenset())
+    fabric, dead = apply_static(healthy, faults, spec.gpus_per_node)
+    factors = gpu_factors(healthy, faults, spec.gpus_per_node)
+    return _Left(
+        fabric=fabric,
         router=FaultAwareRouter(fabric, planned, dead) if dead else planned,
         dead=dead,
-        lost=frozenset(gpu for gpu, share in left.items() if not share.compute),
-        faults=faults,
+        slowed={gpu: share for gpu, share in factors.items() if share.compute},
+        lost=frozenset(gpu for gpu, share in factors.items() if not share.compute),
     )
 
 

@@ -1,11 +1,11 @@
 """Machine files: every preset loads, and what is wrong is one line with place, value and what is allowed."""
 
 import pytest
-from rapid_des.network.deadlock import channel_dependency_cycle
 
 from rapid_des.config import preset_names
 from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.machine import MachineSpec, load_machine
+from rapid_des.network.checks import channel_dependency_cycle
 from rapid_des.network.faults import link_timetables, parse_fault
 
 MACHINE = """

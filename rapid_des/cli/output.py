@@ -10,7 +10,7 @@ import click
 from rapid_des.cli.options import print_json
 from rapid_des.errors import InputError
 from rapid_des.report.figures import JobFigures
-from rapid_des.simulation import Result
+from rapid_des.report.result import Result
 
 _PARTS = {
     "compute": "compute",

@@ -25,7 +25,8 @@ from rapid_des.cli.options import (
 from rapid_des.cli.output import show_result, write_outputs
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.machine import load_machine
-from rapid_des.simulation import Result, load_trace
+from rapid_des.report.result import Result
+from rapid_des.simulation import load_trace
 from rapid_des.simulation import replay as replay_traces
 
 

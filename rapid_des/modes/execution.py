@@ -44,7 +44,12 @@ class EngineChoice:
     fold: bool = True
     """Simulate ranks that provably live alike once."""
 
-    def of(self, program: Program) -> EngineName:
+    @classmethod
+    def of(cls, engine: str | EngineChoice) -> EngineChoice:
+        """Return the choice that an engine's name stands for, or the choice as it is."""
+        return cls(engine) if isinstance(engine, str) else engine
+
+    def engine_for(self, program: Program) -> EngineName:
         """Return the engine for a program."""
         if self.engine != "auto" and self.engine not in ENGINES:
             raise InputError(f"engine {self.engine!r} is not one of auto, {', '.join(ENGINES)}")
@@ -80,10 +85,10 @@ def execute(
     """
     began = time.perf_counter()
     folding = fold(program) if choice.fold and not trail and program.fluid is None else None
-    chosen = choice.of(folding.program if folding else program)
+    chosen = choice.engine_for(folding.program if folding else program)
     records = _run(folding.program if folding else program, chosen, trail=trail)
     if folding is not None and records.ties:
-        folding, chosen = None, choice.of(program)
+        folding, chosen = None, choice.engine_for(program)
         records = _run(program, chosen, trail=trail)
     elif folding is not None:
         records = unfold(folding, program, records)

@@ -13,25 +13,23 @@ from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Program
 from rapid_des.units import Duration
 
-Run = Callable[[Program], Execution]
+Execute = Callable[[Program], Execution]
 
 
-def execute_on(lowered: Lowered, machine: Machine, run: Run) -> Execution:
+def execute_under_timed_faults(lowered: Lowered, machine: Machine, execute: Execute) -> Execution:
     """Play a lowered program on a machine whose faults may come and go.
 
     Steps and progress are placed by a run without the timed faults. Flaps and jitter are laid out up to a
     horizon, and again up to a farther one as long as the run outlasts it.
     """
     faults = tuple(fault for fault in machine.faults if fault.timed)
-    if not faults:
-        return run(lowered.program)
     horizon = 1
     if any(fault.relative or _repeats(fault) for fault in faults):
-        steady = run(lowered.program).records.makespan
+        steady = execute(lowered.program).records.makespan
         faults = placed_in_time(faults, steady)
         horizon = 2 * max(steady, 1)
     while True:
-        execution = _once(lowered, machine, faults, horizon, run)
+        execution = _once(lowered, machine, faults, horizon, execute)
         if execution.records.makespan <= horizon or not any(map(_repeats, faults)):
             return execution
         horizon = 2 * execution.records.makespan
@@ -41,10 +39,12 @@ def _repeats(fault: Fault) -> bool:
     return fault.every is not None or fault.jitter is not None
 
 
-def _once(lowered: Lowered, machine: Machine, faults: tuple[Fault, ...], horizon: int, run: Run) -> Execution:
+def _once(
+    lowered: Lowered, machine: Machine, faults: tuple[Fault, ...], horizon: int, execute: Execute
+) -> Execution:
     changing = with_timetables(lowered, machine, faults, horizon)
     try:
-        return run(changing)
+        return execute(changing)
     except DeadlockError as error:
         gone = _gone(changing, machine)
         if gone:

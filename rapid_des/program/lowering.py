@@ -13,7 +13,6 @@ from rapid_des.errors import InputError, TraceError
 from rapid_des.machine import Machine
 from rapid_des.program.durations import service_times
 from rapid_des.program.fault_planner import Planner
-from rapid_des.program.faults.gpus import require_alive
 from rapid_des.program.fixed_durations import lasting_message, lasting_template
 from rapid_des.program.fluid_table import fluid_table, no_hops
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
@@ -63,7 +62,7 @@ def lower(traces: TraceSet, machine: Machine, *, overlap: bool = False, analytic
             f"{machine.path}: the machine has {machine.fabric.gpus} GPUs, the trace has rank "
             f"{traces.ranks[-1].rank}"
         )
-    require_alive(machine, (trace.rank for trace in traces.ranks))
+    machine.require_alive(trace.rank for trace in traces.ranks)
     return Lowered(_Lowering(traces, machine, overlap=overlap, analytic=analytic).program(), traces)
 
 

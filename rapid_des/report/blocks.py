@@ -9,14 +9,14 @@ from dataclasses import replace
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.program import Segment
-from rapid_des.modes.blocks import Hierarchical
+from rapid_des.modes.blocks import BlockRun
 from rapid_des.report.breakdown import COMPUTE, operator_times, rank_times
 
 INSIDE = "tp"
 
 
 def with_inside(
-    done: Hierarchical, position: int, outside: Mapping[str, int], *, end: int | None = None
+    done: BlockRun, position: int, outside: Mapping[str, int], *, end: int | None = None
 ) -> dict[str, int]:
     """Return the outer breakdown with the exposed communication inside blocks taken out of `compute`.
 
@@ -26,7 +26,7 @@ def with_inside(
     not looked into.
     """
     kind, stage = done.kinds[position], done.trace.stage_of_rank[position]
-    finish = rank_times(done.lowered, done.execution.records, position).finish
+    finish = rank_times(done.run.lowered, done.run.execution.records, position).finish
     hidden = 0
     for segment, key, count in _uses(done, stage):
         if end is None or finish[segment.start : segment.stop].max(initial=0) <= end:
@@ -40,11 +40,11 @@ def with_inside(
     return parts | {part: time for part, time in outside.items() if part not in parts}
 
 
-def inside_times(done: Hierarchical, position: int) -> Counter[str]:
+def inside_times(done: BlockRun, position: int) -> Counter[str]:
     """Return how long a rank computes each operator, in blocks and outside, in picoseconds."""
     rank, stage = done.trace.traces.ranks[position].rank, done.trace.stage_of_rank[position]
     own = done.slow.get(rank, done.blocks)
-    totals = operator_times(done.lowered, done.execution.records, position)
+    totals = operator_times(done.run.lowered, done.run.execution.records, position)
     for key in own.blocks:
         totals.pop(f"{key.phase}.{key.section}", None)
     counts: Counter[PieceKey] = Counter()
@@ -57,7 +57,7 @@ def inside_times(done: Hierarchical, position: int) -> Counter[str]:
     return totals
 
 
-def _uses(done: Hierarchical, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]:
+def _uses(done: BlockRun, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]:
     known: dict[Segment, Counter[PieceKey]] = {}
     for segment in done.trace.segments[stage]:
         kind = replace(segment, start=0, stop=0, micro_batch=0)

@@ -21,13 +21,13 @@ from rapid_des.errors import InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
+from rapid_des.modes.pricing import price
 from rapid_des.modes.symmetry.symmetry import rotations
 from rapid_des.network.faults import Fault
 from rapid_des.network.nodes import find_node
-from rapid_des.program.faults.machines import with_faults
-from rapid_des.program.faults.pricing import trace_of
 from rapid_des.report.fabric_picture import Picture, picture
-from rapid_des.simulation import Result, replay, simulate
+from rapid_des.report.result import Result
+from rapid_des.simulation import replay, simulate
 from rapid_des.studies.parts import KINDS, Kind, Part, parts_of
 from rapid_des.studies.scenario import Scenario, compared
 from rapid_des.units import Duration, seconds
@@ -123,7 +123,7 @@ def scenario(subject: Job | TraceSet, machine: Machine, faults: Sequence[Fault],
     how.report("healthy run")
     healthy = _measured(subject, machine, how)
     how.report("run with faults")
-    return compared(healthy, _measured(subject, with_faults(machine, faults), how))
+    return compared(healthy, _measured(subject, machine.with_faults(faults), how))
 
 
 def criticality(
@@ -178,7 +178,7 @@ class _Study:
         if self.how.mode != "flattened" or not isinstance(self.subject, Job):
             return None
         trained = self.subject.spec.phase == "training"
-        return trace_of(self.subject, self.machine).traces if trained and not self.machine.faults else None
+        return price(self.subject, self.machine).traces if trained and not self.machine.faults else None
 
     def ranked(self, parts: Sequence[Part]) -> Criticality:
         rows: dict[Part, Ranked] = {}
@@ -245,7 +245,7 @@ class _Study:
 
     def _degraded(self, part: Part) -> Result:
         self.simulations += 1
-        machine = with_faults(self.machine, [part.fault(self.derate)])
+        machine = self.machine.with_faults([part.fault(self.derate)])
         if self.priced is not None and not part.gpus:
             return replay(self.priced, machine, engine=self.how.engine)
         return _measured(self.subject, machine, self.how)

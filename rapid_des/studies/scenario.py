@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.modes.flattened import Run
 from rapid_des.program.program import VisitKind
-from rapid_des.simulation import Result, Run
+from rapid_des.report.result import Result
 from rapid_des.units import seconds
 
 Int64s = NDArray[np.int64]

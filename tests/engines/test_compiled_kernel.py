@@ -66,7 +66,7 @@ def test_the_name_of_the_cache_changes_with_any_source_of_the_kernel(tmp_path):
         return done.stdout
 
     names = [name()]
-    for source in ("replay/compiled/steps.py", "replay/compiled/calendar.py", "replay/timetable.py"):
+    for source in ("engines/compiled/steps.py", "engines/compiled/calendar.py", "program/timetable.py"):
         with (copy / source).open("a", encoding="utf-8") as file:
             file.write("\n")
         names.append(name())

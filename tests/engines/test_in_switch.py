@@ -13,7 +13,6 @@ from rapid_des.modes.blocks.sharing import require_disjoint
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.network.collectives import IN_SWITCH, prove, task
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.faults.machines import with_faults
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Call, geometry, plan
 from rapid_des.program.signatures import signatures
@@ -154,7 +153,7 @@ def test_blocks_over_several_switches_are_refused_in_hierarchical_execution():
 
 
 def broken(where, *faults):
-    return with_faults(where, [parse_fault(text) for text in faults])
+    return where.with_faults([parse_fault(text) for text in faults])
 
 
 def test_what_a_closing_link_stops_reaches_the_same_switch_another_way():

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rapid_des.errors import FabricCutError, TraceError, UnsupportedByEngine
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.faults.machines import with_faults
 from rapid_des.report.breakdown import rank_times
 from rapid_des.simulation import replay
 from tests.engines.random_programs import machines, traces
@@ -31,7 +30,7 @@ REPLAN = "policy=replan detection=50ns"
 
 
 def result(subject, where, *faults, engine="auto"):
-    return replay(subject, with_faults(where, list(map(parse_fault, faults))), engine=engine, trail=True)
+    return replay(subject, where.with_faults(list(map(parse_fault, faults))), engine=engine, trail=True)
 
 
 def assert_same_run(one, other):

@@ -11,7 +11,6 @@ from rapid_des.engines.simpy import rerouting
 from rapid_des.errors import FabricCutError, UnsupportedByEngine
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.faults.closures import Remaining, closures_of, replan
-from rapid_des.program.faults.machines import with_faults
 from rapid_des.program.faults.timed import with_timetables
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import NONE
@@ -28,7 +27,7 @@ REROUTE = "policy=reroute detection=50ns"
 
 
 def result(subject, *faults, where=None, engine="auto"):
-    broken = with_faults(where or machine(ring(4), switching=CUT), [parse_fault(text) for text in faults])
+    broken = (where or machine(ring(4), switching=CUT)).with_faults([parse_fault(text) for text in faults])
     return replay(subject, broken, engine=engine, trail=True)
 
 

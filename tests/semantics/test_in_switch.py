@@ -5,7 +5,6 @@ import pytest
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.faults.machines import with_faults
 from tests.program.machines import dimension, machine, ring, switch
 from tests.program.tracing import ALL_GATHER, ALL_REDUCE, NANOSECOND, Nodes, same_everywhere, trace_set
 
@@ -188,7 +187,7 @@ def test_a_group_without_a_switch_is_refused_by_name(replayed):
 
 
 def broken(where, *faults):
-    return with_faults(where, [parse_fault(text) for text in faults])
+    return where.with_faults([parse_fault(text) for text in faults])
 
 
 def test_a_dead_spine_moves_the_tree(replayed):

@@ -13,9 +13,8 @@ from rapid_des.engines import compiled
 from rapid_des.engines.compiled import fluid_kernel, kernel
 from rapid_des.engines.compiled.jit import machine_code
 from rapid_des.engines.simpy import engine as simpy_engine
-from rapid_des.frontend import load_job
+from rapid_des.frontend import build, load_job
 from rapid_des.machine import load_machine
-from rapid_des.program.faults.pricing import trace_of
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import Program, Records
 
@@ -27,7 +26,8 @@ _OWN = ("events", "trail")
 def job(switching: str) -> Program:
     """Return a small job that uses everything: tensor, pipeline and data parallel groups on every rank."""
     machine = load_machine("dgx_a100", settings=[("switching.mode", switching)])
-    return lower(trace_of(load_job("llama2_7b_train", settings=_JOB), machine).traces, machine).program
+    job = load_job("llama2_7b_train", settings=_JOB)
+    return lower(build(job, machine.device.operators).traces, machine).program
 
 
 def differences(one: Records, other: Records) -> list[str]:

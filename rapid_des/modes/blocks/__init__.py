@@ -1,6 +1,6 @@
-"""Hierarchical execution: blocks on the inner dimensions once, then the pipeline and data-parallel graph."""
+"""Block modes: distinct blocks on the inner dimensions once, then the pipeline and data-parallel graph."""
 
-from rapid_des.modes.blocks.modes import RUNGS, Rung
-from rapid_des.modes.blocks.outer import Hierarchical, run_hierarchical
+from rapid_des.modes.blocks.modes import BLOCK_MODES, BlockMode
+from rapid_des.modes.blocks.outer import BlockRun, run_blocks
 
-__all__ = ["RUNGS", "Hierarchical", "Rung", "run_hierarchical"]
+__all__ = ["BLOCK_MODES", "BlockMode", "BlockRun", "run_blocks"]

@@ -13,7 +13,7 @@ from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.memory import key_of
 from rapid_des.modes.execution import EngineChoice, execute
-from rapid_des.program.faults.gpus import on_slow_gpus
+from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import NONE, Records
 from rapid_des.program.signatures import signatures
@@ -38,7 +38,7 @@ class BlockTimes:
         return sum(self.cuts)
 
 
-def run_blocks(
+def block_times(
     taken: Blocks, machine: Machine, choice: EngineChoice, *, analytic: bool, slow: Mapping[int, Blocks]
 ) -> tuple[list[bytes], Mapping[tuple[bytes, PieceKey], BlockTimes]]:
     """Return each inner group's kind, and the times of every block on every kind that runs it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,50 +14,54 @@ from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.program import FinishedProgram
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks.inner import BlockTimes, run_blocks
-from rapid_des.modes.blocks.modes import Rung
+from rapid_des.modes.blocks.inner import BlockTimes, block_times
+from rapid_des.modes.blocks.modes import BlockMode
 from rapid_des.modes.blocks.places import representative
 from rapid_des.modes.blocks.sharing import require_disjoint
-from rapid_des.modes.execution import EngineChoice, Execution, execute
-from rapid_des.program.lowering import Lowered, lower
+from rapid_des.modes.execution import EngineChoice, execute
+from rapid_des.modes.flattened import Run
+from rapid_des.modes.pricing import PricedBlocks
+from rapid_des.program.lowering import lower
 
 
 @dataclass(frozen=True)
-class Hierarchical:
-    """A hierarchical run: the outer graph as executed, and the blocks behind its compute nodes."""
+class BlockRun:
+    """A run of a block mode: the outer graph as executed, and the blocks behind its compute nodes."""
 
+    mode: BlockMode
     blocks: Blocks
     slow: Mapping[int, Blocks]
     trace: JobTrace
-    lowered: Lowered
-    execution: Execution
+    run: Run
     kinds: Sequence[bytes]
     """The kind of each inner group, in the order of the outer ranks."""
     times: Mapping[tuple[bytes, PieceKey], BlockTimes]
+    wall_s: float
 
     @property
     def simulated_hops(self) -> int:
         """Link hops of all simulations together."""
-        return self.execution.records.hops + sum(block.hops for block in self.times.values())
+        return self.run.execution.records.hops + sum(block.hops for block in self.times.values())
 
 
-def run_hierarchical(
-    taken: Blocks, machine: Machine, rung: Rung, choice: EngineChoice, *, slow: Mapping[int, Blocks]
-) -> Hierarchical:
-    """Run a job taken apart into blocks; `slow` are the same blocks as priced on slowed GPUs, by GPU.
+def run_blocks(priced: PricedBlocks, machine: Machine, mode: BlockMode, choice: EngineChoice) -> BlockRun:
+    """Run a job taken apart into blocks.
 
     Raises `UnsupportedByEngine` where a link would carry inner and outer traffic, or faults come and go.
     """
+    began = time.perf_counter()
+    taken, slow = priced.blocks, priced.on_slow_gpus
     _require_steady(machine)
     places = [_lines(taken.job.layout, place) for place in zip(*taken.inner_groups, strict=True)]
     place = representative(machine, places)
-    if not rung.outer_analytic:
+    if not mode.outer_analytic:
         require_disjoint(machine, taken.inner_groups, places)
-    kinds, times = run_blocks(taken, machine, choice, analytic=rung.inner_analytic, slow=slow)
+    kinds, times = block_times(taken, machine, choice, analytic=mode.inner_analytic, slow=slow)
     trace = _outer(taken, kinds, times, slow, place=place)
-    lowered = lower(trace.traces, machine, analytic=rung.outer_analytic)
+    lowered = lower(trace.traces, machine, analytic=mode.outer_analytic)
     execution = execute(lowered.program, choice, name=lowered.name)
-    return Hierarchical(taken, slow, trace, lowered, execution, kinds, times)
+    run = Run(lowered, execution, machine)
+    return BlockRun(mode, taken, slow, trace, run, kinds, times, time.perf_counter() - began)
 
 
 def _require_steady(machine: Machine) -> None:

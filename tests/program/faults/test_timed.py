@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rapid_des.errors import DeadlockError
 from rapid_des.modes.execution import ENGINES
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.faults.machines import with_faults
 from rapid_des.simulation import replay
 from tests.program.machines import machine, ring
 from tests.program.tracing import NANOSECOND, Nodes, trace_set
@@ -34,7 +33,7 @@ def one_message(size=1000, *, hops=1):
 
 def step(traces, *faults, engine="auto", where=None):
     """The step time in nanoseconds."""
-    broken = with_faults(where or machine(ring(5)), [parse_fault(text) for text in faults])
+    broken = (where or machine(ring(5))).with_faults([parse_fault(text) for text in faults])
     result = replay(traces, broken, engine=engine)
     assert result.step_time % NANOSECOND == 0
     return result.step_time // NANOSECOND
@@ -103,7 +102,7 @@ def test_engines_agree_on_whatever_comes_and_goes(start, lasts, share, period, h
         f"link=1>2 down=true every={period}ns for={period // 3}ns",
         f"gpu=1 compute={share} from={start}ns",
     ]
-    broken = with_faults(machine(ring(5)), [parse_fault(text) for text in faults])
+    broken = machine(ring(5)).with_faults([parse_fault(text) for text in faults])
     one, other = (replay(one_message(777, hops=hops), broken, engine=name) for name in ENGINES)
     assert one.step_time == other.step_time
     assert one.finish == other.finish

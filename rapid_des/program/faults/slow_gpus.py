@@ -1,8 +1,8 @@
-"""GPUs that a constant fault slows: what their ranks run, and which GPUs no rank may use."""
+"""GPUs that a constant fault slows: what their ranks run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,41 +11,26 @@ import numpy as np
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.device.model import Device
 from rapid_des.device.slowed import slowed
-from rapid_des.errors import InputError
 from rapid_des.machine import Machine
-from rapid_des.network.faults import GpuFactors, gpu_factors
+from rapid_des.network.faults import GpuFactors
 from rapid_des.program.durations import service_times
 
 _Priced = TypeVar("_Priced")
 
 
-def require_alive(machine: Machine, ranks: Iterable[int]) -> None:
-    """Raise `InputError` if a rank stands on a GPU that is down from beginning to end."""
-    used = sorted(machine.lost.intersection(ranks))
-    if used:
-        names = ", ".join(f"gpu{gpu}" for gpu in used[:8])
-        raise InputError(f"{machine.path}: {names} is down, and rank {used[0]} of the job runs on it")
-
-
-def slow_gpus(machine: Machine) -> dict[int, GpuFactors]:
-    """Return what constant faults leave of the GPUs that still work, by ascending id."""
-    left = gpu_factors(machine.healthy, machine.faults, machine.spec.gpus_per_node)
-    return {gpu: share for gpu, share in left.items() if share.compute}
-
-
-def priced_for(
+def priced_on_slow_gpus(
     machine: Machine, price: Callable[[Device], _Priced], gpus: Container[int]
 ) -> dict[int, _Priced]:
     """Return for each slowed GPU what `price` makes of its device; GPUs of equal factors share one."""
     by_factors: dict[GpuFactors, _Priced] = {}
-    found = {}
-    for gpu, share in slow_gpus(machine).items():
+    priced = {}
+    for gpu, share in machine.slowed.items():
         if gpu not in gpus:
             continue
         if share not in by_factors:
             by_factors[share] = price(slowed(machine.device, compute=share.compute, hbm=share.hbm))
-        found[gpu] = by_factors[share]
-    return found
+        priced[gpu] = by_factors[share]
+    return priced
 
 
 def on_slow_gpus(traces: TraceSet, slow: Mapping[int, TraceSet]) -> TraceSet:
@@ -63,11 +48,10 @@ def stretched(traces: TraceSet, machine: Machine) -> TraceSet:
     Stated durations of GPU kernels grow by the compute factor, those of memory nodes by the memory's; nodes
     without a duration are priced on the slowed device.
     """
-    slow = slow_gpus(machine)
     tables: dict[tuple[int, GpuFactors], NodeTable] = {}
     ranks: list[RankTrace] = []
     for trace in traces.ranks:
-        share = slow.get(trace.rank)
+        share = machine.slowed.get(trace.rank)
         if share is None:
             ranks.append(trace)
             continue

@@ -10,9 +10,8 @@ from rapid_des.device.slowed import slowed
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
+from rapid_des.modes import pricing
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.faults.machines import with_faults
-from rapid_des.program.faults.pricing import trace_of
 from rapid_des.simulation import replay, simulate
 from tests.program.machines import machine, ring
 from tests.program.tracing import ALL_REDUCE, NANOSECOND, Nodes, trace_set
@@ -25,7 +24,7 @@ SHAPES = {
 
 
 def broken(where, *faults):
-    return with_faults(where, [parse_fault(text) for text in faults])
+    return where.with_faults([parse_fault(text) for text in faults])
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +52,8 @@ def test_an_operator_slows_with_what_bounds_it(shape, bound, free):
 
 
 def test_only_the_ranks_on_slow_gpus_are_priced_anew(job, cluster):
-    healthy = trace_of(job, cluster).traces.ranks
-    slow = trace_of(job, broken(cluster, "gpu=3 compute=0.5")).traces.ranks
+    healthy = pricing.price(job, cluster).traces.ranks
+    slow = pricing.price(job, broken(cluster, "gpu=3 compute=0.5")).traces.ranks
     changed = [
         one.rank
         for one, other in zip(healthy, slow, strict=True)

@@ -1,0 +1,53 @@
+"""Every rank, every node and every transfer of a trace set on one timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from rapid_des.chakra.trace import TraceSet
+from rapid_des.errors import DeadlockError, TraceError
+from rapid_des.machine import Machine
+from rapid_des.modes.execution import EngineChoice, Execution, execute
+from rapid_des.program.lowering import Lowered, lower
+from rapid_des.program.program import Program
+
+
+@dataclass(frozen=True)
+class Run:
+    """A program, what an engine saw of it, and the machine: what results and timelines are read from."""
+
+    lowered: Lowered = field(repr=False)
+    execution: Execution = field(repr=False)
+    machine: Machine = field(repr=False)
+
+
+def run_traces(traces: TraceSet, machine: Machine, choice: EngineChoice, *, trail: bool = False) -> Run:
+    """Lower traces to a program and execute it; `trail` records every hop.
+
+    Traces whose ranks reach a group's collectives in different orders on unordered streams are matched by
+    kind and size. Raises `DeadlockError` if the replay can not finish.
+    """
+    lowered = lower(traces, machine)
+    try:
+        return Run(lowered, _execute(lowered, machine, choice, trail=trail), machine)
+    except TraceError as disagreement:
+        if not traces.unordered_streams:
+            raise
+        matched = "collectives of unordered streams were matched by kind and size and may overlap"
+        notes = (*traces.notes, f"{disagreement}; {matched}")
+        lowered = lower(replace(traces, notes=notes), machine, overlap=True)
+        try:
+            return Run(lowered, _execute(lowered, machine, choice, trail=trail), machine)
+        except DeadlockError:
+            raise disagreement from None
+
+
+def _execute(lowered: Lowered, machine: Machine, choice: EngineChoice, *, trail: bool) -> Execution:
+    def run(program: Program) -> Execution:
+        return execute(program, choice, trail=trail, name=lowered.name)
+
+    if not any(fault.timed for fault in machine.faults):
+        return run(lowered.program)
+    from rapid_des.modes.timed_faults import execute_under_timed_faults
+
+    return execute_under_timed_faults(lowered, machine, run)

@@ -1,0 +1,142 @@
+"""The result of a simulation, in any mode, and the one place that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.frontend import JobMemory, JobTrace
+from rapid_des.modes.blocks import BlockRun
+from rapid_des.modes.flattened import Run
+from rapid_des.report.blocks import inside_times, with_inside
+from rapid_des.report.breakdown import breakdown, busiest, critical_position, finish_times, operator_times
+from rapid_des.report.fabric_picture import draw, picture
+from rapid_des.report.figures import JobFigures, job_figures, request_times, until_last_token
+from rapid_des.report.links import utilisation, write_links
+from rapid_des.report.timeline import write_timeline
+from rapid_des.units import Duration, seconds
+
+
+@dataclass(frozen=True)
+class Result:
+    """A predicted step: how long, and where the time of its critical rank goes.
+
+    Attributes:
+        step_time: until the last rank finished.
+        breakdown: compute, exposed communication by kind, bubble and idle; adds up to `step_time`.
+        critical_rank: the rank that finishes last, the lowest of equals.
+        finish: when each rank finished.
+        busiest: the compute operators that take most of the critical rank's time.
+        figures: what the step means for the job, if there is one.
+        run: the flattened program with what an engine saw; None in the other modes.
+    """
+
+    step_time: Duration
+    breakdown: Mapping[str, Duration]
+    critical_rank: int
+    finish: Mapping[int, Duration]
+    busiest: Mapping[str, Duration]
+    mode: str
+    engine: str
+    switching: str
+    wall_s: float
+    hops: int
+    folded: float = 1.0
+    """How many ranks each simulated rank stood for (symmetry folding, exact)."""
+    figures: JobFigures | None = None
+    notes: tuple[str, ...] = ()
+    run: Run | None = field(default=None, repr=False)
+
+    @property
+    def bound(self) -> str:
+        """The largest part of the breakdown."""
+        return max(self.breakdown, key=lambda part: self.breakdown[part])
+
+    def write_timeline(self, path: str | Path) -> None:
+        """Write a timeline for ui.perfetto.dev; links and messages are on it if run with `trail=True`."""
+        run = self._run("timeline")
+        write_timeline(Path(path), run.lowered, run.execution.records, run.machine.fabric)
+
+    def write_links(self, path: str | Path) -> None:
+        """Write what every link carried, by kind of traffic: Parquet if so named, else CSV."""
+        run = self._run("link table")
+        write_links(Path(path), run.lowered.program, run.execution.records, run.machine.fabric)
+
+    def draw_links(self, path: str | Path) -> None:
+        """Draw the fabric with the links' utilisation as colour: PNG, SVG or PDF."""
+        run = self._run("link table")
+        draw(picture(run.machine, utilisation(run.execution.records)), Path(path))
+
+    def _run(self, what: str) -> Run:
+        if self.run is None:
+            raise UnsupportedByEngine(f"mode {self.mode} has no {what}; use mode flattened")
+        return self.run
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        plain: dict[str, Any] = {
+            "step_time_s": seconds(self.step_time),
+            "step_time_ps": int(self.step_time),
+            "breakdown_s": {part: seconds(spent) for part, spent in self.breakdown.items()},
+            "bound": self.bound,
+            "critical_rank": self.critical_rank,
+            "busiest_operators_s": {name: seconds(spent) for name, spent in self.busiest.items()},
+            "mode": self.mode,
+            "engine": self.engine,
+            "switching": self.switching,
+            "hops": self.hops,
+            "folded": self.folded,
+            "simulation_wall_s": round(self.wall_s, 6),
+            "notes": list(self.notes),
+        }
+        return plain | (self.figures.as_json() if self.figures else {})
+
+
+def result_of(
+    run: Run,
+    *,
+    trace: JobTrace | None = None,
+    memory: JobMemory | None = None,
+    blocks: BlockRun | None = None,
+) -> Result:
+    """Return the result of a finished run.
+
+    `trace` and `memory` are the job's, if there is one; `blocks` what stands behind the compute nodes of
+    `run`, where that is the graph around blocks.
+    """
+    lowered, records = run.lowered, run.execution.records
+    position = critical_position(lowered, records)
+    serves = trace is not None and trace.job.spec.phase == "inference"
+    requests = request_times(trace, lowered, records) if trace is not None and serves else None
+    kinds = None if trace is None else trace.stream_kinds
+
+    def parts(end: int | None) -> dict[str, int]:
+        outside = breakdown(lowered, records, position, kinds=kinds, end=end)
+        return outside if blocks is None else with_inside(blocks, position, outside, end=end)
+
+    step_time, spent = until_last_token(parts, requests, records.makespan)
+    times = operator_times(lowered, records, position) if blocks is None else inside_times(blocks, position)
+    ranks = [binding.rank for binding in lowered.program.bindings]
+    notes = lowered.traces.notes if trace is None else trace.notes
+    figures = None
+    if trace is not None and memory is not None:
+        figures = job_figures(trace.job, run.machine.device, step_time, memory=memory, requests=requests)
+    return Result(
+        step_time=Duration(step_time),
+        breakdown={part: Duration(time) for part, time in spent.items()},
+        critical_rank=ranks[position],
+        finish=dict(zip(ranks, map(Duration, finish_times(lowered, records).tolist()), strict=True)),
+        busiest={name: Duration(time) for name, time in busiest(times).items()},
+        mode="flattened" if blocks is None else blocks.mode.name,
+        engine=run.execution.engine,
+        switching=run.machine.switching.mode,
+        wall_s=run.execution.wall_s if blocks is None else blocks.wall_s,
+        hops=records.hops if blocks is None else blocks.simulated_hops,
+        folded=run.execution.folded,
+        figures=figures,
+        notes=notes if blocks is None else (blocks.mode.note, *notes),
+        run=run if blocks is None else None,
+    )
