@@ -1,4 +1,4 @@
-"""What an engine runs: visits to servers, joined by dependencies, as flat read-only columns.
+"""What an engine runs, and what that means: visits to servers, joined by dependencies.
 
     Program ── one RankBinding a rank ──► RankProgram (shared by ranks that run the same list)
        │                                     visits: COMPUTE, HOLD, MEMBER, JOIN
@@ -6,8 +6,51 @@
        ├─ templates: the transfers of one collective among members 0..n-1
        └─ routes and hop tables: which links a transfer visits, and for how long
 
-Lowering decided everything that does not depend on simulated time; engines have nothing left to decide.
-All times are picoseconds. The rules R1 to R8 of the design are quoted where they apply.
+Lowering decided everything that does not depend on simulated time: durations, algorithms, routes, service
+times. What is left is one idea, the *visit* to a *server*: a GPU stream, a slot (where only so many things
+may be under way at once) or a directed link. All times are integer picoseconds, ticks. The rules:
+
+R1  Ready. A visit is ready once, for each predecessor, the anchor (that one's finish, or where the edge
+    says so its start) plus the edge's lag has passed; at 0 if it has none. An edge from a start to a visit
+    on a stream has a lag of at least one tick. A *counting* predecessor is met when n of the visits that it
+    names have finished; those beyond the n change nothing.
+R2  Service. A server serves up to its capacity (1 unless stated) at a time, never preempts, and never idles
+    while a visit waits. The visits of a stream are chained in program order by lowering, so that two ranks
+    can not start two collectives in opposite order; links, and streams that a trace or a front door
+    declares unordered, take what comes.
+R3  Choice. Of those that wait a server takes the smallest (priority, ready time, visit). On links the
+    visits of equal priority and ready time are ordered by (part number, rank, moment at which that rank
+    injected the transfer, its visit, the transfer's number in its collective, hop): the first parts of all
+    messages go before the second ones, and one rank's transfers in the order in which it handed them over.
+    All of these are facts of the model, never the order in which something was created.
+R4  Instants. Within an instant everything becomes ready or free first. Then servers choose, level by level:
+    streams, then slots, then links. What a choice makes ready without a lag is on a later level, so every
+    level chooses once and the instant ends; a visit that takes no time on a server takes one tick, as does
+    a message to oneself.
+R5  Duration. A COMPUTE visit lasts its work, at least one tick on a server; a JOIN needs no server. A HOLD
+    keeps its server until another visit of the rank finishes. A MEMBER arrives, at its start, at a
+    collective instance and lasts until its part in that is done. An instance is (group, k): k is counted
+    per rank in program order, or on unordered streams when the visit starts; a HOLD binds k for all its
+    members. Members that disagree about the collective are an error naming group, k and both.
+R6  Timetables. A server's rate may follow steps (time, rate in 1/4096, extra lag), known before the run.
+    Work is the service time at rate 1; a visit finishes at the least tick by which the rate has done its
+    work; at rate 0 it waits. The extra lag is that of the moment at which service starts.
+R7  Fluid links. In that mode a flow is served by all links of its route at once. It joins them after the
+    first half of what its message takes besides draining (headers' way, latencies) and arrives the second
+    half after its last byte left. Links share max-min fairly among the flows on them, filled in link order
+    by one function that both engines call; rates change only when flows join or leave or a timetable steps,
+    once an instant, on the links' level. Priority does not count.
+R8  Closing links. At a step of a fault timetable that closes a link, the visit in service ends with the
+    whole segments that were served; these go on. The rest, who waits for the link, and who comes to it
+    while it is closed and not yet noticed, is given a new route when the closure is noticed, in the order
+    of R3, by a pure function of (what remains, surviving fabric); new transfers avoid links that are closed
+    and noticed. Under policy `replan` what remains is routed together, and collectives that begin while a
+    closure is noticed are planned for what survives: all members by the plan made when the first of them
+    arrived.
+
+So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
+file or of hashes, nor on the engine. `engines.simpy` is the definition, `engines.compiled` the same rules
+as one loop; `tests/semantics` holds both to each rule by its name.
 """
 
 from __future__ import annotations
