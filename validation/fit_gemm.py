@@ -21,9 +21,9 @@ from rapid_des.device.gemm_constants import NAMES, UTILISATIONS, GemmConstants, 
 from rapid_des.device.gemm_grouped import MOE_NAMES, gated_ffn_us
 from rapid_des.device.pattern_search import pattern_search
 from rapid_des.validation import DataFolder, is_calibration
-from rapid_des.validation.gemm_sources import measured_gemms
-from rapid_des.validation.hardware import device_for
-from rapid_des.validation.operators_moe import kernels_of, moe_device, products
+from rapid_des.validation.measurements import device_for
+from rapid_des.validation.operators.gemm import measured_gemms
+from rapid_des.validation.operators.moe import kernels_of, moe_device, products
 
 QUANTISE = ("quantise_row_us", "quantise_element_ns")
 GEMV = ("gemv_start_us", "vector")

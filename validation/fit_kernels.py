@@ -25,9 +25,9 @@ from rapid_des.device.operators import Operator
 from rapid_des.device.pattern_search import Bounds
 from rapid_des.device.spec import Constants
 from rapid_des.validation import DataFolder, is_calibration
-from rapid_des.validation import operators_attention as attention_topics
-from rapid_des.validation import operators_vector as vector_topics
-from rapid_des.validation.operators_attention import Measured
+from rapid_des.validation.operators import attention as attention_topics
+from rapid_des.validation.operators import vector as vector_topics
+from rapid_des.validation.operators.attention import Measured
 
 MOST_ROWS = 400
 

@@ -22,7 +22,7 @@ from rapid_des.network.collectives.serving_kernels import (
     low_latency_time,
     normal_time,
 )
-from rapid_des.validation.collectives_kernels import KERNELS, exchange
+from rapid_des.validation.network.serving_kernels import KERNELS, exchange
 
 Row = dict[str, str]
 

@@ -83,8 +83,8 @@ def calibrate(
     kv_dtype; vector kind rows columns. Under library vllm an attention time includes writing the new keys.
     """
     from rapid_des.device.model import load_device
+    from rapid_des.validation.calibrate import Wanted
     from rapid_des.validation.calibrate import calibrate as fit_file
-    from rapid_des.validation.calibration import Wanted
 
     loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
     chosen = tuple(names.split(",")) if names else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
@@ -128,9 +129,14 @@ def attention(batch: int, query_length: int, key_length: int, device: str, **opt
 @json_option
 def roofline(job: str, machine: str, settings: tuple[str, ...], output: str, as_json: bool) -> None:
     """Draw the device's roofline with the operators of JOB on it."""
-    from rapid_des.cli.roofline import draw_job
+    from rapid_des.frontend import load_job
+    from rapid_des.machine import load_machine
+    from rapid_des.report.pictures.charts import draw_job_roofline
 
-    count = draw_job(job, machine, settings, output)
+    chosen = split_settings(settings)
+    device = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"]).device
+    traced = load_job(job, settings=chosen["job"])
+    count = draw_job_roofline(traced, device, Path(output), title=f"{job} on {device.spec.name}")
     written = {"operators": count, "written": output}
     print_json(written) if as_json else click.echo(f"{count} operators in {output}")
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
-from rapid_des.validation import open_folder, table
+from rapid_des.report.pictures.charts import draw_residuals
+from rapid_des.report.study_text import validation_lines
+from rapid_des.report.writing import require_extra
+from rapid_des.validation import open_folder
 from rapid_des.validation import validate as run_validation
-from rapid_des.validation.plots import plot_topics
 
 
 @click.command()
@@ -19,8 +21,10 @@ from rapid_des.validation.plots import plot_topics
 @click.option("--plot", type=click.Path(path_type=Path), metavar="DIR", help="Draw predicted over measured.")
 def validate(topics: tuple[str, ...], data: Path | None, as_json: bool, plot: Path | None) -> None:
     """Print predictions against measurements; a TOPIC is a prefix such as operators/gemm."""
-    report = run_validation(open_folder(data), topics)
-    click.echo(json.dumps(report) if as_json else table(report))
     if plot is not None:
-        written = plot_topics(report, plot)
+        require_extra("matplotlib", "plot", "--plot")
+    report = run_validation(open_folder(data), topics)
+    click.echo(json.dumps(report) if as_json else "\n".join(validation_lines(report)))
+    if plot is not None:
+        written = draw_residuals(report, plot)
         click.echo(f"{len(written)} pictures in {plot}", err=True)

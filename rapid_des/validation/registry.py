@@ -1,6 +1,6 @@
 """Where the topics come from: one provider module a family of measurements.
 
-To add a family, write a module with a function
+To add a family, write a module in `operators` or `network` with a function
 
     def topics(data: DataFolder) -> Iterable[Topic]
 
@@ -8,7 +8,7 @@ and one line in `PROVIDERS`. The function reads its CSV files with `data.read("f
 dicts of text; `[]` if the file is absent, which the report then lists), groups the rows by the topic they
 belong to, and yields `Topic(name, rows)`, where `rows` is a function without arguments that makes the
 predictions: it runs only if the topic is asked for. Each `Row` holds the case (from the column `case_id`, or
-from a fixed table in the module), the measurement, the prediction, and the null model's (see `null`). A row
+from a fixed table in the module), the measurement, the prediction, and the null model's (in `scoring`). A row
 that the model does not represent gets `predicted=None` and the reason in `unsupported`; nothing is dropped in
 silence. Rows that are known to be bad go to topics named `…/excluded-REASON`.
 """
@@ -19,27 +19,43 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 from rapid_des.errors import InputError
-from rapid_des.validation.folder import DataFolder
-from rapid_des.validation.scoring import Topic
+from rapid_des.validation.measurements import DataFolder
+from rapid_des.validation.scoring import Report, Topic, score
 
 PROVIDERS: dict[str, str] = {
-    "rapid_des.validation.operators_gemm": "operators/gemm",
-    "rapid_des.validation.operators_moe": "operators/moe",
-    "rapid_des.validation.operators_traffic": "operators/traffic",
-    "rapid_des.validation.operators_attention": "operators/",
-    "rapid_des.validation.operators_vector": "operators/",
-    "rapid_des.validation.operators_learned": "operators/learned",
-    "rapid_des.validation.collectives": "network/",
-    "rapid_des.validation.network": "network/",
+    "operators.gemm:topics": "operators/gemm",
+    "operators.moe:topics": "operators/moe",
+    "operators.gemm:traffic_topics": "operators/traffic",
+    "operators.attention:topics": "operators/",
+    "operators.vector:topics": "operators/",
+    "operators.learned:topics": "operators/learned",
+    "network.nccl:topics": "network/",
+    "network.nccl:shaped_topics": "network/",
+    "network.serving_kernels:topics": "network/",
+    "network.packets:ns3_topics": "network/ns3",
+    "network.packets:grid_topics": "network/packet-oracle",
 }
-"""Module and what its topics' names start with: a provider is asked only if a wanted prefix may be its."""
+"""Module and function here, and what its topics' names start with: a provider is asked only if a wanted
+prefix may be its."""
+
+
+def validate(data: DataFolder, prefixes: Sequence[str] = ()) -> Report:
+    """Return `{"topics": {name: figures}, "constants": …, "absent": [files]}` for the chosen topics."""
+    chosen = select(list(all_topics(data, prefixes)), prefixes)
+    constants: dict[str, object] = {}
+    reports: dict[str, Report] = {}
+    for topic in chosen:
+        reports[topic.name] = score(topic, split=data.split)
+        constants |= topic.constants
+    return {"topics": reports, "constants": constants, "absent": list(data.absent)}
 
 
 def all_topics(data: DataFolder, prefixes: Sequence[str] = ()) -> Iterator[Topic]:
     """Yield the topics of the providers that may have a wanted prefix, in the table's order."""
-    for module, own in PROVIDERS.items():
-        if not prefixes or any(own.startswith(prefix) or prefix.startswith(own) for prefix in prefixes):
-            yield from importlib.import_module(module).topics(data)
+    for provider, start in PROVIDERS.items():
+        if not prefixes or any(start.startswith(prefix) or prefix.startswith(start) for prefix in prefixes):
+            module, function = provider.split(":")
+            yield from getattr(importlib.import_module(f"{__package__}.{module}"), function)(data)
 
 
 def select(topics: Sequence[Topic], prefixes: Sequence[str]) -> list[Topic]:
@@ -48,7 +64,9 @@ def select(topics: Sequence[Topic], prefixes: Sequence[str]) -> list[Topic]:
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in names):
             loaded = {"/".join(name.split("/")[:2]) for name in names}
-            others = {own for own in PROVIDERS.values() if not any(name.startswith(own) for name in names)}
+            others = {
+                start for start in PROVIDERS.values() if not any(name.startswith(start) for name in names)
+            }
             raise InputError(f"no topic starts with {prefix!r}; topics: {', '.join(sorted(loaded | others))}")
     chosen = [topic for topic in topics if not prefixes or topic.name.startswith(tuple(prefixes))]
     return sorted(chosen, key=lambda topic: topic.name)

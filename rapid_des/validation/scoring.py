@@ -1,4 +1,4 @@
-"""How a prediction is scored: rows to cases to one topic, test and calibration apart.
+"""How a prediction is scored, rows to cases to one topic, and the null models that it must clearly beat.
 
 A row's error is `max(0, |predicted - measured| - floor) / measured`; rows are averaged within their case and
 cases within the topic, so one long sweep does not outvote the rest. The split is by the case's name alone.
@@ -13,8 +13,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
+import numpy.typing as npt
 
+Floats = npt.NDArray[np.float64]
 Report = dict[str, object]
+
+_STEPS = np.array([2.0, 1.3, 1.1, 1.03, 1.01])
+"""The factors of the null model's coordinate search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +128,50 @@ def _residual(row: Row, floor: float) -> Report:
         "pct": abs(error_pct(row, row.predicted, floor)),
         "raw_pct": abs(error_pct(row, row.predicted, 0.0)),
     }
+
+
+def fit_roofline(flops: Floats, moved: Floats, measured: Floats) -> Floats:
+    """Return launch (µs), FLOP/µs and bytes/µs of the roofline that fits best in mean absolute log error.
+
+    The three-parameter roofline is `launch + max(flops / rate, bytes / bandwidth)`; it is fitted by a
+    descending coordinate search, so the result does not depend on anything but the data.
+    """
+    start = [float(np.min(measured)), float(np.max(flops / measured)), float(np.max(moved / measured))]
+    best: Floats = np.maximum(np.array(start), 1e-9)
+    least = _log_error(best, flops, moved, measured)
+    for step in np.repeat(_STEPS, 12):
+        for index in range(3):
+            for factor in (step, 1 / step):
+                trial = best.copy()
+                trial[index] *= factor
+                error = _log_error(trial, flops, moved, measured)
+                if error < least:
+                    best, least = trial, error
+    return best
+
+
+def roofline_null(
+    basis: Sequence[tuple[float, float]], rows: Sequence[tuple[str, float]], *, split: bool
+) -> list[float]:
+    """Return the null model's microseconds for (FLOP, bytes) of every row, given its case and measurement.
+
+    It is fitted to the calibration rows where the data are split and there are any, else to all.
+    """
+    flops, moved = np.array(basis, float).reshape(-1, 2).T
+    times = np.array([time for _, time in rows])
+    fitted = np.array([split and is_calibration(case) for case, _ in rows])
+    if not fitted.any():
+        fitted[:] = True
+    parameters = fit_roofline(flops[fitted], moved[fitted], times[fitted])
+    return [float(time) for time in roofline(parameters, flops, moved)]
+
+
+def roofline(parameters: Floats, flops: Floats, moved: Floats) -> Floats:
+    """Return the times (µs) of a fitted three-parameter roofline."""
+    launch, rate, bandwidth = parameters
+    predicted: Floats = launch + np.maximum(flops / rate, moved / bandwidth)
+    return predicted
+
+
+def _log_error(parameters: Floats, flops: Floats, moved: Floats, measured: Floats) -> float:
+    return float(np.mean(np.abs(np.log(roofline(parameters, flops, moved) / measured))))

@@ -6,8 +6,7 @@ from rapid_des.device import Attention, Vector, load_device
 from rapid_des.device.calibration_kernels import BOUNDS
 from rapid_des.errors import InputError
 from rapid_des.validation import is_calibration
-from rapid_des.validation.calibrate import calibrate
-from rapid_des.validation.calibration import Wanted
+from rapid_des.validation.calibrate import Wanted, calibrate
 
 A100 = load_device("a100_sxm_80gb", settings=[("conditions.library", "mine")])
 SHAPE = ["batch", "q_len", "kv_len", "n_heads", "n_kv_heads", "head_dim"]

@@ -6,14 +6,14 @@ from functools import cache
 
 import pytest
 
-from rapid_des.validation.collectives import topics
-from rapid_des.validation.folder import open_folder
+from rapid_des.validation.measurements import open_folder
+from rapid_des.validation.registry import all_topics
 from rapid_des.validation.scoring import is_calibration, score
 
 
 @cache
 def known():
-    return {topic.name: topic for topic in topics(open_folder(None))}
+    return {topic.name: topic for topic in all_topics(open_folder(None), ["network/"])}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 import hashlib
 
+import numpy as np
 import pytest
 
 from rapid_des.validation import Row, Topic, is_calibration, score
+from rapid_des.validation.scoring import fit_roofline, roofline
 
 TEST_CASE = next(name for name in "abcdefgh" if not is_calibration(name))
 OTHER_TEST = next(name for name in "ijklmnop" if not is_calibration(name))
@@ -51,3 +53,10 @@ def test_rows_that_the_model_does_not_represent_are_counted_with_their_reason():
 def test_a_topic_without_test_rows_has_no_figures():
     report = score(topic(Row(FITTED, 1.0, 1.0)))
     assert (report["rows"], report["mean_abs_pct"]) == (0, None)
+
+
+def test_a_roofline_is_found_again():
+    truth = np.array([5.0, 2e8, 1.5e6])
+    flops, moved = np.geomspace(1e6, 1e12, 60), np.geomspace(1e9, 1e5, 60)
+    found = fit_roofline(flops, moved, roofline(truth, flops, moved))
+    assert found == pytest.approx(truth, rel=0.03)

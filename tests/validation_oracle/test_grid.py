@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from rapid_des.machine import load_machine
-from rapid_des.validation.folder import CHECKOUT_DATA, DataFolder
-from rapid_des.validation.grid import FABRICS, cases, router, traffic
-from rapid_des.validation.messages import PARTS, alone, makespan
-from rapid_des.validation.patterns import PATTERNS, Script
+from rapid_des.validation.measurements import CHECKOUT_DATA, DataFolder
+from rapid_des.validation.network.messages import PARTS, alone, makespan
+from rapid_des.validation.network.packets import FABRICS, cases, router, traffic
+from rapid_des.validation.network.patterns import PATTERNS, Script
 from validation.packet_oracle.regenerate import GRID, PROTOCOL, answer
 
 ROOT = Path(__file__).parents[2]

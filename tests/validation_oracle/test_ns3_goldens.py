@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rapid_des.network.fluid_flows import compiled, simulate_flows
-from rapid_des.validation.folder import CHECKOUT_DATA, DataFolder
-from rapid_des.validation.messages import Traffic, makespan
-from rapid_des.validation.network_ns3 import protocol, read_traffic, topics
+from rapid_des.validation.measurements import CHECKOUT_DATA, DataFolder
+from rapid_des.validation.network.messages import Traffic, makespan
+from rapid_des.validation.network.packets import ns3_topics, protocol, read_traffic
 from rapid_des.validation.scoring import score
 from validation.packet_oracle.simulation import simulate_packets
 from validation.packet_oracle.transport import Transport
@@ -74,7 +74,7 @@ def test_the_oracle_is_close_to_ns3_where_acknowledgements_have_a_choice(name: s
     ("kind", "mean", "worst"), [("clean", 0.5, 1.5), ("contended", 2.0, 12.0), ("cc-dominated", 4.0, 15.0)]
 )
 def test_the_fluid_mode_reaches_the_targets_on_the_goldens(kind: str, mean: float, worst: float) -> None:
-    (topic,) = [topic for topic in topics(DATA) if topic.name == f"network/ns3/{kind}"]
+    (topic,) = [topic for topic in ns3_topics(DATA) if topic.name == f"network/ns3/{kind}"]
     report = score(topic, split=False)
     assert report["unsupported"] == {}
     assert report["mean_abs_pct"] <= mean

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rapid_des.validation.grid import FABRICS, PROTOCOL, cases, traffic
+from rapid_des.validation.network.packets import FABRICS, PROTOCOL, cases, traffic
 from validation.packet_oracle.simulation import simulate_packets
 from validation.packet_oracle.transport import Pause, Transport
 

@@ -17,11 +17,8 @@ from rapid_des.device import Device, GroupedGemm
 from rapid_des.device.gemm_grouped import gated_ffn_us
 from rapid_des.device.operators import Dtype
 from rapid_des.device.roofline import price_grouped_gemm
-from rapid_des.validation.folder import DataFolder, Record
-from rapid_des.validation.hardware import DTYPES, PRESETS, device_for
-from rapid_des.validation.null import fit_roofline, roofline
-from rapid_des.validation.routing import balanced, hottest_rank, power_law
-from rapid_des.validation.scoring import Row, Topic, is_calibration
+from rapid_des.validation.measurements import DTYPES, PRESETS, DataFolder, Record, device_for
+from rapid_des.validation.scoring import Row, Topic, roofline_null
 
 SORTED_EXPERTS = {"vllm-0.14.0"}
 """Benchmarks of this age gave the first rank the most popular experts, by the times of few tokens."""
@@ -90,12 +87,60 @@ def _by_device(rows: Sequence[Record]) -> list[list[Record]]:
 
 
 def _null(rows: Sequence[Record], split: bool) -> list[float]:
-    times = np.array([float(row["time_us"]) for row in rows])
     parts = [[price_grouped_gemm(gemm, moe_device(row)) for gemm in products(row)] for row in rows]
-    flops = np.array([float(sum(part.flops for part in pair)) for pair in parts])
-    moved = np.array([float(sum(part.bytes["hbm"] for part in pair)) for pair in parts])
-    fitted = np.array([is_calibration(row["case_id"]) for row in rows])
-    if not split or not fitted.any():
-        fitted = np.ones(len(rows), dtype=bool)
-    parameters = fit_roofline(flops[fitted], moved[fitted], times[fitted])
-    return [float(time) for time in roofline(parameters, flops, moved)]
+    basis = [
+        (float(sum(part.flops for part in pair)), float(sum(part.bytes["hbm"] for part in pair)))
+        for pair in parts
+    ]
+    return roofline_null(basis, [(row["case_id"], float(row["time_us"])) for row in rows], split=split)
+
+
+def balanced(pairs: int, experts: int) -> tuple[int, ...]:
+    """Return the rows of each expert when `pairs` (token, expert) pairs are dealt out in turn.
+
+    >>> balanced(10, 4)
+    (3, 3, 2, 2)
+    """
+    each, more = divmod(pairs, experts)
+    return tuple(each + (index < more) for index in range(experts))
+
+
+def power_law(tokens: int, topk: int, experts: int, exponent: float) -> tuple[int, ...]:
+    """Return the rows of each expert, most first, for popularities drawn from a bounded power law.
+
+    Popularity runs from 1 to 0.8 tokens with density x**-exponent; instead of a random draw each expert takes
+    its quantile. No expert gets more than every token once.
+
+    >>> sum(power_law(64, 8, 16, 1.2))
+    512
+    """
+    quantile = (np.arange(experts) + 0.5) / experts
+    top, power = max(2.0, 0.8 * tokens), 1.0 - exponent
+    popularity = ((top**power - 1.0) * quantile + 1.0) ** (1.0 / power)
+    exact = np.sort(popularity)[::-1] / popularity.sum() * tokens * topk
+    rows = np.minimum(np.floor(exact), tokens).astype(int)
+    left = tokens * topk - int(rows.sum())
+    for index in np.argsort(rows - exact, kind="stable"):
+        added = min(max(left, 0), 1, tokens - int(rows[index]))
+        rows[index] += added
+        left -= added
+    return _spread(rows.tolist(), left, tokens)
+
+
+def _spread(rows: list[int], left: int, tokens: int) -> tuple[int, ...]:
+    for index in range(len(rows)):
+        added = min(left, tokens - rows[index])
+        rows[index] += added
+        left -= added
+    return tuple(rows)
+
+
+def hottest_rank(rows: tuple[int, ...], ranks: int, *, sorted_experts: bool = False) -> tuple[int, ...]:
+    """Return the experts of the rank with the busiest one, most first.
+
+    Experts are dealt to ranks in turn, or in blocks where the benchmark left them `sorted_experts`.
+
+    >>> hottest_rank((9, 5, 2, 1), 2), hottest_rank((9, 5, 2, 1), 2, sorted_experts=True)
+    ((9, 2), (9, 5))
+    """
+    return rows[: len(rows) // ranks] if sorted_experts else rows[::ranks]

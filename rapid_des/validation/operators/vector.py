@@ -11,9 +11,8 @@ from typing import Literal
 from rapid_des.device import Device, Vector
 from rapid_des.device.fusion import fused
 from rapid_des.device.operators import Dtype, Operator
-from rapid_des.validation.folder import DataFolder, Record
-from rapid_des.validation.hardware import PRESETS, device_for
-from rapid_des.validation.operators_attention import Measured, null_times
+from rapid_des.validation.measurements import PRESETS, DataFolder, Record, device_for
+from rapid_des.validation.operators.attention import Measured, scored
 from rapid_des.validation.scoring import Row, Topic
 
 FLOOR_US = 2.0
@@ -105,11 +104,7 @@ def measured_calls(data: DataFolder) -> Iterator[Measured | Unsupported]:
 
 def _rows(calls: list[Measured | Unsupported], *, fitted: bool) -> list[Row]:
     known = [call for call in calls if isinstance(call, Measured)]
-    null = null_times(known, fitted=fitted) if known else []
-    rows = [
-        Row(call.case_id, call.measured_us, call.predicted_us(), float(time))
-        for call, time in zip(known, null, strict=True)
-    ]
+    rows = scored(known, fitted=fitted) if known else []
     rest = (call for call in calls if isinstance(call, Unsupported))
     return rows + [Row(call.case_id, call.measured_us, None, unsupported=call.reason) for call in rest]
 

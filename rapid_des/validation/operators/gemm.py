@@ -1,14 +1,30 @@
-"""The measured GEMMs: how each data file spells a shape, and under which conditions it was taken."""
+"""GEMMs against measurements: times of dense GEMMs by GPU and dtype, and the HBM traffic of cuBLAS.
+
+`operators/gemm/GPU/DTYPE` holds all shapes, `operators/gemm-large/…` those with M, N, K ≥ 256,
+`operators/gemm-sustained/…` runs at the power-limited clock. The null model is a three-parameter roofline
+fitted to the calibration rows of the same topic (to all rows with `--data`).
+
+`operators/traffic/ncu` holds predicted bytes against what a profiler counted on an A100 where M, N, K ≥ 1024,
+`operators/traffic/ncu-small` the other shapes. The profiler's locked clock does not change the bytes. The
+null model there is compulsory traffic: each operand once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
-from rapid_des.device.operators import Dtype, Gemm
-from rapid_des.validation.folder import DataFolder, Record
-from rapid_des.validation.hardware import DTYPES
+from rapid_des.device.gemm import gemm_times_us
+from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm
+from rapid_des.device.roofline import gemm_bytes
+from rapid_des.errors import RapidDesError
+from rapid_des.validation.measurements import DTYPES, PRESETS, DataFolder, Record, device_for
+from rapid_des.validation.scoring import Row, Topic, roofline_null
+
+LARGE = 256
+TRAFFIC_LARGE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +163,88 @@ def _measured(row: Record, source: Source) -> MeasuredGemm | None:
     gemm = Gemm(m, n, k, batch=batch, dtype=cast(Dtype, DTYPES.get(row["dtype"], row["dtype"])))
     conditions = tuple(sorted(source.conditions(row).items()))
     return MeasuredGemm(row["gpu"], row["dtype"], gemm, conditions, row["case_id"], 0.0)
+
+
+def topics(data: DataFolder) -> Iterable[Topic]:
+    """Yield the GEMM topics of the files that are there."""
+    groups: dict[tuple[str, str, str], list[MeasuredGemm]] = {}
+    for kind, row in measured_gemms(data):
+        groups.setdefault((kind, row.gpu, row.dtype), []).append(row)
+    for (kind, gpu, dtype), rows in groups.items():
+        yield _topic(f"operators/{kind}/{gpu}/{dtype}", rows, data.split)
+        large = [row for row in rows if min(row.gemm.m, row.gemm.n, row.gemm.k) >= LARGE]
+        if kind == "gemm" and large:
+            yield _topic(f"operators/gemm-large/{gpu}/{dtype}", large, data.split)
+
+
+def _topic(name: str, measured: Sequence[MeasuredGemm], split: bool) -> Topic:
+    return Topic(name, partial(score_rows, measured, split), constants=_constants(measured))
+
+
+def _constants(measured: Sequence[MeasuredGemm]) -> dict[str, object]:
+    known = [row for row in measured if row.gpu in PRESETS and row.gemm.dtype in DTYPE_BITS]
+    used = {(row.gpu, row.gemm.dtype, row.conditions) for row in known}
+    return {
+        f"gemm/{PRESETS[gpu]}/{device.conditions.library}/{dtype}": dict(device.constants("gemm", dtype))
+        for gpu, dtype, conditions in sorted(used)
+        for device in (device_for(gpu, **dict(conditions)),)
+    }
+
+
+def score_rows(measured: Sequence[MeasuredGemm], split: bool) -> list[Row]:
+    """Return the rows with the model's and the null model's predictions."""
+    groups: dict[tuple[tuple[str, str], ...], list[MeasuredGemm]] = {}
+    for row in measured:
+        groups.setdefault(row.conditions, []).append(row)
+    nulls = dict(zip(map(id, measured), _null(measured, split), strict=True))
+    return [
+        Row(row.case_id, row.time_us, time, nulls[id(row)], reason)
+        for group in groups.values()
+        for row, (time, reason) in zip(group, _predict(group), strict=True)
+    ]
+
+
+def _predict(group: Sequence[MeasuredGemm]) -> list[tuple[float | None, str]]:
+    first = group[0]
+    if first.gpu not in PRESETS:
+        return [(None, f"no device file for {first.gpu}")] * len(group)
+    if first.gemm.dtype not in DTYPE_BITS:
+        return [(None, f"no dtype {first.dtype}")] * len(group)
+    device = device_for(first.gpu, **dict(first.conditions))
+    try:
+        times = gemm_times_us([row.gemm for row in group], device)
+    except RapidDesError as error:
+        return [(None, str(error))] * len(group)
+    return [(float(time), "") for time in times]
+
+
+def _null(measured: Sequence[MeasuredGemm], split: bool) -> Sequence[float | None]:
+    if measured[0].gemm.dtype not in DTYPE_BITS:
+        return [None] * len(measured)
+    basis = [
+        (2.0 * row.gemm.batch * row.gemm.m * row.gemm.n * row.gemm.k, float(gemm_bytes(row.gemm)))
+        for row in measured
+    ]
+    return roofline_null(basis, [(row.case_id, row.time_us) for row in measured], split=split)
+
+
+def traffic_topics(data: DataFolder) -> Iterable[Topic]:
+    """Yield the two traffic topics where the profiler's file is there."""
+    rows = data.read("rapid/ncu_gemm_a100_measured.csv")
+    large = [row for row in rows if min(int(row[key]) for key in ("m", "n", "k")) >= TRAFFIC_LARGE]
+    small = [row for row in rows if row not in large]
+    for name, chosen in (("ncu", large), ("ncu-small", small)):
+        if chosen:
+            yield Topic(f"operators/traffic/{name}", partial(_traffic_rows, chosen), unit="byte")
+
+
+def _traffic_rows(rows: Sequence[Record]) -> list[Row]:
+    device = device_for("A100-SXM4-80GB", library="cublas", l2="cold")
+    scored = []
+    for row in rows:
+        m, n, k = (int(row[key]) for key in ("m", "n", "k"))
+        gemm = Gemm(m, n, k, dtype="fp16")
+        counted = float(row["dram_read"]) + float(row["dram_write"])
+        predicted = device.operators.estimate(gemm).bytes["hbm"]
+        scored.append(Row(f"ncu/{m},{n},{k}", counted, float(predicted), float(gemm_bytes(gemm))))
+    return scored

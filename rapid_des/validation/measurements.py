@@ -1,12 +1,63 @@
-"""Which device file stands behind a GPU's name in a data file."""
+"""The folder of measurements, and which device and dtype stand behind the names in its files."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import cast
 
 from rapid_des.device import Device, load_device
 from rapid_des.device.operators import DTYPE_BITS, Dtype
+from rapid_des.errors import InputError
+
+Record = dict[str, str]
+
+CHECKOUT_DATA = Path(__file__).parents[2] / "validation" / "data"
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """Measured files below `path`, plain or gzipped; `split` is False (`--data`) where every row is test."""
+
+    path: Path
+    split: bool
+    absent: list[str] = field(default_factory=list)
+    """Names that were asked for and are not there, in order of asking."""
+
+    def find(self, name: str) -> Path | None:
+        """Return the file `name` or its `.gz` form; None, and remembered as absent, if neither exists."""
+        for candidate in (self.path / name, self.path / f"{name}.gz"):
+            if candidate.is_file():
+                return candidate
+        if name not in self.absent:
+            self.absent.append(name)
+        return None
+
+    def read(self, name: str) -> list[Record]:
+        """Return the rows of a CSV file as text by column; [] when the file is absent."""
+        path = self.find(name)
+        if path is None:
+            return []
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return list(csv.DictReader(io.StringIO(raw.decode("utf-8"), newline="")))
+
+
+def open_folder(data: Path | None) -> DataFolder:
+    """Return the folder that `--data` names, else the checkout's own; an installed wheel has none."""
+    if data is not None:
+        if not data.is_dir():
+            raise InputError(f"--data: {data} is no folder")
+        return DataFolder(data, split=False)
+    if not CHECKOUT_DATA.is_dir():
+        raise InputError(
+            "the measured data ships with a checkout, not with the wheel; name it with --data DIR"
+        )
+    return DataFolder(CHECKOUT_DATA, split=True)
+
 
 PRESETS: dict[str, str] = {
     "A100": "a100_sxm_80gb",

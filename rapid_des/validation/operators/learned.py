@@ -18,7 +18,7 @@ import numpy as np
 from rapid_des.device.learned_features import varying
 from rapid_des.device.learned_fit import fit_regressor
 from rapid_des.errors import InputError
-from rapid_des.validation.folder import DataFolder, Record
+from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Row, Topic
 
 FOLDER = "perlmutter_vista_2509.22832"

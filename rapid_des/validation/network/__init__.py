@@ -1,4 +1,4 @@
-"""From measured collectives to rows: what is predicted, and the alpha-beta null model beside it."""
+"""Measured networks: collectives beside an alpha-beta null model, and references packet by packet."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from rapid_des.network.collectives.serving_kernels import (
     normal_time,
 )
 from rapid_des.units import PS_PER_US
-from rapid_des.validation.collective_rows import Measured, grouped
-from rapid_des.validation.folder import DataFolder, Record
+from rapid_des.validation.measurements import DataFolder, Record
+from rapid_des.validation.network import Measured, grouped
 from rapid_des.validation.scoring import Topic
 
 KERNELS: Mapping[str, str] = {

@@ -7,13 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from rapid_des.device import Attention, Device, Operator, Vector
-from rapid_des.validation.folder import DataFolder, Record
-from rapid_des.validation.hardware import device_for, dtype_of
-from rapid_des.validation.null import fit_roofline, roofline
-from rapid_des.validation.scoring import Row, Topic, is_calibration
+from rapid_des.validation.measurements import DataFolder, Record, device_for, dtype_of
+from rapid_des.validation.scoring import Row, Topic, roofline_null
 
 ATTENTION = "operators/attention_aiconfigurator.csv"
 MLA = "operators/mla_aiconfigurator.csv"
@@ -55,25 +51,18 @@ def measured_calls(data: DataFolder) -> Iterator[Measured]:
 
 
 def rows(calls: Sequence[Callable[[], Measured]], *, fitted: bool) -> list[Row]:
-    """Return the rows of one topic beside a three-parameter roofline fitted on its calibration cases."""
-    measured = [call() for call in calls]
-    null = null_times(measured, fitted=fitted)
+    """Return the rows of one topic."""
+    return scored([call() for call in calls], fitted=fitted)
+
+
+def scored(calls: Sequence[Measured], *, fitted: bool) -> list[Row]:
+    """Return rows beside a roofline of launch + max(FLOP / rate, compulsory bytes / bandwidth)."""
+    cases = [(call.case_id, call.measured_us) for call in calls]
+    null = roofline_null([_roofline_basis(call) for call in calls], cases, split=fitted)
     return [
-        Row(call.case_id, call.measured_us, call.predicted_us(), float(time))
-        for call, time in zip(measured, null, strict=True)
+        Row(call.case_id, call.measured_us, call.predicted_us(), time)
+        for call, time in zip(calls, null, strict=True)
     ]
-
-
-def null_times(calls: Sequence[Measured], *, fitted: bool) -> Sequence[float]:
-    """Return the null model's microseconds: launch + max(FLOPs / rate, compulsory bytes / bandwidth)."""
-    basis = [_roofline_basis(call) for call in calls]
-    flops, moved = np.array([each[0] for each in basis]), np.array([each[1] for each in basis])
-    times = np.array([call.measured_us for call in calls])
-    chosen = np.array([is_calibration(call.case_id) for call in calls])
-    if not fitted or not chosen.any():
-        chosen[:] = True
-    parameters = fit_roofline(flops[chosen], moved[chosen], times[chosen])
-    return list(roofline(parameters, flops, moved))
 
 
 def _roofline_basis(call: Measured) -> tuple[float, float]:

@@ -1,0 +1,89 @@
+"""Output files: checked before the work that fills them, written beside their place and then renamed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from rapid_des.errors import InputError
+
+PICTURES = (".png", ".svg", ".pdf")
+"""What the name of a picture may end in."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path beside `path` to write to, which takes its place when the block ends without an exception.
+
+    Whoever reads `path` sees the old file or the new one, never a half; what is no file, as /dev/null, is
+    written itself. An `OSError` becomes an `InputError`.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        with _named(path):
+            yield path
+        return
+    with _named(path):
+        handle, name = tempfile.mkstemp(prefix=f".{target.stem}.", suffix=target.suffix, dir=target.parent)
+        os.close(handle)
+    beside = Path(name)
+    try:
+        with _named(path):
+            yield beside
+            beside.chmod(0o666 & ~_umask())
+            beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: can not be written: {error.strerror or error}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def check_outputs(paths: Iterable[str | Path | None], *, pictures: Iterable[str | Path | None] = ()) -> None:
+    """Raise `InputError` for the first path that can not be written, or whose extra is not installed.
+
+    To be called before a simulation whose result is to be written; None stands for no output.
+    """
+    for path in (Path(name) for name in paths if name is not None):
+        _check_place(path)
+        if path.suffix == ".parquet":
+            require_extra("pyarrow", "parquet", f"{path}: Parquet")
+    for path in (Path(name) for name in pictures if name is not None):
+        _check_place(path)
+        if path.suffix not in PICTURES:
+            raise InputError(f"{path}: allowed: a name that ends in {', '.join(PICTURES)}")
+        require_extra("matplotlib", "plot", f"{path}: a picture")
+
+
+def require_extra(package: str, extra: str, what: str) -> None:
+    """Raise `InputError` if the package of an extra is not installed."""
+    if find_spec(package) is None:
+        raise InputError(f"{what} needs {package}: pip install {package} (the extra {extra!r} of rapid-des)")
+
+
+def _check_place(path: Path) -> None:
+    folder = path.resolve().parent
+    why = None
+    if path.is_dir():
+        why = "it is a folder"
+    elif not folder.is_dir():
+        why = f"there is no folder {folder}"
+    elif not os.access(path if path.exists() and not path.is_file() else folder, os.W_OK):
+        why = f"no permission to write in {folder}"
+    if why:
+        raise InputError(f"{path}: can not be written: {why}")

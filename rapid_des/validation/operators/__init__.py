@@ -1,0 +1,1 @@
+"""Measured operators: GEMMs, attention, vector kernels, MoE feed-forwards and learned regressors."""
