@@ -66,7 +66,7 @@ def check_outputs(paths: Iterable[str | Path | None], *, pictures: Iterable[str 
     for path in (Path(name) for name in pictures if name is not None):
         _check_place(path)
         if path.suffix not in PICTURES:
-            raise InputError(f"{path}: allowed: a name that ends in {', '.join(PICTURES)}")
+            raise InputError(f"{path}: allowed: a name that ends in .png, .svg or .pdf")
         require_extra("matplotlib", "plot", f"{path}: a picture")
 
 

@@ -32,8 +32,8 @@ PROVIDERS: dict[str, str] = {
     "network.nccl:topics": "network/",
     "network.nccl:shaped_topics": "network/",
     "network.serving_kernels:topics": "network/",
-    "network.packets:ns3_topics": "network/ns3",
-    "network.packets:grid_topics": "network/packet-oracle",
+    "network.packets:ns3_topics": "network/",
+    "network.packets:grid_topics": "network/",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""

@@ -89,7 +89,7 @@ BAD_WORDS = [
     ("operator gemm 1 1 1 --device a100_smx_80gb", "did you mean 'a100_sxm_80gb'?"),
     ("operator gemm 1 1 1 --device v100_sxm2 --dtype fp8", "has no fp8 arithmetic"),
     ("operator attention 1 1 1 --heads 3 --kv-heads 2 --head-dim 8 --device a100_sxm_80gb", "no multiple"),
-    ("operator roofline llama2_7b_train --on dgx_a100 -o x.docx", ".png or .svg"),
+    ("operator roofline llama2_7b_train --on dgx_a100 -o x.docx", ".png, .svg or .pdf"),
     ("device calibrate nope.csv --device a100_sxm_80gb", "nope.csv: no such file"),
     (
         "device calibrate nope.csv --device a100_sxm_80gb --section nope",
