@@ -20,9 +20,9 @@ class BoundedCache:
     [1, 1]
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = 1 << 24) -> None:
         self.limit = limit
-        """What all values together may weigh."""
+        """What all values together may weigh; those of simulations weigh about their bytes."""
         self.weight = 0
         self._entries: dict[Hashable, tuple[Any, int]] = {}
 

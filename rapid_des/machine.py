@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from msgspec import structs
 
-from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import Plan, build
@@ -42,10 +41,6 @@ from rapid_des.network.switch_ways import AnyNodeRouter
 
 if TYPE_CHECKING:
     from rapid_des.device.model import Device
-
-
-_MEMORY = 1 << 24
-"""Bytes, about, that `Machine.memory` may hold."""
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -107,6 +102,17 @@ class Machine:
     faults: tuple[Fault, ...]
     """Those of the file, then those of the call."""
 
+    def __eq__(self, other: object) -> bool:
+        """Tell whether two machines are the same by content, wherever their files stand."""
+        return self is other or (isinstance(other, Machine) and self._content() == other._content())
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.healthy.gpus, len(self.healthy)))
+
+    def _content(self) -> tuple[object, ...]:
+        stated = structs.replace(self.spec, device="", faults=())
+        return stated, self.device, self.healthy, self.faults, sorted(self.dead)
+
     @property
     def device(self) -> Device:
         """The GPU on every node."""
@@ -118,11 +124,6 @@ class Machine:
         if not any(name in IN_SWITCH for _, names in _stated(self.collectives) for name in names):
             return None
         return SwitchTrees(self.fabric, self.dead, self.spec.routing)
-
-    @cached_property
-    def memory(self) -> BoundedCache:
-        """What simulations on this machine need not work out again; bounded."""
-        return BoundedCache(limit=_MEMORY)
 
     def router_around(self, dead: frozenset[int]) -> Router:
         """Return the router for a time at which these links are down too."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, check_memory
 from rapid_des.machine import Machine
@@ -37,30 +38,38 @@ def load_trace(reference: str | Path, options: ReadOptions | None = None) -> Tra
 
 
 def replay(
-    traces: TraceSet, machine: Machine, *, engine: str | EngineChoice = AUTO, trail: bool = False
+    traces: TraceSet,
+    machine: Machine,
+    *,
+    engine: str | EngineChoice = AUTO,
+    trail: bool = False,
+    cache: BoundedCache | None = None,
 ) -> Result:
     """Replay traces on a machine.
 
-    `engine` names an engine; `trail` records every hop, for timelines.
+    `engine` names an engine; `trail` records every hop, for timelines; `cache`, see `simulate`.
     Raises `DeadlockError` if the replay can not finish.
     """
     if machine.slowed:
         from rapid_des.program.faults.slow_gpus import stretched
 
         traces = stretched(traces, machine)
-    return result_of(run_traces(traces, machine, EngineChoice.of(engine), trail=trail))
+    return result_of(run_traces(traces, machine, EngineChoice.of(engine), trail=trail, cache=cache))
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     job: Job,
     machine: Machine,
     *,
     mode: str = FLATTENED,
     engine: str | EngineChoice = AUTO,
     trail: bool = False,
+    cache: BoundedCache | None = None,
 ) -> Result:
     """Predict one step of a job (or one batch of requests) on a machine.
 
+    Simulations that are given one `cache` share what they have in common: blocks on equal machines, and
+    templates of collectives. Results do not depend on it.
     Raises `InfeasibleJobError` if it does not fit into the GPUs' memory.
     """
     if mode not in MODES:
@@ -69,9 +78,9 @@ def simulate(
     choice = EngineChoice.of(engine)
     if mode == FLATTENED:
         trace = price(job, machine)
-        run = run_traces(trace.traces, machine, choice, trail=trail)
+        run = run_traces(trace.traces, machine, choice, trail=trail, cache=cache)
         return result_of(run, trace=trace, memory=memory)
-    blocks = run_blocks(price_blocks(job, machine), machine, BLOCK_MODES[mode], choice)
+    blocks = run_blocks(price_blocks(job, machine), machine, BLOCK_MODES[mode], choice, cache=cache)
     return result_of(blocks.run, trace=blocks.trace, memory=memory, blocks=blocks)
 
 

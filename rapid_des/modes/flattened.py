@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import TraceSet
 from rapid_des.errors import DeadlockError, TraceError
 from rapid_des.machine import Machine
@@ -21,13 +22,20 @@ class Run:
     machine: Machine = field(repr=False)
 
 
-def run_traces(traces: TraceSet, machine: Machine, choice: EngineChoice, *, trail: bool = False) -> Run:
-    """Lower traces to a program and execute it; `trail` records every hop.
+def run_traces(
+    traces: TraceSet,
+    machine: Machine,
+    choice: EngineChoice,
+    *,
+    trail: bool = False,
+    cache: BoundedCache | None = None,
+) -> Run:
+    """Lower traces to a program and execute it; `trail` records every hop, `cache` keeps templates.
 
     Traces whose ranks reach a group's collectives in different orders on unordered streams are matched by
     kind and size. Raises `DeadlockError` if the replay can not finish.
     """
-    lowered = lower(traces, machine)
+    lowered = lower(traces, machine, cache=cache)
     try:
         return Run(lowered, _execute(lowered, machine, choice, trail=trail), machine)
     except TraceError as disagreement:

@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import InputError, TraceError
 from rapid_des.machine import Machine
@@ -49,13 +50,21 @@ class Lowered:
         return of
 
 
-def lower(traces: TraceSet, machine: Machine, *, overlap: bool = False, analytic: bool = False) -> Lowered:
+def lower(
+    traces: TraceSet,
+    machine: Machine,
+    *,
+    overlap: bool = False,
+    analytic: bool = False,
+    cache: BoundedCache | None = None,
+) -> Lowered:
     """Return the program of `traces` on `machine`; rank r runs on GPU r.
 
     On unordered streams the k-th collective that a rank starts in a group meets the k-th of the others. With
     `overlap` collectives are counted apart by kind and size instead and may run side by side: for traces
     whose ranks reach them in different orders. With `analytic` nothing takes a link: collectives and
-    messages last as long as they would alone (see `analytic`).
+    messages last as long as they would alone (see `analytic`). `cache` keeps templates from one program to
+    the next.
     """
     if traces.ranks and traces.ranks[-1].rank >= machine.fabric.gpus:
         raise InputError(
@@ -63,13 +72,18 @@ def lower(traces: TraceSet, machine: Machine, *, overlap: bool = False, analytic
             f"{traces.ranks[-1].rank}"
         )
     machine.require_alive(trace.rank for trace in traces.ranks)
-    return Lowered(_Lowering(traces, machine, overlap=overlap, analytic=analytic).program(), traces)
+    lowering = _Lowering(
+        traces, machine, overlap=overlap, analytic=analytic, cache=BoundedCache() if cache is None else cache
+    )
+    return Lowered(lowering.program(), traces)
 
 
 class _Lowering:
     """Collects templates, groups and sizes while the ranks are lowered."""
 
-    def __init__(self, traces: TraceSet, machine: Machine, *, overlap: bool, analytic: bool) -> None:
+    def __init__(
+        self, traces: TraceSet, machine: Machine, *, overlap: bool, analytic: bool, cache: BoundedCache
+    ) -> None:
         self.traces = traces
         self.analytic = analytic
         self.overlap = overlap
@@ -77,7 +91,7 @@ class _Lowering:
         stores = machine.switching.mode == "store_and_forward"
         self.segment = machine.switching.segment if stores else None
         self.sizes = Sizes()
-        self.collectives = Templates(self.sizes, machine.memory)
+        self.collectives = Templates(self.sizes, cache)
         self.templates: list[Template] = []
         self.known: dict[tuple[object, ...], int] = {}
         self.groups = GroupTable(traces, machine)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind, TraceSet
 from rapid_des.frontend.blocks import Block, Blocks
 from rapid_des.frontend.parts import PieceKey
@@ -38,12 +39,19 @@ class BlockTimes:
         return sum(self.cuts)
 
 
-def block_times(
-    taken: Blocks, machine: Machine, choice: EngineChoice, *, analytic: bool, slow: Mapping[int, Blocks]
+def block_times(  # noqa: PLR0913 - what blocks are run with, by name
+    taken: Blocks,
+    machine: Machine,
+    choice: EngineChoice,
+    *,
+    analytic: bool,
+    slow: Mapping[int, Blocks],
+    cache: BoundedCache,
 ) -> tuple[list[bytes], Mapping[tuple[bytes, PieceKey], BlockTimes]]:
     """Return each inner group's kind, and the times of every block on every kind that runs it.
 
-    `slow` are the blocks as slowed GPUs run them. Groups of one kind have equal routes and equal paces.
+    `slow` are the blocks as slowed GPUs run them; blocks that are in `cache` are not run again. Groups of one
+    kind have equal routes and equal paces.
     """
     groups = taken.inner_groups
     alike = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
@@ -55,7 +63,8 @@ def block_times(
                 block, ranks = taken.blocks[key], groups[index]
                 own = {rank: slow[rank].blocks[key].on(ranks) for rank in ranks if rank in slow}
                 traces = on_slow_gpus(block.on(ranks), own)
-                times[kind, key] = _run(block, traces, machine, choice, analytic=analytic)
+                inputs = (traces, machine, choice, analytic)
+                times[kind, key] = _run(block, inputs, cache)
     return kinds, times
 
 
@@ -67,12 +76,13 @@ def _paces(ranks: Sequence[int], slow: Mapping[int, Blocks]) -> bytes:
 
 
 def _run(
-    block: Block, traces: TraceSet, machine: Machine, choice: EngineChoice, *, analytic: bool
+    block: Block, inputs: tuple[TraceSet, Machine, EngineChoice, bool], cache: BoundedCache
 ) -> BlockTimes:
-    """Run a block; one that ran before on this machine, however it was called, is remembered."""
+    """Run a block, unless one that runs alike on an equal machine is in the cache."""
+    traces, machine, choice, analytic = inputs
 
     def run() -> BlockTimes:
-        lowered = lower(traces, machine, analytic=analytic)
+        lowered = lower(traces, machine, analytic=analytic, cache=cache)
         records = execute(lowered.program, choice, name=lowered.name).records
         finish = np.stack([_finish(lowered, records, position) for position in range(len(traces.ranks))])
         return BlockTimes(
@@ -81,8 +91,8 @@ def _run(
             hops=records.hops,
         )
 
-    key = (key_of(traces, choice, analytic=analytic), block.cuts)
-    return machine.memory.get_or_make(key, run, weight=lambda _: _WEIGHT + 200 * len(traces.ranks))
+    key = (machine, key_of(traces, choice, analytic=analytic), block.cuts)
+    return cache.get_or_make(key, run, weight=lambda _: _WEIGHT + 200 * len(traces.ranks))
 
 
 def _own(lowered: Lowered, position: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import OUTER_LINES, Blocks
@@ -44,21 +45,29 @@ class BlockRun:
         return self.run.execution.records.hops + sum(block.hops for block in self.times.values())
 
 
-def run_blocks(priced: PricedBlocks, machine: Machine, mode: BlockMode, choice: EngineChoice) -> BlockRun:
-    """Run a job taken apart into blocks.
+def run_blocks(
+    priced: PricedBlocks,
+    machine: Machine,
+    mode: BlockMode,
+    choice: EngineChoice,
+    *,
+    cache: BoundedCache | None = None,
+) -> BlockRun:
+    """Run a job taken apart into blocks; `cache` keeps blocks and templates from one run to the next.
 
     Raises `UnsupportedByEngine` where a link would carry inner and outer traffic, or faults come and go.
     """
     began = time.perf_counter()
+    cache = BoundedCache() if cache is None else cache
     taken, slow = priced.blocks, priced.on_slow_gpus
     _require_steady(machine)
     places = [_lines(taken.job.layout, place) for place in zip(*taken.inner_groups, strict=True)]
     place = representative(machine, places)
     if not mode.outer_analytic:
         require_disjoint(machine, taken.inner_groups, places)
-    kinds, times = block_times(taken, machine, choice, analytic=mode.inner_analytic, slow=slow)
+    kinds, times = block_times(taken, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
     trace = _outer(taken, kinds, times, slow, place=place)
-    lowered = lower(trace.traces, machine, analytic=mode.outer_analytic)
+    lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, cache=cache)
     execution = execute(lowered.program, choice, name=lowered.name)
     run = Run(lowered, execution, machine)
     return BlockRun(mode, taken, slow, trace, run, kinds, times, time.perf_counter() - began)
