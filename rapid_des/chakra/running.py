@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.chakra import kernels
-from rapid_des.compiling.machine import MachineCode, digest, named
+from rapid_des.compiling import Kernel
 
-Kernel = Callable[..., None]
+Loop = Callable[..., None]
 
 LOAD_AFTER = 1 << 16
 """Kept machine code is worth loading once this many elements went through plain loops."""
@@ -27,58 +27,56 @@ OUTCOMES = 3
 
 
 @functools.cache
-def machine_code(kernel: Kernel) -> MachineCode:
-    """Return what runs a kernel's machine code."""
-    return MachineCode(named(kernel, digest([Path(kernels.__file__)])), f"{__package__}.trial")
+def kernel_of(loop: Loop) -> Kernel:
+    """Return what runs a loop as machine code."""
+    return Kernel(loop, [Path(kernels.__file__)])
 
 
-def _machine(kernel: Kernel, size: int) -> MachineCode | None:
-    """Return what runs a kernel's machine code, where an input of `size` elements is worth it.
+def _worth_it(loop: Loop, size: int) -> bool:
+    """Tell whether an input of `size` elements is worth loading machine code, or compiling it.
 
     NOTE: counts the work of this process, because a thousand small files are one large input. Both forms give
     the same outcome, so the count decides speed alone.
     """
     if _plain_work[0] + size > LOAD_AFTER:
-        machine = machine_code(kernel)
+        kernel = kernel_of(loop)
         wanted = size > COMPILE_ABOVE or _plain_work[0] + size > COMPILE_AFTER
-        if machine.kept is not None or (wanted and not machine.is_interpreted):
-            return machine
+        if not kernel.is_cold() or (wanted and not kernel.is_interpreted):
+            return True
     _plain_work[0] += size
-    return None
+    return False
 
 
-def on_bytes(kernel: Kernel, buffer: bytes, *arguments: Any) -> list[int]:
-    """Run a kernel on a buffer and return its outcome."""
+def on_bytes(loop: Loop, buffer: bytes, *arguments: Any) -> list[int]:
+    """Run a loop on a buffer and return its outcome."""
     outcome = np.zeros(OUTCOMES, np.int64)
-    machine = _machine(kernel, len(buffer))
-    if machine is None:
-        kernel(buffer, *arguments, outcome)
+    if _worth_it(loop, len(buffer)):
+        kernel_of(loop)(np.frombuffer(buffer, np.uint8), *arguments, outcome)
     else:
-        machine(np.frombuffer(buffer, np.uint8), *arguments, outcome)
+        loop(buffer, *arguments, outcome)
     return outcome.tolist()
 
 
 def on_arrays(
-    kernel: Kernel, size: int, read: tuple[NDArray[np.int64], ...], written: tuple[NDArray[np.int64], ...]
+    loop: Loop, size: int, read: tuple[NDArray[np.int64], ...], written: tuple[NDArray[np.int64], ...]
 ) -> list[int]:
-    """Run a kernel on arrays that it reads and arrays that it writes; `size` is its amount of work.
+    """Run a loop on arrays that it reads and arrays that it writes; `size` is its amount of work.
 
     NOTE: a small input goes in as lists, which Python indexes several times faster than arrays.
     """
     outcome = np.zeros(OUTCOMES, np.int64)
-    machine = _machine(kernel, size)
-    if machine is None:
-        lists = [array.tolist() for array in written]
-        kernel(*(array.tolist() for array in read), *lists, outcome)
-        for array, new in zip(written, lists, strict=True):
-            array[:] = new
-    else:
-        machine(*map(read_only, read), *written, outcome)
+    if _worth_it(loop, size):
+        kernel_of(loop)(*map(_read_only, read), *written, outcome)
+        return outcome.tolist()
+    lists = [array.tolist() for array in written]
+    loop(*(array.tolist() for array in read), *lists, outcome)
+    for array, new in zip(written, lists, strict=True):
+        array[:] = new
     return outcome.tolist()
 
 
-def read_only(array: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return an array as the kernels' machine code takes what it only reads."""
+def _read_only(array: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return an array as kernels take what they only read, whatever the caller may do with it."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, TypeVar
 
 import click
@@ -76,25 +75,9 @@ def print_json(plain: object) -> None:
 
 
 def engine_choice(engine: str, *, no_shortcuts: bool = False) -> EngineChoice:
-    """Return the choice of --engine and --no-shortcuts; compiling is announced on stderr.
-
-    Where the command does not wait for the compiler, the kernel is compiled beside it once it has ended.
-    """
-    context = click.get_current_context()
-
-    @cache
-    def when_done() -> None:
-        context.call_on_close(_compile_beside)
-
-    return EngineChoice(engine, announce=_announce, cold=when_done, fold=not no_shortcuts)
+    """Return the choice of --engine and --no-shortcuts; compiling is announced on stderr."""
+    return EngineChoice(engine, announce=_announce, fold=not no_shortcuts)
 
 
 def _announce(text: str) -> None:
     click.echo(text, err=True)
-
-
-def _compile_beside() -> None:
-    from rapid_des.engines.compiled import warm
-
-    if warm.in_background():
-        _announce(f"compiling the replay kernel in the background, for later runs ({warm.FORBIDS}=0: never)")

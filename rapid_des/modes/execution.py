@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
 
+from rapid_des.compiling import Kernel
 from rapid_des.engines.deadlock import require_finished
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.modes.symmetry import fold, unfold
 from rapid_des.program.program import NONE, Namer, Program, Records
 
+Announce = Callable[[str], None]
 EngineName = Literal["simpy", "compiled"]
 ENGINES: tuple[EngineName, ...] = ("simpy", "compiled")
 SMALL, SMALL_COLD = 1_000, 60_000
@@ -38,9 +41,7 @@ class EngineChoice:
 
     engine: str = "auto"
     """auto takes the one that is faster for the program's size."""
-    announce: Callable[[str], None] | None = None
-    cold: Callable[[], None] | None = None
-    """Is told when a run is interpreted because the kernel (not the fluid mode's) has yet to be compiled."""
+    announce: Announce | None = None
     fold: bool = True
     """Simulate ranks that provably live alike once."""
 
@@ -64,15 +65,15 @@ class EngineChoice:
         hops = expected_hops(program, SMALL_COLD)
         if hops < SMALL:  # looking for the kernel takes longer than such a run
             return "simpy"
-        if hops >= SMALL_COLD or not kernel_is_cold(fluid=program.fluid is not None):
-            return self._compiled(program)
-        if self.cold is not None and program.fluid is None:
-            self.cold()
-        return "simpy"
+        kernel = _kernel(program)
+        if hops < SMALL_COLD and kernel.is_cold() and _is_put_off(kernel, self.announce):
+            return "simpy"
+        return self._compiled(program)
 
     def _compiled(self, program: Program) -> EngineName:
-        if self.announce is not None and kernel_is_cold(fluid=program.fluid is not None):
-            self.announce("compiling the replay kernel, once for this installation (about 15 s) …")
+        kernel = _kernel(program)
+        if self.announce is not None and kernel.is_cold() and not kernel.is_interpreted:
+            self.announce(_compiling(kernel))
         return "compiled"
 
 
@@ -119,11 +120,36 @@ def _run(program: Program, engine: str, *, trail: bool) -> Records:
     return compiled.run(program, trail=trail)
 
 
-def kernel_is_cold(*, fluid: bool = False) -> bool:
-    """Tell whether the kernel (of the fluid mode) has yet to be compiled on this machine."""
-    from rapid_des.engines.compiled import fluid_kernel, jit, kernel
+def _kernel(program: Program) -> Kernel:
+    from rapid_des.engines import compiled
 
-    return jit.is_cold(fluid_kernel.play_fluid if fluid else kernel.play)
+    return compiled.kernel_of(fluid=program.fluid is not None)
+
+
+def _compiling(kernel: Kernel) -> str:
+    try:
+        kernel.ask()
+    except OSError as error:
+        return f"compiling the replay kernel (about 15 s), which no cache will keep: {error}"
+    return "compiling the replay kernel, once for this installation (about 15 s) …"
+
+
+@cache
+def _is_put_off(kernel: Kernel, announce: Announce | None) -> bool:
+    """Tell whether this process does without a cold kernel: its first small user does, and says so.
+
+    Who has only small programs thus waits for the compiler once, and not at the first try.
+    """
+    if kernel.is_interpreted:
+        return True
+    try:
+        if kernel.ask():
+            return False
+    except OSError:
+        return True
+    if announce is not None:
+        announce("interpreted; the next run will compile the replay kernel first, once (about 15 s)")
+    return True
 
 
 def expected_hops(program: Program, limit: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.compiling import compiler
+from rapid_des.compiling import register_marked
 from rapid_des.errors import DeadlockError
 from rapid_des.network import fluid as interpreted
 from rapid_des.network.fluid import Fluid, new_fluid, set_route
@@ -66,7 +66,11 @@ INTERPRETED = Kernel(interpreted.begin_flow, interpreted.end_flow, interpreted.s
 @cache
 def compiled() -> Kernel:
     """Return the functions compiled, which takes some seconds the first time."""
-    compile_one = compiler()(_nrt=False)
+    from numba import njit
+
+    register_marked()
+    options: Any = {"_nrt": False}
+    compile_one = njit(**options)
     return Kernel(
         compile_one(interpreted.begin_flow),
         compile_one(interpreted.end_flow),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.compiling import Kernel
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Switching
@@ -92,11 +94,7 @@ def _zero_load(
 
 
 def _longest_chain(schedule: Schedule, crossing: NDArray[np.int64]) -> int:
-    walk = _walk
-    if len(schedule) > _INTERPRETED:
-        from numba import njit
-
-        walk = njit(cache=True)(_walk)
+    walk = _walk if len(schedule) <= _INTERPRETED else _compiled_walk
     done = np.zeros(len(schedule), np.int64)
     walk(schedule.dependency_starts, schedule.dependencies, crossing, done)
     return int(done.max(initial=0))
@@ -108,3 +106,6 @@ def _walk(starts: Any, dependencies: Any, crossing: Any, done: Any) -> None:
         for place in range(starts[task], starts[task + 1]):
             ready = max(ready, done[dependencies[place]])
         done[task] = ready + crossing[task]
+
+
+_compiled_walk = Kernel(_walk, [Path(__file__)])

@@ -18,6 +18,7 @@ from rapid_des.chakra.wire import (
     unpack_varints,
     whole,
 )
+from tests.chakra.kernel_samples import SAMPLES, arguments
 from tests.chakra.writing import COLLECTIVE, delimited, metadata, node, one_rank
 
 EXTREMES = [0, 1, 127, 128, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
@@ -113,6 +114,26 @@ def test_compiled_and_plain_loops_read_a_file_alike(tmp_path, monkeypatch):
     for name in ("ids", "kind", "name", "duration", "size", "flops", "dependency_starts", "dependencies"):
         assert getattr(plain, name).tolist() == getattr(compiled, name).tolist()
     assert plain.names == compiled.names
+
+
+def numbers(arguments):
+    """Yield the arrays in arguments as lists, after the buffer."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from numbers(argument)
+        elif isinstance(argument, np.ndarray):
+            yield argument.tolist()
+
+
+@pytest.mark.parametrize("loop", SAMPLES, ids=lambda loop: loop.__name__)
+def test_machine_code_does_what_plain_python_does(loop):
+    for sample in range(200):
+        plain, given = (list(arguments(loop, sample)) for _ in range(2))
+        running.kernel_of(loop)(*given)
+        if plain[0].dtype == np.uint8:
+            plain[0] = plain[0].tobytes()  # as Python's integers, which do not overflow
+        loop(*plain)
+        assert list(numbers(plain[1:])) == list(numbers(given[1:])), sample
 
 
 @given(texts=st.lists(st.binary(max_size=4), max_size=30))

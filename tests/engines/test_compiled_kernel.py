@@ -1,18 +1,24 @@
-"""The kernel as Python, and its cache: never that of other sources."""
+"""The kernel as Python."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rapid_des
-from rapid_des.engines.compiled import jit
+from rapid_des.engines import compiled
+from rapid_des.engines.compiled import kernel_of
+from rapid_des.engines.simpy import engine as simpy_engine
+from rapid_des.frontend import load_job
+from rapid_des.machine import load_machine
+from rapid_des.modes.pricing import price
+from rapid_des.program.lowering import lower
 
 UNCOMPILED = """
 from hypothesis import Phase, given, settings
-from rapid_des.engines.compiled import kernel
-from rapid_des.modes.execution import kernel_is_cold
+from rapid_des.engines.compiled import kernel, kernel_of
 from tests.engines.agreement import assert_engines_agree
 from tests.engines.random_programs import programs
 
@@ -22,7 +28,7 @@ def agree(program):
     assert_engines_agree(program, trail=True)
 
 assert type(kernel.play).__name__ == "function"
-assert kernel_is_cold()
+assert kernel_of(fluid=False).is_cold()
 agree()
 """
 
@@ -47,28 +53,30 @@ def test_the_kernel_runs_uncompiled():
     python(UNCOMPILED, NUMBA_DISABLE_JIT="1")
 
 
-def test_the_name_of_the_cache_changes_with_any_source_of_the_kernel(tmp_path):
-    # numba itself looks at kernel.py alone: an edited steps.py would go on as the old machine code
-    package = Path(jit.__file__).parents[2]
-    copy = tmp_path / "rapid_des"
-    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__", "presets"))
-    code = "from rapid_des.engines.compiled.kernel import play; print(play.__qualname__)"
+WARM = """
+import sys
+from rapid_des.engines import compiled
+from tests.engines.test_compiled_kernel import small_job
+print(compiled.run(small_job(sys.argv[1])).makespan, "numba" in sys.modules)
+"""
 
-    def name():
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout
 
-    names = [name()]
-    for source in ("engines/compiled/steps.py", "engines/compiled/calendar.py", "program/timetable.py"):
-        with (copy / source).open("a", encoding="utf-8") as file:
-            file.write("\n")
-        names.append(name())
-    assert len(set(names)) == 4
-    assert all(one.startswith("play_") for one in names)
+def small_job(mode):
+    job = load_job("llama2_7b_train", settings=[("model.layers", "2"), ("training.global_batch", "4")])
+    on = load_machine("dgx_a100", settings=[("switching.mode", mode)])
+    return lower(price(job, on).traces, on).program
+
+
+@pytest.mark.parametrize("mode", ["cut_through", "fluid"])
+def test_a_process_after_the_first_plays_without_numba(mode):
+    compiled.run(small_job(mode))
+    makespan = simpy_engine.run(small_job(mode)).makespan
+    assert python(f"import sys; sys.argv.append({mode!r})\n{WARM}") == f"{makespan} False\n"
+
+
+def test_a_kernel_is_named_after_all_its_sources():
+    # an edited steps.py must not go on as the old machine code
+    package = Path(rapid_des.__file__).parent
+    for fluid, more in ((False, "program/timetable.py"), (True, "network/fluid_fill.py")):
+        sources = [path.relative_to(package).as_posix() for path in kernel_of(fluid=fluid).sources]
+        assert {more, "engines/compiled/steps.py", "engines/compiled/calendar.py"} <= set(sources)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 
+from rapid_des.compiling import Kernel
 from rapid_des.engines.compiled import growth, kernel, pools
 from rapid_des.engines.compiled.calendar import PUSHED, push
 from rapid_des.engines.compiled.flat import flatten
-from rapid_des.engines.compiled.jit import machine_code
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
 from rapid_des.network.fluid_state import new_fluid, widened
@@ -16,6 +19,18 @@ from rapid_des.program.program import Program, Records, Trail
 from rapid_des.program.timetable import FOREVER
 
 _NEVER = FOREVER - 1
+
+
+@cache
+def kernel_of(*, fluid: bool) -> Kernel:
+    """Return what plays programs of the fluid mode, or of the others."""
+    package = Path(__file__).parents[2]
+    sources = [*package.glob("engines/compiled/*.py"), package / "program" / "timetable.py"]
+    if not fluid:
+        return Kernel(kernel.play, sorted(sources))
+    from rapid_des.engines.compiled.fluid_kernel import play_fluid
+
+    return Kernel(play_fluid, sorted([*sources, *package.glob("network/fluid*.py")]))
 
 
 class CompiledSimulation:
@@ -59,14 +74,12 @@ class CompiledSimulation:
 
     def _play(self, limit: int) -> None:
         if self._fluid is None:
-            machine_code(kernel.play)(self._flat, self._board, self._pools, limit)
+            kernel_of(fluid=False)(self._flat, self._board, self._pools, limit)
             return
-        from rapid_des.engines.compiled.fluid_kernel import play_fluid
-
         room = len(self._pools.transfers.next)
         if len(self._fluid.hops) < room:
             self._fluid = widened(self._fluid, room)
-        machine_code(play_fluid)(self._flat, self._board, self._pools, self._fluid, limit)
+        kernel_of(fluid=True)(self._flat, self._board, self._pools, self._fluid, limit)
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds."""

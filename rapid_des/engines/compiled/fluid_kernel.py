@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rapid_des.compiling import inlined
+from rapid_des.compiling import compilable, inlined
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.flat import Flat, Ways
-from rapid_des.engines.compiled.jit import kernel
 from rapid_des.engines.compiled.kernel import (
     ASKING,
     DONE,
@@ -31,7 +30,7 @@ from rapid_des.program.timetable import FULL_RATE
 _PS = 1e12
 
 
-@kernel
+@compilable
 def play_fluid(flat: Flat, board: Board, pools: Pools, fluid: Fluid, until: int) -> None:
     """Play as `play` does, the links' part by flows."""
     while True:

@@ -10,9 +10,9 @@ hundred arrays took five times as long as the rules. The clear form is the SimPy
 
 from __future__ import annotations
 
+from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import HEAP, USED, pop, push, recycle, recycle_bucket
 from rapid_des.engines.compiled.flat import Flat
-from rapid_des.engines.compiled.jit import kernel
 from rapid_des.engines.compiled.pools import (
     ARENA,
     FREE_TRANSFER,
@@ -60,7 +60,7 @@ _FREED = -2
 """In `Board.asked`: a link that nobody asked, but that became free."""
 
 
-@kernel
+@compilable
 def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
     """Play until nothing is left to happen, past `until`, or until room is wanted (`Board.totals`)."""
     visits, ranks, tasks, ways = flat.visits, flat.ranks, flat.tasks, flat.ways

@@ -1,22 +1,19 @@
-"""Tries a kernel of the reader that is to be kept, in a process of its own: `python -m … KERNEL FILE`."""
+"""Random arguments for each of the reader's kernels, malformed ones among them."""
 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rapid_des.chakra import kernels
 from rapid_des.chakra.files import varint
-from rapid_des.chakra.running import OUTCOMES, Kernel, machine_code, read_only
-from rapid_des.compiling import kept
+from rapid_des.chakra.running import OUTCOMES, Loop
+from rapid_des.chakra.running import _read_only as read_only
 
 Arguments = tuple[Any, ...]
-_SAMPLES = 200
 _VARINTS = (0, 1, 127, 128, 300, 2**31, 2**32 - 1, 2**35, 2**63 - 1, 2**63, 2**64 - 1)
 _BROKEN = (
     b"\x80",
@@ -108,7 +105,7 @@ def _chains(draw: random.Random) -> Arguments:
     return *map(read_only, columns), np.zeros(size, np.int64)
 
 
-SAMPLES: dict[Kernel, Callable[[random.Random], Arguments]] = {
+SAMPLES: dict[Loop, Callable[[random.Random], Arguments]] = {
     kernels.scan_frames: _frames,
     kernels.scan_fields: _messages,
     kernels.scan_varints: _packed,
@@ -119,35 +116,6 @@ SAMPLES: dict[Kernel, Callable[[random.Random], Arguments]] = {
 """What makes arguments for each kernel, without the outcome."""
 
 
-def arguments(function: Kernel, sample: int) -> Arguments:
+def arguments(function: Loop, sample: int) -> Arguments:
     """Return a sample of a kernel's arguments: the same for the same number."""
     return *SAMPLES[function](random.Random(sample)), np.zeros(OUTCOMES, np.int64)
-
-
-def differences(function: Kernel, code: kept.Kept) -> list[int]:
-    """Return the samples in which machine code does not what plain Python does."""
-    return [sample for sample in range(_SAMPLES) if not _agree(function, code, sample)]
-
-
-def _agree(function: Kernel, code: kept.Kept, sample: int) -> bool:
-    plain, given = (arguments(function, sample) for _ in range(2))
-    if not code.fits(given):
-        return False
-    code.run(given)
-    if isinstance(plain[0], np.ndarray) and plain[0].dtype == np.uint8:
-        plain = (plain[0].tobytes(), *plain[1:])  # as Python's integers, which do not overflow
-    function(*plain)
-    pairs = zip(kept.leaves(plain[1:]), kept.leaves(given[1:]), strict=True)
-    return all(np.array_equal(one, other) for one, other in pairs)
-
-
-def main(name: str, file: Path) -> None:
-    """Exit with 0 if the kernel in a file does in all samples what plain Python does."""
-    function = next(one for one in SAMPLES if machine_code(one).name == name)
-    code = kept.read(file)
-    if code is None or differences(function, code):
-        sys.exit("the kernel's machine code is not that of its source")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,227 @@
+"""Kernels kept as machine code: the same results without numba, and never a file that is not ours."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from rapid_des import compiling
+from rapid_des.compiling import Kernel
+from tests.engines.test_compiled_kernel import python
+
+AGAIN = """
+import sys
+from tests.test_compiling import arguments, kernel, weigh
+given = arguments()
+kernel = kernel()
+print(kernel.is_cold())
+kernel(*given)
+print(given[2].tolist(), "numba" in sys.modules)
+"""
+
+
+class Inner(NamedTuple):
+    small: np.ndarray
+    table: np.ndarray
+
+
+class Outer(NamedTuple):
+    inner: Inner
+    large: np.ndarray
+    flags: np.ndarray
+
+
+def weigh(outer, by, result):
+    """Use every argument by every index."""
+    for row in range(outer.inner.table.shape[0]):
+        for column in range(outer.inner.table.shape[1]):
+            result[0] += by * outer.inner.table[row, column] * outer.large[column]
+    for place in range(len(outer.inner.small)):
+        if outer.flags[place]:
+            result[1] += outer.inner.small[place] // outer.large[0]
+
+
+def arguments(*, first=7):
+    inner = Inner(np.arange(-3, 9, dtype=np.int8), np.arange(15, dtype=np.int32).reshape(3, 5))
+    outer = Outer(inner, np.array([first, 10**12, 5, 4, 3], np.int64), np.arange(12) % 3 == 0)
+    return outer, 3, np.zeros(2, np.int64)
+
+
+def answer():
+    given = arguments()
+    weigh(*given)
+    return given[2].tolist()
+
+
+def kernel():
+    return Kernel(weigh, [Path(__file__)])
+
+
+def answer_of(kernel):
+    given = arguments()
+    kernel(*given)
+    return given[2].tolist()
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """A cache folder with the kernel."""
+    folder = tmp_path_factory.mktemp("numba")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", str(folder))
+        assert answer_of(kernel()) == answer() != [0, 0]
+    return folder
+
+
+@pytest.fixture
+def cache(compiled_once, tmp_path, monkeypatch):
+    """A folder with the kernel, of this test's own, set as numba's."""
+    shutil.copytree(compiled_once, tmp_path / "numba")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    return tmp_path / "numba" / "rapid_des"
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """What was compiled in this test."""
+    names, compiled = [], compiling._compiled
+
+    def counted(function, given):
+        names.append(function.__name__)
+        return compiled(function, given)
+
+    monkeypatch.setattr(compiling, "_compiled", counted)
+    return names
+
+
+def test_a_kept_kernel_runs_without_numba(cache):
+    assert python(AGAIN) == f"False\n{answer()} False\n"
+
+
+def test_a_kernel_that_numba_may_not_compile_is_its_function(cache, compilations):
+    code = AGAIN + "print('llvmlite' in sys.modules)"
+    assert python(code, NUMBA_DISABLE_JIT="1") == f"True\n{answer()} False\nFalse\n"
+
+
+def test_other_settings_of_numba_are_another_kernel(cache):
+    assert python(AGAIN, NUMBA_OPT="1") == f"True\n{answer()} True\n"
+    assert python(AGAIN, NUMBA_OPT="1") == f"False\n{answer()} False\n"
+
+
+def test_other_sources_are_another_kernel(cache, tmp_path):
+    source = tmp_path / "source.py"
+    source.write_text("one")
+    names = {Kernel(weigh, [source])._name}
+    source.write_text("other")
+    assert len(names | {Kernel(weigh, [source])._name, kernel()._name}) == 3
+
+
+def test_arguments_of_other_types_are_another_entry(cache, compilations):
+    outer, by, result = arguments()
+    frozen = outer.large.copy()
+    frozen.flags.writeable = False
+    code = kernel()
+    code(outer, by, result)
+    assert compilations == []
+    code(outer._replace(large=frozen), by, result)
+    code(outer._replace(large=outer.large.astype(np.int32)), by, result)
+    assert compilations == ["weigh", "weigh"]
+    assert result.tolist() != answer() == answer_of(code)
+    with pytest.raises(AssertionError, match="contiguous"):
+        code(outer._replace(large=np.ones(10, np.int64)[::2]), by, result)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_kernel_that_fails_says_so(cache):
+    with pytest.raises(RuntimeError, match="kernel weigh failed"):
+        kernel()(*arguments(first=0))  # divides by it
+    python(
+        "from tests.test_compiling import *\n"
+        "with pytest.raises(RuntimeError, match='kernel weigh failed'): kernel()(*arguments(first=0))"
+    )
+
+
+def damages(content):
+    yield b""
+    yield content[:-1]
+    yield content[:500] + bytes([content[500] ^ 1]) + content[501:]
+    yield content + b"?"
+
+
+@pytest.mark.parametrize("damage", range(4))
+def test_a_damaged_file_is_compiled_anew_and_mended(cache, compilations, damage):
+    (file,) = cache.glob("*.o")
+    whole = file.read_bytes()
+    file.write_bytes(list(damages(whole))[damage])
+    assert answer_of(kernel()) == answer()
+    assert compilations == ["weigh"]
+    assert answer_of(kernel()) == answer()
+    assert compilations == ["weigh"]
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_file_that_others_may_write_is_not_used(cache, compilations, mode):
+    (file,) = cache.glob("*.o")
+    file.chmod(mode)
+    assert answer_of(kernel()) == answer()
+    assert compilations == ["weigh"]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_may_write_is_not_used(cache, compilations, mode):
+    cache.chmod(mode)
+    before = sorted(cache.iterdir())
+    assert answer_of(kernel()) == answer()
+    assert compilations == ["weigh"]
+    assert sorted(cache.iterdir()) == before
+
+
+def test_a_file_of_somebody_else_is_not_used(cache, compilations, monkeypatch):
+    somebody = os.geteuid() + 1
+    monkeypatch.setattr(compiling.os, "geteuid", lambda: somebody)
+    assert answer_of(kernel()) == answer()
+    assert compilations == ["weigh"]
+
+
+def test_a_link_to_another_file_is_not_followed(cache, compilations, tmp_path):
+    (file,) = cache.glob("*.o")
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert answer_of(kernel()) == answer()
+    assert compilations == ["weigh"]
+    assert not file.is_symlink()
+
+
+def test_a_full_disk_is_done_without_and_leaves_nothing(cache, compilations, monkeypatch):
+    (file,) = cache.glob("*.o")
+    file.unlink()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(compiling.Path, "replace", full)
+    for _ in range(2):
+        assert answer_of(kernel()) == answer()
+    assert compilations == ["weigh", "weigh"]
+    assert list(cache.iterdir()) == []
+    with pytest.raises(OSError, match="No space left"):
+        kernel().ask()
+
+
+def test_a_cache_that_can_not_be_there_is_done_without(cache, compilations, tmp_path, monkeypatch):
+    (tmp_path / "closed").write_text("no folder")
+    for folder in (tmp_path / "closed", "relative"):
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+        assert kernel().is_cold()
+        assert answer_of(kernel()) == answer()
+        with pytest.raises(OSError):
+            kernel().ask()
+    assert compilations == ["weigh", "weigh"]
+
+
+def test_a_kernel_is_asked_for_once(cache):
+    assert [kernel().ask() for _ in range(3)] == [False, True, True]
