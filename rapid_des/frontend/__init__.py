@@ -2,21 +2,17 @@
 
 from rapid_des.frontend.blocks import Block, Blocks, blocks
 from rapid_des.frontend.build import build
-from rapid_des.frontend.explain import Explanation, explain
-from rapid_des.frontend.feasibility import check_memory
 from rapid_des.frontend.inference import decode_time
-from rapid_des.frontend.job import JobSpec
+from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import load_job
-from rapid_des.frontend.memory import JobMemory, StageMemory, memory
-from rapid_des.frontend.model import Model, ModelSpec
-from rapid_des.frontend.program import Segment
-from rapid_des.frontend.resolved import Job
-from rapid_des.frontend.trace import JobTrace
+from rapid_des.frontend.memory import JobMemory, StageMemory, check_memory, memory
+from rapid_des.frontend.model import Model
+from rapid_des.frontend.spec import JobSpec, ModelSpec
+from rapid_des.frontend.trace import JobTrace, Segment
 
 __all__ = [
     "Block",
     "Blocks",
-    "Explanation",
     "Job",
     "JobMemory",
     "JobSpec",
@@ -29,7 +25,6 @@ __all__ = [
     "build",
     "check_memory",
     "decode_time",
-    "explain",
     "load_job",
     "memory",
 ]

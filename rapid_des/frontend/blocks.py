@@ -39,14 +39,19 @@ from rapid_des.frontend.inference import (
     serving_notes,
     serving_pieces,
     serving_program,
-    stage_passes,
 )
-from rapid_des.frontend.parts import PieceKey, price_steps, sections, training_steps
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.parts import NORMS, PieceKey, price_lists, sections, stage_sections, training_lists
 from rapid_des.frontend.pipeline import Phase
-from rapid_des.frontend.program import FinishedProgram, ProgramWriter, Segment
-from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Mark, Node, Piece, make_piece, retimed
-from rapid_des.frontend.trace import JobTrace, assemble, job_trace
+from rapid_des.frontend.trace import (
+    FinishedProgram,
+    JobTrace,
+    ProgramWriter,
+    Segment,
+    assemble,
+    job_trace,
+)
 from rapid_des.frontend.traffic import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.training import stage_program
 
@@ -115,10 +120,15 @@ class Blocks:
 
     def keys(self, stage: int) -> tuple[PieceKey, ...]:
         """Return the blocks that a stage runs."""
-        absent = {"embedding"} if stage else set()
-        if stage != self.job.stages - 1:
-            absent.add("head")
-        return tuple(key for key in self.blocks if key.stage in {-1, stage} and key.section not in absent)
+        return self._keys[stage]
+
+    @cached_property
+    def _keys(self) -> list[tuple[PieceKey, ...]]:
+        present = [stage_sections(self.job, stage) for stage in range(self.job.stages)]
+        return [
+            tuple(key for key in self.blocks if key.stage == stage or key.section in here)
+            for stage, here in enumerate(present)
+        ]
 
     def outer(self, durations: Sequence[Durations]) -> JobTrace:
         """Return the graph around the blocks, one rank (the first) of each inner group.
@@ -126,7 +136,7 @@ class Blocks:
         `durations` are given for each stage. Where inner groups of one stage differ (faults), build one
         graph a distinct set and take the tables from each.
         """
-        return self.assembled([self.outer_program(stage, own) for stage, own in enumerate(durations)])
+        return self.assembled([self.outer_program(stage, times) for stage, times in enumerate(durations)])
 
     def assembled(self, programs: Sequence[FinishedProgram], place: int = 0) -> JobTrace:
         """Return the outer graph of one program a stage, on the ranks at one place of each inner group."""
@@ -138,19 +148,19 @@ class Blocks:
         """Return the program of one stage's ranks with its blocks as compute nodes."""
         pieces = {key: _timed(block, durations.get(key)) for key, block in self.blocks.items()}
         if self._serves:
-            return serving_program(self.job, stage, tuple(stage_passes(self.job, stage, pieces)))
+            return serving_program(self.job, stage, pieces)
         return stage_program(self.job, pieces, stage, self.operators)
 
     def uses(self, stage: int, segment: Segment) -> Counter[PieceKey]:
         """Return how often a segment of a stage's program runs each block."""
         if segment.name == "optimizer":
-            norms = PieceKey("norms", "backward", stage)
+            norms = PieceKey(NORMS, "backward", stage)
             return Counter([norms] if norms in self.blocks else [])
-        own = [section for section, _ in sections(self.job, segment.chunk * self.job.stages + stage)]
+        placed = [section for section, _ in sections(self.job, self.job.part(stage, segment.chunk))]
         if self._serves:
-            return Counter(pass_key(section, segment.step, self._passes) for section in own)
+            return Counter(pass_key(section, segment.step, self._passes) for section in placed)
         phase: Phase = "backward" if segment.name == "backward" else "forward"
-        return Counter(PieceKey(section, phase) for section in own)
+        return Counter(PieceKey(section, phase) for section in placed)
 
     @cached_property
     def _passes(self) -> tuple[Pass, ...]:
@@ -166,7 +176,7 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
     if job.spec.phase == "inference":
         pieces = serving_pieces(job, operators, decode_operators or operators)
     else:
-        pieces = price_steps(training_steps(job), operators)
+        pieces = price_lists(training_lists(job), operators)
     return Blocks(job, operators, {key: _block(job, key, piece) for key, piece in pieces.items()})
 
 
@@ -190,7 +200,7 @@ def _gate(job: Job, key: PieceKey, piece: Piece) -> int | None:
     inner = piece.rows[:, Column.GROUP] == GROUP_SLOTS.index("tp")
     if (
         job.spec.training is None
-        or job.training.schedule == "1f1b"
+        or job.schedule.backward_follows_loss
         or key.phase != "forward"
         or not inner.any()
     ):
@@ -216,17 +226,17 @@ def separates(piece: Piece, row: int) -> bool:
     before = [set(piece.dependencies[first:last].tolist()) for first, last in pairwise(piece.starts.tolist())]
     streams = piece.rows[:, Column.STREAM].tolist()
     newest: dict[int, int] = {}
-    for place, stream in enumerate(streams):
+    for position, stream in enumerate(streams):
         if stream in newest:
-            before[place].add(newest[stream])
-        newest[stream] = place
+            before[position].add(newest[stream])
+        newest[stream] = position
     needed, waits = {row}, {row}
-    for place in range(row, -1, -1):
-        if place in needed:
-            needed |= before[place]
-    for place in range(row + 1, len(piece)):
-        if before[place] & waits:
-            waits.add(place)
+    for position in range(row, -1, -1):
+        if position in needed:
+            needed |= before[position]
+    for position in range(row + 1, len(piece)):
+        if before[position] & waits:
+            waits.add(position)
     return needed >= set(range(row)) and waits == set(range(row, len(piece)))
 
 
@@ -238,14 +248,14 @@ def _timed(block: Block, durations: Sequence[int] | None) -> Piece:
     for cut, time in zip(block.cuts, times, strict=True):
         after = (len(nodes) - 1,) if nodes else PORTS
         stream = "tp" if block.tail and cut == block.cuts[-1] else "compute"
-        nodes.append(Node(block.key.section, NodeKind.COMPUTE, stream, after, duration=time))
+        nodes.append(Node(block.key.section.name, NodeKind.COMPUTE, stream, after, duration=time))
         positions[cut] = len(nodes) - 1
         if cut == block.gate and cut != block.cuts[-1]:
-            nodes.append(Node(block.key.section, NodeKind.COMPUTE, "tp", (len(nodes) - 1,), duration=0))
+            nodes.append(Node(block.key.section.name, NodeKind.COMPUTE, "tp", (len(nodes) - 1,), duration=0))
         if cut in block.exchanges:
             nodes.append(_exchange(block.piece, cut, after=len(nodes) - 1))
     marks = [Mark(positions[mark.position], mark.parameters) for mark in block.piece.marks]
-    return make_piece(nodes, marks=marks)
+    return make_piece(nodes, marks=marks, cache_rows=range(len(nodes)))
 
 
 def _exchange(piece: Piece, row: int, *, after: int) -> Node:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rapid_des.device.operators import OperatorModel
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.inference import inference_trace
-from rapid_des.frontend.parts import price_steps, training_steps
-from rapid_des.frontend.resolved import Job
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.parts import price_lists, training_lists
 from rapid_des.frontend.trace import JobTrace, job_trace
 from rapid_des.frontend.training import stage_program
 
@@ -26,7 +26,7 @@ def build(
     check_size(job, gpus)
     if job.spec.phase == "inference":
         return inference_trace(job, operators, decode_operators or operators)
-    pieces = price_steps(training_steps(job), operators)
+    pieces = price_lists(training_lists(job), operators)
     programs = [stage_program(job, pieces, stage, operators) for stage in range(job.stages)]
     return job_trace(job, programs)
 

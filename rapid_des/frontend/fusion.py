@@ -1,14 +1,16 @@
-"""Small kernels of a layer under a fusion policy; which runs are one kernel is the device package's list."""
+"""Small kernels of a layer under a fusion policy; which runs are one kernel is the device package's list.
+
+A layer's halves stand in the residual stream: a norm before, dropout and the addition of the residual after.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Unpack
 
 from rapid_des.device.fusion import Policy, fused
 from rapid_des.device.operators import Vector
+from rapid_des.frontend.operations import Counts, OperationList
 from rapid_des.frontend.shard import Shard
-from rapid_des.frontend.steps import Counts, Steps
 
 DEFERRED_BIAS: frozenset[Policy] = frozenset({"megatron"})
 """Policies whose matrices leave the bias to the kernel that follows; elsewhere it rides in the GEMM."""
@@ -19,29 +21,27 @@ def defers_bias(shard: Shard) -> bool:
     return shard.fusion in DEFERRED_BIAS
 
 
-@dataclass(frozen=True)
-class Run:
-    """Operators in a row on one tensor of `rows` × `columns`."""
+def launch(
+    operations: OperationList, shard: Shard, name: str, kinds: tuple[str, ...], shape: tuple[int, int],
+    **counts: Unpack[Counts],
+) -> None:  # fmt: skip
+    """Append the kernels that the policy launches for operators in a row on one tensor.
 
-    kinds: tuple[str, ...]
-    rows: int
-    columns: int
-
-
-def launch(steps: Steps, shard: Shard, name: str, run: Run, **counts: Unpack[Counts]) -> None:
-    """Append the kernels that the policy launches for a run of operators; the counts go to the last."""
-    *early, last = fused(run.kinds, shard.fusion)
+    `kinds` names the operators, `shape` is (rows, columns) of the tensor; the counts go to the last kernel.
+    """
+    *early, last = fused(kinds, shard.fusion)
     output = counts.get("output", 0)
     for index, kind in enumerate(early):
-        steps.kernel(f"{name}.{index}.{kind}", _kernel(shard, kind, run), output=output)
-    steps.kernel(name, _kernel(shard, last, run), **counts)
+        operations.kernel(f"{name}.{index}.{kind}", _kernel(shard, kind, shape), output=output)
+    operations.kernel(name, _kernel(shard, last, shape), **counts)
 
 
-def _kernel(shard: Shard, kind: str, run: Run) -> Vector:
-    return shard.vector(kind, run.rows, 1 if kind == "row_scalar" else run.columns)
+def _kernel(shard: Shard, kind: str, shape: tuple[int, int]) -> Vector:
+    rows, columns = shape
+    return shard.vector(kind, rows, 1 if kind == "row_scalar" else columns)
 
 
-def before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
+def _before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
     """Return what runs between a row-parallel matrix and the residual addition.
 
     A deferred bias without dropout is added by the residual's kernel at no cost in traffic.
@@ -51,28 +51,53 @@ def before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
     return ("bias_add", "dropout") if bias and defers_bias(shard) else ("dropout",)
 
 
-def residual_in_norm(shard: Shard) -> bool:
+def _residual_in_norm(shard: Shard) -> bool:
     """Return whether the norm that follows adds the residual."""
-    norm = shard.model.spec.norm
-    run = (*before_residual(shard, bias=False), "residual_add", norm)
-    return fused(run, shard.fusion)[-1] == f"add_{norm}"
+    norm = shard.model.norm
+    kinds = (*_before_residual(shard, bias=False), "residual_add", norm)
+    return fused(kinds, shard.fusion)[-1] == f"add_{norm}"
 
 
-def norm_kind(shard: Shard) -> str:
-    """Return the operator of a norm: with the residual addition in it where the policy fuses them."""
-    norm = shard.model.spec.norm
-    return f"add_{norm}" if residual_in_norm(shard) else norm
+def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int) -> None:
+    """Append a norm, with the residual addition in it where the policy fuses them."""
+    norm = shard.model.norm
+    kind = f"add_{norm}" if _residual_in_norm(shard) else norm
+    size = shard.activation_bytes(rows * shard.hidden)
+    launch(operations, shard, name, (kind,), (rows, shard.hidden), saved=size, output=size)
 
 
-def dropout_kind(shard: Shard, *, bias: bool) -> str:
-    """Return the kernel that drops out before the residual addition."""
-    before = before_residual(shard, bias=bias)
-    after = () if residual_in_norm(shard) else ("residual_add",)
-    return next(kind for kind in fused((*before, *after), shard.fusion) if kind in {"dropout", "dropout_add"})
+def norm_backward(operations: OperationList, shard: Shard, name: str, after: int) -> None:
+    """Append a norm's backward, which waits for the input gradient of what follows it."""
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    kernel = shard.vector(shard.model.norm, rows, columns, backward=True)
+    operations.kernel(name, kernel, after=after, output=size, parameters=shard.model.norm_parameters)
 
 
-def activation_kinds(shard: Shard) -> tuple[str, ...]:
-    """Return the kernels of the activation, in forward order."""
-    ffn = shard.model.spec.feed_forward
-    bias = ("bias_add",) if ffn.bias and defers_bias(shard) else ()
-    return fused((*bias, ffn.activation), shard.fusion)
+def residual_forward(operations: OperationList, shard: Shard, name: str, *, bias: bool) -> None:
+    """Append dropout and the residual addition; `bias`: the matrix before has one."""
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    mask = rows * columns * shard.dropout
+    kinds = _before_residual(shard, bias=bias) + (() if _residual_in_norm(shard) else ("residual_add",))
+    if kinds:
+        launch(operations, shard, f"{name}.residual", kinds, (rows, columns), saved=mask, output=size)
+
+
+def residual_backward(operations: OperationList, shard: Shard, name: str) -> None:
+    """Append the sum of a half's input gradient with the gradient that passed beside it."""
+    kernel = shard.vector("residual_add", shard.norm_tokens, shard.hidden)
+    operations.kernel(f"{name}.residual", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns))
+
+
+def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias: bool) -> None:
+    """Append the backward of the dropout before the residual addition."""
+    if shard.dropout:
+        before = _before_residual(shard, bias=bias)
+        after = () if _residual_in_norm(shard) else ("residual_add",)
+        kinds = fused((*before, *after), shard.fusion)
+        kind = next(kind for kind in kinds if kind in {"dropout", "dropout_add"})
+        kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
+        operations.kernel(
+            f"{name}.dropout", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns)
+        )

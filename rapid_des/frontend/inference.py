@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rapid_des.device.operators import OperatorModel
-from rapid_des.frontend.block import CORE, boundary_bytes, serving_block
 from rapid_des.frontend.ends import embedding_forward, sampling
-from rapid_des.frontend.parts import PieceKey, Section, part_pieces, price_steps
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.parts import (
+    EMBEDDING,
+    HEAD,
+    Lists,
+    PieceKey,
+    Pieces,
+    Section,
+    part_pieces,
+    price_lists,
+    sections,
+)
 from rapid_des.frontend.pricing import kernel_node
-from rapid_des.frontend.program import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
-from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.shard import Shard
-from rapid_des.frontend.steps import Step
-from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
-from rapid_des.frontend.trace import JobTrace, job_trace
+from rapid_des.frontend.template import INPUT, Column, Int64s, Piece, chain, retimed
+from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, JobTrace, ProgramWriter, job_trace
 from rapid_des.frontend.traffic import byte_count
+
+COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES)
+"""What a longer KV cache changes in the rows that depend on it."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +56,17 @@ def passes(job: Job) -> tuple[Pass, ...]:
     return (prefill, *(Pass(step, 1, spec.prompt_length + step) for step in steps))
 
 
-def serving_steps(shard: Shard) -> Mapping[PieceKey, tuple[Step, ...]]:
-    """Return the operator lists of one pass."""
+def serving_lists(job: Job, current: Pass) -> Lists:
+    """Return the operator lists of one pass of one micro-batch."""
+    shard = serving_shard(job, current)
+    layers = {
+        PieceKey(Section("block", kind), "forward"): layer.forward(shard)
+        for kind, layer in enumerate(job.model.kinds)
+    }
     return {
-        PieceKey("embedding", "forward"): embedding_forward(shard),
-        PieceKey("block", "forward"): serving_block(shard),
-        PieceKey("head", "forward"): sampling(shard),
+        PieceKey(EMBEDDING, "forward"): embedding_forward(shard),
+        **layers,
+        PieceKey(HEAD, "forward"): sampling(shard),
     }
 
 
@@ -62,32 +77,11 @@ def serving_shard(job: Job, current: Pass) -> Shard:
     return job.shard(sequences, current.query_length, current.key_length)
 
 
-@dataclass
-class _Server:
-    """One stage's passes, each made from the last by changing what the KV length changes."""
-
-    job: Job
-    stage: int
-    program: ProgramWriter = field(default_factory=ProgramWriter)
-    tokens: dict[int, int] = field(default_factory=dict)
-    """By micro-batch: the position that makes, or receives, its newest token."""
-
-
 def inference_trace(job: Job, operators: OperatorModel, decode_operators: OperatorModel) -> JobTrace:
     """Return prefill and decode of all ranks; replicas (dp) serve requests of their own."""
-    models = operators, decode_operators
-    programs = [serving_program(job, stage, _stage_pieces(job, stage, models)) for stage in range(job.stages)]
+    pieces = serving_pieces(job, operators, decode_operators)
+    programs = [serving_program(job, stage, pieces) for stage in range(job.stages)]
     return job_trace(job, programs, notes=serving_notes(job))
-
-
-def serving_program(job: Job, stage: int, pieces: Sequence[Piece]) -> FinishedProgram:
-    """Return the program that every rank of one stage runs, given the stage's piece of each pass."""
-    server = _Server(job, stage)
-    todo = passes(job)
-    for current, piece in zip(todo, pieces, strict=True):
-        for micro_batch in range(job.micro_batches):
-            _place_pass(server, current, piece, micro_batch, last=current is todo[-1])
-    return server.program.finish()
 
 
 def serving_notes(job: Job) -> tuple[str, ...]:
@@ -100,65 +94,82 @@ def serving_notes(job: Job) -> tuple[str, ...]:
     )
 
 
-def pass_key(section: Section, step: int, todo: Sequence[Pass]) -> PieceKey:
+def pass_key(section: Section, step: int, simulated: Sequence[Pass]) -> PieceKey:
     """Return which piece a pass runs for a section: decode steps differ in their blocks only."""
-    return PieceKey(section, "forward", step=step if section == "block" or not step else todo[1].step)
+    grows = section.name == "block"
+    return PieceKey(section, "forward", step=step if grows or not step else simulated[1].step)
 
 
-def serving_pieces(
-    job: Job, operators: OperatorModel, decode_operators: OperatorModel
-) -> Mapping[PieceKey, Piece]:
-    """Return the priced pieces of all passes, as `pass_key` names them."""
-    found: dict[PieceKey, Piece] = {}
-    todo = passes(job)
-    for current, model in zip(todo[:2], (operators, decode_operators), strict=False):
-        priced = price_steps(serving_steps(serving_shard(job, current)), model)
-        found |= {pass_key(key.section, current.step, todo): piece for key, piece in priced.items()}
-    if len(todo) > 2:
-        base = found[pass_key("block", todo[1].step, todo)]
-        for current, piece in zip(todo[2:], _at_lengths(job, todo[2:], base, decode_operators), strict=True):
-            found[pass_key("block", current.step, todo)] = piece
-    return found
+def serving_pieces(job: Job, operators: OperatorModel, decode_operators: OperatorModel) -> Pieces:
+    """Return the priced pieces of all passes, as `pass_key` names them.
+
+    Decode steps after the first are copies of it, but for the rows that see the KV cache.
+    """
+    pieces: dict[PieceKey, Piece] = {}
+    simulated = passes(job)
+    for current, model in zip(simulated[:2], (operators, decode_operators), strict=False):
+        priced = price_lists(serving_lists(job, current), model)
+        pieces |= {pass_key(key.section, current.step, simulated): piece for key, piece in priced.items()}
+    for current in simulated[2:]:
+        shard = serving_shard(job, current)
+        for kind, layer in enumerate(job.model.kinds):
+            section = Section("block", kind)
+            first = pieces[pass_key(section, simulated[1].step, simulated)]
+            seen = [entry.operator for entry in layer.forward(shard) if entry.sees_cache]
+            nodes = [kernel_node("", operator, decode_operators, ()) for operator in seen if operator]
+            costs = np.array([(node.duration, node.flops, node.bytes) for node in nodes], np.int64)
+            pieces[pass_key(section, current.step, simulated)] = _recosted(first, costs)
+    return pieces
 
 
-def stage_passes(job: Job, stage: int, pieces: Mapping[PieceKey, Piece]) -> Iterator[Piece]:
-    """Yield a stage's piece of each pass, from the pieces of all."""
-    todo = passes(job)
-    sections: tuple[Section, ...] = ("embedding", "block", "head")
-    for current in todo:
-        own = {key: pieces[pass_key(key.section, current.step, todo)] for key in map(_forward, sections)}
-        yield chain(part_pieces(job, stage, "forward", own))
+def _recosted(piece: Piece, costs: Int64s) -> Piece:
+    """Return a piece with other costs (rows of `COSTS`) where it depends on the KV cache."""
+    costs = costs.reshape(-1, len(COSTS))
+    values = {column: costs[:, index] for index, column in enumerate(COSTS)}
+    return retimed(piece, list(piece.cache_rows), values)
 
 
-def _forward(section: Section) -> PieceKey:
-    return PieceKey(section, "forward")
+def _stage_passes(job: Job, stage: int, pieces: Pieces) -> Iterator[Piece]:
+    """Yield a stage's piece of each pass: prefill, first decode step, and that at other lengths."""
+    simulated = passes(job)
+    order = [section for section, _ in sections(job, stage)]
+    for number, current in enumerate(simulated):
+        here = {
+            PieceKey(section, "forward"): pieces[pass_key(section, current.step, simulated)]
+            for section in set(order)
+        }
+        if number < 2:
+            joined = chain(part_pieces(job, stage, "forward", here))
+        else:
+            costs = {key.section: piece.rows[np.ix_(piece.cache_rows, COSTS)] for key, piece in here.items()}
+            joined = _recosted(joined, np.concatenate([costs[section] for section in order]))
+        yield joined
 
 
-def _stage_pieces(job: Job, stage: int, models: tuple[OperatorModel, OperatorModel]) -> list[Piece]:
-    """Return a stage's piece of each pass; decode steps share all but the attention core."""
-    todo = passes(job)
-    found = [
-        chain(
-            part_pieces(job, stage, "forward", price_steps(serving_steps(serving_shard(job, current)), model))
-        )
-        for current, model in zip(todo[:2], models, strict=False)
-    ]
-    return [*found, *(_at_lengths(job, todo[2:], found[1], models[1]) if len(todo) > 2 else ())]
+@dataclass
+class _Server:
+    """One stage's passes while its program is written."""
+
+    job: Job
+    stage: int
+    program: ProgramWriter = field(default_factory=ProgramWriter)
+    tokens: dict[int, int] = field(default_factory=dict)
+    """By micro-batch: the position that makes, or receives, its newest token."""
 
 
-def _at_lengths(job: Job, later: Sequence[Pass], base: Piece, operators: OperatorModel) -> Iterator[Piece]:
-    """Yield a decode step's piece as that of other steps, whose attention sees other KV lengths."""
-    names = np.array([name.endswith(CORE) for name in base.names])
-    cores = np.flatnonzero(names[base.rows[:, Column.NAME]])
-    for current in later:
-        core = kernel_node("", serving_shard(job, current).attention()[0], operators, ())
-        values = {Column.DURATION: core.duration, Column.FLOPS: core.flops, Column.BYTES: core.bytes}
-        yield retimed(base, cores, values)
+def serving_program(job: Job, stage: int, pieces: Pieces) -> FinishedProgram:
+    """Return the program that every rank of one stage runs, given the pieces of all passes."""
+    server = _Server(job, stage)
+    simulated = passes(job)
+    for current, piece in zip(simulated, _stage_passes(job, stage, pieces), strict=True):
+        for micro_batch in range(job.micro_batches):
+            _place_pass(server, current, piece, micro_batch, last=current is simulated[-1])
+    return server.program.finish()
 
 
 def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, *, last: bool) -> None:
     job, stage, program = server.job, server.stage, server.program
-    boundary = boundary_bytes(serving_shard(job, current))
+    boundary = serving_shard(job, current).boundary_bytes
     number = current.step * job.micro_batches + micro_batch
     ports: dict[int, int] = {}
     if stage:

@@ -1,112 +1,184 @@
-"""Job files: which model, trained or served how, split over how many GPUs in which way."""
+"""A checked job: its spec, its model, and what follows from both."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
-import msgspec
-
-from rapid_des.config import Spec
-from rapid_des.device.fusion import Policy
-from rapid_des.device.operators import Dtype
-from rapid_des.frontend.model import Count
-from rapid_des.units import Size
-
-Axis: TypeAlias = Literal["tp", "cp", "ep", "dp", "pp"]
-
-
-class ParallelismSpec(Spec, frozen=True):
-    """How many ways each axis splits the job; ranks are laid out by mixed radix, `order` innermost first."""
-
-    tp: Count = 1
-    cp: Count = 1
-    ep: Count = 1
-    dp: Count = 1
-    pp: Count = 1
-    order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
-    """cp gathers keys and values and balances causal work (Grattafiori et al. 2024, section 3.3.2)."""
-    sequence_parallel: bool = False
-    """Megatron's: norms and residuals split along the sequence over tp."""
-    chunks: Count = 1
-    """Model chunks a stage holds (virtual pipeline stages), for interleaved schedules."""
-    layers: Literal["even", "endpoints"] | tuple[Count, ...] = "even"
-    """Layers of each part: alike; alike but the embedding and the head count as one layer each; or listed."""
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.layout import Layout
+from rapid_des.frontend.model import Model
+from rapid_des.frontend.pipeline import SCHEDULES, Order, Schedule, part_of
+from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.sharding import ZERO_STAGES, Sharding
+from rapid_des.frontend.spec import InferenceSpec, JobSpec, TrainingSpec
+from rapid_des.frontend.traffic import GROUPS
+from rapid_des.units import ceil_divide
 
 
-class PrecisionSpec(Spec, frozen=True):
-    """Number formats; unset `gemm` and `kv_cache` follow `activations`, unset `weights` follows `gemm`."""
+@dataclass(frozen=True)
+class Job:
+    """A job whose numbers fit together (`loading` checks them)."""
 
-    activations: Dtype = "bf16"
-    gemm: Dtype | None = None
-    weights: Dtype | None = None
-    """As stored for the GEMMs; narrower than `gemm` is weight-only quantisation (inference)."""
-    gradients: Dtype = "fp32"
-    """In which gradients are accumulated."""
-    gradient_reduce: Dtype = "fp32"
-    """In which gradients travel between replicas."""
-    master_weights: Dtype | None = "fp32"
-    optimizer: Dtype = "fp32"
-    kv_cache: Dtype | None = None
+    name: str
+    file: str
+    spec: JobSpec
+    model: Model
 
+    @cached_property
+    def layout(self) -> Layout:
+        """Where each rank stands; ep splits dp·cp and is no factor of the rank count."""
+        split = self.spec.parallelism
+        sizes = {"tp": split.tp, "cp": split.cp, "ep": 1, "dp": split.dp, "pp": split.pp}
+        return Layout(split.order, tuple(sizes[axis] for axis in split.order))
 
-class TrainingSpec(Spec, frozen=True):
-    """One optimizer step."""
+    @property
+    def gpus(self) -> int:
+        """GPUs that the job uses."""
+        return self.layout.ranks
 
-    global_batch: Count
-    """Sequences."""
-    micro_batch: Count
-    """Sequences a replica passes at once."""
-    sequence_length: Count
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
-    recompute: Literal["none", "selective", "full"] = "none"
-    """`selective`: the attention core; `full`: every layer from its input."""
-    dropout: bool = False
-    optimizer: Literal["adam", "adamw"] = "adamw"
-    zero_stage: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
-    """1: optimizer states split over dp (Megatron's distributed optimizer)."""
-    bucket_parameters: Count = 40_000_000
-    """Gradients travel once this many parameters are ready."""
-    overlap_gradients: bool = True
-    """Gradient buckets travel beside the last micro-batch's backward."""
-    overlap_parameters: bool = False
-    """ZeRO-1: parameters are gathered beside the next forward, not after the optimizer."""
-    overlap_pipeline: bool | None = None
-    """A stage computes on while its messages travel; otherwise it waits for its own to leave, and asks for
-    one only when it needs it (while interleaving, ahead: stages would block each other). Unset: as
-    Megatron-LM does, only where the schedule interleaves."""
-    gradient_norm: bool = True
-    """Global gradient norm (clipping) before the optimizer."""
+    @property
+    def training(self) -> TrainingSpec:
+        """The training section."""
+        if self.spec.training is None:
+            raise ConfigError("this is not a training job", file=self.file, key="training")
+        return self.spec.training
 
+    @property
+    def inference(self) -> InferenceSpec:
+        """The inference section."""
+        if self.spec.inference is None:
+            raise ConfigError("this is not an inference job", file=self.file, key="inference")
+        return self.spec.inference
 
-class InferenceSpec(Spec, frozen=True):
-    """A static batch: one prefill, then one token a step."""
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return self.spec.parallelism.pp
 
-    batch: Count
-    """Requests a replica serves together."""
-    prompt_length: Count
-    output_length: Count
-    micro_batch: Count | None = None
-    """Requests that pass the pipeline together; unset: all."""
-    decode_steps: Literal["all"] | Count = "all"
-    """How many decode steps are simulated, spread evenly from the first to the last; the report
-    interpolates between them."""
-    cuda_graphs: bool = True
-    """Decode launches its kernels as one graph."""
+    @property
+    def chunks(self) -> int:
+        """Model chunks a stage."""
+        return self.spec.parallelism.chunks
 
+    @property
+    def parts(self) -> int:
+        """Parts that the layers are cut into: stages · chunks."""
+        return self.stages * self.chunks
 
-class JobSpec(Spec, frozen=True):
-    """A job file."""
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of each part of the model, in model order."""
+        rule, count, parts = self.spec.parallelism.layers, self.model.spec.layers, self.parts
+        if isinstance(rule, tuple):
+            return rule
+        if rule == "even":
+            return (count // parts,) * parts
+        share = [(count + 2) // parts] * parts
+        share[0] -= 1
+        share[-1] -= 1
+        return tuple(share)
 
-    model: str
-    phase: Literal["training", "inference"]
-    parallelism: ParallelismSpec = ParallelismSpec()
-    precision: PrecisionSpec = PrecisionSpec()
-    training: TrainingSpec | None = None
-    inference: InferenceSpec | None = None
-    fusion: Policy = "megatron"
-    """Which small kernels are fused (the lists of `rapid_des.device.fusion`)."""
-    attention: Literal["flash", "unfused"] = "flash"
-    vocabulary_multiple: Count | None = None
-    """The vocabulary is padded to a multiple of this times tp; unset: not padded."""
-    memory_reserve: Size | None = None
-    """Memory a GPU spends outside the model: context, communication library, allocator. Unset: none."""
+    @property
+    def vocabulary(self) -> int:
+        """The padded vocabulary."""
+        if self.spec.vocabulary_multiple is None:
+            return self.model.spec.vocabulary
+        multiple = self.spec.vocabulary_multiple * self.spec.parallelism.tp
+        return ceil_divide(self.model.spec.vocabulary, multiple) * multiple
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that pass the pipeline in one step."""
+        if self.spec.phase == "training":
+            share = self.training.micro_batch * self.spec.parallelism.dp
+            return self.training.global_batch // share
+        return self.inference.batch // (self.inference.micro_batch or self.inference.batch)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The pipeline schedule of training."""
+        return SCHEDULES[self.training.schedule]
+
+    @cached_property
+    def orders(self) -> tuple[Order, ...]:
+        """The training schedule's list of items for each stage."""
+        return self.schedule.orders(self.stages, self.micro_batches, self.chunks)
+
+    @property
+    def overlaps_pipeline(self) -> bool:
+        """Whether pipeline messages travel beside compute."""
+        chosen = self.training.overlap_pipeline
+        return self.schedule.interleaves if chosen is None else chosen
+
+    def part(self, stage: int, chunk: int) -> int:
+        """Return which part of the model a stage's chunk is."""
+        return part_of(self.stages, stage, chunk)
+
+    def members(self, group: str) -> int:
+        """Return how many ranks a process group of the traffic table has."""
+        if group == "embedding":
+            return 2 if self.ties_across_stages else 1
+        return prod(self.layout.size(axis) for axis in GROUPS[group])
+
+    @property
+    def sharding(self) -> Sharding:
+        """How replicas hold the model's state in training."""
+        training = self.training
+        policy = ZERO_STAGES[training.zero_stage]
+        return Sharding(policy, "gradient", self.members("gradient"), ahead=training.overlap_parameters)
+
+    @property
+    def ties_across_stages(self) -> bool:
+        """Whether first and last stage hold copies of one table."""
+        return self.model.spec.tied_embeddings and self.stages > 1
+
+    def shard(self, sequences: int, query_length: int, key_length: int) -> Shard:
+        """Return a rank's dimensions in a pass of so many sequences and positions."""
+        training = self.spec.training if self.spec.phase == "training" else None
+        return Shard(
+            model=self.model.spec,
+            precision=self.spec.precision,
+            fusion=self.spec.fusion,
+            tp=self.spec.parallelism.tp,
+            sequence_parallel=self.spec.parallelism.sequence_parallel,
+            sequences=sequences,
+            query_length=query_length,
+            key_length=key_length,
+            vocabulary=self.vocabulary,
+            cp=self.spec.parallelism.cp,
+            flash=self.spec.attention == "flash",
+            dropout=training is not None and training.dropout,
+            recompute="none" if training is None else training.recompute,
+            serving=training is None,
+        )
+
+    @property
+    def training_shard(self) -> Shard:
+        """A rank's dimensions in one micro-batch of training."""
+        length = self.training.sequence_length
+        return self.shard(self.training.micro_batch, length // self.spec.parallelism.cp, length)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a step trains on, or that the requests of all replicas generate."""
+        if self.spec.phase == "training":
+            return self.training.global_batch * self.training.sequence_length
+        return self.inference.batch * self.spec.parallelism.dp * self.inference.output_length
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs of the model itself for MFU: forward, and in training twice that for backward."""
+        if self.spec.phase == "training":
+            length = self.training.sequence_length
+            return 3 * self.model.forward_flops(self.tokens, length, logits=self.tokens)
+        return self._inference_flops()
+
+    def _inference_flops(self) -> int:
+        spec = self.inference
+        requests = spec.batch * self.spec.parallelism.dp
+        flops = self.model.forward_flops(requests * spec.prompt_length, spec.prompt_length, logits=requests)
+        for step in range(1, spec.output_length):
+            flops += self.model.forward_flops(requests, spec.prompt_length + step, logits=requests)
+        return flops

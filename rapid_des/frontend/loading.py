@@ -1,4 +1,7 @@
-"""Reading a job file and the model it names."""
+"""Reading a job file and the model it names; whether their numbers fit together.
+
+Every refusal names both numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from rapid_des.config import apply_overrides, decode, load_document, resolve
-from rapid_des.frontend.checks import check_job
-from rapid_des.frontend.job import JobSpec
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import load_model
-from rapid_des.frontend.resolved import Job
+from rapid_des.frontend.pipeline import SCHEDULES
+from rapid_des.frontend.sharding import ZERO_STAGES
+from rapid_des.frontend.spec import JobSpec
+
+NODES_A_LAYER = 40
+MOST_NODES = 2**25
+MOST_GPUS = 2**22
+AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
 def load_job(
@@ -40,3 +50,152 @@ def with_spec(job: Job, spec: JobSpec) -> Job:
     changed = replace(job, spec=spec)
     check_job(changed)
     return changed
+
+
+def check_job(job: Job) -> None:
+    """Raise a `ConfigError` for the first thing that does not fit."""
+    _check_sections(job)
+    _check_axes(job)
+    _check_tensor_parallel(job)
+    _check_pipeline(job)
+    if job.spec.phase == "training":
+        _check_training(job)
+    else:
+        _check_inference(job)
+    _check_extent(job)
+
+
+def _refuse(job: Job, key: str, problem: str) -> None:
+    raise ConfigError(problem, file=job.file, key=key)
+
+
+def _divide(job: Job, key: str, total: tuple[str, int], part: tuple[str, int]) -> None:
+    if total[1] % part[1]:
+        _refuse(job, key, f"{total[0]} {total[1]} does not divide by {part[0]} {part[1]}")
+
+
+def _check_sections(job: Job) -> None:
+    phase = job.spec.phase
+    other = "inference" if phase == "training" else "training"
+    if getattr(job.spec, phase) is None:
+        _refuse(job, phase, f"phase is {phase}, so the section {phase!r} must be there")
+    if getattr(job.spec, other) is not None:
+        _refuse(job, other, f"phase is {phase}, so the section {other!r} would never be read")
+
+
+def _check_axes(job: Job) -> None:
+    split = job.spec.parallelism
+    if sorted(split.order) != sorted(AXES):
+        _refuse(job, "parallelism.order", f"{list(split.order)} must name each of {', '.join(AXES)} once")
+    if job.gpus > MOST_GPUS:
+        _refuse(job, "parallelism", f"{job.gpus} GPUs; at most {MOST_GPUS}")
+    if split.cp > 1 and job.spec.attention != "flash":
+        _refuse(job, "parallelism.cp", f"context parallelism (cp {split.cp}) needs attention flash")
+    if split.ep > 1:
+        problem = (
+            f"expert parallelism (ep {split.ep}) needs a mixture-of-experts model, {job.model.name} is dense"
+        )
+        _refuse(job, "parallelism.ep", problem)
+    if split.sequence_parallel and split.tp == 1:
+        _refuse(job, "parallelism.sequence_parallel", "sequence parallelism splits over tp, and tp is 1")
+
+
+def _check_tensor_parallel(job: Job) -> None:
+    tp, key = job.spec.parallelism.tp, "parallelism.tp"
+    for half in (half for layer in job.model.kinds for half in layer.halves):
+        problem = half.refusal(tp)
+        if problem:
+            _refuse(job, key, problem)
+    if job.vocabulary % tp:
+        problem = f"vocabulary {job.vocabulary} does not divide by tp {tp}; vocabulary_multiple pads it"
+        _refuse(job, key, problem)
+
+
+def _check_pipeline(job: Job) -> None:
+    rule, count = job.spec.parallelism.layers, job.model.spec.layers
+    key = "parallelism.layers"
+    parts = f"pp {job.stages}" + (f" · chunks {job.chunks}" if job.chunks > 1 else "")
+    if isinstance(rule, tuple):
+        if len(rule) != job.parts:
+            _refuse(job, key, f"{len(rule)} parts are listed for {parts} = {job.parts}")
+        if sum(rule) != count:
+            _refuse(job, key, f"the listed layers sum to {sum(rule)}, {job.model.name} has {count}")
+    elif rule == "even" and count % job.parts:
+        _refuse(
+            job, "parallelism.pp", f"layers {count} do not divide by {parts}; list them in parallelism.layers"
+        )
+    elif rule == "endpoints" and (count + 2) % job.parts:
+        _refuse(job, key, f"layers {count} + 2 (embedding and head) do not divide by {parts}")
+    if min(job.layers) < 1:
+        _refuse(job, key, f"{parts} leaves a part of the {count} layers without any")
+
+
+def _check_training(job: Job) -> None:
+    spec, split = job.training, job.spec.parallelism
+    share = spec.micro_batch * split.dp
+    if spec.global_batch % share:
+        problem = (
+            f"global_batch {spec.global_batch} does not divide by "
+            f"micro_batch {spec.micro_batch} · dp {split.dp} = {share}"
+        )
+        _refuse(job, "training.global_batch", problem)
+    _check_length(job, "training.sequence_length", spec.sequence_length)
+    if split.cp > 1:
+        pieces = (f"two pieces for each of cp {split.cp}:", 2 * split.cp)
+        _divide(job, "parallelism.cp", ("sequence_length", spec.sequence_length), pieces)
+    if split.sequence_parallel:
+        part = ("sequence_length / cp", spec.sequence_length // split.cp)
+        _divide(job, "parallelism.tp", part, ("tp", split.tp))
+    _check_schedule(job)
+    if spec.overlap_parameters and job.sharding.policy.gather is None:
+        known = " or ".join(str(stage) for stage, policy in ZERO_STAGES.items() if policy.gather)
+        problem = f"parameters are gathered only with zero_stage {known}, it is {spec.zero_stage}"
+        _refuse(job, "training.overlap_parameters", problem)
+    if job.spec.precision.weights is not None or job.spec.precision.kv_cache is not None:
+        _refuse(job, "precision", "weights and kv_cache are for inference; training multiplies in gemm")
+
+
+def _check_schedule(job: Job) -> None:
+    chosen, chunks = job.training.schedule, job.chunks
+    if chunks > 1 and not job.schedule.interleaves:
+        known = " or ".join(name for name, schedule in SCHEDULES.items() if schedule.interleaves)
+        _refuse(job, "parallelism.chunks", f"{chunks} chunks need schedule {known}, it is {chosen}")
+    problem = job.schedule.refusal(job.stages, job.micro_batches, chunks)
+    if problem:
+        _refuse(job, "training.schedule", problem)
+
+
+def _check_inference(job: Job) -> None:
+    spec = job.inference
+    if job.spec.parallelism.sequence_parallel:
+        _refuse(job, "parallelism.sequence_parallel", "sequence parallelism is for training only")
+    if job.spec.parallelism.cp > 1:
+        _refuse(job, "parallelism.cp", "context parallelism is for training only, so far")
+    if job.chunks > 1:
+        _refuse(job, "parallelism.chunks", "inference passes each stage once; chunks must be 1")
+    length = spec.prompt_length + spec.output_length
+    _check_length(job, "inference.output_length", length)
+    if spec.micro_batch:
+        _divide(job, "inference.micro_batch", ("batch", spec.batch), ("micro_batch", spec.micro_batch))
+    if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.output_length - 1):
+        problem = f"{spec.decode_steps} steps can not be taken from the {spec.output_length - 1} there are"
+        _refuse(job, "inference.decode_steps", problem)
+
+
+def _check_extent(job: Job) -> None:
+    """Refuse what no trace can hold: a rank's program is one table in memory."""
+    passes = job.micro_batches
+    if job.spec.phase == "inference":
+        steps = job.inference.decode_steps
+        passes *= job.inference.output_length if steps == "all" else steps + 1
+    nodes = passes * max(job.layers) * job.chunks * NODES_A_LAYER
+    if nodes > MOST_NODES:
+        problem = f"{passes} passes of {max(job.layers)} layers are about {nodes} nodes a rank, "
+        problem += f"at most {MOST_NODES} fit a trace"
+        _refuse(job, job.spec.phase, problem)
+
+
+def _check_length(job: Job, key: str, length: int) -> None:
+    most = job.model.spec.max_positions
+    if length > most:
+        _refuse(job, key, f"{length} positions, {job.model.name} has max_positions {most}")

@@ -1,4 +1,4 @@
-"""Memory of a rank by liveness: a walk over the operator lists in the order of the schedule.
+"""Memory of a rank by liveness: a walk over the operator lists in the order of the schedule; what would fit.
 
 Weights, gradients and optimizer states stand from start to end. A forward pass adds what its steps keep for
 the backward; each section's backward takes its part away again. While a list runs, the largest result with
@@ -8,20 +8,32 @@ fragmentation; what a GPU spends outside the model is the job's `memory_reserve`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rapid_des.frontend.block import boundary_bytes, matrices
-from rapid_des.frontend.ends import logits_bytes
-from rapid_des.frontend.inference import passes, serving_shard, serving_steps
-from rapid_des.frontend.parts import PieceKey, Section, sections, training_steps
+import msgspec
+
+from rapid_des.errors import ConfigError, InfeasibleJobError
+from rapid_des.frontend.inference import passes, serving_lists, serving_shard
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.loading import with_spec
+from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.parts import (
+    PieceKey,
+    Section,
+    section_parameters,
+    sections,
+    stage_parameters,
+    stage_sections,
+    training_lists,
+)
 from rapid_des.frontend.pipeline import Item, Phase
-from rapid_des.frontend.reduction import members
-from rapid_des.frontend.resolved import Job
-from rapid_des.frontend.stages import section_parameters, stage_parameters, stage_sections
-from rapid_des.frontend.steps import Step
+from rapid_des.frontend.sharding import ZERO_STAGES
+from rapid_des.frontend.spec import JobSpec
 from rapid_des.frontend.traffic import byte_count
-from rapid_des.units import ceil_divide
+from rapid_des.units import Size
+
+_with = msgspec.structs.replace
 
 CATEGORIES = (
     "weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication", "kv_cache",
@@ -71,44 +83,50 @@ def memory(job: Job) -> JobMemory:
     """Return the memory of each stage's ranks."""
     if job.spec.phase == "inference":
         return JobMemory(tuple(_serving_stage(job, stage) for stage in range(job.stages)))
-    kept = section_memory(job)
-    return JobMemory(tuple(_training_stage(job, stage, kept) for stage in range(job.stages)))
+    by_section = section_memory(job)
+    return JobMemory(tuple(_training_stage(job, stage, by_section) for stage in range(job.stages)))
 
 
-def transient(steps: Sequence[Step]) -> int:
+def _transient(operations: Sequence[Operation]) -> int:
     """Return the most that a list needs at once: a result, its inputs, and what was recomputed so far."""
     held = most = 0
-    for step in steps:
-        held += step.held
-        inputs = sum(steps[position].output for position in step.after if position >= 0)
-        most = max(most, held + inputs + step.output)
+    for operation in operations:
+        held += operation.held
+        inputs = sum(operations[position].output for position in operation.after if position >= 0)
+        most = max(most, held + inputs + operation.output)
     return most
 
 
 def section_memory(job: Job) -> dict[Section, SectionMemory]:
     """Return what each section of a training job keeps, under its recomputation."""
-    lists = training_steps(job)
-    shard, recompute = job.training_shard, job.training.recompute
-    found: dict[Section, SectionMemory] = {}
-    for key, steps in lists.items():
-        if key.phase == "backward":
-            continue
-        logits = logits_bytes(shard) if key.section == "head" else 0
-        kept = sum(step.saved for step in steps) - logits
-        if recompute == "none":
-            kept += sum(step.core for step in steps)
-        elif recompute == "full" and key.section == "block":
-            kept = boundary_bytes(shard)
-        backward = lists[PieceKey(key.section, "backward")]
-        temporary: dict[Phase, int] = {"forward": transient(steps), "backward": transient(backward)}
-        found[key.section] = SectionMemory(kept, logits, temporary)
-    return found
+    lists = training_lists(job)
+    return {
+        key.section: SectionMemory(
+            _saved_bytes(job, key.section, operations),
+            sum(operation.logits for operation in operations),
+            {
+                "forward": _transient(operations),
+                "backward": _transient(lists[PieceKey(key.section, "backward")]),
+            },
+        )
+        for key, operations in lists.items()
+        if key.phase == "forward"
+    }
 
 
-def _training_stage(job: Job, stage: int, kept: Mapping[Section, SectionMemory]) -> StageMemory:
+def _saved_bytes(job: Job, section: Section, operations: Sequence[Operation]) -> int:
+    """Return the activations that a section's forward leaves for its backward."""
+    if job.training.recompute == "full" and section.name == "block":
+        return job.training_shard.boundary_bytes
+    saved = sum(operation.saved for operation in operations)
+    cores = sum(operation.core for operation in operations)
+    return saved + cores if job.training.recompute == "none" else saved
+
+
+def _training_stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) -> StageMemory:
     parameters = stage_parameters(job, stage)
     standing = _standing(job, parameters)
-    moving, timeline = _walk(job, stage, kept)
+    moving, timeline = _walk(job, stage, by_section)
     total = sum(standing.values())
     steps = tuple((item, peak + total) for item, peak in timeline)
     return StageMemory(stage, parameters, _categories(standing | moving), steps)
@@ -120,17 +138,16 @@ def _categories(known: Mapping[str, int]) -> dict[str, int]:
 
 def _standing(job: Job, parameters: int) -> dict[str, int]:
     """Return what stands for the whole step."""
-    precision = job.spec.precision
-    split = members(job, "gradient") if job.training.zero_stage else 1
-    own = ceil_divide(parameters, split)
-    optimizer = 2 * byte_count(own, precision.optimizer)
+    precision, held = job.spec.precision, job.sharding.held
+    states = held("optimizer", parameters)
+    optimizer = 2 * byte_count(states, precision.optimizer)
     if precision.master_weights is not None:
-        optimizer += byte_count(own, precision.master_weights)
+        optimizer += byte_count(states, precision.master_weights)
     travelling = job.training.bucket_parameters * (precision.gradient_reduce != precision.gradients)
-    messages = 2 * boundary_bytes(job.training_shard) if job.stages > 1 else 0
+    messages = 2 * job.training_shard.boundary_bytes if job.stages > 1 else 0
     return {
-        "weights": byte_count(parameters, precision.activations),
-        "gradients": byte_count(parameters, precision.gradients),
+        "weights": byte_count(held("parameters", parameters), precision.activations),
+        "gradients": byte_count(held("gradients", parameters), precision.gradients),
         "optimizer": optimizer,
         "communication": messages + byte_count(travelling, precision.gradient_reduce),
         "reserve": int(job.spec.memory_reserve or 0),
@@ -138,11 +155,11 @@ def _standing(job: Job, parameters: int) -> dict[str, int]:
 
 
 def _walk(
-    job: Job, stage: int, kept: Mapping[Section, SectionMemory]
+    job: Job, stage: int, by_section: Mapping[Section, SectionMemory]
 ) -> tuple[dict[str, int], list[tuple[Item, int]]]:
     """Return what moves at its peak, and the peak during each item."""
-    own = [
-        [kept[section] for section, _ in sections(job, chunk * job.stages + stage)]
+    chunks = [
+        [by_section[section] for section, _ in sections(job, job.part(stage, chunk))]
         for chunk in range(job.chunks)
     ]
     activations = logits = highest = 0
@@ -151,7 +168,7 @@ def _walk(
     for item in job.orders[stage]:
         forward = item.phase == "forward"
         most = 0
-        for section in own[item.chunk] if forward else own[item.chunk][::-1]:
+        for section in chunks[item.chunk] if forward else chunks[item.chunk][::-1]:
             activations += section.activations * forward
             logits += section.logits * forward
             temporary = section.temporary[item.phase]
@@ -167,32 +184,130 @@ def _walk(
 
 
 def _serving_stage(job: Job, stage: int) -> StageMemory:
-    shard = serving_shard(job, passes(job)[0])
-    spec, precision = job.inference, job.spec.precision
-    own = stage_sections(job, stage)
-    layers = own.count("block")
-    positions = spec.batch * (spec.prompt_length + spec.output_length)
-    entries = 2 * layers * shard.kv_width * positions
-    lists = serving_steps(shard)
-    temporary = max(transient(lists[PieceKey(section, "forward")]) for section in own)
-    known = {
-        "weights": _serving_weights(job, own),
-        "kv_cache": byte_count(entries, precision.kv_cache or precision.activations),
-        "activations": boundary_bytes(shard),
-        "temporary": temporary,
-        "communication": boundary_bytes(shard) if job.stages > 1 else 0,
+    prefill = passes(job)[0]
+    shard, lists = serving_shard(job, prefill), serving_lists(job, prefill)
+    counts = stage_sections(job, stage)
+    categories = {
+        "weights": _serving_weights(job, counts),
+        "kv_cache": _cache_bytes(job, counts),
+        "activations": shard.boundary_bytes,
+        "temporary": max(_transient(lists[PieceKey(section, "forward")]) for section in counts),
+        "communication": shard.boundary_bytes if job.stages > 1 else 0,
         "reserve": int(job.spec.memory_reserve or 0),
     }
-    return StageMemory(stage, stage_parameters(job, stage), _categories(known))
+    return StageMemory(stage, stage_parameters(job, stage), _categories(categories))
 
 
-def _serving_weights(job: Job, own: Sequence[Section]) -> int:
-    """Return the bytes of a stage's weights: a layer's matrices as stored, all else as activations."""
-    precision = job.spec.precision
-    sizes = section_parameters(job)
-    narrow = sum(matrix.columns * matrix.inner for matrix in matrices(job.shard(1, 1, 1))) * own.count(
-        "block"
+def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
+    """Return what a stage's layers keep of all requests at their last token."""
+    spec, shard = job.inference, job.shard(1, 1, 1)
+    positions = spec.prompt_length + spec.output_length
+    return spec.batch * sum(
+        count * job.model.kinds[section.kind].mixer.cache_bytes(shard, positions)
+        for section, count in counts.items()
+        if section.name == "block"
     )
-    wide = sum(sizes[section] for section in own) - narrow
+
+
+def _serving_weights(job: Job, counts: Mapping[Section, int]) -> int:
+    """Return the bytes of a stage's weights: a layer's matrices as stored, all else as activations."""
+    precision, sizes = job.spec.precision, section_parameters(job)
+    lists = serving_lists(job, passes(job)[0])
+    narrow = sum(
+        count * sum(operation.weights for operation in lists[PieceKey(section, "forward")])
+        for section, count in counts.items()
+    )
+    wide = sum(count * sizes[section] for section, count in counts.items()) - narrow
     stored = precision.weights or precision.gemm or precision.activations
     return byte_count(narrow, stored) + byte_count(wide, precision.activations)
+
+
+def check_memory(job: Job, capacity: int) -> JobMemory:
+    """Return the job's memory; `InfeasibleJobError` names what is missing and what would help.
+
+    `capacity` is one GPU's memory in bytes.
+    """
+    needed = memory(job)
+    full = needed.fullest
+    if full.peak <= capacity:
+        return needed
+    parts = sorted(full.categories.items(), key=lambda entry: -entry[1])
+    largest = ", ".join(f"{name} {shown(size)}" for name, size in parts[:4] if size)
+    raise InfeasibleJobError(
+        f"{job.name}: stage {full.stage} needs {shown(full.peak)} a GPU, there are {shown(capacity)}: "
+        f"{shown(full.peak - capacity)} missing ({largest}); {_advice(job, capacity)}"
+    )
+
+
+def shown(size: int) -> str:
+    """Return a size for people.
+
+    >>> shown(3 * 2**29), shown(512)
+    ('1.5 GiB', '512 B')
+    """
+    for unit in ("GiB", "MiB", "KiB"):
+        factor = Size.parse(f"1 {unit}")
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size} B"
+
+
+def _advice(job: Job, capacity: int) -> str:
+    fits, together = [], job
+    for label, spec in _changes(job.spec):
+        smaller = _tried(job, spec)
+        if smaller is not None and memory(smaller).fullest.peak <= capacity:
+            fits.append(f"{label} ({shown(memory(smaller).fullest.peak)})")
+    if fits:
+        return "it would fit with " + " or ".join(fits[:4])
+    labels = [label for label, _ in _changes(job.spec)]
+    for label in labels:
+        changed = dict(_changes(together.spec)).get(label)
+        together = (changed and _tried(together, changed)) or together
+    need = shown(memory(together).fullest.peak)
+    return f"no single change is enough; with all of {', '.join(labels)} it needs {need}"
+
+
+def _tried(job: Job, spec: JobSpec) -> Job | None:
+    try:
+        return with_spec(job, spec)
+    except ConfigError:
+        return None
+
+
+def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    """Yield single changes that save memory on the same model and batch, mildest first."""
+    split = spec.parallelism
+    if spec.training is not None:
+        yield from _training_changes(spec)
+    if spec.inference is not None and spec.inference.batch > 1:
+        half = spec.inference.batch // 2
+        yield f"inference.batch {half}", _with(spec, inference=_with(spec.inference, batch=half))
+    for axis in ("tp", "pp"):
+        size = 2 * getattr(split, axis)
+        changed = _with(split, **{axis: size})
+        label = f"parallelism.{axis} {size}"
+        if split.dp % 2 == 0:
+            changed = _with(changed, dp=split.dp // 2)
+            label += f" and dp {split.dp // 2}"
+        yield label, _with(spec, parallelism=changed)
+
+
+def _training_changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    training, split = spec.training, spec.parallelism
+    assert training is not None
+    stage = training.zero_stage + 1
+    if stage in ZERO_STAGES and split.dp > 1:
+        yield f"training.zero_stage {stage}", _with(spec, training=_with(training, zero_stage=stage))
+    if not split.sequence_parallel and split.tp > 1:
+        changed = _with(split, sequence_parallel=True)
+        yield "parallelism.sequence_parallel true", _with(spec, parallelism=changed)
+    if training.schedule == "gpipe":
+        yield "training.schedule 1f1b", _with(spec, training=_with(training, schedule="1f1b"))
+    if training.recompute == "none":
+        selective = _with(training, recompute="selective")
+        yield "training.recompute selective", _with(spec, training=selective)
+    if training.recompute != "full":
+        yield "training.recompute full", _with(spec, training=_with(training, recompute="full"))
+    if training.micro_batch > 1:
+        yield "training.micro_batch 1", _with(spec, training=_with(training, micro_batch=1))

@@ -1,130 +1,53 @@
-"""Model files: a decoder transformer by its dimensions, and its exact parameter counts."""
+"""A model: its file, its layers by kind, and its exact parameter and FLOP counts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
 
-import msgspec
-
-from rapid_des.config import Document, Spec, decode
-from rapid_des.errors import ConfigError
-
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-
-
-class AttentionSpec(Spec, frozen=True):
-    """Self-attention with `heads` query heads that share `kv_heads` key and value heads (MHA, GQA, MQA)."""
-
-    heads: Count
-    kv_heads: Count | None = None
-    """Unset: as `heads`."""
-    head_dim: Count | None = None
-    """Unset: hidden / heads."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-
-
-class FeedForwardSpec(Spec, frozen=True):
-    """The dense feed-forward block; `swiglu` has a gate beside the up projection."""
-
-    activation: Literal["gelu", "swiglu"]
-    hidden: Count
-    bias: bool = False
-
-
-class ModelSpec(Spec, frozen=True):
-    """A model file."""
-
-    hidden: Count
-    layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
-    attention: AttentionSpec
-    feed_forward: FeedForwardSpec
-    norm: Literal["layer_norm", "rms_norm"]
-    position: Literal["rope", "learned"]
-    vocabulary: Count
-    max_positions: Count
-    """The longest sequence; with learned positions the rows of their table."""
-    tied_embeddings: bool
-    """The output head is the token embedding."""
-
-
-@dataclass(frozen=True)
-class LayerParameters:
-    """Parameters of one transformer layer: matrices that tp splits, and vectors by whether tp splits them."""
-
-    qkv: int
-    output: int
-    feed_forward_in: int
-    feed_forward_out: int
-    split_biases: int
-    """Biases of column-parallel matrices."""
-    whole_biases: int
-    """Biases of row-parallel matrices, whole on every tp rank."""
-    norms: int
-
-    @property
-    def matrices(self) -> int:
-        """The four weight matrices."""
-        return self.qkv + self.output + self.feed_forward_in + self.feed_forward_out
-
-    @property
-    def total(self) -> int:
-        """All parameters of the layer."""
-        return self.matrices + self.split_biases + self.whole_biases + self.norms
+from rapid_des.config import Document, decode
+from rapid_des.frontend.layers import Layer, layer_pattern
+from rapid_des.frontend.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class Model:
-    """A checked model with its derived dimensions."""
+    """A checked model: what stands before and after its layers (`spec`), and the layers."""
 
-    name: str
+    name: str = field(compare=False)
     spec: ModelSpec
+    pattern: tuple[Layer, ...]
+    """All layers in order, each by its kind."""
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.spec.attention.head_dim or self.spec.hidden // self.spec.attention.heads
+    @cached_property
+    def kinds(self) -> tuple[Layer, ...]:
+        """The distinct layers, in order of first use."""
+        return tuple(dict.fromkeys(self.pattern))
 
-    @property
-    def kv_heads(self) -> int:
-        """Key (and value) heads."""
-        return self.spec.attention.kv_heads or self.spec.attention.heads
+    @cached_property
+    def kind_of_layer(self) -> tuple[int, ...]:
+        """For each layer its place in `kinds`."""
+        numbers = {kind: number for number, kind in enumerate(self.kinds)}
+        return tuple(numbers[layer] for layer in self.pattern)
 
-    @property
-    def gated(self) -> bool:
-        """Whether the first feed-forward projection is twice as wide, for the gate."""
-        return self.spec.feed_forward.activation == "swiglu"
+    @cached_property
+    def _layers_of_kind(self) -> Counter[int]:
+        return Counter(self.kind_of_layer)
 
-    @property
-    def norm_parameters(self) -> int:
-        """Parameters of one norm: a gain, and for LayerNorm a bias."""
-        return self.spec.hidden * (2 if self.spec.norm == "layer_norm" else 1)
+    def unsplit_parameters(self, kind: int) -> int:
+        """Return a layer's parameters that are whole on every tp rank: norms, and biases after reductions."""
+        halves = self.kinds[kind].halves
+        return sum(self.spec.norm_parameters + half.parameters.whole_vectors for half in halves)
 
-    @property
-    def layer(self) -> LayerParameters:
-        """Parameters of one layer."""
-        hidden, attention, ffn = self.spec.hidden, self.spec.attention, self.spec.feed_forward
-        query, kv = attention.heads * self.head_dim, self.kv_heads * self.head_dim
-        wide = ffn.hidden * (2 if self.gated else 1)
-        return LayerParameters(
-            qkv=hidden * (query + 2 * kv),
-            output=query * hidden,
-            feed_forward_in=hidden * wide,
-            feed_forward_out=ffn.hidden * hidden,
-            split_biases=(query + 2 * kv) * attention.qkv_bias + wide * ffn.bias,
-            whole_biases=hidden * (attention.output_bias + ffn.bias),
-            norms=2 * self.norm_parameters,
-        )
+    def layer_parameters(self, kind: int) -> int:
+        """Return all parameters of a layer of one kind."""
+        halves = self.kinds[kind].halves
+        return sum(self.spec.norm_parameters + half.parameters.total for half in halves)
 
-    def embedding_parameters(self, vocabulary: int | None = None) -> int:
-        """Return the token table's parameters, of a padded vocabulary where one is given."""
-        return (vocabulary or self.spec.vocabulary) * self.spec.hidden
-
-    @property
-    def position_parameters(self) -> int:
-        """Parameters of learned positions."""
-        return self.spec.max_positions * self.spec.hidden if self.spec.position == "learned" else 0
+    def embedding_parameters(self) -> int:
+        """Return the token table's parameters."""
+        return self.spec.vocabulary * self.spec.hidden
 
     @property
     def parameters(self) -> int:
@@ -136,33 +59,28 @@ class Model:
         6738415616
         """
         tables = 1 if self.spec.tied_embeddings else 2
+        layers = sum(count * self.layer_parameters(kind) for kind, count in self._layers_of_kind.items())
         return (
-            self.spec.layers * self.layer.total
+            layers
             + tables * self.embedding_parameters()
-            + self.position_parameters
-            + self.norm_parameters
+            + self.spec.position_parameters
+            + self.spec.norm_parameters
         )
 
     def forward_flops(self, tokens: int, sequence: int, *, logits: int) -> int:
         """Return the model FLOPs of a forward pass of `tokens`, each attending to `sequence` positions.
 
-        The convention of Narayanan et al. 2021 (eq. 3): matrices and full (not causal) attention, no
-        recomputation, no norms; `logits` positions pass the output head.
+        The convention of Narayanan et al. 2021 (eq. 3), as `Sublayer.flops` says it; `logits` positions pass
+        the output head.
         """
-        query = self.spec.attention.heads * self.head_dim
-        layer = 2 * self.layer.matrices + 4 * sequence * query
-        return tokens * self.spec.layers * layer + 2 * logits * self.embedding_parameters()
+        layers = sum(
+            count * sum(half.flops(sequence) for half in self.kinds[kind].halves)
+            for kind, count in self._layers_of_kind.items()
+        )
+        return tokens * layers + 2 * logits * self.embedding_parameters()
 
 
 def load_model(document: Document) -> Model:
     """Return the model of one document; a `ConfigError` names dimensions that do not divide."""
     spec = decode(document, ModelSpec)
-    attention = spec.attention
-    file = str(document.path)
-    if attention.head_dim is None and spec.hidden % attention.heads:
-        problem = f"hidden {spec.hidden} does not divide by {attention.heads} heads: give head_dim"
-        raise ConfigError(problem, file=file, key="attention.heads")
-    if attention.kv_heads and attention.heads % attention.kv_heads:
-        problem = f"{attention.heads} heads do not divide by {attention.kv_heads} kv_heads"
-        raise ConfigError(problem, file=file, key="attention.kv_heads")
-    return Model(document.path.stem, spec)
+    return Model(document.path.stem, spec, layer_pattern(spec, str(document.path)))

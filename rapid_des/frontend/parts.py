@@ -5,21 +5,30 @@ Everything downstream reads these lists: the trace (priced), the memory walk (by
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from rapid_des.device.operators import OperatorModel
-from rapid_des.frontend.block import block_forward
-from rapid_des.frontend.block_backward import block_backward
 from rapid_des.frontend.ends import embedding_backward, embedding_forward, loss_backward, loss_forward
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.operations import Operation, OperationList
 from rapid_des.frontend.pipeline import Phase
 from rapid_des.frontend.pricing import price
-from rapid_des.frontend.resolved import Job
-from rapid_des.frontend.steps import Step, Steps
+from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.template import Piece, renamed
 
-Section: TypeAlias = Literal["embedding", "block", "head", "norms"]
+
+class Section(NamedTuple):
+    """One distinct section of a model."""
+
+    name: Literal["embedding", "block", "head", "norms"]
+    kind: int = 0
+    """Of a block: which of the model's kinds of layers (`Model.kinds`)."""
+
+
+EMBEDDING, HEAD, NORMS = Section("embedding"), Section("head"), Section("norms")
 
 
 @dataclass(frozen=True)
@@ -33,42 +42,61 @@ class PieceKey:
     """Serving: 0 is the prefill, else the first decode step that runs it."""
 
 
-def training_steps(job: Job) -> Mapping[PieceKey, tuple[Step, ...]]:
+Lists: TypeAlias = Mapping[PieceKey, tuple[Operation, ...]]
+Pieces: TypeAlias = Mapping[PieceKey, Piece]
+
+
+def training_lists(job: Job) -> Lists:
     """Return the operator lists of training: each section's for one micro-batch, and each stage's norms.
 
     "norms", once a step, sums the gradients of what sequence parallelism leaves whole on every tp rank.
     """
     shard = job.training_shard
-    shares = job.model.spec.tied_embeddings and job.stages == 1
-    norms = {PieceKey("norms", "backward", stage): norm_steps(job, stage) for stage in range(job.stages)}
+    norms = {PieceKey(NORMS, "backward", stage): _norm_gradients(job, stage) for stage in range(job.stages)}
     return (norms if job.spec.parallelism.sequence_parallel else {}) | {
-        PieceKey("embedding", "forward"): embedding_forward(shard),
-        PieceKey("block", "forward"): block_forward(shard),
-        PieceKey("head", "forward"): loss_forward(shard),
-        PieceKey("head", "backward"): loss_backward(shard, shares_table=shares),
-        PieceKey("block", "backward"): block_backward(shard, job.training.recompute),
-        PieceKey("embedding", "backward"): embedding_backward(shard),
+        PieceKey(EMBEDDING, "forward"): embedding_forward(shard),
+        **_layer_lists(job, shard, "forward"),
+        PieceKey(HEAD, "forward"): loss_forward(shard),
+        PieceKey(HEAD, "backward"): loss_backward(shard, shares_table=_shares_table(job)),
+        **_layer_lists(job, shard, "backward"),
+        PieceKey(EMBEDDING, "backward"): embedding_backward(shard),
     }
 
 
-def norm_steps(job: Job, stage: int) -> tuple[Step, ...]:
+def _layer_lists(job: Job, shard: Shard, phase: Phase) -> dict[PieceKey, tuple[Operation, ...]]:
+    """Return the list of every kind of layer in one direction."""
+    return {
+        PieceKey(Section("block", kind), phase): (
+            layer.forward(shard) if phase == "forward" else layer.backward(shard)
+        )
+        for kind, layer in enumerate(job.model.kinds)
+    }
+
+
+def _shares_table(job: Job) -> bool:
+    """Return whether one rank uses one table as embedding and as head."""
+    return job.model.spec.tied_embeddings and job.stages == 1
+
+
+def _norm_gradients(job: Job, stage: int) -> tuple[Operation, ...]:
     """Return the sum over tp of gradients that each rank has for its sequence shard only."""
-    layer = job.model.layer
-    layers = sum(job.layers[part] for part in range(stage, job.parts, job.stages))
-    elements = layers * (layer.norms + layer.whole_biases)
-    elements += job.model.position_parameters * (stage == 0)
-    elements += job.model.norm_parameters * (stage == job.stages - 1)
-    steps = Steps()
+    layers = stage_sections(job, stage)
+    elements = sum(
+        count * job.model.unsplit_parameters(section.kind)
+        for section, count in layers.items()
+        if section.name == "block"
+    )
+    elements += job.model.spec.position_parameters * (stage == 0)
+    elements += job.model.spec.norm_parameters * (stage == job.stages - 1)
+    operations = OperationList()
     size = job.training_shard.message("tp.norm_gradients", elements, job.spec.precision.gradients)
-    steps.message("gradients.norms", "tp.norm_gradients", size)
-    return tuple(steps.steps)
+    operations.message("gradients.norms", "tp.norm_gradients", size)
+    return operations.finish()
 
 
-def price_steps(
-    steps: Mapping[PieceKey, tuple[Step, ...]], operators: OperatorModel
-) -> Mapping[PieceKey, Piece]:
+def price_lists(lists: Lists, operators: OperatorModel) -> dict[PieceKey, Piece]:
     """Return each list as a priced piece."""
-    return {key: price(value, operators) for key, value in steps.items()}
+    return {key: price(operations, operators) for key, operations in lists.items()}
 
 
 def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
@@ -77,21 +105,44 @@ def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
     Layers are numbered through the whole model.
     """
     first = sum(job.layers[:part])
-    found: list[tuple[Section, str]] = [("block", f"L{first + index}") for index in range(job.layers[part])]
-    if part == 0:
-        found.insert(0, ("embedding", ""))
-    if part == job.parts - 1:
-        found.append(("head", ""))
-    return tuple(found)
+    layers = range(first, first + job.layers[part])
+    blocks = [(Section("block", job.model.kind_of_layer[layer]), f"L{layer}") for layer in layers]
+    before = [(EMBEDDING, "")] if part == 0 else []
+    after = [(HEAD, "")] if part == job.parts - 1 else []
+    return (*before, *blocks, *after)
 
 
-def part_pieces(job: Job, part: int, phase: Phase, pieces: Mapping[PieceKey, Piece]) -> tuple[Piece, ...]:
+def stage_sections(job: Job, stage: int) -> Counter[Section]:
+    """Return how often each section occurs in the chunks of a stage."""
+    parts = (job.part(stage, chunk) for chunk in range(job.chunks))
+    return Counter(section for part in parts for section, _ in sections(job, part))
+
+
+def part_pieces(job: Job, part: int, phase: Phase, pieces: Pieces) -> tuple[Piece, ...]:
     """Return the pieces of one part in the order in which `phase` runs them, named by layer."""
     order = sections(job, part)
-    if phase == "backward":
-        order = order[::-1]
-    found = []
-    for section, label in order:
+    named = []
+    for section, label in order if phase == "forward" else order[::-1]:
         prefix = f"{phase}.{label}." if label else f"{phase}."
-        found.append(renamed(pieces[PieceKey(section, phase)], prefix))
-    return tuple(found)
+        named.append(renamed(pieces[PieceKey(section, phase)], prefix))
+    return tuple(named)
+
+
+def section_parameters(job: Job) -> dict[Section, int]:
+    """Return the parameters of one rank in each section, as its backward list makes their gradients."""
+    shard = job.shard(1, 1, 1)
+    lists = {
+        EMBEDDING: embedding_backward(shard),
+        HEAD: loss_backward(shard, shares_table=_shares_table(job)),
+        **{key.section: operations for key, operations in _layer_lists(job, shard, "backward").items()},
+    }
+    return {
+        section: sum(operation.parameters for operation in operations)
+        for section, operations in lists.items()
+    }
+
+
+def stage_parameters(job: Job, stage: int) -> int:
+    """Return the parameters of one rank of a stage."""
+    sizes = section_parameters(job)
+    return sum(count * sizes[section] for section, count in stage_sections(job, stage).items())

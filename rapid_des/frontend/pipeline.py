@@ -1,11 +1,14 @@
-"""Pipeline schedules: pure functions from (stages, micro_batches, chunks) to ordered lists per stage.
+"""Pipeline schedules: the order of work on each stage, and all that the rest must know of a schedule.
 
 A stage holds `chunks` model chunks; chunk c of stage s is part c·stages + s of the model (virtual stage).
+A new schedule is a function from (stages, micro_batches, chunks) to one list of items a stage, and its entry
+in `SCHEDULES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 Phase: TypeAlias = Literal["forward", "backward"]
@@ -20,7 +23,13 @@ class Item(NamedTuple):
 
 
 Order: TypeAlias = tuple[Item, ...]
-Schedule: TypeAlias = Callable[[int, int, int], tuple[Order, ...]]
+Orders: TypeAlias = Callable[[int, int, int], tuple[Order, ...]]
+"""From stages, micro-batches and chunks to each stage's order."""
+
+
+def part_of(stages: int, stage: int, chunk: int) -> int:
+    """Return which part of the model a stage's chunk is."""
+    return chunk * stages + stage
 
 
 def gpipe(stages: int, micro_batches: int, chunks: int) -> tuple[Order, ...]:
@@ -72,10 +81,37 @@ def _alternate(forward: Sequence[Item], backward: Sequence[Item], warm_up: int) 
     return (*forward[:warm_up], *steady, *backward[len(forward) - warm_up :])
 
 
+def _interleaved_refusal(stages: int, micro_batches: int, chunks: int) -> str | None:
+    if chunks < 2 or stages < 2:
+        return f"interleaved_1f1b needs pp and chunks of at least 2, they are {stages} and {chunks}"
+    if micro_batches % stages:
+        return f"micro-batches {micro_batches} does not divide by pp {stages}"
+    return None
+
+
+def _no_refusal(stages: int, micro_batches: int, chunks: int) -> str | None:
+    del stages, micro_batches, chunks
+    return None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule, and what follows from its order."""
+
+    orders: Orders
+    refusal: Callable[[int, int, int], str | None] = _no_refusal
+    """Why it can not run (stages, micro-batches, chunks); None: it can."""
+    interleaves: bool = False
+    """Whether a stage holds several chunks. Messages are then asked for ahead of need (stages would block
+    each other), and travel beside compute unless the job says otherwise, as in Megatron-LM."""
+    backward_follows_loss: bool = False
+    """Whether the last stage runs nothing between a micro-batch's loss and its backward."""
+
+
 SCHEDULES: Mapping[str, Schedule] = {
-    "gpipe": gpipe,
-    "1f1b": one_forward_one_backward,
-    "interleaved_1f1b": interleaved,
+    "gpipe": Schedule(gpipe),
+    "1f1b": Schedule(one_forward_one_backward, backward_follows_loss=True),
+    "interleaved_1f1b": Schedule(interleaved, _interleaved_refusal, interleaves=True),
 }
 
 
@@ -97,7 +133,7 @@ def predecessor(stages: int, chunks: int, stage: int, item: Item) -> tuple[int, 
 
     The last part's backward consumes its own forward.
     """
-    part = item.chunk * stages + stage
+    part = part_of(stages, stage, item.chunk)
     last = stages * chunks - 1
     if item.phase == "forward":
         part -= 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.errors import InputError
-from rapid_des.frontend.steps import Step
+from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.template import PORTS, Mark, Node, Piece, make_piece
 from rapid_des.frontend.traffic import GROUP_SLOTS, TRAFFIC
 
@@ -45,14 +45,15 @@ def message_node(name: str, role: str, size: int, after: tuple[int, ...]) -> Nod
     )
 
 
-def price(steps: Sequence[Step], operators: OperatorModel) -> Piece:
+def price(operations: Sequence[Operation], operators: OperatorModel) -> Piece:
     """Return an operator list as a piece; its first node waits for every port."""
     nodes = []
-    for position, step in enumerate(steps):
-        after = step.after if position else PORTS
-        if step.operator is None:
-            nodes.append(message_node(step.name, step.role, step.size, after))
+    for position, operation in enumerate(operations):
+        after = operation.after if position else PORTS
+        if operation.operator is None:
+            nodes.append(message_node(operation.name, operation.role, operation.size, after))
         else:
-            nodes.append(kernel_node(step.name, step.operator, operators, after))
-    marks = [Mark(position, step.parameters) for position, step in enumerate(steps) if step.parameters]
-    return make_piece(nodes, marks=marks)
+            nodes.append(kernel_node(operation.name, operation.operator, operators, after))
+    marks = [Mark(row, entry.parameters) for row, entry in enumerate(operations) if entry.parameters]
+    cache_rows = [row for row, entry in enumerate(operations) if entry.sees_cache]
+    return make_piece(nodes, marks=marks, cache_rows=cache_rows)

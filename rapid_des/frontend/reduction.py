@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rapid_des.device.operators import OperatorModel, Vector
+from rapid_des.frontend.job import Job
 from rapid_des.frontend.pricing import kernel_node
-from rapid_des.frontend.program import ProgramWriter
-from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.template import GATE, INPUT, Mark, Piece
-from rapid_des.frontend.traffic import GROUPS, message_size
-from rapid_des.units import ceil_divide
+from rapid_des.frontend.trace import ProgramWriter
+from rapid_des.frontend.traffic import message_size
 
 
 @dataclass(frozen=True)
@@ -28,24 +27,14 @@ def gradient_buckets(marks: Sequence[Mark], size: int) -> tuple[Bucket, ...]:
     >>> gradient_buckets([Mark(0, 3), Mark(1, 3), Mark(2, 3)], 5)
     (Bucket(parameters=6, last_mark=1), Bucket(parameters=3, last_mark=2))
     """
-    found: list[Bucket] = []
-    held = 0
+    buckets: list[Bucket] = []
+    collected = 0
     for index, mark in enumerate(marks):
-        held += mark.parameters
-        if held >= size or index == len(marks) - 1:
-            found.append(Bucket(held, index))
-            held = 0
-    return tuple(found)
-
-
-def members(job: Job, group: str) -> int:
-    """Return how many ranks a process group of the traffic table has."""
-    if group == "embedding":
-        return 2 if job.ties_across_stages else 1
-    count = 1
-    for axis in GROUPS[group]:
-        count *= job.layout.size(axis)
-    return count
+        collected += mark.parameters
+        if collected >= size or index == len(marks) - 1:
+            buckets.append(Bucket(collected, index))
+            collected = 0
+    return tuple(buckets)
 
 
 def reduce_buckets(
@@ -55,30 +44,30 @@ def reduce_buckets(
 
     `marks` hold absolute positions; a bucket waits for its own, or for `after` where nothing overlaps.
     """
-    replicas = members(job, "gradient")
-    if replicas == 1:
+    sharding = job.sharding
+    if sharding.replicas == 1:
         return ()
-    role = "dp.scatter" if job.training.zero_stage else "dp.reduce"
-    dtype = job.spec.precision.gradient_reduce
-    found = []
+    role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
+    positions = []
     for index, bucket in enumerate(gradient_buckets(marks, job.training.bucket_parameters)):
-        size = message_size(role, bucket.parameters, dtype, replicas)
+        size = message_size(role, bucket.parameters, dtype, sharding.replicas)
         ready = marks[bucket.last_mark].position if after is None else after
-        found.append(program.message(f"gradients.{role}.{index}", role, size, after=(ready,)))
-    return tuple(found)
+        positions.append(program.message(f"gradients.{role}.{index}", role, size, after=(ready,)))
+    return tuple(positions)
 
 
 def gather_buckets(
     program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]
 ) -> tuple[int, ...]:
     """Append the gathers of a chunk's updated parameters in forward order; return a position per mark."""
-    replicas = members(job, "gradient")
+    role, replicas = job.sharding.gathers, job.sharding.replicas
+    assert role is not None
     buckets = gradient_buckets(marks, job.training.bucket_parameters)
     position = [0] * len(marks)
     for index in reversed(range(len(buckets))):
         first = buckets[index - 1].last_mark + 1 if index else 0
-        size = message_size("dp.gather", buckets[index].parameters, job.spec.precision.activations, replicas)
-        gathered = program.message(f"parameters.gather.{index}", "dp.gather", size, after=after)
+        size = message_size(role, buckets[index].parameters, job.spec.precision.activations, replicas)
+        gathered = program.message(f"parameters.gather.{index}", role, size, after=after)
         for mark in range(first, buckets[index].last_mark + 1):
             position[mark] = gathered
     return tuple(position)
@@ -122,10 +111,10 @@ class _Tail:
 
     def scalar(self, job: Job, name: str) -> None:
         """Sum one fp32 over all ranks that hold different gradients: replicas first, then the model's."""
-        for group in ("gradient", "model") if job.training.zero_stage else ("model",):
-            if members(job, group) > 1:
+        for group in job.sharding.norm_groups:
+            if job.members(group) > 1:
                 role = f"{group}.gradient_norm"
-                size = message_size(role, 1, "fp32", members(job, group))
+                size = message_size(role, 1, "fp32", job.members(group))
                 self.done = (self.program.message(name, role, size, after=self.done),)
 
 
@@ -134,13 +123,13 @@ def optimizer_step(
 ) -> int:
     """Append loss unscaling (fp16), gradient norm and optimizer on this rank's part; return the position."""
     precision = job.spec.precision
-    own = ceil_divide(parameters, members(job, "gradient")) if job.training.zero_stage else parameters
+    updated = job.sharding.held("optimizer", parameters)
     tail = _Tail(program, operators, tuple(after))
     if precision.activations == "fp16":
-        tail.kernel("gradient_unscale", Vector("gradient_clip", 1, own, precision.gradients))
+        tail.kernel("gradient_unscale", Vector("gradient_clip", 1, updated, precision.gradients))
         tail.scalar(job, "gradient_unscale.overflow")
     if job.training.gradient_norm:
-        tail.kernel("gradient_norm", Vector("gradient_norm", 1, own, precision.gradients))
+        tail.kernel("gradient_norm", Vector("gradient_norm", 1, updated, precision.gradients))
         tail.scalar(job, "gradient_norm.reduce")
-    tail.kernel("optimizer", Vector(job.training.optimizer, 1, own, precision.gradients))
+    tail.kernel("optimizer", Vector(job.training.optimizer, 1, updated, precision.gradients))
     return tail.done[0]

@@ -1,22 +1,21 @@
-"""One rank's part of the model: the dimensions that its operators have."""
+"""What one rank sees of a pass: dimensions, formats and settings that every operator list is made from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from rapid_des.device.fusion import Policy
-from rapid_des.device.operators import Attention, Dtype, Gemm, Vector
-from rapid_des.frontend.job import PrecisionSpec
-from rapid_des.frontend.model import Model
+from rapid_des.device.operators import Dtype, Gemm, Vector
+from rapid_des.frontend.spec import ModelSpec, PrecisionSpec, Recompute
 from rapid_des.frontend.traffic import TRAFFIC, byte_count, message_size
 from rapid_des.units import ceil_divide
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Dimensions of one rank's operators in one pass of `sequences` sequences."""
+    """One rank's share of one pass of `sequences` sequences; layer kinds add dimensions of their own."""
 
-    model: Model
+    model: ModelSpec
     precision: PrecisionSpec
     fusion: Policy
     tp: int
@@ -31,6 +30,9 @@ class Shard:
     cp: int = 1
     flash: bool = True
     dropout: bool = False
+    recompute: Recompute = "none"
+    serving: bool = False
+    """Whether the pass keeps what later tokens need in a cache."""
 
     @property
     def tokens(self) -> int:
@@ -45,42 +47,12 @@ class Shard:
     @property
     def hidden(self) -> int:
         """Width of the residual stream."""
-        return self.model.spec.hidden
+        return self.model.hidden
 
     @property
-    def heads(self) -> int:
-        """Query heads of this rank."""
-        return self.model.spec.attention.heads // self.tp
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads of this rank; replicated where there are fewer than tp."""
-        return max(1, self.model.kv_heads // self.tp)
-
-    @property
-    def query_width(self) -> int:
-        """Width of this rank's queries and attention output."""
-        return self.heads * self.model.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Width of this rank's keys (and of its values)."""
-        return self.kv_heads * self.model.head_dim
-
-    @property
-    def qkv_width(self) -> int:
-        """Width of the fused query, key and value projection."""
-        return self.query_width + 2 * self.kv_width
-
-    @property
-    def inner(self) -> int:
-        """Width between the two feed-forward matrices."""
-        return self.model.spec.feed_forward.hidden // self.tp
-
-    @property
-    def inner_in(self) -> int:
-        """Output width of the first feed-forward matrix: gate and up side by side."""
-        return self.inner * (2 if self.model.gated else 1)
+    def boundary_bytes(self) -> int:
+        """Bytes of the tensor between two layers."""
+        return self.activation_bytes(self.norm_tokens * self.hidden)
 
     @property
     def vocabulary_part(self) -> int:
@@ -109,27 +81,6 @@ class Shard:
         return Gemm(
             rows, columns, inner, dtype=self.gemm_dtype, out_dtype=activations, weight_dtype=quantized
         )
-
-    def attention(self, *, backward: bool = False) -> tuple[Attention, ...]:
-        """Return the kernels of the attention core.
-
-        With context parallelism a rank holds one early and one late piece of 2·cp (so that causal work is
-        alike on all ranks): two kernels. Those of rank 0 stand for all, since the visible pairs of piece i
-        and piece 2·cp - 1 - i always sum to the same.
-        """
-        if self.cp == 1:
-            return (self._core(self.query_length, self.key_length, backward=backward),)
-        piece = self.query_length // 2
-        return tuple(self._core(piece, keys, backward=backward) for keys in (piece, self.key_length))
-
-    def _core(self, query_length: int, key_length: int, *, backward: bool) -> Attention:
-        return Attention(
-            self.sequences, query_length, key_length, self.heads, self.kv_heads, self.model.head_dim,
-            phase="backward" if backward else "forward",
-            dtype=self.precision.activations,
-            kv_dtype=self.precision.kv_cache,
-            fused=self.flash,
-        )  # fmt: skip
 
     def message(self, role: str, elements: int, dtype: str | None = None) -> int:
         """Return the comm_size of a message inside the tp (or cp) group."""

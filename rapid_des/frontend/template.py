@@ -8,13 +8,16 @@ negative number that `Writer.place` resolves to a node already written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
+
+Int64s: TypeAlias = NDArray[np.int64]
 
 STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv")
 STREAM_KINDS: Mapping[str, str] = {
@@ -76,12 +79,14 @@ class Mark:
 class Piece:
     """A stretch of program: rows, their names, dependencies, and the node that holds its result."""
 
-    rows: NDArray[np.int64]
+    rows: Int64s
     names: tuple[str, ...]
-    starts: NDArray[np.int64]
-    dependencies: NDArray[np.int64]
+    starts: Int64s
+    dependencies: Int64s
     output: int
     marks: tuple[Mark, ...] = ()
+    cache_rows: tuple[int, ...] = ()
+    """Rows whose cost depends on how many positions the KV cache holds."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,7 +99,7 @@ def _row(node: Node, name: int) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = ()) -> Piece:
+def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = (), cache_rows: Sequence[int] = ()) -> Piece:
     """Return nodes as a piece whose result is the last one."""
     names = tuple(dict.fromkeys(node.name for node in nodes))
     index = {name: position for position, name in enumerate(names)}
@@ -108,36 +113,42 @@ def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = ()) -> Piece:
         np.array(after, np.int64),
         len(nodes) - 1,
         tuple(marks),
+        tuple(cache_rows),
     )
 
 
 def renamed(piece: Piece, prefix: str) -> Piece:
     """Return the piece with `prefix` before its names; the arrays are shared."""
-    names = tuple(prefix + name for name in piece.names)
-    return Piece(piece.rows, names, piece.starts, piece.dependencies, piece.output, piece.marks)
+    return replace(piece, names=tuple(prefix + name for name in piece.names))
 
 
-def retimed(piece: Piece, positions: NDArray[np.int64], values: Mapping[Column, int]) -> Piece:
+def retimed(
+    piece: Piece,
+    positions: Sequence[int] | Int64s,
+    values: Mapping[Column, int | Int64s],
+) -> Piece:
     """Return the piece with other values in some columns of some rows."""
     rows = piece.rows.copy()
     for column, value in values.items():
         rows[positions, column] = value
-    return Piece(rows, piece.names, piece.starts, piece.dependencies, piece.output, piece.marks)
+    return replace(piece, rows=rows)
 
 
 def chain(pieces: Sequence[Piece]) -> Piece:
     """Return pieces as one, each consuming the result of the one before; the first keeps its gate."""
     writer = Writer()
     marks: list[Mark] = []
+    cache_rows: list[int] = []
     output = INPUT
     for piece in pieces:
         offset = len(writer)
         output = writer.place(piece, {INPUT: output} | ({GATE: GATE} if not offset else {}))
         marks += [Mark(mark.position + offset, mark.parameters) for mark in piece.marks]
-    return writer.piece(output, tuple(marks))
+        cache_rows += [offset + row for row in piece.cache_rows]
+    return replace(writer.piece(output), marks=tuple(marks), cache_rows=tuple(cache_rows))
 
 
-_Ports = tuple[tuple[int, NDArray[np.int64]], ...]
+_Ports = tuple[tuple[int, Int64s], ...]
 """Where dependencies name a port, by port."""
 
 
@@ -147,8 +158,8 @@ class _Prepared:
 
     piece: Piece
     """Kept alive, so that its identity stays its own."""
-    rows: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    rows: Int64s
+    counts: Int64s
     ports: _Ports
 
 
@@ -156,13 +167,13 @@ class _Prepared:
 class Writer:
     """Collects placed pieces; the only mutable thing in making a table."""
 
-    _rows: list[NDArray[np.int64]] = field(default_factory=list)
-    _dependencies: list[NDArray[np.int64]] = field(default_factory=list)
-    _counts: list[NDArray[np.int64]] = field(default_factory=list)
+    _rows: list[Int64s] = field(default_factory=list)
+    _dependencies: list[Int64s] = field(default_factory=list)
+    _counts: list[Int64s] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
-    _name_rows: dict[tuple[str, ...], NDArray[np.int64]] = field(default_factory=dict)
+    _name_rows: dict[tuple[str, ...], Int64s] = field(default_factory=dict)
     _prepared: dict[int, _Prepared] = field(default_factory=dict)
-    _ports: dict[int, tuple[_Ports, NDArray[np.int64]]] = field(default_factory=dict)
+    _ports: dict[int, tuple[_Ports, Int64s]] = field(default_factory=dict)
     """By dependencies, which renamed pieces share: their ports, and how many each row has."""
     _length: int = 0
 
@@ -170,7 +181,7 @@ class Writer:
         return self._length
 
     @property
-    def rows(self) -> NDArray[np.int64]:
+    def rows(self) -> Int64s:
         """All rows so far."""
         return np.concatenate(self._rows)
 
@@ -214,13 +225,13 @@ class Writer:
         self._length += 1
         return self._length - 1
 
-    def _name_ids(self, names: tuple[str, ...]) -> NDArray[np.int64]:
+    def _name_ids(self, names: tuple[str, ...]) -> Int64s:
         if names not in self._name_rows:
             ids = [self._names.setdefault(name, len(self._names)) for name in names]
             self._name_rows[names] = np.array(ids, np.int64)
         return self._name_rows[names]
 
-    def _joined(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def _joined(self) -> tuple[Int64s, Int64s, Int64s]:
         rows = np.concatenate(self._rows)
         counts = np.concatenate(self._counts)
         dependencies = np.concatenate(self._dependencies)
@@ -230,12 +241,12 @@ class Writer:
         np.cumsum(np.bincount(owner, minlength=len(rows)), out=starts[1:])
         return rows, starts, dependencies[kept]
 
-    def piece(self, output: int, marks: tuple[Mark, ...] = ()) -> Piece:
+    def piece(self, output: int) -> Piece:
         """Return all that was placed as one piece."""
         rows, starts, dependencies = self._joined()
-        return Piece(rows, tuple(self._names), starts, dependencies, output, marks)
+        return Piece(rows, tuple(self._names), starts, dependencies, output)
 
-    def table(self, group_slots: NDArray[np.int64], peer_slots: NDArray[np.int64]) -> NodeTable:
+    def table(self, group_slots: Int64s, peer_slots: Int64s) -> NodeTable:
         """Return a rank's program; `group_slots` and `peer_slots` renumber what the rows use."""
         rows, starts, dependencies = self._joined()
         assert not len(dependencies) or dependencies.min() >= 0

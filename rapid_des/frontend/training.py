@@ -6,22 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rapid_des.device.operators import OperatorModel
-from rapid_des.frontend.block import boundary_bytes
-from rapid_des.frontend.parts import PieceKey, part_pieces
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
 from rapid_des.frontend.pipeline import Item, predecessor
-from rapid_des.frontend.program import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
 from rapid_des.frontend.reduction import (
     gather_buckets,
-    members,
     optimizer_step,
     reduce_buckets,
     small_reductions,
     zero_gradients,
 )
-from rapid_des.frontend.resolved import Job
 from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, Mark, Piece, chain
-
-Pieces = Mapping[PieceKey, Piece]
+from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
 
 
 @dataclass
@@ -57,7 +53,7 @@ class _Stage:
 def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel) -> FinishedProgram:
     """Return the program that every rank of one stage runs."""
     state = _open_stage(job, pieces, stage)
-    if job.training.overlap_parameters and members(job, "gradient") > 1:
+    if job.sharding.gathers and job.sharding.ahead:
         for chunk in range(job.chunks):
             state.gathered[chunk] = gather_buckets(state.program, job, state.marks(chunk), after=())
     zero_gradients(state.program, job, operators, parameters=state.parameters)
@@ -68,19 +64,19 @@ def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel
 
 
 def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
-    own = {
-        (phase, chunk): part_pieces(job, chunk * job.stages + stage, phase, pieces)
+    running = {
+        (phase, chunk): part_pieces(job, job.part(stage, chunk), phase, pieces)
         for phase in ("forward", "backward")
         for chunk in range(job.chunks)
     }
-    norms = pieces.get(PieceKey("norms", "backward", stage))
-    chained = {key: chain(value) for key, value in own.items()}
-    return _Stage(job, stage, own, norms, chained, boundary_bytes(job.training_shard))
+    norms = pieces.get(PieceKey(NORMS, "backward", stage))
+    chained = {key: chain(value) for key, value in running.items()}
+    return _Stage(job, stage, running, norms, chained, job.training_shard.boundary_bytes)
 
 
 def _message(state: _Stage, stage: int, item: Item) -> tuple[str, int, int]:
     """Return name, bytes and tag of the message that carries the result of `item` of `stage`."""
-    part = item.chunk * state.job.stages + stage
+    part = state.job.part(stage, item.chunk)
     tag = (item.micro_batch * state.job.parts + part) * 2 + (item.phase == "backward")
     name = "activation" if item.phase == "forward" else "gradient"
     return name, state.boundary, tag
@@ -97,14 +93,14 @@ def _input(state: _Stage, item: Item) -> int | None:
         return state.results[needed]
     name, size, tag = _message(state, stage, needed)
     peer = PREVIOUS if item.phase == "forward" else NEXT
-    ahead = job.overlaps_pipeline or job.chunks > 1 or not state.results
+    ahead = job.overlaps_pipeline or job.schedule.interleaves or not state.results
     asked = () if ahead else (next(reversed(state.results.values())),)
     return state.program.receive(f"receive.{name}", source=peer, size=size, tag=tag, after=asked)
 
 
 def _send_result(state: _Stage, item: Item) -> None:
     job = state.job
-    part = item.chunk * job.stages + state.index
+    part = job.part(state.index, item.chunk)
     ends = part == job.parts - 1 if item.phase == "forward" else part == 0
     if ends or job.stages == 1:
         return
@@ -135,8 +131,8 @@ def _place_gathered(state: _Stage, chunk: int, ports: Mapping[int, int]) -> int:
     waits: list[int | None] = []
     used = 0
     for piece in state.pieces["backward", chunk]:
-        own = state.gathered[chunk][used : used + len(piece.marks)]
-        waits.append(max(own, default=None))
+        gathers = state.gathered[chunk][used : used + len(piece.marks)]
+        waits.append(max(gathers, default=None))
         used += len(piece.marks)
     output = -1
     for piece, gathered in zip(state.pieces["forward", chunk], reversed(waits), strict=True):
@@ -158,7 +154,7 @@ def _finish_step(state: _Stage, operators: OperatorModel) -> None:
         reduced += reduce_buckets(program, job, marks, after=after)
     done = small_reductions(program, job, state.index, norms=state.norms, after=(end, *reduced))
     last = optimizer_step(program, job, operators, parameters=state.parameters, after=done)
-    if job.training.zero_stage and not job.training.overlap_parameters and members(job, "gradient") > 1:
+    if job.sharding.gathers and not job.sharding.ahead:
         for chunk in range(job.chunks):
             gather_buckets(program, job, state.marks(chunk), after=(last,))
     program.segment("optimizer", start)

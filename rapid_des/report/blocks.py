@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.frontend.parts import PieceKey
-from rapid_des.frontend.program import Segment
+from rapid_des.frontend.trace import Segment
 from rapid_des.modes.blocks import BlockRun
 from rapid_des.report.breakdown import COMPUTE, operator_times, rank_times
 
@@ -46,7 +46,7 @@ def inside_times(done: BlockRun, position: int) -> Counter[str]:
     own = done.slow.get(rank, done.blocks)
     totals = operator_times(done.run.lowered, done.run.execution.records, position)
     for key in own.blocks:
-        totals.pop(f"{key.phase}.{key.section}", None)
+        totals.pop(f"{key.phase}.{key.section.name}", None)
     counts: Counter[PieceKey] = Counter()
     for _, key, count in _uses(done, stage):
         counts[key] += count

@@ -57,7 +57,7 @@ def test_without_a_network_blocks_and_their_graph_take_as_long_as_the_flat_trace
 
 def test_a_stage_runs_only_its_blocks(tiny, prices):
     taken = blocks(tiny(*SPLIT), prices)
-    kinds = [sorted({(key.section, key.phase) for key in taken.keys(stage)}) for stage in (0, 1)]
+    kinds = [sorted({(key.section.name, key.phase) for key in taken.keys(stage)}) for stage in (0, 1)]
     assert ("embedding", "forward") in kinds[0]
     assert ("head", "forward") not in kinds[0]
     assert ("head", "backward") in kinds[1]
@@ -67,7 +67,7 @@ def test_a_stage_runs_only_its_blocks(tiny, prices):
 def test_cuts_are_where_gradients_become_final(tiny, prices):
     taken = blocks(tiny(*SPLIT), prices)
     block = next(
-        value for key, value in taken.blocks.items() if (key.section, key.phase) == ("block", "backward")
+        value for key, value in taken.blocks.items() if (key.section.name, key.phase) == ("block", "backward")
     )
     # Four matrices, two norms, and the end.
     assert len(block.cuts) == 7
@@ -80,7 +80,9 @@ def test_decode_steps_share_all_but_their_blocks(tiny_service, prices, replay, s
     taken = blocks(job, prices)
     # 5 tokens: the prefill and 4 decode steps, or the first and the last of them
     later = [1, 2, 3, 4] if steps == "all" else [1, 4]
-    found = {section: [key.step for key in taken.blocks if key.section == section] for section in SECTIONS}
+    found = {
+        section: [key.step for key in taken.blocks if key.section.name == section] for section in SECTIONS
+    }
     assert found == {"embedding": [0, 1], "block": [0, *later], "head": [0, 1]}
     outer = taken.outer([simulated(taken, replay)] * job.stages)
     flat = replay(build(job, prices).traces, rendezvous=True)
@@ -91,7 +93,7 @@ def test_decode_steps_share_all_but_their_blocks(tiny_service, prices, replay, s
 def test_a_block_is_cut_where_keys_and_values_are_exchanged(tiny, prices):
     taken = blocks(tiny(*SPLIT, ("parallelism.cp", "2")), prices)
     exchanges = {
-        (key.section, key.phase): [
+        (key.section.name, key.phase): [
             block.piece.names[block.piece.rows[row, Column.NAME]] for row in sorted(rows)
         ]
         for key, block in taken.blocks.items()

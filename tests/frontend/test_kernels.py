@@ -7,8 +7,8 @@ import pytest
 from rapid_des.device.fusion import FUSIONS
 from rapid_des.device.operators import Attention, Vector
 from rapid_des.device.vector_kinds import traffic_of
-from rapid_des.frontend.inference import passes, serving_shard, serving_steps
-from rapid_des.frontend.parts import training_steps
+from rapid_des.frontend.inference import passes, serving_lists
+from rapid_des.frontend.parts import training_lists
 
 GPT = [
     ("model.feed_forward", "{activation: gelu, hidden: 128, bias: true}"),
@@ -19,7 +19,7 @@ GPT = [
 
 
 def small_kernels(lists, section, phase):
-    steps = next(steps for key, steps in lists.items() if (key.section, key.phase) == (section, phase))
+    steps = next(steps for key, steps in lists.items() if (key.section.name, key.phase) == (section, phase))
     return Counter(step.operator.kind for step in steps if isinstance(step.operator, Vector))
 
 
@@ -30,8 +30,8 @@ def test_the_device_knows_every_small_kernel(tiny, tiny_service, fusion, model, 
     chosen = [*model, ("fusion", fusion), ("attention", attention)]
     service = tiny_service(*chosen)
     lists = [
-        training_steps(tiny(*chosen, ("training.dropout", "true"), ("training.recompute", "selective"))),
-        serving_steps(serving_shard(service, passes(service)[0])),
+        training_lists(tiny(*chosen, ("training.dropout", "true"), ("training.recompute", "selective"))),
+        serving_lists(service, passes(service)[0]),
     ]
     found = [step.operator for some in lists for steps in some.values() for step in steps]
     for operator in found:
@@ -44,29 +44,29 @@ def test_the_device_knows_every_small_kernel(tiny, tiny_service, fusion, model, 
 
 def test_eager_launches_what_megatron_fuses(tiny):
     dropout = ("training.dropout", "true")
-    eager = small_kernels(training_steps(tiny(*GPT, dropout, ("fusion", "eager"))), "block", "forward")
-    megatron = small_kernels(training_steps(tiny(*GPT, dropout)), "block", "forward")
+    eager = small_kernels(training_lists(tiny(*GPT, dropout, ("fusion", "eager"))), "block", "forward")
+    megatron = small_kernels(training_lists(tiny(*GPT, dropout)), "block", "forward")
     # Eager adds biases in the GEMM. Megatron leaves them to the next kernel; that of QKV has none to ride in.
     assert eager == {"layer_norm": 2, "gelu": 1, "dropout": 2, "residual_add": 2}
     assert megatron == {"layer_norm": 2, "bias_add": 1, "bias_gelu": 1, "dropout_add": 2}
 
 
 def test_eager_swiglu_is_two_kernels_each_way(tiny):
-    lists = training_steps(tiny(("fusion", "eager")))
+    lists = training_lists(tiny(("fusion", "eager")))
     assert small_kernels(lists, "block", "forward")["multiply"] == 1
     assert small_kernels(lists, "block", "backward")["silu"] == 1
-    assert small_kernels(training_steps(tiny()), "block", "backward")["swiglu"] == 1
+    assert small_kernels(training_lists(tiny()), "block", "backward")["swiglu"] == 1
 
 
 def test_an_engine_adds_the_residual_in_the_norm(tiny_service):
     job = tiny_service()
-    lists = serving_steps(serving_shard(job, passes(job)[0]))
+    lists = serving_lists(job, passes(job)[0])
     expected = {"add_rms_norm": 2, "rope": 1, "kv_cache_write": 1, "swiglu": 1}
     assert small_kernels(lists, "block", "forward") == expected
 
 
 def test_the_head_multiplies_in_the_format_of_activations(tiny):
-    lists = training_steps(tiny(("precision.gemm", "fp8")))
+    lists = training_lists(tiny(("precision.gemm", "fp8")))
     formats = {
         step.name: step.operator.dtype
         for steps in lists.values()

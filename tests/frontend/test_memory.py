@@ -9,6 +9,7 @@ import pytest
 from rapid_des.errors import InfeasibleJobError
 from rapid_des.frontend import check_memory, load_job, memory
 from rapid_des.frontend.memory import section_memory
+from rapid_des.frontend.parts import EMBEDDING, Section
 
 GIB = 2**30
 SHAPES = {
@@ -53,7 +54,7 @@ def layer_formula(model, sequence_parallel, recompute):
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_a_layer_keeps_exactly_the_papers_bytes(model, sequence_parallel, recompute):
     job = paper_job(model, sequence_parallel=str(sequence_parallel).lower(), recompute=recompute)
-    kept = section_memory(job)["block"].activations
+    kept = section_memory(job)[Section("block")].activations
     assert kept == layer_formula(model, sequence_parallel, recompute)
 
 
@@ -72,7 +73,7 @@ def test_the_first_stage_holds_what_the_paper_prints(model, gib, with_both):
         held = memory(job).stages[0].categories["activations"]
         # The figures leave out the embedding's dropout masks (one for each micro-batch in flight), and with
         # pp = 1 the inputs of the head, at most 0.4 % here.
-        masks = job.stages * section_memory(job)["embedding"].activations
+        masks = job.stages * section_memory(job)[EMBEDDING].activations
         assert (held - masks) / GIB == pytest.approx(expected, rel=4e-3)
 
 
@@ -107,7 +108,7 @@ def test_stages_hold_the_whole_model_once(tiny):
 def test_gpipe_holds_every_micro_batch_and_1f1b_as_many_as_stages_follow(tiny):
     def held(schedule, stage):
         job = tiny(("parallelism.pp", "4"), ("training.schedule", schedule))
-        per_layer = section_memory(job)["block"].activations
+        per_layer = section_memory(job)[Section("block")].activations
         return memory(job).stages[stage].categories["activations"] / per_layer
 
     assert (held("gpipe", 1), held("1f1b", 1), held("1f1b", 2)) == (8, 3, 2)

@@ -17,8 +17,8 @@ def shapes(draw):
 
 def orders(name, shape):
     stages, micro_batches, chunks = shape
-    chunks = chunks if name.startswith("interleaved") else 1
-    return SCHEDULES[name](stages, micro_batches, chunks), chunks
+    chunks = chunks if SCHEDULES[name].interleaves else 1
+    return SCHEDULES[name].orders(stages, micro_batches, chunks), chunks
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -90,9 +90,11 @@ def test_messages_in_schedule_order_never_block_in_order_streams(name, shape):
 def test_in_flight_micro_batches_stay_within_each_schedules_bound(shape):
     stages, micro_batches, chunks = shape
     # GPipe holds all; 1F1B at most as many as stages follow (itself included).
-    assert {in_flight(order) for order in SCHEDULES["gpipe"](stages, micro_batches, 1)} == {micro_batches}
-    for stage, order in enumerate(SCHEDULES["1f1b"](stages, micro_batches, 1)):
+    assert {in_flight(order) for order in SCHEDULES["gpipe"].orders(stages, micro_batches, 1)} == {
+        micro_batches
+    }
+    for stage, order in enumerate(SCHEDULES["1f1b"].orders(stages, micro_batches, 1)):
         assert in_flight(order) == min(micro_batches, stages - stage)
     # Interleaved: the first stage holds pp·v + pp - 1 chunks (Korthikanti et al. 2022, section 4.2.3).
-    first = SCHEDULES["interleaved_1f1b"](stages, micro_batches, chunks)[0]
+    first = SCHEDULES["interleaved_1f1b"].orders(stages, micro_batches, chunks)[0]
     assert in_flight(first) == min(micro_batches * chunks, stages * chunks + stages - 1)

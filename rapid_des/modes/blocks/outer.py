@@ -12,8 +12,7 @@ from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import OUTER_LINES, Blocks
 from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.parts import PieceKey
-from rapid_des.frontend.program import FinishedProgram
-from rapid_des.frontend.trace import JobTrace
+from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.inner import BlockTimes, block_times
 from rapid_des.modes.blocks.modes import BlockMode

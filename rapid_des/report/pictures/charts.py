@@ -11,7 +11,7 @@ import numpy as np
 from rapid_des.device.model import Device
 from rapid_des.device.operators import Operator
 from rapid_des.frontend import Job
-from rapid_des.frontend.parts import training_steps
+from rapid_des.frontend.parts import training_lists
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.units import PS_PER_S, PS_PER_US
 
@@ -23,8 +23,8 @@ _MARKS = {
 def draw_job_roofline(job: Job, device: Device, path: Path, *, title: str) -> int:
     """Draw the device's roofline with a training job's operators on it; return how many there are."""
     operators = {
-        f"{key.section} {key.phase}: {step.name}": step.operator
-        for key, steps in training_steps(job).items()
+        f"{key.section.name} {key.phase}: {step.name}": step.operator
+        for key, steps in training_lists(job).items()
         for step in steps
         if step.operator is not None
     }

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
-from rapid_des.frontend.reduction import members
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.frontend.traffic import GROUP_SLOTS, GROUPS
 
@@ -65,7 +64,7 @@ def explain(trace: JobTrace) -> Explanation:
         if name in kinds:
             first = trace.traces.groups[f"{name}.0"]
             count = sum(other.startswith(f"{name}.") for other in trace.traces.groups)
-            groups.append(GroupKind(name, GROUPS[name], members(job, name), count, first))
+            groups.append(GroupKind(name, GROUPS[name], job.members(name), count, first))
     return Explanation(tuple(groups), job.layers, _messages(trace))
 
 
@@ -78,7 +77,7 @@ def _messages(trace: JobTrace) -> tuple[MessageKind, ...]:
             if kind == NodeKind.COLLECTIVE:
                 group = slots[slot]
                 what = CollectiveType(collective).name.lower()
-                number = members(trace.job, group)
+                number = trace.job.members(group)
             else:
                 group, what, number = "", NodeKind(kind).name.lower(), 2
             found.append(MessageKind(stage, name, what, group, number, size, count))

@@ -1,0 +1,99 @@
+"""The dense feed-forward: two matrices with an activation between them; tp splits the inner width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rapid_des.device.fusion import fused
+from rapid_des.frontend.fusion import defers_bias, launch
+from rapid_des.frontend.layers.layer import Parameters
+from rapid_des.frontend.linear import Linear, column_backward, column_forward, row_backward, row_forward
+from rapid_des.frontend.operations import OperationList
+from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.spec import FeedForwardSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class DenseFeedForward:
+    """GELU, or SwiGLU with a gate beside the up projection."""
+
+    hidden: int
+    inner: int
+    activation: str
+    bias: bool
+
+    name = "ffn"
+
+    @property
+    def output_bias(self) -> bool:
+        """Both matrices have a bias or none."""
+        return self.bias
+
+    @property
+    def _projections(self) -> int:
+        """Matrices side by side in the first one: up, and for SwiGLU the gate."""
+        return 2 if self.activation == "swiglu" else 1
+
+    @property
+    def parameters(self) -> Parameters:
+        """The matrices up (with the gate) and down."""
+        return Parameters(
+            matrices=self.hidden * self.inner * (self._projections + 1),
+            split_vectors=self.inner * self._projections * self.bias,
+            whole_vectors=self.hidden * self.bias,
+        )
+
+    def flops(self, sequence: int) -> int:
+        """Return two a weight."""
+        del sequence
+        return 2 * self.parameters.matrices
+
+    def refusal(self, tp: int) -> str | None:
+        """Return why tp can not split the inner width."""
+        return f"feed-forward hidden {self.inner} does not divide by tp {tp}" if self.inner % tp else None
+
+    def forward(self, operations: OperationList, shard: Shard) -> None:
+        """Append up projection, activation and down projection."""
+        stream = shard.activation_bytes(shard.norm_tokens * shard.hidden)
+        column_forward(operations, shard, self._up(shard), saved=stream)
+        self._activate(operations, shard)
+        down = self._down(shard)
+        row_forward(operations, shard, down, saved=shard.activation_bytes(shard.tokens * down.inner))
+
+    def backward(self, operations: OperationList, shard: Shard) -> int:
+        """Append the same from the end."""
+        row_backward(operations, shard, self._down(shard))
+        rows, columns = shard.tokens, self._down(shard).inner
+        size = shard.activation_bytes(rows * self._up(shard).columns)
+        for kind in reversed(self._activation_kinds(shard)):
+            if kind != "bias_add":
+                operations.kernel(
+                    f"ffn.{kind}", shard.vector(kind, rows, columns, backward=True), output=size
+                )
+        return column_backward(operations, shard, self._up(shard))
+
+    def _up(self, shard: Shard) -> Linear:
+        columns = self.inner // shard.tp * self._projections
+        return Linear("ffn.in", columns, self.hidden, self.bias, shard.tokens)
+
+    def _down(self, shard: Shard) -> Linear:
+        return Linear("ffn.out", self.hidden, self.inner // shard.tp, self.bias, shard.tokens)
+
+    def _activate(self, operations: OperationList, shard: Shard) -> None:
+        """Append GELU or SwiGLU; where it takes several kernels each keeps its input."""
+        kinds = self._activation_kinds(shard)
+        rows, columns = shard.tokens, self._down(shard).inner
+        size = shard.activation_bytes(rows * columns)
+        saved = shard.activation_bytes(rows * self._up(shard).columns) + (len(kinds) - 1) * size
+        launch(operations, shard, "ffn.activation", kinds, (rows, columns), saved=saved, output=size)
+
+    def _activation_kinds(self, shard: Shard) -> tuple[str, ...]:
+        """Return the kernels of the activation, in forward order."""
+        bias = ("bias_add",) if self.bias and defers_bias(shard) else ()
+        return fused((*bias, self.activation), shard.fusion)
+
+
+def dense_feed_forward(spec: FeedForwardSpec, model: ModelSpec, file: str) -> DenseFeedForward:
+    """Return the feed-forward of a model file; all its dimensions fit."""
+    del file
+    return DenseFeedForward(model.hidden, spec.hidden, spec.activation, spec.bias)

@@ -1,0 +1,166 @@
+"""Model files, a decoder by its dimensions, and job files: trained or served how, on how many GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import msgspec
+
+from rapid_des.config import Spec
+from rapid_des.device.fusion import Policy
+from rapid_des.device.operators import Dtype
+from rapid_des.frontend.pipeline import SCHEDULES
+from rapid_des.frontend.sharding import ZERO_STAGES
+from rapid_des.units import Size
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Axis: TypeAlias = Literal["tp", "cp", "ep", "dp", "pp"]
+Recompute: TypeAlias = Literal["none", "selective", "full"]
+ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
+if TYPE_CHECKING:
+    ScheduleName: TypeAlias = str
+else:
+    ScheduleName = Literal[tuple(SCHEDULES)]
+
+
+class AttentionSpec(Spec, frozen=True):
+    """Self-attention with `heads` query heads that share `kv_heads` key and value heads (MHA, GQA, MQA)."""
+
+    heads: Count
+    kv_heads: Count | None = None
+    """Unset: as `heads`."""
+    head_dim: Count | None = None
+    """Unset: hidden / heads."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+
+class FeedForwardSpec(Spec, frozen=True):
+    """The dense feed-forward block; `swiglu` has a gate beside the up projection."""
+
+    activation: Literal["gelu", "swiglu"]
+    hidden: Count
+    bias: bool = False
+
+
+class ModelSpec(Spec, frozen=True):
+    """A model file."""
+
+    hidden: Count
+    layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    attention: AttentionSpec
+    feed_forward: FeedForwardSpec
+    norm: Literal["layer_norm", "rms_norm"]
+    position: Literal["rope", "learned"]
+    vocabulary: Count
+    max_positions: Count
+    """The longest sequence; with learned positions the rows of their table."""
+    tied_embeddings: bool
+    """The output head is the token embedding."""
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm: a gain, and for LayerNorm a bias."""
+        return self.hidden * (2 if self.norm == "layer_norm" else 1)
+
+    @property
+    def position_parameters(self) -> int:
+        """Parameters of learned positions."""
+        return self.max_positions * self.hidden if self.position == "learned" else 0
+
+
+class ParallelismSpec(Spec, frozen=True):
+    """How many ways each axis splits the job; ranks are laid out by mixed radix, `order` innermost first."""
+
+    tp: Count = 1
+    cp: Count = 1
+    ep: Count = 1
+    dp: Count = 1
+    pp: Count = 1
+    order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
+    """cp gathers keys and values and balances causal work (Grattafiori et al. 2024, section 3.3.2)."""
+    sequence_parallel: bool = False
+    """Megatron's: norms and residuals split along the sequence over tp."""
+    chunks: Count = 1
+    """Model chunks a stage holds (virtual pipeline stages), for interleaved schedules."""
+    layers: Literal["even", "endpoints"] | tuple[Count, ...] = "even"
+    """Layers of each part: alike; alike but the embedding and the head count as one layer each; or listed."""
+
+
+class PrecisionSpec(Spec, frozen=True):
+    """Number formats; unset `gemm` and `kv_cache` follow `activations`, unset `weights` follows `gemm`."""
+
+    activations: Dtype = "bf16"
+    gemm: Dtype | None = None
+    weights: Dtype | None = None
+    """As stored for the GEMMs; narrower than `gemm` is weight-only quantisation (inference)."""
+    gradients: Dtype = "fp32"
+    """In which gradients are accumulated."""
+    gradient_reduce: Dtype = "fp32"
+    """In which gradients travel between replicas."""
+    master_weights: Dtype | None = "fp32"
+    optimizer: Dtype = "fp32"
+    kv_cache: Dtype | None = None
+
+
+class TrainingSpec(Spec, frozen=True):
+    """One optimizer step."""
+
+    global_batch: Count
+    """Sequences."""
+    micro_batch: Count
+    """Sequences a replica passes at once."""
+    sequence_length: Count
+    schedule: ScheduleName = "1f1b"
+    recompute: Recompute = "none"
+    """`selective`: the attention core; `full`: every layer from its input."""
+    dropout: bool = False
+    optimizer: Literal["adam", "adamw"] = "adamw"
+    zero_stage: ZeroStage = 0
+    """1: optimizer states split over dp (Megatron's distributed optimizer)."""
+    bucket_parameters: Count = 40_000_000
+    """Gradients travel once this many parameters are ready."""
+    overlap_gradients: bool = True
+    """Gradient buckets travel beside the last micro-batch's backward."""
+    overlap_parameters: bool = False
+    """ZeRO-1: parameters are gathered beside the next forward, not after the optimizer."""
+    overlap_pipeline: bool | None = None
+    """A stage computes on while its messages travel; otherwise it waits for its own to leave, and asks for
+    one only when it needs it (while interleaving, ahead: stages would block each other). Unset: as
+    Megatron-LM does, only where the schedule interleaves."""
+    gradient_norm: bool = True
+    """Global gradient norm (clipping) before the optimizer."""
+
+
+class InferenceSpec(Spec, frozen=True):
+    """A static batch: one prefill, then one token a step."""
+
+    batch: Count
+    """Requests a replica serves together."""
+    prompt_length: Count
+    output_length: Count
+    micro_batch: Count | None = None
+    """Requests that pass the pipeline together; unset: all."""
+    decode_steps: Literal["all"] | Count = "all"
+    """How many decode steps are simulated, spread evenly from the first to the last; the report
+    interpolates between them."""
+    cuda_graphs: bool = True
+    """Decode launches its kernels as one graph."""
+
+
+class JobSpec(Spec, frozen=True):
+    """A job file."""
+
+    model: str
+    phase: Literal["training", "inference"]
+    parallelism: ParallelismSpec = ParallelismSpec()
+    precision: PrecisionSpec = PrecisionSpec()
+    training: TrainingSpec | None = None
+    inference: InferenceSpec | None = None
+    fusion: Policy = "megatron"
+    """Which small kernels are fused (the lists of `rapid_des.device.fusion`)."""
+    attention: Literal["flash", "unfused"] = "flash"
+    vocabulary_multiple: Count | None = None
+    """The vocabulary is padded to a multiple of this times tp; unset: not padded."""
+    memory_reserve: Size | None = None
+    """Memory a GPU spends outside the model: context, communication library, allocator. Unset: none."""
