@@ -5,6 +5,8 @@ import pytest
 from rapid_des.config import json_schema, preset_names
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec, load_job
+from rapid_des.frontend.pipeline import SCHEDULES
+from rapid_des.frontend.sharding import ZERO_STAGES
 
 
 @pytest.mark.parametrize("name", preset_names("job"))
@@ -19,8 +21,11 @@ def test_llama_405b_ends_hold_one_layer_less():
     assert load_job("llama3_1_405b_train_16384").layers == (7, *[8] * 14, 7)
 
 
-def test_the_file_format_has_a_schema():
-    assert json_schema(JobSpec)["$defs"]["TrainingSpec"]["properties"]["micro_batch"]["minimum"] == 1
+def test_the_file_format_has_a_schema_whose_choices_are_what_is_registered():
+    training = json_schema(JobSpec)["$defs"]["TrainingSpec"]["properties"]
+    assert training["micro_batch"]["minimum"] == 1
+    assert training["schedule"]["enum"] == sorted(SCHEDULES)
+    assert (training["zero_stage"]["minimum"], training["zero_stage"]["maximum"]) == (0, max(ZERO_STAGES))
 
 
 def test_settings_reach_the_job_and_the_model(tiny):
