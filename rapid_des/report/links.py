@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from rapid_des.errors import InputError
@@ -11,19 +12,35 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.program.program import Program, Records
 from rapid_des.units import seconds
 
-COLUMNS = ("link", "source", "destination", "dimension", "kind", "bytes", "busy_s", "queue_s", "utilisation")
+
+@dataclass(frozen=True)
+class LinkRow:
+    """What one directed link carried of one kind of traffic."""
+
+    link: str
+    source: int
+    destination: int
+    dimension: str
+    kind: str
+    bytes: int
+    busy_s: float
+    """Time in service."""
+    queue_s: float
+    """The sum of all transfers' waits."""
+    utilisation: float
+    """Busy time over the makespan."""
 
 
-def link_rows(program: Program, records: Records, fabric: Fabric) -> Iterator[tuple[object, ...]]:
-    """Yield one row a link and kind that carried something, in `COLUMNS` order.
+COLUMNS = tuple(field.name for field in fields(LinkRow))
 
-    `busy_s` is time in service, `queue_s` the sum of all transfers' waits, `utilisation` busy over makespan.
-    """
+
+def link_rows(program: Program, records: Records, fabric: Fabric) -> Iterator[LinkRow]:
+    """Yield one row a link and kind that carried something."""
     makespan = max(records.makespan, 1)
     for link, label in zip(*records.link_bytes.nonzero(), strict=True):
         busy = int(records.link_busy[link, label])
         dimension = int(fabric.dimension[link])
-        yield (
+        yield LinkRow(
             fabric.link_name(int(link)),
             int(fabric.source[link]),
             int(fabric.destination[link]),
@@ -45,12 +62,12 @@ def utilisation(records: Records) -> dict[int, float]:
 def write_links(path: Path, program: Program, records: Records, fabric: Fabric) -> None:
     """Write the rows as Parquet if the path ends in .parquet (needs the extra `parquet`), else as CSV."""
     if path.suffix == ".parquet":
-        _write_parquet(path, list(link_rows(program, records, fabric)))
+        _write_parquet(path, list(map(astuple, link_rows(program, records, fabric))))
         return
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        writer.writerows(link_rows(program, records, fabric))
+        writer.writerows(map(astuple, link_rows(program, records, fabric)))
 
 
 def _write_parquet(path: Path, rows: list[tuple[object, ...]]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rapid_des.errors import UnsupportedByEngine
+from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import JobMemory, JobTrace
 from rapid_des.modes.blocks import BlockRun
 from rapid_des.modes.flattened import Run
@@ -15,7 +15,8 @@ from rapid_des.report.blocks import inside_times, with_inside
 from rapid_des.report.breakdown import breakdown, busiest, critical_position, finish_times, operator_times
 from rapid_des.report.fabric_picture import draw, picture
 from rapid_des.report.figures import JobFigures, job_figures, request_times, until_last_token
-from rapid_des.report.links import utilisation, write_links
+from rapid_des.report.links import LinkRow, link_rows, utilisation, write_links
+from rapid_des.report.rows import MessageRow, OperatorRow, message_rows, operator_rows
 from rapid_des.report.timeline import write_timeline
 from rapid_des.units import Duration, seconds
 
@@ -42,13 +43,19 @@ class Result:
     mode: str
     engine: str
     switching: str
-    wall_s: float
+    wall_s: float = field(compare=False)
+    """Seconds that the simulation took."""
     hops: int
     folded: float = 1.0
     """How many ranks each simulated rank stood for (symmetry folding, exact)."""
     figures: JobFigures | None = None
     notes: tuple[str, ...] = ()
-    run: Run | None = field(default=None, repr=False)
+    run: Run | None = field(default=None, repr=False, compare=False)
+    stream_kinds: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
+    """Of a job: which parallelism pays for what runs on a stream."""
+
+    def __hash__(self) -> int:
+        return hash((self.step_time, self.mode, self.switching, *self.breakdown.items()))
 
     @property
     def bound(self) -> str:
@@ -69,6 +76,29 @@ class Result:
         """Draw the fabric with the links' utilisation as colour: PNG, SVG or PDF."""
         run = self._run("link table")
         draw(picture(run.machine, utilisation(run.execution.records)), Path(path))
+
+    def operators(self, rank: int | None = None) -> tuple[OperatorRow, ...]:
+        """Return the compute operators of a rank (the critical one), the longest first."""
+        run = self._run("rows of operators")
+        return operator_rows(run.lowered, run.execution.records, self._position(run, rank))
+
+    def messages(self, rank: int | None = None) -> tuple[MessageRow, ...]:
+        """Return the collectives, sends and receives of a rank (the critical one) in program order."""
+        run = self._run("rows of messages")
+        position = self._position(run, rank)
+        return message_rows(run.lowered, run.execution.records, position, kinds=self.stream_kinds)
+
+    def links(self) -> tuple[LinkRow, ...]:
+        """Return what every link carried, by kind of traffic."""
+        run = self._run("link table")
+        return tuple(link_rows(run.lowered.program, run.execution.records, run.machine.fabric))
+
+    def _position(self, run: Run, rank: int | None) -> int:
+        ranks = [binding.rank for binding in run.lowered.program.bindings]
+        wanted = self.critical_rank if rank is None else rank
+        if wanted not in ranks:
+            raise InputError(f"rank {wanted}: the run has ranks {ranks[0]} to {ranks[-1]}")
+        return ranks.index(wanted)
 
     def _run(self, what: str) -> Run:
         if self.run is None:
@@ -139,4 +169,5 @@ def result_of(
         figures=figures,
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         run=run if blocks is None else None,
+        stream_kinds=kinds,
     )

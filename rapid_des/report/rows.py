@@ -1,0 +1,101 @@
+"""Results as flat frozen rows, which pandas and csv take as they are: times in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind
+from rapid_des.program.lowering import Lowered
+from rapid_des.program.program import NONE, Records
+from rapid_des.report.breakdown import operator_name, rank_times
+from rapid_des.units import seconds
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One compute operator of a rank, all layers' and micro-batches' runs together."""
+
+    rank: int
+    operator: str
+    runs: int
+    time_s: float
+    flops: int
+    """Of all runs, as are the bytes."""
+    hbm_bytes: int
+
+
+@dataclass(frozen=True)
+class MessageRow:
+    """One collective, send or receive of a rank."""
+
+    rank: int
+    name: str
+    operation: str
+    """all_reduce, …, send, recv."""
+    kind: str
+    """The parallelism that pays for it; of foreign traces their stream."""
+    group: str
+    """The process group; of messages the peer's rank."""
+    bytes: int
+    start_s: float
+    ready_s: float
+    """When all members, or both ends, were there; a send may leave before its receiver asks for it."""
+    finish_s: float
+
+
+def operator_rows(lowered: Lowered, records: Records, position: int) -> tuple[OperatorRow, ...]:
+    """Return a rank's compute operators, the longest first, equals by name."""
+    trace = lowered.traces.ranks[position]
+    nodes, times = trace.nodes, rank_times(lowered, records, position)
+    names = [operator_name(name) for name in nodes.names]
+    operators = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    computes = np.flatnonzero(nodes.kind == NodeKind.COMPUTE)
+    operator = np.array([operators[name] for name in names], np.int64)[nodes.name[computes]]
+    sums = np.zeros((len(operators), 4), np.int64)
+    stated = (
+        np.ones(len(computes), np.int64),
+        (times.finish - times.start)[computes],
+        np.maximum(nodes.flops[computes], 0),
+        np.maximum(nodes.tensor_bytes[computes], 0),
+    )
+    np.add.at(sums, operator, np.stack(stated, axis=1))
+    rows = (
+        OperatorRow(trace.rank, name, runs, seconds(time), flops, moved)
+        for name, (runs, time, flops, moved) in zip(operators, sums.tolist(), strict=True)
+        if runs
+    )
+    return tuple(sorted(rows, key=lambda row: (-row.time_s, row.operator)))
+
+
+def message_rows(
+    lowered: Lowered, records: Records, position: int, *, kinds: Mapping[str, str] | None = None
+) -> tuple[MessageRow, ...]:
+    """Return a rank's collectives and messages in program order; `kinds` maps streams to parallelisms."""
+    trace = lowered.traces.ranks[position]
+    nodes, times = trace.nodes, rank_times(lowered, records, position)
+    kind_of = [(kinds or {}).get(stream, stream) for stream in nodes.streams]
+    rows = []
+    communicates = np.isin(nodes.kind, (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV))
+    for row in np.flatnonzero(communicates).tolist():
+        collective = nodes.kind[row] == NodeKind.COLLECTIVE
+        operation = CollectiveType(nodes.collective[row]) if collective else NodeKind(nodes.kind[row])
+        slot = int(nodes.group[row] if collective else nodes.peer[row])
+        named = trace.groups if collective else trace.peers
+        start, met, finish = (int(column[row]) for column in (times.start, times.met, times.finish))
+        rows.append(
+            MessageRow(
+                rank=trace.rank,
+                name=nodes.names[nodes.name[row]],
+                operation=operation.name.lower(),
+                kind=kind_of[nodes.stream[row]],
+                group="" if slot == UNSTATED else str(named[slot]),
+                bytes=int(nodes.size[row]),
+                start_s=seconds(start),
+                ready_s=seconds(start if met == NONE else min(met, finish)),
+                finish_s=seconds(finish),
+            )
+        )
+    return tuple(rows)
