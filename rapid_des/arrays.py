@@ -73,6 +73,20 @@ def entries_of(starts: Int64s, rows: NDArray[np.integer[Any]]) -> Int64s:
     return ranges(starts[rows], starts[1:][rows] - starts[rows])
 
 
+def distinct(column: NDArray[Any]) -> NDArray[Any]:
+    """Return the different values of a column, ascending.
+
+    NOTE: `np.unique` without further outputs imports `numpy.ma`, which takes 12 ms.
+
+    >>> distinct(np.array([3, 1, 3])).tolist()
+    [1, 3]
+    """
+    ordered = np.sort(column)
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_first]
+
+
 def digest(*columns: NDArray[Any], label: str = "") -> bytes:
     """Return a fingerprint of columns in order, by type, shape and content."""
     state = hashlib.blake2b(label.encode(), digest_size=16)

@@ -9,7 +9,7 @@ import pytest
 import rapid_des as rd
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("numpy", "numba", "networkx", "simpy", "scipy", "google.protobuf", "matplotlib")
+HEAVY = ("numpy", "numpy.ma", "numba", "networkx", "simpy", "scipy", "google.protobuf", "matplotlib")
 
 
 def test_the_public_names_are_these():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rapid_des.arrays import distinct
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.pricing import message_node
@@ -74,7 +75,7 @@ class ProgramWriter:
     def finish(self) -> FinishedProgram:
         """Return the table with only the groups that it uses."""
         rows = self.writer.rows
-        used = np.unique(rows[:, Column.GROUP])
+        used = distinct(rows[:, Column.GROUP])
         used = used[used >= 0]
         slots = np.full(len(GROUP_SLOTS), -1, np.int64)
         slots[used] = np.arange(len(used))
@@ -111,7 +112,7 @@ class JobTrace:
 def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
     """Return for each rank the name and members of its group of one kind, kept to `ranks`."""
     lines, found = job.layout.groups(GROUPS[name]), {}
-    here = np.unique(job.layout.group_numbers(GROUPS[name])[sorted(ranks)])
+    here = distinct(job.layout.group_numbers(GROUPS[name])[sorted(ranks)])
     for index in here.tolist():
         line = lines[index]
         group = (line[0], line[-1]) if name == "embedding" else line

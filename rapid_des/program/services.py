@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int32s
+from rapid_des.arrays import Int32s, distinct
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, cut_through, service_time, units
@@ -39,8 +39,8 @@ class Sizes:
         """Return the rows of many sizes."""
         if len(sizes) and (sizes == sizes[0]).all():
             return np.full(len(sizes), self.row(int(sizes[0]), whole=whole), np.int32)
-        distinct, places = np.unique(sizes, return_inverse=True)
-        return np.array([self.row(int(size), whole=whole) for size in distinct], np.int32)[places]
+        values, places = np.unique(sizes, return_inverse=True)
+        return np.array([self.row(int(size), whole=whole) for size in values], np.int32)[places]
 
     def all(self) -> list[int]:
         """Return every size in row order."""
@@ -167,7 +167,7 @@ def _kinds_of_routes(
     for batch in range(0, len(routes), _BATCH):
         starts = routes.starts[batch : batch + _BATCH + 1]
         lengths = np.diff(starts)
-        for length in np.unique(lengths[lengths > 0]).tolist():  # a message to oneself takes no link
+        for length in distinct(lengths[lengths > 0]).tolist():  # a message to oneself takes no link
             places = np.flatnonzero(lengths == length)
             begins = starts[places]
             rows = link_kind[routes.links[begins[:, None] + np.arange(length)]]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import distinct
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records, VisitKind
@@ -113,7 +114,7 @@ def _ordered(names: list[str]) -> list[str]:
 
 def _painted(parts: Mapping[str, tuple[Int64s, Int64s]], end: int) -> dict[str, int]:
     """Return how long each part is on top; earlier parts lie over later ones, what nobody covers is idle."""
-    edges = np.unique(
+    edges = distinct(
         np.concatenate([np.array([0, end]), *[side for part in parts.values() for side in part]])
     )
     lengths = np.diff(edges)

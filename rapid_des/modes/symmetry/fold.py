@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import distinct
 from rapid_des.modes.symmetry.compact import compact
 from rapid_des.modes.symmetry.quotient import Turn, Turner, no_tasks, quotient
 from rapid_des.modes.symmetry.rotation import GroupMap, Shift, group_map, keeps_slots, link_orbits, shifts
@@ -106,7 +107,7 @@ class _Quotient:
 
     def folding(self, orbits: Ints) -> Folding | None:
         lowest = self._group_orbits()
-        numbers = {int(group): number for number, group in enumerate(np.unique(lowest).tolist())}
+        numbers = {int(group): number for number, group in enumerate(distinct(lowest).tolist())}
         folded_groups = [self._group(group) for group in numbers]
         programs = self._programs()
         if programs is None:
@@ -124,7 +125,7 @@ class _Quotient:
 
     def _used_templates(self, programs: tuple[RankProgram, ...]) -> tuple[Template, ...]:
         """Return the templates under their numbers; those that turned ones replaced hold nothing any more."""
-        used = {number for table in programs for number in np.unique(table.template).tolist()}
+        used = {number for table in programs for number in distinct(table.template).tolist()}
         return tuple(one if number in used else no_tasks() for number, one in enumerate(self.templates))
 
     def _group_orbits(self) -> Ints:
@@ -139,7 +140,7 @@ class _Quotient:
         if index not in self.groups.turned:
             return replace(group, bindings=self.stands_for[group.bindings].astype(np.int32))
         if not group.routes:  # only counts instances: any order of the ranks that are left will do
-            left = np.unique(self.stands_for[group.bindings])
+            left = distinct(self.stands_for[group.bindings])
             self.members[index] = np.searchsorted(left, self.stands_for[group.bindings])
             return replace(group, bindings=left.astype(np.int32))
         routes, chosen = {}, np.zeros(0, np.int64)
