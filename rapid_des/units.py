@@ -59,6 +59,8 @@ class Quantity(int):
 
         >>> str(Duration(2_698_514_613_504)), str(Duration(1_200_000)), str(Size(80 * 2**30))
         ('2.699 s', '1.2 us', '80 GiB')
+        >>> str(Duration(17_940_123_456_789_012))
+        '17940 s'
         """
         values = {name: Decimal(int(self)) / self.units[name] for name in self.shown}
         for name, value in values.items():
@@ -66,7 +68,7 @@ class Quantity(int):
                 return f"{value.normalize():f} {name}"
         for name, value in values.items():
             if value >= 1:
-                return f"{float(value):.4g} {name}"
+                return f"{float(value):.4g} {name}" if value < 9999.5 else f"{float(value):.0f} {name}"
         return f"{int(self)} {self.shown[-1]}"
 
     def __repr__(self) -> str:

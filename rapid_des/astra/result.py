@@ -13,8 +13,6 @@ from rapid_des.modes.execution import Execution
 from rapid_des.program.program import Program, Records, VisitKind
 from rapid_des.units import PS_PER_NS
 
-_SHOWN = 16
-
 
 @dataclass(frozen=True)
 class AstraRun:
@@ -51,18 +49,6 @@ class AstraResult:
             "simulation_wall_s": round(self.wall_s, 6),
             "notes": list(self.notes),
         }
-
-    def lines(self, title: str) -> list[str]:
-        """Return the result for people: the first and the last ranks to finish, and what was noted."""
-        order = sorted(range(len(self.ranks)), key=lambda place: (self.finish_ns[place], place))
-        shown = order if len(order) <= _SHOWN else [*order[: _SHOWN // 2], *order[-_SHOWN // 2 :]]
-        columns = (self.ranks, self.finish_ns, self.exposed_communication_ns)
-        rows = ["  {:>6}  {:>16,}  {:>16,}".format(*(column[place] for column in columns)) for place in shown]
-        if len(shown) < len(order):
-            rows.insert(_SHOWN // 2, f"  … {len(order) - len(shown)} ranks that finish in between")
-        head = f"  {'rank':>6}  {'finish ns':>16}  {'exposed comm ns':>16}"
-        cost = f"  engine {self.engine}: {self.hops:,} link hops in {self.wall_s:.2f} s"
-        return [f"{title}: {len(self.ranks)} ranks", head, *rows, cost, *(f"  note: {n}" for n in self.notes)]
 
 
 def result_of(program: Program, records: Records) -> AstraResult:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import click
 
-from rapid_des.cli.options import json_option, print_json
-from rapid_des.studies.bench import (
-    HEADER,
-    Measurement,
-    chosen_cases,
-    growth,
-    line,
-    measure_apart,
-    require_right,
-    tree,
-)
+from rapid_des.cli.options import echo, json_option
+from rapid_des.report.study_text import SPEED_HEADER, growth_line, speed_line
+from rapid_des.studies.bench import Measurement, chosen_cases, growth, measure_apart, require_right, tree
+from rapid_des.studies.bench_cases import CASES
 
 
 @click.command()
@@ -28,19 +22,17 @@ def bench(cases: tuple[str, ...], large: bool, as_json: bool) -> None:
     names = chosen_cases(cases, large=large)
     measured = list(measure_apart(names) if as_json else _shown(names))
     if as_json:
-        print_json(tree(measured))
+        echo(as_json, tree(measured), [])
     require_right(measured)
 
 
 def _shown(names: Sequence[str]) -> Iterator[Measurement]:
-    click.echo(HEADER)
+    """Print each measurement as soon as it is there."""
+    click.echo(SPEED_HEADER)
     measured = []
-    for one in measure_apart(names):
-        measured.append(one)
-        click.echo(line(one))
-        yield one
-    for found in growth(measured):
-        click.echo(
-            f"{found.ladder}: time grows as hops^{found.exponent:.2f}; "
-            f"a hop of the largest costs {found.cost_ratio:.2f} of one of the smallest"
-        )
+    for case in measure_apart(names):
+        measured.append(case)
+        click.echo(speed_line(case.as_json(), CASES[case.case].finish))
+        yield case
+    for ladder in growth(measured):
+        click.echo(growth_line(asdict(ladder)))

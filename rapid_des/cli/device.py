@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
+from typing import Any
 
 import click
 
-from rapid_des.cli.options import json_option, print_json, set_option, split_settings
+from rapid_des.cli.options import announce, echo, json_option, set_option, split_settings
+from rapid_des.device.learned import FALLBACKS
 from rapid_des.errors import InputError
-
-_ELSEWHERE = {
-    "sample": "rapid_des.cli.device_learned:sample",
-    "fit": "rapid_des.cli.device_learned:fit",
-}
+from rapid_des.report.writing import check_outputs, replacing
 
 
-class DeviceGroup(click.Group):
-    """A group whose learned-operator commands are imported only to be run."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return this module's commands, then the learned operators'."""
-        return [*super().list_commands(ctx), *_ELSEWHERE]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command that was asked for."""
-        if cmd_name not in _ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        module, attribute = _ELSEWHERE[cmd_name].split(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-
-@click.group(cls=DeviceGroup)
+@click.group()
 def device() -> None:
     """Show, sample, fit and calibrate devices."""
 
@@ -47,7 +28,7 @@ def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
     from rapid_des.device.model import load_device
 
     loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
-    print_json(device_as_plain(loaded)) if as_json else click.echo(device_as_text(loaded))
+    echo(as_json, device_as_plain(loaded), [device_as_text(loaded)])
 
 
 @device.command()
@@ -66,16 +47,7 @@ def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
 @click.option("--fit", "names", help="Constants to fit, comma-separated; all if absent.")
 @set_option
 @json_option
-def calibrate(
-    data: Path,
-    reference: str,
-    section: str,
-    where: tuple[str, ...],
-    scope: str,
-    names: str | None,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def calibrate(data: Path, reference: str, settings: tuple[str, ...], **options: Any) -> None:
     """Fit one section's constants to measured times, calibration cases only.
 
     Columns, all with dtype, time_us and case_id: gemm M N K; attention, decode and decode_mha batch q_len
@@ -87,9 +59,10 @@ def calibrate(
     from rapid_des.validation.calibrate import calibrate as fit_file
 
     loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
-    chosen = tuple(names.split(",")) if names else ()
-    found = fit_file(data, loaded, Wanted(section, scope, _conditions(where), chosen))
-    print_json(found.as_plain()) if as_json else click.echo(found.as_yaml())
+    names = tuple(options["names"].split(",")) if options["names"] else ()
+    wanted = Wanted(options["section"], options["scope"], _conditions(options["where"]), names)
+    found = fit_file(data, loaded, wanted)
+    echo(options["as_json"], found.as_plain(), [found.as_yaml()])
 
 
 def _conditions(texts: tuple[str, ...]) -> dict[str, str]:
@@ -98,3 +71,48 @@ def _conditions(texts: tuple[str, ...]) -> dict[str, str]:
         if not column or not equals:
             raise InputError(f"--where: {text!r} is not COLUMN=START")
     return {column: start for column, _, start in pairs}
+
+
+@device.command()
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--on", "place", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--l2", type=click.Choice(["cold", "warm"]), default="cold", show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=7, show_default=True, help="The median counts.")
+@click.option("--small", is_flag=True, help="A sweep of seconds instead of minutes.")
+@click.option("--only", multiple=True, metavar="NAME", help="Operators whose name starts so. Repeatable.")
+@json_option
+def sample(output: Path, place: Any, l2: Any, as_json: bool, **options: Any) -> None:
+    """Measure operators through PyTorch and write the table OUTPUT (CSV)."""
+    from rapid_des.device.learned_samples import write_samples
+    from rapid_des.device.sample import Sampling, choose, default_operators
+    from rapid_des.device.sample import sample as measure
+
+    check_outputs([output])
+    operators = choose(default_operators(small=options["small"] or place == "cpu"), options["only"])
+    rows = []
+    for row in measure(operators, Sampling(place, l2, options["repeats"])):
+        rows.append(row)
+        announce(f"{len(rows)}/{len(operators)} {row['operator']} {row['time_us']} us")
+    with replacing(output) as beside:
+        write_samples(beside, rows)
+    echo(as_json, rows, [f"{len(rows)} samples in {output}"])
+
+
+@device.command()
+@click.argument("samples", type=click.Path(path_type=Path))
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--by", default="operator", show_default=True, help="Columns that name an operator, by comma.")
+@click.option("--sizes", default="", help="Columns that are sizes, by comma; default: those of `sample`.")
+@click.option("--time", default="time_us", show_default=True, help="Column of the microseconds.")
+@click.option("--fallback", type=click.Choice(FALLBACKS), required=True, help="What prices the rest.")
+@click.option("--boosting", is_flag=True, help="Let XGBoost and LightGBM compete too.")
+@json_option
+def fit(samples: Path, output: Path, as_json: bool, **columns: Any) -> None:
+    """Fit a regressor for each operator in SAMPLES (CSV) and write OUTPUT (.npz)."""
+    from rapid_des.device.learned import fit_file
+
+    check_outputs([output])
+    file = fit_file(samples, **columns)
+    with replacing(output) as beside:
+        file.save(beside)
+    echo(as_json, file.summary(), [file.table()])

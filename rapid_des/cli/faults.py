@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from rapid_des.cli.faults_text import criticality_lines, scenario_lines
 from rapid_des.cli.options import (
+    announce,
+    echo,
     engine_choice,
     engine_option,
     fault_option,
+    job_options,
     json_option,
-    on_option,
-    parsed_faults,
-    print_json,
-    set_option,
-    split_settings,
+    open_job,
+    plot_option,
+    together,
 )
 from rapid_des.errors import InputError
-from rapid_des.frontend import Job, load_job
-from rapid_des.machine import Machine, load_machine
+from rapid_des.network.faults import parse_fault
 from rapid_des.report.fabric_picture import draw
+from rapid_des.report.study_text import criticality_lines, scenario_lines
+from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES
 from rapid_des.studies.faults import How, criticality, scenario
 from rapid_des.studies.parts import KINDS, PLURALS
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def _study_options(command: _Command) -> _Command:
-    mode = click.option("--mode", default="flattened", show_default=True, help=", ".join(MODES))
-    for option in (json_option, engine_option, mode, fault_option, set_option, on_option):
-        command = option(command)
-    return click.argument("job")(command)
+_study_options = together(
+    job_options,
+    fault_option,
+    click.option("--mode", default="flattened", show_default=True, help=", ".join(MODES)),
+    engine_option,
+    json_option,
+)
 
 
 @click.group()
@@ -49,9 +47,10 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     """Run JOB with the faults and without: step time, and which kinds, collectives, links and ranks wait."""
     if not faults:
         raise InputError("faults run needs at least one --fault 'KEY=VALUE …'")
-    wanted, loaded = _opened(job, machine, settings, faults=())
-    found = scenario(wanted, loaded, parsed_faults(faults), _how(options))
-    print_json(found.as_json()) if options["as_json"] else click.echo("\n".join(scenario_lines(found)))
+    wanted, loaded = open_job(job, machine, settings)
+    found = scenario(wanted, loaded, [parse_fault(text) for text in faults], _how(options))
+    plain = found.as_json()
+    echo(options["as_json"], plain, scenario_lines(plain))
 
 
 @faults.command("criticality")
@@ -62,7 +61,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
 )
 @click.option("--top", type=click.IntRange(1), help="Print only so many rows.")
 @click.option("--every", is_flag=True, help="Simulate every part, even where symmetry tells its cost.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Heat map: PNG, SVG or PDF.")
+@plot_option
 def criticality_command(
     job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
 ) -> None:
@@ -71,34 +70,20 @@ def criticality_command(
     A link, NIC, switch or endpoint (a GPU as a node of the fabric) loses bandwidth on all its links, a GPU
     its own speed, a node (a server) both.
     """
-    wanted, loaded = _opened(job, machine, settings, faults)
+    check_outputs([], pictures=[options["plot"]])
+    wanted, loaded = open_job(job, machine, settings, faults)
     kinds = [PLURALS[kind] for kind in options["kinds"]] or KINDS
     ranked = criticality(wanted, loaded, derate=options["derate"], kinds=kinds, how=_how(options))
-    if options["as_json"]:
-        print_json(ranked.as_json(options["top"]))
-    else:
-        click.echo("\n".join(criticality_lines(ranked, options["top"])))
+    plain = ranked.as_json(options["top"])
+    echo(options["as_json"], plain, criticality_lines(plain, len(ranked.rows)))
     if options["plot"] is not None:
         draw(ranked.heat_map(loaded), options["plot"])
-
-
-def _opened(
-    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...]
-) -> tuple[Job, Machine]:
-    chosen = split_settings(settings)
-    loaded = load_machine(
-        machine,
-        settings=chosen["machine"],
-        device_settings=chosen["device"],
-        faults=parsed_faults(faults),
-    )
-    return load_job(job, settings=chosen["job"]), loaded
 
 
 def _how(options: dict[str, Any]) -> How:
     return How(
         mode=options["mode"],
         engine=engine_choice(options["engine"]),
-        report=lambda text: click.echo(text, err=True),
+        report=announce,
         symmetry=not options.get("every", False),
     )

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import click
 
-from rapid_des.cli.options import json_option, on_option, print_json, set_option, split_settings
+from rapid_des.cli.options import (
+    echo,
+    job_options,
+    json_option,
+    on_options,
+    open_job,
+    open_machine,
+    set_option,
+    split_settings,
+    together,
+)
 from rapid_des.device.describe import as_plain, as_text
 from rapid_des.device.model import Device, load_device
 from rapid_des.device.operators import DTYPE_BITS, Attention, Dtype, Gemm, GroupedGemm, Operator, Vector
 from rapid_des.device.vector_kinds import KINDS
 from rapid_des.errors import InputError
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from rapid_des.report.writing import check_outputs
 
 _CONDITIONS = ("clock", "launch", "l2", "library")
 _ALIASES = {"norm": "rms_norm", "activation": "swiglu", "residual": "residual_add"}
@@ -28,12 +36,16 @@ phase_option = click.option(
 )
 
 
-def device_options(command: Command) -> Command:
-    """Add --device, the conditions of use, --set and --json."""
-    command = set_option(json_option(command))
-    for name in reversed(_CONDITIONS):
-        command = click.option(f"--{name}", help=f"Instead of the device file's conditions.{name}.")(command)
-    return click.option("--device", required=True, metavar="DEVICE", help="Device file or preset.")(command)
+device_options = together(
+    click.option("--device", required=True, metavar="DEVICE", help="Device file or preset."),
+    *(
+        click.option(f"--{name}", help=f"Instead of the device file's conditions.{name}.")
+        for name in _CONDITIONS
+    ),
+    set_option,
+    json_option,
+)
+"""A device, the conditions of its use, and what changes it; `open_device` reads them."""
 
 
 def open_device(device: str, options: dict[str, Any]) -> Device:
@@ -47,10 +59,7 @@ def show(operator: Operator, device: str, options: dict[str, Any]) -> None:
     """Print one operator's estimate."""
     loaded = open_device(device, options)
     estimate = loaded.operators.estimate(operator)
-    if options["as_json"]:
-        print_json(as_plain(operator, estimate, loaded))
-    else:
-        click.echo(as_text(operator, estimate, loaded))
+    echo(options["as_json"], as_plain(operator, estimate, loaded), [as_text(operator, estimate, loaded)])
 
 
 class OperatorGroup(click.Group):
@@ -122,23 +131,18 @@ def attention(batch: int, query_length: int, key_length: int, device: str, **opt
 
 
 @operator.command()
-@click.argument("job")
-@on_option
-@set_option
+@job_options
 @click.option("-o", "--output", required=True, metavar="FILE", help="PNG or SVG.")
 @json_option
 def roofline(job: str, machine: str, settings: tuple[str, ...], output: str, as_json: bool) -> None:
     """Draw the device's roofline with the operators of JOB on it."""
-    from rapid_des.frontend import load_job
-    from rapid_des.machine import load_machine
     from rapid_des.report.pictures.charts import draw_job_roofline
 
-    chosen = split_settings(settings)
-    device = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"]).device
-    traced = load_job(job, settings=chosen["job"])
-    count = draw_job_roofline(traced, device, Path(output), title=f"{job} on {device.spec.name}")
-    written = {"operators": count, "written": output}
-    print_json(written) if as_json else click.echo(f"{count} operators in {output}")
+    check_outputs([], pictures=[output])
+    wanted, loaded = open_job(job, machine, settings)
+    title = f"{job} on {loaded.device.spec.name}"
+    count = draw_job_roofline(wanted, loaded.device, Path(output), title=title)
+    echo(as_json, {"operators": count, "written": output}, [f"{count} operators in {output}"])
 
 
 def _vector_command(name: str, kind: str) -> click.Command:
@@ -173,16 +177,15 @@ def _rows(text: str) -> tuple[int, ...]:
 @click.option("--axis", type=click.Choice(["row", "col"]), required=True, help="How the weight is cut.")
 @click.option("--sequence-parallel", is_flag=True, help="Activations outside are cut along M.")
 @dtype_option
-@on_option
-@set_option
+@on_options
 @json_option
 def sharded_gemm(m: int, k: int, n: int, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """[M, K] times a weight [K, N] cut over tensor-parallel GPUs: forward, backward, collectives."""
-    from rapid_des.machine import load_machine
-    from rapid_des.studies.sharded_gemm import ShardedGemm, run_sharded, table
+    from rapid_des.report.study_text import sharded_lines
+    from rapid_des.studies.sharded_gemm import ShardedGemm, run_sharded
 
-    chosen = split_settings(settings, ("machine", "device"))
-    loaded = load_machine(machine, settings=chosen["machine"], device_settings=chosen["device"])
+    loaded = open_machine(machine, settings)
     cut = {name: options[name] for name in ("tp", "axis", "sequence_parallel", "dtype")}
     phases = run_sharded(ShardedGemm(m, k, n, **cut), loaded)
-    print_json([phase.as_plain() for phase in phases]) if options["as_json"] else click.echo(table(phases))
+    plain = [phase.as_plain() for phase in phases]
+    echo(options["as_json"], plain, sharded_lines(plain))

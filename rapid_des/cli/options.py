@@ -1,27 +1,44 @@
-"""Options that several commands share."""
+"""Options that several commands share, one decorator a kind, and what they stand for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from rapid_des.errors import ConfigError
-from rapid_des.modes.execution import EngineChoice
-from rapid_des.network.faults import Fault, parse_fault
+from rapid_des.network.faults import parse_fault
+from rapid_des.report.writing import check_outputs
+
+if TYPE_CHECKING:
+    from rapid_des.frontend import Job
+    from rapid_des.machine import Machine
+    from rapid_des.modes.execution import EngineChoice
+    from rapid_des.report.result import Result
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Command], Command]
+Settings = dict[str, list[tuple[str, str]]]
+
+ROOTS = ("job", "machine", "device")
+
+
+def together(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Return one decorator for several options, which the help lists in the given order."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-on_option = click.option("--on", "machine", required=True, metavar="MACHINE", help="Machine file or preset.")
-engine_option = click.option(
-    "--engine", default="auto", show_default=True, metavar="auto|simpy|compiled", help="Which engine runs it."
-)
-shortcuts_option = click.option(
-    "--no-shortcuts", is_flag=True, help="Simulate every rank, also those that provably do the same."
-)
 set_option = click.option(
     "--set",
     "settings",
@@ -29,7 +46,6 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a key: job.…, machine.… or device.…; 0.73x multiplies. Repeatable.",
 )
-
 fault_option = click.option(
     "--fault",
     "faults",
@@ -37,18 +53,84 @@ fault_option = click.option(
     metavar="'KEY=VALUE …'",
     help="A fault in the words of machine files, as in: link=0-1 bandwidth=0.5. Repeatable.",
 )
-links_option = click.option(
-    "--links",
-    metavar="OUT.csv",
-    help="Write what every link carried: CSV, or Parquet if so named.",
+engine_option = click.option(
+    "--engine", default="auto", show_default=True, metavar="auto|simpy|compiled", help="Which engine runs it."
 )
-links_plot_option = click.option(
-    "--links-plot", metavar="OUT.png", help="Draw the fabric with the links' utilisation as colour."
+plot_option = click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it: PNG, SVG or PDF."
 )
 
-ROOTS = ("job", "machine", "device")
+on_options = together(
+    click.option("--on", "machine", required=True, metavar="MACHINE", help="Machine file or preset."),
+    set_option,
+)
+"""A machine beside something else, and what changes it."""
+job_options = together(click.argument("job"), on_options)
+"""JOB on a machine; `open_job` reads them."""
+machine_options = together(click.argument("machine"), set_option, fault_option, json_option)
+"""MACHINE alone; `open_machine` reads them."""
+engine_options = together(
+    engine_option,
+    click.option(
+        "--no-shortcuts", is_flag=True, help="Simulate every rank, also those that provably do the same."
+    ),
+)
+output_options = together(
+    click.option("--timeline", metavar="OUT.json", help="Write a timeline for ui.perfetto.dev."),
+    click.option(
+        "--links", metavar="OUT.csv", help="Write what every link carried: CSV, or Parquet if so named."
+    ),
+    click.option(
+        "--links-plot", metavar="OUT.png", help="Draw the fabric with the links' utilisation as colour."
+    ),
+    json_option,
+)
+"""What a run leaves behind."""
 
-Settings = dict[str, list[tuple[str, str]]]
+
+def _integers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:  # noqa: ARG001
+    try:
+        return tuple(int(part) for part in value.split(",")) if value else ()
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no list of whole numbers such as 8,8") from error
+
+
+def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how traces are read; the command gets them as `reading: ReadOptions`."""
+    from rapid_des.chakra.options import CHOICES, ReadOptions
+
+    def choice(name: str, field: str, words: str) -> Callable[[Any], Any]:
+        return click.option(name, field, type=click.Choice(CHOICES[field]), default="auto", help=words)
+
+    options: dict[str, Callable[[Any], Any]] = {
+        "dialect": choice("--dialect", "dialect", "Whose conventions."),
+        "dependencies": choice("--deps", "dependencies", "Which dependencies count."),
+        "time_unit": choice("--time-unit", "time_unit", "Of durations: what duration_micros really counts."),
+        "dtype_bytes": click.option(
+            "--dtype-bytes", type=int, help="Bytes of an element, for writers that count elements."
+        ),
+        "groups": click.option(
+            "--groups", type=click.Path(path_type=Path), help="Process groups: {name: [ranks]} as JSON."
+        ),
+        "generation": choice("--generation", "generation", "Wire form."),
+        "streams": choice("--streams", "streams", "Order of streams."),
+        "dimensions": click.option(
+            "--dimensions", callback=_integers, help="Logical shape of the ranks, innermost first: 8,8."
+        ),
+        "zero_is_world": click.option(
+            "--zero-is-world", is_flag=True, help='Take group "0" for all ranks, as ASTRA-sim does.'
+        ),
+        "strict": click.option("--strict", is_flag=True, help="Refuse what would otherwise be repaired."),
+        "salvage": click.option(
+            "--salvage", is_flag=True, help="Keep the whole nodes before a damaged place."
+        ),
+    }
+
+    @wraps(command)
+    def with_reading(**values: Any) -> Any:
+        return command(reading=ReadOptions(**{name: values.pop(name) for name in options}), **values)
+
+    return together(*options.values())(with_reading)
 
 
 def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) -> Settings:
@@ -64,20 +146,62 @@ def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) ->
     return result
 
 
-def parsed_faults(texts: Iterable[str]) -> list[Fault]:
-    """Return the faults of --fault options."""
-    return [parse_fault(text) for text in texts]
+def open_machine(machine: str, settings: Iterable[str], faults: Iterable[str] = ()) -> Machine:
+    """Return the machine with --set and --fault."""
+    return _machine(machine, split_settings(settings, ("machine", "device")), faults)
 
 
-def print_json(plain: object) -> None:
-    """Print plain data as JSON on stdout."""
-    click.echo(json.dumps(plain, indent=1))
+def open_job(
+    job: str, machine: str, settings: Iterable[str], faults: Iterable[str] = ()
+) -> tuple[Job, Machine]:
+    """Return the job and the machine with --set and --fault."""
+    from rapid_des.frontend import load_job
+
+    chosen = split_settings(settings)
+    opened = _machine(machine, chosen, faults)
+    return load_job(job, settings=chosen["job"]), opened
+
+
+def _machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:
+    from rapid_des.machine import load_machine
+
+    return load_machine(
+        machine,
+        settings=chosen["machine"],
+        device_settings=chosen["device"],
+        faults=[parse_fault(text) for text in faults],
+    )
+
+
+def require_outputs(options: dict[str, Any]) -> None:
+    """Raise `InputError` if a file of `output_options` can not be written; ask before the work."""
+    check_outputs([options["timeline"], options["links"]], pictures=[options["links_plot"]])
+
+
+def write_outputs(result: Result, options: dict[str, Any]) -> None:
+    """Write the files of `output_options` that were asked for."""
+    writers = {
+        "timeline": result.write_timeline,
+        "links": result.write_links,
+        "links_plot": result.draw_links,
+    }
+    for name, write in writers.items():
+        if options[name] is not None:
+            write(options[name])
+
+
+def echo(as_json: bool, plain: object, lines: Iterable[str]) -> None:
+    """Print plain data as JSON if asked for, else the lines."""
+    click.echo(json.dumps(plain, indent=1) if as_json else "\n".join(lines))
+
+
+def announce(text: str) -> None:
+    """Say on stderr what is going on."""
+    click.echo(text, err=True)
 
 
 def engine_choice(engine: str, *, no_shortcuts: bool = False) -> EngineChoice:
     """Return the choice of --engine and --no-shortcuts; compiling is announced on stderr."""
-    return EngineChoice(engine, announce=_announce, fold=not no_shortcuts)
+    from rapid_des.modes.execution import EngineChoice
 
-
-def _announce(text: str) -> None:
-    click.echo(text, err=True)
+    return EngineChoice(engine, announce=announce, fold=not no_shortcuts)

@@ -1,33 +1,46 @@
-"""`rapid-des replay`: anybody's Chakra traces on a machine."""
+"""`rapid-des replay`: anybody's Chakra traces on a machine, or on ASTRA-sim's own input files."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rapid_des.chakra import ReadOptions
-from rapid_des.cli.astra import astra_files, astra_options, replay_on_astra_files
 from rapid_des.cli.options import (
+    echo,
     engine_choice,
-    engine_option,
+    engine_options,
     fault_option,
-    json_option,
-    links_option,
-    links_plot_option,
-    parsed_faults,
-    print_json,
+    open_machine,
+    output_options,
+    require_outputs,
     set_option,
-    shortcuts_option,
-    split_settings,
+    together,
+    trace_options,
+    write_outputs,
 )
-from rapid_des.cli.output import show_result, write_outputs
 from rapid_des.errors import DeadlockError, InputError
-from rapid_des.machine import load_machine
+from rapid_des.report.links import write_links
 from rapid_des.report.result import Result
+from rapid_des.report.result_text import astra_lines, result_lines
 from rapid_des.simulation import load_trace
 from rapid_des.simulation import replay as replay_traces
+
+if TYPE_CHECKING:
+    from rapid_des.astra import AstraResult, Files
+
+_astra_options = together(
+    click.option("--astra-network", metavar="N.yml", help="ASTRA-sim's network file, instead of --on."),
+    click.option("--astra-system", metavar="S.json", help="ASTRA-sim's system file."),
+    click.option("--astra-groups", metavar="G.json", help="ASTRA-sim's communicator groups."),
+    click.option("--astra-memory", metavar="M.json", help="ASTRA-sim's remote memory file."),
+    click.option(
+        "--astra-queues-per-dim", type=int, default=1, metavar="N", help="Its queues per dimension."
+    ),
+    click.option("--astra-dialect", default="stock", metavar="stock|extended", help="Whose message sizes."),
+)
 
 
 @click.command()
@@ -35,66 +48,30 @@ from rapid_des.simulation import replay as replay_traces
 @click.option("--on", "machine", metavar="MACHINE", help="Machine file or preset.")
 @set_option
 @fault_option
-@click.option("--groups", metavar="FILE", help="Process groups: {name: [ranks]} as JSON.")
-@click.option(
-    "--deps", default="auto", show_default=True, metavar="auto|data|ctrl|both", help="Dependencies."
-)
-@click.option("--dialect", default="auto", show_default=True, help="Who wrote the traces.")
-@click.option("--time-unit", default="auto", help="What duration_micros really counts.")
-@click.option("--dtype-bytes", type=int, help="Bytes of an element, for writers that count elements.")
-@click.option("--streams", default="auto", help="auto, ordered or unordered.")
-@click.option("--strict", is_flag=True, help="Repair nothing.")
-@engine_option
-@shortcuts_option
-@click.option("--timeline", metavar="OUT.json", help="Write a timeline for ui.perfetto.dev.")
-@links_option
-@links_plot_option
-@json_option
-@astra_options
-def replay(prefix: str, machine: str | None, settings: tuple[str, ...], **options: Any) -> None:
+@trace_options
+@engine_options
+@output_options
+@_astra_options
+def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: Any) -> None:
     """Replay the Chakra traces PREFIX.<rank>.et on a machine."""
-    files = astra_files(options)
+    require_outputs(options)
+    files = _astra_files(options)
     if files is not None:
-        replay_on_astra_files(prefix, files, options | {"machine": machine}, _read_options(options))
+        _replay_on_astra_files(prefix, files, options | {"machine": machine}, reading)
         return
     if machine is None:
         raise InputError("replay needs a machine: --on MACHINE (`rapid-des presets` lists them)")
-    chosen = split_settings(settings, ("machine", "device"))
-    traces = load_trace(prefix, _read_options(options))
-    loaded = load_machine(
-        machine,
-        settings=chosen["machine"],
-        device_settings=chosen["device"],
-        faults=parsed_faults(options["faults"]),
-    )
-    wants_trail = options["timeline"] is not None
+    traces = load_trace(prefix, reading)
+    loaded = open_machine(machine, options["settings"], options["faults"])
+    engine = engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"])
     try:
-        result = replay_traces(
-            traces,
-            loaded,
-            engine=engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"]),
-            trail=wants_trail,
-        )
+        result = replay_traces(traces, loaded, engine=engine, trail=options["timeline"] is not None)
     except DeadlockError as error:
         hint = f"`rapid-des trace check {prefix}` looks for unmatched messages and near misses"
         raise DeadlockError(f"{error}\n  {hint}") from None
-    write_outputs(result, options["timeline"], options["links"], options["links_plot"])
-    if options["as_json"]:
-        print_json(_with_ranks(result))
-    else:
-        show_result(result, title=f"{prefix} on {loaded.name}: {len(result.finish)} ranks")
-
-
-def _read_options(options: dict[str, Any]) -> ReadOptions:
-    return ReadOptions(
-        dialect=options["dialect"],
-        dependencies=options["deps"],
-        time_unit=options["time_unit"],
-        dtype_bytes=options["dtype_bytes"],
-        groups=Path(options["groups"]) if options["groups"] else None,
-        strict=options["strict"],
-        streams=options["streams"],
-    )
+    write_outputs(result, options)
+    title = f"{prefix} on {loaded.name}: {len(result.finish)} ranks"
+    echo(options["as_json"], _with_ranks(result), result_lines(result, title))
 
 
 def _with_ranks(result: Result) -> dict[str, Any]:
@@ -103,3 +80,43 @@ def _with_ranks(result: Result) -> dict[str, Any]:
         for rank, time in result.finish.items()
     }
     return result.as_json() | {"ranks": ranks}
+
+
+def _astra_files(options: dict[str, Any]) -> Files | None:
+    """Return ASTRA-sim's files, or None if the command names none of them."""
+    paths = {key: options[f"astra_{key}"] for key in ("network", "system", "groups", "memory")}
+    if all(path is None for path in paths.values()):
+        return None
+    for key in ("network", "system"):
+        if paths[key] is None:
+            raise InputError(f"replay on ASTRA-sim's files needs --astra-{key} as well")
+    from rapid_des.astra import Files
+
+    return Files(
+        **{key: path and Path(path) for key, path in paths.items()},
+        queues=options["astra_queues_per_dim"],
+        dialect=options["astra_dialect"],
+    )
+
+
+def _replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], reading: ReadOptions) -> None:
+    """Replay and print every rank's finish and exposed communication in nanoseconds."""
+    from rapid_des.astra import replay_astra
+
+    elsewhere = {"machine": "on", "timeline": "timeline", "faults": "fault", "links_plot": "links-plot"}
+    for key, option in elsewhere.items():
+        if options[key]:
+            raise InputError(f"--{option} does not go with --astra-network")
+    engine = engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"])
+    result = replay_astra(prefix, files, engine=engine, reading=reading)
+    if options["links"] is not None:
+        _write_astra_links(Path(options["links"]), result)
+    echo(options["as_json"], result.tree(), astra_lines(result, f"{prefix} on {files.network}"))
+
+
+def _write_astra_links(path: Path, result: AstraResult) -> None:
+    assert result.run is not None
+    lowered, records = result.run.lowered, result.run.execution.records
+    if lowered.program.links > len(lowered.network.fabric):
+        raise InputError("--links: a remote memory is no link of the fabric; leave --links out")
+    write_links(path, lowered.program, records, lowered.network.fabric)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rapid_des.cli.options import json_option, print_json
+from rapid_des.cli.options import echo, json_option
 from rapid_des.config import Spec, json_schema, preset_names
 from rapid_des.config.presets import KINDS, Kind
 from rapid_des.device.spec import DeviceSpec, FamilySpec
@@ -27,7 +27,7 @@ SCHEMAS: dict[str, type[Spec]] = {
 @json_option
 def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON either way
     """Print the JSON Schema of a file KIND."""
-    print_json(json_schema(SCHEMAS[kind]))
+    echo(True, json_schema(SCHEMAS[kind]), [])
 
 
 @click.command()
@@ -36,8 +36,4 @@ def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON
 def presets(kind: Kind | None, as_json: bool) -> None:
     """List the presets of one KIND, or of all."""
     found = {name: preset_names(name) for name in ([kind] if kind else KINDS)}
-    if as_json:
-        print_json(found)
-        return
-    for name, names in found.items():
-        click.echo(f"{name}: {', '.join(names)}")
+    echo(as_json, found, (f"{name}: {', '.join(names)}" for name, names in found.items()))

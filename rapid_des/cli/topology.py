@@ -1,21 +1,25 @@
-"""`rapid-des topology`: show, route and check a machine's fabric."""
+"""`rapid-des topology`: show, route, check and benchmark a machine's fabric."""
 
 from __future__ import annotations
 
-import importlib
-import json
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
-from rapid_des.cli.machine_options import machine_options, open_machine
+from rapid_des.cli.options import (
+    echo,
+    engine_choice,
+    engine_option,
+    machine_options,
+    open_machine,
+    plot_option,
+)
 from rapid_des.network.checks import check_routes
 from rapid_des.network.metrics import summary
 from rapid_des.network.nodes import find_gpu
 from rapid_des.report.fabric_picture import draw, picture
 from rapid_des.report.fabric_text import (
-    Tree,
     check_lines,
     fabric_lines,
     route_lines,
@@ -23,43 +27,27 @@ from rapid_des.report.fabric_text import (
     shown_fabric,
     shown_route,
 )
-
-_ELSEWHERE = {"bench": "rapid_des.cli.topology_bench"}
-"""Commands that are imported only when they are called, and the modules that hold them."""
+from rapid_des.report.writing import check_outputs
 
 
-class _LazyGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        there = [name for name, module in _ELSEWHERE.items() if find_spec(module)]
-        return [*super().list_commands(ctx), *there]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx) or cmd_name not in _ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(importlib.import_module(_ELSEWHERE[cmd_name]), cmd_name)
-        return command
-
-
-@click.group(cls=_LazyGroup)
+@click.group()
 def topology() -> None:
     """Show, route, check and benchmark a machine's fabric."""
 
 
 @topology.command()
 @machine_options
-@click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the fabric: PNG, SVG or PDF."
-)
+@plot_option
 def show(
     machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_json: bool, plot: Path | None
 ) -> None:
     """Print node and link counts, degree, diameter and bisection bandwidth."""
+    check_outputs([], pictures=[plot])
     opened = open_machine(machine, settings, faults)
     dimensions = opened.spec.fabric
-    tree = shown_fabric(
-        opened.fabric, dimensions, summary(opened.fabric, dimensions, opened.dead, opened.lost)
-    )
-    _echo(tree, fabric_lines(tree), as_json)
+    figures = summary(opened.fabric, dimensions, opened.dead, opened.lost)
+    tree = shown_fabric(opened.fabric, dimensions, figures)
+    echo(as_json, tree, fabric_lines(tree))
     if plot is not None:
         draw(picture(opened), plot)
 
@@ -80,7 +68,7 @@ def route(
     opened = open_machine(machine, settings, faults)
     ends = find_gpu(opened.fabric, source), find_gpu(opened.fabric, destination)
     tree = shown_route(opened.fabric, opened.router.route(*ends), ends[0])
-    _echo(tree, route_lines(tree), as_json)
+    echo(as_json, tree, route_lines(tree))
 
 
 @topology.command()
@@ -90,8 +78,39 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
     opened = open_machine(machine, settings, faults)
     found = check_routes(opened.fabric, opened.router, opened.dead, opened.lost)
     tree = shown_check(opened.fabric, found, opened.dead, opened.lost)
-    _echo(tree, check_lines(tree), as_json)
+    echo(as_json, tree, check_lines(tree))
 
 
-def _echo(tree: Tree, lines: list[str], as_json: bool) -> None:
-    click.echo(json.dumps(tree) if as_json else "\n".join(lines))
+@topology.command()
+@machine_options
+@click.option("--op", default="all_reduce", show_default=True, help="The collective.")
+@click.option("--sizes", default="1KiB:1GiB", show_default=True, help="FIRST:LAST, in bytes as nccl-tests.")
+@click.option("--factor", default=4, show_default=True, help="From one size to the next.")
+@click.option("--gpus", type=int, help="The first so many GPUs; all if absent.")
+@click.option("--algorithm", help="ring, …, torus, mesh_bucket, rail, …, or a file (XML, JSON, CSV).")
+@click.option("--chunks", default=1, show_default=True, help="Parts that pipeline, with --algorithm.")
+@click.option("--nccl", metavar="FABRIC", help="NCCL's own time beside it: a100_nvswitch, h100_ndr, …")
+@engine_option
+@plot_option
+def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
+    """Time a collective over a range of sizes, beside its lower bounds."""
+    from rapid_des.report.pictures.charts import draw_collective
+    from rapid_des.report.study_text import collective_lines
+    from rapid_des.studies import collective_bench as study
+
+    check_outputs([], pictures=[options["plot"]])
+    operation, gpus = options["op"], options["gpus"]
+    algorithm, changes = study.chosen(operation, options["algorithm"], options["chunks"])
+    question = study.Question(
+        operation, study.sizes_between(options["sizes"], options["factor"]), gpus, algorithm
+    )
+    opened = open_machine(machine, (*settings, *changes), faults)
+    rows = study.answer(opened, question, engine=engine_choice(options["engine"]))
+    if options["nccl"] is not None:
+        rows = study.with_nccl(rows, options["nccl"], question, opened)
+    plain = [row.as_json() for row in rows]
+    title = f"{operation} on {opened.name}, {gpus or opened.fabric.gpus} GPUs"
+    lines = collective_lines(plain, f"# {title}, {opened.switching.mode}")
+    echo(options["as_json"], {"machine": opened.name, "op": operation, "rows": plain}, lines)
+    if options["plot"] is not None:
+        draw_collective(plain, title, options["plot"])

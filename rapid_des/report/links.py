@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from rapid_des.errors import InputError
 from rapid_des.network.fabric import Fabric
 from rapid_des.program.program import Program, Records
+from rapid_des.report.writing import replacing, require_extra
 from rapid_des.units import seconds
 
 
@@ -62,20 +62,20 @@ def utilisation(records: Records) -> dict[int, float]:
 def write_links(path: Path, program: Program, records: Records, fabric: Fabric) -> None:
     """Write the rows as Parquet if the path ends in .parquet (needs the extra `parquet`), else as CSV."""
     if path.suffix == ".parquet":
-        _write_parquet(path, list(map(astuple, link_rows(program, records, fabric))))
+        with replacing(path) as beside:
+            _write_parquet(beside, list(map(astuple, link_rows(program, records, fabric))))
         return
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         writer.writerows(map(astuple, link_rows(program, records, fabric)))
 
 
 def _write_parquet(path: Path, rows: list[tuple[object, ...]]) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(f"{path}: Parquet needs pyarrow: pip install 'rapid-des[parquet]'") from None
+    require_extra("pyarrow", "parquet", "Parquet")
+    import pyarrow
+    from pyarrow import parquet
+
     kinds = ("string", "int32", "int32", "string", "string", "int64", "float64", "float64", "float64")
     columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
     arrays = [

@@ -1,9 +1,136 @@
-"""What studies found as lines for a terminal: validation."""
+"""Studies as lines for a terminal: faults, benches, a sharded GEMM, validation.
+
+Each function takes the plain data that `--json` prints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from rapid_des.report.result_text import time_text
+from rapid_des.units import PS_PER_S, PS_PER_US, Size
+
+Plain = Mapping[str, Any]
+
+_CHANGES = 8
+
+
+def scenario_lines(scenario: Plain) -> Iterator[str]:
+    """Yield a step with faults beside the one without, the largest changes first."""
+    healthy, faulty = scenario["healthy"], scenario["faulty"]
+    yield f"healthy      {time_text(healthy['step_time_ps'])}"
+    yield f"with faults  {time_text(faulty['step_time_ps'])}  ({scenario['slowdown'] - 1:+.2%})"
+    yield f"critical rank {healthy['critical_rank']} without, {faulty['critical_rank']} with the faults"
+    titles = {
+        "kinds": "where the critical rank's time goes",
+        "collectives": "collectives, summed over their members",
+        "busy": "links: time that they serve",
+        "links": "links: time that transfers wait for them",
+        "ranks": "ranks: waiting for peers",
+    }
+    for name, title in titles.items():
+        yield from _changes(title, scenario[name])
+
+
+def _changes(title: str, rows: Sequence[Plain]) -> Iterator[str]:
+    if not rows:
+        return
+    yield f"\n{title}"
+    shown = rows if len(rows) <= _CHANGES else [*rows[: _CHANGES - 2], *rows[-2:]]
+    width = max(len(row["name"]) for row in shown)
+    for row in shown:
+        before, after = (round(row[name] * PS_PER_S) for name in ("healthy_s", "faulty_s"))
+        sign = "" if after < before else "+"
+        yield (
+            f"  {row['name']:<{width}}  {time_text(before):>10} to {time_text(after):>10}  "
+            f"{sign}{time_text(after - before)}"
+        )
+    if len(rows) > len(shown):
+        yield f"  … {len(rows) - len(shown)} more in between"
+
+
+def criticality_lines(study: Plain, parts: int) -> Iterator[str]:
+    """Yield a ranking of `parts` parts, of which the first rows may be all that the study lists."""
+    healthy, rows = round(study["healthy_s"] * PS_PER_S), study["rows"]
+    yield f"healthy step {time_text(healthy)}; each part alone at {study['derate']:g} of its speed"
+    width = max([5, *(len(row["kind"]) for row in rows)])
+    yield f"{'kind':<{width}} {'part':<22} {'step time':>12} {'cost':>12} {'slower':>8}  from"
+    for row in rows:
+        step, cost = (time_text(round(row[name] * PS_PER_S)) for name in ("step_time_s", "cost_s"))
+        part = f"{row['kind']:<{width}} {row['name']:<22}"
+        yield f"{part} {step:>12} {cost:>12} {row['slowdown'] - 1:>8.2%}  {row['source']}"
+    hidden = parts - len(rows)
+    yield f"{study['simulations']} simulations for {parts} parts" + (
+        f"; {hidden} rows not shown" if hidden else ""
+    )
+    if study["left"]:
+        yield f"interrupted: {study['left']} parts were not reached"
+
+
+def collective_lines(rows: Sequence[Plain], title: str) -> Iterator[str]:
+    """Yield a collective over its sizes, columns as in nccl-tests, then the bound."""
+    columns = {
+        "size_bytes": ("size", "(B)"),
+        "time_us": ("time", "(us)"),
+        "algbw_GBps": ("algbw", "(GB/s)"),
+        "busbw_GBps": ("busbw", "(GB/s)"),
+        "bound_us": ("bound", "(us)"),
+        "bound_pct": ("of bound", "(%)"),
+    }
+    yield title
+    yield "".join(f"{name:>13}" for name, _ in columns.values()) + "  limited by  algorithm"
+    yield "".join(f"{unit:>13}" for _, unit in columns.values())
+    for row in rows:
+        size, *figures = (row[name] for name in columns)
+        cells = "".join(f"{figure:>13.2f}" for figure in figures)
+        nccl = ""
+        if "nccl_us" in row:
+            nccl = f"  NCCL {row['nccl_us']:.2f} us ({row['nccl_algorithm']}, {row['nccl_protocol']})"
+        yield f"{size:>13}{cells}  {row['bound']:<11} {row['algorithm']}{nccl}"
+
+
+def sharded_lines(phases: Sequence[Plain]) -> Iterator[str]:
+    """Yield the phases of a GEMM cut over several GPUs, each with its collectives."""
+    yield f"{'phase':<16} {'GEMM m x n x k':>22} {'GEMM':>12} {'bound':>8} {'collective':>34} {'total':>12}"
+    for phase in phases:
+        moved = ", ".join(
+            f"{one['name']} {Size(one['bytes'])} {_from_us(one['time_us'])}" for one in phase["collectives"]
+        )
+        shape = " x ".join(str(phase["gemm"][axis]) for axis in "mnk")
+        yield (
+            f"{phase['phase']:<16} {shape:>22} {_from_us(phase['gemm_us']):>12} {phase['bound']:>8} "
+            f"{moved or '-':>34} {_from_us(phase['total_us']):>12}"
+        )
+    yield f"{'all':<16} {_from_us(sum(phase['total_us'] for phase in phases)):>107}"
+
+
+def _from_us(microseconds: float) -> str:
+    return time_text(round(microseconds * PS_PER_US))
+
+
+SPEED_HEADER = (
+    f"{'case':<30} {'hops':>12} {'Mhops/s':>9} {'Mevents/s':>10} {'wall s':>9} {'simul. s':>9} {'MB':>8}"
+)
+
+
+def speed_line(case: Plain, answer: int) -> str:
+    """Return a speed case as measured, below `SPEED_HEADER`; `answer` is the right one."""
+    judged = "right" if case["right"] else f"WRONG: {case['finish']}, not {answer}"
+    return (
+        f"{case['case']:<30} {case['hops']:>12,} {case['hops_per_s'] / 1e6:>9.2f} "
+        f"{case['events_per_s'] / 1e6:>10.2f} {case['wall_s']:>9.3f} {case['simulation_s']:>9.3f} "
+        f"{case['memory_mb']:>8.0f} {judged}"
+    )
+
+
+def growth_line(ladder: Plain) -> str:
+    """Return how the cost of a ladder of speed cases grows."""
+    return (
+        f"{ladder['ladder']}: time grows as hops^{ladder['exponent']:.2f}; "
+        f"a hop of the largest costs {ladder['cost_ratio']:.2f} of one of the smallest"
+    )
+
 
 _VALIDATION_COLUMNS = {
     "rows": "rows",

@@ -14,6 +14,7 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records
 from rapid_des.report.breakdown import rank_times
+from rapid_des.report.writing import replacing
 from rapid_des.units import PS_PER_US
 
 LINKS_PROCESS = 1_000_000
@@ -24,7 +25,7 @@ Event = dict[str, Any]
 
 def write_timeline(path: Path, lowered: Lowered, records: Records, fabric: Fabric) -> None:
     """Write the Chrome trace-event JSON of a run; times in it are microseconds."""
-    with path.open("w", encoding="utf-8") as file:
+    with replacing(path) as beside, beside.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
         _write_all(file, _events(lowered, records, fabric))
         file.write("\n]}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -27,14 +26,12 @@ def replacing(path: Path) -> Iterator[Path]:
         with _named(path):
             yield path
         return
+    beside = target.with_name(f".{target.stem}.{os.urandom(6).hex()}{target.suffix}")
     with _named(path):
-        handle, name = tempfile.mkstemp(prefix=f".{target.stem}.", suffix=target.suffix, dir=target.parent)
-        os.close(handle)
-    beside = Path(name)
+        beside.touch(exist_ok=False)
     try:
         with _named(path):
             yield beside
-            beside.chmod(0o666 & ~_umask())
             beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
@@ -46,12 +43,6 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{path}: can not be written: {error.strerror or error}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def check_outputs(paths: Iterable[str | Path | None], *, pictures: Iterable[str | Path | None] = ()) -> None:

@@ -43,6 +43,10 @@ class Measurement:
         """Events of the kernel by second of simulation; few hops need many."""
         return self.events / max(self.simulation_s, 1e-9)
 
+    def as_json(self) -> dict[str, object]:
+        """Return plain data."""
+        return asdict(self) | {"hops_per_s": self.hops_per_s, "events_per_s": self.events_per_s}
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -118,24 +122,12 @@ def _slope(steps: Sequence[Measurement]) -> float:
     return slope
 
 
-def line(one: Measurement) -> str:
-    """Return a measurement as one line of a table."""
-    answer = "right" if one.right else f"WRONG: {one.finish}, not {CASES[one.case].finish}"
-    return (
-        f"{one.case:<30} {one.hops:>12,} {one.hops_per_s / 1e6:>9.2f} {one.events_per_s / 1e6:>10.2f} "
-        f"{one.wall_s:>9.3f} {one.simulation_s:>9.3f} {one.memory_mb:>8.0f} {answer}"
-    )
-
-
-HEADER = f"{'case':<30} {'hops':>12} {'Mhops/s':>9} {'Mevents/s':>10} {'wall s':>9} {'simul. s':>9} {'MB':>8}"
-
-
 def tree(measured: Sequence[Measurement]) -> dict[str, object]:
     """Return plain data for JSON."""
-    rows = [
-        asdict(one) | {"hops_per_s": one.hops_per_s, "events_per_s": one.events_per_s} for one in measured
-    ]
-    return {"cases": rows, "growth": [asdict(found) for found in growth(measured)]}
+    return {
+        "cases": [one.as_json() for one in measured],
+        "growth": [asdict(found) for found in growth(measured)],
+    }
 
 
 def require_right(measured: Sequence[Measurement]) -> None:

@@ -189,11 +189,10 @@ def _scheduler(own: Own, kind: CollectiveType, extents: tuple[int, ...]) -> Call
     return written
 
 
-def with_nccl(
-    rows: Sequence[BenchRow], fabric: str, operation: str, ranks: int, *, per_node: int | None
-) -> list[BenchRow]:
+def with_nccl(rows: Sequence[BenchRow], fabric: str, question: Question, machine: Machine) -> list[BenchRow]:
     """Return the rows with the closed form of NCCL on a fabric of `topologies/fabrics` beside them."""
-    known, kind = load_fabric(fabric), CollectiveType[operation.upper()]
+    known, kind = load_fabric(fabric), CollectiveType[question.operation.upper()]
+    ranks, per_node = question.gpus or machine.fabric.gpus, machine.spec.gpus_per_node
     share = per_node if per_node is not None and per_node < ranks else None
     return [
         replace(

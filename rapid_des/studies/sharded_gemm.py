@@ -17,7 +17,7 @@ from rapid_des.device.roofline import width
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.studies.collective_bench import bench
-from rapid_des.units import PS_PER_US, Duration, Size
+from rapid_des.units import PS_PER_US
 
 
 @dataclass(frozen=True)
@@ -117,20 +117,3 @@ def _timed(
     return tuple(
         (name, size, bench(machine, name, [size], gpus=layer.tp)[0].duration) for name, size in collectives
     )
-
-
-def table(phases: Sequence[Phase]) -> str:
-    """Return the phases for a person."""
-    lines = [
-        f"{'phase':<16} {'GEMM m x n x k':>22} {'GEMM':>12} {'bound':>8} {'collective':>34} {'total':>12}"
-    ]
-    for phase in phases:
-        moved = ", ".join(f"{name} {Size(size)} {Duration(time)}" for name, size, time in phase.collectives)
-        shape = f"{phase.gemm.m} x {phase.gemm.n} x {phase.gemm.k}"
-        alone = str(Duration(phase.estimate.duration))
-        lines.append(
-            f"{phase.name:<16} {shape:>22} {alone:>12} {phase.estimate.bound:>8} "
-            f"{moved or '-':>34} {Duration(phase.duration)!s:>12}"
-        )
-    total = sum(phase.duration for phase in phases)
-    return "\n".join([*lines, f"{'all':<16} {Duration(total)!s:>107}"])

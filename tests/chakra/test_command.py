@@ -7,7 +7,6 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-import rapid_des.cli.trace as cli_trace
 from rapid_des.cli.trace import trace
 from rapid_des.errors import TraceError
 from tests.chakra.writing import all_reduce, node, one_rank, ranks, recv, send
@@ -101,9 +100,3 @@ def test_options_reach_the_reader(tmp_path):
     with pytest.raises(TraceError, match="dangling"):
         run("show", folder, "--strict")
     assert "no list of whole numbers" in run("show", folder, "--dimensions", "2,x")
-
-
-def test_a_command_of_another_module_is_imported_when_it_is_called(monkeypatch):
-    monkeypatch.setitem(cli_trace.LAZY, "statistics", ("rapid_des.cli.trace:stats", "As stats."))
-    assert "Count nodes by kind" in run("statistics", "--help")
-    assert "statistics" in run("--help")

@@ -176,7 +176,7 @@ def test_boosted_trees_survive_the_flattening(kind):
 def test_fit_prints_what_it_fitted(tmp_path):
     from click.testing import CliRunner
 
-    from rapid_des.cli.device_learned import fit
+    from rapid_des.cli.device import fit
 
     write_samples(tmp_path / "samples.csv", gemm_rows())
     arguments = [str(tmp_path / "samples.csv"), str(tmp_path / "model.npz"), "--fallback", "native"]

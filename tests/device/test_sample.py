@@ -57,8 +57,8 @@ def test_an_operator_that_no_column_describes_is_refused(monkeypatch):
 def test_samples_become_a_device(tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    from rapid_des.cli.device_learned import fit
-    from rapid_des.cli.device_learned import sample as sample_command
+    from rapid_des.cli.device import fit
+    from rapid_des.cli.device import sample as sample_command
 
     torch.set_num_threads(1)
     table, model = str(tmp_path / "samples.csv"), str(tmp_path / "model.npz")

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from rapid_des.cli.topology_bench import bench as command
+from rapid_des.cli.topology import bench as command
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.machine import load_machine
 from rapid_des.network.collectives import algorithm, algorithms_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from rapid_des.device.operators import Operator
 from rapid_des.frontend import Job
 from rapid_des.frontend.parts import training_lists
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.units import PS_PER_S, PS_PER_US
+from rapid_des.units import PS_PER_S
 
 _MARKS = {
     "tensor": "o", "vector": "s", "shared": "D", "l2": "^", "hbm": "v", "latency": "x", "launch": "+",
@@ -93,29 +93,16 @@ def _roofs(axes: Any, device: Device, intensities: list[float]) -> None:
     axes.grid(visible=True, which="both", alpha=0.2)
 
 
-class Timed(Protocol):
-    """One size of a collective, its simulated time and the lower bound, in bytes and picoseconds."""
-
-    @property
-    def size(self) -> int: ...  # noqa: D102
-    @property
-    def duration(self) -> int: ...  # noqa: D102
-    @property
-    def bound_time(self) -> int: ...  # noqa: D102
-    @property
-    def bus_bandwidth(self) -> float: ...  # noqa: D102
-
-
-def draw_collective(rows: Sequence[Timed], title: str, path: Path) -> None:
-    """Draw time and its bound, and bus bandwidth, over the size."""
+def draw_collective(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Draw time and its bound, and bus bandwidth, over the size; the rows are those that `--json` prints."""
     figure = new_figure(path, figsize=(10, 4.2), layout="constrained")
-    sizes = [row.size for row in rows]
+    sizes = [row["size_bytes"] for row in rows]
     times, rates = figure.subplots(1, 2)
-    times.loglog(sizes, [row.duration / PS_PER_US for row in rows], "o-", label="simulated")
-    times.loglog(sizes, [max(row.bound_time / PS_PER_US, 1e-3) for row in rows], "k--", label="lower bound")
+    times.loglog(sizes, [row["time_us"] for row in rows], "o-", label="simulated")
+    times.loglog(sizes, [max(row["bound_us"], 1e-3) for row in rows], "k--", label="lower bound")
     times.set_ylabel("time (us)")
     times.legend()
-    rates.semilogx(sizes, [row.bus_bandwidth / 1e9 for row in rows], "o-")
+    rates.semilogx(sizes, [row["busbw_GBps"] for row in rows], "o-")
     rates.set_ylabel("bus bandwidth (GB/s)")
     rates.set_ylim(bottom=0)
     for axes in (times, rates):

@@ -1,0 +1,106 @@
+"""Results as lines for a terminal: of a run, of every mode, of a replay by ASTRA-sim's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from rapid_des.report.figures import JobFigures
+from rapid_des.report.result import Result
+from rapid_des.units import Duration
+
+if TYPE_CHECKING:
+    from rapid_des.astra.result import AstraResult
+
+_PARTS = {
+    "compute": "compute",
+    "bubble": "bubble (waiting for a message or a late peer)",
+    "idle": "idle",
+}
+_GIB = 2**30
+_OPERATORS = 6
+_RANKS = 16
+
+
+def time_text(picoseconds: int) -> str:
+    """Return a time or a difference of times as people write it.
+
+    >>> time_text(0), time_text(-1_500_000)
+    ('0', '-1.5 us')
+    """
+    if picoseconds == 0:
+        return "0"
+    return f"{'-' if picoseconds < 0 else ''}{Duration(abs(picoseconds))}"
+
+
+def result_lines(result: Result, title: str) -> Iterator[str]:
+    """Yield a result: the job's figures, where the critical rank's time goes, what it ran longest."""
+    yield title
+    if result.figures is not None:
+        yield from _figure_lines(result, result.figures)
+    else:
+        yield f"  finish         {result.step_time} (rank {result.critical_rank} is last)"
+    yield f"\n  where the time of rank {result.critical_rank} goes"
+    step = max(result.step_time, 1)
+    for part, time in result.breakdown.items():
+        name = _PARTS.get(part, f"exposed {part} communication")
+        yield f"    {name:<46} {time_text(time):>12}  {time / step:6.1%}  {'█' * round(30 * time / step)}"
+    if result.busiest:
+        yield "\n  busiest operators"
+        for name, time in list(result.busiest.items())[:_OPERATORS]:
+            yield f"    {name:<46} {time!s:>12}  {time / step:6.1%}"
+    folded = f", one rank simulated for {result.folded:g}" if result.folded > 1 else ""
+    yield (
+        f"\n  {result.mode}, {result.switching}, engine {result.engine}: "
+        f"{result.hops:,} link hops in {result.wall_s:.2f} s{folded}"
+    )
+    for note in result.notes:
+        yield f"  note: {note}"
+
+
+def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
+    rows = {"GPUs": f"{figures.gpus}"}
+    if figures.requests is None:
+        rows["step time"] = f"{result.step_time}"
+    else:
+        rows["first token"] = f"{figures.requests.first_token}"
+        rows["each next token"] = f"{figures.requests.per_output_token}"
+        rows["whole request"] = f"{result.step_time}"
+    fullest = figures.memory.fullest
+    rows["tokens/s"] = f"{figures.tokens_per_s:,.0f}"
+    rows["MFU"] = f"{figures.mfu:.1%}"
+    rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
+    rows["bound by"] = result.bound
+    for name, value in rows.items():
+        yield f"  {name:<16} {value}"
+    parts = sorted(fullest.categories.items(), key=lambda entry: -entry[1])
+    yield "    " + ", ".join(f"{name} {size / _GIB:.1f} GiB" for name, size in parts if size >= _GIB / 20)
+
+
+def modes_lines(results: Mapping[str, Result | str]) -> Iterator[str]:
+    """Yield every mode's step time against the first one's, and what each run cost, or why it was refused."""
+    reference = next(iter(results.values()))
+    for mode, result in results.items():
+        if isinstance(result, str):
+            yield f"{mode:<14} refused: {result}"
+            continue
+        gap = "" if isinstance(reference, str) else f"{result.step_time / reference.step_time - 1:+.2%}"
+        cost = f"{result.wall_s:.3f} s, {result.hops:,} hops"
+        yield f"{mode:<14} {result.step_time!s:>12}  {gap:>8}  simulated in {cost}"
+
+
+def astra_lines(result: AstraResult, title: str) -> Iterator[str]:
+    """Yield a replay by ASTRA-sim's rules: the first and the last ranks to finish, and what was noted."""
+    yield f"{title}: {len(result.ranks)} ranks"
+    yield f"  {'rank':>6}  {'finish ns':>16}  {'exposed comm ns':>16}"
+    columns = zip(result.finish_ns, result.ranks, result.exposed_communication_ns, strict=True)
+    rows = sorted(columns, key=lambda row: row[0])
+    hidden = len(rows) - _RANKS
+    for number, (finish, rank, exposed) in enumerate(rows):
+        if number == _RANKS // 2 and hidden > 0:
+            yield f"  … {hidden} ranks that finish in between"
+        if hidden <= 0 or not _RANKS // 2 <= number < len(rows) - _RANKS // 2:
+            yield f"  {rank:>6}  {finish:>16,}  {exposed:>16,}"
+    yield f"  engine {result.engine}: {result.hops:,} link hops in {result.wall_s:.2f} s"
+    for note in result.notes:
+        yield f"  note: {note}"

@@ -1,0 +1,68 @@
+"""Output files: whole or not at all, and refused before the work."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rapid_des.errors import InputError
+from rapid_des.report.writing import check_outputs, replacing
+from tests.cli.shell import call, refused
+
+RUN = ("run", "llama2_7b_train", "--on", "dgx_a100", "--engine", "simpy")
+
+
+def test_a_file_takes_its_place_only_when_it_is_whole(tmp_path):
+    path = tmp_path / "links.csv"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as beside:
+        beside.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    with replacing(path) as beside:
+        beside.write_text("new")
+    assert path.read_text() == "new"
+    assert [file.name for file in tmp_path.iterdir()] == ["links.csv"]
+
+
+def test_what_is_no_file_is_written_itself():
+    with replacing(Path("/dev/null")) as beside:
+        assert str(beside) == "/dev/null"
+
+
+def test_a_link_keeps_pointing_where_it_did(tmp_path):
+    (tmp_path / "link.csv").symlink_to("real.csv")
+    with replacing(tmp_path / "link.csv") as beside:
+        beside.write_text("rows")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "real.csv").read_text() == "rows"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--timeline", "nowhere/x.json"), "nowhere/x.json: can not be written: there is no folder"),
+        (("--links", "."), ".: can not be written: it is a folder"),
+        (("--links-plot", "x.docx"), "x.docx: allowed: a name that ends in .png, .svg or .pdf"),
+    ],
+)
+def test_outputs_that_can_not_be_written_are_refused_before_the_simulation(
+    arguments, said, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    # the job's file is not there: it is opened after the outputs are looked at
+    assert said in refused(call("run", "nowhere.yaml", "--on", "dgx_a100", *arguments))
+
+
+@pytest.mark.parametrize(("name", "package"), [("x.parquet", "pyarrow"), ("x.png", "matplotlib")])
+def test_an_extra_that_is_not_there_is_named_before_the_simulation(name, package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    paths, pictures = ([tmp_path / name], []) if package == "pyarrow" else ([], [tmp_path / name])
+    with pytest.raises(InputError, match=f"needs {package}: pip install {package}"):
+        check_outputs(paths, pictures=pictures)
+
+
+def test_numbers_are_written_as_people_write_them():
+    lines = call(*RUN).out.splitlines()
+    (idle,) = [line.split() for line in lines if line.startswith("    idle")]
+    assert idle == ["idle", "0", "0.0%"]
