@@ -12,10 +12,9 @@ from msgspec import structs
 
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
 from rapid_des.errors import ConfigError, InputError, TopologyError
-from rapid_des.network.build import Plan, build
+from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.on_fabric import collectives_of
-from rapid_des.network.detours import FaultAwareRouter
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults import (
     Fault,
@@ -24,8 +23,7 @@ from rapid_des.network.faults import (
     check_fault,
     gpu_factors,
 )
-from rapid_des.network.overrides import override_links
-from rapid_des.network.routing import DimensionOrderRouter
+from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
 from rapid_des.network.specs import (
     AnyDimension,
     Collectives,
@@ -36,8 +34,7 @@ from rapid_des.network.specs import (
     Routing,
     Switching,
 )
-from rapid_des.network.switch_trees import SwitchTrees
-from rapid_des.network.switch_ways import AnyNodeRouter
+from rapid_des.network.switches import AnyNodeRouter, SwitchTrees
 
 if TYPE_CHECKING:
     from rapid_des.device.model import Device
@@ -237,7 +234,7 @@ def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: 
     )
 
 
-def _plan(spec: MachineSpec, document: Document) -> Plan:
+def _plan(spec: MachineSpec, document: Document) -> FabricLayout:
     dimensions = [_located(dimension, document) for dimension in spec.fabric]
     plan = build(spec.name, dimensions, spec.routing)
     return replace(plan, fabric=override_links(plan.fabric, spec.links))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from fit_collectives import fit, rows
 
-from rapid_des.network.collectives.serving_kernels import (
+from rapid_des.network.collectives.libraries.serving_kernels import (
     ServingKernels,
     all_reduce_time,
     low_latency_time,

@@ -18,10 +18,9 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.astra.files import NetworkFile, Shape
 from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.network import specs
-from rapid_des.network.build import Plan, build
-from rapid_des.network.detours import FaultAwareRouter
+from rapid_des.network.build import FabricLayout, build
 from rapid_des.network.fabric import Fabric, Router, Routes
-from rapid_des.network.routing import DimensionOrderRouter
+from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
 from rapid_des.program.program import HopTable
 from rapid_des.units import PS_PER_NS, Bandwidth, Duration
 
@@ -85,17 +84,17 @@ def network_of(file: NetworkFile, path: Path) -> Network:
     """Build the fabric: dimensions outermost first, inside a 2-D shape the first axis first, ties upwards."""
     within = specs.Routing(order="innermost_first", tie="positive")
     dimensions = [_dimension(file, index, path) for index in range(len(file.topology))]
-    plan = build(str(path), dimensions, within)
-    plan = replace(plan, routing=specs.Routing(order="outermost_first", tie="positive"))
+    layout = build(str(path), dimensions, within)
+    layout = replace(layout, routing=specs.Routing(order="outermost_first", tie="positive"))
     classes = [
         (bandwidth * _GIB / 1e9, latency)
         for bandwidth, latency in zip(file.bandwidth, file.latency, strict=True)
     ]
-    service_class, dead = _faults(file, plan, classes, path)
-    planned = DimensionOrderRouter(plan)
-    router: Router = FaultAwareRouter(plan.fabric, planned, dead) if dead else planned
+    service_class, dead = _faults(file, layout, classes, path)
+    planned = DimensionOrderRouter(layout)
+    router: Router = FaultAwareRouter(layout.fabric, planned, dead) if dead else planned
     rates = np.array(classes, np.float64)
-    return Network(plan.fabric, router, file.npus_count, service_class, rates[:, 0], rates[:, 1])
+    return Network(layout.fabric, router, file.npus_count, service_class, rates[:, 0], rates[:, 1])
 
 
 def _dimension(file: NetworkFile, index: int, path: Path) -> specs.AnyDimension:
@@ -112,10 +111,10 @@ def _dimension(file: NetworkFile, index: int, path: Path) -> specs.AnyDimension:
 
 
 def _faults(
-    file: NetworkFile, plan: Plan, classes: list[tuple[float, float]], path: Path
+    file: NetworkFile, layout: FabricLayout, classes: list[tuple[float, float]], path: Path
 ) -> tuple[Int32s, frozenset[int]]:
     """Give derated links a class of their own, both directions alike; return classes and dead links."""
-    service_class = plan.fabric.dimension.astype(np.int32)
+    service_class = layout.fabric.dimension.astype(np.int32)
     dead: set[int] = set()
     seen: set[tuple[int, int]] = set()
     for index, (one, other, health) in enumerate(file.faulty_links):
@@ -123,11 +122,11 @@ def _faults(
         if ends in seen:
             continue
         seen.add(ends)
-        links = _both_directions(plan.fabric, ends, path, f"faulty_links[{index}]")
+        links = _both_directions(layout.fabric, ends, path, f"faulty_links[{index}]")
         if health == 0:
             dead.update(links)
             continue
-        bandwidth, latency = classes[int(plan.fabric.dimension[links[0]])]
+        bandwidth, latency = classes[int(layout.fabric.dimension[links[0]])]
         classes.append((bandwidth * health, latency))
         service_class[links] = len(classes) - 1
     return service_class, frozenset(dead)

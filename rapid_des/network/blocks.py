@@ -1,4 +1,4 @@
-"""A block: the links of one dimension among its positions and switches, and the steps of its routes."""
+"""A block: the links of one dimension among its positions and switches, and the rule of its routes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rapid_des.arrays import Int64s, starts_by, starts_of
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import Ints, Routes
+from rapid_des.network.fabric import Routes
 from rapid_des.network.specs import Dimension, Rate
 
-Step: TypeAlias = Callable[[Ints, Ints, Ints], Ints]
+NextNode: TypeAlias = Callable[[Int64s, Int64s, Int64s], Int64s]
 """(source, destination, current) to the next local node, elementwise; current differs from destination."""
 
 LARGEST_BLOCK = 2**25
@@ -30,24 +31,24 @@ class Block:
     positions: int
     nics: int
     nodes: int
-    source: Ints
-    destination: Ints
-    bandwidth: Ints
-    latency: Ints
-    step: Step
+    source: Int64s
+    destination: Int64s
+    bandwidth: Int64s
+    latency: Int64s
+    next_node: NextNode
     star: bool = False
-    """Every route is one way out of its source, to all destinations the same, and one way in to its
+    """Every route is one path out of its source, to all destinations the same, and one path in to its
     destination, from all sources the same."""
 
     def __len__(self) -> int:
         return len(self.source)
 
     @cached_property
-    def _keys(self) -> Ints:
+    def _keys(self) -> Int64s:
         return self.source * self.nodes + self.destination
 
     @cached_property
-    def _arms(self) -> tuple[Ints, Ints]:
+    def _arms(self) -> tuple[Int64s, Int64s]:
         """The links out of and in to each position of a star, as rows."""
         position = np.arange(self.positions)
         routes = self._stepped(position, np.roll(position, 1))
@@ -55,7 +56,7 @@ class Block:
         links = routes.links.reshape(self.positions, 2 * half)
         return links[:, :half], np.roll(links[:, half:], -1, axis=0)
 
-    def walk(self, source: Ints, destination: Ints) -> Routes:
+    def walk(self, source: Int64s, destination: Int64s) -> Routes:
         """Return the routes of many flows between positions, as local link ids."""
         if not self.star or self.positions == 1:
             return self._stepped(source, destination)
@@ -65,16 +66,16 @@ class Block:
         links = np.concatenate((out[source], into[destination]), axis=1)
         hops = links.shape[1]
         lengths = np.where(moves, hops, 0) if stays else np.full(len(source), hops)
-        starts = np.concatenate(([0], np.cumsum(lengths)))
+        starts = starts_of(lengths)
         return Routes(starts, (links[moves] if stays else links).reshape(-1))
 
-    def _stepped(self, source: Ints, destination: Ints) -> Routes:
+    def _stepped(self, source: Int64s, destination: Int64s) -> Routes:
         current, flows = source.copy(), np.flatnonzero(source != destination)
-        hops: list[tuple[Ints, Ints]] = []
+        hops: list[tuple[Int64s, Int64s]] = []
         while len(flows):
-            assert len(hops) <= self.nodes, "a shape's steps never arrive"
+            assert len(hops) <= self.nodes, "a shape's route never arrives"
             here = current[flows]
-            there = self.step(source[flows], destination[flows], here)
+            there = self.next_node(source[flows], destination[flows], here)
             hops.append((flows, np.searchsorted(self._keys, here * self.nodes + there)))
             current[flows] = there
             flows = flows[there != destination[flows]]
@@ -82,34 +83,33 @@ class Block:
             return Routes(np.zeros(len(source) + 1, np.int64), np.zeros(0, np.int64))
         flow = np.concatenate([hop[0] for hop in hops])
         order = np.argsort(flow, kind="stable")
-        starts = np.concatenate(([0], np.cumsum(np.bincount(flow, minlength=len(source)))))
-        return Routes(starts, np.concatenate([hop[1] for hop in hops])[order])
+        return Routes(starts_by(flow, len(source)), np.concatenate([hop[1] for hop in hops])[order])
 
 
 @dataclass(frozen=True, eq=False)
 class Wires:
     """Links that a shape lays, with one rate for all of them or one each."""
 
-    source: Ints
-    destination: Ints
-    bandwidth: Ints
-    latency: Ints
+    source: Int64s
+    destination: Int64s
+    bandwidth: Int64s
+    latency: Int64s
 
 
-def wires(source: Ints, destination: Ints, rate: Rate | Dimension) -> Wires:
+def wires(source: Int64s, destination: Int64s, rate: Rate | Dimension) -> Wires:
     """Return links of one rate."""
     size = len(source)
     return Wires(source, destination, np.full(size, rate.bandwidth), np.full(size, rate.latency))
 
 
-def both_ways(
-    source: Ints, destination: Ints, rate: Rate | Dimension, reverse: Rate | None = None
+def both_directions(
+    source: Int64s, destination: Int64s, rate: Rate | Dimension, reverse: Rate | None = None
 ) -> list[Wires]:
     """Return links and their opposites, which have `reverse`'s rate where it is given."""
     return [wires(source, destination, rate), wires(destination, source, reverse or rate)]
 
 
-def block(positions: int, nodes: int, laid: list[Wires], step: Step, *, nics: int = 0) -> Block:
+def block(positions: int, nodes: int, laid: list[Wires], next_node: NextNode, *, nics: int = 0) -> Block:
     """Return the block of all links laid, sorted."""
     source = np.concatenate([part.source for part in laid]).astype(np.int64)
     destination = np.concatenate([part.destination for part in laid]).astype(np.int64)
@@ -117,7 +117,7 @@ def block(positions: int, nodes: int, laid: list[Wires], step: Step, *, nics: in
     bandwidth = np.concatenate([part.bandwidth for part in laid])
     latency = np.concatenate([part.latency for part in laid])
     columns = source[order], destination[order], bandwidth[order], latency[order]
-    return Block(positions, nics, nodes, *columns, step)
+    return Block(positions, nics, nodes, *columns, next_node)
 
 
 def check_links(links: int, name: str) -> None:
@@ -132,16 +132,28 @@ def through_nics(inner: Block, nic: Rate, gpus: int) -> Block:
     positions = count * gpus
     gpu = np.arange(positions)
     moved = Wires(inner.source + positions, inner.destination + positions, inner.bandwidth, inner.latency)
-    laid = [*both_ways(gpu, positions + gpu // gpus, nic), moved]
+    laid = [*both_directions(gpu, positions + gpu // gpus, nic), moved]
 
-    def step(source: Ints, destination: Ints, current: Ints) -> Ints:
-        ends = source // gpus, destination // gpus
-        at_gpu, arrived = current < positions, current - positions == ends[1]
-        following = np.where(at_gpu, positions + ends[0], destination)
-        on_way = np.flatnonzero(~at_gpu & ~arrived)
-        walked = inner.step(ends[0][on_way], ends[1][on_way], current[on_way] - positions)
-        following[on_way] = walked + positions
-        return following
-
-    built = block(positions, positions + inner.nodes, laid, step, nics=count)
+    built = block(
+        positions, positions + inner.nodes, laid, _ThroughNics(inner.next_node, positions, gpus), nics=count
+    )
     return replace(built, star=inner.star and gpus == 1)
+
+
+@dataclass(frozen=True)
+class _ThroughNics:
+    """GPU to its NIC, from NIC to NIC as the inner block goes, NIC to GPU."""
+
+    inner: NextNode
+    positions: int
+    gpus: int
+    """Neighbours that share a NIC."""
+
+    def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
+        ends = source // self.gpus, destination // self.gpus
+        at_gpu, arrived = current < self.positions, current - self.positions == ends[1]
+        following = np.where(at_gpu, self.positions + ends[0], destination)
+        between = np.flatnonzero(~at_gpu & ~arrived)
+        walked = self.inner(ends[0][between], ends[1][between], current[between] - self.positions)
+        following[between] = walked + self.positions
+        return following

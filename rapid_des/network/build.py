@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from msgspec import structs
 
+from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
 from rapid_des.network.blocks import Block, through_nics
-from rapid_des.network.fabric import Fabric, Ints, frozen
+from rapid_des.network.fabric import Fabric
+from rapid_des.network.nodes import find_node
 from rapid_des.network.shapes import SHAPES
-from rapid_des.network.specs import AnyDimension, Dimension, Rate, Routing, Switched
+from rapid_des.network.specs import AnyDimension, Dimension, LinkOverride, Rate, Routing, Switched
 
 LARGEST_FABRIC = 2**24
 """GPUs."""
@@ -22,7 +24,7 @@ LARGEST_LINK_TABLE = 2**27
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class DimensionLayout:
     """Where the copies of one dimension's block lie in the fabric."""
 
     block: Block
@@ -33,7 +35,7 @@ class Layout:
     spans_inner: bool
     first_link: int
 
-    def place(self, gpu: Ints) -> tuple[Ints, Ints]:
+    def locate(self, gpu: Int64s) -> tuple[Int64s, Int64s]:
         """Return each GPU's (copy of the block, position in it)."""
         if self.spans_inner:
             span = self.stride * self.size
@@ -41,36 +43,28 @@ class Layout:
         outer, digit = gpu // self.stride // self.size, gpu // self.stride % self.size
         return gpu % self.stride + self.stride * outer, digit
 
-    def place_one(self, gpu: int) -> tuple[int, int]:
-        """Return one GPU's (copy of the block, position in it): `place` without arrays."""
-        if self.spans_inner:
-            return divmod(gpu, self.stride * self.size)
-        outer, inner = divmod(gpu, self.stride)
-        outer, digit = divmod(outer, self.size)
-        return inner + self.stride * outer, digit
-
-    def gpu(self, copy: Ints, position: Ints) -> Ints:
-        """Return the GPU at a position of a copy: the inverse of `place`."""
+    def gpu(self, copy: Int64s, position: Int64s) -> Int64s:
+        """Return the GPU at a position of a copy: the inverse of `locate`."""
         if self.spans_inner:
             return copy * self.stride * self.size + position
         inner, outer = copy % self.stride, copy // self.stride
         return inner + self.stride * (position + self.size * outer)
 
-    def links(self, copy: Ints, local: Ints) -> Ints:
+    def links(self, copy: Int64s, local: Int64s) -> Int64s:
         """Return fabric link ids of a copy's local links."""
         return self.first_link + copy * len(self.block) + local
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """A fabric with the layouts it was made from, in the order of its dimensions."""
+class FabricLayout:
+    """A fabric, and where the blocks of its dimensions lie in it, in the order of the dimensions."""
 
     fabric: Fabric
-    layouts: tuple[Layout, ...]
+    layouts: tuple[DimensionLayout, ...]
     routing: Routing
 
 
-def build(name: str, dimensions: Sequence[AnyDimension], routing: Routing) -> Plan:
+def build(name: str, dimensions: Sequence[AnyDimension], routing: Routing) -> FabricLayout:
     """Return the fabric of the dimensions, innermost first; `TopologyError` where they make no sense."""
     extents = tuple(_extent(dimension) for dimension in dimensions)
     names = tuple(dimension.name for dimension in dimensions)
@@ -85,20 +79,22 @@ def build(name: str, dimensions: Sequence[AnyDimension], routing: Routing) -> Pl
     links = sum(layout.copies * len(layout.block) for layout in layouts)
     if links > LARGEST_LINK_TABLE:
         raise TopologyError(f"{name}: fabric: {links} links; allowed: up to {LARGEST_LINK_TABLE}")
-    return Plan(_fabric(name, extents, names, layouts), layouts, routing)
+    return FabricLayout(_fabric(name, extents, names, layouts), layouts, routing)
 
 
 def _extent(dimension: AnyDimension) -> tuple[int, ...]:
     return (dimension.size,) if isinstance(dimension.size, int) else tuple(dimension.size)
 
 
-def _layouts(dimensions: Sequence[AnyDimension], sizes: list[int], routing: Routing) -> tuple[Layout, ...]:
-    layouts: list[Layout] = []
+def _layouts(
+    dimensions: Sequence[AnyDimension], sizes: list[int], routing: Routing
+) -> tuple[DimensionLayout, ...]:
+    layouts: list[DimensionLayout] = []
     stride, first_link, gpus = 1, 0, math.prod(sizes)
     for dimension, size in zip(dimensions, sizes, strict=True):
         spans = isinstance(dimension, Switched) and dimension.spans_inner
         block = _block(dimension, routing, stride if spans else 1)
-        layouts.append(Layout(block, stride, size, gpus // block.positions, spans, first_link))
+        layouts.append(DimensionLayout(block, stride, size, gpus // block.positions, spans, first_link))
         first_link += layouts[-1].copies * len(block)
         stride *= size
     return tuple(layouts)
@@ -127,11 +123,14 @@ def _check_rates(dimension: AnyDimension) -> None:
 
 
 def _fabric(
-    name: str, extents: tuple[tuple[int, ...], ...], names: tuple[str, ...], layouts: tuple[Layout, ...]
+    name: str,
+    extents: tuple[tuple[int, ...], ...],
+    names: tuple[str, ...],
+    layouts: tuple[DimensionLayout, ...],
 ) -> Fabric:
     gpus = math.prod(size for extent in extents for size in extent)
     nics = sum(layout.copies * layout.block.nics for layout in layouts)
-    columns: list[tuple[Ints, ...]] = []
+    columns: list[tuple[Int64s, ...]] = []
     first_nic, first_switch = gpus, gpus + nics
     for layout in layouts:
         ids = _node_ids(layout, first_nic, first_switch)
@@ -146,18 +145,43 @@ def _fabric(
     lengths = [len(column[0]) for column in columns]
     return Fabric(
         name=name, extents=extents, gpus=gpus, nodes=first_switch, nics=nics, dimensions=names,
-        source=frozen(source.astype(np.int32)), destination=frozen(destination.astype(np.int32)),
-        bandwidth=frozen(bandwidth), latency=frozen(latency),
-        dimension=frozen(np.repeat(np.arange(len(lengths), dtype=np.int16), lengths)),
+        source=source.astype(np.int32), destination=destination.astype(np.int32),
+        bandwidth=bandwidth, latency=latency,
+        dimension=np.repeat(np.arange(len(lengths), dtype=np.int16), lengths),
     )  # fmt: skip
 
 
-def _node_ids(layout: Layout, first_nic: int, first_switch: int) -> Ints:
+def _node_ids(layout: DimensionLayout, first_nic: int, first_switch: int) -> Int64s:
     """Return the fabric's node of each (copy, local node); NICs are numbered as the GPUs they serve."""
     block, copy = layout.block, np.arange(layout.copies)[:, None]
     switches = block.nodes - block.positions - block.nics
     gpu = layout.gpu(copy, np.arange(block.positions)[None, :])
-    own = np.arange(block.nics)[None, :]
-    nic = first_nic + (copy * block.nics + own if layout.spans_inner else layout.gpu(copy, own))
+    local = np.arange(block.nics)[None, :]
+    nic = first_nic + (copy * block.nics + local if layout.spans_inner else layout.gpu(copy, local))
     switch = first_switch + copy * switches + np.arange(switches)[None, :]
     return np.concatenate([gpu, nic, switch], axis=1)
+
+
+def override_links(fabric: Fabric, overrides: Iterable[LinkOverride]) -> Fabric:
+    """Return the fabric with the stated links' rates; later overrides win."""
+    bandwidth, latency = fabric.bandwidth.copy(), fabric.latency.copy()
+    for index, override in enumerate(overrides):
+        try:
+            links = _links(fabric, override)
+        except TopologyError as error:
+            raise TopologyError(f"links[{index}]: {error}") from None
+        if override.bandwidth is not None:
+            bandwidth[links] = override.bandwidth
+        if override.latency is not None:
+            latency[links] = override.latency
+    return replace(fabric, bandwidth=bandwidth, latency=latency)
+
+
+def _links(fabric: Fabric, override: LinkOverride) -> list[int]:
+    if override.bandwidth is None and override.latency is None:
+        raise TopologyError("states neither bandwidth nor latency")
+    if override.bandwidth == 0:
+        raise TopologyError("bandwidth: must be above 0; a link that is down is a fault")
+    source, destination = find_node(fabric, override.source), find_node(fabric, override.destination)
+    links = [fabric.link(source, destination)]
+    return [*links, fabric.link(destination, source)] if override.both_directions else links

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.errors import FabricCutError
-from rapid_des.network.fabric import Fabric, Ints, Router
+from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.metrics import diameter, spaced, surviving
 
 _ALL_PAIRS_UP_TO = 512
@@ -64,14 +65,14 @@ def channel_dependency_cycle(
     return _cycle(edges // len(fabric), edges % len(fabric), len(fabric))
 
 
-def _all_pairs(gpus: Ints) -> Ints:
+def _all_pairs(gpus: Int64s) -> Int64s:
     """Return all ordered pairs of different GPUs, one a row."""
     table = np.stack(np.meshgrid(gpus, gpus, indexing="ij"), axis=-1).reshape(-1, 2)
-    pairs: Ints = table[table[:, 0] != table[:, 1]]
+    pairs: Int64s = table[table[:, 0] != table[:, 1]]
     return pairs
 
 
-def _cycle(holder: Ints, awaited: Ints, links: int) -> tuple[int, ...]:
+def _cycle(holder: Int64s, awaited: Int64s, links: int) -> tuple[int, ...]:
     """Drop links that wait for nothing until only circles and their approaches remain, then follow one."""
     left = np.ones(len(holder), bool)
     while True:
@@ -90,7 +91,7 @@ def _cycle(holder: Ints, awaited: Ints, links: int) -> tuple[int, ...]:
     return tuple(seen[seen.index(following[seen[-1]]) :])
 
 
-def _sample(fabric: Fabric, gpus: Ints) -> Ints:
+def _sample(fabric: Fabric, gpus: Int64s) -> Int64s:
     """Return the GPUs, or of very many those on the axes through GPU 0, where rings close, and others."""
     if len(gpus) <= _ALL_PAIRS_UP_TO:
         return gpus

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int32s, Int64s, frozen, starts_by
 from rapid_des.errors import TopologyError
-
-Ints: TypeAlias = NDArray[np.int64]
-
-_Array = TypeVar("_Array", bound=NDArray[np.generic])
 
 UNSTATED = -1
 """In `Fabric.dimension`: a link that belongs to no dimension."""
-
-
-def frozen(column: _Array) -> _Array:
-    """Return the array, made read-only."""
-    column.setflags(write=False)
-    return column
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +22,8 @@ class Fabric:
     """Directed links as columns; nodes 0..gpus-1 are GPUs, then come the NICs, if modelled, then switches.
 
     GPU id = a0 + n0·(a1 + n1·(a2 + …)) with dimension 0 innermost. Link ids are positions in the columns.
-    At most one link leads from one node to another: parallel cables are one wider link.
+    At most one link leads from one node to another: parallel cables are one wider link. The columns are
+    read-only, and two fabrics are equal if all that they hold is.
     """
 
     name: str
@@ -39,11 +31,11 @@ class Fabric:
     """The size of each dimension, innermost first; a dimension of a tuple shape keeps its tuple."""
     gpus: int
     nodes: int
-    source: NDArray[np.int32]
-    destination: NDArray[np.int32]
-    bandwidth: NDArray[np.int64]
+    source: Int32s
+    destination: Int32s
+    bandwidth: Int64s
     """Bytes a second."""
-    latency: NDArray[np.int64]
+    latency: Int64s
     """Picoseconds."""
     dimension: NDArray[np.int16]
     """The dimension that a link belongs to; UNSTATED (-1) where a fabric has none (graphs)."""
@@ -52,8 +44,34 @@ class Fabric:
     dimensions: tuple[str, ...] = ()
     """The names of the dimensions."""
 
+    def __post_init__(self) -> None:
+        for column in self._values():
+            if isinstance(column, np.ndarray):
+                frozen(column)
+
     def __len__(self) -> int:
         return len(self.source)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fabric):
+            return NotImplemented
+        pairs = zip(self._values(), other._values(), strict=True)
+        return self is other or all(_equal(*pair) for pair in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.extents, self.gpus, self.nodes, len(self)))
+
+    def __reduce__(self) -> tuple[type[Fabric], tuple[Any, ...]]:
+        return Fabric, self._values()  # without the tables that follow from them
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    def alive(self, dead: frozenset[int]) -> Bools:
+        """Return whether each link lives while those of `dead` do not."""
+        alive = np.ones(len(self), bool)
+        alive[sorted(dead)] = False
+        return alive
 
     @cached_property
     def axes(self) -> tuple[int, ...]:
@@ -62,21 +80,21 @@ class Fabric:
 
     def coordinates(self, gpu: int) -> tuple[int, ...]:
         """Return a GPU's coordinates, one an axis, innermost first."""
-        place = []
+        digits = []
         for size in self.axes:
             gpu, digit = divmod(gpu, size)
-            place.append(digit)
-        return tuple(place)
+            digits.append(digit)
+        return tuple(digits)
 
     def link(self, source: int, destination: int) -> int:
         """Return the id of the link between two neighbours; `TopologyError` if there is none."""
         order, keys = self._lookup
         key = source * self.nodes + destination
-        place = int(np.searchsorted(keys, key))
-        if place == len(keys) or keys[place] != key:
+        position = int(np.searchsorted(keys, key))
+        if position == len(keys) or keys[position] != key:
             names = f"{self.node_name(source)} to {self.node_name(destination)}"
             raise TopologyError(f"{self.name}: no link leads from {names}")
-        return int(order[place])
+        return int(order[position])
 
     def node_name(self, node: int) -> str:
         """Return how people and the fault language call a node: gpu5, nic0, switch2."""
@@ -91,32 +109,34 @@ class Fabric:
         return f"{self.node_name(int(self.source[link]))}>{self.node_name(int(self.destination[link]))}"
 
     @cached_property
-    def _lookup(self) -> tuple[Ints, Ints]:
+    def _lookup(self) -> tuple[Int64s, Int64s]:
         keys = self.source.astype(np.int64) * self.nodes + self.destination
         order = np.argsort(keys, kind="stable")
         return order, keys[order]
 
     @cached_property
-    def outgoing(self) -> tuple[Ints, Ints]:
+    def outgoing(self) -> tuple[Int64s, Int64s]:
         """Links by source as (starts, link ids), each node's in ascending order of destination."""
         order, _ = self._lookup
-        counts = np.bincount(self.source, minlength=self.nodes)
-        return np.concatenate(([0], np.cumsum(counts))), order
+        return starts_by(self.source, self.nodes), order
 
     @cached_property
-    def incoming(self) -> tuple[Ints, Ints]:
+    def incoming(self) -> tuple[Int64s, Int64s]:
         """Links by destination as (starts, link ids), each node's in ascending order of source."""
         order = np.lexsort((self.source, self.destination))
-        counts = np.bincount(self.destination, minlength=self.nodes)
-        return np.concatenate(([0], np.cumsum(counts))), order
+        return starts_by(self.destination, self.nodes), order
+
+
+def _equal(value: Any, other: Any) -> bool:
+    return np.array_equal(value, other) if isinstance(value, np.ndarray) else bool(value == other)
 
 
 @dataclass(frozen=True, eq=False)
 class Routes:
     """Many routes: flow i takes links[starts[i] : starts[i + 1]] in order."""
 
-    starts: Ints
-    links: Ints
+    starts: Int64s
+    links: Int64s
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -130,7 +150,7 @@ class Router(Protocol):
     """Where messages go: a pure, deterministic function of source and destination."""
 
     def route(self, source: int, destination: int) -> tuple[int, ...]:
-        """Return the ids of the links on the way, in order; `FabricCutError` if there is none."""
+        """Return the ids of the links of the route, in order; `FabricCutError` if there is none."""
         ...
 
     def routes(self, pairs: Iterable[tuple[int, int]]) -> Routes:

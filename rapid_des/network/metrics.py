@@ -1,6 +1,6 @@
 """What a fabric looks like in numbers: nodes, links, degrees, diameter, bisection.
 
-Bisection bandwidth is what fits through the narrowest cut that halves the GPUs, one way.
+Bisection bandwidth is what fits through the narrowest cut that halves the GPUs, in one direction.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int64s
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import Fabric, Ints
-from rapid_des.network.search import UNREACHED, hops_from
+from rapid_des.network.fabric import Fabric
+from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.network.specs import AnyDimension, FullyConnected, Hypercube, Mesh, Ring, Switch, Torus
 
 _MOST_HOPS_LOOKED_AT = 2**26
@@ -25,7 +25,7 @@ _NEAR, _FAR, _BETWEEN = 0, 1, 2
 
 @dataclass(frozen=True)
 class Diameter:
-    """The most hops on a shortest way between two GPUs; a lower bound where not `exact`."""
+    """The most hops on a shortest path between two GPUs; a lower bound where not `exact`."""
 
     hops: int
     exact: bool
@@ -61,8 +61,7 @@ def summary(
     lost: frozenset[int] = frozenset(),
 ) -> Summary:
     """Return the figures of a fabric whose `dead` links carry nothing and whose `lost` GPUs are holes."""
-    alive = np.ones(len(fabric), bool)
-    alive[sorted(dead)] = False
+    alive = fabric.alive(dead)
     far = diameter(fabric, dead, lost)
     degrees = np.bincount(fabric.source[alive], minlength=fabric.nodes)[surviving(fabric, lost)]
     return Summary(
@@ -77,7 +76,7 @@ def summary(
     )
 
 
-def surviving(fabric: Fabric, lost: frozenset[int]) -> Ints:
+def surviving(fabric: Fabric, lost: frozenset[int]) -> Int64s:
     """Return the GPUs that are not lost, ascending."""
     return np.setdiff1d(np.arange(fabric.gpus), sorted(lost))
 
@@ -89,15 +88,14 @@ def diameter(
     gpus = surviving(fabric, lost)
     if not len(gpus):
         raise TopologyError(f"{fabric.name}: every GPU is down")
-    alive = np.ones(len(fabric), bool)
-    alive[sorted(dead)] = False
+    alive = fabric.alive(dead)
     sources = spaced(gpus, max(1, _MOST_HOPS_LOOKED_AT // max(len(fabric), 1) // 8)).tolist()
     hops = [hops_from(fabric, source, alive)[gpus] for source in sources]
     connected = not any((row == UNREACHED).any() for row in hops)
     return Diameter(max(int(row.max()) for row in hops), len(sources) == len(gpus), connected)
 
 
-def spaced(gpus: Ints, most: int) -> Ints:
+def spaced(gpus: Int64s, most: int) -> Int64s:
     """Return the GPUs, or `most` evenly spaced ones of them."""
     positions = np.linspace(0, len(gpus) - 1, min(len(gpus), most)).astype(np.int64)
     return gpus[np.unique(positions)]
@@ -115,8 +113,7 @@ def bisection(
     evenly, proves the cut: (GPUs/2)² flows cross any halving, so none carries less than the busiest link
     lets through.
     """
-    alive = np.ones(len(fabric), bool)
-    alive[sorted(dead)] = False
+    alive = fabric.alive(dead)
     gpus = surviving(fabric, lost)
     sides = [np.split(gpus, [len(gpus) // 2]), *_axis_halves(fabric, gpus)]
     narrowest = min(
@@ -128,7 +125,7 @@ def bisection(
     return Bisection(narrowest, fabric.gpus > 1 and plain and (single or narrowest == proven))
 
 
-def _axis_halves(fabric: Fabric, gpus: Ints) -> Iterator[tuple[Ints, Ints]]:
+def _axis_halves(fabric: Fabric, gpus: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield the low and high half of each axis that halves the GPUs."""
     stride = 1
     for size in fabric.axes:
@@ -138,7 +135,7 @@ def _axis_halves(fabric: Fabric, gpus: Ints) -> Iterator[tuple[Ints, Ints]]:
         stride *= size
 
 
-def _one_way(fabric: Fabric, alive: NDArray[np.bool_], near: Ints, far: Ints) -> int:
+def _one_way(fabric: Fabric, alive: Bools, near: Int64s, far: Int64s) -> int:
     """Return the capacity from GPUs `near` to GPUs `far`, all other nodes standing where it is least."""
     source, destination, bandwidth = fabric.source[alive], fabric.destination[alive], fabric.bandwidth[alive]
     side = np.full(fabric.nodes, _BETWEEN)
@@ -159,7 +156,7 @@ def _one_way(fabric: Fabric, alive: NDArray[np.bool_], near: Ints, far: Ints) ->
     return total + _flow(between, into, out, np.flatnonzero(linked))
 
 
-def _flow(between: Ints, into: Ints, out: Ints, linked: Ints) -> int:
+def _flow(between: Int64s, into: Int64s, out: Int64s, linked: Int64s) -> int:
     import networkx  # slow to import, and most fabrics have no links between switches
 
     graph: networkx.DiGraph[object] = networkx.DiGraph()

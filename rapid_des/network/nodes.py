@@ -1,15 +1,38 @@
-"""How people name nodes and links of a fabric, in machine files, faults and on the command line."""
+"""How people name nodes and links: in machine files, faults and on the command line, and in graph files."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric
 
 _NAMED = re.compile(r"(gpu|nic|switch)?\s*(\d+)\Z")
-_PLACED = re.compile(r"\(\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*\)\Z")
+_COORDINATES = re.compile(r"\(\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*\)\Z")
 _LINK = re.compile(r"(.+?)\s*([->])\s*(.+)\Z")
+
+
+@dataclass(frozen=True)
+class NamedLink:
+    """One directed link of a graph file, ends by name."""
+
+    source: str
+    destination: str
+    bandwidth: int
+    """Bytes a second."""
+    latency: int
+    """Picoseconds."""
+
+
+@dataclass(frozen=True)
+class NamedGraph:
+    """The graph of a file."""
+
+    nodes: dict[str, int]
+    """Local node of each name: GPUs, then NICs, then switches."""
+    nics: int
+    edges: list[NamedLink]
 
 
 def find_node(fabric: Fabric, text: str | int) -> int:
@@ -18,9 +41,9 @@ def find_node(fabric: Fabric, text: str | int) -> int:
     Coordinates are one number an axis, innermost first. `TopologyError` says what is allowed.
     """
     written = str(text).strip()
-    placed = _PLACED.match(written)
-    if placed:
-        return _at(fabric, tuple(int(digit) for digit in placed[1].split(",")), written)
+    coordinates = _COORDINATES.match(written)
+    if coordinates:
+        return _at(fabric, tuple(int(digit) for digit in coordinates[1].split(",")), written)
     named = _NAMED.match(written)
     if named is None:
         allowed = "a GPU's id or coordinates as in (1, 0), gpu5, nic0 or switch2"
@@ -57,8 +80,8 @@ def find_links(fabric: Fabric, text: str) -> tuple[int, ...]:
     if ends is None:
         raise TopologyError(f"{fabric.name}: {written!r} names no link; allowed: A-B, A>B, #ID")
     source, destination = find_node(fabric, ends[1]), find_node(fabric, ends[3])
-    there = fabric.link(source, destination)
-    return (there,) if ends[2] == ">" else (there, fabric.link(destination, source))
+    link = fabric.link(source, destination)
+    return (link,) if ends[2] == ">" else (link, fabric.link(destination, source))
 
 
 def _by_id(fabric: Fabric, written: str) -> int:
@@ -68,12 +91,14 @@ def _by_id(fabric: Fabric, written: str) -> int:
     return int(number)
 
 
-def _at(fabric: Fabric, place: tuple[int, ...], written: str) -> int:
+def _at(fabric: Fabric, coordinates: tuple[int, ...], written: str) -> int:
     axes = fabric.axes
-    if len(place) != len(axes) or any(digit >= size for digit, size in zip(place, axes, strict=True)):
+    if len(coordinates) != len(axes) or any(
+        digit >= size for digit, size in zip(coordinates, axes, strict=True)
+    ):
         sizes = ", ".join(f"0..{size - 1}" for size in axes)
         raise TopologyError(f"{fabric.name}: there is no GPU at {written}; allowed: ({sizes})")
     gpu = 0
-    for digit, size in zip(reversed(place), reversed(axes), strict=True):
+    for digit, size in zip(reversed(coordinates), reversed(axes), strict=True):
         gpu = gpu * size + digit
     return gpu

@@ -1,111 +1,199 @@
-"""Dimension-order routing over a product of blocks: arithmetic, deterministic, without tables of pairs."""
+"""Routers: dimension order, which is arithmetic without tables of pairs, and the path around dead links.
+
+Both are pure and deterministic. A router may remember distances; a copy in another process starts without.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from rapid_des.errors import TopologyError
-from rapid_des.network.build import Layout, Plan
-from rapid_des.network.fabric import Fabric, Ints, Routes
+from rapid_des.arrays import Bools, Int32s, Int64s, entries_of, rows_of, starts_by, starts_of
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import FabricCutError, TopologyError
+from rapid_des.network.build import DimensionLayout, FabricLayout
+from rapid_des.network.fabric import Fabric, Router, Routes
+from rapid_des.network.paths import UNREACHED, hops_from, hops_to
 
-_WHOLE_ROWS = 256
-"""Positions up to which a first question computes the local routes from a position to all others at once."""
+_ROOM = 2**24
+"""Nodes times destinations whose distances and next links a router may remember, at eight bytes each."""
+_LISTED = 8
+"""Links and GPUs that an error names one by one."""
+
+
+def as_pairs(pairs: Iterable[tuple[int, int]] | Int64s) -> Int64s:
+    """Return pairs of nodes as the rows of a table."""
+    return np.array(pairs if isinstance(pairs, np.ndarray) else list(pairs), np.int64).reshape(-1, 2)
 
 
 @dataclass(frozen=True, eq=False)
 class DimensionOrderRouter:
     """Corrects one dimension after the other, in the order that the machine file states."""
 
-    plan: Plan
-    _local: list[dict[tuple[int, int], tuple[int, ...]]] = field(init=False, repr=False)
-    _known: dict[tuple[int, int], tuple[int, ...]] = field(init=False, repr=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_local", [{} for _ in self.plan.layouts])
+    layout: FabricLayout
 
     @property
     def fabric(self) -> Fabric:
         """The fabric that the links belong to."""
-        return self.plan.fabric
+        return self.layout.fabric
 
     def route(self, source: int, destination: int) -> tuple[int, ...]:
-        """Return the ids of the links on the way between two GPUs, in order."""
-        known = self._known.get((source, destination))
-        if known is None:
-            known = self._known[source, destination] = self._one(source, destination)
-        return known
+        """Return the ids of the links between two GPUs, in order."""
+        return self.routes([(source, destination)]).of(0)
 
     def routes(self, pairs: Iterable[tuple[int, int]]) -> Routes:
         """Return the routes of many pairs of GPUs at once."""
-        table = np.array(pairs if isinstance(pairs, np.ndarray) else list(pairs), np.int64).reshape(-1, 2)
-        check_gpus(self.fabric, table)
+        table = as_pairs(pairs)
+        _check_gpus(self.fabric, table)
+        layouts = self.layout.layouts
         current, flows, parts = table[:, 0].copy(), np.arange(len(table)), []
-        for index in self._order():
-            layout = self.plan.layouts[index]
+        for layout in layouts if self.layout.routing.order == "innermost_first" else reversed(layouts):
             target = current + _offset(layout, current, table[:, 1])
             moved = np.flatnonzero(current != target)
-            local, lengths = self._segments(index, current[moved], target[moved])
-            parts.append((np.repeat(flows[moved], lengths), local))
+            links, lengths = _within(layout, current[moved], target[moved])
+            parts.append((np.repeat(flows[moved], lengths), links))
             current = target
         parts = [part for part in parts if len(part[0])] or parts[:1]
         flow, links = (np.concatenate(column) for column in zip(*parts, strict=True))
-        starts = np.concatenate(([0], np.cumsum(np.bincount(flow, minlength=len(table)))))
+        starts = starts_by(flow, len(table))
         return Routes(starts, links if len(parts) == 1 else links[np.argsort(flow, kind="stable")])
 
-    def _order(self) -> Iterable[int]:
-        indices = range(len(self.plan.layouts))
-        return indices if self.plan.routing.order == "innermost_first" else reversed(indices)
 
-    def _one(self, source: int, destination: int) -> tuple[int, ...]:
-        check_gpus(self.fabric, np.array([[source, destination]]))
-        current, links = source, list[int]()
-        for index in self._order():
-            layout = self.plan.layouts[index]
-            digits = current // layout.stride % layout.size, destination // layout.stride % layout.size
-            target = current + (digits[1] - digits[0]) * layout.stride
-            if target != current:
-                (copy, start), (_, end) = layout.place_one(current), layout.place_one(target)
-                first = layout.first_link + copy * len(layout.block)
-                links += [first + link for link in self._segment(index, start, end)]
-            current = target
-        return tuple(links)
-
-    def _segment(self, index: int, start: int, end: int) -> tuple[int, ...]:
-        """Return the local links from one position to another, computing a whole row on a small block."""
-        known, block = self._local[index], self.plan.layouts[index].block
-        if (start, end) not in known:
-            few = block.positions <= _WHOLE_ROWS
-            ends = np.arange(block.positions) if few else np.array([end])
-            routes = block.walk(np.full(len(ends), start), ends)
-            known.update({(start, int(to)): routes.of(flow) for flow, to in enumerate(ends)})
-        return known[start, end]
-
-    def _segments(self, index: int, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-        """Return the links of many moves within one dimension, and how many each has."""
-        layout = self.plan.layouts[index]
-        (copy, start), (_, end) = layout.place(source), layout.place(target)
-        if layout.block.star:
-            routes = layout.block.walk(start, end)
-            lengths = np.diff(routes.starts)
-            return layout.links(np.repeat(copy, lengths), routes.links), lengths
-        keys, which = np.unique(start * layout.block.positions + end, return_inverse=True)
-        routes = layout.block.walk(keys // layout.block.positions, keys % layout.block.positions)
-        lengths = np.diff(routes.starts)[which]
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        local = routes.links[np.repeat(routes.starts[which], lengths) + within]
-        return layout.links(np.repeat(copy, lengths), local), lengths
-
-
-def _offset(layout: Layout, current: Ints, destination: Ints) -> Ints:
+def _offset(layout: DimensionLayout, current: Int64s, destination: Int64s) -> Int64s:
     here, there = current // layout.stride % layout.size, destination // layout.stride % layout.size
     return (there - here) * layout.stride
 
 
-def check_gpus(fabric: Fabric, pairs: Ints) -> None:
+def _within(layout: DimensionLayout, source: Int64s, target: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the links of many moves within one dimension, and how many each has."""
+    (copy, start), (_, end) = layout.locate(source), layout.locate(target)
+    if layout.block.star:
+        routes = layout.block.walk(start, end)
+        lengths = np.diff(routes.starts)
+        return layout.links(np.repeat(copy, lengths), routes.links), lengths
+    keys, which = np.unique(start * layout.block.positions + end, return_inverse=True)
+    routes = layout.block.walk(keys // layout.block.positions, keys % layout.block.positions)
+    lengths = np.diff(routes.starts)[which]
+    local = routes.links[entries_of(routes.starts, which)]
+    return layout.links(np.repeat(copy, lengths), local), lengths
+
+
+def _check_gpus(fabric: Fabric, pairs: Int64s) -> None:
     """Refuse ends of a route that are no GPUs of the fabric."""
     wrong = pairs[(pairs < 0) | (pairs >= fabric.gpus)]
     if len(wrong):
         raise TopologyError(f"{fabric.name}: there is no GPU {wrong[0]}; allowed: 0 to {fabric.gpus - 1}")
+
+
+@dataclass(frozen=True, eq=False)
+class FaultAwareRouter:
+    """Routes around dead links.
+
+    A route whose links all live is taken as planned. Otherwise, among the shortest surviving paths, the one
+    that follows the plan longest, then the one of lowest node ids. Such paths have no loops: each hop is one
+    nearer to the destination. `FabricCutError` names the cut where no path survives.
+    """
+
+    fabric: Fabric
+    planned: Router
+    dead: frozenset[int]
+    descents: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    """By destination: each node's hops to it, and its link to the lowest neighbour that is nearer."""
+
+    @cached_property
+    def alive(self) -> Bools:
+        """Whether each link lives."""
+        return self.fabric.alive(self.dead)
+
+    def route(self, source: int, destination: int) -> tuple[int, ...]:
+        """Return the ids of the links between two GPUs, in order."""
+        return self.routes([(source, destination)]).of(0)
+
+    def routes(self, pairs: Iterable[tuple[int, int]]) -> Routes:
+        """Return the routes of many pairs of GPUs at once."""
+        table = as_pairs(pairs)
+        planned = self.planned.routes(table)
+        flows = rows_of(np.diff(planned.starts))
+        broken = np.unique(flows[~self.alive[planned.links]])
+        order = np.lexsort((table[broken, 0], table[broken, 1]))
+        detours = {
+            flow: self._detour(int(table[flow, 0]), int(table[flow, 1]), planned.of(flow))
+            for flow in broken[order].tolist()
+        }
+        return replaced(planned, detours)
+
+    def _detour(self, source: int, destination: int, planned: tuple[int, ...]) -> tuple[int, ...]:
+        nodes = self.fabric.nodes
+        hops, nearer = self.descents.get_or_make(
+            destination, lambda: self._descent(destination), weight=lambda _: nodes
+        )
+        if hops[source] == UNREACHED:
+            raise self._cut(source, destination)
+        ends, links, node = self.fabric.destination, list[int](), source
+        for link in planned:
+            ahead = int(ends[link])
+            if not self.alive[link] or hops[ahead] != hops[node] - 1:
+                break
+            links.append(link)
+            node = ahead
+        while node != destination:
+            links.append(int(nearer[node]))
+            node = int(ends[links[-1]])
+        return tuple(links)
+
+    def _descent(self, destination: int) -> tuple[Int32s, Int32s]:
+        """Return each node's hops to a destination, and its link to the lowest neighbour that is nearer."""
+        hops = hops_to(self.fabric, destination, self.alive)
+        links = self._descending
+        closer = links[hops[self.fabric.source[links]] == hops[self.fabric.destination[links]] + 1]
+        nearer = np.zeros(self.fabric.nodes, np.int32)
+        nearer[self.fabric.source[closer]] = closer  # of several, the last one written stays: the lowest
+        return hops, nearer
+
+    @cached_property
+    def _descending(self) -> Int64s:
+        """The living links, those to higher nodes first."""
+        links = np.flatnonzero(self.alive)
+        return links[np.argsort(-self.fabric.destination[links], kind="stable")]
+
+    def _cut(self, source: int, destination: int) -> FabricCutError:
+        fabric = self.fabric
+        reached = hops_from(fabric, source, self.alive) != UNREACHED
+        crossing = np.flatnonzero(reached[fabric.source] & ~reached[fabric.destination])
+        ends = f"{fabric.node_name(source)} can not reach {fabric.node_name(destination)}"
+        near, far = _side(fabric, reached), _side(fabric, ~reached)
+        links = _listed([fabric.link_name(link) for link in crossing[: _LISTED + 1].tolist()], len(crossing))
+        return FabricCutError(f"{fabric.name}: {ends}: dead links cut {near} from {far}: {links}")
+
+
+def _side(fabric: Fabric, member: Bools) -> str:
+    gpus = np.flatnonzero(member[: fabric.gpus])
+    names = _listed([fabric.node_name(gpu) for gpu in gpus[: _LISTED + 1].tolist()], len(gpus))
+    others = int(np.count_nonzero(member)) - len(gpus)
+    if not len(gpus):
+        nodes = np.flatnonzero(member)
+        return _listed([fabric.node_name(node) for node in nodes[: _LISTED + 1].tolist()], len(nodes))
+    return f"{len(gpus)} GPUs ({names})" + (f" and {others} switches or NICs" if others else "")
+
+
+def _listed(names: list[str], count: int) -> str:
+    return ", ".join(names[:_LISTED]) + (f", … {count - _LISTED} more" if count > _LISTED else "")
+
+
+def replaced(routes: Routes, others: dict[int, tuple[int, ...]]) -> Routes:
+    """Return routes, those of the flows in `others` exchanged for what stands there."""
+    if not others:
+        return routes
+    lengths = np.diff(routes.starts)
+    lengths[list(others)] = [len(links) for links in others.values()]
+    starts = starts_of(lengths)
+    links = np.empty(int(starts[-1]), np.int64)
+    same = np.ones(len(routes), bool)
+    same[list(others)] = False
+    links[np.repeat(same, lengths)] = routes.links[np.repeat(same, np.diff(routes.starts))]
+    for flow, row in others.items():
+        links[starts[flow] : starts[flow + 1]] = row
+    return Routes(starts, links)

@@ -17,11 +17,11 @@ from operator import itemgetter
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
-from rapid_des.network.fabric import Ints
-from rapid_des.network.search import UNREACHED, hops_from
+from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.program.plans import Call, Plan, Step, plan
 from rapid_des.program.signatures import all_pairs
 from rapid_des.program.zero_load import chain_and_load
@@ -149,14 +149,14 @@ class Survivors:
                 found.append(replace(step, algorithm=name, chunks=chunks, extents=(), order=order))
         return found
 
-    def _lose_ways(self, pairs: Ints) -> bool:
+    def _lose_ways(self, pairs: Int64s) -> bool:
         dead = np.array(sorted(self.machine.dead), np.int64)
         return bool(np.isin(self.machine.planned.routes(pairs).links, dead).any())
 
-    def _chain_and_load(self, step: Step, ranks: Ranks) -> tuple[int, Ints]:
+    def _chain_and_load(self, step: Step, ranks: Ranks) -> tuple[int, Int64s]:
         return chain_and_load(step.schedule(len(ranks)), self.machine, ranks)
 
-    def _hops(self, ranks: Ranks) -> tuple[Ints, Ints]:
+    def _hops(self, ranks: Ranks) -> tuple[Int64s, Int64s]:
         """Return the hops between members on what survives, and on the whole fabric."""
         fabric = self.machine.fabric
         alive, every = np.ones(len(fabric), bool), np.ones(len(fabric), bool)

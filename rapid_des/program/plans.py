@@ -15,13 +15,13 @@ from rapid_des.network.collectives import (
     Hierarchy,
     Phase,
     Schedule,
-    Shaped,
+    ShapedCollective,
     build_schedule,
+    chunk_phases,
     collectives_of,
     fits,
 )
-from rapid_des.network.collectives import plan as hierarchical_plan
-from rapid_des.network.collectives.ordering import Order, ordered_schedule
+from rapid_des.network.collectives.ordering import RingOrder, ordered_schedule
 from rapid_des.network.fabric import Fabric
 
 PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} | {
@@ -90,7 +90,7 @@ class Step:
     """The shape of the whole group, for algorithms that use it; empty: a plain group."""
     parents: Parents = ()
     """The tree of switches over the members, for algorithms that work in it."""
-    order: Order = ()
+    order: RingOrder = ()
     """The member at each place of the algorithm's ring; empty: their own order."""
 
     def schedule(self, members: int) -> Schedule:
@@ -101,7 +101,7 @@ class Step:
             )
         return build_schedule(
             self.algorithm,
-            Shaped(
+            ShapedCollective(
                 self.collective,
                 self.extents or (members,),
                 self.size,
@@ -138,7 +138,7 @@ def plan(call: Call, machine: Machine) -> Plan:
             _serving(name, call, machine, axis=axis)
             for axis, name in enumerate(_per_axis(stated, call, machine))
         )
-        phases = hierarchical_plan(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
+        phases = chunk_phases(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
         return tuple(tuple(_step(phase, call) for phase in chunk) for chunk in phases)
     if isinstance(stated, tuple):
         stated = _of_one_axis(stated, call, machine)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
-from rapid_des.network.switch_trees import SwitchTrees
+from rapid_des.network.switches import SwitchTrees
 from rapid_des.program.plans import NOTHING_ABOVE, Above, Parents
 
 

@@ -7,8 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.network.fabric import Fabric, Ints
-from rapid_des.network.search import compressed, gather
+from rapid_des.arrays import Int64s, entries_of
+from rapid_des.network.fabric import Fabric
+from rapid_des.network.paths import compressed
 
 Points = NDArray[np.float64]
 
@@ -65,20 +66,20 @@ def _storey(fabric: Fabric) -> float:
     return max(1.5, 0.16 * fabric.gpus)
 
 
-def _tiers(fabric: Fabric) -> Ints:
+def _tiers(fabric: Fabric) -> Int64s:
     """Return how far from the GPUs a node stands over NICs and switches alone."""
     tier = np.where(np.arange(fabric.nodes) < fabric.gpus, 0, -1)
-    table = compressed(fabric.source.astype(np.int64), fabric.nodes)
-    frontier: Ints = np.arange(fabric.gpus)
+    starts, links = compressed(fabric.source.astype(np.int64), fabric.nodes)
+    frontier: Int64s = np.arange(fabric.gpus)
     while len(frontier):
-        found = np.unique(fabric.destination[gather(table, frontier)]).astype(np.int64)
+        found = np.unique(fabric.destination[links[entries_of(starts, frontier)]]).astype(np.int64)
         found = found[tier[found] < 0]
         tier[found] = tier[frontier[0]] + 1
         frontier = found
     return np.maximum(tier, 1) * (np.arange(fabric.nodes) >= fabric.gpus)
 
 
-def _spread(fabric: Fabric, members: Ints, x: Points, tier: Ints, width: float) -> Points:
+def _spread(fabric: Fabric, members: Int64s, x: Points, tier: Int64s, width: float) -> Points:
     """Return even places for a tier's nodes, in the order of the middle of what they serve below."""
     lower = (tier[fabric.source] == tier[members[0]] - 1) & np.isin(fabric.destination, members)
     served = np.bincount(fabric.destination[lower], x[fabric.source[lower]], fabric.nodes)[members]

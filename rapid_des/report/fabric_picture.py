@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import Int64s
 from rapid_des.errors import InputError, TopologyError
 from rapid_des.machine import Machine
-from rapid_des.network.fabric import Fabric, Ints
+from rapid_des.network.fabric import Fabric
 from rapid_des.network.faults import hits, touches_links
 from rapid_des.report.fabric_layout import Points, node_positions
 from rapid_des.units import Bandwidth
@@ -148,7 +149,7 @@ def _add(axes: Any, collections: Any, lines: Points, **style: Any) -> None:
         axes.add_collection(collections(lines, zorder=2, **style))
 
 
-def _draw_load(axes: Any, lines: Any, cables: Ints, first: Ints, picture: Picture) -> None:
+def _draw_load(axes: Any, lines: Any, cables: Int64s, first: Int64s, picture: Picture) -> None:
     """Colour each cable by its busier direction."""
     busiest = np.zeros(int(cables.max(initial=0)) + 1)
     for link, share in (picture.load or {}).items():
@@ -164,21 +165,21 @@ def _draw_load(axes: Any, lines: Any, cables: Ints, first: Ints, picture: Pictur
     axes.figure.colorbar(lines, ax=axes, shrink=0.6, label=picture.load_label)
 
 
-def _cables(fabric: Fabric) -> tuple[Ints, Ints]:
+def _cables(fabric: Fabric) -> tuple[Int64s, Int64s]:
     """Return the cable of each link, and a link of each cable: both directions are one cable."""
     ends = np.sort(np.stack([fabric.source, fabric.destination], axis=1), axis=1)
     _, first, cable = np.unique(ends, axis=0, return_index=True, return_inverse=True)
     return cable.ravel(), first
 
 
-def _any(cables: Ints, first: Ints, links: Sequence[int] | frozenset[int]) -> NDArray[np.bool_]:
+def _any(cables: Int64s, first: Int64s, links: Sequence[int] | frozenset[int]) -> NDArray[np.bool_]:
     """Return for each cable whether one of its directions is among the links."""
     hit = np.zeros(len(first), bool)
     hit[cables[sorted(links)]] = True
     return hit
 
 
-def _curves(fabric: Fabric, first: Ints, points: Points, *, straight: bool) -> Points:
+def _curves(fabric: Fabric, first: Int64s, points: Points, *, straight: bool) -> Points:
     """Return a polyline a cable, bent where a straight one would run through other nodes."""
     start, end = points[fabric.source[first]][:, None, :], points[fabric.destination[first]][:, None, :]
     along = end - start

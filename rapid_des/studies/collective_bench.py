@@ -14,12 +14,12 @@ from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.network.collectives import IN_SWITCH, ON_FABRIC, Schedule, Shaped, load_algorithm, on_fabric
-from rapid_des.network.collectives.algorithm_files import READERS
+from rapid_des.network.collectives import IN_SWITCH, ON_FABRIC, Schedule, ShapedCollective, on_fabric
+from rapid_des.network.collectives.algorithm_files import READERS, load_algorithm
 from rapid_des.network.collectives.bounds import Bounds, bounds
-from rapid_des.network.collectives.nccl import NcclEstimate, nccl_time
-from rapid_des.network.collectives.nccl_fabric import load_fabric
-from rapid_des.network.collectives.task import SHARDED_INPUT
+from rapid_des.network.collectives.libraries.nccl import NcclEstimate, nccl_time
+from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
+from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.network.metrics import bisection
 from rapid_des.program.fault_planner import Planner
 from rapid_des.program.plans import Call, geometry
@@ -181,7 +181,7 @@ def chosen(operation: str, algorithm: str | None, chunks: int) -> tuple[Own | No
 def _scheduler(own: Own, kind: CollectiveType, extents: tuple[int, ...]) -> Callable[[int], Schedule]:
     """Return the function from a size to the transfers."""
     if own.name in ON_FABRIC:
-        return lambda size: on_fabric(own.name, Shaped(kind, extents, size, chunks=own.chunks))
+        return lambda size: on_fabric(own.name, ShapedCollective(kind, extents, size, chunks=own.chunks))
     written = load_algorithm(Path(own.name))
     if (written.collective, written.file.members) != (kind, prod(extents)):
         does = f"{written.file.collective} of {written.file.members} members"

@@ -11,7 +11,7 @@ from rapid_des.engines import compiled
 from rapid_des.errors import FabricCutError, UnsupportedByEngine
 from rapid_des.modes.blocks.sharing import require_disjoint
 from rapid_des.modes.execution import EngineChoice, execute
-from rapid_des.network.collectives import IN_SWITCH, prove, task
+from rapid_des.network.collectives import IN_SWITCH, demand, prove
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Call, geometry, plan
@@ -77,7 +77,7 @@ def test_the_schedule_that_is_replayed_keeps_the_data_property(fabric, kind, siz
     above = AboveGroups(where).of("group", group, extents, group[0])
     ((step,),) = plan(Call(kind, size, extents, axes, above), where)
     schedule = step.schedule(len(group))
-    prove(schedule, task(kind, len(group), size))
+    prove(schedule, demand(kind, len(group), size))
     if step.algorithm == "sharp":
         assert schedule.switches == len(above.whole) - len(group)
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from rapid_des.errors import FabricCutError
 from rapid_des.network.build import build
-from rapid_des.network.detours import FaultAwareRouter
-from rapid_des.network.routing import DimensionOrderRouter
+from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
 from rapid_des.network.specs import Routing
 from tests.network.fabrics import INNER, dimension, graph_of
 

@@ -18,7 +18,7 @@ from rapid_des.network.fluid import (
     set_route,
     settle,
 )
-from rapid_des.network.fluid_work import MOST_BANDWIDTH, SCALE, drain_time, drained
+from rapid_des.network.fluid.state import MOST_BANDWIDTH, SCALE, drain_time, drained
 
 GB = 10**9
 HALF = 2**15

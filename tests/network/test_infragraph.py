@@ -10,8 +10,7 @@ import yaml
 from rapid_des.errors import ConfigError
 from rapid_des.machine import load_machine
 from rapid_des.network.build import build
-from rapid_des.network.infragraph import Expansion, read
-from rapid_des.network.infragraph_names import indices
+from rapid_des.network.infragraph.expansion import Expansion, indices, read
 from rapid_des.network.specs import InfraGraph
 from rapid_des.simulation import replay
 from tests.network.fabrics import INNER
@@ -108,11 +107,11 @@ def test_an_expansion_lists_the_pieces_in_the_order_of_the_file(tmp_path):
     inside = ["gpu.0", "gpu.1", "nvsw.0", "cx.0.nic.0", "cx.0.port.0", "cx.1.nic.0", "cx.1.port.0"]
     expected = [f"host.{host}.{name}" for host in (0, 1) for name in inside]
     assert [node.path for node in found.nodes] == [*expected, "leaf.0.asic.0"]
-    lines = {frozenset(line.ends) for line in found.lines}
-    assert frozenset({"host.1.gpu.1", "host.1.cx.1.nic.0"}) in lines
-    assert frozenset({"host.1.gpu.1", "host.1.cx.0.nic.0"}) not in lines
+    edges = {frozenset(edge.ends) for edge in found.edges}
+    assert frozenset({"host.1.gpu.1", "host.1.cx.1.nic.0"}) in edges
+    assert frozenset({"host.1.gpu.1", "host.1.cx.0.nic.0"}) not in edges
     # per host: 2 to the switch, 2 to NICs, 2 inside those, 2 to the leaf
-    assert len(lines) == len(found.lines) == 2 * 8
+    assert len(edges) == len(found.edges) == 2 * 8
 
 
 @pytest.mark.parametrize("name", ["g.yaml", "g.yml", "g.json"])

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rapid_des.network.build import build
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import Routing
-from rapid_des.network.switch_trees import SwitchTrees
-from rapid_des.network.switch_ways import AnyNodeRouter
+from rapid_des.network.switches import AnyNodeRouter, SwitchTrees
 from tests.network.fabrics import INNER, dimension, graph_of
 
 LINK = {"bandwidth": "50 GB/s", "latency": "500 ns"}

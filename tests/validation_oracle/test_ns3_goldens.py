@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from rapid_des.network.fluid_flows import compiled, simulate_flows
+from rapid_des.network.fluid.messages import compiled, simulate_flows
 from rapid_des.validation.measurements import CHECKOUT_DATA, DataFolder
 from rapid_des.validation.network.messages import Traffic, makespan
 from rapid_des.validation.network.packets import ns3_topics, protocol, read_traffic

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rapid_des.errors import DeadlockError
-from rapid_des.network.fluid_flows import Message
+from rapid_des.network.fluid.messages import Message
 from rapid_des.network.protocol import Protocol, cut_through_time
 from rapid_des.units import Size
 from validation.packet_oracle.simulation import simulate_packets

@@ -10,7 +10,7 @@ from simpy import Environment
 from simpy.events import Timeout
 
 from rapid_des.errors import DeadlockError
-from rapid_des.network.fluid_flows import Message, Times
+from rapid_des.network.fluid.messages import Message, Times
 from rapid_des.network.protocol import Hops, packet_time, units
 from validation.packet_oracle.ports import Flow, Packet, Port
 from validation.packet_oracle.transport import Credits, Pause, Transport, window

@@ -13,7 +13,7 @@ from rapid_des.engines.compiled.calendar import PUSHED, push
 from rapid_des.engines.compiled.flat import flatten
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
-from rapid_des.network.fluid_state import new_fluid, widened
+from rapid_des.network.fluid.state import new_fluid, widened
 from rapid_des.program.fluid_table import widest
 from rapid_des.program.program import Program, Records, Trail
 from rapid_des.program.timetable import FOREVER
@@ -30,7 +30,8 @@ def kernel_of(*, fluid: bool) -> Kernel:
         return Kernel(kernel.play, sorted(sources))
     from rapid_des.engines.compiled.fluid_kernel import play_fluid
 
-    return Kernel(play_fluid, sorted([*sources, *package.glob("network/fluid*.py")]))
+    sharing = [package / "network" / "fluid" / f"{name}.py" for name in ("__init__", "filling", "state")]
+    return Kernel(play_fluid, sorted([*sources, *sharing]))
 
 
 class CompiledSimulation:

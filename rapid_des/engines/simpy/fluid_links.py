@@ -21,7 +21,7 @@ from rapid_des.network.fluid import (
     set_route,
     settle,
 )
-from rapid_des.network.fluid_state import widened
+from rapid_des.network.fluid.state import widened
 from rapid_des.program.fluid_table import widest
 from rapid_des.program.program import FluidTable, Program
 from rapid_des.program.timetable import FULL_RATE

@@ -1,19 +1,17 @@
 """Collective algorithms: pure functions from a group size and bytes to transfers."""
 
-from rapid_des.network.collectives.algorithm_files import load_algorithm
-from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, Phase, flatten, plan
+from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, Phase, chunk_phases, flatten
 from rapid_des.network.collectives.in_switch import IN_SWITCH, fits
 from rapid_des.network.collectives.on_fabric import (
     ON_FABRIC,
-    Shaped,
+    ShapedCollective,
     build_schedule,
     collectives_of,
     on_fabric,
 )
 from rapid_des.network.collectives.proof import prove
 from rapid_des.network.collectives.registry import ALGORITHMS, Algorithm, algorithm, algorithms_for
-from rapid_des.network.collectives.schedule import Pieces, Schedule
-from rapid_des.network.collectives.task import Task, task
+from rapid_des.network.collectives.schedule import Demand, Pieces, Schedule, demand
 
 __all__ = [
     "ALGORITHMS",
@@ -25,17 +23,16 @@ __all__ = [
     "Phase",
     "Pieces",
     "Schedule",
-    "Shaped",
-    "Task",
+    "ShapedCollective",
+    "Demand",
     "algorithm",
     "algorithms_for",
     "build_schedule",
+    "chunk_phases",
     "collectives_of",
     "fits",
     "flatten",
-    "load_algorithm",
     "on_fabric",
-    "plan",
     "prove",
-    "task",
+    "demand",
 ]

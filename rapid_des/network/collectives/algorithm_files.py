@@ -1,12 +1,244 @@
-"""Algorithms from files, by the kind of file."""
+"""Algorithms from files, by the kind of file, and MSCCL's XML as transfers.
+
+A GPU has thread blocks, each a list of steps that run in order; a step sends to or receives from the thread
+block's peer, may wait for a step of another one, and names chunks by buffer (i, o, s) and offset. The steps
+are played once with symbols to find which part of the collective's logical buffer every message carries.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
+from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
-from rapid_des.network.collectives.msccl import load_msccl
-from rapid_des.network.collectives.written import WrittenAlgorithm, load_written
+from rapid_des.network.collectives.written import (
+    WrittenAlgorithm,
+    WrittenFile,
+    WrittenTransfer,
+    load_written,
+    written,
+)
+
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
+_RECEIVES = {"r", "rcs", "rrc", "rrs", "rrcs"}
+_REDUCES = {"rrc", "rrs", "rrcs"}
+_SENDS = {"s", "rcs", "rrs", "rrcs"}
+_KNOWN = _RECEIVES | _SENDS | {"cpy", "re", "nop"}
+Slot = tuple[int, str, int]
+"""GPU, buffer, offset."""
+
+
+@dataclass
+class _Message:
+    """What one send carries: logical blocks, one transfer for every run of neighbours."""
+
+    blocks: list[int]
+    numbers: list[int]
+
+
+@dataclass
+class _Thread:
+    """A thread block: its steps, how far it is, and the transfers into its GPU that it knows to have come."""
+
+    gpu: int
+    send: int
+    receive: int
+    channel: int
+    steps: list[ElementTree.Element]
+    done: int = 0
+    knows: list[frozenset[int]] = field(default_factory=list)
+
+
+def load_msccl(path: Path) -> WrittenAlgorithm:
+    """Read an MSCCL XML file; a `ConfigError` names the file, the step and what is wrong."""
+    try:
+        root = ElementTree.fromstring(read_text(path))  # noqa: S314 - no network, entities are expat's
+    except ElementTree.ParseError as error:
+        raise ConfigError(f"not valid XML: {error}", file=str(path)) from None
+    try:
+        return _Player(root, str(path)).play()
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"an attribute is missing or no number: {error}", file=str(path)) from None
+
+
+class _Player:
+    """Runs all thread blocks to their ends."""
+
+    def __init__(self, root: ElementTree.Element, name: str) -> None:
+        self.name = name
+        self.members = int(root.attrib["ngpus"])
+        coll = root.attrib["coll"].lower()
+        if coll not in _COLLECTIVES:
+            raise ConfigError(f"{coll!r} is not one of {', '.join(_COLLECTIVES)}", file=name, key="coll")
+        self.collective = _COLLECTIVES[coll]
+        self.in_place = root.attrib.get("inplace", "0") == "1"
+        self.threads = {
+            (int(gpu.attrib["id"]), int(block.attrib["id"])): _Thread(
+                int(gpu.attrib["id"]),
+                int(block.attrib["send"]),
+                int(block.attrib["recv"]),
+                int(block.attrib["chan"]),
+                sorted(block, key=lambda step: int(step.attrib["s"])),
+            )
+            for gpu in root
+            for block in gpu
+        }
+        chunks = max([int(gpu.attrib["i_chunks"]) for gpu in root] + [1])
+        self.per_rank = chunks if self.collective in ("all_gather", "all_reduce") else chunks // self.members
+        self.holds: dict[Slot, int] = {}
+        self.brought: dict[Slot, list[int]] = defaultdict(list)
+        self.wires: dict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)
+        self.transfers: list[WrittenTransfer] = []
+        self.reduced: set[int] = set()
+        self._fill(chunks)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the logical buffer."""
+        factor = {"all_reduce": 1, "all_to_all": self.members**2}.get(self.collective, self.members)
+        return self.per_rank * factor
+
+    def _fill(self, chunks: int) -> None:
+        """Say where the input stands at the start."""
+        for gpu, chunk in itertools.product(range(self.members), range(chunks)):
+            logical = chunk
+            if self.collective == "all_gather":
+                logical = gpu * self.per_rank + chunk
+                self.holds[gpu, "o", logical] = logical
+            elif self.collective == "all_to_all":
+                logical = gpu * chunks + chunk
+            self.holds[gpu, "i", chunk] = logical
+
+    def _slot(self, gpu: int, buffer: str, offset: int) -> Slot:
+        if buffer == "o" and self.in_place and self.collective in ("all_reduce", "reduce_scatter"):
+            return gpu, "i", offset
+        return gpu, buffer, offset
+
+    def play(self) -> WrittenAlgorithm:
+        """Run every step that can run until none is left."""
+        moved = True
+        while moved:
+            moved = False
+            for key in sorted(self.threads):
+                while self._step(key):
+                    moved = True
+        for (gpu, block), thread in sorted(self.threads.items()):
+            if thread.done < len(thread.steps):
+                problem = f"gpu {gpu}, tb {block}, step {thread.done} waits for something that never comes"
+                raise ConfigError(problem, file=self.name)
+        rows = [
+            WrittenTransfer(
+                source=row.source,
+                destination=row.destination,
+                block=row.block,
+                count=row.count,
+                reduces=number in self.reduced,
+                after=row.after,
+            )
+            for number, row in enumerate(self.transfers)
+        ]
+        file = WrittenFile(
+            collective=self.collective, members=self.members, blocks=self.blocks, transfers=tuple(rows)
+        )
+        return written(file, self.name)
+
+    def _step(self, key: tuple[int, int]) -> bool:
+        """Run a thread block's next step if it can; say whether it did."""
+        thread = self.threads[key]
+        if thread.done == len(thread.steps):
+            return False
+        step = thread.steps[thread.done].attrib
+        kind = step["type"]
+        if kind not in _KNOWN:
+            raise ConfigError(f"step type {kind!r} is not one of {', '.join(sorted(_KNOWN))}", file=self.name)
+        wire = self.wires[thread.receive, thread.gpu, thread.channel]
+        if not self._awaited_is_done(thread, step) or (kind in _RECEIVES and not wire):
+            return False
+        known = self._known(thread, step)
+        blocks = self._source_blocks(thread.gpu, step) if kind not in _RECEIVES else []
+        if kind in _RECEIVES:
+            message = wire.popleft()
+            known, blocks = known | frozenset(message.numbers), message.blocks
+            self._land(thread.gpu, step, message)
+        elif kind in ("cpy", "re"):
+            self._copy(thread.gpu, step, reduce=kind == "re")
+        if kind in _SENDS:
+            self._send(thread, blocks, known)
+        thread.knows.append(known)
+        thread.done += 1
+        return True
+
+    def _awaited_is_done(self, thread: _Thread, step: dict[str, str]) -> bool:
+        awaited = int(step["depid"])
+        return awaited < 0 or self.threads[thread.gpu, awaited].done > int(step["deps"])
+
+    def _known(self, thread: _Thread, step: dict[str, str]) -> frozenset[int]:
+        """Return the arrivals that a thread block knows of, with those of the step it has waited for."""
+        known = thread.knows[-1] if thread.knows else frozenset()
+        if int(step["depid"]) >= 0:
+            known |= self.threads[thread.gpu, int(step["depid"])].knows[int(step["deps"])]
+        return known
+
+    def _range(self, gpu: int, step: dict[str, str], side: str) -> list[Slot]:
+        offset, count = int(step[f"{side}off"]), int(step["cnt"])
+        return [self._slot(gpu, step[f"{side}buf"], offset + index) for index in range(count)]
+
+    def _source_blocks(self, gpu: int, step: dict[str, str]) -> list[int]:
+        if step["type"] == "nop":
+            return []
+        slots = self._range(gpu, step, "src")
+        empty = [slot for slot in slots if slot not in self.holds]
+        if empty:
+            _, buffer, offset = empty[0]
+            problem = f"gpu {gpu} reads chunk {buffer}[{offset}] before anything is there"
+            raise ConfigError(problem, file=self.name)
+        return [self.holds[slot] for slot in slots]
+
+    def _land(self, gpu: int, step: dict[str, str], message: _Message) -> None:
+        if step["type"] in _REDUCES:
+            self.reduced.update(message.numbers)
+        if step["type"] == "rrs":
+            return
+        for slot, block in zip(self._range(gpu, step, "dst"), message.blocks, strict=True):
+            self.holds[slot] = block
+            self.brought[slot] = list(message.numbers)
+
+    def _copy(self, gpu: int, step: dict[str, str], *, reduce: bool) -> None:
+        pairs = zip(self._range(gpu, step, "src"), self._range(gpu, step, "dst"), strict=True)
+        for source, target in pairs:
+            if reduce:
+                self.reduced.update(self.brought[source])
+            self.holds[target] = self.holds[source]
+
+    def _send(self, thread: _Thread, blocks: list[int], known: frozenset[int]) -> None:
+        numbers = []
+        start = 0
+        for end in range(1, len(blocks) + 1):
+            if end < len(blocks) and blocks[end] == blocks[end - 1] + 1:
+                continue
+            numbers.append(len(self.transfers))
+            self.transfers.append(
+                WrittenTransfer(
+                    source=thread.gpu,
+                    destination=thread.send,
+                    block=blocks[start],
+                    count=end - start,
+                    after=tuple(sorted(known)),
+                )
+            )
+            start = end
+        self.wires[thread.gpu, thread.send, thread.channel].append(_Message(blocks, numbers))
+
 
 READERS = {".xml": load_msccl, ".json": load_written, ".yaml": load_written, ".csv": load_written}
 

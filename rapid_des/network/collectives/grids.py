@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.network.collectives.draft import Draft
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Ints, Task
+from rapid_des.network.collectives.schedule import Demand, Schedule
 from rapid_des.network.collectives.trees import NO_PARENT, tree_broadcast, tree_reduce
 
 
-def bucket(task: Task) -> Schedule:
+def bucket(demand: Demand) -> Schedule:
     """Reduce-scatter, all-gather or all-reduce on a line without a link from its end to its start.
 
     Blocks walk one neighbour a step, both ways at once: gathered blocks away from their owner, partial sums
     towards it.
     """
-    draft = Draft(task)
+    draft = Draft(demand)
     reduced = None
-    if task.collective is not CollectiveType.ALL_GATHER:
+    if demand.collective is not CollectiveType.ALL_GATHER:
         reduced = _walk_in(draft)
-    if task.collective in (CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE):
+    if demand.collective in (CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE):
         _walk_out(draft, reduced)
     return draft.seal()
 
 
-def _walk_in(draft: Draft) -> Ints:
+def _walk_in(draft: Draft) -> Int64s:
     """Add partial sums that walk towards their block's owner; return a join at each owner."""
     members, bounds = draft.members, draft.bounds
-    joins: list[tuple[Ints, Ints]] = []
+    joins: list[tuple[Int64s, Int64s]] = []
     for direction in (1, -1):
         distance, owner = _steps(members, direction, inwards=True)
         source = owner - direction * distance
@@ -46,7 +46,7 @@ def _walk_in(draft: Draft) -> Ints:
     return done
 
 
-def _walk_out(draft: Draft, reduced: Ints | None) -> None:
+def _walk_out(draft: Draft, reduced: Int64s | None) -> None:
     """Add copies that walk away from their owner, there after the joins `reduced`."""
     members, bounds = draft.members, draft.bounds
     for direction in (1, -1):
@@ -60,7 +60,7 @@ def _walk_out(draft: Draft, reduced: Ints | None) -> None:
             draft.wait(sent[~later], reduced[owner[~later]])
 
 
-def _steps(members: int, direction: int, *, inwards: bool) -> tuple[Ints, Ints]:
+def _steps(members: int, direction: int, *, inwards: bool) -> tuple[Int64s, Int64s]:
     """Return (distance, owner) of all transfers along one direction, the first to go first.
 
     Inwards, sums come in direction `direction` from `distance` away; outwards copies go the other way.
@@ -72,16 +72,16 @@ def _steps(members: int, direction: int, *, inwards: bool) -> tuple[Ints, Ints]:
     return distance[inside][order], owner[inside][order]
 
 
-def _previous(members: int, direction: int, distance: Ints, owner: Ints, *, inwards: bool) -> Ints:
+def _previous(members: int, direction: int, distance: Int64s, owner: Int64s, *, inwards: bool) -> Int64s:
     """Return the position of the transfer of the same block at another distance, -1 if there is none."""
     known_distance, known_owner = _steps(members, direction, inwards=inwards)
     table = np.full((members + 2, members), -1, dtype=np.int64)
     table[known_distance, known_owner] = np.arange(len(known_distance))
-    found: Ints = table[distance, owner]
+    found: Int64s = table[distance, owner]
     return found
 
 
-def grid_tree_parents(extents: tuple[int, ...], root: int, *, diagonal: bool) -> Ints:
+def grid_tree_parents(extents: tuple[int, ...], root: int, *, diagonal: bool) -> Int64s:
     """Return a tree of shortest paths to `root` in a mesh, or a king mesh where steps may be diagonal.
 
     In a mesh a member steps along the first dimension in which it is off; in a king mesh along all of them.
@@ -91,26 +91,26 @@ def grid_tree_parents(extents: tuple[int, ...], root: int, *, diagonal: bool) ->
     if not diagonal:
         first = np.argmax(offset != 0, axis=0)
         offset = np.where(np.arange(len(extents))[:, None] == first, offset, 0)
-    parent: Ints = np.ravel_multi_index(tuple(places + offset), extents, order="F").astype(np.int64)
+    parent: Int64s = np.ravel_multi_index(tuple(places + offset), extents, order="F").astype(np.int64)
     parent[root] = NO_PARENT
     return parent
 
 
-def grid_tree(task: Task, extents: tuple[int, ...], *, diagonal: bool) -> Schedule:
+def grid_tree(demand: Demand, extents: tuple[int, ...], *, diagonal: bool) -> Schedule:
     """Broadcast or reduce along a grid's tree; all-reduce to the grid's centre and back."""
-    if task.collective not in (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE):
-        asked = task.collective.name.lower()
+    if demand.collective not in (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE):
+        asked = demand.collective.name.lower()
         raise InputError(f"a grid's tree does all_reduce, broadcast and reduce, not {asked}")
-    root = task.root
-    if task.collective is CollectiveType.ALL_REDUCE:
+    root = demand.root
+    if demand.collective is CollectiveType.ALL_REDUCE:
         centre = tuple(extent // 2 for extent in extents)
         root = int(np.ravel_multi_index(centre, extents, order="F"))
-    draft = Draft(task)
+    draft = Draft(demand)
     parent = grid_tree_parents(extents, root, diagonal=diagonal)
     last = None
-    if task.collective is not CollectiveType.BROADCAST:
+    if demand.collective is not CollectiveType.BROADCAST:
         up = tree_reduce(draft, parent, draft.everything)
         last = up[parent == root]
-    if task.collective is not CollectiveType.REDUCE:
+    if demand.collective is not CollectiveType.REDUCE:
         tree_broadcast(draft, parent, draft.everything, after=last)
     return draft.seal()

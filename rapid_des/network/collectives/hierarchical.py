@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rapid_des.arrays import Int64s, starts_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
+from rapid_des.network.collectives.draft import in_sequence, relabel, relocate, together
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.registry import algorithm
-from rapid_des.network.collectives.relocation import in_sequence, relabel, relocate, together
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Ints, Task, chunk, task
+from rapid_des.network.collectives.schedule import Demand, Schedule, chunk, demand
 from rapid_des.units import ceil_divide
 
 C = CollectiveType
@@ -29,7 +29,7 @@ HIERARCHICAL = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.ALL_TO_ALL, C.BARRIER}) 
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of a chunk: every line of members along `dimension` does this."""
+    """One phase of a chunk: every line of members along `dimension` does this."""
 
     dimension: int
     collective: CollectiveType
@@ -63,13 +63,13 @@ class Hierarchy:
         return [tuple(used[shift:] + used[:shift]) for shift in shifts]
 
 
-def plan(
+def chunk_phases(
     collective: CollectiveType, over: Hierarchy, size: int, *, chunks: int = 1, rotate: bool = False
 ) -> tuple[tuple[Phase, ...], ...]:
     """Return the phases of every chunk of a collective with an input buffer of `size` bytes a member.
 
     >>> h = Hierarchy((2, 4), ("direct", "ring"))
-    >>> [(p.dimension, p.collective.name, p.size) for p in plan(CollectiveType.ALL_REDUCE, h, 800)[0]]
+    >>> [(p.dimension, p.collective.name, p.size) for p in chunk_phases(CollectiveType.ALL_REDUCE, h, 800)[0]]
     [(0, 'REDUCE_SCATTER', 800), (1, 'ALL_REDUCE', 400), (0, 'ALL_GATHER', 400)]
     """
     _check(collective)
@@ -88,7 +88,7 @@ def _check(collective: CollectiveType) -> None:
 
 def _phases(collective: CollectiveType, over: Hierarchy, order: tuple[int, ...], size: int) -> list[Phase]:
     phases = []
-    for dimension, kind in _steps(collective, order):
+    for dimension, kind in _walk(collective, order):
         name = over.algorithms[dimension]
         if kind not in (IN_SWITCH[name] if name in IN_SWITCH else algorithm(name).does):
             raise InputError(f"{name} (dimension {dimension}) does not do {kind.name.lower()}")
@@ -100,13 +100,13 @@ def _phases(collective: CollectiveType, over: Hierarchy, order: tuple[int, ...],
     return phases
 
 
-def _steps(collective: CollectiveType, order: tuple[int, ...]) -> list[tuple[int, CollectiveType]]:
+def _walk(collective: CollectiveType, order: tuple[int, ...]) -> list[tuple[int, CollectiveType]]:
     if collective is C.ALL_REDUCE:
         inwards = [(dimension, C.REDUCE_SCATTER) for dimension in order[:-1]]
         outwards = [(dimension, C.ALL_GATHER) for dimension in reversed(order[:-1])]
         return [*inwards, (order[-1], C.ALL_REDUCE), *outwards]
-    walk = reversed(order) if collective is C.ALL_GATHER else order
-    return [(dimension, collective) for dimension in walk]
+    along = reversed(order) if collective is C.ALL_GATHER else order
+    return [(dimension, collective) for dimension in along]
 
 
 def flatten(
@@ -114,19 +114,22 @@ def flatten(
 ) -> Schedule:
     """Return all phases of all chunks as one schedule; a member's phase waits for its phase before."""
     _check(collective)
-    whole = task(collective, over.members, size)
+    whole = demand(collective, over.members, size)
     parts = [whole] if collective is C.BARRIER else [chunk(whole, i, chunks) for i in range(chunks)]
     schedules = []
     for part, order in zip(parts, over.orders(len(parts), rotate=rotate), strict=True):
         phases = [
-            _phase(part, over, _Step(dimension, kind, order)) for dimension, kind in _steps(collective, order)
+            _phase(part, over, _LinePhase(dimension, kind, order))
+            for dimension, kind in _walk(collective, order)
         ]
         schedules.append(in_sequence(phases))
     return together(schedules)
 
 
 @dataclass(frozen=True)
-class _Step:
+class _LinePhase:
+    """What the lines along one dimension do, and after which dimensions."""
+
     dimension: int
     collective: CollectiveType
     order: tuple[int, ...]
@@ -137,56 +140,56 @@ class _Step:
         return self.order[: self.order.index(self.dimension)]
 
 
-def _phase(part: Task, over: Hierarchy, step: _Step) -> Schedule:
-    """Return the schedules of all lines along the step's dimension, side by side."""
-    extent = over.extents[step.dimension]
-    stride = int(np.prod(over.extents[: step.dimension]))
+def _phase(part: Demand, over: Hierarchy, phase: _LinePhase) -> Schedule:
+    """Return the schedules of all lines along a dimension, side by side."""
+    extent = over.extents[phase.dimension]
+    stride = int(np.prod(over.extents[: phase.dimension]))
     member = np.arange(over.members)
     lines = []
     for start in member[member // stride % extent == 0]:
         line = start + stride * np.arange(extent)
-        owned = _owned(part, over, step, int(start))
-        lines.append(relabel(_line(part, step, owned, over.algorithms[step.dimension]), line, over.members))
+        owned = _owned(part, over, phase, int(start))
+        lines.append(relabel(_line(part, phase, owned, over.algorithms[phase.dimension]), line, over.members))
     return together(lines)
 
 
-def _line(part: Task, step: _Step, owned: list[Ints], name: str) -> Schedule:
+def _line(part: Demand, phase: _LinePhase, owned: list[Int64s], name: str) -> Schedule:
     """Return one line's schedule; `owned[b]` are the part's blocks that make up the line's block b."""
     sizes = np.array([part.size[blocks].sum() for blocks in owned], dtype=np.int64)
-    starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
-    members = len(owned) if step.collective is not C.ALL_TO_ALL else round(len(owned) ** 0.5)
-    local = Task(step.collective, members, 0, starts, sizes)
+    starts = starts_of(sizes)[:-1]
+    members = len(owned) if phase.collective is not C.ALL_TO_ALL else round(len(owned) ** 0.5)
+    local = Demand(phase.collective, members, 0, starts, sizes)
     blocks = np.concatenate(owned)
     return relocate(algorithm(name).schedule(local), part.offset[blocks], part.size[blocks])
 
 
-def _owned(part: Task, over: Hierarchy, step: _Step, start: int) -> list[Ints]:
+def _owned(part: Demand, over: Hierarchy, phase: _LinePhase, start: int) -> list[Int64s]:
     """Return the blocks behind each block of the line through `start`.
 
     Reductions and gathers: those of the members that agree with the line in the dimensions before, split by
-    their place in this one. All-to-all: block (i, k) holds what was with the line's member i and goes on
+    their position in this one. All-to-all: block (i, k) holds what was with the line's member i and goes on
     to its member k.
     """
-    extent = over.extents[step.dimension]
+    extent = over.extents[phase.dimension]
     if part.collective is C.BARRIER:
         return np.array_split(np.arange(len(part.size)), extent)
-    places = np.unravel_index(np.arange(over.members), over.extents, order="F")
-    here = [int(place[start]) for place in places]
-    mine = np.ones(len(part.size), dtype=np.bool_)
+    coordinates = np.unravel_index(np.arange(over.members), over.extents, order="F")
+    here = [int(coordinate[start]) for coordinate in coordinates]
+    among = np.ones(len(part.size), dtype=np.bool_)
     if part.collective is not C.ALL_TO_ALL:
-        for dimension in step.before:
-            mine &= places[dimension] == here[dimension]
-        return _split(np.flatnonzero(mine), places[step.dimension][mine], extent)
+        for dimension in phase.before:
+            among &= coordinates[dimension] == here[dimension]
+        return _split(np.flatnonzero(among), coordinates[phase.dimension][among], extent)
     source, destination = np.divmod(np.arange(over.members**2), over.members)
-    for dimension, place in enumerate(here):
-        if dimension != step.dimension:
-            holder = destination if dimension in step.before else source
-            mine &= places[dimension][holder] == place
-    line, goal = places[step.dimension][source[mine]], places[step.dimension][destination[mine]]
-    return _split(np.flatnonzero(mine), line * extent + goal, extent * extent)
+    for dimension, coordinate in enumerate(here):
+        if dimension != phase.dimension:
+            holder = destination if dimension in phase.before else source
+            among &= coordinates[dimension][holder] == coordinate
+    line, goal = coordinates[phase.dimension][source[among]], coordinates[phase.dimension][destination[among]]
+    return _split(np.flatnonzero(among), line * extent + goal, extent * extent)
 
 
-def _split(blocks: Ints, key: Ints, count: int) -> list[Ints]:
+def _split(blocks: Int64s, key: Int64s, count: int) -> list[Int64s]:
     """Return the blocks of each key from 0 to count - 1."""
     order = np.argsort(key, kind="stable")
     bounds = np.cumsum(np.bincount(key, minlength=count))[:-1]

@@ -11,43 +11,43 @@ from dataclasses import replace
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.network.collectives.draft import Draft, Payload
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Ints, Task, chunk
+from rapid_des.network.collectives.schedule import Demand, Schedule, chunk
 from rapid_des.network.collectives.trees import NO_PARENT, tree_broadcast, tree_reduce
 
 C = CollectiveType
 _REDUCE_SCATTERS = (C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK)
 
 
-def nvls(task: Task, chunks: int = 1) -> Schedule:
+def nvls(demand: Demand, chunks: int = 1) -> Schedule:
     """All-reduce, reduce-scatter, all-gather or broadcast through one switch that every member is at.
 
     A member fetches its block reduced by the switch, and stores it to all others by one multicast. It fetches
     two of `chunks` at a time: the next begins once the last but one has come.
     """
-    if task.collective not in IN_SWITCH["nvls"]:
+    if demand.collective not in IN_SWITCH["nvls"]:
         allowed = ", ".join(kind.name.lower() for kind in C if kind in IN_SWITCH["nvls"])
-        raise InputError(f"nvls does {allowed}, not {task.collective.name.lower()}")
-    parts = [chunk(task, index, chunks) for index in range(chunks)]
+        raise InputError(f"nvls does {allowed}, not {demand.collective.name.lower()}")
+    parts = [chunk(demand, index, chunks) for index in range(chunks)]
     offset, size = np.concatenate([(part.offset, part.size) for part in parts], axis=1)
-    draft = Draft(replace(task, offset=offset, size=size), switches=1)
-    fetched: list[Ints] = []
+    draft = Draft(replace(demand, offset=offset, size=size), switches=1)
+    fetched: list[Int64s] = []
     for index in range(chunks):
-        bounds = draft.bounds[index * task.members : (index + 1) * task.members + 1]
-        if task.collective is C.BROADCAST:
-            _multicast(draft, bounds[[0, -1]], owners=np.array([task.root]))
+        bounds = draft.bounds[index * demand.members : (index + 1) * demand.members + 1]
+        if demand.collective is C.BROADCAST:
+            _multicast(draft, bounds[[0, -1]], owners=np.array([demand.root]))
             continue
-        if task.collective is not C.ALL_GATHER:
+        if demand.collective is not C.ALL_GATHER:
             fetched.append(_fetch(draft, bounds, after=fetched[index - 2 : index - 1]))
-        if task.collective not in _REDUCE_SCATTERS:
-            _multicast(draft, bounds, owners=np.arange(task.members), after=fetched[-1:])
+        if demand.collective not in _REDUCE_SCATTERS:
+            _multicast(draft, bounds, owners=np.arange(demand.members), after=fetched[-1:])
     return draft.seal()
 
 
-def _fetch(draft: Draft, bounds: Ints, *, after: Sequence[Ints]) -> Ints:
+def _fetch(draft: Draft, bounds: Int64s, *, after: Sequence[Int64s]) -> Int64s:
     """Let every member fetch its block, summed by the switch of what all send it; return what arrives."""
     members, blocks = draft.members, (bounds[:-1], bounds[1:])
     owner = np.repeat(np.arange(members), members)
@@ -60,7 +60,7 @@ def _fetch(draft: Draft, bounds: Ints, *, after: Sequence[Ints]) -> Ints:
     return fetched
 
 
-def _multicast(draft: Draft, bounds: Ints, *, owners: Ints, after: Sequence[Ints] = ()) -> None:
+def _multicast(draft: Draft, bounds: Int64s, *, owners: Int64s, after: Sequence[Int64s] = ()) -> None:
     """Let every owner send its block up, and the switch send it on to all others."""
     members = draft.members
     stored = draft.add(owners, members, (bounds[:-1], bounds[1:]))
@@ -87,42 +87,42 @@ def two_levels(members: int, per_leaf: int) -> tuple[int, ...]:
     return (*below, *((members + leaves,) * leaves if leaves > 1 else ()), NO_PARENT)
 
 
-def switch_tree(task: Task, per_leaf: int) -> Schedule:
+def switch_tree(demand: Demand, per_leaf: int) -> Schedule:
     """Return the schedule `below_switches` for a tree of two levels."""
-    return below_switches(task, two_levels(task.members, per_leaf))
+    return below_switches(demand, two_levels(demand.members, per_leaf))
 
 
-def below_switches(task: Task, parents: Sequence[int]) -> Schedule:
+def below_switches(demand: Demand, parents: Sequence[int]) -> Schedule:
     """Everything but exchanges in a tree of switches; `parents` are those of members, then of switches.
 
     A switch sends on what has come from all below it, or copies to all below it. Blocks that belong to one
     member (reduce-scatter, all-gather) turn round at the highest switch on their way, not at the root.
     """
     parent = np.array(parents, dtype=np.int64)
-    draft = Draft(task, switches=len(parent) - task.members)
-    if task.members > 1:
-        _through(draft, task, parent)
+    draft = Draft(demand, switches=len(parent) - demand.members)
+    if demand.members > 1:
+        _through(draft, demand, parent)
     return draft.seal()
 
 
-def _through(draft: Draft, task: Task, parent: Ints) -> None:
+def _through(draft: Draft, demand: Demand, parent: Int64s) -> None:
     payload: Payload = draft.everything
     root = int(np.flatnonzero(parent == NO_PARENT)[0])
-    if task.collective in (C.ALL_REDUCE, C.BARRIER):
+    if demand.collective in (C.ALL_REDUCE, C.BARRIER):
         up = tree_reduce(draft, parent, payload)
         tree_broadcast(draft, parent, payload, after=up[parent == root])
-    elif task.collective in (C.REDUCE, C.BROADCAST):
-        _rooted(draft, parent, task.root, payload, reduces=task.collective is C.REDUCE)
-    elif task.collective in (C.ALL_GATHER, *_REDUCE_SCATTERS):
-        for owner in range(task.members):
+    elif demand.collective in (C.REDUCE, C.BROADCAST):
+        _rooted(draft, parent, demand.root, payload, reduces=demand.collective is C.REDUCE)
+    elif demand.collective in (C.ALL_GATHER, *_REDUCE_SCATTERS):
+        for owner in range(demand.members):
             block = draft.bounds[owner], draft.bounds[owner + 1]
-            _rooted(draft, parent, owner, block, reduces=task.collective is not C.ALL_GATHER)
+            _rooted(draft, parent, owner, block, reduces=demand.collective is not C.ALL_GATHER)
     else:
         allowed = ", ".join(kind.name.lower() for kind in C if kind in IN_SWITCH["switch_tree"])
-        raise InputError(f"a tree of switches does {allowed}, not {task.collective.name.lower()}")
+        raise InputError(f"a tree of switches does {allowed}, not {demand.collective.name.lower()}")
 
 
-def _rooted(draft: Draft, parent: Ints, member: int, payload: Payload, *, reduces: bool) -> None:
+def _rooted(draft: Draft, parent: Int64s, member: int, payload: Payload, *, reduces: bool) -> None:
     """Reduce to a member or broadcast from it: hung on that member, the tree's way up turns round."""
     rerooted = parent.copy()
     above, below = int(parent[member]), member

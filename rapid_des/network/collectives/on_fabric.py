@@ -14,20 +14,19 @@ from typing import TypeAlias
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
+from rapid_des.network.collectives.draft import together
 from rapid_des.network.collectives.grids import grid_tree
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, flatten
 from rapid_des.network.collectives.in_switch import IN_SWITCH, below_switches, nvls, two_levels
 from rapid_des.network.collectives.registry import ALGORITHMS
-from rapid_des.network.collectives.relocation import together
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Task, chunk, task
+from rapid_des.network.collectives.schedule import Demand, Schedule, chunk, demand
 
 C = CollectiveType
 _TREES = frozenset({C.ALL_REDUCE, C.BROADCAST, C.REDUCE})
 
 
 @dataclass(frozen=True)
-class Shaped:
+class ShapedCollective:
     """A collective over a group of a known shape."""
 
     collective: CollectiveType
@@ -39,18 +38,18 @@ class Shaped:
     """The tree of switches over the group, of members, then of switches; empty: `extents[0]` at each leaf."""
 
 
-Build: TypeAlias = Callable[[Shaped], Schedule]
+ShapedBuild: TypeAlias = Callable[[ShapedCollective], Schedule]
 
 
-def _each(shaped: Shaped, build: Callable[[Task], Schedule]) -> Schedule:
+def _each(shaped: ShapedCollective, build: Callable[[Demand], Schedule]) -> Schedule:
     """Build every chunk of a collective that needs no hierarchy."""
-    whole = task(shaped.collective, prod(shaped.extents), shaped.size, root=shaped.root)
+    whole = demand(shaped.collective, prod(shaped.extents), shaped.size, root=shaped.root)
     if shaped.chunks == 1 or shaped.collective is C.BARRIER:
         return build(whole)
     return together([build(chunk(whole, index, shaped.chunks)) for index in range(shaped.chunks)])
 
 
-def _rotated(shaped: Shaped, name: str) -> Schedule:
+def _rotated(shaped: ShapedCollective, name: str) -> Schedule:
     """Do one dimension after the other, every chunk in another order of the dimensions."""
     exchange = {C.ALL_TO_ALL: "ring" if name == "bucket" else name, C.BARRIER: "dissemination"}
     names = tuple(exchange.get(shaped.collective, name) for _ in shaped.extents)
@@ -60,39 +59,39 @@ def _rotated(shaped: Shaped, name: str) -> Schedule:
     )
 
 
-def _hypercube(shaped: Shaped) -> Schedule:
+def _hypercube(shaped: ShapedCollective) -> Schedule:
     """Exchange with the neighbour in each dimension of two, the chunks in rotated orders."""
     members = prod(shaped.extents)
     if members & (members - 1):
         raise InputError(f"a hypercube has a power of two of members, not {members}")
     dimensions = max(members.bit_length() - 1, 1)
     extents = (2,) * dimensions if members > 1 else (1,)
-    over = Shaped(shaped.collective, extents, shaped.size, shaped.root, shaped.chunks)
+    over = ShapedCollective(shaped.collective, extents, shaped.size, shaped.root, shaped.chunks)
     return _rotated(over, "direct")
 
 
-def _rail(shaped: Shaped) -> Schedule:
+def _rail(shaped: ShapedCollective) -> Schedule:
     """Go directly within the node (the first dimension) and in rings along the rails."""
     outer = {C.ALL_TO_ALL: "direct", C.BARRIER: "dissemination"}.get(shaped.collective, "ring")
     names = ("direct", *(outer for _ in shaped.extents[1:]))
     return flatten(shaped.collective, Hierarchy(shaped.extents, names), shaped.size, chunks=shaped.chunks)
 
 
-def _grid_tree(shaped: Shaped, *, diagonal: bool) -> Schedule:
+def _grid_tree(shaped: ShapedCollective, *, diagonal: bool) -> Schedule:
     return _each(shaped, lambda part: grid_tree(part, shaped.extents, diagonal=diagonal))
 
 
-def _nvls(shaped: Shaped) -> Schedule:
-    whole = task(shaped.collective, prod(shaped.extents), shaped.size, root=shaped.root)
+def _nvls(shaped: ShapedCollective) -> Schedule:
+    whole = demand(shaped.collective, prod(shaped.extents), shaped.size, root=shaped.root)
     return nvls(whole, shaped.chunks)
 
 
-def _switch_tree(shaped: Shaped) -> Schedule:
+def _switch_tree(shaped: ShapedCollective) -> Schedule:
     parents = shaped.parents or two_levels(prod(shaped.extents), shaped.extents[0])
     return _each(shaped, lambda part: below_switches(part, parents))
 
 
-ON_FABRIC: dict[str, tuple[Build, frozenset[CollectiveType]]] = {
+ON_FABRIC: dict[str, tuple[ShapedBuild, frozenset[CollectiveType]]] = {
     "torus": (partial(_rotated, name="bidirectional_ring"), HIERARCHICAL),
     "mesh_bucket": (partial(_rotated, name="bucket"), HIERARCHICAL - {C.ALL_TO_ALL}),
     "hypercube": (_hypercube, HIERARCHICAL),
@@ -104,7 +103,7 @@ ON_FABRIC: dict[str, tuple[Build, frozenset[CollectiveType]]] = {
 """By name: the function, and what it does. Those of `IN_SWITCH` have switches among their members."""
 
 
-def on_fabric(name: str, shaped: Shaped) -> Schedule:
+def on_fabric(name: str, shaped: ShapedCollective) -> Schedule:
     """Return the transfers by an algorithm of `ON_FABRIC`; `InputError` says what it lacks."""
     if name not in ON_FABRIC:
         raise InputError(f"{name!r} is no algorithm for a shaped group; allowed: {', '.join(ON_FABRIC)}")
@@ -125,10 +124,10 @@ def collectives_of(name: str) -> frozenset[CollectiveType]:
     raise InputError(f"{name!r} is not a collective algorithm; allowed: {known}")
 
 
-def build_schedule(name: str, shaped: Shaped) -> Schedule:
+def build_schedule(name: str, shaped: ShapedCollective) -> Schedule:
     """Return the transfers of a shaped group by an algorithm of either registry.
 
-    >>> len(build_schedule("ring", Shaped(CollectiveType.ALL_GATHER, (2, 2), 100)))
+    >>> len(build_schedule("ring", ShapedCollective(CollectiveType.ALL_GATHER, (2, 2), 100)))
     12
     """
     if name not in ALGORITHMS and collectives_of(name):

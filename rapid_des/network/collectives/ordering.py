@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
+from rapid_des.network.collectives.draft import relabel, together
 from rapid_des.network.collectives.registry import ALGORITHMS
-from rapid_des.network.collectives.relocation import relabel, together
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import ROOTED, SHARDED_INPUT, Ints, Task, chunk, task
+from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Demand, Schedule, chunk, demand
 
-Order: TypeAlias = tuple[int, ...]
+RingOrder: TypeAlias = tuple[int, ...]
 """The member at each place of a logical ring."""
 C = CollectiveType
 _OWNED = SHARDED_INPUT | {C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.SCATTER}
@@ -23,18 +23,18 @@ _OWNED = SHARDED_INPUT | {C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.SCATTER}
 
 
 def ordered_schedule(
-    name: str, collective: CollectiveType, size: int, order: Order, *, chunks: int = 1
+    name: str, collective: CollectiveType, size: int, order: RingOrder, *, chunks: int = 1
 ) -> Schedule:
     """Return an algorithm's transfers with member order[i] in place i; all keep their own data."""
-    whole = _placed(task(collective, len(order), size), np.array(order, np.int64))
+    whole = _placed(demand(collective, len(order), size), np.array(order, np.int64))
     single = chunks == 1 or collective is C.BARRIER
     parts = [whole] if single else [chunk(whole, index, chunks) for index in range(chunks)]
     schedule = together([ALGORITHMS[name].schedule(part) for part in parts])
     return relabel(schedule, np.array(order, np.int64), len(order))
 
 
-def _placed(whole: Task, order: Ints) -> Task:
-    """Return the task with blocks and root numbered by places instead of members."""
+def _placed(whole: Demand, order: Int64s) -> Demand:
+    """Return the demand with blocks and root numbered by places instead of members."""
     blocks = np.arange(len(whole.offset))
     if whole.collective in _OWNED:
         blocks = order
@@ -44,7 +44,7 @@ def _placed(whole: Task, order: Ints) -> Task:
     return replace(whole, root=root, offset=whole.offset[blocks], size=whole.size[blocks])
 
 
-def snakes(extents: Sequence[int]) -> Iterator[Order]:
+def snakes(extents: Sequence[int]) -> Iterator[RingOrder]:
     """Yield the orders in which a grid's members are walked to and fro, for every order of its axes.
 
     >>> list(snakes((2, 3)))
@@ -60,7 +60,7 @@ def snakes(extents: Sequence[int]) -> Iterator[Order]:
         yield tuple(walk.tolist())
 
 
-def repaired(hops: Ints, healthy: Ints, orders: Iterable[Order] = ()) -> Order:
+def repaired(hops: Int64s, healthy: Int64s, orders: Iterable[RingOrder] = ()) -> RingOrder:
     """Return a ring whose neighbours are near: that of rank order, or the first shortest of `orders`, mended.
 
     `hops[a, b]` is the way from a to b on what survives, `healthy[a, b]` on the whole fabric. As long as
@@ -74,7 +74,7 @@ def repaired(hops: Ints, healthy: Ints, orders: Iterable[Order] = ()) -> Order:
     return tuple(np.roll(ring, -longest - 1).tolist())
 
 
-def _mended(ring: Ints, hops: Ints, healthy: Ints) -> Ints:
+def _mended(ring: Int64s, hops: Int64s, healthy: Int64s) -> Int64s:
     while True:
         places = np.flatnonzero((hops > healthy)[ring, np.roll(ring, -1)])
         found = [other for place in places.tolist() for other in _without(np.roll(ring, -place - 1))]
@@ -84,11 +84,11 @@ def _mended(ring: Ints, hops: Ints, healthy: Ints) -> Ints:
         ring = found[lengths.index(min(lengths))]
 
 
-def _length(ring: Ints, hops: Ints) -> int:
+def _length(ring: Int64s, hops: Int64s) -> int:
     return int(hops[ring, np.roll(ring, -1)].sum())
 
 
-def _without(ring: Ints) -> Iterator[Ints]:
+def _without(ring: Int64s) -> Iterator[Int64s]:
     """Yield rings in which the last is not followed by the first."""
     size = len(ring)
     yield ring[::-1]

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int64s, starts_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives.relocation import intervals
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import ROOTED, SHARDED_INPUT, Task
+from rapid_des.network.collectives.draft import intervals
+from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Demand, Schedule
 
-Held: TypeAlias = NDArray[np.bool_]
+Held: TypeAlias = Bools
 _SUMMED = frozenset(
     {
         CollectiveType.ALL_REDUCE,
@@ -33,98 +32,96 @@ _SUMMED = frozenset(
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of a task's buffer as a schedule cuts it: where each starts and the block it is in."""
+    """The cells of a demand's buffer as a schedule cuts it: where each starts and the block it is in."""
 
-    start: NDArray[np.int64]
-    block: NDArray[np.int64]
+    start: Int64s
+    block: Int64s
 
 
-def prove(schedule: Schedule, task: Task) -> None:
-    """Check that `schedule` does `task`; `InputError` says what goes wrong.
+def prove(schedule: Schedule, demand: Demand) -> None:
+    """Check that `schedule` does `demand`; `InputError` says what goes wrong.
 
     A transfer carries what its source has at the collective's start and by the transfers it waits for,
     nothing else, so that what is proved holds for every order in which transfers may arrive. Wrong are: a
     transfer of data that its source need not have yet, a contribution counted twice, and an end at which
     somebody lacks something or has a wrong sum.
     """
-    cells = cut(schedule, task)
-    held = start_of(task, cells, schedule.switches)
-    _Flow(schedule, cells, held, idempotent=task.collective is CollectiveType.BARRIER).run()
-    compare(task, cells, held)
+    cells = cut(schedule, demand)
+    held = start_of(demand, cells, schedule.switches)
+    _Flow(schedule, cells, held, idempotent=demand.collective is CollectiveType.BARRIER).run()
+    compare(demand, cells, held)
 
 
-def compare(task: Task, cells: Cells, held: Held) -> None:
+def compare(demand: Demand, cells: Cells, held: Held) -> None:
     """Raise `InputError` unless `held` is what the members must have at the end."""
-    wanted, matters = _end(task, cells)
-    wrong = np.argwhere((held[: task.members] != wanted).any(axis=2) & matters)
+    wanted, matters = _end(demand, cells)
+    wrong = np.argwhere((held[: demand.members] != wanted).any(axis=2) & matters)
     if len(wrong):
         member, cell = wrong[0]
         have = np.flatnonzero(held[member, cell]).tolist()
         want = np.flatnonzero(wanted[member, cell]).tolist()
         raise InputError(
-            f"{task.collective.name.lower()}: member {member} ends with the contributions of {have} "
+            f"{demand.collective.name.lower()}: member {member} ends with the contributions of {have} "
             f"instead of {want} at byte {cells.start[cell]}"
         )
 
 
-def cut(schedule: Schedule, task: Task) -> Cells:
-    """Return the cells between all boundaries of the task's blocks and the schedule's payloads."""
+def cut(schedule: Schedule, demand: Demand) -> Cells:
+    """Return the cells between all boundaries of the demand's blocks and the schedule's payloads."""
     _, offset, size = intervals(schedule)
-    solid = task.size > 0
-    ends = [task.offset[solid], (task.offset + task.size)[solid], offset, offset + size]
+    solid = demand.size > 0
+    ends = [demand.offset[solid], (demand.offset + demand.size)[solid], offset, offset + size]
     bounds = np.unique(np.concatenate(ends))
-    order = np.flatnonzero(solid)[np.argsort(task.offset[solid], kind="stable")]
-    block = order[np.maximum(np.searchsorted(task.offset[order], bounds[:-1], side="right") - 1, 0)]
-    inside = (bounds[:-1] >= task.offset[block]) & (bounds[:-1] < (task.offset + task.size)[block])
+    order = np.flatnonzero(solid)[np.argsort(demand.offset[solid], kind="stable")]
+    block = order[np.maximum(np.searchsorted(demand.offset[order], bounds[:-1], side="right") - 1, 0)]
+    inside = (bounds[:-1] >= demand.offset[block]) & (bounds[:-1] < (demand.offset + demand.size)[block])
     if np.any(size[size > 0]) and not _covered(offset[size > 0], size[size > 0], bounds, inside):
-        raise InputError(f"{task.collective.name.lower()}: a transfer carries bytes outside the buffer")
+        raise InputError(f"{demand.collective.name.lower()}: a transfer carries bytes outside the buffer")
     return Cells(bounds[:-1][inside], block[inside])
 
 
-def _covered(
-    offset: NDArray[np.int64], size: NDArray[np.int64], bounds: NDArray[np.int64], inside: NDArray[np.bool_]
-) -> bool:
-    outside = np.concatenate(([0], np.cumsum(~inside)))
+def _covered(offset: Int64s, size: Int64s, bounds: Int64s, inside: Bools) -> bool:
+    outside = starts_of((~inside).astype(np.int64))
     low, high = np.searchsorted(bounds, offset), np.searchsorted(bounds, offset + size)
     return bool(np.all(outside[high] == outside[low]))
 
 
-def start_of(task: Task, cells: Cells, switches: int) -> Held:
+def start_of(demand: Demand, cells: Cells, switches: int) -> Held:
     """Return what everybody holds at the start (switches: nothing)."""
-    held = np.zeros((task.members + switches, len(cells.start), task.members), dtype=np.bool_)
+    held = np.zeros((demand.members + switches, len(cells.start), demand.members), dtype=np.bool_)
     cell = np.arange(len(cells.start))
-    if task.collective in _SUMMED:
-        for member in range(task.members):
+    if demand.collective in _SUMMED:
+        for member in range(demand.members):
             held[member, :, member] = True
-    elif task.collective in SHARDED_INPUT:
+    elif demand.collective in SHARDED_INPUT:
         held[cells.block, cell, cells.block] = True
-    elif task.collective is CollectiveType.ALL_TO_ALL:
-        source = cells.block // task.members
+    elif demand.collective is CollectiveType.ALL_TO_ALL:
+        source = cells.block // demand.members
         held[source, cell, source] = True
     else:
-        held[task.root, :, task.root] = True
+        held[demand.root, :, demand.root] = True
     return held
 
 
-def _end(task: Task, cells: Cells) -> tuple[Held, NDArray[np.bool_]]:
+def _end(demand: Demand, cells: Cells) -> tuple[Held, Bools]:
     """Return what every member must hold and the (member, cell) for which that is asked."""
-    member = np.arange(task.members)
-    contribution = np.zeros((len(cells.start), task.members), dtype=np.bool_)
+    member = np.arange(demand.members)
+    contribution = np.zeros((len(cells.start), demand.members), dtype=np.bool_)
     cell = np.arange(len(cells.start))
-    if task.collective in _SUMMED:
+    if demand.collective in _SUMMED:
         contribution[:] = True
-    elif task.collective in SHARDED_INPUT:
+    elif demand.collective in SHARDED_INPUT:
         contribution[cell, cells.block] = True
-    elif task.collective is CollectiveType.ALL_TO_ALL:
-        contribution[cell, cells.block // task.members] = True
+    elif demand.collective is CollectiveType.ALL_TO_ALL:
+        contribution[cell, cells.block // demand.members] = True
     else:
-        contribution[:, task.root] = True
-    wanted = np.broadcast_to(contribution, (task.members, *contribution.shape))
+        contribution[:, demand.root] = True
+    wanted = np.broadcast_to(contribution, (demand.members, *contribution.shape))
     matters = np.ones(wanted.shape[:2], dtype=np.bool_)
-    if task.collective in _BY_BLOCK:
-        matters &= cells.block % task.members == member[:, None]
-    elif task.collective in ROOTED and task.collective is not CollectiveType.BROADCAST:
-        matters &= (member == task.root)[:, None]
+    if demand.collective in _BY_BLOCK:
+        matters &= cells.block % demand.members == member[:, None]
+    elif demand.collective in ROOTED and demand.collective is not CollectiveType.BROADCAST:
+        matters &= (member == demand.root)[:, None]
     return wanted, matters
 
 
@@ -185,7 +182,7 @@ class _Flow:
         return state
 
 
-def carried(schedule: Schedule, cells: Cells) -> list[NDArray[np.int64]]:
+def carried(schedule: Schedule, cells: Cells) -> list[Int64s]:
     """Return the cells of every transfer's payload."""
     owner, offset, size = intervals(schedule)
     first = np.searchsorted(cells.start, offset)

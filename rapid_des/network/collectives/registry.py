@@ -8,12 +8,11 @@ from typing import TypeAlias
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives import bruck, direct, grids, halving_doubling, ring, trees
-from rapid_des.network.collectives.relocation import together
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Task, chunk, task
+from rapid_des.network.collectives import direct, doubling, grids, ring, trees
+from rapid_des.network.collectives.draft import together
+from rapid_des.network.collectives.schedule import Demand, Schedule, chunk, demand
 
-Build: TypeAlias = Callable[[Task], Schedule]
+Build: TypeAlias = Callable[[Demand], Schedule]
 C = CollectiveType
 
 
@@ -34,13 +33,13 @@ class Algorithm:
         """
         if chunks < 1:
             raise InputError(f"a collective is split into 1 chunk or more, not {chunks}")
-        whole = task(collective, members, size, root=root)
+        whole = demand(collective, members, size, root=root)
         if chunks == 1 or collective is CollectiveType.BARRIER:
             return self.schedule(whole)
         return together([self.schedule(chunk(whole, index, chunks)) for index in range(chunks)])
 
-    def schedule(self, of: Task) -> Schedule:
-        """Return the transfers of a task; `InputError` names what this algorithm does if not that."""
+    def schedule(self, of: Demand) -> Schedule:
+        """Return the transfers of a demand; `InputError` names what this algorithm does if not that."""
         if of.collective not in self.does:
             raise InputError(
                 f"{self.name} does not do {of.collective.name.lower()}; it does "
@@ -87,11 +86,11 @@ ALGORITHMS: dict[str, Algorithm] = {
     "one_shot": _algorithm("one_shot", (direct.one_shot_all_reduce, (C.ALL_REDUCE,))),
     "halving_doubling": _algorithm(
         "halving_doubling",
-        (halving_doubling.reduction, _REDUCTIONS),
-        (halving_doubling.exchange_all_reduce, (C.BARRIER,)),
+        (doubling.reduction, _REDUCTIONS),
+        (doubling.exchange_all_reduce, (C.BARRIER,)),
     ),
     "recursive_doubling": _algorithm(
-        "recursive_doubling", (halving_doubling.exchange_all_reduce, (C.ALL_REDUCE, C.BARRIER))
+        "recursive_doubling", (doubling.exchange_all_reduce, (C.ALL_REDUCE, C.BARRIER))
     ),
     "double_binary_tree": _algorithm(
         "double_binary_tree",
@@ -104,9 +103,9 @@ ALGORITHMS: dict[str, Algorithm] = {
         (trees.binomial_blocks, (C.SCATTER, C.GATHER)),
         (trees.binomial, (C.BARRIER,)),
     ),
-    "dissemination": _algorithm("dissemination", (bruck.dissemination_barrier, (C.BARRIER,))),
+    "dissemination": _algorithm("dissemination", (doubling.dissemination_barrier, (C.BARRIER,))),
     "bucket": _algorithm("bucket", (grids.bucket, _REDUCTIONS)),
-    "bruck": _algorithm("bruck", (bruck.bruck_all_gather, (C.ALL_GATHER,))),
+    "bruck": _algorithm("bruck", (doubling.bruck_all_gather, (C.ALL_GATHER,))),
 }
 
 

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
+from rapid_des.arrays import Int64s, ranges
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives.draft import Draft
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Ints, Task
+from rapid_des.network.collectives.schedule import Demand, Schedule
 
 
-def ring_reduction(task: Task) -> Schedule:
+def ring_reduction(demand: Demand) -> Schedule:
     """Reduce-scatter, all-gather or all-reduce clockwise: block b ends reduced at member b."""
-    draft = Draft(task)
-    _circulate(draft, task.collective, draft.bounds[:-1], draft.bounds[1:], direction=1)
+    draft = Draft(demand)
+    _circulate(draft, demand.collective, draft.bounds[:-1], draft.bounds[1:], direction=1)
     return draft.seal()
 
 
-def two_way_ring_reduction(task: Task) -> Schedule:
+def two_way_ring_reduction(demand: Demand) -> Schedule:
     """Like `ring_reduction` with half of every block clockwise and the other half anticlockwise."""
-    draft = Draft(task)
+    draft = Draft(demand)
     low, high = draft.bounds[:-1], draft.bounds[1:]
     middle = high - (high - low) // 2
-    _circulate(draft, task.collective, low, middle, direction=1)
-    _circulate(draft, task.collective, middle, high, direction=-1)
+    _circulate(draft, demand.collective, low, middle, direction=1)
+    _circulate(draft, demand.collective, middle, high, direction=-1)
     return draft.seal()
 
 
-def _circulate(draft: Draft, collective: CollectiveType, low: Ints, high: Ints, *, direction: int) -> None:
+def _circulate(
+    draft: Draft, collective: CollectiveType, low: Int64s, high: Int64s, *, direction: int
+) -> None:
     """In step k member r passes block r - k - 1 on: reduced during n - 1 steps, then copied during n - 1."""
     members = draft.members
     first = members - 1 if collective is CollectiveType.ALL_GATHER else 0
@@ -47,22 +49,22 @@ def _circulate(draft: Draft, collective: CollectiveType, low: Ints, high: Ints, 
 _WITH_GATHER = frozenset({CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE})
 
 
-def ring_all_to_all(task: Task) -> Schedule:
+def ring_all_to_all(demand: Demand) -> Schedule:
     """Every member passes on, clockwise, what is meant for members further along."""
-    return _relayed_all_to_all(task, clockwise=task.members - 1)
+    return _relayed_all_to_all(demand, clockwise=demand.members - 1)
 
 
-def two_way_ring_all_to_all(task: Task) -> Schedule:
+def two_way_ring_all_to_all(demand: Demand) -> Schedule:
     """Blocks take the shorter way round (clockwise on a tie)."""
-    return _relayed_all_to_all(task, clockwise=task.members // 2)
+    return _relayed_all_to_all(demand, clockwise=demand.members // 2)
 
 
-def _relayed_all_to_all(task: Task, *, clockwise: int) -> Schedule:
+def _relayed_all_to_all(demand: Demand, *, clockwise: int) -> Schedule:
     """Blocks for distances 1..clockwise go up, the others down; local order: by source, then distance."""
-    members = task.members
+    members = demand.members
     member = np.arange(members)
     order = (member[:, None] * members + (member[:, None] + member) % members).reshape(-1)
-    draft = Draft(task, order=order)
+    draft = Draft(demand, order=order)
     for direction, reach in ((1, clockwise), (-1, members - 1 - clockwise)):
         if reach == 0:
             continue
@@ -75,19 +77,19 @@ def _relayed_all_to_all(task: Task, *, clockwise: int) -> Schedule:
     return draft.seal()
 
 
-def chain_broadcast(task: Task) -> Schedule:
+def chain_broadcast(demand: Demand) -> Schedule:
     """Broadcast from neighbour to neighbour; chunks of the buffer pipeline."""
-    draft = Draft(task)
-    _walk(draft, task.root, 1, draft.members - 1, (0, draft.bounds[-1]))
+    draft = Draft(demand)
+    _walk(draft, demand.root, 1, draft.members - 1, (0, draft.bounds[-1]))
     return draft.seal()
 
 
-def two_way_chain_broadcast(task: Task) -> Schedule:
+def two_way_chain_broadcast(demand: Demand) -> Schedule:
     """Half of the ring hears it clockwise, the other half anticlockwise."""
-    draft = Draft(task)
+    draft = Draft(demand)
     up = draft.members // 2
-    _walk(draft, task.root, 1, up, (0, draft.bounds[-1]))
-    _walk(draft, task.root, -1, draft.members - 1 - up, (0, draft.bounds[-1]))
+    _walk(draft, demand.root, 1, up, (0, draft.bounds[-1]))
+    _walk(draft, demand.root, -1, draft.members - 1 - up, (0, draft.bounds[-1]))
     return draft.seal()
 
 
@@ -98,19 +100,19 @@ def _walk(draft: Draft, start: int, direction: int, hops: int, payload: tuple[in
     draft.wait(transfers[1:], transfers[:-1])
 
 
-def chain_reduce(task: Task) -> Schedule:
+def chain_reduce(demand: Demand) -> Schedule:
     """Partial sums go from the root's successor all the way round to the root."""
-    draft = Draft(task)
-    _fold(draft, task.root, 1, draft.members - 1)
+    draft = Draft(demand)
+    _fold(draft, demand.root, 1, draft.members - 1)
     return draft.seal()
 
 
-def two_way_chain_reduce(task: Task) -> Schedule:
+def two_way_chain_reduce(demand: Demand) -> Schedule:
     """Partial sums come to the root from both sides."""
-    draft = Draft(task)
+    draft = Draft(demand)
     up = draft.members // 2
-    _fold(draft, task.root, 1, up)
-    _fold(draft, task.root, -1, draft.members - 1 - up)
+    _fold(draft, demand.root, 1, up)
+    _fold(draft, demand.root, -1, draft.members - 1 - up)
     return draft.seal()
 
 
@@ -120,35 +122,35 @@ def _fold(draft: Draft, root: int, direction: int, hops: int) -> None:
     draft.wait(transfers[1:], transfers[:-1])
 
 
-def chain_scatter(task: Task) -> Schedule:
+def chain_scatter(demand: Demand) -> Schedule:
     """Scatter the farthest member's block first; members between pass blocks on."""
-    draft = Draft(task)
-    _relay(draft, task.root, 1, task.members - 1, outwards=True)
+    draft = Draft(demand)
+    _relay(draft, demand.root, 1, demand.members - 1, outwards=True)
     return draft.seal()
 
 
-def two_way_chain_scatter(task: Task) -> Schedule:
+def two_way_chain_scatter(demand: Demand) -> Schedule:
     """Each block takes the shorter way round."""
-    draft = Draft(task)
-    up = task.members // 2
-    _relay(draft, task.root, 1, up, outwards=True)
-    _relay(draft, task.root, -1, task.members - 1 - up, outwards=True)
+    draft = Draft(demand)
+    up = demand.members // 2
+    _relay(draft, demand.root, 1, up, outwards=True)
+    _relay(draft, demand.root, -1, demand.members - 1 - up, outwards=True)
     return draft.seal()
 
 
-def chain_gather(task: Task) -> Schedule:
+def chain_gather(demand: Demand) -> Schedule:
     """Every block is passed on clockwise to the root, the nearest first."""
-    draft = Draft(task)
-    _relay(draft, task.root, 1, task.members - 1, outwards=False)
+    draft = Draft(demand)
+    _relay(draft, demand.root, 1, demand.members - 1, outwards=False)
     return draft.seal()
 
 
-def two_way_chain_gather(task: Task) -> Schedule:
+def two_way_chain_gather(demand: Demand) -> Schedule:
     """Every block takes the shorter way round to the root."""
-    draft = Draft(task)
-    up = task.members // 2
-    _relay(draft, task.root, 1, up, outwards=False)
-    _relay(draft, task.root, -1, task.members - 1 - up, outwards=False)
+    draft = Draft(demand)
+    up = demand.members // 2
+    _relay(draft, demand.root, 1, up, outwards=False)
+    _relay(draft, demand.root, -1, demand.members - 1 - up, outwards=False)
     return draft.seal()
 
 
@@ -156,7 +158,7 @@ def _relay(draft: Draft, root: int, direction: int, reach: int, *, outwards: boo
     """Move the blocks of the members within `reach` between them and the root, one hop a transfer."""
     distances = np.arange(reach, 0, -1) if outwards else np.arange(1, reach + 1)
     distance = np.repeat(distances, distances)
-    hop = np.arange(distance.size) - np.repeat(np.cumsum(distances) - distances, distances)
+    hop = ranges(0, distances)
     source = (root + direction * (hop if outwards else hop - distance)) % draft.members
     owner = (root + direction * (distance if outwards else -distance)) % draft.members
     payload = (draft.bounds[owner], draft.bounds[owner + 1])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives.draft import Draft, Payload
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Ints, Task
+from rapid_des.network.collectives.schedule import Demand, Schedule
 
 NO_PARENT = -1
 
 
-def depths(parent: Ints) -> Ints:
+def depths(parent: Int64s) -> Int64s:
     """Return every member's distance from its root."""
     depth = np.zeros(len(parent), dtype=np.int64)
     above = parent
@@ -22,7 +22,7 @@ def depths(parent: Ints) -> Ints:
     return depth
 
 
-def tree_reduce(draft: Draft, parent: Ints, payload: Payload) -> Ints:
+def tree_reduce(draft: Draft, parent: Int64s, payload: Payload) -> Int64s:
     """Add a reduction towards the root; return the transfer that leaves each member (-1 at the root)."""
     depth = depths(parent)
     senders = np.argsort(-depth, kind="stable")[: len(parent) - 1]
@@ -33,7 +33,7 @@ def tree_reduce(draft: Draft, parent: Ints, payload: Payload) -> Ints:
     return up
 
 
-def tree_broadcast(draft: Draft, parent: Ints, payload: Payload, *, after: Ints | None = None) -> Ints:
+def tree_broadcast(draft: Draft, parent: Int64s, payload: Payload, *, after: Int64s | None = None) -> Int64s:
     """Add a broadcast from the root, after the transfers `after`; return what arrives at each member."""
     depth = depths(parent)
     receivers = np.argsort(depth, kind="stable")[1:]
@@ -47,7 +47,7 @@ def tree_broadcast(draft: Draft, parent: Ints, payload: Payload, *, after: Ints 
     return down
 
 
-def binomial_parents(members: int, root: int) -> Ints:
+def binomial_parents(members: int, root: int) -> Int64s:
     """Return the binomial tree's parents: a member's number (from the root) without its lowest set bit."""
     number = np.arange(1, members)
     parent = np.full(members, NO_PARENT, dtype=np.int64)
@@ -55,46 +55,46 @@ def binomial_parents(members: int, root: int) -> Ints:
     return parent
 
 
-def binomial(task: Task) -> Schedule:
+def binomial(demand: Demand) -> Schedule:
     """Broadcast, reduce or all-reduce (reduce, then broadcast) along one binomial tree."""
-    draft = Draft(task)
-    parent = binomial_parents(task.members, task.root)
+    draft = Draft(demand)
+    parent = binomial_parents(demand.members, demand.root)
     last = None
-    if task.collective is not CollectiveType.BROADCAST:
+    if demand.collective is not CollectiveType.BROADCAST:
         up = tree_reduce(draft, parent, draft.everything)
-        last = up[parent == task.root]
-    if task.collective is not CollectiveType.REDUCE:
+        last = up[parent == demand.root]
+    if demand.collective is not CollectiveType.REDUCE:
         tree_broadcast(draft, parent, draft.everything, after=last)
     return draft.seal()
 
 
-def binomial_blocks(task: Task) -> Schedule:
+def binomial_blocks(demand: Demand) -> Schedule:
     """Scatter or gather: a transfer carries the blocks of the whole subtree below it."""
-    members, root = task.members, task.root
-    draft = Draft(task, order=(np.arange(members) + root) % members)
+    members, root = demand.members, demand.root
+    draft = Draft(demand, order=(np.arange(members) + root) % members)
     number = np.arange(1, members)
     low_bit = number & -number
-    if task.collective is CollectiveType.SCATTER:
+    if demand.collective is CollectiveType.SCATTER:
         number = number[np.argsort(-low_bit, kind="stable")]
     else:
         number = number[np.argsort(low_bit, kind="stable")]
     above = number & (number - 1)
     end = np.minimum(number + (number & -number), members)
     upper_end, lower_end = (above + root) % members, (number + root) % members
-    down = task.collective is CollectiveType.SCATTER
+    down = demand.collective is CollectiveType.SCATTER
     source, destination = (upper_end, lower_end) if down else (lower_end, upper_end)
     transfers = np.full(members, -1, dtype=np.int64)
     transfers[number] = draft.add(source, destination, (draft.bounds[number], draft.bounds[end]))
     inner = number[above > 0]
     upper = inner & (inner - 1)
-    if task.collective is CollectiveType.SCATTER:
+    if demand.collective is CollectiveType.SCATTER:
         draft.wait(transfers[inner], transfers[upper])
     else:
         draft.wait(transfers[upper], transfers[inner])
     return draft.seal()
 
 
-def in_order_parents(members: int) -> Ints:
+def in_order_parents(members: int) -> Int64s:
     """Return the binary tree whose leaves are the odd members; member 0 is the root and has one child.
 
     A member's height is that of its lowest set bit. Where the usual parent lies beyond the last member, the
@@ -108,7 +108,7 @@ def in_order_parents(members: int) -> Ints:
     return parent
 
 
-def double_tree_parents(members: int) -> tuple[Ints, Ints]:
+def double_tree_parents(members: int) -> tuple[Int64s, Int64s]:
     """Return two binary trees; a member that passes data on in one is a leaf of the other (or a root).
 
     The second is the first mirrored (even n) or shifted by one (odd n).
@@ -121,24 +121,24 @@ def double_tree_parents(members: int) -> tuple[Ints, Ints]:
     return first, second
 
 
-def double_binary_tree(task: Task) -> Schedule:
+def double_binary_tree(demand: Demand) -> Schedule:
     """All-reduce: each tree reduces one half of the buffer to its root and broadcasts it from there."""
-    draft = Draft(task)
-    for parent, payload in zip(double_tree_parents(task.members), _halves(draft), strict=True):
+    draft = Draft(demand)
+    for parent, payload in zip(double_tree_parents(demand.members), _halves(draft), strict=True):
         up = tree_reduce(draft, parent, payload)
         root = int(np.flatnonzero(parent == NO_PARENT)[0])
         tree_broadcast(draft, parent, payload, after=up[parent == root])
     return draft.seal()
 
 
-def rooted_double_binary_tree(task: Task) -> Schedule:
+def rooted_double_binary_tree(demand: Demand) -> Schedule:
     """Broadcast or reduce one half along each of two trees of the other members, below the root."""
-    draft = Draft(task)
-    others = (task.root + np.arange(1, task.members)) % task.members
-    for tree, payload in zip(double_tree_parents(task.members - 1), _halves(draft), strict=True):
-        parent = np.full(task.members, NO_PARENT, dtype=np.int64)
-        parent[others] = np.where(tree == NO_PARENT, task.root, others[tree])
-        if task.collective is CollectiveType.BROADCAST:
+    draft = Draft(demand)
+    others = (demand.root + np.arange(1, demand.members)) % demand.members
+    for tree, payload in zip(double_tree_parents(demand.members - 1), _halves(draft), strict=True):
+        parent = np.full(demand.members, NO_PARENT, dtype=np.int64)
+        parent[others] = np.where(tree == NO_PARENT, demand.root, others[tree])
+        if demand.collective is CollectiveType.BROADCAST:
             tree_broadcast(draft, parent, payload)
         else:
             tree_reduce(draft, parent, payload)

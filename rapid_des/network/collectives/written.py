@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.config import Spec, decode
 from rapid_des.config.documents import Document, load_document, read_text
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collectives.draft import Draft
 from rapid_des.network.collectives.proof import prove
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Ints, Task, task
+from rapid_des.network.collectives.schedule import Demand, Schedule, demand
 
 _CUT_ANYWHERE = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE)
 
@@ -61,7 +61,7 @@ class WrittenAlgorithm:
 
     def __call__(self, size: int) -> Schedule:
         """Return the transfers for an input buffer of `size` bytes on each member."""
-        whole = task(self.collective, self.file.members, size, root=self.file.root)
+        whole = demand(self.collective, self.file.members, size, root=self.file.root)
         draft = Draft(_cut(whole, self.file.blocks), switches=self.file.switches)
         rows = self.file.transfers
         first = np.array([row.block for row in rows], dtype=np.int64)
@@ -77,8 +77,8 @@ class WrittenAlgorithm:
         return draft.seal()
 
 
-def _cut(whole: Task, blocks: int) -> Task:
-    """Return the task with its buffer in `blocks` parts (each block in so many, where blocks have owners)."""
+def _cut(whole: Demand, blocks: int) -> Demand:
+    """Return the demand with its buffer in `blocks` parts, in so many each block where blocks have owners."""
     if whole.collective in _CUT_ANYWHERE:
         quotient, remainder = divmod(whole.total, blocks)
         index = np.arange(blocks + 1, dtype=np.int64)
@@ -87,8 +87,8 @@ def _cut(whole: Task, blocks: int) -> Task:
     parts = blocks // len(whole.size)
     index = np.arange(parts, dtype=np.int64)
     quotients, remainders = (part[:, None] for part in np.divmod(whole.size, parts))
-    start: Ints = index * quotients + np.minimum(index, remainders)
-    size: Ints = quotients + (index < remainders)
+    start: Int64s = index * quotients + np.minimum(index, remainders)
+    size: Int64s = quotients + (index < remainders)
     return replace(whole, offset=(whole.offset[:, None] + start).reshape(-1), size=size.reshape(-1))
 
 
@@ -110,7 +110,7 @@ def written(file: WrittenFile, name: str) -> WrittenAlgorithm:
     size = file.blocks if kind in _CUT_ANYWHERE else max(file.blocks // file.members, 1)
     size = file.blocks if kind in (CollectiveType.REDUCE_SCATTER, CollectiveType.SCATTER) else size
     try:
-        prove(algorithm(size), task(kind, file.members, size, root=file.root))
+        prove(algorithm(size), demand(kind, file.members, size, root=file.root))
     except InputError as error:
         raise ConfigError(f"the transfers do not do {file.collective}: {error}", file=name) from None
     return algorithm

@@ -1,9 +1,7 @@
 """Faults: what is hit, how and when; one language for machine files and the command line."""
 
-from rapid_des.network.faults.checks import check_fault
 from rapid_des.network.faults.effects import GpuFactors, apply_static, gpu_factors, hits, touches_links
-from rapid_des.network.faults.language import parse_fault
-from rapid_des.network.faults.specs import Fault
+from rapid_des.network.faults.specs import Fault, check_fault, parse_fault
 from rapid_des.network.faults.timing import dead_at, gpu_timetables, link_timetables, placed_in_time
 
 __all__ = [

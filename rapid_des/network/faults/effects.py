@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import Fabric, frozen
+from rapid_des.network.fabric import Fabric
 from rapid_des.network.faults.specs import Fault
 from rapid_des.network.faults.targets import Hit, hit_by
 from rapid_des.units import PS_PER_S
 
 ONE = Fraction(1)
-STILL = Fraction(0)
+STOPPED = Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LinkEffect:
     rate: Fraction
     latency: int
 
-    def with_other(self, other: LinkEffect) -> LinkEffect:
+    def combined(self, other: LinkEffect) -> LinkEffect:
         """Return both effects together: shares multiply, latencies add."""
         return LinkEffect(self.rate * other.rate, self.latency + other.latency)
 
@@ -35,7 +35,7 @@ class GpuFactors:
     compute: Fraction
     hbm: Fraction
 
-    def with_other(self, other: GpuFactors) -> GpuFactors:
+    def combined(self, other: GpuFactors) -> GpuFactors:
         """Return both together: shares multiply."""
         return GpuFactors(self.compute * other.compute, self.hbm * other.hbm)
 
@@ -55,9 +55,9 @@ def hits(
 def link_effect(fault: Fault, bandwidth: int, latency: int) -> LinkEffect:
     """Return what a fault, while it lasts, leaves of a link of this bandwidth and latency."""
     if fault.down:
-        return LinkEffect(STILL, 0)
+        return LinkEffect(STOPPED, 0)
     effect = LinkEffect(share(fault.bandwidth), fault.latency or 0)
-    return effect.with_other(_loss(fault, bandwidth, latency))
+    return effect.combined(_loss(fault, bandwidth, latency))
 
 
 def touches_links(fault: Fault) -> bool:
@@ -69,7 +69,7 @@ def touches_links(fault: Fault) -> bool:
 def gpu_effect(fault: Fault) -> GpuFactors:
     """Return what a fault, while it lasts, leaves of a GPU that it hits."""
     if fault.down:
-        return GpuFactors(STILL, STILL)
+        return GpuFactors(STOPPED, STOPPED)
     return GpuFactors(share(fault.compute), share(fault.hbm))
 
 
@@ -104,14 +104,14 @@ def apply_static(
         if not fault.timed and touches_links(fault):
             for link in hit.links.tolist():
                 effect = link_effect(fault, int(fabric.bandwidth[link]), int(fabric.latency[link]))
-                effects[link] = effect.with_other(effects.get(link, LinkEffect(ONE, 0)))
+                effects[link] = effect.combined(effects.get(link, LinkEffect(ONE, 0)))
     bandwidth, latency = fabric.bandwidth.copy(), fabric.latency.copy()
     for link, effect in effects.items():
         latency[link] += effect.latency
         if effect.rate:
             bandwidth[link] = max(1, int(bandwidth[link]) * effect.rate // 1)
     dead = frozenset(link for link, effect in effects.items() if not effect.rate)
-    return replace(fabric, bandwidth=frozen(bandwidth), latency=frozen(latency)), dead
+    return replace(fabric, bandwidth=bandwidth, latency=latency), dead
 
 
 def gpu_factors(
@@ -123,5 +123,5 @@ def gpu_factors(
         effect = gpu_effect(fault)
         if not fault.timed and effect != GpuFactors(ONE, ONE):
             for gpu in hit.gpus.tolist():
-                left[gpu] = effect.with_other(left.get(gpu, GpuFactors(ONE, ONE)))
+                left[gpu] = effect.combined(left.get(gpu, GpuFactors(ONE, ONE)))
     return dict(sorted(left.items()))

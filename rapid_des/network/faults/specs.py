@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from fractions import Fraction
 from math import expm1, log1p
+from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from rapid_des.config import Spec
+from rapid_des.config import Document, Spec, decode
+from rapid_des.errors import ConfigError
 from rapid_des.network.specs import Count
 from rapid_des.units import Duration, Size
 
 Factor: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Probability: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
 Progress: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Step: TypeAlias = Annotated[int, Meta(ge=0)]
+Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Named: TypeAlias = int | str
 Kind: TypeAlias = Literal["links", "directions", "gpus", "nics", "switches", "nodes"]
 
 TARGETS = ("link", "dimension", "gpu", "nic", "switch", "node", "all", "random")
 LINK_EFFECTS = ("bandwidth", "latency", "packet_loss", "bit_error_rate", "down", "jitter")
 GPU_EFFECTS = ("compute", "hbm")
+_SPANS = (("from_", "until"), ("from_step", "until_step"), ("from_progress", "until_progress"))
+"""Beginning and end in time, in steps, and in progress."""
 
 
 class Fault(Spec, frozen=True, kw_only=True):
@@ -36,14 +42,14 @@ class Fault(Spec, frozen=True, kw_only=True):
     """A GPU by id or coordinates: its links, or its own speed with `compute` and `hbm`."""
     nic: Named | None = None
     switch: Named | None = None
-    node: Annotated[int, Meta(ge=0)] | None = None
+    node: Natural | None = None
     """A server: its GPUs and NICs and the switches that serve only them (needs `gpus_per_node`)."""
     all: Kind | None = None
     """Everything of a kind that `where` admits."""
     random: Kind | None = None
     """`count` of a kind, drawn with `seed` from those that `where` admits."""
     count: Count | None = None
-    seed: Step | None = None
+    seed: Natural | None = None
     where: str | None = None
     """Conditions joined by `and`, as in: dimension = rail and source.a0 < 4."""
 
@@ -67,13 +73,13 @@ class Fault(Spec, frozen=True, kw_only=True):
     every: Duration | None = None
     """Flapping: there for `for` at the beginning of each period, from `from` on."""
     for_: Duration | None = msgspec.field(name="for", default=None)
-    from_step: Step | None = None
-    until_step: Step | None = None
+    from_step: Natural | None = None
+    until_step: Natural | None = None
     from_progress: Progress | None = None
     until_progress: Progress | None = None
 
     policy: Literal["wait", "reroute", "replan"] = "wait"
-    """While a link is down, its traffic waits, or after `detection` is routed anew or planned anew.
+    """While a link is down, its traffic waits, or after `detection` is rerouted or replanned.
 
     `replan` also plans collectives that begin once it is noticed for what survives. Of a constant fault,
     which traffic always avoids, it is the one policy that changes anything, and needs no `detection`.
@@ -104,3 +110,121 @@ class Fault(Spec, frozen=True, kw_only=True):
     def target(self) -> str:
         """Which of TARGETS is stated."""
         return next(name for name in TARGETS if getattr(self, name) is not None)
+
+
+def check_fault(fault: Fault, *, file: str, key: str) -> None:
+    """Refuse what the types alone let pass: `ConfigError` names the contradiction."""
+    problem = (
+        _target_problem(fault) or _effect_problem(fault) or _time_problem(fault) or _policy_problem(fault)
+    )
+    if problem:
+        raise ConfigError(problem, file=file, key=key)
+
+
+def _stated(fault: Fault, names: tuple[str, ...]) -> list[str]:
+    values = {name: getattr(fault, name) for name in names}
+    return [name for name, value in values.items() if value is not None and value is not False]
+
+
+def _target_problem(fault: Fault) -> str:
+    targets = _stated(fault, TARGETS)
+    if len(targets) != 1:
+        return f"needs exactly one of {', '.join(TARGETS)}; it has {', '.join(targets) or 'none'}"
+    if fault.random is not None and (fault.count is None or fault.seed is None):
+        return "random: needs count and seed"
+    if fault.count is not None and fault.random is None:
+        return "count: only with random"
+    if fault.where is not None and fault.random is None and fault.all is None:
+        return "where: only with all or random"
+    if fault.seed is not None and fault.random is None and fault.jitter is None:
+        return "seed: only with random or jitter"
+    return ""
+
+
+def _effect_problem(fault: Fault) -> str:
+    effects = _stated(fault, LINK_EFFECTS + GPU_EFFECTS)
+    if not effects:
+        return f"has no effect; allowed: {', '.join(LINK_EFFECTS + GPU_EFFECTS)}"
+    others = [name for name in effects if name != "down"]
+    if fault.down and others:
+        return f"down: leaves nothing for {others[0]} to change"
+    on_gpu = [name for name in GPU_EFFECTS if name in effects]
+    hit = {fault.target, fault.all, fault.random}
+    if on_gpu and hit.isdisjoint({"gpu", "node", "gpus", "nodes"}):
+        return f"{on_gpu[0]}: only GPUs and nodes have it"
+    return _loss_problem(fault) or _jitter_problem(fault)
+
+
+def _loss_problem(fault: Fault) -> str:
+    lossy = _stated(fault, ("packet_loss", "bit_error_rate"))
+    if len(lossy) > 1:
+        return "packet_loss and bit_error_rate: one of them"
+    if not lossy:
+        alone = fault.packet is not None or fault.retransmission is not None
+        return "packet and retransmission: only with packet_loss or bit_error_rate" if alone else ""
+    if fault.packet is None or fault.retransmission is None:
+        return f"{lossy[0]}: needs packet (a size) and retransmission (selective_repeat or go_back_n)"
+    if fault.packet == 0:
+        return "packet: must be above 0 B"
+    lost = f"bit_error_rate: {fault.bit_error_rate} loses every packet of {fault.packet}"
+    return lost if fault.loss == 1 else ""
+
+
+def _jitter_problem(fault: Fault) -> str:
+    if (fault.jitter is None) != (fault.jitter_every is None) or fault.jitter_every == 0:
+        return "jitter: needs jitter_every above 0 and the other way round"
+    return "jitter: needs seed" if fault.jitter is not None and fault.seed is None else ""
+
+
+def _time_problem(fault: Fault) -> str:
+    for start, end in _SPANS:
+        first, last = getattr(fault, start), getattr(fault, end)
+        if last is not None and last <= (first or 0):
+            return f"{end}: {last} is not after {start.rstrip('_')} {first if first is not None else 0}"
+    if (fault.every is None) != (fault.for_ is None):
+        return "every and for: a flap needs both"
+    if fault.every is not None and fault.for_ is not None and not 0 < fault.for_ < fault.every:
+        return f"for: {fault.for_} is not between 0 and every {fault.every}"
+    kinds = [any(getattr(fault, name) is not None for name in names) for names in _SPANS]
+    return "times, steps and progress: one kind in one fault" if sum(kinds) > 1 else ""
+
+
+def _policy_problem(fault: Fault) -> str:
+    if fault.policy == "wait" and fault.detection is not None:
+        return "detection: only with the policies reroute and replan"
+    if fault.policy == "replan" and fault.down and not fault.timed:
+        return ""
+    if fault.policy != "wait" and (fault.detection is None or not fault.down):
+        return f"policy {fault.policy}: needs detection (a time) and down"
+    return ""
+
+
+def parse_fault(text: str) -> Fault:
+    """Return the fault that words such as `link=3-4 bandwidth=0.5 from=10ms until=20ms` state.
+
+    >>> parse_fault("gpu=3 compute=0.8").compute
+    0.8
+    """
+    file = f"--fault {text!r}"
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"not words of key=value: {error}", file=file) from None
+    tree: dict[str, object] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or key in tree:
+            problem = f"{key!r} stands twice" if key in tree else f"{word!r} is not key=value"
+            raise ConfigError(problem, file=file)
+        tree[key] = _value(value)
+    fault = decode(Document(Path(file), tree), Fault)
+    check_fault(fault, file=file, key="")
+    return fault
+
+
+def _value(text: str) -> object:
+    if text in {"true", "false"}:
+        return text == "true"
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) else text

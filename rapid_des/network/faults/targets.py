@@ -1,17 +1,24 @@
-"""Which links, nodes and GPUs a fault hits."""
+"""Which links, nodes and GPUs a fault hits: by name, by conditions, or drawn from a seed.
+
+Conditions are those of `where`: `dimension = rail and source.a0 < 4`.
+"""
 
 from __future__ import annotations
 
+import operator
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from rapid_des.arrays import Bools, Int64s
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import Fabric, Ints
-from rapid_des.network.faults.draws import drawn
-from rapid_des.network.faults.predicates import links_where, nodes_where
+from rapid_des.network.fabric import UNSTATED, Fabric
 from rapid_des.network.faults.specs import Fault
 from rapid_des.network.nodes import find_links, find_node, node_range
+from rapid_des.units import Bandwidth, Duration
 
 _SINGULAR = {"gpus": "gpu", "nics": "nic", "switches": "switch"}
 _SHARED = -1
@@ -21,9 +28,9 @@ _SHARED = -1
 class Hit:
     """What one fault hits."""
 
-    links: Ints
+    links: Int64s
     """Link ids, ascending."""
-    gpus: Ints
+    gpus: Int64s
     """GPUs whose own speed the fault changes, ascending; empty where only links were named."""
 
 
@@ -44,7 +51,7 @@ def hit_by(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> Hit:
     return _at_nodes(fabric, np.array([find_node(fabric, named)]))
 
 
-def _links(links: Ints) -> Hit:
+def _links(links: Int64s) -> Hit:
     return Hit(np.unique(links), np.zeros(0, np.int64))
 
 
@@ -65,7 +72,7 @@ def _many(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> Hit:
     return _at_nodes(fabric, _chosen(nodes_where(fabric, fault.where, start + np.arange(count)), fault))
 
 
-def _chosen(candidates: Ints, fault: Fault) -> Ints:
+def _chosen(candidates: Int64s, fault: Fault) -> Int64s:
     """Return all candidates, or those that a random fault draws."""
     if not len(candidates):
         raise TopologyError(f"{fault.target}: nothing meets where: {fault.where}")
@@ -83,7 +90,7 @@ def _node_size(fabric: Fabric, gpus_per_node: int | None) -> int:
     return gpus_per_node
 
 
-def _servers(fabric: Fabric, servers: Ints, gpus_per_node: int | None) -> Ints:
+def _servers(fabric: Fabric, servers: Int64s, gpus_per_node: int | None) -> Int64s:
     """Return the GPUs and NICs of servers and the switches that serve only one of them."""
     size = _node_size(fabric, gpus_per_node)
     if servers.max() >= fabric.gpus // size:
@@ -102,6 +109,100 @@ def _servers(fabric: Fabric, servers: Ints, gpus_per_node: int | None) -> Ints:
     return np.flatnonzero(np.isin(owner, servers))
 
 
-def _at_nodes(fabric: Fabric, nodes: Ints) -> Hit:
+def _at_nodes(fabric: Fabric, nodes: Int64s) -> Hit:
     touches = np.isin(fabric.source, nodes) | np.isin(fabric.destination, nodes)
     return Hit(np.flatnonzero(touches), nodes[nodes < fabric.gpus])
+
+
+_CONDITION = re.compile(r"([a-z][a-z0-9_.]*)\s*(!=|<=|>=|=|<|>)\s*(.+)\Z")
+_OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def links_where(fabric: Fabric, conditions: str | None) -> Int64s:
+    """Return the ids of the links that meet the conditions.
+
+    Fields: dimension, bandwidth, latency, source, destination, and source.a0 … for GPUs' coordinates.
+    """
+    columns: dict[str, Int64s] = {
+        "dimension": fabric.dimension.astype(np.int64),
+        "bandwidth": fabric.bandwidth,
+        "latency": fabric.latency,
+    }
+    for name, ends in (("source", fabric.source), ("destination", fabric.destination)):
+        columns[name] = ends.astype(np.int64)
+        columns |= {f"{name}.{axis}": column for axis, column in _axes(fabric, columns[name]).items()}
+    return np.flatnonzero(_mask(fabric, columns, conditions, len(fabric)))
+
+
+def nodes_where(fabric: Fabric, conditions: str | None, ids: Int64s) -> Int64s:
+    """Return those of a kind's nodes `ids` that meet conditions on id (0, 1, …) and coordinates a0, a1, …."""
+    columns = {"id": np.arange(len(ids)), **_axes(fabric, ids)}
+    return ids[_mask(fabric, columns, conditions, len(ids))]
+
+
+def _axes(fabric: Fabric, nodes: Int64s) -> dict[str, Int64s]:
+    """Return coordinates, UNSTATED for nodes that are no GPUs."""
+    columns, stride = {}, 1
+    for axis, size in enumerate(fabric.axes):
+        columns[f"a{axis}"] = np.where(nodes < fabric.gpus, nodes // stride % size, UNSTATED)
+        stride *= size
+    return columns
+
+
+def _mask(fabric: Fabric, columns: Mapping[str, Int64s], conditions: str | None, count: int) -> Bools:
+    mask = np.ones(count, bool)
+    for condition in re.split(r"\s+and\s+", conditions.strip()) if conditions else ():
+        match = _CONDITION.match(condition.strip())
+        if match is None or match[1] not in columns:
+            allowed = f"FIELD =|!=|<|<=|>|>= VALUE with FIELD of {', '.join(columns)}"
+            raise TopologyError(f"where: {condition!r} is no condition; allowed: {allowed}")
+        column = columns[match[1]]
+        met = _OPERATIONS[match[2]](column, _constant(fabric, match[1], match[3]))
+        mask &= met & (column != UNSTATED)
+    return mask
+
+
+def _constant(fabric: Fabric, field: str, text: str) -> int:
+    if field == "dimension":
+        if text not in fabric.dimensions:
+            raise TopologyError(f"where: no dimension {text!r}; allowed: {', '.join(fabric.dimensions)}")
+        return fabric.dimensions.index(text)
+    if field in {"source", "destination"}:
+        return find_node(fabric, text)
+    try:
+        if field in {"bandwidth", "latency"}:
+            return int((Bandwidth if field == "bandwidth" else Duration).parse(text))
+        return int(text)
+    except ValueError as error:
+        raise TopologyError(f"where: {field}: {error}") from None
+
+
+_MASK = 2**64 - 1
+
+
+def mixed(*numbers: int) -> int:
+    """Return 64 well-mixed bits of the numbers: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), chained.
+
+    >>> mixed(1, 2) != mixed(2, 1)
+    True
+    """
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def drawn(candidates: Int64s, count: int, seed: int) -> Int64s:
+    """Return `count` different candidates, ascending: those whose mixed (seed, position) is smallest."""
+    ranking = sorted(range(len(candidates)), key=lambda index: (mixed(seed, index), index))
+    return np.sort(candidates[np.array(ranking[:count], np.int64)])

@@ -14,7 +14,6 @@ from msgspec import structs
 
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric
-from rapid_des.network.faults.draws import mixed
 from rapid_des.network.faults.effects import (
     ONE,
     GpuFactors,
@@ -25,6 +24,7 @@ from rapid_des.network.faults.effects import (
     touches_links,
 )
 from rapid_des.network.faults.specs import Fault
+from rapid_des.network.faults.targets import mixed
 from rapid_des.units import Duration
 
 RATE_ONE = 4096
@@ -48,11 +48,11 @@ def placed_in_time(faults: Iterable[Fault], step_time: int, steps: int = 1) -> t
     return tuple(_placed(fault, step_time, step_time * steps) for fault in faults)
 
 
-def _placed(fault: Fault, step_time: int, whole: int) -> Fault:
+def _placed(fault: Fault, step_time: int, run_time: int) -> Fault:
     def time(step: int | None, progress: float | None) -> Duration | None:
         if step is not None:
             return Duration(step * step_time)
-        return None if progress is None else Duration(Fraction(str(progress)) * whole // 1)
+        return None if progress is None else Duration(Fraction(str(progress)) * run_time // 1)
 
     if not fault.relative:
         return fault
@@ -86,13 +86,13 @@ def link_timetables(
     Rates are shares of `fabric`'s, which has the constant faults applied. Flaps and jitter are laid out up to
     `horizon` picoseconds: run again with a larger one if the run lasts longer.
     """
-    spans: dict[int, list[_Span[LinkEffect]]] = {}
+    spans: dict[int, list[_Active[LinkEffect]]] = {}
     for fault, hit in hits(fabric, faults, gpus_per_node):
         for link in hit.links.tolist() if fault.timed and touches_links(fault) else ():
             effect = link_effect(fault, int(fabric.bandwidth[link]), int(fabric.latency[link]))
-            lasting = [_Span(*interval, effect) for interval in active_intervals(fault, horizon)]
-            spans.setdefault(link, []).extend([*lasting, *_jitter(fault, link, horizon)])
-    tables = {link: _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.with_other) for link in sorted(spans)}
+            spanned = [_Active(*interval, effect) for interval in active_intervals(fault, horizon)]
+            spans.setdefault(link, []).extend([*spanned, *_jitter(fault, link, horizon)])
+    tables = {link: _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.combined) for link in sorted(spans)}
     return {
         link: tuple((time, _in_4096(effect.rate), effect.latency) for time, effect in table)
         for link, table in tables.items()
@@ -111,14 +111,14 @@ def gpu_timetables(
     fabric: Fabric, faults: Iterable[Fault], horizon: int, gpus_per_node: int | None = None
 ) -> dict[int, GpuTimetable]:
     """Return the timetable of each GPU that a timed fault slows or stops, by ascending id."""
-    spans: dict[int, list[_Span[GpuFactors]]] = {}
+    spans: dict[int, list[_Active[GpuFactors]]] = {}
     healthy = GpuFactors(ONE, ONE)
     for fault, hit in hits(fabric, faults, gpus_per_node):
         effect = gpu_effect(fault)
         for gpu in hit.gpus.tolist() if fault.timed and effect != healthy else ():
-            lasting = [_Span(*interval, effect) for interval in active_intervals(fault, horizon)]
-            spans.setdefault(gpu, []).extend(lasting)
-    tables = {gpu: _swept(spans[gpu], healthy, GpuFactors.with_other) for gpu in sorted(spans)}
+            spanned = [_Active(*interval, effect) for interval in active_intervals(fault, horizon)]
+            spans.setdefault(gpu, []).extend(spanned)
+    tables = {gpu: _swept(spans[gpu], healthy, GpuFactors.combined) for gpu in sorted(spans)}
     return {
         gpu: tuple((time, _in_4096(left.compute), _in_4096(left.hbm)) for time, left in table)
         for gpu, table in tables.items()
@@ -131,13 +131,13 @@ def _in_4096(rate: Fraction) -> int:
 
 
 @dataclass(frozen=True)
-class _Span(Generic[_Effect]):
+class _Active(Generic[_Effect]):
     start: int
     end: int | None
     effect: _Effect
 
 
-def _jitter(fault: Fault, link: int, horizon: int) -> Iterator[_Span[LinkEffect]]:
+def _jitter(fault: Fault, link: int, horizon: int) -> Iterator[_Active[LinkEffect]]:
     if fault.jitter is None or fault.jitter_every is None or fault.seed is None:
         return
     period = int(fault.jitter_every)
@@ -147,16 +147,16 @@ def _jitter(fault: Fault, link: int, horizon: int) -> Iterator[_Span[LinkEffect]
         last = horizon if end is None else min(end, horizon)
         for draw in range(start // period, -(-last // period)):
             added = mixed(fault.seed, link, draw) % (fault.jitter + 1)
-            yield _Span(max(start, draw * period), min(last, (draw + 1) * period), LinkEffect(ONE, added))
+            yield _Active(max(start, draw * period), min(last, (draw + 1) * period), LinkEffect(ONE, added))
 
 
 def _swept(
-    spans: list[_Span[_Effect]], healthy: _Effect, joined: Callable[[_Effect, _Effect], _Effect]
+    spans: list[_Active[_Effect]], healthy: _Effect, joined: Callable[[_Effect, _Effect], _Effect]
 ) -> list[tuple[int, _Effect]]:
     """Return what is left from each time on at which it changes: all spans there at once, joined."""
     waiting = sorted(spans, key=lambda span: span.start, reverse=True)
     ends = {span.end for span in spans if span.end is not None}
-    active: list[_Span[_Effect]] = []
+    active: list[_Active[_Effect]] = []
     table: list[tuple[int, _Effect]] = []
     for time in sorted({0, *ends, *(span.start for span in spans)}):
         active = [span for span in active if span.end is None or span.end > time]

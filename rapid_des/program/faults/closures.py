@@ -140,13 +140,13 @@ def replan(
     Each goes where the fault-aware router sends it; or `together`, in the order given, on the way that is
     fastest if nothing moves but what was planned before it. `FabricCutError` if there is no way.
     """
-    router = closures.router_around(dead)
+    route = cache(closures.router_around(dead).route)
     if not together:
-        return [router.route(one.source, one.destination) for one in remaining]
+        return [route(one.source, one.destination) for one in remaining]
     load = [0] * len(closures.fabric)
     ways = []
     for one in remaining:
-        way = _fastest(closures.fabric, one, dead, load) or router.route(one.source, one.destination)
+        way = _fastest(closures.fabric, one, dead, load) or route(one.source, one.destination)
         for link in way:
             load[link] += one.size
         ways.append(way)

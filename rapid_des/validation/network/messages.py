@@ -14,7 +14,7 @@ import numpy as np
 
 from rapid_des.engines import compiled as engine
 from rapid_des.network.fabric import Fabric, Routes
-from rapid_des.network.fluid_flows import Message
+from rapid_des.network.fluid.messages import Message
 from rapid_des.network.protocol import Protocol, acknowledgement_time, effective_bandwidth, fluid_service
 from rapid_des.network.specs import Switching
 from rapid_des.program.fluid_table import no_hops

@@ -20,7 +20,7 @@ import numpy as np
 from rapid_des.errors import InputError
 from rapid_des.network.build import build
 from rapid_des.network.fabric import UNSTATED, Fabric
-from rapid_des.network.fluid_flows import Message
+from rapid_des.network.fluid.messages import Message
 from rapid_des.network.protocol import Protocol
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import (
@@ -192,19 +192,19 @@ def router(fabric: str) -> DimensionOrderRouter:
 
 def traffic(fabric: str, pattern: str, size: int) -> Traffic:
     """Return one case's messages; `size` is the pattern's, in bytes."""
-    ways = router(fabric)
-    script = Script(ways.fabric.gpus)
+    chosen = router(fabric)
+    route, script = cache(chosen.route), Script(chosen.fabric.gpus)
     PATTERNS[pattern](script, size)
     messages = tuple(
         Message(
             size=step.size,
-            route=ways.route(step.source, step.destination),
-            back=ways.route(step.destination, step.source),
+            route=route(step.source, step.destination),
+            back=route(step.destination, step.source),
             after_arrival=step.after,
         )
         for step in script.steps
     )
-    return Traffic(ways.fabric, messages, tuple(step.source for step in script.steps))
+    return Traffic(chosen.fabric, messages, tuple(step.source for step in script.steps))
 
 
 def cases(fabric: str) -> Iterator[tuple[str, int]]:

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from rapid_des.network.collectives.serving_kernels import (
+from rapid_des.network.collectives.libraries.serving_kernels import (
     ExpertExchange,
     all_reduce_time,
     load_kernels,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.network.collectives import Schedule, Task
+from rapid_des.network.collectives import Demand, Schedule
 from rapid_des.network.collectives.proof import carried, compare, cut, start_of
 
 
-def play_in_place(schedule: Schedule, task: Task, random: np.random.Generator) -> None:
+def play_in_place(schedule: Schedule, demand: Demand, random: np.random.Generator) -> None:
     """Transfers read their source's buffer when they start and write their destination's when they land."""
-    cells = cut(schedule, task)
-    held = start_of(task, cells, schedule.switches)
+    cells = cut(schedule, demand)
+    held = start_of(demand, cells, schedule.switches)
     where = carried(schedule, cells)
-    idempotent = task.collective is CollectiveType.BARRIER
+    idempotent = demand.collective is CollectiveType.BARRIER
     missing = np.diff(schedule.dependency_starts)
     followers: list[list[int]] = [[] for _ in range(len(schedule))]
     waiting = np.repeat(np.arange(len(schedule)), missing)
@@ -52,4 +52,4 @@ def play_in_place(schedule: Schedule, task: Task, random: np.random.Generator) -
             if missing[follower] == 0:
                 ready.append(follower)
     assert landed == len(schedule)
-    compare(task, cells, held)
+    compare(demand, cells, held)

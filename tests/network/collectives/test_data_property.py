@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives import ALGORITHMS, Hierarchy, algorithms_for, flatten, plan, prove, task
+from rapid_des.network.collectives import (
+    ALGORITHMS,
+    Hierarchy,
+    algorithms_for,
+    chunk_phases,
+    demand,
+    flatten,
+    prove,
+)
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL
 
 from .in_place import play_in_place
@@ -25,7 +33,7 @@ SIZES = st.one_of(st.integers(0, 40), st.integers(41, 5000))
 def test_everyone_ends_with_their_data(name, kind, members, size, chunks, pick):
     root = pick.randrange(members)
     schedule = ALGORITHMS[name](kind, members, size, root=root, chunks=chunks)
-    whole = task(kind, members, size, root=root)
+    whole = demand(kind, members, size, root=root)
     prove(schedule, whole)
     rows = np.repeat(np.arange(len(schedule)), np.diff(schedule.dependency_starts))
     assert np.all(schedule.dependencies < rows), "dependencies point back"
@@ -55,8 +63,8 @@ def test_a_hierarchical_collective_keeps_the_property(kind, extents, size, chunk
     names = BY_KIND.get(kind, REDUCTIONS)
     over = Hierarchy(tuple(extents), tuple(pick.choice(names) for _ in extents))
     schedule = flatten(kind, over, size, chunks=chunks, rotate=rotate)
-    prove(schedule, task(kind, over.members, size))
-    assert len(plan(kind, over, size, chunks=chunks, rotate=rotate)) == chunks
+    prove(schedule, demand(kind, over.members, size))
+    assert len(chunk_phases(kind, over, size, chunks=chunks, rotate=rotate)) == chunks
 
 
 @pytest.mark.parametrize("kind", list(CollectiveType), ids=lambda kind: kind.name)
@@ -73,7 +81,7 @@ def broken(schedule, **columns):
 
 
 def test_the_proof_sees_a_missing_dependency():
-    whole = task(CollectiveType.ALL_GATHER, 3, 10)
+    whole = demand(CollectiveType.ALL_GATHER, 3, 10)
     ring = ALGORITHMS["ring"](CollectiveType.ALL_GATHER, 3, 10)
     none = broken(
         ring, dependency_starts=np.zeros_like(ring.dependency_starts), dependencies=ring.dependencies[:0]
@@ -83,7 +91,7 @@ def test_the_proof_sees_a_missing_dependency():
 
 
 def test_the_proof_sees_a_contribution_counted_twice():
-    whole = task(CollectiveType.ALL_REDUCE, 2, 10)
+    whole = demand(CollectiveType.ALL_REDUCE, 2, 10)
     direct = ALGORITHMS["one_shot"](CollectiveType.ALL_REDUCE, 2, 10)
     twice = broken(
         direct,
@@ -97,9 +105,9 @@ def test_the_proof_sees_a_contribution_counted_twice():
 
 def test_the_proof_sees_what_somebody_lacks():
     with pytest.raises(InputError, match="all_gather: member 1 ends with the contributions of \\[\\]"):
-        prove(ALGORITHMS["direct"](CollectiveType.GATHER, 3, 4), task(CollectiveType.ALL_GATHER, 3, 4))
+        prove(ALGORITHMS["direct"](CollectiveType.GATHER, 3, 4), demand(CollectiveType.ALL_GATHER, 3, 4))
 
 
 def test_the_proof_sees_bytes_outside_the_buffer():
     with pytest.raises(InputError, match="broadcast: a transfer carries bytes outside the buffer"):
-        prove(ALGORITHMS["direct"](CollectiveType.BROADCAST, 3, 13), task(CollectiveType.BROADCAST, 3, 12))
+        prove(ALGORITHMS["direct"](CollectiveType.BROADCAST, 3, 13), demand(CollectiveType.BROADCAST, 3, 12))

@@ -14,13 +14,13 @@ from rapid_des.errors import InputError
 from rapid_des.network.collectives import (
     ALGORITHMS,
     ON_FABRIC,
-    Shaped,
+    ShapedCollective,
     algorithm,
     build_schedule,
     collectives_of,
+    demand,
     on_fabric,
     prove,
-    task,
 )
 from rapid_des.network.collectives.grids import grid_tree
 from rapid_des.network.collectives.in_switch import fits, nvls, switch_tree, two_levels
@@ -43,8 +43,8 @@ def test_everyone_ends_with_their_data(name, kind, extents, size, chunks, pick):
         extents = [1 << (extent // 2) for extent in extents]
     members = prod(extents)
     root = pick.randrange(members) if kind in ROOTED else 0
-    schedule = on_fabric(name, Shaped(kind, tuple(extents), size, root, chunks))
-    prove(schedule, task(kind, members, size, root=root))
+    schedule = on_fabric(name, ShapedCollective(kind, tuple(extents), size, root, chunks))
+    prove(schedule, demand(kind, members, size, root=root))
 
 
 def pairs(schedule):
@@ -67,7 +67,7 @@ def neighbours(extents, *, wrap=False, diagonal=False):
 
 
 def test_the_torus_uses_every_link_in_both_directions():
-    schedule = on_fabric("torus", Shaped(AR, (4, 3), 1200))
+    schedule = on_fabric("torus", ShapedCollective(AR, (4, 3), 1200))
     assert pairs(schedule) == neighbours((4, 3), wrap=True)
     # 2 chunks, 2 directions: the busiest directed link carries as much as the least busy in its dimension
     carried = {}
@@ -78,12 +78,12 @@ def test_the_torus_uses_every_link_in_both_directions():
 
 
 def test_buckets_stay_on_the_lines_of_a_mesh():
-    assert pairs(on_fabric("mesh_bucket", Shaped(AR, (4, 3), 1200))) == neighbours((4, 3))
+    assert pairs(on_fabric("mesh_bucket", ShapedCollective(AR, (4, 3), 1200))) == neighbours((4, 3))
 
 
 def test_a_mesh_tree_uses_mesh_links_and_a_king_mesh_tree_is_shallower():
-    assert pairs(on_fabric("mesh_tree", Shaped(AR, (5, 5), 100))) <= neighbours((5, 5))
-    king = on_fabric("king_mesh_tree", Shaped(CollectiveType.BROADCAST, (5, 5), 100, root=12))
+    assert pairs(on_fabric("mesh_tree", ShapedCollective(AR, (5, 5), 100))) <= neighbours((5, 5))
+    king = on_fabric("king_mesh_tree", ShapedCollective(CollectiveType.BROADCAST, (5, 5), 100, root=12))
     assert pairs(king) <= neighbours((5, 5), diagonal=True)
     # from the centre of 5×5 everybody is two king's moves away
     depth = {12: 0}
@@ -93,20 +93,20 @@ def test_a_mesh_tree_uses_mesh_links_and_a_king_mesh_tree_is_shallower():
 
 
 def test_hypercube_partners_differ_in_one_bit():
-    schedule = on_fabric("hypercube", Shaped(CollectiveType.ALL_TO_ALL, (8,), 800))
+    schedule = on_fabric("hypercube", ShapedCollective(CollectiveType.ALL_TO_ALL, (8,), 800))
     assert {a ^ b for a, b in pairs(schedule)} == {1, 2, 4}
 
 
 def test_the_rails_carry_a_node_sharing_of_the_buffer():
     # 8 GPUs a node, 4 nodes, 3200 B: each rail all-reduces 400 B, 2·3/4·400 = 600 B from each GPU
-    schedule = on_fabric("rail", Shaped(AR, (8, 4), 3200))
+    schedule = on_fabric("rail", ShapedCollective(AR, (8, 4), 3200))
     across = schedule.source // 8 != schedule.destination // 8
     assert np.bincount(schedule.source[across], schedule.size[across]).tolist() == [600] * 32
 
 
 def test_nvls_sends_all_data_up_once_and_a_share_again():
     # 8 GPUs, 800 B: up 800 + 100, down 100 + 700
-    schedule = on_fabric("nvls", Shaped(AR, (8,), 800))
+    schedule = on_fabric("nvls", ShapedCollective(AR, (8,), 800))
     assert schedule.switches == 1
     up = schedule.destination == 8
     assert np.bincount(schedule.source[up], schedule.size[up]).tolist() == [900] * 8
@@ -115,7 +115,7 @@ def test_nvls_sends_all_data_up_once_and_a_share_again():
 
 
 def test_a_switch_tree_sends_the_buffer_once_each_way():
-    schedule = on_fabric("switch_tree", Shaped(AR, (4, 3), 500))
+    schedule = on_fabric("switch_tree", ShapedCollective(AR, (4, 3), 500))
     # 12 members, 3 leaves, 1 root: 15 edges, each 500 B up and down
     assert schedule.switches == 4
     assert len(schedule) == 30
@@ -124,8 +124,8 @@ def test_a_switch_tree_sends_the_buffer_once_each_way():
 
 def test_nvls_fetches_a_chunk_once_the_last_but_one_has_come():
     # 2 members, chunks of 20 B in blocks of 10 B; member m sends block b of chunk c to the switch
-    schedule = nvls(task(AR, 2, 80), chunks=4)
-    prove(schedule, task(AR, 2, 80))
+    schedule = nvls(demand(AR, 2, 80), chunks=4)
+    prove(schedule, demand(AR, 2, 80))
     pulls = np.flatnonzero(schedule.reduces)
     waits = [
         schedule.dependencies[schedule.dependency_starts[t] : schedule.dependency_starts[t + 1]].tolist()
@@ -140,7 +140,7 @@ def test_nvls_fetches_a_chunk_once_the_last_but_one_has_come():
 
 def test_a_tree_hands_blocks_over_without_passing_the_root():
     # leaves 4 and 5 of two members each below root 6; a shard of 100 B from each member to all others
-    schedule = on_fabric("sharp", Shaped(AG, (2, 2), 100))
+    schedule = on_fabric("sharp", ShapedCollective(AG, (2, 2), 100))
     ends = list(zip(schedule.source.tolist(), schedule.destination.tolist(), strict=True))
     # each shard goes up once, to the member beside it, to the root, the other leaf and its two members
     assert len(ends) == 4 * 6
@@ -165,32 +165,32 @@ def test_a_bucket_on_a_line_needs_no_link_back():
 
 def test_a_shape_that_does_not_fit_is_refused():
     with pytest.raises(InputError, match="a hypercube has a power of two of members, not 6"):
-        on_fabric("hypercube", Shaped(AR, (6,), 100))
+        on_fabric("hypercube", ShapedCollective(AR, (6,), 100))
     with pytest.raises(
         InputError, match="mesh_tree does not do all_gather; it does all_reduce, reduce, broadc"
     ):
-        on_fabric("mesh_tree", Shaped(AG, (4, 4), 100))
+        on_fabric("mesh_tree", ShapedCollective(AG, (4, 4), 100))
     with pytest.raises(InputError, match="'tree' is no algorithm for a shaped group; allowed: torus, "):
-        on_fabric("tree", Shaped(AG, (4, 4), 100))
+        on_fabric("tree", ShapedCollective(AG, (4, 4), 100))
 
 
 def test_both_registries_are_reached_by_one_name():
-    shaped = Shaped(AR, (2, 3), 600)
+    shaped = ShapedCollective(AR, (2, 3), 600)
     for name in ("ring", "torus"):
         assert AR in collectives_of(name)
-        prove(build_schedule(name, shaped), task(AR, 6, 600))
+        prove(build_schedule(name, shaped), demand(AR, 6, 600))
     assert not set(ALGORITHMS) & set(ON_FABRIC)
     with pytest.raises(InputError, match="'cube' is not a collective algorithm; allowed: ring, .*torus, "):
         build_schedule("cube", shaped)
 
 
 def test_what_switches_and_grids_can_not_do_is_refused():
-    gather = task(CollectiveType.GATHER, 4, 100)
+    gather = demand(CollectiveType.GATHER, 4, 100)
     with pytest.raises(InputError, match="nvls does all_reduce, .* not gather"):
         nvls(gather)
     with pytest.raises(InputError, match="a tree of switches does all_reduce, .* not gather"):
         switch_tree(gather, 2)
     with pytest.raises(InputError, match="4 members can not be 3 at each leaf switch"):
-        switch_tree(task(AR, 4, 100), 3)
+        switch_tree(demand(AR, 4, 100), 3)
     with pytest.raises(InputError, match="a grid's tree does all_reduce, .* not gather"):
         grid_tree(gather, (2, 2), diagonal=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.network.collectives import ALGORITHMS, prove, task
+from rapid_des.network.collectives import ALGORITHMS, demand, prove
 from rapid_des.network.collectives.ordering import ordered_schedule, repaired, snakes
 
 
@@ -17,7 +17,7 @@ def test_everyone_holds_their_own_data_in_any_order(data):
     members = data.draw(st.integers(2, 7))
     order = tuple(data.draw(st.permutations(range(members))))
     size, chunks = data.draw(st.sampled_from([members, 100, 101])), data.draw(st.sampled_from([1, 3]))
-    prove(ordered_schedule(name, kind, size, order, chunks=chunks), task(kind, members, size))
+    prove(ordered_schedule(name, kind, size, order, chunks=chunks), demand(kind, members, size))
 
 
 def test_in_rank_order_nothing_changes():

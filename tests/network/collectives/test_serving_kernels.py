@@ -8,9 +8,9 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.nccl import nccl_time
-from rapid_des.network.collectives.nccl_fabric import load_fabric
-from rapid_des.network.collectives.serving_kernels import (
+from rapid_des.network.collectives.libraries.nccl import nccl_time
+from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
+from rapid_des.network.collectives.libraries.serving_kernels import (
     ExpertExchange,
     all_reduce_time,
     load_kernels,

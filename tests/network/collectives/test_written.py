@@ -8,8 +8,8 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
-from rapid_des.network.collectives import load_algorithm, prove, task
-from rapid_des.network.collectives.msccl import load_msccl
+from rapid_des.network.collectives import demand, prove
+from rapid_des.network.collectives.algorithm_files import load_algorithm, load_msccl
 from rapid_des.network.collectives.written import load_written
 
 EXCHANGE = """# collective=all_reduce members=2 blocks=2
@@ -26,7 +26,7 @@ def test_a_csv_of_transfers_serves_any_size(tmp_path):
     path.write_text(EXCHANGE)
     algorithm = load_written(path)
     schedule = algorithm(1001)
-    prove(schedule, task(CollectiveType.ALL_REDUCE, 2, 1001))
+    prove(schedule, demand(CollectiveType.ALL_REDUCE, 2, 1001))
     # 1001 B in two blocks: 501 and 500, each once to be reduced and once back
     assert schedule.size.tolist() == [500, 501, 501, 500]
 
@@ -40,7 +40,7 @@ def test_the_same_as_json(tmp_path):
     ]
     path = tmp_path / "broadcast.json"
     path.write_text(json.dumps({"collective": "broadcast", "members": 3, "blocks": 2, "transfers": rows}))
-    prove(load_written(path)(999), task(CollectiveType.BROADCAST, 3, 999))
+    prove(load_written(path)(999), demand(CollectiveType.BROADCAST, 3, 999))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_an_msccl_ring_is_an_all_reduce(tmp_path, members):
     path = tmp_path / "ring.xml"
     path.write_text(ring_xml(members))
     schedule = load_msccl(path)(1000)
-    prove(schedule, task(CollectiveType.ALL_REDUCE, members, 1000))
+    prove(schedule, demand(CollectiveType.ALL_REDUCE, members, 1000))
     assert len(schedule) == 2 * (members - 1) * members
 
 
@@ -124,7 +124,7 @@ def test_an_msccl_all_to_all_relays_through_scratch(tmp_path):
         gpus += f'<tb id="1" send="-1" recv="{left}" chan="0">{"".join(takes)}</tb></gpu>'
     path = tmp_path / "relay.xml"
     path.write_text(ALL_TO_ALL.format(gpus=gpus))
-    prove(load_msccl(path)(300), task(CollectiveType.ALL_TO_ALL, 3, 300))
+    prove(load_msccl(path)(300), demand(CollectiveType.ALL_TO_ALL, 3, 300))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_an_msccl_reduction_may_go_through_scratch(tmp_path):
     path = tmp_path / "swap.xml"
     path.write_text(f'<algo name="swap" ngpus="2" nchannels="1" coll="allreduce" inplace="1">{gpus}</algo>')
     schedule = load_msccl(path)(100)
-    prove(schedule, task(CollectiveType.ALL_REDUCE, 2, 100))
+    prove(schedule, demand(CollectiveType.ALL_REDUCE, 2, 100))
     assert schedule.size.tolist() == [100, 100]
 
 
@@ -188,7 +188,7 @@ def test_an_msccl_all_gather_starts_with_the_shards_in_place(tmp_path):
         )
     path = tmp_path / "gather.xml"
     path.write_text(f'<algo name="g" ngpus="3" nchannels="1" coll="allgather" inplace="1">{gpus}</algo>')
-    prove(load_msccl(path)(7), task(CollectiveType.ALL_GATHER, 3, 7))
+    prove(load_msccl(path)(7), demand(CollectiveType.ALL_GATHER, 3, 7))
 
 
 def test_msccl_that_sends_what_is_not_there_is_refused(tmp_path):

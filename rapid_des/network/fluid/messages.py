@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.compiling import register_marked
 from rapid_des.errors import DeadlockError
 from rapid_des.network import fluid as interpreted
 from rapid_des.network.fluid import Fluid, new_fluid, set_route
-from rapid_des.network.fluid_state import Int64s
 from rapid_des.network.protocol import (
     FluidService,
     Hops,
@@ -44,7 +44,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Times:
+class MessageTimes:
     """Picoseconds by message."""
 
     start: Int64s
@@ -52,7 +52,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Functions:
     """The three functions of the fluid mode, interpreted or compiled."""
 
     begin_flow: Callable[..., Any]
@@ -60,35 +60,33 @@ class Kernel:
     settle: Callable[..., Any]
 
 
-INTERPRETED = Kernel(interpreted.begin_flow, interpreted.end_flow, interpreted.settle)
+INTERPRETED = Functions(interpreted.begin_flow, interpreted.end_flow, interpreted.settle)
 
 
 @cache
-def compiled() -> Kernel:
+def compiled() -> Functions:
     """Return the functions compiled, which takes some seconds the first time."""
     from numba import njit
 
     register_marked()
     options: Any = {"_nrt": False}
-    compile_one = njit(**options)
-    return Kernel(
-        compile_one(interpreted.begin_flow),
-        compile_one(interpreted.end_flow),
-        compile_one(interpreted.settle),
-    )
+    functions = (interpreted.begin_flow, interpreted.end_flow, interpreted.settle)
+    return Functions(*(njit(**options)(function) for function in functions))
 
 
 def simulate_flows(
-    protocol: Protocol, links: Hops, messages: Sequence[Message], *, kernel: Kernel = INTERPRETED
-) -> Times:
+    protocol: Protocol, links: Hops, messages: Sequence[Message], *, kernel: Functions = INTERPRETED
+) -> MessageTimes:
     """Return when each message starts and arrives; `links` are (bandwidth, latency) by link id."""
-    return _Run(protocol, links, messages, kernel).run()
+    return _Simulation(protocol, links, messages, kernel).run()
 
 
-class _Run:
+class _Simulation:
     """One simulation; a message's flow has the message's position as its slot."""
 
-    def __init__(self, protocol: Protocol, links: Hops, messages: Sequence[Message], kernel: Kernel) -> None:
+    def __init__(
+        self, protocol: Protocol, links: Hops, messages: Sequence[Message], kernel: Functions
+    ) -> None:
         self.protocol, self.links, self.messages, self.kernel = protocol, links, messages, kernel
         self.fluid = _empty_state(protocol, links, messages)
         self.start = np.zeros(len(messages), dtype=np.int64)
@@ -100,7 +98,7 @@ class _Run:
         self.events: list[tuple[int, bool, int]] = []
         """(time, joins, message)"""
 
-    def run(self) -> Times:
+    def run(self) -> MessageTimes:
         for number, message in enumerate(self.messages):
             for before in message.after_arrival:
                 self.followers[before].append((number, False))
@@ -112,7 +110,7 @@ class _Run:
             self._instant(self.events[0][0])
         if any(self.missing):
             raise DeadlockError(f"message {np.flatnonzero(self.missing)[0]} waits for ever")
-        return Times(self.start, self.arrival)
+        return MessageTimes(self.start, self.arrival)
 
     def _instant(self, now: int) -> None:
         while self.events and self.events[0][0] == now:
@@ -135,10 +133,10 @@ class _Run:
         self.kernel.begin_flow(self.fluid, number, service.wire, service.ratio, now)
 
     def _arrive(self, number: int, now: int) -> None:
-        service, way_back = self._service(number)
+        service, answer = self._service(number)
         arrival = self.arrival[number] = now + service.after
         for follower, answered in self.followers[number]:
-            self.ready[follower] = max(self.ready[follower], arrival + (way_back if answered else 0))
+            self.ready[follower] = max(self.ready[follower], arrival + (answer if answered else 0))
             self.missing[follower] -= 1
             if not self.missing[follower]:
                 self._start(follower, self.ready[follower] + self.messages[follower].delay)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rapid_des.errors import ConfigError
-from rapid_des.network.graph_files import Edge, Terrain
-from rapid_des.network.infragraph import Expansion, Line, Node, read
-from rapid_des.network.infragraph_specs import Infrastructure
+from rapid_des.network.infragraph.expansion import Edge, Expansion, Node, read
+from rapid_des.network.infragraph.specs import Infrastructure
+from rapid_des.network.nodes import NamedGraph, NamedLink
 from rapid_des.network.specs import InfraGraph
 from rapid_des.units import Bandwidth, Duration
 
@@ -23,8 +23,8 @@ _BANDWIDTHS = {"gigabits_per_second": "Gb/s", "gigabytes_per_second": "GB/s"}
 _KINDS = {"xpu": "gpu", "nic": "nic"}
 
 
-def read_infragraph(dimension: InfraGraph) -> Terrain:
-    """Return the graph of a file; a `ConfigError` names file, place and what is allowed."""
+def read_infragraph(dimension: InfraGraph) -> NamedGraph:
+    """Return the graph of a file; a `ConfigError` names file, key and what is allowed."""
     path = Path(dimension.file)
     file = read(path)
     expansion = Expansion(file, path)
@@ -41,7 +41,7 @@ def read_infragraph(dimension: InfraGraph) -> Terrain:
             f"has {len(names[0])} xpu; the dimension's size is {dimension.size}", file=str(path)
         )
     ordered = [name for of_kind in names for name in of_kind]
-    return Terrain({name: place for place, name in enumerate(ordered)}, len(names[1]), edges)
+    return NamedGraph({name: node for node, name in enumerate(ordered)}, len(names[1]), edges)
 
 
 def _check_names(dimension: InfraGraph, file: Infrastructure, path: Path) -> None:
@@ -66,12 +66,12 @@ def _nodes(dimension: InfraGraph, expansion: Expansion) -> tuple[dict[str, str],
     stands_for: dict[str, str] = {}
     for node in expansion.nodes:
         if not _gone(dimension, node):
-            whole = next((part for part in node.inside if part[0] in dimension.as_one), None)
-            if whole is not None and node.choice == "xpu":
-                problem = f"as_one of dimension {dimension.name}: device {whole[0]} holds xpu"
+            device = next((part for part in node.inside if part[0] in dimension.as_one), None)
+            if device is not None and node.choice == "xpu":
+                problem = f"as_one of dimension {dimension.name}: device {device[0]} holds xpu"
                 raise ConfigError(problem, file=str(expansion.path))
-            name = stands_for[node.path] = node.path if whole is None else whole[1]
-            kinds[name] = _KINDS.get(node.choice, "switch") if whole is None else dimension.as_one[whole[0]]
+            name = stands_for[node.path] = node.path if device is None else device[1]
+            kinds[name] = _KINDS.get(node.choice, "switch") if device is None else dimension.as_one[device[0]]
     return kinds, stands_for
 
 
@@ -81,25 +81,25 @@ def _gone(dimension: InfraGraph, node: Node) -> bool:
 
 def _edges(
     dimension: InfraGraph, file: Infrastructure, expansion: Expansion, stands_for: dict[str, str]
-) -> Iterator[Edge]:
+) -> Iterator[NamedLink]:
     """Yield both directions of every link between different nodes."""
-    prices = _Rates(dimension, file, str(expansion.path))
+    rates = _Rates(dimension, file, str(expansion.path))
     cables: dict[frozenset[str], Rates] = {}
-    found: dict[tuple[str, str], Rates] = {}
-    for line in expansion.lines:
-        ends = tuple(sorted(stands_for[end] for end in line.ends if end in stands_for))
-        if len(set(ends)) < 2 or prices.left_out(line):
+    links: dict[tuple[str, str], Rates] = {}
+    for edge in expansion.edges:
+        ends = tuple(sorted(stands_for[end] for end in edge.ends if end in stands_for))
+        if len(set(ends)) < 2 or rates.left_out(edge):
             continue
-        rate, cable = prices.of(line), frozenset(line.ends)
-        known = cables.get(cable)
-        if known is None:
+        rate, cable = rates.of(edge), frozenset(edge.ends)
+        earlier = cables.get(cable)
+        if earlier is None:
             cables[cable] = rate
-            found[ends[0], ends[1]] = prices.beside(found.get((ends[0], ends[1])), rate, line)
-        elif known != rate:
-            raise prices.error(line, f"{' to '.join(line.ends)} stands twice, with two rates")
-    for (one, other), (bandwidth, latency) in found.items():
-        yield Edge(one, other, bandwidth, latency)
-        yield Edge(other, one, bandwidth, latency)
+            links[ends[0], ends[1]] = rates.beside(links.get((ends[0], ends[1])), rate, edge)
+        elif earlier != rate:
+            raise rates.error(edge, f"{' to '.join(edge.ends)} stands twice, with two rates")
+    for (first, second), (bandwidth, latency) in links.items():
+        yield NamedLink(first, second, bandwidth, latency)
+        yield NamedLink(second, first, bandwidth, latency)
 
 
 class _Rates:
@@ -107,53 +107,55 @@ class _Rates:
 
     def __init__(self, dimension: InfraGraph, file: Infrastructure, path: str) -> None:
         self._dimension, self._path = dimension, path
-        self._links = {("", link.name): (f"links[{place}]", link) for place, link in enumerate(file.links)}
+        self._links = {
+            ("", link.name): (f"links[{position}]", link) for position, link in enumerate(file.links)
+        }
         for index, device in enumerate(file.devices):
-            for place, link in enumerate(device.links):
-                self._links[device.name, link.name] = f"devices[{index}].links[{place}]", link
-        self._known: dict[tuple[str, str], Rates] = {}
+            for position, link in enumerate(device.links):
+                self._links[device.name, link.name] = f"devices[{index}].links[{position}]", link
+        self._rates: dict[tuple[str, str], Rates] = {}
 
-    def left_out(self, line: Line) -> bool:
-        """Whether edges of a line's link are left out."""
-        return not {line.link, f"{line.scope}.{line.link}"}.isdisjoint(self._dimension.leave_out)
+    def left_out(self, edge: Edge) -> bool:
+        """Whether edges of a edge's link are left out."""
+        return not {edge.link, f"{edge.scope}.{edge.link}"}.isdisjoint(self._dimension.leave_out)
 
-    def of(self, line: Line) -> Rates:
-        """Return the rates of a line."""
-        key = line.scope, line.link
-        if key not in self._known:
+    def of(self, edge: Edge) -> Rates:
+        """Return the rates of a edge."""
+        key = edge.scope, edge.link
+        if key not in self._rates:
             rates = self._dimension.rates
-            stated = rates.get(f"{line.scope}.{line.link}", rates.get(line.link))
-            self._known[key] = self._read(line) if stated is None else (stated.bandwidth, stated.latency)
-            if self._known[key][0] <= 0:
-                raise self.error(line, f"link {line.link!r}: bandwidth: must be above 0")
-        return self._known[key]
+            stated = rates.get(f"{edge.scope}.{edge.link}", rates.get(edge.link))
+            self._rates[key] = self._read(edge) if stated is None else (stated.bandwidth, stated.latency)
+            if self._rates[key][0] <= 0:
+                raise self.error(edge, f"link {edge.link!r}: bandwidth: must be above 0")
+        return self._rates[key]
 
-    def beside(self, other: Rates | None, rate: Rates, line: Line) -> Rates:
-        """Return the rates of a link that a line makes wider."""
+    def beside(self, other: Rates | None, rate: Rates, edge: Edge) -> Rates:
+        """Return the rates of a link that a edge makes wider."""
         if other is not None and other[1] != rate[1]:
-            raise self.error(line, "runs beside a link of another latency, between devices that are one node")
+            raise self.error(edge, "runs beside a link of another latency, between devices that are one node")
         return rate if other is None else (other[0] + rate[0], rate[1])
 
-    def error(self, line: Line, problem: str) -> ConfigError:
-        """Return an error at a line's link."""
-        return ConfigError(problem, file=self._path, key=self._links[line.scope, line.link][0])
+    def error(self, edge: Edge, problem: str) -> ConfigError:
+        """Return an error at a edge's link."""
+        return ConfigError(problem, file=self._path, key=self._links[edge.scope, edge.link][0])
 
-    def _read(self, line: Line) -> Rates:
-        physical = self._links[line.scope, line.link][1].physical
+    def _read(self, edge: Edge) -> Rates:
+        physical = self._links[edge.scope, edge.link][1].physical
         bandwidth = None if physical is None else physical.bandwidth
         latency = None if physical is None else physical.latency
         missing = "bandwidth" if bandwidth is None else "latency" if latency is None else ""
         if bandwidth is None or latency is None:
-            raise self.error(line, f"link {line.link!r} states no {missing}; {self._instead(line)}")
+            raise self.error(edge, f"link {edge.link!r} states no {missing}; {self._instead(edge)}")
         unit = _BANDWIDTHS.get(bandwidth.choice)
         rate, delay = getattr(bandwidth, bandwidth.choice), getattr(latency, latency.choice)
         if unit is None:
-            problem = f"link {line.link!r} states transfers a second, which are no bytes"
-            raise self.error(line, f"{problem}; {self._instead(line)}")
+            problem = f"link {edge.link!r} states transfers a second, which are no bytes"
+            raise self.error(edge, f"{problem}; {self._instead(edge)}")
         if rate is None or delay is None:
             chosen = bandwidth.choice if rate is None else latency.choice
-            raise self.error(line, f"link {line.link!r} chooses {chosen} and states none")
+            raise self.error(edge, f"link {edge.link!r} chooses {chosen} and states none")
         return Bandwidth.parse(f"{rate!r} {unit}"), Duration.parse(f"{delay!r} {latency.choice}")
 
-    def _instead(self, line: Line) -> str:
-        return f"state it, or rates: {{{line.link}: …}} in dimension {self._dimension.name}"
+    def _instead(self, edge: Edge) -> str:
+        return f"state it, or rates: {{{edge.link}: …}} in dimension {self._dimension.name}"

@@ -1,37 +1,38 @@
-"""Recursive halving and doubling: log2(n) rounds with partners at doubling distances.
+"""Rounds at doubling distances: recursive halving and doubling, dissemination and Bruck.
 
-For n that is no power of two the first 2·(n - 2**k) members fold in pairs: the odd one hands its input to the
-even one, takes no part in the core of 2**k members, and gets its result at the end.
+Halving and doubling take log2(n) rounds. For n that is no power of two the first 2·(n - 2**k) members fold
+in pairs: the odd one hands its input to the even one, takes no part in the core of 2**k members, and gets
+its result at the end. Dissemination and Bruck reach members 2**k away in round k, for any n.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives.draft import Draft
-from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.collectives.task import Ints, Task
+from rapid_des.network.collectives.schedule import Demand, Schedule
 
 
 class _Core:
     """The members that take part in the core, what they have waited for, and the blocks they stand for."""
 
-    def __init__(self, task: Task) -> None:
-        self.draft = Draft(task)
-        self.rounds = task.members.bit_length() - 1
+    def __init__(self, demand: Demand) -> None:
+        self.draft = Draft(demand)
+        self.rounds = demand.members.bit_length() - 1
         self.size = 1 << self.rounds
-        folded = task.members - self.size
+        folded = demand.members - self.size
         index = np.arange(self.size)
         self.member = np.where(index < folded, 2 * index, index + folded)
         self.even = 2 * np.arange(folded)
         self.odd = self.even + 1
-        self.bounds: Ints = self.draft.bounds[np.append(self.member, task.members)]
+        self.bounds: Int64s = self.draft.bounds[np.append(self.member, demand.members)]
         """Boundaries of the core members' blocks, a folded pair's as one."""
-        self.arrivals: list[tuple[Ints, Ints]] = []
+        self.arrivals: list[tuple[Int64s, Int64s]] = []
         """Core indices and the transfers that arrive at them, round by round."""
 
-    def exchange(self, distance: int, low: Ints, high: Ints, *, reduces: bool) -> None:
+    def exchange(self, distance: int, low: Int64s, high: Int64s, *, reduces: bool) -> None:
         """Let core member i send the interval low[i]..high[i] to the one at `distance`."""
         index = np.arange(self.size)
         partner = index ^ distance
@@ -40,12 +41,12 @@ class _Core:
             self.draft.wait(sent[at], transfers)
         self.arrivals.append((partner, sent))
 
-    def fold_in(self, low: Ints, high: Ints, *, reduces: bool) -> None:
+    def fold_in(self, low: Int64s, high: Int64s, *, reduces: bool) -> None:
         """Let the odd members hand an interval to their even partners."""
         sent = self.draft.add(self.odd, self.even, (low, high), reduces=reduces)
         self.arrivals.append((np.arange(len(self.even)), sent))
 
-    def unfold(self, low: Ints, high: Ints) -> None:
+    def unfold(self, low: Int64s, high: Int64s) -> None:
         """Let the even members hand a finished interval back."""
         sent = self.draft.add(self.even, self.odd, (low, high))
         folded = len(self.even)
@@ -53,7 +54,7 @@ class _Core:
             chosen = at < folded
             self.draft.wait(sent[at[chosen]], transfers[chosen])
 
-    def whole(self) -> tuple[Ints, Ints]:
+    def whole(self) -> tuple[Int64s, Int64s]:
         """Return the interval of the whole buffer, for every folded pair."""
         zero = np.zeros(len(self.even), dtype=np.int64)
         return zero, zero + self.bounds[-1]
@@ -73,11 +74,11 @@ class _Core:
             self.exchange(1 << round_, self.bounds[first], self.bounds[first + (1 << round_)], reduces=False)
 
 
-def reduction(task: Task) -> Schedule:
+def reduction(demand: Demand) -> Schedule:
     """Reduce-scatter by halving, all-gather by doubling, all-reduce by both."""
-    core = _Core(task)
+    core = _Core(demand)
     bounds = core.draft.bounds
-    if task.collective is CollectiveType.ALL_GATHER:
+    if demand.collective is CollectiveType.ALL_GATHER:
         core.fold_in(bounds[core.odd], bounds[core.odd + 1], reduces=False)
         core.double()
         core.unfold(np.zeros_like(core.odd), bounds[core.odd])
@@ -85,7 +86,7 @@ def reduction(task: Task) -> Schedule:
         return core.draft.seal()
     core.fold_in(*core.whole(), reduces=True)
     core.halve()
-    if task.collective is CollectiveType.ALL_REDUCE:
+    if demand.collective is CollectiveType.ALL_REDUCE:
         core.double()
         core.unfold(*core.whole())
     else:
@@ -93,12 +94,49 @@ def reduction(task: Task) -> Schedule:
     return core.draft.seal()
 
 
-def exchange_all_reduce(task: Task) -> Schedule:
+def exchange_all_reduce(demand: Demand) -> Schedule:
     """All-reduce (or barrier) by recursive doubling: partners exchange the whole buffer in every round."""
-    core = _Core(task)
+    core = _Core(demand)
     core.fold_in(*core.whole(), reduces=True)
     zero = np.zeros(core.size, dtype=np.int64)
     for round_ in range(core.rounds):
         core.exchange(1 << round_, zero, zero + core.bounds[-1], reduces=True)
     core.unfold(*core.whole())
     return core.draft.seal()
+
+
+def dissemination_barrier(demand: Demand) -> Schedule:
+    """In round k everybody tells the member 2**k further on that it, and all it has heard of, are there."""
+    draft = Draft(demand)
+    member = np.arange(demand.members)
+    rounds: list[Int64s] = []
+    for round_ in range((demand.members - 1).bit_length()):
+        target = (member + (1 << round_)) % demand.members
+        sent = draft.add(member, target, draft.everything, reduces=True)
+        for earlier, heard in enumerate(rounds):
+            draft.wait(sent, heard[(member - (1 << earlier)) % demand.members])
+        rounds.append(sent)
+    return draft.seal()
+
+
+def bruck_all_gather(demand: Demand) -> Schedule:
+    """In round k member r sends the blocks r, r + 1, … that it has to member r - 2**k.
+
+    A run of blocks that wraps around the end of the buffer travels as two transfers.
+    """
+    draft = Draft(demand)
+    members, bounds = demand.members, draft.bounds
+    member = np.arange(members)
+    arrivals: list[tuple[int, Int64s]] = []
+    for round_ in range((members - 1).bit_length()):
+        distance = 1 << round_
+        end = member + min(distance, members - distance)
+        straight = (bounds[member], bounds[np.minimum(end, members)])
+        wrapped = (0, bounds[np.maximum(end - members, 0)])
+        sent = np.stack(
+            [draft.add(member, (member - distance) % members, part) for part in (straight, wrapped)]
+        )
+        for earlier, heard in arrivals:
+            draft.wait(sent[:, None, :], heard[None, :, (member + earlier) % members])
+        arrivals.append((distance, sent))
+    return draft.seal()

@@ -6,7 +6,8 @@ edge, and an edge from a component to itself is none. `ring` has no meaning ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -14,8 +15,8 @@ from pathlib import Path
 
 from rapid_des.config import Document, decode, load_document
 from rapid_des.errors import ConfigError
-from rapid_des.network.infragraph_names import indices, paths, split
-from rapid_des.network.infragraph_specs import (
+from rapid_des.network.infragraph.specs import (
+    Component,
     Device,
     Infrastructure,
     InstanceEnd,
@@ -34,7 +35,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Line:
+class Edge:
     """One edge, undirected."""
 
     ends: tuple[str, str]
@@ -60,25 +61,25 @@ class Expansion:
         self.devices = {device.name: device for device in file.devices}
         self.instances = {instance.name: instance for instance in file.instances}
         for key, names in (("devices", file.devices), ("instances", file.instances)):
-            self._distinct(key, [one.name for one in names])
+            self._distinct(key, [named.name for named in names])
         self._inside = {
-            device.name: list(self._device_edges(device, f"devices[{place}]"))
-            for place, device in enumerate(file.devices)
+            device.name: list(self._device_edges(device, f"devices[{position}]"))
+            for position, device in enumerate(file.devices)
         }
         self.nodes: list[Node] = []
-        self.lines: list[Line] = []
-        for place, instance in enumerate(file.instances):
-            with self._at(f"instances[{place}].device"):
+        self.edges: list[Edge] = []
+        for position, instance in enumerate(file.instances):
+            with self._at(f"instances[{position}].device"):
                 device = self._device(instance.device)
             for index in range(instance.count):
                 self._copy(device, f"{instance.name}.{index}", ())
-        for place, edge in enumerate(file.edges):
-            key = f"edges[{place}]"
+        for position, edge in enumerate(file.edges):
+            key = f"edges[{position}]"
             with self._at(f"{key}.link"):
                 _known(edge.link, [link.name for link in file.links], "link of the infrastructure")
             ends = [self._ends(end, f"{key}.{name}") for name, end in (("ep1", edge.ep1), ("ep2", edge.ep2))]
             with self._at(f"{key}.scheme"):
-                self.lines += [Line(pair, edge.link, "") for pair in _pairs(edge.scheme, *ends)]
+                self.edges += [Edge(pair, edge.link, "") for pair in _pairs(edge.scheme, *ends)]
 
     @contextmanager
     def _at(self, key: str) -> Iterator[None]:
@@ -90,31 +91,31 @@ class Expansion:
             raise ConfigError(str(error), file=str(self.path), key=key) from None
 
     def _distinct(self, key: str, names: Sequence[str]) -> None:
-        for place, name in enumerate(names):
-            with self._at(f"{key}[{place}].name"):
-                if name in names[:place]:
+        for position, name in enumerate(names):
+            with self._at(f"{key}[{position}].name"):
+                if name in names[:position]:
                     raise ConfigError(f"{name!r} stands twice")
 
     def _device(self, name: str) -> Device:
         return self.devices[_known(name, self.devices, "device")]
 
-    def _device_edges(self, device: Device, key: str) -> Iterator[Line]:
+    def _device_edges(self, device: Device, key: str) -> Iterator[Edge]:
         """Yield the edges of a device, ends relative to it."""
-        for place, component in enumerate(device.components):
+        for position, component in enumerate(device.components):
             if component.choice == "device":
-                with self._at(f"{key}.components[{place}].name"):
+                with self._at(f"{key}.components[{position}].name"):
                     self._device(component.name)
         links = [link.name for link in device.links]
-        for place, edge in enumerate(device.edges):
-            with self._at(f"{key}.edges[{place}].link"):
+        for position, edge in enumerate(device.edges):
+            with self._at(f"{key}.edges[{position}].link"):
                 _known(edge.link, links, f"link of device {device.name}")
             ends = []
             for which, end in (("ep1", edge.ep1), ("ep2", edge.ep2)):
-                with self._at(f"{key}.edges[{place}].{which}"):
-                    whole = f"{end.device}.{end.component}" if end.device else end.component
-                    ends.append(paths(device, whole, self.devices))
-            with self._at(f"{key}.edges[{place}].scheme"):
-                yield from (Line(pair, edge.link, device.name) for pair in _pairs(edge.scheme, *ends))
+                with self._at(f"{key}.edges[{position}].{which}"):
+                    name = f"{end.device}.{end.component}" if end.device else end.component
+                    ends.append(paths(device, name, self.devices))
+            with self._at(f"{key}.edges[{position}].scheme"):
+                yield from (Edge(pair, edge.link, device.name) for pair in _pairs(edge.scheme, *ends))
 
     def _copy(self, device: Device, path: str, around: tuple[tuple[str, str], ...]) -> None:
         """Add the nodes and edges of one copy of a device."""
@@ -128,9 +129,9 @@ class Expansion:
                     self._copy(self._device(component.name), name, inside)
                 else:
                     self.nodes.append(Node(name, component.choice, inside))
-        self.lines += [
-            Line((f"{path}.{line.ends[0]}", f"{path}.{line.ends[1]}"), line.link, line.scope)
-            for line in self._inside[device.name]
+        self.edges += [
+            Edge((f"{path}.{edge.ends[0]}", f"{path}.{edge.ends[1]}"), edge.link, edge.scope)
+            for edge in self._inside[device.name]
         ]
 
     def _ends(self, end: InstanceEnd, key: str) -> list[str]:
@@ -149,8 +150,66 @@ def _known(name: str, names: Iterable[str], what: str) -> str:
     return name
 
 
-def _pairs(scheme: str, ones: list[str], others: list[str]) -> list[tuple[str, str]]:
+def _pairs(scheme: str, firsts: list[str], seconds: list[str]) -> list[tuple[str, str]]:
     if scheme == "ring":
         raise ConfigError("'ring' is not read: InfraGraph does not say what it means")
-    pairs = zip(ones, others, strict=False) if scheme == "one2one" else product(ones, others)
+    pairs = zip(firsts, seconds, strict=False) if scheme == "one2one" else product(firsts, seconds)
     return [pair for pair in pairs if pair[0] != pair[1]]
+
+
+_ELEMENT = re.compile(r"([^\[\].]+)(?:\[([^\[\]]*)\])?\Z")
+_SLICE = re.compile(r"(-?\d*)(?::(-?\d*))?(?::(-?\d*))?\Z")
+
+
+def split(element: str) -> tuple[str, str]:
+    """Return name and slice of one element; the slice is empty if there is none."""
+    match = _ELEMENT.match(element)
+    if match is None:
+        raise ConfigError(f"{element!r} is no name with a slice; allowed: nic, nic[0], nic[0:4], nic[::2]")
+    return match[1], match[2] or ""
+
+
+def indices(element: str, count: int) -> range:
+    """Return which of `count` an element's slice means.
+
+    >>> indices("nic[1:4]", 8), indices("nic", 2), indices("nic[-1]", 8)
+    (range(1, 4), range(0, 2), range(7, 8))
+    """
+    name, written = split(element)
+    match = _SLICE.match(written)
+    if match is None:
+        raise ConfigError(f"{element!r}: {written!r} is no slice; allowed: 0, 0:4, 0:8:2")
+    start, stop, step = (int(part) if part else None for part in match.groups())
+    single = match[2] is None and start is not None
+    outside = [part for part in (start, stop) if part is not None and not -count <= part <= count]
+    if step == 0 or outside or (single and start == count):
+        raise ConfigError(f"{element!r}: out of range; there are {count} of {name}, {name}[0:{count}] is all")
+    chosen = range(count)[start:][:1] if single else range(count)[start:stop:step]
+    if not chosen:
+        raise ConfigError(f"{element!r}: means none of the {count} of {name}")
+    return chosen
+
+
+def paths(device: Device, name: str, devices: Mapping[str, Device]) -> list[str]:
+    """Return what a dotted name means inside a device: `cx5.0.port.1`, the last element counting fastest."""
+    reached, inside = [""], device
+    elements = name.split(".")
+    for position, element in enumerate(elements):
+        component = component_of(inside, split(element)[0])
+        chosen = indices(element, component.count)
+        reached = [f"{path}.{component.name}.{index}" for path in reached for index in chosen]
+        nested = component.choice == "device"
+        if nested == (position + 1 == len(elements)):
+            problem = "is a device: name a component inside it" if nested else "is no device"
+            raise ConfigError(f"{name!r}: {component.name} {problem}")
+        inside = devices[component.name] if nested else inside
+    return [path.removeprefix(".") for path in reached]
+
+
+def component_of(device: Device, name: str) -> Component:
+    """Return a component by name."""
+    for component in device.components:
+        if component.name == name:
+            return component
+    known = ", ".join(component.name for component in device.components) or "none"
+    raise ConfigError(f"device {device.name} has no component {name!r}; it has {known}")

@@ -13,15 +13,25 @@ Shares (`fill`): the link with the least capacity left per unsettled flow, lowes
 at that share; a flow whose ceiling (its slowest link) is lower settles there before. Only links that their
 flows could saturate (`demand > capacity`) connect flows: `settle` re-solves the flows connected to what
 changed and leaves all others alone. Acknowledgements go first: they are taken from the capacity of the links
-on the way back before flows share the rest.
+on the route back before flows share the rest.
 """
 
 from __future__ import annotations
 
 from rapid_des.compiling import compilable, inlined
-from rapid_des.network.fluid_fill import fill
-from rapid_des.network.fluid_state import NONE, Fluid, new_fluid, set_route, stride
-from rapid_des.network.fluid_work import NEVER, SCALE, drain_time, drained, portion
+from rapid_des.network.fluid.filling import fill
+from rapid_des.network.fluid.state import (
+    NEVER,
+    NONE,
+    SCALE,
+    Fluid,
+    drain_time,
+    drained,
+    new_fluid,
+    portion,
+    set_route,
+    stride,
+)
 
 __all__ = [
     "NEVER",
@@ -108,7 +118,7 @@ def set_capacity(fluid: Fluid, link: int, bandwidth: int) -> None:
 
 @compilable
 def settle(fluid: Fluid, now: int) -> int:
-    """Share out anew what the changes at this instant touched; return how many flows changed rate.
+    """Share out again what the changes at this instant touched; return how many flows changed rate.
 
     They are `changed[: count]`, in no order that matters; `left`, `since` and `finish` are up to date.
     """
@@ -159,7 +169,7 @@ def remaining(fluid: Fluid, flow: int, now: int) -> tuple[int, int]:
 
 @compilable
 def _expand(fluid: Fluid) -> bool:
-    """Touch all flows connected to touched ones by links that may be full; True if by way of answers."""
+    """Touch all flows connected to touched ones by links that may be full; True if by acknowledgements."""
     coupled = False
     while fluid.counts[1] < fluid.counts[0]:
         flow = fluid.touched[fluid.counts[1]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rapid_des.arrays import Int64s
 from rapid_des.compiling import compilable, inlined
-from rapid_des.network.fluid_state import NONE, Fluid, Int64s, stride
+from rapid_des.network.fluid.state import NONE, Fluid, stride
 
 
 @compilable

@@ -25,7 +25,7 @@ class Ramp(Spec, frozen=True, kw_only=True):
     half: Size
 
 
-class Protocol(Spec, frozen=True, kw_only=True):
+class NcclProtocol(Spec, frozen=True, kw_only=True):
     """One NCCL protocol: LL and LL128 send flags with the data, Simple synchronises by chunk."""
 
     hop: Duration
@@ -88,9 +88,9 @@ class Node(Spec, frozen=True, kw_only=True):
     """More for a message that uses all channels (from 32 KiB a rank on)."""
     line: Duration
     """More for every LL step once a step fills a line of 4 KiB."""
-    ll: Protocol
-    ll128: Protocol
-    simple: Protocol
+    ll: NcclProtocol
+    ll128: NcclProtocol
+    simple: NcclProtocol
     ramp: Ramp
     copy_window: Size
     """A rank's own block costs time up to this size; the rest hides behind chunks under way."""

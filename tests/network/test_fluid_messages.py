@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rapid_des.errors import DeadlockError
-from rapid_des.network.fluid_flows import Message, compiled, simulate_flows
+from rapid_des.network.fluid.messages import Message, compiled, simulate_flows
 from rapid_des.network.protocol import Protocol, cut_through_time
 from rapid_des.units import Size
 

@@ -1,4 +1,4 @@
-"""Graphs in files: edge-list CSV and NetworkX node-link JSON."""
+"""Any graph as a dimension, from edge-list CSV or NetworkX node-link JSON: shortest paths are its routes."""
 
 from __future__ import annotations
 
@@ -6,39 +6,87 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rapid_des.errors import ConfigError
-from rapid_des.network.specs import Graph
+import numpy as np
+
+from rapid_des.arrays import Int32s, Int64s
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import ConfigError, FabricCutError
+from rapid_des.network.blocks import Block, Wires, block
+from rapid_des.network.infragraph import read_infragraph
+from rapid_des.network.nodes import NamedGraph, NamedLink
+from rapid_des.network.paths import UNREACHED, compressed, levels, pick
+from rapid_des.network.specs import Graph, InfraGraph, Routing
 from rapid_des.units import Bandwidth, Duration
 
+_ROOM = 2**25
+"""Distances, of four bytes each, that the routes of a graph may remember."""
 _NUMBERED = re.compile(r"(?:gpu)?(\d+)\Z")
 _COLUMNS = ("source", "destination", "bandwidth", "latency", "direction")
 
 
-@dataclass(frozen=True)
-class Edge:
-    """One directed link of a file, ends by name."""
-
-    source: str
-    destination: str
-    bandwidth: int
-    latency: int
-
-
-@dataclass(frozen=True)
-class Terrain:
-    """The graph of a file."""
-
-    nodes: dict[str, int]
-    """Local node of each name: GPUs, then NICs, then switches."""
-    nics: int
-    edges: list[Edge]
+def graph(dimension: Graph | InfraGraph, routing: Routing) -> Block:
+    """Return the graph of a file; its GPUs are positions, then come its NICs and switches."""
+    read = read_graph(dimension) if isinstance(dimension, Graph) else read_infragraph(dimension)
+    nodes, edges = read.nodes, read.edges
+    ends = np.array([(nodes[edge.source], nodes[edge.destination]) for edge in edges], np.int64).reshape(
+        -1, 2
+    )
+    rates = np.array([(edge.bandwidth, edge.latency) for edge in edges], np.int64).reshape(-1, 2)
+    order = np.lexsort((ends[:, 1], ends[:, 0]))
+    ends, rates = ends[order], rates[order]
+    names = sorted(nodes, key=lambda name: nodes[name])
+    next_node = _ShortestPaths(ends[:, 0], ends[:, 1], tuple(names), routing)
+    laid = [Wires(ends[:, 0], ends[:, 1], rates[:, 0], rates[:, 1])]
+    return block(dimension.size, len(names), laid, next_node, nics=read.nics)
 
 
-def read_graph(dimension: Graph) -> Terrain:
+@dataclass(frozen=True, eq=False)
+class _ShortestPaths:
+    """One of the neighbours that are nearer to the destination: ECMP among them, in ascending order."""
+
+    source: Int64s
+    destination: Int64s
+    names: tuple[str, ...]
+    routing: Routing
+    hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    """Each node's hops to the destinations that were asked for."""
+
+    @cached_property
+    def _outgoing(self) -> tuple[Int64s, Int64s]:
+        return compressed(self.source, len(self.names))
+
+    @cached_property
+    def _incoming(self) -> tuple[Int64s, Int64s]:
+        return compressed(self.destination, len(self.names))
+
+    def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
+        ends = zip(current.tolist(), destination.tolist(), strict=True)
+        neighbours = [self._nearer(*pair) for pair in ends]
+        nth = pick(self.routing, source, destination, current, np.array([len(row) for row in neighbours]))
+        chosen = [row[index] for row, index in zip(neighbours, nth.tolist(), strict=True)]
+        return np.array(chosen, np.int64)
+
+    def _nearer(self, node: int, destination: int) -> Int64s:
+        hops = self.hops.get_or_make(destination, lambda: self._hops_to(destination), weight=len)
+        if hops[node] == UNREACHED:
+            ends = f"{self.names[node]} can not reach {self.names[destination]}"
+            raise FabricCutError(f"graph: {ends}: no path leads there")
+        starts, links = self._outgoing
+        neighbours = self.destination[links[starts[node] : starts[node + 1]]]
+        nearer: Int64s = neighbours[hops[neighbours] == hops[node] - 1]
+        return nearer
+
+    def _hops_to(self, destination: int) -> Int32s:
+        alive = np.ones(len(self.source), bool)
+        return levels(self._incoming, self.source, destination, alive, len(self.names))
+
+
+def read_graph(dimension: Graph) -> NamedGraph:
     """Return the graph of an edge list or a node-link file.
 
     GPUs are named 0, 1, … or gpu0, gpu1, …, and all `size` of them must be there; names that start with nic
@@ -47,7 +95,7 @@ def read_graph(dimension: Graph) -> Terrain:
     """
     path = Path(dimension.file)
     rows = _json_rows(path) if path.suffix == ".json" else _csv_rows(path)
-    edges = [edge for place, row in rows for edge in _edges(row, dimension, f"{path}: {place}")]
+    edges = [edge for where, row in rows for edge in _edges(row, dimension, f"{path}: {where}")]
     seen = set[tuple[str, str]]()
     for edge in edges:
         if (edge.source, edge.destination) in seen or edge.source == edge.destination:
@@ -59,7 +107,7 @@ def read_graph(dimension: Graph) -> Terrain:
             raise ConfigError(f"{edge.source}>{edge.destination}: {problem}", file=str(path))
         seen.add((edge.source, edge.destination))
     nodes = _numbered(edges, dimension)
-    return Terrain(nodes, sum(name.startswith("nic") for name in nodes), edges)
+    return NamedGraph(nodes, sum(name.startswith("nic") for name in nodes), edges)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -101,32 +149,32 @@ def _text(path: Path) -> str:
         raise ConfigError(f"can not be read: {error}", file=str(path)) from None
 
 
-def _edges(row: Mapping[str, str], dimension: Graph, place: str) -> Iterator[Edge]:
+def _edges(row: Mapping[str, str], dimension: Graph, where: str) -> Iterator[NamedLink]:
     missing = [key for key in ("source", "destination") if key not in row]
     direction = row.get("direction", "both")
     if missing or direction not in {"both", "one"}:
         problem = f"missing {missing[0]}" if missing else f"direction: {direction!r} is not one of both, one"
-        raise ConfigError(f"{place}: {problem}")
+        raise ConfigError(f"{where}: {problem}")
     try:
         bandwidth = Bandwidth.parse(row["bandwidth"]) if "bandwidth" in row else dimension.bandwidth
         latency = Duration.parse(row["latency"]) if "latency" in row else dimension.latency
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     if bandwidth <= 0:
-        raise ConfigError(f"{place}: bandwidth: must be above 0")
-    yield Edge(row["source"], row["destination"], bandwidth, latency)
+        raise ConfigError(f"{where}: bandwidth: must be above 0")
+    yield NamedLink(row["source"], row["destination"], bandwidth, latency)
     if direction == "both":
-        yield Edge(row["destination"], row["source"], bandwidth, latency)
+        yield NamedLink(row["destination"], row["source"], bandwidth, latency)
 
 
-def _numbered(edges: list[Edge], dimension: Graph) -> dict[str, int]:
+def _numbered(edges: list[NamedLink], dimension: Graph) -> dict[str, int]:
     names = sorted({name for edge in edges for name in (edge.source, edge.destination)}, key=_natural)
     gpus = {name: int(match[1]) for name in names if (match := _NUMBERED.match(name))}
     if sorted(gpus.values()) != list(range(dimension.size)):
         problem = f"has {len(gpus)} GPUs; the dimension's size needs each of 0 to {dimension.size - 1} once"
         raise ConfigError(problem, file=dimension.file)
     others = sorted((name for name in names if name not in gpus), key=lambda name: not name.startswith("nic"))
-    return gpus | {name: dimension.size + place for place, name in enumerate(others)}
+    return gpus | {name: dimension.size + index for index, name in enumerate(others)}
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

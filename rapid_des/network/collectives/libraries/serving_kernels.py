@@ -19,8 +19,8 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.config import Spec, decode, load_document
 from rapid_des.config.presets import preset_folder
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.nccl import nccl_time
-from rapid_des.network.collectives.nccl_fabric import load_fabric
+from rapid_des.network.collectives.libraries.nccl import nccl_time
+from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
 from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size
 
 _MICRO = 1e6

@@ -1,4 +1,4 @@
-"""How long NCCL takes: a closed form of its rings, in-switch reductions, trees and sends.
+"""How long NCCL takes: a closed form of its rings, in-switch reductions, trees and sends; how it chooses.
 
 A ring passes every block on step by step. A step lasts its hop latency plus the part of the chunk's time that
 the next step must wait for; but never less, over all steps, than the slowest link needs for all the chunks:
@@ -12,12 +12,19 @@ messages follow the fabric's ramp. Sizes are Chakra's: the input buffer of one r
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives import nccl_choice
-from rapid_des.network.collectives.nccl_fabric import NcclFabric, Network, NetworkTree, Node, Protocol, Ramp
+from rapid_des.network.collectives.libraries.nccl_fabric import (
+    NcclFabric,
+    NcclProtocol,
+    Network,
+    NetworkTree,
+    Node,
+    Ramp,
+)
 from rapid_des.units import PS_PER_US
 
 C = CollectiveType
@@ -28,6 +35,15 @@ _ALL_CHANNELS = 32768
 _SEND_CHANNELS = 32
 _SEND_GRAIN = 16 * 2**20
 """A send in a node gets its share of 32 channels, or one for each 16 MiB if that is more."""
+
+# NCCL's own latencies by which it chooses (microseconds; public in its tuning source since 2.19), not
+# measurements: NCCL is often wrong about the time, and the choice must be wrong in the same way.
+_TUNER_BASE: Mapping[str, float] = {"ll": 6.6, "ll128": 14.0, "simple": 8.4}
+_TUNER_NODE_HOP: Mapping[str, float] = {"ll": 0.6, "ll128": 1.9, "simple": 3.4}
+_TUNER_NETWORK_HOP: Mapping[str, float] = {"ll": 2.7, "ll128": 4.0, "simple": 14.0}
+_TUNER_NVLS = 25.0
+_LL128_IN_A_RING = 0.92
+_LL128_CHANNEL = 36.7e3
 
 
 @dataclass(frozen=True)
@@ -127,12 +143,12 @@ def _slowdown(ramp: Ramp, size: float) -> float:
 
 def _in_node(node: Node, ring: _Ring) -> NcclEstimate:
     in_switch = _in_switch_bytes(node, ring)
-    choice = nccl_choice.in_node(node, ring.steps, ring.wire, in_switch=in_switch)
+    choice = _choice_in_node(node, ring.steps, ring.wire, in_switch=in_switch)
     if choice == "nvls" and node.nvls is not None and in_switch is not None:
         wire = in_switch / (node.nvls.link / _MICRO)
         micros = node.nvls.base / PS_PER_US + wire * _slowdown(node.nvls.ramp, ring.size)
         return _estimate(micros, "nvls", "simple")
-    protocol: Protocol = {"ll": node.ll, "ll128": node.ll128}.get(choice, node.simple)
+    protocol: NcclProtocol = {"ll": node.ll, "ll128": node.ll128}.get(choice, node.simple)
     slowdown = 1.0 if choice == "ll" else _slowdown(node.ramp, ring.size)
     chunk = ring.block / (protocol.link * node.share(ring.ranks) / _MICRO) * slowdown
     hop = protocol.hop / PS_PER_US
@@ -157,7 +173,7 @@ def _start(node: Node, block: float) -> float:
 
 def _across(network: Network, ring: _Ring, per_node: int) -> NcclEstimate:
     inner = ring.steps - ring.network_steps
-    choice = nccl_choice.across_nodes(network, per_node, (inner, ring.network_steps), ring.wire)
+    choice = _choice_across_nodes(network, per_node, (inner, ring.network_steps), ring.wire)
     micros, name = _network_ring(network, ring, per_node, choice), "ring"
     if network.tree is not None and ring.rounds == 2:
         tree = _network_tree(network.tree, ring, per_node)
@@ -215,3 +231,37 @@ def _exchange(fabric: NcclFabric, size: int, ranks: int, per_node: int) -> float
     wire = (ranks - per_node) * block / rate * _slowdown(network.exchange_ramp, block)
     start = (network.exchange_base + (ranks - per_node) * network.exchange_peer) / PS_PER_US
     return start + max(wire, link) + block / (network.exchange_copy_rate / _MICRO)
+
+
+def _choice_in_node(node: Node, steps: int, wire: float, *, in_switch: float | None) -> str:
+    """Return "ll", "ll128", "simple" or "nvls" for a ring of `steps` that moves `wire` bytes a rank.
+
+    `in_switch` bytes would go through the NVLink switch each way; None where it can not reduce.
+    """
+    ring = node.tuner.ring / _MICRO
+    rates = {
+        "ll": min(node.tuner.ll / _MICRO, ring / 2),
+        "ll128": min(node.tuner.ll128 / _MICRO, ring * _LL128_IN_A_RING),
+        "simple": ring,
+    }
+    times = {
+        name: _TUNER_BASE[name] + steps * _TUNER_NODE_HOP[name] + wire / rate for name, rate in rates.items()
+    }
+    if in_switch is not None and node.tuner.nvls is not None:
+        times["nvls"] = _TUNER_NVLS + in_switch / (node.tuner.nvls / _MICRO)
+    return min(times, key=lambda name: times[name])
+
+
+def _choice_across_nodes(network: Network, per_node: int, steps: tuple[int, int], wire: float) -> str:
+    """Return "ll128" or "simple" for a ring with (in-node, network) steps that moves `wire` bytes a rank."""
+    ring = per_node * network.tuner_ring / _MICRO
+    ll128 = min(ring * network.ll128_share, _LL128_CHANNEL * network.tuner_ll128_channels)
+    rates = {"ll128": ll128, "simple": ring}
+    times = {
+        name: _TUNER_BASE[name]
+        + steps[0] * _TUNER_NODE_HOP[name]
+        + steps[1] * _TUNER_NETWORK_HOP[name]
+        + wire / rate
+        for name, rate in rates.items()
+    }
+    return min(times, key=lambda name: times[name])

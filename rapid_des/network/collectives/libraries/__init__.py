@@ -1,0 +1,1 @@
+"""How long the communication libraries of GPUs take: NCCL, and the kernels of serving engines."""

@@ -1,0 +1,144 @@
+"""Shapes without switches: ring, mesh, torus, king mesh, hypercube, fully connected."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid_des.arrays import Bools, Int64s
+from rapid_des.network.blocks import Block, block, both_directions, check_links, wires
+from rapid_des.network.specs import FullyConnected, Hypercube, KingMesh, Mesh, Ring, Routing, Torus
+
+
+def grid(dimension: Ring | Mesh | Torus | KingMesh, routing: Routing) -> Block:
+    """Return a grid; axis 0 is innermost: position = c0 + k0·(c1 + k1·(…))."""
+    sizes = (dimension.size,) if isinstance(dimension.size, int) else tuple(dimension.size)
+    wraps = isinstance(dimension, Ring | Torus)
+    positions = math.prod(sizes)
+    offsets = _king_offsets(len(sizes)) if isinstance(dimension, KingMesh) else _axis_offsets(len(sizes))
+    check_links(2 * len(offsets) * positions, dimension.name)
+    laid = []
+    for offset in offsets:
+        source, destination = _neighbours(sizes, offset, wraps=wraps)
+        laid += both_directions(source, destination, dimension, dimension.reverse)
+    next_node = _KingMoves(sizes) if isinstance(dimension, KingMesh) else _AxisByAxis(sizes, routing, wraps)
+    return block(positions, positions, laid, next_node)
+
+
+def _axis_offsets(axes: int) -> list[tuple[int, ...]]:
+    return [tuple(int(axis == other) for other in range(axes)) for axis in range(axes)]
+
+
+def _king_offsets(axes: int) -> list[tuple[int, ...]]:
+    """Half of a king's moves, those that lead to higher positions; the others are their opposites."""
+    moves = itertools.product((-1, 0, 1), repeat=axes)
+    return [move for move in moves if move[::-1] > (0,) * axes]
+
+
+def _digit(position: Int64s, sizes: tuple[int, ...], axis: int) -> Int64s:
+    return position // math.prod(sizes[:axis]) % sizes[axis]
+
+
+def _neighbours(sizes: tuple[int, ...], offset: tuple[int, ...], *, wraps: bool) -> tuple[Int64s, Int64s]:
+    source = np.arange(math.prod(sizes))
+    exists = np.ones(len(source), bool)
+    destination = np.zeros(len(source), np.int64)
+    for axis, (size, move) in enumerate(zip(sizes, offset, strict=True)):
+        digit = _digit(source, sizes, axis) + move
+        if not wraps or size <= 2:
+            exists &= (digit >= 0) & (digit < size)
+        destination += digit % size * math.prod(sizes[:axis])
+    return source[exists], destination[exists]
+
+
+@dataclass(frozen=True)
+class _AxisByAxis:
+    """One axis after the other, in the order that the routing states."""
+
+    sizes: tuple[int, ...]
+    routing: Routing
+    wraps: bool
+
+    def __call__(self, _source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
+        axes = range(len(self.sizes))
+        following = current.copy()
+        for axis in axes if self.routing.order == "innermost_first" else reversed(axes):
+            size = self.sizes[axis]
+            here, there = _digit(current, self.sizes, axis), _digit(destination, self.sizes, axis)
+            moving = (following == current) & (here != there)
+            ahead = _goes_up(here, there, size, self.routing) if self.wraps else there > here
+            digit = (here + np.where(ahead, 1, -1)) % size
+            following += np.where(moving, (digit - here) * math.prod(self.sizes[:axis]), 0)
+        return following
+
+
+def _goes_up(here: Int64s, there: Int64s, size: int, routing: Routing) -> Bools:
+    distance = (there - here) % size
+    up_on_tie = np.ones(len(here), bool)
+    if routing.tie == "lowest_id":
+        up_on_tie = (here + 1) % size < (here - 1) % size
+    ahead: Bools = (2 * distance < size) | ((2 * distance == size) & up_on_tie)
+    return ahead
+
+
+@dataclass(frozen=True)
+class _KingMoves:
+    """Along all axes in which the goal is off at once."""
+
+    sizes: tuple[int, ...]
+
+    def __call__(self, _source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
+        following = current.copy()
+        for axis in range(len(self.sizes)):
+            ahead = np.sign(_digit(destination, self.sizes, axis) - _digit(current, self.sizes, axis))
+            following += ahead * math.prod(self.sizes[:axis])
+        return following
+
+
+def fully_connected(dimension: FullyConnected, routing: Routing) -> Block:  # noqa: ARG001 - nothing to choose
+    """Return links between all pairs; the direct one is the route."""
+    size = dimension.size
+    check_links(size * (size - 1), dimension.name)
+    low, high = np.triu_indices(size, 1)
+    laid = both_directions(low, high, dimension, dimension.reverse)
+    return block(size, size, laid, _straight)
+
+
+def _straight(source: Int64s, destination: Int64s, current: Int64s) -> Int64s:  # noqa: ARG001 - one link away
+    return destination
+
+
+def hypercube(dimension: Hypercube, routing: Routing) -> Block:  # noqa: ARG001 - the order is the shape's
+    """Return links between positions that differ in one bit.
+
+    A route flips the lowest differing bit whose flip stays inside the (possibly incomplete) cube.
+    """
+    size = dimension.size
+    laid = [wires(np.zeros(0, np.int64), np.zeros(0, np.int64), dimension)]
+    for bit in _bits(size):
+        low = np.flatnonzero((np.arange(size) & bit == 0) & (np.arange(size) | bit < size))
+        laid += both_directions(low, low | bit, dimension, dimension.reverse)
+
+    return block(size, size, laid, _BitByBit(size))
+
+
+@dataclass(frozen=True)
+class _BitByBit:
+    """The lowest differing bit whose flip stays inside the cube."""
+
+    size: int
+
+    def __call__(self, _source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
+        following = current.copy()
+        for bit in _bits(self.size):
+            flipped = current ^ bit
+            flips = (following == current) & ((current ^ destination) & bit != 0) & (flipped < self.size)
+            following = np.where(flips, flipped, following)
+        return following
+
+
+def _bits(size: int) -> list[int]:
+    return [1 << bit for bit in range((size - 1).bit_length())]

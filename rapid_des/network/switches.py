@@ -1,0 +1,215 @@
+"""Switches as ends of routes, and trees of them over groups of GPUs, for collectives that work inside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from rapid_des.arrays import Bools, Int32s
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import TopologyError
+from rapid_des.network.collectives.trees import NO_PARENT
+from rapid_des.network.fabric import Fabric, Router, Routes
+from rapid_des.network.paths import UNREACHED, levels, pick
+from rapid_des.network.routing import as_pairs, replaced
+from rapid_des.network.specs import Routing
+
+_ROOM = 2**24
+"""Distances, of four bytes each, that a router or the trees of a fabric may remember."""
+
+
+@dataclass(frozen=True, eq=False)
+class AnyNodeRouter:
+    """Routes between GPUs as `between_gpus` has them, and between any other nodes the shortest path.
+
+    Such a path leads through no GPU, from the lower node to the higher one over the lowest nodes, and back
+    over the same nodes where those links exist. It is blind to faults, as planned routes are.
+    """
+
+    fabric: Fabric
+    between_gpus: Router
+    hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    """By destination: each node's hops to it."""
+
+    def route(self, source: int, destination: int) -> tuple[int, ...]:
+        """Return the ids of the links between two nodes, in order."""
+        if max(source, destination) < self.fabric.gpus:
+            return self.between_gpus.route(source, destination)
+        if source < destination:
+            return self._shortest(source, destination)
+        fabric, nodes = self.fabric, [destination]
+        for link in self._shortest(destination, source):
+            nodes.append(int(fabric.destination[link]))
+        try:
+            return tuple(fabric.link(*hop) for hop in zip(nodes[:0:-1], nodes[-2::-1], strict=True))
+        except TopologyError:
+            return self._shortest(source, destination)
+
+    def routes(self, pairs: Iterable[tuple[int, int]]) -> Routes:
+        """Return the routes of many pairs of nodes at once."""
+        table = as_pairs(pairs)
+        beyond = np.flatnonzero((table >= self.fabric.gpus).any(axis=1))
+        if not len(beyond):
+            return self.between_gpus.routes(table)
+        between = table.copy()
+        between[beyond] = 0  # a GPU's route to itself has no links
+        ends, which = np.unique(table[beyond], axis=0, return_inverse=True)
+        routes = [self.route(*pair) for pair in ends.tolist()]
+        others = {
+            flow: routes[row] for flow, row in zip(beyond.tolist(), which.ravel().tolist(), strict=True)
+        }
+        return replaced(self.between_gpus.routes(between), others)
+
+    def _shortest(self, source: int, destination: int) -> tuple[int, ...]:
+        fabric, links, node = self.fabric, list[int](), source
+        hops = self.hops.get_or_make(destination, lambda: self._hops_to(destination), weight=len)
+        if hops[source] == UNREACHED:
+            ends = f"{fabric.node_name(source)} to {fabric.node_name(destination)}"
+            raise TopologyError(f"{fabric.name}: no way leads from {ends} but through GPUs")
+        starts, outgoing = fabric.outgoing
+        while node != destination:
+            candidates = outgoing[starts[node] : starts[node + 1]]
+            ends_of = fabric.destination[candidates]
+            nearer = (hops[ends_of] == hops[node] - 1) & ((ends_of >= fabric.gpus) | (ends_of == destination))
+            links.append(
+                int(candidates[np.argmax(nearer)])
+            )  # they ascend by destination: the lowest is first
+            node = int(fabric.destination[links[-1]])
+        return tuple(links)
+
+    def _hops_to(self, destination: int) -> Int32s:
+        fabric = self.fabric
+        passes = (fabric.destination >= fabric.gpus) | (fabric.destination == destination)
+        return levels(fabric.incoming, fabric.source, destination, passes, fabric.nodes)
+
+
+@dataclass(frozen=True)
+class SwitchTree:
+    """The switches at which the paths of a group's members to one root meet, the root among them."""
+
+    parents: tuple[int, ...]
+    """Of each member, then of each switch: the next switch up the tree, counted on after the members."""
+    switches: tuple[int, ...]
+    """The fabric's nodes, in the order in which the members come upon them."""
+
+
+@dataclass(frozen=True, eq=False)
+class SwitchTrees:
+    """Chooses trees over the links that live; no path leads through a GPU, so that GPUs take no part.
+
+    The root is the switch nearest to the member farthest from it, then the one with the fewest hops to all,
+    then that of the innermost dimension; of equal ones the one that `routing.ecmp` picks for the group.
+    Paths to it are shortest, over the lowest nodes. A switch where none meet is no part of the tree.
+    """
+
+    fabric: Fabric
+    dead: frozenset[int]
+    routing: Routing
+    hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    """By switch: the hops of every node to it and from it."""
+    trees: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    """By group: its tree."""
+
+    @cached_property
+    def _alive(self) -> Bools:
+        return self.fabric.alive(self.dead)
+
+    def over(self, gpus: Sequence[int]) -> SwitchTree | None:
+        """Return the tree over a group; None if no switch reaches all of them, there and back."""
+        group = tuple(gpus)
+        return self.trees.get_or_make(group, lambda: self._tree(group), weight=lambda _: len(group))
+
+    def _tree(self, gpus: tuple[int, ...]) -> SwitchTree | None:
+        root = self._root(gpus)
+        return None if root is None else self._grown(gpus, root)
+
+    def _root(self, gpus: tuple[int, ...]) -> int | None:
+        members, best = np.array(gpus, np.int64), list[int]()
+        least: tuple[int, int, int] | None = None
+        for distance, switch in self._near(gpus[0]):
+            if least is not None and distance > least[0]:
+                break
+            there, back = (hops[members] for hops in self._around(switch))
+            if (there == UNREACHED).any() or (back == UNREACHED).any():
+                continue
+            depth = int(max(there.max(), back.max()))
+            rank = (depth, int(there.sum() + back.sum()), self._dimension(switch))
+            if least is None or rank < least:
+                least, best = rank, []
+            if rank == least:
+                best.append(switch)
+        if not best:
+            return None
+        ends = np.array([min(gpus)]), np.array([max(gpus)])
+        return sorted(best)[int(pick(self.routing, *ends, len(gpus), len(best))[0])]
+
+    def _near(self, gpu: int) -> Iterator[tuple[int, int]]:
+        """Yield (hops, switch) of all switches within reach of a GPU, the nearest first."""
+        fabric = self.fabric
+        passes = self._alive & ((fabric.source >= fabric.gpus) | (fabric.source == gpu))
+        hops = levels(fabric.outgoing, fabric.destination, gpu, passes, fabric.nodes)
+        first = fabric.gpus + fabric.nics
+        switches = first + np.flatnonzero(hops[first:] != UNREACHED)
+        switches = switches[np.lexsort((switches, hops[switches]))]
+        yield from zip(hops[switches].tolist(), switches.tolist(), strict=True)
+
+    def _around(self, switch: int) -> tuple[Int32s, Int32s]:
+        """Return the hops to a switch and from it, of every node, through no GPU."""
+        fabric = self.fabric
+
+        def search() -> tuple[Int32s, Int32s]:
+            into = self._alive & (fabric.destination >= fabric.gpus)
+            out = self._alive & (fabric.source >= fabric.gpus)
+            there = levels(fabric.incoming, fabric.source, switch, into, fabric.nodes)
+            return there, levels(fabric.outgoing, fabric.destination, switch, out, fabric.nodes)
+
+        return self.hops.get_or_make(switch, search, weight=lambda _: 2 * fabric.nodes)
+
+    def _dimension(self, switch: int) -> int:
+        starts, links = self.fabric.outgoing
+        return int(self.fabric.dimension[links[starts[switch]]])
+
+    def _grown(self, gpus: tuple[int, ...], root: int) -> SwitchTree:
+        parents = self._paths_up(gpus, root)
+        children = Counter(parents.values())
+        met = {root} | {node for node, count in children.items() if count > 1 and self._is_switch(node)}
+        switches, parent_node = list[int](), dict[int, int]()
+        for gpu in gpus:
+            node = gpu
+            while node != root and node not in parent_node:
+                higher = parents[node]
+                while higher not in met:
+                    higher = parents[higher]
+                parent_node[node] = higher
+                if higher not in switches:
+                    switches.append(higher)
+                node = higher
+        member = {switch: len(gpus) + number for number, switch in enumerate(switches)}
+        above = [member[parent_node[node]] if node != root else NO_PARENT for node in (*gpus, *switches)]
+        return SwitchTree(tuple(above), tuple(switches))
+
+    def _paths_up(self, gpus: tuple[int, ...], root: int) -> dict[int, int]:
+        """Return the next node towards the root of every node on the members' paths."""
+        hops, _ = self._around(root)
+        parents: dict[int, int] = {}
+        for gpu in gpus:
+            node = gpu
+            while node != root and node not in parents:
+                ends = self._neighbours(node)
+                parents[node] = int(ends[hops[ends] == hops[node] - 1].min())
+                node = parents[node]
+        return parents
+
+    def _neighbours(self, node: int) -> Int32s:
+        """Return where the living links of a node lead, but for GPUs."""
+        starts, links = self.fabric.outgoing
+        outgoing = links[starts[node] : starts[node + 1]]
+        ends: Int32s = self.fabric.destination[outgoing[self._alive[outgoing]]]
+        return ends[ends >= self.fabric.gpus]
+
+    def _is_switch(self, node: int) -> bool:
+        return node >= self.fabric.gpus + self.fabric.nics
