@@ -65,7 +65,7 @@ class FluidService:
     wire: int
     """Bytes that its links carry."""
     ratio: int
-    """Acknowledgement load on the way back as a share of its own, in 1 / `ACK_RATIO_ONE`."""
+    """Acknowledgement load on the route back as a share of its own, in 1 / `ACK_RATIO_ONE`."""
     before: int
     after: int
 
@@ -104,7 +104,7 @@ def effective_bandwidth(protocol: Protocol, bandwidth: int) -> int:
 
 
 def acknowledgement_ratio(protocol: Protocol, size: int, bandwidth: int) -> int:
-    """Return a message's acknowledgement load on the way back, as a share of its own load.
+    """Return a message's acknowledgement load on the route back, as a share of its own load.
 
     In units of 1 / `ACK_RATIO_ONE`; `bandwidth` is that of the slowest link of the route.
     """

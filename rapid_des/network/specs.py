@@ -12,7 +12,6 @@ from rapid_des.units import Bandwidth, Duration, Size
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
 Extent: TypeAlias = Count | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
-Order: TypeAlias = Literal["innermost_first", "outermost_first"]
 
 
 class Rate(Spec, frozen=True, kw_only=True):
@@ -168,12 +167,12 @@ AnyDimension: TypeAlias = (
 
 
 class Routing(Spec, frozen=True, kw_only=True):
-    """How a message finds its way, and what decides where two ways are equal."""
+    """How a message is routed, and what decides where two routes are equal."""
 
-    order: Order
+    order: Literal["innermost_first", "outermost_first"]
     tie: Literal["positive", "lowest_id"]
     ecmp: Literal["hash", "lowest_id"] = "hash"
-    """Between equal ways over switches: a deterministic hash of source and destination, or the lowest id."""
+    """Between equal routes over switches: a hash of source and destination, or the lowest id."""
 
 
 class Switching(Spec, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ class AnyNodeRouter:
         hops = self.hops.get_or_make(destination, lambda: self._hops_to(destination), weight=len)
         if hops[source] == UNREACHED:
             ends = f"{fabric.node_name(source)} to {fabric.node_name(destination)}"
-            raise TopologyError(f"{fabric.name}: no way leads from {ends} but through GPUs")
+            raise TopologyError(f"{fabric.name}: no path leads from {ends} but through GPUs")
         starts, outgoing = fabric.outgoing
         while node != destination:
             candidates = outgoing[starts[node] : starts[node + 1]]
@@ -189,8 +189,8 @@ class SwitchTrees:
                     switches.append(higher)
                 node = higher
         member = {switch: len(gpus) + number for number, switch in enumerate(switches)}
-        above = [member[parent_node[node]] if node != root else NO_PARENT for node in (*gpus, *switches)]
-        return SwitchTree(tuple(above), tuple(switches))
+        tree = [member[parent_node[node]] if node != root else NO_PARENT for node in (*gpus, *switches)]
+        return SwitchTree(tuple(tree), tuple(switches))
 
     def _paths_up(self, gpus: tuple[int, ...], root: int) -> dict[int, int]:
         """Return the next node towards the root of every node on the members' paths."""

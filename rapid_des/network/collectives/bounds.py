@@ -1,7 +1,7 @@
 """Lower bounds on the time of a collective: no algorithm can be faster.
 
 Three arguments, each valid on its own: what members must send and receive over their own links (bandwidth),
-the longest way that somebody's data must go (latency), and what must cross the fabric's narrowest halving
+the longest path that somebody's data must take (latency), and what must cross the fabric's narrowest halving
 (bisection). Switches that reduce and multiply data spare members to send or receive on behalf of others: then
 the first counts what each member must send and receive itself. Headers are not counted.
 """
@@ -117,18 +117,15 @@ def _time(size: Fraction, rate: int) -> int:
 
 def _farthest(fabric: Fabric, group: Sequence[int]) -> int:
     """Return the greatest least latency from one of the (first) members to another."""
-    ways: list[list[tuple[int, int]]] = [[] for _ in range(fabric.nodes)]
+    outgoing: list[list[tuple[int, int]]] = [[] for _ in range(fabric.nodes)]
     for link in np.flatnonzero(fabric.bandwidth).tolist():
-        way = int(fabric.latency[link]), int(fabric.destination[link])
-        ways[int(fabric.source[link])].append(way)
-    found = 0
-    for source in group[:_MOST_SOURCES]:
-        distance = _distances(ways, source)
-        found = max(found, *(distance.get(member, 0) for member in group))
-    return found
+        hop = int(fabric.latency[link]), int(fabric.destination[link])
+        outgoing[int(fabric.source[link])].append(hop)
+    distances = [_distances(outgoing, source) for source in group[:_MOST_SOURCES]]
+    return max(distance.get(member, 0) for distance in distances for member in group)
 
 
-def _distances(ways: list[list[tuple[int, int]]], source: int) -> dict[int, int]:
+def _distances(outgoing: list[list[tuple[int, int]]], source: int) -> dict[int, int]:
     settled: dict[int, int] = {}
     waiting = [(0, source)]
     while waiting:
@@ -136,7 +133,7 @@ def _distances(ways: list[list[tuple[int, int]]], source: int) -> dict[int, int]
         if node in settled:
             continue
         settled[node] = distance
-        for latency, neighbour in ways[node]:
+        for latency, neighbour in outgoing[node]:
             if neighbour not in settled:
                 heapq.heappush(waiting, (distance + latency, neighbour))
     return settled

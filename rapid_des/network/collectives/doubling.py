@@ -54,7 +54,7 @@ class _Core:
             chosen = at < folded
             self.draft.wait(sent[at[chosen]], transfers[chosen])
 
-    def whole(self) -> tuple[Int64s, Int64s]:
+    def everything(self) -> tuple[Int64s, Int64s]:
         """Return the interval of the whole buffer, for every folded pair."""
         zero = np.zeros(len(self.even), dtype=np.int64)
         return zero, zero + self.bounds[-1]
@@ -84,11 +84,11 @@ def reduction(demand: Demand) -> Schedule:
         core.unfold(np.zeros_like(core.odd), bounds[core.odd])
         core.unfold(bounds[core.odd + 1], np.full_like(core.odd, bounds[-1]))
         return core.draft.seal()
-    core.fold_in(*core.whole(), reduces=True)
+    core.fold_in(*core.everything(), reduces=True)
     core.halve()
     if demand.collective is CollectiveType.ALL_REDUCE:
         core.double()
-        core.unfold(*core.whole())
+        core.unfold(*core.everything())
     else:
         core.unfold(bounds[core.odd], bounds[core.odd + 1])
     return core.draft.seal()
@@ -97,11 +97,11 @@ def reduction(demand: Demand) -> Schedule:
 def exchange_all_reduce(demand: Demand) -> Schedule:
     """All-reduce (or barrier) by recursive doubling: partners exchange the whole buffer in every round."""
     core = _Core(demand)
-    core.fold_in(*core.whole(), reduces=True)
+    core.fold_in(*core.everything(), reduces=True)
     zero = np.zeros(core.size, dtype=np.int64)
     for round_ in range(core.rounds):
         core.exchange(1 << round_, zero, zero + core.bounds[-1], reduces=True)
-    core.unfold(*core.whole())
+    core.unfold(*core.everything())
     return core.draft.seal()
 
 

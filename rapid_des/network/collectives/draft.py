@@ -174,6 +174,8 @@ def relabel(schedule: Schedule, names: Int64s, members: int, *, switches: int = 
 
 def together(schedules: Sequence[Schedule]) -> Schedule:
     """Return schedules of the same members side by side, without waiting for each other."""
+    if len(schedules) == 1:
+        return schedules[0]
     shifts = starts_of([len(schedule) for schedule in schedules])
     edges = starts_of([len(schedule.dependencies) for schedule in schedules])
     starts = [s.dependency_starts[:-1] + e for s, e in zip(schedules, edges[:-1], strict=True)]

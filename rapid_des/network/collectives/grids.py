@@ -15,8 +15,8 @@ from rapid_des.network.collectives.trees import NO_PARENT, tree_broadcast, tree_
 def bucket(demand: Demand) -> Schedule:
     """Reduce-scatter, all-gather or all-reduce on a line without a link from its end to its start.
 
-    Blocks walk one neighbour a step, both ways at once: gathered blocks away from their owner, partial sums
-    towards it.
+    Blocks walk one neighbour a step, in both directions at once: gathered blocks away from their owner,
+    partial sums towards it.
     """
     draft = Draft(demand)
     reduced = None
@@ -77,8 +77,8 @@ def _previous(members: int, direction: int, distance: Int64s, owner: Int64s, *, 
     known_distance, known_owner = _steps(members, direction, inwards=inwards)
     table = np.full((members + 2, members), -1, dtype=np.int64)
     table[known_distance, known_owner] = np.arange(len(known_distance))
-    found: Int64s = table[distance, owner]
-    return found
+    position: Int64s = table[distance, owner]
+    return position
 
 
 def grid_tree_parents(extents: tuple[int, ...], root: int, *, diagonal: bool) -> Int64s:
@@ -86,12 +86,12 @@ def grid_tree_parents(extents: tuple[int, ...], root: int, *, diagonal: bool) ->
 
     In a mesh a member steps along the first dimension in which it is off; in a king mesh along all of them.
     """
-    places = np.stack(np.unravel_index(np.arange(int(np.prod(extents))), extents, order="F"))
-    offset = np.sign(places[:, [root]] - places)
+    coordinates = np.stack(np.unravel_index(np.arange(int(np.prod(extents))), extents, order="F"))
+    offset = np.sign(coordinates[:, [root]] - coordinates)
     if not diagonal:
         first = np.argmax(offset != 0, axis=0)
         offset = np.where(np.arange(len(extents))[:, None] == first, offset, 0)
-    parent: Int64s = np.ravel_multi_index(tuple(places + offset), extents, order="F").astype(np.int64)
+    parent: Int64s = np.ravel_multi_index(tuple(coordinates + offset), extents, order="F").astype(np.int64)
     parent[root] = NO_PARENT
     return parent
 

@@ -18,7 +18,7 @@ from rapid_des.errors import InputError
 from rapid_des.network.collectives.draft import in_sequence, relabel, relocate, together
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.registry import algorithm
-from rapid_des.network.collectives.schedule import Demand, Schedule, chunk, demand
+from rapid_des.network.collectives.schedule import Demand, Schedule, demand
 from rapid_des.units import ceil_divide
 
 C = CollectiveType
@@ -114,8 +114,7 @@ def flatten(
 ) -> Schedule:
     """Return all phases of all chunks as one schedule; a member's phase waits for its phase before."""
     _check(collective)
-    whole = demand(collective, over.members, size)
-    parts = [whole] if collective is C.BARRIER else [chunk(whole, i, chunks) for i in range(chunks)]
+    parts = demand(collective, over.members, size).chunks(chunks)
     schedules = []
     for part, order in zip(parts, over.orders(len(parts), rotate=rotate), strict=True):
         phases = [

@@ -15,7 +15,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.network.collectives.draft import Draft, Payload
-from rapid_des.network.collectives.schedule import Demand, Schedule, chunk
+from rapid_des.network.collectives.schedule import Demand, Schedule
 from rapid_des.network.collectives.trees import NO_PARENT, tree_broadcast, tree_reduce
 
 C = CollectiveType
@@ -31,7 +31,7 @@ def nvls(demand: Demand, chunks: int = 1) -> Schedule:
     if demand.collective not in IN_SWITCH["nvls"]:
         allowed = ", ".join(kind.name.lower() for kind in C if kind in IN_SWITCH["nvls"])
         raise InputError(f"nvls does {allowed}, not {demand.collective.name.lower()}")
-    parts = [chunk(demand, index, chunks) for index in range(chunks)]
+    parts = demand.chunks(chunks)
     offset, size = np.concatenate([(part.offset, part.size) for part in parts], axis=1)
     draft = Draft(replace(demand, offset=offset, size=size), switches=1)
     fetched: list[Int64s] = []
@@ -96,7 +96,7 @@ def below_switches(demand: Demand, parents: Sequence[int]) -> Schedule:
     """Everything but exchanges in a tree of switches; `parents` are those of members, then of switches.
 
     A switch sends on what has come from all below it, or copies to all below it. Blocks that belong to one
-    member (reduce-scatter, all-gather) turn round at the highest switch on their way, not at the root.
+    member (reduce-scatter, all-gather) turn down at the highest switch of their route, not at the root.
     """
     parent = np.array(parents, dtype=np.int64)
     draft = Draft(demand, switches=len(parent) - demand.members)
@@ -123,12 +123,12 @@ def _through(draft: Draft, demand: Demand, parent: Int64s) -> None:
 
 
 def _rooted(draft: Draft, parent: Int64s, member: int, payload: Payload, *, reduces: bool) -> None:
-    """Reduce to a member or broadcast from it: hung on that member, the tree's way up turns round."""
+    """Reduce to a member or broadcast from it: the tree with that member as its root."""
     rerooted = parent.copy()
-    above, below = int(parent[member]), member
+    upper, lower = int(parent[member]), member
     rerooted[member] = NO_PARENT
-    while above != NO_PARENT:
-        rerooted[above], below, above = below, above, int(parent[above])
+    while upper != NO_PARENT:
+        rerooted[upper], lower, upper = lower, upper, int(parent[upper])
     if reduces:
         tree_reduce(draft, rerooted, payload)
     else:

@@ -19,7 +19,7 @@ from rapid_des.network.collectives.grids import grid_tree
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, flatten
 from rapid_des.network.collectives.in_switch import IN_SWITCH, below_switches, nvls, two_levels
 from rapid_des.network.collectives.registry import ALGORITHMS
-from rapid_des.network.collectives.schedule import Demand, Schedule, chunk, demand
+from rapid_des.network.collectives.schedule import Demand, Schedule, demand
 
 C = CollectiveType
 _TREES = frozenset({C.ALL_REDUCE, C.BROADCAST, C.REDUCE})
@@ -37,16 +37,18 @@ class ShapedCollective:
     parents: tuple[int, ...] = ()
     """The tree of switches over the group, of members, then of switches; empty: `extents[0]` at each leaf."""
 
+    @property
+    def demand(self) -> Demand:
+        """What it has to move."""
+        return demand(self.collective, prod(self.extents), self.size, root=self.root)
+
 
 ShapedBuild: TypeAlias = Callable[[ShapedCollective], Schedule]
 
 
 def _each(shaped: ShapedCollective, build: Callable[[Demand], Schedule]) -> Schedule:
     """Build every chunk of a collective that needs no hierarchy."""
-    whole = demand(shaped.collective, prod(shaped.extents), shaped.size, root=shaped.root)
-    if shaped.chunks == 1 or shaped.collective is C.BARRIER:
-        return build(whole)
-    return together([build(chunk(whole, index, shaped.chunks)) for index in range(shaped.chunks)])
+    return together([build(part) for part in shaped.demand.chunks(shaped.chunks)])
 
 
 def _rotated(shaped: ShapedCollective, name: str) -> Schedule:
@@ -82,8 +84,7 @@ def _grid_tree(shaped: ShapedCollective, *, diagonal: bool) -> Schedule:
 
 
 def _nvls(shaped: ShapedCollective) -> Schedule:
-    whole = demand(shaped.collective, prod(shaped.extents), shaped.size, root=shaped.root)
-    return nvls(whole, shaped.chunks)
+    return nvls(shaped.demand, shaped.chunks)
 
 
 def _switch_tree(shaped: ShapedCollective) -> Schedule:

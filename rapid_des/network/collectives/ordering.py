@@ -13,10 +13,10 @@ from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives.draft import relabel, together
 from rapid_des.network.collectives.registry import ALGORITHMS
-from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Demand, Schedule, chunk, demand
+from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Demand, Schedule, demand
 
 RingOrder: TypeAlias = tuple[int, ...]
-"""The member at each place of a logical ring."""
+"""The member at each position of a logical ring."""
 C = CollectiveType
 _OWNED = SHARDED_INPUT | {C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.SCATTER}
 """Block b is member b's, wherever that stands."""
@@ -25,23 +25,21 @@ _OWNED = SHARDED_INPUT | {C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.SCATTER}
 def ordered_schedule(
     name: str, collective: CollectiveType, size: int, order: RingOrder, *, chunks: int = 1
 ) -> Schedule:
-    """Return an algorithm's transfers with member order[i] in place i; all keep their own data."""
-    whole = _placed(demand(collective, len(order), size), np.array(order, np.int64))
-    single = chunks == 1 or collective is C.BARRIER
-    parts = [whole] if single else [chunk(whole, index, chunks) for index in range(chunks)]
-    schedule = together([ALGORITHMS[name].schedule(part) for part in parts])
+    """Return an algorithm's transfers with member order[i] at position i; all keep their data."""
+    reordered = _reordered(demand(collective, len(order), size), np.array(order, np.int64))
+    schedule = together([ALGORITHMS[name].schedule(part) for part in reordered.chunks(chunks)])
     return relabel(schedule, np.array(order, np.int64), len(order))
 
 
-def _placed(whole: Demand, order: Int64s) -> Demand:
-    """Return the demand with blocks and root numbered by places instead of members."""
-    blocks = np.arange(len(whole.offset))
-    if whole.collective in _OWNED:
+def _reordered(demand: Demand, order: Int64s) -> Demand:
+    """Return the demand with blocks and root numbered by ring positions instead of members."""
+    blocks = np.arange(len(demand.offset))
+    if demand.collective in _OWNED:
         blocks = order
-    elif whole.collective is C.ALL_TO_ALL:
-        blocks = (order[:, None] * whole.members + order[None, :]).reshape(-1)
-    root = int(np.flatnonzero(order == whole.root)[0]) if whole.collective in ROOTED else whole.root
-    return replace(whole, root=root, offset=whole.offset[blocks], size=whole.size[blocks])
+    elif demand.collective is C.ALL_TO_ALL:
+        blocks = (order[:, None] * demand.members + order[None, :]).reshape(-1)
+    root = int(np.flatnonzero(order == demand.root)[0]) if demand.collective in ROOTED else demand.root
+    return replace(demand, root=root, offset=demand.offset[blocks], size=demand.size[blocks])
 
 
 def snakes(extents: Sequence[int]) -> Iterator[RingOrder]:
@@ -63,25 +61,25 @@ def snakes(extents: Sequence[int]) -> Iterator[RingOrder]:
 def repaired(hops: Int64s, healthy: Int64s, orders: Iterable[RingOrder] = ()) -> RingOrder:
     """Return a ring whose neighbours are near: that of rank order, or the first shortest of `orders`, mended.
 
-    `hops[a, b]` is the way from a to b on what survives, `healthy[a, b]` on the whole fabric. As long as
-    that makes the ring shorter, a neighbourhood that became longer is taken apart: by turning a stretch
-    beside it round or by moving one of the two elsewhere, whichever leaves the fewest hops. The ring begins
-    behind its longest hop, so that a line's ends are its ends.
+    `hops[a, b]` counts those from a to b on what survives, `healthy[a, b]` on the fabric without faults. As
+    long as that makes the ring shorter, neighbours that have moved apart are separated: by reversing a
+    stretch beside them or by moving one of the two elsewhere, whichever leaves the fewest hops. The ring
+    begins behind its longest hop, so that a line's ends are its ends.
     """
     starts = [np.array(order) for order in orders] or [np.arange(len(hops))]
-    ring = min((_mended(start, hops, healthy) for start in starts), key=lambda one: _length(one, hops))
+    ring = min((_mended(start, hops, healthy) for start in starts), key=lambda ring: _length(ring, hops))
     longest = int(np.argmax(hops[ring, np.roll(ring, -1)]))
     return tuple(np.roll(ring, -longest - 1).tolist())
 
 
 def _mended(ring: Int64s, hops: Int64s, healthy: Int64s) -> Int64s:
     while True:
-        places = np.flatnonzero((hops > healthy)[ring, np.roll(ring, -1)])
-        found = [other for place in places.tolist() for other in _without(np.roll(ring, -place - 1))]
-        lengths = [_length(other, hops) for other in found]
-        if not found or min(lengths) >= _length(ring, hops):
+        apart = np.flatnonzero((hops > healthy)[ring, np.roll(ring, -1)]).tolist()
+        others = [other for position in apart for other in _without(np.roll(ring, -position - 1))]
+        lengths = [_length(other, hops) for other in others]
+        if not others or min(lengths) >= _length(ring, hops):
             return ring
-        ring = found[lengths.index(min(lengths))]
+        ring = others[lengths.index(min(lengths))]
 
 
 def _length(ring: Int64s, hops: Int64s) -> int:
@@ -94,13 +92,15 @@ def _without(ring: Int64s) -> Iterator[Int64s]:
     yield ring[::-1]
     for end in range(1, size - 1):
         yield np.concatenate((ring[: end + 1][::-1], ring[end + 1 :]))
-    for place in range(2, size - 1):
-        yield np.concatenate((ring[1:place], ring[:1], ring[place:]))
-        yield np.concatenate((ring[: place - 1], ring[-1:], ring[place - 1 : -1]))
+    for target in range(2, size - 1):
+        yield np.concatenate((ring[1:target], ring[:1], ring[target:]))
+        yield np.concatenate((ring[: target - 1], ring[-1:], ring[target - 1 : -1]))
 
 
-def line_of(members: Sequence[int], extents: Sequence[int], axis: int, place: int) -> tuple[int, list[int]]:
-    """Return the first place and the members of the line along an axis through one place of a grid."""
+def line_of(
+    members: Sequence[int], extents: Sequence[int], axis: int, position: int
+) -> tuple[int, list[int]]:
+    """Return the first position and the members of the line along an axis through a position of a grid."""
     stride = int(np.prod(extents[:axis], dtype=np.int64))
-    base = place - place // stride % extents[axis] * stride
+    base = position - position // stride % extents[axis] * stride
     return base, [members[base + step * stride] for step in range(extents[axis])]

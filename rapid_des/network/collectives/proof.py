@@ -143,7 +143,7 @@ class _Flow:
         self.cells = carried(schedule, cells)
         self.payload: list[Held] = []
         self.heard: list[frozenset[int]] = []
-        """The transfers into its source that each transfer has waited for, also by way of joins."""
+        """The transfers into its source that each transfer has waited for, also through joins."""
 
     def run(self) -> None:
         """Fill `payload`, then let everything land in `held`."""

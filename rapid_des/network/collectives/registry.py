@@ -10,7 +10,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.network.collectives import direct, doubling, grids, ring, trees
 from rapid_des.network.collectives.draft import together
-from rapid_des.network.collectives.schedule import Demand, Schedule, chunk, demand
+from rapid_des.network.collectives.schedule import Demand, Schedule, demand
 
 Build: TypeAlias = Callable[[Demand], Schedule]
 C = CollectiveType
@@ -33,10 +33,8 @@ class Algorithm:
         """
         if chunks < 1:
             raise InputError(f"a collective is split into 1 chunk or more, not {chunks}")
-        whole = demand(collective, members, size, root=root)
-        if chunks == 1 or collective is CollectiveType.BARRIER:
-            return self.schedule(whole)
-        return together([self.schedule(chunk(whole, index, chunks)) for index in range(chunks)])
+        parts = demand(collective, members, size, root=root).chunks(chunks)
+        return together([self.schedule(part) for part in parts])
 
     def schedule(self, of: Demand) -> Schedule:
         """Return the transfers of a demand; `InputError` names what this algorithm does if not that."""

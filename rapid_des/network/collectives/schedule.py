@@ -53,6 +53,25 @@ class Demand:
         """Bytes of the logical buffer that this demand covers."""
         return int(self.size.sum())
 
+    def chunks(self, count: int) -> list[Demand]:
+        """Return `count` parts, each an interval of the one tensor, else that part of every block.
+
+        A barrier is not cut.
+        """
+        if count == 1 or self.collective is CollectiveType.BARRIER:
+            return [self]
+        return [self._chunk(index, count) for index in range(count)]
+
+    def _chunk(self, index: int, count: int) -> Demand:
+        if self.collective in _ONE_TENSOR:
+            start, end = even_bounds(self.total, count)[index : index + 2]
+            bounds = even_bounds(int(end - start), self.members) + start + self.offset[0]
+            return replace(self, offset=bounds[:-1].copy(), size=np.diff(bounds))
+        quotient, remainder = np.divmod(self.size, count)
+        start = index * quotient + np.minimum(index, remainder)
+        end = (index + 1) * quotient + np.minimum(index + 1, remainder)
+        return replace(self, offset=self.offset + start, size=end - start)
+
 
 def demand(collective: CollectiveType, members: int, size: int, *, root: int = 0) -> Demand:
     """Return the blocks of a collective whose input buffer on each rank has `size` bytes.
@@ -76,18 +95,6 @@ def demand(collective: CollectiveType, members: int, size: int, *, root: int = 0
     else:
         bounds = even_bounds(size, members)
     return Demand(collective, members, root, bounds[:-1].copy(), np.diff(bounds))
-
-
-def chunk(whole: Demand, index: int, count: int) -> Demand:
-    """Return chunk `index` of `count`: an interval of the one tensor, else that part of every block."""
-    if whole.collective in _ONE_TENSOR:
-        start, end = even_bounds(whole.total, count)[index : index + 2]
-        bounds = even_bounds(int(end - start), whole.members) + start + whole.offset[0]
-        return replace(whole, offset=bounds[:-1].copy(), size=np.diff(bounds))
-    quotient, remainder = np.divmod(whole.size, count)
-    start = index * quotient + np.minimum(index, remainder)
-    end = (index + 1) * quotient + np.minimum(index + 1, remainder)
-    return replace(whole, offset=whole.offset + start, size=end - start)
 
 
 @dataclass(frozen=True)

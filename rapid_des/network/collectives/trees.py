@@ -15,10 +15,10 @@ NO_PARENT = -1
 def depths(parent: Int64s) -> Int64s:
     """Return every member's distance from its root."""
     depth = np.zeros(len(parent), dtype=np.int64)
-    above = parent
-    while np.any(above != NO_PARENT):
-        depth += above != NO_PARENT
-        above = np.where(above == NO_PARENT, NO_PARENT, parent[above])
+    ancestor = parent
+    while np.any(ancestor != NO_PARENT):
+        depth += ancestor != NO_PARENT
+        ancestor = np.where(ancestor == NO_PARENT, NO_PARENT, parent[ancestor])
     return depth
 
 
@@ -78,19 +78,19 @@ def binomial_blocks(demand: Demand) -> Schedule:
         number = number[np.argsort(-low_bit, kind="stable")]
     else:
         number = number[np.argsort(low_bit, kind="stable")]
-    above = number & (number - 1)
+    upper = number & (number - 1)
     end = np.minimum(number + (number & -number), members)
-    upper_end, lower_end = (above + root) % members, (number + root) % members
+    upper_end, lower_end = (upper + root) % members, (number + root) % members
     down = demand.collective is CollectiveType.SCATTER
     source, destination = (upper_end, lower_end) if down else (lower_end, upper_end)
     transfers = np.full(members, -1, dtype=np.int64)
     transfers[number] = draft.add(source, destination, (draft.bounds[number], draft.bounds[end]))
-    inner = number[above > 0]
-    upper = inner & (inner - 1)
+    inner = number[upper > 0]
+    parents = inner & (inner - 1)
     if demand.collective is CollectiveType.SCATTER:
-        draft.wait(transfers[inner], transfers[upper])
+        draft.wait(transfers[inner], transfers[parents])
     else:
-        draft.wait(transfers[upper], transfers[inner])
+        draft.wait(transfers[parents], transfers[inner])
     return draft.seal()
 
 
@@ -103,8 +103,8 @@ def in_order_parents(members: int) -> Int64s:
     parent = np.full(members, NO_PARENT, dtype=np.int64)
     for member in range(1, members):
         bit = member & -member
-        above = (member ^ bit) | (bit << 1)
-        parent[member] = above if above < members else member ^ bit
+        usual = (member ^ bit) | (bit << 1)
+        parent[member] = usual if usual < members else member ^ bit
     return parent
 
 

@@ -25,7 +25,7 @@ from rapid_des.config.documents import Document, load_document, read_text
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collectives.draft import Draft
 from rapid_des.network.collectives.proof import prove
-from rapid_des.network.collectives.schedule import Demand, Schedule, demand
+from rapid_des.network.collectives.schedule import Demand, Schedule, demand, even_bounds
 
 _CUT_ANYWHERE = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE)
 
@@ -42,7 +42,7 @@ class WrittenTransfer(Spec, frozen=True, kw_only=True):
 
 
 class WrittenFile(Spec, frozen=True, kw_only=True):
-    """A whole file."""
+    """An algorithm as its file states it."""
 
     collective: str
     members: int
@@ -61,8 +61,8 @@ class WrittenAlgorithm:
 
     def __call__(self, size: int) -> Schedule:
         """Return the transfers for an input buffer of `size` bytes on each member."""
-        whole = demand(self.collective, self.file.members, size, root=self.file.root)
-        draft = Draft(_cut(whole, self.file.blocks), switches=self.file.switches)
+        asked = demand(self.collective, self.file.members, size, root=self.file.root)
+        draft = Draft(_cut(asked, self.file.blocks), switches=self.file.switches)
         rows = self.file.transfers
         first = np.array([row.block for row in rows], dtype=np.int64)
         last = first + np.array([row.count for row in rows], dtype=np.int64)
@@ -77,19 +77,17 @@ class WrittenAlgorithm:
         return draft.seal()
 
 
-def _cut(whole: Demand, blocks: int) -> Demand:
+def _cut(demand: Demand, blocks: int) -> Demand:
     """Return the demand with its buffer in `blocks` parts, in so many each block where blocks have owners."""
-    if whole.collective in _CUT_ANYWHERE:
-        quotient, remainder = divmod(whole.total, blocks)
-        index = np.arange(blocks + 1, dtype=np.int64)
-        bounds = index * quotient + np.minimum(index, remainder)
-        return replace(whole, offset=bounds[:-1].copy(), size=np.diff(bounds))
-    parts = blocks // len(whole.size)
+    if demand.collective in _CUT_ANYWHERE:
+        bounds = even_bounds(demand.total, blocks)
+        return replace(demand, offset=bounds[:-1].copy(), size=np.diff(bounds))
+    parts = blocks // len(demand.size)
     index = np.arange(parts, dtype=np.int64)
-    quotients, remainders = (part[:, None] for part in np.divmod(whole.size, parts))
+    quotients, remainders = (part[:, None] for part in np.divmod(demand.size, parts))
     start: Int64s = index * quotients + np.minimum(index, remainders)
     size: Int64s = quotients + (index < remainders)
-    return replace(whole, offset=(whole.offset[:, None] + start).reshape(-1), size=size.reshape(-1))
+    return replace(demand, offset=(demand.offset[:, None] + start).reshape(-1), size=size.reshape(-1))
 
 
 def load_written(path: Path) -> WrittenAlgorithm:
@@ -122,12 +120,12 @@ def _check_numbers(file: WrittenFile, kind: CollectiveType, name: str) -> None:
     if file.members < 1 or file.blocks < 1 or (kind not in _CUT_ANYWHERE and file.blocks % owners):
         problem = f"{file.blocks} blocks do not cut {file.collective} of {file.members} members"
         raise ConfigError(f"{problem}; allowed: a multiple of {max(owners, 1)}", file=name, key="blocks")
-    places = file.members + file.switches
+    ends_there = file.members + file.switches
     for number, row in enumerate(file.transfers):
         ends = (row.source, row.destination)
-        if not all(0 <= end < places for end in ends) or row.source == row.destination:
+        if not all(0 <= end < ends_there for end in ends) or row.source == row.destination:
             problem = (
-                f"source {row.source}, destination {row.destination}: two of 0 to {places - 1} are needed"
+                f"source {row.source}, destination {row.destination}: two of 0 to {ends_there - 1} are needed"
             )
             raise ConfigError(problem, file=name, key=f"transfers[{number}]")
         if row.count < 1 or row.block < 0 or row.block + row.count > file.blocks:
@@ -153,11 +151,11 @@ def _csv_document(path: Path) -> Document:
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {str(key): _number(value) for key, value in row.items() if key != "after"}
-    found["after"] = [_number(number) for number in str(row.get("after") or "").split()]
-    if found.get("reduces") in (0, 1):
-        found["reduces"] = bool(found["reduces"])
-    return found
+    cells: dict[str, Any] = {str(key): _number(value) for key, value in row.items() if key != "after"}
+    cells["after"] = [_number(number) for number in str(row.get("after") or "").split()]
+    if cells.get("reduces") in (0, 1):
+        cells["reduces"] = bool(cells["reduces"])
+    return cells
 
 
 def _number(text: str | Sequence[str] | None) -> object:

@@ -103,9 +103,9 @@ class ExpertExchange:
         scales = self.hidden / _SCALE_BLOCK * _SCALE_BYTES if self.element_bytes == 1 else 0.0
         return self.hidden * self.element_bytes + scales + _HEADER
 
-    def distinct(self, places: int) -> float:
-        """Return how many of `places` equal places a token's experts are expected in."""
-        return places * (1.0 - (1.0 - 1.0 / places) ** self.topk)
+    def distinct(self, parts: int) -> float:
+        """Return how many of `parts` equal parts of the group a token's experts are expected in."""
+        return parts * (1.0 - (1.0 - 1.0 / parts) ** self.topk)
 
 
 @cache
@@ -149,8 +149,8 @@ def low_latency_time(kernel: LowLatency, exchange: ExpertExchange) -> int:
 def normal_time(kernel: Normal, exchange: ExpertExchange, *, multiprocessors: int) -> int:
     """Return the picoseconds of a normal dispatch or combine that runs on so many SMs."""
     payload = exchange.tokens * exchange.copy_bytes
-    places = exchange.distinct(exchange.nodes * exchange.per_node)
-    moved = payload * (places / exchange.nodes + kernel.local * exchange.nodes)
+    ranks = exchange.distinct(exchange.nodes * exchange.per_node)
+    moved = payload * (ranks / exchange.nodes + kernel.local * exchange.nodes)
     inside = moved / (kernel.multiprocessor * multiprocessors / _MICRO)
     remote = exchange.distinct(exchange.nodes) * (1 - 1 / exchange.nodes) if exchange.nodes > 1 else 0.0
     outside = payload * remote / (kernel.nic / _MICRO)
