@@ -107,14 +107,10 @@ def _that_reroutes(engine: str) -> EngineName:
 
 def _run(program: Program, engine: str, *, trail: bool) -> Records:
     """Run a program; each engine is imported with its library only if it is the one."""
-    if program.closures is not None:
-        from rapid_des.engines.simpy import rerouting
-
-        return rerouting.run(program, trail=trail)
     if engine == "simpy":
         from rapid_des.engines.simpy import engine as simpy_engine
 
-        return simpy_engine.run(program, trail=trail)
+        return simpy_engine.run(program, trail=trail, ties=True)
     from rapid_des.engines import compiled
 
     return compiled.run(program, trail=trail)

@@ -70,6 +70,26 @@ def lag_at(time: Any, lag: Any, moment: int) -> int:
     return extra
 
 
+def hop_times(service: Any, table: Any, start: int) -> tuple[int, int, int]:
+    """Return when a link is free again, when the next hop is ready, and when the message has arrived.
+
+    `service` is (occupancy, head, lag) of the hop at rate 1, `table` the link's timetable as (time, rate,
+    lag), of no steps if it has none; the message has arrived if this is its last hop.
+
+    >>> hop_times((500, 64, 7), ([], [], []), 1000)
+    (1500, 1071, 1507)
+    >>> hop_times((500, 64, 7), ([1100], [2048], [3]), 1000)
+    (1900, 1071, 1907)
+    """
+    occupancy, head, lag = service
+    time, rate, extra = table
+    if len(time) == 0:
+        return start + occupancy, start + head + lag, start + occupancy + lag
+    lag += lag_at(time, extra, start)
+    free = advance(time, rate, start, occupancy)
+    return free, advance(time, rate, start, head) + lag, free + lag
+
+
 def rate_at(time: Any, rate: Any, moment: int) -> int:
     """Return the rate, in 1/4096, at a moment.
 

@@ -1,5 +1,7 @@
 """Random programs: the two engines agree to the tick on every record field."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from tests.engines.random_programs import machines, programs, traces
 from tests.program.machines import machine, ring
 from tests.program.tracing import Nodes, trace_set
 
-STEPPED = {"simpy": Simulation, "compiled": CompiledSimulation}
+STEPPED = {"simpy": partial(Simulation, ties=True), "compiled": CompiledSimulation}
 
 FEW = settings(max_examples=60, deadline=None)
 

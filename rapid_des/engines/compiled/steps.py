@@ -11,7 +11,8 @@ NONE = -1
 
 advance = inlined(timetable.advance)
 inlined(timetable.ticks_for)
-lag_at = inlined(timetable.lag_at)
+inlined(timetable.lag_at)
+hop_times = inlined(timetable.hop_times)
 
 
 @inlined
@@ -32,14 +33,10 @@ def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
 @inlined
 def link_times(ways: Ways, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
     """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
-    occupancy, head, lag = ways.occupancy[size, service], ways.head[size, service], ways.lag[size, service]
+    hop = ways.occupancy[size, service], ways.head[size, service], ways.lag[size, service]
     first, last = ways.link_table[link], ways.link_table[link + 1]
-    if first == last:
-        return start + occupancy, start + head + lag, start + occupancy + lag
-    time, rate = ways.link_time[first:last], ways.link_rate[first:last]
-    lag += lag_at(time, ways.link_lag[first:last], start)
-    free = advance(time, rate, start, occupancy)
-    return free, advance(time, rate, start, head) + lag, free + lag
+    table = ways.link_time[first:last], ways.link_rate[first:last], ways.link_lag[first:last]
+    return hop_times(hop, table, start)
 
 
 @inlined

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-from simpy.events import Event, Timeout
+from simpy.events import Timeout
 
+from rapid_des.engines.simpy.links import Links, Message
 from rapid_des.engines.simpy.servers import Arbiter
-from rapid_des.engines.simpy.tables import LinkTable
 from rapid_des.network.fluid import (
     NEVER,
     Fluid,
@@ -24,24 +23,24 @@ from rapid_des.network.fluid import (
 from rapid_des.network.fluid.state import widened
 from rapid_des.program.fluid_table import widest
 from rapid_des.program.program import FluidTable, Program
-from rapid_des.program.timetable import FULL_RATE
+from rapid_des.program.timetable import FULL_RATE, rate_at
 from rapid_des.units import PS_PER_S
 
 
 @dataclass
 class Flow:
-    """One message on its way."""
+    """One message in flight."""
 
+    message: Message
     route: int
     size: int
-    label: int
-    arrived: Event
+    """Row of the hop tables."""
 
 
 class FluidLinks:
     """Flows join, leave and change their rates at the end of an instant, as links choose."""
 
-    def __init__(self, program: Program, arbiter: Arbiter, links: LinkTable) -> None:
+    def __init__(self, program: Program, arbiter: Arbiter, links: Links) -> None:
         assert program.fluid is not None
         self.env = arbiter.env
         self.program = program
@@ -59,12 +58,11 @@ class FluidLinks:
             for moment in timetable.time.tolist():
                 self._later(moment, partial(self.changing.add, link))
 
-    def flow(self, route: int, size: int, label: int) -> Event:
-        """Send a message over a route; the event succeeds when it has arrived."""
-        flow = Flow(route, size, label, Event(self.env))
+    def send(self, message: Message, route: int, size: int) -> None:
+        """Have a message of a size row set off."""
+        flow = Flow(message, route, size)
         before = int(self.table.before[size, self.table.profile[route]])
         self._later(self.env.now + before, lambda: self.joining.append(flow))
-        return flow.arrived
 
     def choose(self) -> None:
         """Let what happened at this instant change the rates."""
@@ -96,16 +94,9 @@ class FluidLinks:
         else:
             Timeout(self.env, moment - self.env.now).callbacks.append(happens)
 
-    def _arrive(self, delay: int, arrived: Event) -> None:
-        def arrives(_: Event) -> None:
-            arrived.succeed()
-
-        Timeout(self.env, delay).callbacks.append(arrives)
-
     def _capacity(self, link: int, now: int) -> int:
-        timetable = self.program.link_timetables[link]
-        step = int(np.searchsorted(timetable.time, now, side="right")) - 1
-        return int(self.table.capacity[link]) * int(timetable.rate[step]) // FULL_RATE
+        time, rate, _ = self.links.timetables[link]
+        return int(self.table.capacity[link]) * rate_at(time, rate, now) // FULL_RATE
 
     def _join(self, flow: Flow, now: int) -> None:
         if not self.free:
@@ -125,14 +116,15 @@ class FluidLinks:
         self.free.append(slot)
         self._book(flow)
         after = int(self.table.after[flow.size, self.table.profile[flow.route]])
-        self._arrive(max(after, 1), flow.arrived)
+        Timeout(self.env, max(after, 1)).callbacks.append(lambda _: self.links.deliver(flow.message))
 
     def _book(self, flow: Flow) -> None:
         """Count the flow on its links, as if each had served it alone at its full rate."""
         wire = float(self.table.wire[flow.size])
         for link in self._links(flow.route):
             busy = int(wire * PS_PER_S / float(self.table.capacity[link]))
-            self.links.count(link, flow.label, flow.size, wait=0, busy=busy)
+            self.links.book(link, flow.message.label, size=flow.message.size, busy=busy)
+            self.links.hops += 1
 
     def _links(self, route: int) -> tuple[int, ...]:
         starts = self.program.route_starts

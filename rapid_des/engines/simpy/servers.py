@@ -1,16 +1,23 @@
-"""SimPy resources that choose at the end of an instant (R2, R3, R4)."""
+"""What a visit or a message asks to be served: resources that choose at the end of an instant (R2, R3, R4).
+
+`Server` and `Request` are used as SimPy's `Resource` and its requests are, and are none: a `simpy.Resource`
+grants a request while it is being made, by what has been asked until then. Here an `Arbiter` waits until all
+else of the instant has happened, so that who is served does not depend on the order of events in the instant.
+"""
 
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from simpy import Environment
-from simpy.events import Event
-from simpy.resources import base
+from simpy.events import Event, EventPriority, Timeout
 
-Key = tuple[int, ...]
+Key = tuple[object, ...]
+"""(priority, ready time, …): of the waiting requests the smallest is served; no two are equal."""
 _AFTER_NORMAL_EVENTS = 2
+"""SimPy takes events of an instant by priority: 0 is urgent, 1 normal."""
 
 
 class Clock(Environment):
@@ -23,59 +30,28 @@ class Clock(Environment):
             """The current time in picoseconds."""
             ...
 
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.actions = 0
+        """How often something was to happen `at` a time."""
 
-class Request(base.Put):  # type: ignore[type-arg]
-    """A visit's wish to be served; it succeeds when the server takes it.
-
-    NOTE: begins as an event alone; what `Put` adds for things that are got again took a tenth of a run.
-    """
-
-    def __init__(self, server: Server, key: Key) -> None:
-        Event.__init__(self, server.env)
-        self.key = key
-        heapq.heappush(server.put_queue, (key, self))
-        server.arbiter.touch(server)
+    def at(self, moment: int, action: Callable[[], None]) -> None:
+        """Have something happen at a moment: at once if that is now."""
+        self.actions += 1
+        if moment == self.now:
+            action()
+        else:
+            Timeout(self, moment - self.now).callbacks.append(lambda _: action())
 
 
-class Server(base.BaseResource):  # type: ignore[type-arg]
-    """A GPU stream, a slot or a directed link: serves `capacity` visits at a time, smallest key first."""
+class EndOfInstant(Event):
+    """Happens when all else that happens at the present time has, but for servers that choose later."""
 
-    put_queue: list[tuple[Key, Request]]
-    """A heap of the visits that wait."""
-
-    def __init__(self, env: Clock, arbiter: Arbiter, capacity: int, order: int) -> None:
-        self.arbiter = arbiter
-        self.env = env
-        self.order = order
-        self.serving = 0
-        self.askers: set[tuple[Key, int]] = set()
-        self.asked = 0
-        super().__init__(env, capacity)
-
-    def request(self, key: Key) -> Request:
-        """Ask to be served; `key` starts with (priority, ready time)."""
-        self.askers.add((key[3:4], key[-1]))
-        self.asked += 1
-        return Request(self, key)
-
-    def release(self, _: object = None) -> None:
-        """Make room for one more visit."""
-        self.serving -= 1
-        if self.put_queue:
-            self.arbiter.touch(self)
-
-    def choose(self) -> None:
-        """Serve the smallest of those waiting, up to the capacity."""
-        self.arbiter.ties += self.asked > 1 and self._rank_decides()
-        self.asked = 0
-        self.askers.clear()
-        while self.put_queue and self.serving < self.capacity:
-            self.serving += 1
-            heapq.heappop(self.put_queue)[1].succeed()
-
-    def _rank_decides(self) -> bool:
-        """Tell whether who asked at one instant are not all first hops of one rank's transfers."""
-        return len(self.askers) > 1 or any(place for _, place in self.askers)
+    def __init__(self, env: Clock, level: int, callback: Callable[[Event], None]) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        self.callbacks.append(callback)
+        env.schedule(self, EventPriority(_AFTER_NORMAL_EVENTS + level))
 
 
 class Chooser(Protocol):
@@ -89,24 +65,67 @@ class Chooser(Protocol):
 
 
 class Arbiter:
-    """Lets the touched servers of one level choose once everything else of an instant has happened."""
+    """Lets the touched servers of one level choose once everything else of an instant has happened (R4)."""
 
     def __init__(self, env: Clock, level: int) -> None:
         self.env = env
-        self.priority = _AFTER_NORMAL_EVENTS + level
-        self.touched: dict[int, Chooser] = {}
-        self.ties = 0
+        self.level = level
+        self._touched: dict[int, Chooser] = {}
 
     def touch(self, server: Chooser) -> None:
         """Have `server` choose at the end of this instant."""
-        if not self.touched:
-            choice = Event(self.env)
-            choice._ok, choice._value = True, None  # noqa: SLF001 - as simpy.Timeout does
-            choice.callbacks = [self._choose]
-            self.env.schedule(choice, self.priority)  # type: ignore[arg-type]
-        self.touched[server.order] = server
+        if not self._touched:
+            EndOfInstant(self.env, self.level, self._choose)
+        self._touched[server.order] = server
 
     def _choose(self, _: Event) -> None:
-        touched, self.touched = self.touched, {}
+        touched, self._touched = self._touched, {}
         for order in sorted(touched):
             touched[order].choose()
+
+
+Asker = TypeVar("Asker", bound="Request")
+
+
+class Request(Event):
+    """Asks a server; succeeds when the server takes it."""
+
+    def __init__(self, server: Server[Any], key: Key) -> None:
+        super().__init__(server.env)
+        self.server = server
+        heapq.heappush(server.queue, (key, self))
+        if len(server.users) < server.capacity:
+            server.arbiter.touch(server)
+
+    def cancel(self) -> None:
+        """Ask no more."""
+        self.server.queue[:] = [entry for entry in self.server.queue if entry[1] is not self]
+        heapq.heapify(self.server.queue)
+
+    def release(self, _: object = None) -> None:
+        """Make room for another request; as in SimPy nothing happens if it has been released before."""
+        server = self.server
+        if self in server.users:
+            server.users.remove(self)
+            if server.queue:
+                server.arbiter.touch(server)
+
+
+class Server(Generic[Asker]):
+    """A GPU stream, a slot or a directed link: serves `capacity` requests at a time, smallest key first."""
+
+    def __init__(self, arbiter: Arbiter, capacity: int, order: int) -> None:
+        self.env = arbiter.env
+        self.arbiter = arbiter
+        self.capacity = capacity
+        self.order = order
+        self.queue: list[tuple[Key, Asker]] = []
+        """A heap of those that wait."""
+        self.users: set[Asker] = set()
+
+    def choose(self) -> None:
+        """Serve the smallest of those waiting, up to the capacity."""
+        while self.queue and len(self.users) < self.capacity:
+            _, request = heapq.heappop(self.queue)
+            self.users.add(request)
+            request.succeed()

@@ -1,0 +1,155 @@
+"""Collectives: members arrive at an instance, its tasks follow one another, its members are done (R1, R5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from simpy.events import Event
+
+from rapid_des.engines.deadlock import explain_disagreement
+from rapid_des.engines.simpy.fluid_links import FluidLinks
+from rapid_des.engines.simpy.links import Links, Message, Parts
+from rapid_des.errors import TraceError
+from rapid_des.program.program import NONE, Program, Template
+
+Key = tuple[int, int, int]
+"""A collective instance: group, number k, sub-instance (which chunk and phase of the collective)."""
+Member = tuple[int, int, int]
+"""Who is a member: position of its rank, its visit in the records, the priority of its messages on links."""
+
+
+class TemplateTable:
+    """A `Template` as Python lists, which an interpreter reads several times faster than numpy scalars."""
+
+    def __init__(self, template: Template) -> None:
+        self.members = template.members
+        self.tasks = len(template)
+        self.pair = template.pair.tolist()
+        self.source = template.source.tolist()
+        self.size = template.size.tolist()
+        self.need = template.need.tolist() + template.member_need.tolist()
+        columns = (template.edge_target, template.edge_lag, template.edge_at_injection)
+        self._starts = template.edge_starts.tolist()
+        self._edges = list(zip(*(column.tolist() for column in columns), strict=True))
+        self._injecting = bool(template.edge_at_injection.any())
+        arrivals = list(zip(template.arrival_target.tolist(), template.arrival_lag.tolist(), strict=True))
+        starts = template.arrival_starts.tolist()
+        self.arrivals = [arrivals[first:last] for first, last in zip(starts, starts[1:], strict=False)]
+
+    def edges(self, task: int, *, at_injection: bool) -> list[tuple[int, int]]:
+        """Return (target, lag) of a task's outgoing edges with that anchor: its injection or its arrival."""
+        if at_injection and not self._injecting:
+            return []
+        edges = self._edges[self._starts[task] : self._starts[task + 1]]
+        return [(target, lag) for target, lag, anchor in edges if anchor == at_injection]
+
+
+class Instance:
+    """One collective in flight: who has arrived and what its tasks still wait for."""
+
+    def __init__(self, key: Key, template: TemplateTable, routes: Sequence[int], index: int = NONE) -> None:
+        self.key = key
+        self.template = template
+        self.routes = routes
+        """By pair of the template."""
+        self.index = index
+        """Of the template in the program."""
+        self.meets = True
+        """Whether the members' meeting goes into the records."""
+        self.pending = list(template.need)
+        self.ready = [0] * len(self.pending)
+        self.members: list[Member | None] = [None] * template.members
+        self.done: list[Event | None] = [None] * template.members
+        self.absent = self.undone = template.members
+
+    def parts(self, links: Links, task: int) -> Parts:
+        """Return what is sent for a task, and over which links."""
+        return links.parts(self.routes[self.template.pair[task]], self.template.size[task])
+
+
+class Collectives:
+    """Every collective in flight."""
+
+    def __init__(self, program: Program, links: Links, fluid: FluidLinks | None, met: list[int]) -> None:
+        self.env = links.env
+        self.program = program
+        self.links = links
+        self.fluid = fluid
+        self.templates = [TemplateTable(template) for template in program.templates]
+        self.instances: dict[Key, Instance] = {}
+        self.met = met
+        self.sent = 0
+
+    def meet(self, key: Key, template: int, member: int, who: Member) -> Event:
+        """Arrive at an instance; the event succeeds when this member is done."""
+        instance = self.instances.get(key)
+        if instance is None:
+            routes = self.program.groups[key[0]].routes[template].tolist()
+            instance = Instance(key, self.templates[template], routes, template)
+            self.instances[key] = instance
+        elif instance.index != template:
+            raise TraceError(explain_disagreement(self.program, key, (instance.index, template)))
+        return self.join(instance, member, who)
+
+    def join(self, instance: Instance, member: int, who: Member) -> Event:
+        """Arrive at an instance that is known; the event succeeds when this member is done."""
+        instance.members[member] = who
+        done = instance.done[member] = Event(self.env)
+        instance.absent -= 1
+        if instance.absent == 0 and instance.meets:
+            for _, visit, _ in filter(None, instance.members):
+                self.met[visit] = self.env.now
+        for target, lag in instance.template.arrivals[member]:
+            self._count(instance, target, lag)
+        return done
+
+    def _count(self, instance: Instance, target: int, lag: int) -> None:
+        """Have an edge to a task or member pass; it is ready when enough have (R1)."""
+        left = instance.pending[target] - 1
+        if left < 0:
+            return  # a counting predecessor beyond the n that were needed
+        instance.pending[target] = left
+        ready = instance.ready[target] = max(instance.ready[target], self.env.now + lag)
+        if left == 0:
+            done = target >= instance.template.tasks
+            self.env.at(ready, partial(self._finish if done else self._inject, instance, target))
+
+    def _finish(self, instance: Instance, target: int) -> None:
+        done = instance.done[target - instance.template.tasks]
+        assert done is not None, "a member is done before it arrived"
+        done.succeed()
+        instance.undone -= 1
+        if instance.undone == 0:
+            del self.instances[instance.key]
+
+    def _inject(self, instance: Instance, task: int) -> None:
+        for after, lag in instance.template.edges(task, at_injection=True):
+            self._count(instance, after, lag)
+        if instance.template.pair[task] == NONE:
+            self._deliver(instance, task)
+        else:
+            self._send(instance, task)
+
+    def _deliver(self, instance: Instance, task: int) -> None:
+        for after, lag in instance.template.edges(task, at_injection=False):
+            self._count(instance, after, lag)
+
+    def _send(self, instance: Instance, task: int) -> None:
+        (group, _, sub), template = instance.key, instance.template
+        source = instance.members[template.source[task]]
+        assert source is not None, "a member sends before it arrived"
+        position, visit, priority = source
+        parts = instance.parts(self.links, task)
+        size = sum(size for size, _ in parts)
+        label = self.program.groups[group].label
+        message = Message((instance, task), priority, (position, self.env.now, visit, sub, task), label, size)
+        self.sent += size
+        if self.fluid is not None and parts[0][1]:
+            self.fluid.send(message, instance.routes[template.pair[task]], template.size[task])
+        else:
+            self.links.send(message, parts)
+
+    def arrived(self, message: Message) -> None:
+        """Go on with what waited for a message."""
+        self._deliver(*message.transfer)

@@ -1,0 +1,288 @@
+"""Messages cross links: a piece of a message is a process that asks link after link to be served (R3, R6).
+
+A message is one piece or, where the machine sends it in parts, one a part; it has arrived when all have.
+Where links close (R8) a piece is interrupted, and its rest goes on as another piece of the message.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from simpy.events import Event, Process, Timeout
+from simpy.exceptions import Interrupt
+
+from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Request, Server
+from rapid_des.program.program import NONE, Program, Trail
+from rapid_des.program.timetable import hop_times
+
+Steps = Generator[Event, Any, None]
+"""What a SimPy process goes through."""
+Service: TypeAlias = tuple[int, int, int]
+"""(occupancy, head, lag) of a hop, see `HopTable`."""
+Legs: TypeAlias = Sequence[tuple[int, Service]]
+"""The links of a route, each with what it takes to cross it."""
+Parts: TypeAlias = Sequence[tuple[int, Legs]]
+"""Bytes and legs of each part of a message, which all take one route."""
+NO_TIMETABLE: tuple[list[int], list[int], list[int]] = ([], [], [])
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A transfer in flight."""
+
+    transfer: Any
+    """What `arrived` is told."""
+    priority: int
+    order: tuple[int, int, int, int, int]
+    """Who goes first of equal priority and ready time (R3): position of the source rank, time of injection,
+    source visit, sub-instance, task."""
+    label: int
+    size: int
+    pieces: int = 0
+    """How many are on their way or stopped."""
+    started: int = 0
+    """How many ever began."""
+    arrived: int = 0
+    """Bytes that have."""
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Some bytes of a message on a route of their own."""
+
+    message: Message
+    legs: Legs
+    size: int
+    part: int = 0
+    """Which part of its message it is."""
+    number: int = 0
+    """The how manieth of its message to start."""
+    hops: list[Hop] = field(default_factory=list)
+    """Those that a link has begun to serve."""
+    cut: int = NONE
+    """The farthest hop at which bytes were cut off: what earlier hops still serve is lost."""
+
+
+class Hop(Request):
+    """A piece asks to cross one link."""
+
+    ready = NONE
+    """Since when it asks."""
+    start = NONE
+    size = NONE
+    free = NONE
+    """When the link is free again."""
+    onward = NONE
+    """When the piece is ready for its next hop, or has arrived."""
+    arrival = NONE
+    """When the last byte is at the other end."""
+    process: Process | None = None
+    """That of the piece, to be interrupted if links close."""
+
+    def __init__(self, server: Server[Hop], key: Key, piece: Piece, place: int) -> None:
+        super().__init__(server, key)
+        self.piece = piece
+        self.place = place
+        """How many hops came before."""
+
+    @property
+    def link(self) -> int:
+        """The link that is asked."""
+        return self.server.order
+
+
+class Closing(Protocol):
+    """What happens where links close (see `closing_links`)."""
+
+    def around(self, message: Message, parts: Parts) -> Parts:
+        """Return the parts of a message that sets off, on a route without closed links that were noticed."""
+        ...
+
+    def stops(self, piece: Piece, place: int) -> bool:
+        """Stop a piece if its next link is closed."""
+        ...
+
+    def go_on(self, piece: Piece, hop: Hop, closed: Any) -> Generator[Event, Any, bool]:
+        """Go on with what got through before a hop's link closed; tell whether anything did."""
+        ...
+
+
+class TieCounter:
+    """Counts the instants at which a link chose by rank among those that asked for it (R3).
+
+    An observer for who folds ranks that live alike into one, where such a choice could not be made; messages
+    that one rank sends at one instant are no tie, as their order is the rank's own.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: dict[int, tuple[int, int, int]] = {}
+        """By link: (instant, position of the rank, hops before this one) of who asked first at an instant."""
+        self._counted: dict[int, int] = {}
+
+    def asks(self, link: int, moment: int, position: int, place: int) -> None:
+        """See a rank's message ask for a link that is its hop number `place`."""
+        first = self._first.get(link)
+        if first is None or first[0] != moment:
+            self._first[link] = (moment, position, place)
+        elif (position != first[1] or place or first[2]) and self._counted.get(link) != moment:
+            self._counted[link] = moment
+            self.count += 1
+
+
+class Links:
+    """The links of a program, each a server; and their books."""
+
+    def __init__(self, program: Program, arbiter: Arbiter, arrived: Callable[[Message], None]) -> None:
+        self.env: Clock = arbiter.env
+        self.timetables = {
+            link: (table.time.tolist(), table.rate.tolist(), table.lag.tolist())
+            for link, table in program.link_timetables.items()
+        }
+        self.payload: list[int] = program.hops.bytes.tolist()
+        self.closing: Closing | None = None
+        self.ties: TieCounter | None = None
+        self.trail: list[Hop] | None = None
+        self.hops = 0
+        self.received = 0
+        self._program = program
+        self._starts = program.route_starts.tolist()
+        self._arbiter = arbiter
+        self._arrived = arrived
+        self._servers: dict[int, Server[Hop]] = {}
+        self._parts: dict[tuple[int, int], Parts] = {}
+        self._books: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
+        """By link and label: bytes, picoseconds of service, picoseconds that pieces waited."""
+
+    def parts(self, route: int, size: int) -> Parts:
+        """Return the parts of a message of a size row on a route; kept, as collectives repeat themselves."""
+        parts = self._parts.get((route, size))
+        if parts is None:
+            rows, table = [size], self._program.hops.parts
+            if table is not None and self._starts[route] < self._starts[route + 1]:
+                rows = [int(table.first[size])] * int(table.count[size] - 1) + [int(table.last[size])]
+            parts = self._parts[route, size] = [(self.payload[row], self._legs(route, row)) for row in rows]
+        return parts
+
+    def _legs(self, route: int, size: int) -> Legs:
+        program, hops = self._program, slice(self._starts[route], self._starts[route + 1])
+        table, classes = program.hops, program.route_class[hops]
+        services = (table.occupancy[size, classes], table.head[size, classes], table.lag[size, classes])
+        rows = zip(*(column.tolist() for column in services), strict=True)
+        return list(zip(program.route_links[hops].tolist(), rows, strict=True))
+
+    def send(self, message: Message, parts: Parts) -> None:
+        """Have a message set off; who shall be told when it has arrived was said in the beginning."""
+        if self.closing is not None:
+            parts = self.closing.around(message, parts)
+        # a sender hands its parts over at the rate of the first link, whoever else uses that
+        message.pieces = len(parts)
+        pace = parts[0][1][0][1][0] if len(parts) > 1 else 0
+        for number, (size, legs) in enumerate(parts):
+            self.start(Piece(message, legs, size, number), number * pace)
+
+    def start(self, piece: Piece, wait: int = 0) -> None:
+        """Have a piece set off after a while."""
+        if not piece.legs:
+            wait = 1  # to oneself: no link, but a tick, so that an instant ends (R4)
+        self.env.process(self._travel(piece, wait))
+
+    def _travel(self, piece: Piece, wait: int) -> Steps:
+        """Take a piece over its links."""
+        env, message, closing = self.env, piece.message, self.closing
+        if wait:
+            yield Timeout(env, wait)
+        message.started += 1
+        piece.number = message.started
+        for place in range(len(piece.legs)):
+            if closing is not None and closing.stops(piece, place):
+                break
+            hop = self._ask(piece, place)
+            try:
+                yield hop
+                delay = self.serve(piece, hop)
+                if delay:
+                    yield Timeout(env, delay)
+            except Interrupt as interrupt:
+                assert closing is not None, "only closing links interrupt"
+                if not (yield from closing.go_on(piece, hop, interrupt.cause)):
+                    break
+        message.arrived += piece.size
+        message.pieces -= 1
+        if message.pieces == 0:
+            assert message.arrived == message.size, "bytes were lost or doubled at a closing link"
+            self.deliver(message)
+
+    def _ask(self, piece: Piece, place: int) -> Hop:
+        link, now, message = piece.legs[place][0], self.env.now, piece.message
+        if self.ties is not None:
+            self.ties.asks(link, now, message.order[0], place)
+        key = (message.priority, now, piece.part, message.order, place, piece.number)
+        hop = Hop(self.server(link), key, piece, place)
+        hop.ready = now
+        if self.closing is not None:
+            hop.process = self.env.active_process
+        return hop
+
+    def serve(self, piece: Piece, hop: Hop) -> int:
+        """Begin a hop that its link has taken: all its times follow. Return how long the piece is on it."""
+        link, service = piece.legs[hop.place]
+        start, size = self.env.now, piece.size
+        free, forward, arrival = hop_times(service, self.timetables.get(link, NO_TIMETABLE), start)
+        onward = forward if hop.place < len(piece.legs) - 1 else arrival
+        hop.start, hop.size, hop.free, hop.onward, hop.arrival = start, size, free, onward, arrival
+        Timeout(self.env, free - start).callbacks.append(hop.release)
+        self.hops += 1
+        books = self._books[link, piece.message.label]
+        books[0] += size
+        books[1] += free - start
+        books[2] += start - hop.ready
+        if self.trail is not None:
+            self.trail.append(hop)
+        if self.closing is not None:
+            piece.hops.append(hop)
+        return onward - start
+
+    def deliver(self, message: Message) -> None:
+        """Have a message arrived."""
+        self.received += message.size
+        self._arrived(message)
+
+    def server(self, link: int) -> Server[Hop]:
+        """Return the server of a link."""
+        server = self._servers.get(link)
+        if server is None:
+            server = self._servers[link] = Server(self._arbiter, 1, link)
+        return server
+
+    def book(self, link: int, label: int, *, size: int, busy: int) -> None:
+        """Add bytes and picoseconds of service to a link's sums."""
+        books = self._books[link, label]
+        books[0] += size
+        books[1] += busy
+
+    def sums(self, which: int) -> NDArray[np.int64]:
+        """Return [link, label] of what was booked: 0 bytes, 1 service, 2 waits."""
+        table = np.zeros((self._program.links, len(self._program.labels)), np.int64)
+        for place, sums in self._books.items():
+            table[place] = sums[which]
+        return table
+
+
+def trail_of(hops: list[Hop]) -> Trail:
+    """Return hops as the columns of a trail."""
+    orders = [hop.piece.message.order for hop in hops]
+    return Trail(
+        link=np.array([hop.link for hop in hops], np.int32),
+        start=np.array([hop.start for hop in hops], np.int64),
+        finish=np.array([hop.free for hop in hops], np.int64),
+        arrival=np.array([hop.arrival for hop in hops], np.int64),
+        visit=np.array([visit for _, _, visit, _, _ in orders], np.int64),
+        task=np.array([task for _, _, _, _, task in orders], np.int32),
+        position=np.array([hop.place for hop in hops], np.int32),
+    )
