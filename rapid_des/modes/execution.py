@@ -87,7 +87,7 @@ def execute(
     began = time.perf_counter()
     folding = fold(program) if choice.fold and not trail and program.fluid is None else None
     chosen = choice.engine_for(folding.program if folding else program)
-    records = _run(folding.program if folding else program, chosen, trail=trail)
+    records = _run(folding.program if folding else program, chosen, trail=trail, ties=folding is not None)
     if folding is not None and records.ties:
         folding, chosen = None, choice.engine_for(program)
         records = _run(program, chosen, trail=trail)
@@ -105,12 +105,15 @@ def _that_reroutes(engine: str) -> EngineName:
     return "simpy"
 
 
-def _run(program: Program, engine: str, *, trail: bool) -> Records:
-    """Run a program; each engine is imported with its library only if it is the one."""
+def _run(program: Program, engine: str, *, trail: bool, ties: bool = False) -> Records:
+    """Run a program; each engine is imported with its library only if it is the one.
+
+    With `ties` the records count them, as whoever folds must know; the compiled engine always does.
+    """
     if engine == "simpy":
         from rapid_des.engines.simpy import engine as simpy_engine
 
-        return simpy_engine.run(program, trail=trail, ties=True)
+        return simpy_engine.run(program, trail=trail, ties=ties)
     from rapid_des.engines import compiled
 
     return compiled.run(program, trail=trail)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rapid_des.program.lowering import lower
 from rapid_des.program.program import Timetable
 from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import Nodes, trace_set
@@ -233,16 +234,25 @@ def test_a_link_takes_the_smallest_priority_then_ready_time_then_source(run, rea
     assert arrivals == [500_000 + 100_000 * (order.index(message) + 1) for message in range(3)]
 
 
-def test_at_one_instant_the_lower_source_rank_goes_first(replayed):
-    # rank 0's message to rank 2 stands at node 1 at 300 ns, when rank 1 sends its own
+def merging():
+    """Rank 0's message to rank 2 stands at node 1 of a ring of 5 at 300 ns, when rank 1 sends its own."""
     programs = [Nodes() for _ in range(5)]
     programs[0].send(2, 200)
     programs[1].send(2, 200, after=programs[1].compute(200_000 + LATENCY))
     programs[2].recv(1, 200, stream="from1")
     programs[2].recv(0, 200, stream="from0")
-    done = replayed(trace_set(programs), machine(ring(5)))
+    return trace_set(programs)
+
+
+def test_at_one_instant_the_lower_source_rank_goes_first(replayed):
+    done = replayed(merging(), machine(ring(5)))
     assert done.finish[2] == [700_000 + LATENCY, 500_000 + LATENCY]
-    assert done.records.ties == 1
+
+
+def test_who_folds_learns_how_often_a_link_chose_by_rank(run):
+    assert run(lower(merging(), machine(ring(5))).program).ties == 1
+    # one rank's own messages are no such choice
+    assert run(lower(two_senders(500, 300), machine(ring(2))).program).ties == 0
 
 
 def test_a_ring_goes_the_short_way(replayed):

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 from simpy.events import Event, Timeout
 
-from rapid_des.engines.simpy.closing_links import ClosingLinks, Replanning
 from rapid_des.engines.simpy.collectives import Collectives
 from rapid_des.engines.simpy.fluid_links import FluidLinks
 from rapid_des.engines.simpy.links import Links, Message, Steps, TieCounter, trail_of
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Request, Server
 from rapid_des.program.program import NONE, Level, Program, RankProgram, Records, VisitKind
 from rapid_des.program.timetable import FOREVER, advance
+
+if TYPE_CHECKING:
+    from rapid_des.engines.simpy.closing_links import Replanning
 
 
 class RankTable:
@@ -80,10 +83,7 @@ class Simulation:
         self.links.ties = self.ties = TieCounter() if ties else None
         fluid = FluidLinks(program, arbiters[Level.LINK], self.links) if program.fluid else None
         self.collectives = Collectives(program, self.links, fluid, self.met)
-        self.replanning: Replanning | None = None
-        if program.closures is not None:
-            self.links.closing = ClosingLinks(self.links, program.closures)
-            self.replanning = Replanning(self.collectives, program.closures)
+        self.replanning = self._replanning()
         for position, table in enumerate(self.tables):
             for visit, need in enumerate(table.need):
                 if need == 0:
@@ -95,6 +95,16 @@ class Simulation:
             [Server(arbiters[level], capacity, next(order)) for capacity, level in table.servers]
             for table in self.tables
         ]
+
+    def _replanning(self) -> Replanning | None:
+        """Have links close if the program says so; who runs without faults does not even import that."""
+        closures = self.program.closures
+        if closures is None:
+            return None
+        from rapid_des.engines.simpy.closing_links import ClosingLinks, Replanning
+
+        self.links.closing = ClosingLinks(self.links, closures)
+        return Replanning(self.collectives, closures)
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds."""
