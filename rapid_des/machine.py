@@ -37,7 +37,7 @@ from rapid_des.network.specs import (
 from rapid_des.network.switches import AnyNodeRouter, SwitchTrees
 
 if TYPE_CHECKING:
-    from rapid_des.device.model import Device
+    from rapid_des.device.device import Device
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class DeviceFile:
     @cached_property
     def device(self) -> Device:
         """The device; its latency models are slow to import, and looking at a fabric needs none."""
-        from rapid_des.device.model import load_device
+        from rapid_des.device.device import load_device
 
         return load_device(self.reference, settings=self.settings, folder=self.folder)
 

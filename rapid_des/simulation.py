@@ -68,8 +68,8 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
 ) -> Result:
     """Predict one step of a job (or one batch of requests) on a machine.
 
-    Simulations that are given one `cache` share what they have in common: blocks on equal machines, and
-    templates of collectives. Results do not depend on it.
+    Simulations that are given one `cache` share what they have in common: prices of operators, blocks on
+    equal machines, and templates of collectives. Results do not depend on it.
     Raises `InfeasibleJobError` if it does not fit into the GPUs' memory.
     """
     if mode not in MODES:
@@ -77,19 +77,22 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     memory = check_memory(job, int(machine.device.spec.hbm.capacity))
     choice = EngineChoice.of(engine)
     if mode == FLATTENED:
-        trace = price(job, machine)
+        trace = price(job, machine, cache=cache)
         run = run_traces(trace.traces, machine, choice, trail=trail, cache=cache)
         return result_of(run, trace=trace, memory=memory)
-    blocks = run_blocks(price_blocks(job, machine), machine, BLOCK_MODES[mode], choice, cache=cache)
+    blocks = run_blocks(
+        price_blocks(job, machine, cache=cache), machine, BLOCK_MODES[mode], choice, cache=cache
+    )
     return result_of(blocks.run, trace=blocks.trace, memory=memory, blocks=blocks)
 
 
 def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) -> dict[str, Result | str]:
     """Return every mode's result for a job, or why the mode refuses it."""
     results: dict[str, Result | str] = {}
+    cache = BoundedCache()
     for mode in MODES:
         try:
-            results[mode] = simulate(job, machine, mode=mode, engine=engine)
+            results[mode] = simulate(job, machine, mode=mode, engine=engine, cache=cache)
         except UnsupportedByEngine as refusal:
             results[mode] = str(refusal)
     return results

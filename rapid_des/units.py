@@ -71,6 +71,15 @@ class Quantity(int):
                 return f"{float(value):.4g} {name}" if value < 9999.5 else f"{float(value):.0f} {name}"
         return f"{int(self)} {self.shown[-1]}"
 
+    def exact(self) -> str:
+        """Return a spelling that parses to this very value.
+
+        >>> Bandwidth(3_350_000_000_001).exact(), Bandwidth(3_350_000_000_000).exact()
+        ('3350000000001 B/s', '3.35 TB/s')
+        """
+        spelled = str(self)
+        return spelled if type(self).parse(spelled) == self else f"{int(self)} {self.shown[-1]}"
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 

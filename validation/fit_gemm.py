@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rapid_des.device.calibration import Samples, error
-from rapid_des.device.gemm_constants import NAMES, UTILISATIONS, GemmConstants, gemm_constants
-from rapid_des.device.gemm_grouped import MOE_NAMES, gated_ffn_us
-from rapid_des.device.pattern_search import pattern_search
+from rapid_des.device.calibration import Samples, error, pattern_search
+from rapid_des.device.gemm.constants import NAMES, UTILISATIONS, GemmConstants, gemm_constants
+from rapid_des.device.gemm.kernels import MOE_NAMES, gated_ffn_us
 from rapid_des.validation import DataFolder, is_calibration
 from rapid_des.validation.measurements import device_for
 from rapid_des.validation.operators.gemm import measured_gemms

@@ -20,9 +20,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from rapid_des.device import Attention, Device, Vector
-from rapid_des.device.calibration_kernels import DECODE, FLASH, KERNEL
-from rapid_des.device.operators import Operator
-from rapid_des.device.pattern_search import Bounds
+from rapid_des.device.calibration import DECODE, FLASH, KERNEL, Bounds
+from rapid_des.device.operators import Operator, OperatorModel
+from rapid_des.device.pricing import operator_model
 from rapid_des.device.spec import Constants
 from rapid_des.validation import DataFolder, is_calibration
 from rapid_des.validation.operators import attention as attention_topics
@@ -133,13 +133,13 @@ def with_constants(device: Device, constants: Constants) -> Device:
 
 
 def predict(calls: Iterable[Measured], constants: Constants) -> np.ndarray:
-    """Return microseconds under other constants; one device a condition, so that shapes are memoised."""
-    devices: dict[int, Device] = {}
+    """Return microseconds under other constants; one model a device, so that a shape is priced once."""
+    models: dict[Device, OperatorModel] = {}
 
     def price(operator: Operator, device: Device) -> int:
-        if id(device) not in devices:
-            devices[id(device)] = with_constants(device, constants)
-        return devices[id(device)].operators.estimate(operator).duration
+        if device not in models:
+            models[device] = operator_model(with_constants(device, constants))
+        return models[device].estimate(operator).duration
 
     return np.array([sum(price(each, call.device) for each in call.operators) / 1e6 for call in calls])
 

@@ -24,8 +24,8 @@ def device() -> None:
 @json_option
 def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
     """Print a device with its bases merged in, and the constants that it uses."""
-    from rapid_des.device.describe import device_as_plain, device_as_text
-    from rapid_des.device.model import load_device
+    from rapid_des.device.device import load_device
+    from rapid_des.report.devices import device_as_plain, device_as_text
 
     loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
     echo(as_json, device_as_plain(loaded), [device_as_text(loaded)])
@@ -54,7 +54,7 @@ def calibrate(data: Path, reference: str, settings: tuple[str, ...], **options: 
     kv_len n_heads n_kv_heads head_dim kv_dtype; mla_decode and mla_prefill op batch q_len past_len n_heads
     kv_dtype; vector kind rows columns. Under library vllm an attention time includes writing the new keys.
     """
-    from rapid_des.device.model import load_device
+    from rapid_des.device.device import load_device
     from rapid_des.validation.calibrate import Wanted
     from rapid_des.validation.calibrate import calibrate as fit_file
 
@@ -83,9 +83,9 @@ def _conditions(texts: tuple[str, ...]) -> dict[str, str]:
 @json_option
 def sample(output: Path, place: Any, l2: Any, as_json: bool, **options: Any) -> None:
     """Measure operators through PyTorch and write the table OUTPUT (CSV)."""
-    from rapid_des.device.learned_samples import write_samples
-    from rapid_des.device.sample import Sampling, choose, default_operators
-    from rapid_des.device.sample import sample as measure
+    from rapid_des.device.learned.samples import write_samples
+    from rapid_des.device.learned.sampling import Sampling, choose, default_operators
+    from rapid_des.device.learned.sampling import sample as measure
 
     check_outputs([output])
     operators = choose(default_operators(small=options["small"] or place == "cpu"), options["only"])
@@ -109,7 +109,7 @@ def sample(output: Path, place: Any, l2: Any, as_json: bool, **options: Any) -> 
 @json_option
 def fit(samples: Path, output: Path, as_json: bool, **columns: Any) -> None:
     """Fit a regressor for each operator in SAMPLES (CSV) and write OUTPUT (.npz)."""
-    from rapid_des.device.learned import fit_file
+    from rapid_des.device.learned.fit import fit_file
 
     check_outputs([output])
     file = fit_file(samples, **columns)

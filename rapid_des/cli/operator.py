@@ -18,11 +18,12 @@ from rapid_des.cli.options import (
     split_settings,
     together,
 )
-from rapid_des.device.describe import as_plain, as_text
-from rapid_des.device.model import Device, load_device
+from rapid_des.device.device import Device, load_device
 from rapid_des.device.operators import DTYPE_BITS, Attention, Dtype, Gemm, GroupedGemm, Operator, Vector
-from rapid_des.device.vector_kinds import KINDS
+from rapid_des.device.pricing import operator_model
+from rapid_des.device.vector.kinds import KINDS
 from rapid_des.errors import InputError
+from rapid_des.report.devices import estimate_as_plain, estimate_as_text
 from rapid_des.report.writing import check_outputs
 
 _CONDITIONS = ("clock", "launch", "l2", "library")
@@ -58,8 +59,9 @@ def open_device(device: str, options: dict[str, Any]) -> Device:
 def show(operator: Operator, device: str, options: dict[str, Any]) -> None:
     """Print one operator's estimate."""
     loaded = open_device(device, options)
-    estimate = loaded.operators.estimate(operator)
-    echo(options["as_json"], as_plain(operator, estimate, loaded), [as_text(operator, estimate, loaded)])
+    estimate = operator_model(loaded).estimate(operator)
+    lines = [estimate_as_text(operator, estimate, loaded)]
+    echo(options["as_json"], estimate_as_plain(operator, estimate, loaded), lines)
 
 
 class OperatorGroup(click.Group):

@@ -3,7 +3,7 @@
 from rapid_des.config.documents import Document, load_document
 from rapid_des.config.overrides import apply_overrides
 from rapid_des.config.presets import preset_names, resolve
-from rapid_des.config.specs import Spec, decode, json_schema
+from rapid_des.config.specs import Spec, decode, json_schema, to_yaml
 
 __all__ = [
     "Document",
@@ -14,4 +14,5 @@ __all__ = [
     "load_document",
     "preset_names",
     "resolve",
+    "to_yaml",
 ]

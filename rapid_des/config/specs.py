@@ -7,6 +7,7 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
+import yaml
 from msgspec import inspect
 
 from rapid_des.config.documents import Document, Tree
@@ -37,6 +38,25 @@ def decode(document: Document, spec: type[S]) -> S:
         return msgspec.convert(document.tree, spec, dec_hook=_from_text)
     except msgspec.ValidationError as error:
         raise _explain(str(error), document, spec) from None
+
+
+def to_yaml(spec: Spec) -> str:
+    """Return the text of a file that decodes to an equal spec; what is None is left out."""
+    tree = _without_none(msgspec.to_builtins(spec, enc_hook=_to_text))
+    text: str = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+    return text
+
+
+def _to_text(value: object) -> str:
+    if isinstance(value, Quantity):
+        return value.exact()
+    raise NotImplementedError(type(value))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def json_schema(spec: type[Spec]) -> Tree:

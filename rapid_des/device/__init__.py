@@ -1,6 +1,6 @@
-"""A GPU (or TPU) and what its operators cost: device files, conditions, operator models."""
+"""A GPU (or TPU) and what its operators cost: device files, conditions, operators and their prices."""
 
-from rapid_des.device.model import Device, load_device
+from rapid_des.device.device import Device, load_device
 from rapid_des.device.operators import (
     Attention,
     Estimate,

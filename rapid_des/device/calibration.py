@@ -1,25 +1,54 @@
-"""Fitting the GEMM constants to measured times: a deterministic pattern search, calibration split only.
+"""Fitting the constants of operator models to measured times: a deterministic pattern search within bounds.
 
 The loss is the mean absolute log error, averaged within a case and then over cases, so that a long sweep does
-not outvote the rest. Constants that are utilisations stay at or below 1.
+not outvote the rest. Constants that are utilisations stay at or below 1. Geometry (tiles, blocks an SM holds,
+splitting rules) is no subject of a fit: the kernels fix it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import structs
 
-from rapid_des.device.gemm import build_model, gemm_work
-from rapid_des.device.gemm_constants import NAMES, UTILISATIONS, GemmConstants, as_mapping
-from rapid_des.device.model import Device
-from rapid_des.device.operators import Gemm
-from rapid_des.device.pattern_search import pattern_search
+from rapid_des.arrays import Floats
+from rapid_des.device.device import Device
+from rapid_des.device.gemm.constants import NAMES, UTILISATIONS, GemmConstants, as_mapping
+from rapid_des.device.gemm.kernels import build_model, gemm_work
+from rapid_des.device.operators import Gemm, Operator, Vector
+from rapid_des.device.pricing import operator_model
 from rapid_des.units import PS_PER_US
 
-Floats = npt.NDArray[np.float64]
+Bounds = Mapping[str, tuple[float, float]]
+"""The least and the greatest value of a constant, by name."""
+
+_FIRST_STEP = 0.3
+_LAST_STEP = 0.02
+_SMALLEST_GAIN = 1e-5
+_FIRST_SHARE_OF_RANGE = 0.01
+_UNLIMITED = (-math.inf, math.inf)
+
+FLASH: Bounds = {
+    "tensor_utilisation": (0.2, 0.97), "softmax_ops": (2, 40), "overlap": (0, 1), "cta_us": (0, 15),
+    "kernel_us": (0, 20), "input_passes": (0, 12), "norm": (1, 6),
+}  # fmt: skip
+DECODE: Bounds = {
+    "tensor_utilisation": (0.2, 0.97), "stream_gbps": (5, 400), "cta_us": (0, 15), "kernel_us": (0, 15),
+    "combine_us": (0, 10), "combine_split_us": (0, 1), "regroup_us": (0, 10), "row_passes": (0, 80),
+    "norm": (1, 8),
+}  # fmt: skip
+KERNEL: Bounds = {
+    "step_us": (0.02, 6), "row_us": (0, 20), "kernel_us": (0, 60), "norm": (1, 12),
+    "vector_utilisation": (0.05, 1),
+}  # fmt: skip
+BOUNDS: Mapping[str, Bounds] = {
+    "attention": FLASH, "decode": DECODE, "decode_mha": DECODE, "mla_decode": DECODE, "mla_prefill": FLASH,
+    "vector": KERNEL,
+}  # fmt: skip
+"""What may be fitted in each section, and how far."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +74,9 @@ class Samples:
 
     def thinned(self, most: int) -> Samples:
         """Return at most `most` samples, evenly spaced in their order."""
-        kept = np.unique(np.linspace(0, len(self.gemms) - 1, min(most, len(self.gemms))).astype(int))
-        gemms, cases = (tuple(values[i] for i in kept) for values in (self.gemms, self.cases))
-        return replace(self, gemms=gemms, measured_us=self.measured_us[kept], cases=cases)
+        chosen = _evenly(len(self.gemms), most)
+        gemms, cases = tuple(self.gemms[i] for i in chosen), tuple(self.cases[i] for i in chosen)
+        return replace(self, gemms=gemms, measured_us=self.measured_us[chosen], cases=cases)
 
 
 def case_weights(cases: Sequence[str]) -> Floats:
@@ -55,6 +84,11 @@ def case_weights(cases: Sequence[str]) -> Floats:
     _, index, counts = np.unique(np.array(cases), return_inverse=True, return_counts=True)
     share: Floats = 1.0 / counts[index] / len(counts)
     return share
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    positions: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).astype(int)).tolist()
+    return positions
 
 
 def error(fit: GemmConstants, samples: Sequence[Samples]) -> float:
@@ -81,3 +115,161 @@ def changed(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
     """Return the constants that differ from `before`, to four digits: what a device file has to say."""
     shown = {name: float(f"{value:.4g}") for name, value in after.items()}
     return {name: value for name, value in shown.items() if before.get(name) != value}
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Measured calls that one section prices on one device; `cases` name what each belongs to."""
+
+    device: Device
+    section: str
+    dtype: str
+    """Of the cache, or of the vector kernels: it chooses the scope of the constants."""
+    operators: tuple[tuple[Operator, ...], ...]
+    """What each call runs, one kernel after the other."""
+    measured_us: Floats
+    cases: tuple[str, ...]
+
+    @property
+    def known(self) -> Mapping[str, float]:
+        """The constants of the section that price these calls today."""
+        return self.device.constants(self.section, self.dtype)
+
+    def predicted_us(self, constants: Mapping[str, float]) -> Floats:
+        """Return the times with `constants` in place of the section's, launches included."""
+        price = operator_model(self._device_with(constants)).estimate
+        times = [sum(price(operator).duration for operator in call) / 1e6 for call in self.operators]
+        return np.array(times)
+
+    def weights(self) -> Floats:
+        """Return weights that sum to 1 with every case weighing the same."""
+        return case_weights(self.cases)
+
+    def thinned(self, most: int) -> Calls:
+        """Return at most `most` calls, evenly spaced in their order."""
+        chosen = _evenly(len(self.cases), most)
+        operators, cases = tuple(self.operators[i] for i in chosen), tuple(self.cases[i] for i in chosen)
+        return replace(self, operators=operators, cases=cases, measured_us=self.measured_us[chosen])
+
+    def _device_with(self, constants: Mapping[str, float]) -> Device:
+        """Return the native device with the values in the strongest scope, which nothing overrides."""
+        spec, scope = self.device.spec, f"{self.device.conditions.library}/{self.dtype}"
+        section = dict(spec.constants.get(self.section, {}))
+        section[scope] = {**section.get(scope, {}), **constants}
+        every = {**spec.constants, self.section: section}
+        return replace(self.device, spec=structs.replace(spec, constants=every, operators="native"))
+
+
+def bounds_of(calls: Calls) -> dict[str, tuple[float, float]]:
+    """Return what may be fitted to the calls; `KIND_NAME` is the constant of one vector kind."""
+    known, shared = calls.known, BOUNDS[calls.section]
+    starts = {name: limits for name, limits in shared.items() if name in known}
+    return starts | {
+        f"{kind}_{name}": limits
+        for kind in _kinds(calls)
+        for name, limits in shared.items()
+        if name in known or f"{kind}_{name}" in known
+    }
+
+
+def constants_in_use(calls: Calls) -> tuple[str, ...]:
+    """Return the names that set the calls' times: a vector kind's `KIND_NAME` where there is one."""
+    names = BOUNDS[calls.section]
+    if calls.section != "vector":
+        return tuple(name for name in names if name in calls.known)
+    used = (
+        specific if (specific := f"{kind}_{name}") in calls.known else name
+        for kind in _kinds(calls)
+        for name in names
+    )
+    return tuple(dict.fromkeys(name for name in used if name in calls.known))
+
+
+def fit_calls(calls: Calls, names: Sequence[str]) -> dict[str, float]:
+    """Return the values of `names` that the calls fit best; the section's others stay as they are."""
+    weights = calls.weights()
+
+    def loss(values: Mapping[str, float]) -> float:
+        off = np.abs(np.log(calls.predicted_us(values) / calls.measured_us))
+        return float(np.sum(weights * off))
+
+    bounds = bounds_of(calls)
+    start = {name: _start(calls, name) for name in names}
+    return pattern_search(start, loss, names, bounds={name: bounds[name] for name in names})
+
+
+def _start(calls: Calls, name: str) -> float:
+    """Return the constant as it is; a `KIND_NAME` that is new starts at what holds for all kinds."""
+    shared = (each for each in KERNEL if name.endswith(f"_{each}"))
+    return calls.known[name] if name in calls.known else calls.known[next(shared)]
+
+
+def _kinds(calls: Calls) -> tuple[str, ...]:
+    if calls.section != "vector":
+        return ()
+    operators = (operator for call in calls.operators for operator in call)
+    return tuple(sorted({operator.kind for operator in operators if isinstance(operator, Vector)}))
+
+
+def pattern_search(
+    start: Mapping[str, float],
+    loss: Callable[[dict[str, float]], float],
+    names: Collection[str],
+    *,
+    shares: Collection[str] = (),
+    bounds: Bounds | None = None,
+) -> dict[str, float]:
+    """Return the constants with `names` fitted; the others stay as they are.
+
+    Those in `shares` stay at or below 1, those in `bounds` within them.
+
+    Each pass tries every constant a step up and a step down (a factor), keeps what lowers the loss, goes on
+    that way, and halves the step of a constant that nothing helped. A bounded constant leaves 0 by a
+    hundredth of its greatest value.
+
+    >>> round(pattern_search({"x": 1.0}, lambda fit: (fit["x"] - 3.0) ** 2, ["x"])["x"], 1)
+    3.0
+    """
+    limits = {name: (-math.inf, 1.0) for name in shares} | dict(bounds or {})
+    best = {name: _within(value, limits.get(name, _UNLIMITED)) for name, value in start.items()}
+    least = loss(dict(best))
+    steps = dict.fromkeys(names, _FIRST_STEP)
+    while max(steps.values()) >= _LAST_STEP:
+        for name in names:
+            if steps[name] < _LAST_STEP:
+                continue
+            trial = _along(best, least, (name, steps[name], limits.get(name, _UNLIMITED)), loss)
+            if trial[1] < least:
+                best, least = trial
+            else:
+                steps[name] /= 2
+    return best
+
+
+def _along(
+    best: dict[str, float],
+    least: float,
+    move: tuple[str, float, tuple[float, float]],
+    loss: Callable[[dict[str, float]], float],
+) -> tuple[dict[str, float], float]:
+    name, step, limits = move
+    for factor in (1 + step, 1 / (1 + step)):
+        improved = False
+        while True:
+            trial = {**best, name: _within(_moved(best[name], factor, limits[1]), limits)}
+            if trial == best or (error := loss(trial)) >= least - _SMALLEST_GAIN:
+                break
+            best, least, improved = trial, error, True
+        if improved:
+            break
+    return best, least
+
+
+def _moved(value: float, factor: float, greatest: float) -> float:
+    if value == 0 and factor > 1 and greatest < math.inf:
+        return _FIRST_SHARE_OF_RANGE * greatest
+    return value * factor
+
+
+def _within(value: float, limits: tuple[float, float]) -> float:
+    return min(max(value, limits[0]), limits[1])

@@ -1,4 +1,7 @@
-"""What the frontend asks a device: operators as frozen shapes, and the estimate that comes back."""
+"""What the frontend asks a device: operators as frozen shapes, and the estimate that comes back.
+
+Shapes know what follows from them alone: how many bytes they touch at the least and which pairs they compute.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,18 @@ DTYPE_BITS: Mapping[str, int] = {
 }  # fmt: skip
 
 
+def width(dtype: str) -> float:
+    """Return the bytes of one element.
+
+    >>> width("fp4"), width("bf16")
+    (0.5, 2.0)
+    """
+    return DTYPE_BITS[dtype] / 8
+
+
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """C[b, m, n] = A[b, m, k] · B[b, k, n], b = 0..batch-1 with operands of their own."""
+    """C[b, m, n] = A[b, m, k] · B[b, k, n], b = 0..batch-1, nothing shared between them."""
 
     m: int
     n: int
@@ -70,6 +82,84 @@ class Attention:
     shared_latent: bool = False
     """MLA, absorbed: keys and values are one latent of `head_dim` read once (value_dim of it as value)."""
 
+    @property
+    def value_width(self) -> int:
+        """The columns of a value head."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def cache_dtype(self) -> Dtype:
+        """The dtype in which keys and values are stored."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def group_size(self) -> int:
+        """How many query heads share one KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def read_keys(self) -> int:
+        """How many key positions are read at all: with a window, only those that some query sees.
+
+        A paged cache is read in whole pages.
+        """
+        keys = self.key_length
+        if self.window is not None:
+            keys = min(keys, self.window + self.query_length - 1)
+        if self.page_size is not None:
+            keys = -(-keys // self.page_size) * self.page_size
+        return keys
+
+    @property
+    def visible_pairs(self) -> int:
+        """How many (query, key) pairs one head of one sequence looks at.
+
+        >>> Attention(1, 4, 4, 1, 1, 64).visible_pairs, Attention(1, 4, 4, 1, 1, 64, window=2).visible_pairs
+        (10, 7)
+        """
+        queries, keys = self.query_length, self.key_length
+        if not self.causal:
+            return queries * min(keys, self.window or keys)
+        window = min(self.window or keys, keys)
+        # Query i (0-based) sees the min(window, first + i) latest keys.
+        first = keys - queries + 1
+        growing = max(0, min(queries, window - first))
+        return growing * first + growing * (growing - 1) // 2 + (queries - growing) * window
+
+    @property
+    def sizes(self) -> Sizes:
+        """The bytes of the operands and the FLOPs of the forward pass.
+
+        >>> Attention(1, 2, 2, heads=1, kv_heads=1, head_dim=64).sizes.flops  # 3 visible pairs, 2 products
+        768
+        """
+        rows = self.batch * self.query_length * self.heads
+        columns = self.head_dim + (0 if self.shared_latent else self.value_width)
+        keys = self.batch * self.read_keys * self.kv_heads * columns
+        pairs = self.batch * self.heads * self.visible_pairs
+        return Sizes(
+            query=rows * self.head_dim * width(self.dtype),
+            keys=keys * width(self.cache_dtype),
+            output=rows * self.value_width * width(self.dtype),
+            flops=2 * pairs * (self.head_dim + self.value_width),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of one attention's operands, and its exact FLOPs (masked pairs excluded)."""
+
+    query: float
+    keys: float
+    """K and V (one latent where it is shared)."""
+    output: float
+    flops: int
+
+    @property
+    def operands(self) -> float:
+        """Q, K, V and O: what the kernel must move at least."""
+        return self.query + self.keys + self.output
+
 
 @dataclass(frozen=True, slots=True)
 class Vector:
@@ -100,11 +190,14 @@ class Estimate:
     bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes moved at each level: hbm, l2, shared."""
     detail: Mapping[str, object] = field(default_factory=dict)
-    """Tile, waves, occupancy, energy_pj, model … for people and JSON."""
+    """Tile, waves, occupancy, energy_pj … for people and JSON."""
+    model: str = ""
+    """What priced it: `gemm`, `grouped`, `attention.flash`, `attention.decode`, `attention.unfused`,
+    `vector`, `roofline` or `learned:FILE`."""
 
 
 class OperatorModel(Protocol):
-    """A device's price list; pure and memoised."""
+    """What prices operators: equal operators get equal estimates."""
 
     def estimate(self, operator: Operator) -> Estimate:
         """Return the latency of one operator."""

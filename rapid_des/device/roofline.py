@@ -5,11 +5,8 @@ It is the first look (`operators: roofline`) and the null model that the real on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
-
+from rapid_des.device.device import Device
 from rapid_des.device.operators import (
-    DTYPE_BITS,
     Attention,
     Bound,
     Dtype,
@@ -18,20 +15,22 @@ from rapid_des.device.operators import (
     GroupedGemm,
     Operator,
     Vector,
+    width,
 )
 from rapid_des.units import PS_PER_S
 
-if TYPE_CHECKING:
-    from rapid_des.device.model import Device
 
-
-def width(dtype: str) -> float:
-    """Return the bytes of one element.
-
-    >>> width("fp4"), width("bf16")
-    (0.5, 2.0)
-    """
-    return DTYPE_BITS[dtype] / 8
+def price(operator: Operator, device: Device) -> Estimate:
+    """Price an operator of any kind."""
+    match operator:
+        case Gemm():
+            return price_gemm(operator, device)
+        case GroupedGemm():
+            return price_grouped_gemm(operator, device)
+        case Attention():
+            return price_attention(operator, device)
+        case Vector():
+            return price_vector(operator, device)
 
 
 def price_gemm(gemm: Gemm, device: Device) -> Estimate:
@@ -55,32 +54,14 @@ def price_grouped_gemm(gemm: GroupedGemm, device: Device) -> Estimate:
     return _roofline(device, gemm.dtype, 2 * rows * gemm.n * gemm.k, int(moved))
 
 
-def visible_pairs(attention: Attention) -> int:
-    """Return how many (query, key) pairs one head of one sequence looks at.
-
-    >>> visible_pairs(Attention(1, 4, 4, 1, 1, 64)), visible_pairs(Attention(1, 4, 4, 1, 1, 64, window=2))
-    (10, 7)
-    """
-    queries, keys = attention.query_length, attention.key_length
-    if not attention.causal:
-        return queries * min(keys, attention.window or keys)
-    window = min(attention.window or keys, keys)
-    # Query i (0-based) sees the min(window, first + i) latest keys.
-    first = keys - queries + 1
-    growing = max(0, min(queries, window - first))
-    return growing * first + growing * (growing - 1) // 2 + (queries - growing) * window
-
-
 def price_attention(attention: Attention, device: Device) -> Estimate:
     """Price attention by its two (backward: five) products and one pass over Q, K, V and O."""
-    value_dim = attention.value_dim or attention.head_dim
-    pairs = attention.batch * attention.heads * visible_pairs(attention)
-    flops = 2 * pairs * (attention.head_dim + value_dim)
-    size, kv_size = width(attention.dtype), width(attention.kv_dtype or attention.dtype)
-    per_query = attention.heads * (attention.head_dim + value_dim) * size
-    per_key = (
-        attention.kv_heads * (attention.head_dim + (0 if attention.shared_latent else value_dim)) * kv_size
-    )
+    columns = attention.head_dim + attention.value_width
+    pairs = attention.batch * attention.heads * attention.visible_pairs
+    flops, size = 2 * pairs * columns, width(attention.dtype)
+    per_query = attention.heads * columns * size
+    stored = attention.head_dim if attention.shared_latent else columns
+    per_key = attention.kv_heads * stored * width(attention.cache_dtype)
     keys = min(attention.key_length, (attention.window or attention.key_length) + attention.query_length - 1)
     moved = attention.batch * (attention.query_length * per_query + keys * per_key)
     if attention.phase == "backward":
@@ -108,10 +89,4 @@ def _slower(device: Device, work: tuple[float, Bound], flops: int, moved: int) -
     if device.launch_overhead > busy:
         bound = "launch"
     detail = {"model": "roofline", "launch_ps": device.launch_overhead}
-    return Estimate(busy + device.launch_overhead, bound, flops, {"hbm": moved}, detail)
-
-
-PRICERS: Mapping[type, Callable[[Operator, Device], Estimate]] = cast(
-    "Mapping[type, Callable[[Operator, Device], Estimate]]",
-    {Gemm: price_gemm, GroupedGemm: price_grouped_gemm, Attention: price_attention, Vector: price_vector},
-)
+    return Estimate(busy + device.launch_overhead, bound, flops, {"hbm": moved}, detail, "roofline")

@@ -13,6 +13,9 @@ from rapid_des.device.operators import Dtype
 from rapid_des.errors import ConfigError
 from rapid_des.units import Bandwidth, Duration, FlopRate, Frequency, Power, Size
 
+LEARNED = "learned:"
+"""What `operators` starts with where a file of regressors prices them."""
+
 Constants = dict[str, dict[str, dict[str, float]]]
 """Fitted constants: section (`gemm`, …), scope (`default`, a dtype, a library or `library/dtype`), name."""
 
@@ -80,7 +83,8 @@ class DeviceSpec(Spec, frozen=True):
     """One device file; peaks are dense and at `clock.peak`, per-SM levels hold one SM's capacity."""
 
     name: str
-    family: str
+    family: str | FamilySpec
+    """The architecture: the name of a file below `families/`, or its content."""
     kind: Literal["gpu", "tpu"]
     sms: int
     clock: Clock
@@ -99,7 +103,7 @@ class DeviceSpec(Spec, frozen=True):
     operators: str = "native"
     """`native`, `roofline`, or `learned:FILE` (relative to the device file)."""
     constants: Constants = {}
-    """What this device has of its own; anything missing comes from its family's file."""
+    """What holds for this device alone; anything missing comes from its family's file."""
 
     def __post_init__(self) -> None:
         if self.sms < 1:
@@ -117,7 +121,7 @@ class DeviceSpec(Spec, frozen=True):
         unknown = sorted(set(self.constants) - set(CONSTANT_SECTIONS))
         if unknown:
             raise ValueError(f"constants.{unknown[0]} is not one of {', '.join(CONSTANT_SECTIONS)}")
-        if self.operators not in {"native", "roofline"} and not self.operators.startswith("learned:"):
+        if self.operators not in {"native", "roofline"} and not self.operators.startswith(LEARNED):
             raise ValueError(f"operators: {self.operators!r} is not one of native, roofline, learned:FILE")
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.device.device import Device
 from rapid_des.device.operators import OperatorModel
+from rapid_des.device.pricing import learned_notes, operator_model
 from rapid_des.frontend import Job, JobTrace, build
 from rapid_des.frontend.blocks import Blocks, blocks
 from rapid_des.frontend.build import check_size
 from rapid_des.machine import Machine
-
-if TYPE_CHECKING:
-    from rapid_des.device.model import Device
 
 _Priced = TypeVar("_Priced")
 
@@ -27,17 +27,23 @@ class PricedBlocks:
 
     blocks: Blocks
     on_slow_gpus: Mapping[int, Blocks] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What there is to say about the prices."""
 
 
-def price(job: Job, machine: Machine) -> JobTrace:
-    """Return the trace of every rank of a job, its operators priced on the machine's device."""
+def price(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> JobTrace:
+    """Return the trace of every rank of a job, its operators priced on the machine's device.
+
+    `cache` remembers prices from one job to the next.
+    """
+    models = _Models(job, machine, cache)
 
     def priced(device: Device) -> JobTrace:
-        clocked = at_job_clock(job, machine, device)
-        decode = _decode_operators(job, clocked)
-        return build(job, clocked.operators, gpus=machine.fabric.gpus, decode_operators=decode)
+        operators, decode = models.on(device)
+        return build(job, operators, gpus=machine.fabric.gpus, decode_operators=decode)
 
     trace, slow = _priced(job, machine, priced)
+    trace = replace(trace, notes=(*trace.notes, *models.notes()))
     if not slow:
         return trace
     from rapid_des.program.faults.slow_gpus import on_slow_gpus
@@ -47,15 +53,16 @@ def price(job: Job, machine: Machine) -> JobTrace:
     )
 
 
-def price_blocks(job: Job, machine: Machine) -> PricedBlocks:
-    """Return the distinct blocks of a job, their operators priced on the machine's device."""
+def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> PricedBlocks:
+    """Return the distinct blocks of a job, their operators priced on the machine's device; see `price`."""
+    models = _Models(job, machine, cache)
 
     def priced(device: Device) -> Blocks:
-        clocked = at_job_clock(job, machine, device)
-        return blocks(job, clocked.operators, decode_operators=_decode_operators(job, clocked))
+        operators, decode = models.on(device)
+        return blocks(job, operators, decode_operators=decode)
 
     check_size(job, machine.fabric.gpus)
-    return PricedBlocks(*_priced(job, machine, priced))
+    return PricedBlocks(*_priced(job, machine, priced), notes=models.notes())
 
 
 def at_job_clock(job: Job, machine: Machine, device: Device) -> Device:
@@ -80,7 +87,24 @@ def _priced(
     return healthy, priced_on_slow_gpus(machine, price_on, range(job.gpus))
 
 
-def _decode_operators(job: Job, device: Device) -> OperatorModel | None:
-    """Return what prices decode steps that are launched as graphs; None: they are launched like the rest."""
-    graphs = job.spec.inference is not None and job.spec.inference.cuda_graphs
-    return device.under(launch="graph").operators if graphs else None
+class _Models:
+    """The operator models that price one job."""
+
+    def __init__(self, job: Job, machine: Machine, cache: BoundedCache | None) -> None:
+        self._job, self._machine, self._cache = job, machine, cache
+        self._used: list[OperatorModel] = []
+
+    def on(self, device: Device) -> tuple[OperatorModel, OperatorModel | None]:
+        """Return what prices operators, and decode steps where these are launched as graphs."""
+        clocked, serving = at_job_clock(self._job, self._machine, device), self._job.spec.inference
+        operators = operator_model(clocked, self._cache)
+        self._used.append(operators)
+        if serving is None or not serving.cuda_graphs:
+            return operators, None
+        decode = operator_model(clocked.under(launch="graph"), self._cache)
+        self._used.append(decode)
+        return operators, decode
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what the models have to say after pricing."""
+        return learned_notes(self._used)

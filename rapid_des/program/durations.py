@@ -6,7 +6,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
-from rapid_des.device.model import Device
+from rapid_des.device.device import Device
 from rapid_des.units import PS_PER_S
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rapid_des.device.model import Device
+from rapid_des.device.device import Device
 from rapid_des.frontend import Job, JobMemory, JobTrace, decode_time
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Records

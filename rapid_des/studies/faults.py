@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import TraceSet
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job
@@ -120,10 +121,11 @@ class Criticality:
 
 def scenario(subject: Job | TraceSet, machine: Machine, faults: Sequence[Fault], how: How) -> Scenario:
     """Return a step with faults on top of the machine's own, beside the step without them."""
+    cache = BoundedCache()
     how.report("healthy run")
-    healthy = _measured(subject, machine, how)
+    healthy = _measured(subject, machine, how, cache)
     how.report("run with faults")
-    return compared(healthy, _measured(subject, machine.with_faults(faults), how))
+    return compared(healthy, _measured(subject, machine.with_faults(faults), how, cache))
 
 
 def criticality(
@@ -146,12 +148,12 @@ def criticality(
     return study.ranked(parts_of(machine, kinds, gpus=study.gpus))
 
 
-def _measured(subject: Job | TraceSet, machine: Machine, how: How) -> Result:
+def _measured(subject: Job | TraceSet, machine: Machine, how: How, cache: BoundedCache) -> Result:
     if isinstance(subject, Job):
-        return simulate(subject, machine, mode=how.mode, engine=how.engine)
+        return simulate(subject, machine, mode=how.mode, engine=how.engine, cache=cache)
     if how.mode != "flattened":
         raise InputError(f"mode {how.mode}: traces have no blocks; use mode flattened")
-    return replay(subject, machine, engine=how.engine)
+    return replay(subject, machine, engine=how.engine, cache=cache)
 
 
 class _Study:
@@ -159,10 +161,12 @@ class _Study:
 
     def __init__(self, subject: Job | TraceSet, machine: Machine, derate: float, how: How) -> None:
         self.subject, self.machine, self.derate, self.how = subject, machine, derate, how
+        self.cache = BoundedCache()
         how.report("healthy run")
         flat = replace(how, mode="flattened")
-        self.flat = _measured(subject, machine, flat)
-        self.healthy = self.flat if how.mode == "flattened" else _measured(subject, machine, how)
+        self.flat = _measured(subject, machine, flat, self.cache)
+        other = how.mode != "flattened"
+        self.healthy = _measured(subject, machine, how, self.cache) if other else self.flat
         assert self.flat.run is not None
         self.run = self.flat.run
         ranks = [binding.rank for binding in self.run.lowered.program.bindings]
@@ -178,7 +182,9 @@ class _Study:
         if self.how.mode != "flattened" or not isinstance(self.subject, Job):
             return None
         trained = self.subject.spec.phase == "training"
-        return price(self.subject, self.machine).traces if trained and not self.machine.faults else None
+        if not trained or self.machine.faults:
+            return None
+        return price(self.subject, self.machine, cache=self.cache).traces
 
     def ranked(self, parts: Sequence[Part]) -> Criticality:
         rows: dict[Part, Ranked] = {}
@@ -248,7 +254,7 @@ class _Study:
         machine = self.machine.with_faults([part.fault(self.derate)])
         if self.priced is not None and not part.gpus:
             return replay(self.priced, machine, engine=self.how.engine)
-        return _measured(self.subject, machine, self.how)
+        return _measured(self.subject, machine, self.how, self.cache)
 
 
 def _moved(turn: NDArray[np.int64], places: frozenset[int]) -> frozenset[int]:

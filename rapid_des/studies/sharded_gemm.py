@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rapid_des.device.operators import Dtype, Estimate, Gemm
-from rapid_des.device.roofline import width
+from rapid_des.device.operators import Dtype, Estimate, Gemm, width
+from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.studies.collective_bench import bench
@@ -100,11 +100,12 @@ def run_sharded(layer: ShardedGemm, machine: Machine) -> list[Phase]:
     if layer.sequence_parallel and layer.m % layer.tp:
         raise InputError(f"--tp: {layer.tp} does not divide M = {layer.m} (sequence parallel)")
     collectives = layer.collectives()
+    operators = operator_model(machine.device)
     return [
         Phase(
             name,
             gemm,
-            machine.device.operators.estimate(gemm),
+            operators.estimate(gemm),
             _timed(collectives.get(name, []), layer, machine),
         )
         for name, gemm in layer.gemms().items()

@@ -13,9 +13,17 @@ import numpy as np
 
 from rapid_des.device import Attention, Device, Gemm, Operator, Vector
 from rapid_des.device.attention import section_of
-from rapid_des.device.calibration import Samples, changed, fit_constants
-from rapid_des.device.calibration_kernels import BOUNDS, Calls, bounds_of, constants_in_use, fit_calls
-from rapid_des.device.gemm_constants import NAMES, GemmConstants, as_mapping, gemm_constants
+from rapid_des.device.calibration import (
+    BOUNDS,
+    Calls,
+    Samples,
+    bounds_of,
+    changed,
+    constants_in_use,
+    fit_calls,
+    fit_constants,
+)
+from rapid_des.device.gemm.constants import NAMES, GemmConstants, as_mapping, gemm_constants
 from rapid_des.errors import InputError
 from rapid_des.units import PS_PER_US
 from rapid_des.validation.measurements import DataFolder, Record, dtype_of

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import cast
 
 from rapid_des.device import Device, load_device
-from rapid_des.device.operators import DTYPE_BITS, Dtype
+from rapid_des.device.operators import DTYPE_BITS, Dtype, OperatorModel
+from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
 
 Record = dict[str, str]
@@ -129,6 +130,12 @@ DTYPES: dict[str, str] = {
 def device_for(gpu: str, **conditions: str) -> Device:
     """Return the device behind a data file's GPU name, under the conditions that the file states."""
     return load_device(PRESETS[gpu]).under(**conditions)
+
+
+@cache
+def prices_on(device: Device) -> OperatorModel:
+    """Return what prices operators on a device."""
+    return operator_model(device)
 
 
 def dtype_of(text: str) -> Dtype:

@@ -5,17 +5,22 @@ import numpy as np
 import pytest
 
 from rapid_des.device import Attention, load_device
-from rapid_des.device.attention_schedule import INTERPRETED_BLOCKS, Schedule, compiled, interpreted, makespan
-from rapid_des.device.attention_tiles import key_tiles, read_keys, sizes
+from rapid_des.device.attention.flash import key_tiles
+from rapid_des.device.attention.schedule import INTERPRETED_BLOCKS, BlockScheduler, compiled, interpreted
 from rapid_des.errors import ConfigError, InputError
+from tests.device.prices import estimate_of
 
 A100 = load_device("a100_sxm_80gb")
 H100 = load_device("h100_sxm")
 PREFILL = Attention(4, 4096, 4096, heads=32, kv_heads=32, head_dim=128)
 
 
+def makespan(*grid):
+    return BlockScheduler().makespan(*grid)
+
+
 def duration(attention, device=A100):
-    return device.operators.estimate(attention).duration
+    return estimate_of(device, attention).duration
 
 
 def with_(attention, **changes):
@@ -57,18 +62,18 @@ def test_blocks_end_at_the_same_bit_interpreted_and_compiled(seed):
 def test_few_blocks_need_no_compiler():
     code = """
 import sys, numpy as np
-from rapid_des.device.attention_schedule import makespan
-makespan(np.ones(16), 1000, 108, np.ones(2))
+from rapid_des.device.attention.schedule import BlockScheduler
+BlockScheduler().makespan(np.ones(16), 1000, 108, np.ones(2))
 assert "numba" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_many_blocks_go_on_compiled():
-    schedule, work = Schedule(), np.ones(INTERPRETED_BLOCKS // 2)
-    # 30,000 blocks of 1 s on 8 SMs, whoever simulates them: 3,750 rounds.
-    assert [schedule.makespan(work, 8, np.ones(1)) for _ in range(3)] == [3_750.0] * 3
-    assert schedule.blocks > INTERPRETED_BLOCKS
+    scheduler, grid = BlockScheduler(), (np.ones(1), INTERPRETED_BLOCKS // 2, 8192, np.ones(1))
+    # 30,000 blocks of 1 s on 8,192 SMs, whoever simulates them: 4 rounds.
+    assert [scheduler.makespan(*grid) for _ in range(3)] == [4.0] * 3
+    assert scheduler.blocks > INTERPRETED_BLOCKS
 
 
 def test_causal_tiles_grow_by_the_query_tile():
@@ -90,7 +95,7 @@ def test_packed_heads_share_query_tiles():
 
 
 def test_a_paged_cache_is_read_in_whole_pages():
-    assert read_keys(Attention(1, 1, 17, 8, 8, 128, page_size=16)) == 32
+    assert Attention(1, 1, 17, 8, 8, 128, page_size=16).read_keys == 32
 
 
 def test_causal_attention_skips_about_half_of_the_work():
@@ -105,15 +110,15 @@ def test_four_times_the_queries_and_keys_take_almost_sixteen_times_as_long():
 
 
 def test_prefill_stays_below_the_tensor_peak():
-    estimate = A100.operators.estimate(with_(PREFILL, query_length=16384, key_length=16384))
+    estimate = estimate_of(A100, with_(PREFILL, query_length=16384, key_length=16384))
     rate = estimate.flops / (estimate.duration * 1e-12)
     assert 0.4 * 312e12 < rate < 312e12
     assert estimate.bound == "tensor"
 
 
 def test_the_backward_pass_has_five_products_to_the_forwards_two():
-    forward = A100.operators.estimate(PREFILL)
-    backward = A100.operators.estimate(with_(PREFILL, phase="backward"))
+    forward = estimate_of(A100, PREFILL)
+    backward = estimate_of(A100, with_(PREFILL, phase="backward"))
     assert backward.flops == forward.flops * 5 // 2
     assert 2.0 < backward.duration / forward.duration < 3.5
 
@@ -129,13 +134,13 @@ def test_decode_of_a_long_cache_takes_as_long_as_reading_it():
     # 64 requests x 16,384 keys x 8 heads x 128 x 2 (K, V) x 2 B = 4.29 GB; at 3.35 TB/s 1.28 ms at least.
     attention = Attention(64, 1, 16384, heads=64, kv_heads=8, head_dim=128)
     least = 64 * 16384 * 8 * 128 * 4 / 3.35e12
-    estimate = H100.operators.estimate(attention)
+    estimate = estimate_of(H100, attention)
     assert least < estimate.duration * 1e-12 < 1.25 * least
     assert estimate.bound == "hbm"
 
 
 def test_one_request_splits_its_keys_over_the_gpu():
-    estimate = H100.operators.estimate(Attention(1, 1, 131072, heads=8, kv_heads=1, head_dim=128))
+    estimate = estimate_of(H100, Attention(1, 1, 131072, heads=8, kv_heads=1, head_dim=128))
     assert estimate.detail["splits"] > 32
 
 
@@ -147,8 +152,8 @@ def test_sharing_kv_heads_makes_decode_cheaper():
 def test_an_absorbed_mla_cache_is_read_once():
     # One latent of 576 columns a position, not 576 + 512.
     latent = Attention(64, 1, 4096, heads=16, kv_heads=1, head_dim=576, value_dim=512, shared_latent=True)
-    assert sizes(latent).keys == 64 * 4096 * 576 * 2
-    assert H100.operators.estimate(latent).duration > 0
+    assert latent.sizes.keys == 64 * 4096 * 576 * 2
+    assert estimate_of(H100, latent).duration > 0
 
 
 def test_an_fp8_cache_halves_the_transfer():
@@ -158,7 +163,7 @@ def test_an_fp8_cache_halves_the_transfer():
 
 
 def test_unfused_attention_sends_the_scores_through_memory():
-    unfused = A100.operators.estimate(with_(PREFILL, fused=False))
+    unfused = estimate_of(A100, with_(PREFILL, fused=False))
     scores = 4 * 32 * 4096 * 4096 * 2
     assert unfused.bytes["hbm"] > 2 * scores
     assert unfused.duration > 2 * duration(PREFILL)
@@ -168,7 +173,7 @@ def test_unfused_attention_sends_the_scores_through_memory():
 def test_every_device_of_a_measured_family_prices_attention():
     for name in ("a100_pcie_40gb", "h200", "b200", "gb200", "l40s", "mi300x", "v100_sxm2", "tpu_v5p"):
         dtype = "fp16" if name == "v100_sxm2" else "bf16"
-        estimate = load_device(name).operators.estimate(with_(PREFILL, dtype=dtype))
+        estimate = estimate_of(load_device(name), with_(PREFILL, dtype=dtype))
         assert estimate.duration > 0
 
 
@@ -182,7 +187,7 @@ def test_every_device_of_a_measured_family_prices_attention():
 )
 def test_impossible_shapes_are_named(attention, told):
     with pytest.raises(InputError, match=told):
-        A100.operators.estimate(attention)
+        estimate_of(A100, attention)
 
 
 def test_a_utilisation_above_one_is_refused():
@@ -190,4 +195,4 @@ def test_a_utilisation_above_one_is_refused():
         "a100_sxm_80gb", settings=[("constants", "{memory: {default: {hbm_utilisation: 1.2}}}")]
     )
     with pytest.raises(ConfigError, match="hbm_utilisation"):
-        device.operators.estimate(PREFILL)
+        estimate_of(device, PREFILL)

@@ -3,12 +3,15 @@ import json
 import numpy as np
 import pytest
 
-from rapid_des.device import Attention, Gemm, Vector, load_device
-from rapid_des.device.learned import fit_file, load_learned
-from rapid_des.device.learned_fit import fit_regressor
-from rapid_des.device.learned_samples import shape_of, write_samples
-from rapid_des.device.learned_trees import Forest
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.device import Attention, Gemm, GroupedGemm, Vector, load_device
+from rapid_des.device.learned import load_learned
+from rapid_des.device.learned.fit import fit_file, fit_regressor
+from rapid_des.device.learned.regressors import Forest
+from rapid_des.device.learned.samples import shape_of, write_samples
+from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
+from tests.device.prices import estimate_of
 
 pytest.importorskip("sklearn")
 
@@ -50,7 +53,7 @@ def test_a_forest_walks_to_its_leaves():
 def test_our_trees_say_what_scikit_learn_says(kind):
     from sklearn import ensemble
 
-    from rapid_des.device.learned_fit import TREES, _grow
+    from rapid_des.device.learned.fit import TREES, _grow
 
     random = np.random.default_rng(0)
     rows, target = random.normal(size=(80, 3)), random.normal(size=80)
@@ -84,7 +87,7 @@ def test_the_file_gives_back_the_model_bit_for_bit(tmp_path):
 
 def test_a_sampled_operator_is_priced_by_its_samples(device_file):
     # 256 x 256 x 256 = 2^24 multiplications: 10 + 16 us.
-    estimate = load_device(str(device_file)).operators.estimate(Gemm(256, 256, 256))
+    estimate = estimate_of(load_device(str(device_file)), Gemm(256, 256, 256))
     assert estimate.duration == pytest.approx(26e6, rel=0.05)
     assert estimate.detail["model"] == "learned:model.npz"
 
@@ -96,18 +99,42 @@ def test_outside_the_samples_the_declared_model_answers(device_file):
         (Gemm(4096, 256, 256), "outside the sampled range"),
         (Vector("gelu", 8, 8), "no samples"),
     ):
-        estimate = device.operators.estimate(operator)
-        assert estimate.duration == native.operators.estimate(operator).duration
+        estimate = estimate_of(device, operator)
+        assert estimate.duration == estimate_of(native, operator).duration
         assert estimate.detail["fallback"] == why
 
 
-def test_the_result_says_which_model_priced_what(device_file):
-    operators = load_device(str(device_file)).operators
+def test_a_model_tells_what_its_file_has_and_nothing_asked_for(device_file):
+    operators = operator_model(load_device(str(device_file)))
+    assert operators.unused() == ("gemm/bf16",)
+    operators.estimate(Gemm(256, 256, 256, dtype="fp16"))
+    assert operators.unused() == ("gemm/bf16",)
     operators.estimate(Gemm(256, 256, 256))
-    operators.estimate(Vector("gelu", 8, 8))
-    lines = operators.sources()
-    assert any("of model.npz (gemm/bf16)" in line for line in lines)
-    assert any("the native model (no samples)" in line for line in lines)
+    assert operators.unused() == ()
+
+
+def test_a_model_tells_what_was_left_to_the_fallback_and_why(device_file):
+    operators = operator_model(load_device(str(device_file)))
+    for operator in (
+        Gemm(256, 256, 256),
+        Gemm(4096, 256, 256),
+        Vector("gelu", 8, 8),
+        GroupedGemm((8, 8), 64, 64),
+    ):
+        operators.estimate(operator)
+    assert operators.fallbacks() == {
+        "gemm/bf16": "outside the sampled range",
+        "gelu/forward/bf16": "no samples",
+        "GroupedGemm": "no samples",
+    }
+
+
+def test_what_one_job_asked_for_is_not_held_against_the_next(device_file):
+    memory, device = BoundedCache(1 << 24), load_device(str(device_file))
+    first, second = operator_model(device, memory), operator_model(device, memory)
+    price = first.estimate(Gemm(256, 256, 256))
+    assert (first.unused(), second.unused()) == ((), ("gemm/bf16",))
+    assert second.estimate(Gemm(256, 256, 256)) is price
 
 
 def test_what_no_column_describes_is_not_sampled():
@@ -165,7 +192,7 @@ def test_a_missing_model_file_is_named(tmp_path):
 @pytest.mark.parametrize("kind", ["xgboost", "lightgbm"])
 def test_boosted_trees_survive_the_flattening(kind):
     pytest.importorskip(kind)
-    from rapid_des.device.learned_boosting import grow_booster
+    from rapid_des.device.learned.fit import grow_booster
 
     random = np.random.default_rng(0)
     rows = random.normal(size=(200, 3))

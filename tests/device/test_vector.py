@@ -3,16 +3,17 @@ from dataclasses import replace
 import pytest
 
 from rapid_des.device import Vector, load_device
-from rapid_des.device.fusion import FUSIONS, fused, fusion_list
 from rapid_des.device.vector import vector_bytes
-from rapid_des.device.vector_kinds import KINDS
+from rapid_des.device.vector.fusion import FUSIONS, fused, fusion_list
+from rapid_des.device.vector.kinds import KINDS
 from rapid_des.errors import InputError
+from tests.device.prices import estimate_of
 
 A100 = load_device("a100_sxm_80gb")
 
 
 def seconds(vector, device=A100):
-    return device.operators.estimate(vector).duration * 1e-12
+    return estimate_of(device, vector).duration * 1e-12
 
 
 def test_a_large_addition_takes_as_long_as_its_three_tensors():
@@ -22,7 +23,7 @@ def test_a_large_addition_takes_as_long_as_its_three_tensors():
 
 
 def test_the_smallest_kernel_costs_its_launch():
-    estimate = A100.operators.estimate(Vector("residual_add", 1, 64))
+    estimate = estimate_of(A100, Vector("residual_add", 1, 64))
     assert estimate.bound == "launch"
     assert estimate.duration < 5e6  # ps: 1 us launch in a graph, about 2 us of latency
 
@@ -59,13 +60,13 @@ def test_scalar_loads_are_slower_than_vectors_of_them():
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_kind_is_priced_in_both_passes_that_it_has(kind):
     vector = Vector(kind, 256, 1024)
-    assert A100.operators.estimate(vector).duration > 0
+    assert estimate_of(A100, vector).duration > 0
     backward = replace(vector, phase="backward")
     if KINDS[kind].backward:
-        assert A100.operators.estimate(backward).duration > 0
+        assert estimate_of(A100, backward).duration > 0
     else:
         with pytest.raises(InputError, match="no backward pass"):
-            A100.operators.estimate(backward)
+            estimate_of(A100, backward)
 
 
 def test_adam_moves_thirty_bytes_a_parameter_with_a_master_copy():
@@ -75,12 +76,12 @@ def test_adam_moves_thirty_bytes_a_parameter_with_a_master_copy():
 
 def test_an_unknown_kind_lists_the_known_ones():
     with pytest.raises(InputError, match=r"'sotfmax' is not one of layer_norm, rms_norm"):
-        A100.operators.estimate(Vector("sotfmax", 8, 8))
+        estimate_of(A100, Vector("sotfmax", 8, 8))
 
 
 def test_an_empty_shape_is_refused():
     with pytest.raises(InputError, match="at least 1"):
-        A100.operators.estimate(Vector("gelu", 0, 8))
+        estimate_of(A100, Vector("gelu", 0, 8))
 
 
 def test_engines_add_the_residual_in_the_norm():

@@ -1,6 +1,7 @@
 """The explanation is what the trace has, in the words of theory."""
 
 from rapid_des.device import load_device
+from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import build, load_job
 from rapid_des.report.job_structure import explain
 
@@ -8,7 +9,7 @@ from rapid_des.report.job_structure import explain
 def test_groups_and_messages_of_a_job():
     # tp 2, pp 2, dp 2
     job = load_job("llama2_7b_train", settings=[("parallelism.sequence_parallel", "false")])
-    explanation = explain(build(job, load_device("a100_sxm_80gb").operators))
+    explanation = explain(build(job, operator_model(load_device("a100_sxm_80gb"))))
     groups = {group.name: (group.members, group.count, group.first) for group in explanation.groups}
     assert groups["tp"] == (2, 4, (0, 1))
     assert groups["gradient"] == (2, 4, (0, 2))

@@ -3,10 +3,11 @@ import csv
 import pytest
 
 from rapid_des.device import Attention, Vector, load_device
-from rapid_des.device.calibration_kernels import BOUNDS
+from rapid_des.device.calibration import BOUNDS
 from rapid_des.errors import InputError
 from rapid_des.validation import is_calibration
 from rapid_des.validation.calibrate import Wanted, calibrate
+from tests.device.prices import estimate_of
 
 A100 = load_device("a100_sxm_80gb", settings=[("conditions.library", "mine")])
 SHAPE = ["batch", "q_len", "kv_len", "n_heads", "n_kv_heads", "head_dim"]
@@ -23,7 +24,7 @@ def made_with(section, **constants):
 
 
 def micros(device, operator):
-    return device.operators.estimate(operator).duration / 1e6
+    return estimate_of(device, operator).duration / 1e6
 
 
 def written(path, columns, rows):

@@ -66,6 +66,7 @@ def run_blocks(
         require_disjoint(machine, taken.inner_groups, places)
     kinds, times = block_times(taken, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
     trace = _outer(taken, kinds, times, slow, place=place)
+    trace = replace(trace, notes=(*trace.notes, *priced.notes))
     lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, cache=cache)
     execution = execute(lowered.program, choice, name=lowered.name)
     run = Run(lowered, execution, machine)

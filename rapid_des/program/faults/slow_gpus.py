@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.device.model import Device
-from rapid_des.device.slowed import slowed
+from rapid_des.device.device import Device
 from rapid_des.machine import Machine
 from rapid_des.network.faults import GpuFactors
 from rapid_des.program.durations import service_times
@@ -28,7 +27,7 @@ def priced_on_slow_gpus(
         if gpu not in gpus:
             continue
         if share not in by_factors:
-            by_factors[share] = price(slowed(machine.device, compute=share.compute, hbm=share.hbm))
+            by_factors[share] = price(machine.device.slowed(compute=share.compute, hbm=share.hbm))
         priced[gpu] = by_factors[share]
     return priced
 
@@ -69,7 +68,7 @@ def stretched(traces: TraceSet, machine: Machine) -> TraceSet:
 
 def _stretched(nodes: NodeTable, device: Device, share: GpuFactors) -> NodeTable:
     stated = nodes.duration != UNSTATED
-    duration = service_times(nodes, slowed(device, compute=share.compute, hbm=share.hbm))
+    duration = service_times(nodes, device.slowed(compute=share.compute, hbm=share.hbm))
     kernels = stated & (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
     moves = stated & np.isin(nodes.kind, (NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
     for mine, factor in ((kernels, share.compute), (moves, share.hbm)):

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.device.model import Device
+from rapid_des.device.device import Device
 from rapid_des.device.operators import Operator
+from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
 from rapid_des.frontend.parts import training_lists
 from rapid_des.report.pictures import new_figure, save
@@ -70,8 +71,9 @@ def _neighbours(places: list[tuple[float, float]]) -> list[list[int]]:
 
 def _points(operators: Mapping[str, Operator], device: Device) -> list[tuple[str, float, float, str]]:
     points: dict[Operator, tuple[str, float, float, str]] = {}
+    prices = operator_model(device)
     for name, operator in operators.items():
-        estimate = device.operators.estimate(operator)
+        estimate = prices.estimate(operator)
         moved = estimate.bytes.get("hbm", 0)
         if estimate.flops and moved and operator not in points:
             rate = estimate.flops * PS_PER_S / max(estimate.duration, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rapid_des.device import Attention, Device, Operator, Vector
-from rapid_des.validation.measurements import DataFolder, Record, device_for, dtype_of
+from rapid_des.validation.measurements import DataFolder, Record, device_for, dtype_of, prices_on
 from rapid_des.validation.scoring import Row, Topic, roofline_null
 
 ATTENTION = "operators/attention_aiconfigurator.csv"
@@ -29,7 +29,7 @@ class Measured:
 
     def predicted_us(self) -> float:
         """Return the sum of the operators' estimates."""
-        price = self.device.operators.estimate
+        price = prices_on(self.device).estimate
         return sum(price(operator).duration for operator in self.operators) / 1e6
 
 
@@ -66,7 +66,7 @@ def scored(calls: Sequence[Measured], *, fitted: bool) -> list[Row]:
 
 
 def _roofline_basis(call: Measured) -> tuple[float, float]:
-    estimates = [call.device.operators.estimate(operator) for operator in call.operators]
+    estimates = [prices_on(call.device).estimate(operator) for operator in call.operators]
     return (
         sum(float(estimate.flops) for estimate in estimates),
         sum(float(estimate.bytes.get("compulsory", estimate.bytes["l2"])) for estimate in estimates),

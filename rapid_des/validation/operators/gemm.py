@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from rapid_des.device.gemm import gemm_times_us
+from rapid_des.device.gemm.kernels import gemm_times_us
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm
 from rapid_des.device.roofline import gemm_bytes
 from rapid_des.errors import RapidDesError
-from rapid_des.validation.measurements import DTYPES, PRESETS, DataFolder, Record, device_for
+from rapid_des.validation.measurements import DTYPES, PRESETS, DataFolder, Record, device_for, prices_on
 from rapid_des.validation.scoring import Row, Topic, roofline_null
 
 LARGE = 256
@@ -239,12 +239,12 @@ def traffic_topics(data: DataFolder) -> Iterable[Topic]:
 
 
 def _traffic_rows(rows: Sequence[Record]) -> list[Row]:
-    device = device_for("A100-SXM4-80GB", library="cublas", l2="cold")
+    prices = prices_on(device_for("A100-SXM4-80GB", library="cublas", l2="cold"))
     scored = []
     for row in rows:
         m, n, k = (int(row[key]) for key in ("m", "n", "k"))
         gemm = Gemm(m, n, k, dtype="fp16")
         counted = float(row["dram_read"]) + float(row["dram_write"])
-        predicted = device.operators.estimate(gemm).bytes["hbm"]
+        predicted = prices.estimate(gemm).bytes["hbm"]
         scored.append(Row(f"ncu/{m},{n},{k}", counted, float(predicted), float(gemm_bytes(gemm))))
     return scored

@@ -15,8 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from rapid_des.device.learned_features import varying
-from rapid_des.device.learned_fit import fit_regressor
+from rapid_des.device.learned.fit import fit_regressor
+from rapid_des.device.learned.regressors import varying
 from rapid_des.errors import InputError
 from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Row, Topic

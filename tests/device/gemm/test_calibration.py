@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from rapid_des.device import Gemm, load_device
-from rapid_des.device.calibration import Samples, changed, error, fit_constants
-from rapid_des.device.gemm_constants import as_mapping, gemm_constants
-from rapid_des.device.pattern_search import pattern_search
+from rapid_des.device.calibration import Samples, changed, error, fit_constants, pattern_search
+from rapid_des.device.gemm.constants import as_mapping, gemm_constants
 
 A100 = load_device("a100_sxm_80gb")
 GEMMS = tuple(Gemm(m, n, 4096) for m in (1, 64, 512, 4096) for n in (1024, 8192))

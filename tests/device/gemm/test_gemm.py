@@ -3,15 +3,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid_des.device import Gemm, GroupedGemm, load_device
-from rapid_des.device.gemm import gemm_times_us
+from rapid_des.device.gemm.kernels import gemm_times_us
 from rapid_des.device.roofline import gemm_bytes
+from tests.device.prices import estimate_of
 
 A100, H100 = load_device("a100_sxm_80gb"), load_device("h100_sxm")
 sizes = st.integers(1, 20_000)
 
 
 def price(gemm, device=A100):
-    return device.operators.estimate(gemm)
+    return estimate_of(device, gemm)
 
 
 @settings(max_examples=60, deadline=None)
@@ -117,16 +118,16 @@ def test_an_estimate_explains_itself():
 class TestGrouped:
     def test_experts_without_rows_read_no_weights(self):
         few, all_of_them = (
-            H100.operators.estimate(GroupedGemm(rows, 4096, 4096)) for rows in ((8, 0, 0, 0), (2, 2, 2, 2))
+            estimate_of(H100, GroupedGemm(rows, 4096, 4096)) for rows in ((8, 0, 0, 0), (2, 2, 2, 2))
         )
         # One weight matrix against four, the rows being few.
         assert all_of_them.bytes["hbm"] == pytest.approx(4 * few.bytes["hbm"], rel=0.02)
 
     def test_skew_costs_more_than_balance(self):
-        skewed = H100.operators.estimate(GroupedGemm((4033, 21, 21, 21), 4096, 4096))
-        even = H100.operators.estimate(GroupedGemm((1024,) * 4, 4096, 4096))
+        skewed = estimate_of(H100, GroupedGemm((4033, 21, 21, 21), 4096, 4096))
+        even = estimate_of(H100, GroupedGemm((1024,) * 4, 4096, 4096))
         assert skewed.flops == even.flops
         assert skewed.duration > 0.97 * even.duration
 
     def test_no_rows_at_all_is_an_empty_launch(self):
-        assert H100.operators.estimate(GroupedGemm((0, 0), 64, 64)).duration == H100.launch_overhead
+        assert estimate_of(H100, GroupedGemm((0, 0), 64, 64)).duration == H100.launch_overhead

@@ -1,12 +1,13 @@
 import pytest
 
 from rapid_des.device import Gemm, load_device
+from tests.device.prices import estimate_of
 
 A100 = load_device("a100_sxm_80gb")
 
 
 def reads_over_compulsory(m, n, k):
-    moved = A100.operators.estimate(Gemm(m, n, k, dtype="fp16")).bytes["hbm"]
+    moved = estimate_of(A100, Gemm(m, n, k, dtype="fp16")).bytes["hbm"]
     return (moved - 2 * m * n) / (2 * (m * k + n * k))
 
 
@@ -24,4 +25,4 @@ def test_big_operands_are_read_several_times(m, n, k, counted):
 def test_a_larger_l2_saves_traffic():
     stacked = load_device("a100_case_a")
     gemm = Gemm(16384, 8192, 8192)
-    assert stacked.operators.estimate(gemm).bytes["hbm"] < 0.8 * A100.operators.estimate(gemm).bytes["hbm"]
+    assert estimate_of(stacked, gemm).bytes["hbm"] < 0.8 * estimate_of(A100, gemm).bytes["hbm"]

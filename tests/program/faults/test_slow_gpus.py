@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import pytest
 
-from rapid_des.device.model import load_device
+from rapid_des.device.device import load_device
 from rapid_des.device.operators import Gemm
-from rapid_des.device.slowed import slowed
+from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -38,8 +38,8 @@ def cluster():
 
 
 def price(shape, **shares):
-    device = slowed(load_device("a100_sxm_80gb"), **shares)
-    return device.operators.estimate(SHAPES[shape]).duration
+    device = load_device("a100_sxm_80gb").slowed(**shares)
+    return operator_model(device).estimate(SHAPES[shape]).duration
 
 
 @pytest.mark.parametrize(

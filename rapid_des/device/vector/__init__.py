@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector
-from rapid_des.device.vector_kinds import Traffic, VectorKind, kind_of, traffic_of
-from rapid_des.device.vector_memory import constant, miss_share, transfer
+from rapid_des.device.device import Device
+from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
+from rapid_des.device.rates import miss_share, transfer
+from rapid_des.device.vector.kinds import Traffic, VectorKind, kind_of, traffic_of
 from rapid_des.errors import InputError
 from rapid_des.units import PS_PER_S
-
-if TYPE_CHECKING:
-    from rapid_des.device.model import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +40,10 @@ class VectorKernel:
 
     @classmethod
     def of(cls, device: Device, kind: str, dtype: str) -> VectorKernel:
-        """Return the constants of one kind: its own where there are any."""
-        values = device.constants("vector", dtype)
-        names = ((name, f"{kind}_{name}") for name in cls.__slots__)
-        return cls(
-            *(constant(values, "vector", own if own in values else name, device) for name, own in names)
-        )
+        """Return the constants of one kind: `KIND_NAME` where there is one, else what holds for all."""
+        known = device.constants("vector", dtype)
+        names = [specific if (specific := f"{kind}_{name}") in known else name for name in cls.__slots__]
+        return cls(*device.chosen_constants("vector", names, dtype))
 
 
 def price_vector(vector: Vector, device: Device) -> Estimate:
@@ -79,7 +74,7 @@ def price_vector(vector: Vector, device: Device) -> Estimate:
     }
     duration = int(seconds * PS_PER_S + fixed)
     moved_bytes = {"hbm": int(body.hbm_bytes), "l2": int(moved)}
-    return Estimate(duration, bound, int(elements * traffic.flops), moved_bytes, detail)
+    return Estimate(duration, bound, int(elements * traffic.flops), moved_bytes, detail, "vector")
 
 
 def vector_bytes(vector: Vector) -> float:
@@ -89,7 +84,7 @@ def vector_bytes(vector: Vector) -> float:
     600.0
     """
     traffic = traffic_of(vector.kind, vector.phase)
-    return vector.rows * vector.columns * traffic.bytes_per_element(DTYPE_BITS[vector.dtype] / 8)
+    return vector.rows * vector.columns * traffic.bytes_per_element(width(vector.dtype))
 
 
 def _row_block(vector: Vector, kernel: VectorKernel) -> tuple[int, int]:
@@ -104,13 +99,13 @@ def _latency(
     vector: Vector, kind: VectorKind, traffic: Traffic, *, kernel: VectorKernel, device: Device
 ) -> float:
     """Return the seconds that waiting for loads takes, were bandwidth unlimited."""
-    width = DTYPE_BITS[vector.dtype] / 8
+    size = width(vector.dtype)
     if kind.pattern == "map":
         in_flight = device.spec.sms * kernel.sm_threads * kernel.access_bytes
-        rounds = vector.rows * vector.columns * width / in_flight
+        rounds = vector.rows * vector.columns * size / in_flight
         return max(1.0, rounds) * kernel.step_us * 1e-6
     threads, resident = _row_block(vector, kernel)
-    steps = traffic.row_reads * math.ceil(vector.columns * width / (threads * kernel.access_bytes))
+    steps = traffic.row_reads * math.ceil(vector.columns * size / (threads * kernel.access_bytes))
     waves = max(1.0, vector.rows / (device.spec.sms * resident))
     return waves * (kernel.row_us + steps * kernel.step_us) * 1e-6
 
@@ -119,9 +114,9 @@ def _reread(vector: Vector, traffic: Traffic, kernel: VectorKernel, device: Devi
     """Return the bytes of second readings that L2 no longer holds: the rows in flight exceed it."""
     if traffic.row_reads == 1:
         return 0.0
-    row = vector.columns * traffic.reads * DTYPE_BITS[vector.dtype] / 8
+    row = vector.columns * traffic.reads * width(vector.dtype)
     _, resident = _row_block(vector, kernel)
     in_flight = min(vector.rows, device.spec.sms * resident) * row
-    share = constant(device.constants("memory"), "memory", "l2_share", device)
+    share = device.constant("memory", "l2_share")
     lost = min(1.0, max(0.0, in_flight / (share * device.spec.l2.capacity) - 1.0))
     return (traffic.row_reads - 1) * vector.rows * row * lost * miss_share(device, vector_bytes(vector))

@@ -12,18 +12,15 @@ dP, dV, dK, dQ), dQ added up in fp32 through L2, a pass before it (row sums of d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rapid_des.device.attention_schedule import Floats, makespan
-from rapid_des.device.attention_tiles import Ints, Sizes, group_size, key_tiles, kv_dtype, sizes, value_dim
-from rapid_des.device.operators import Attention, Bound, Dtype, Estimate
-from rapid_des.device.vector_memory import constant, transfer
+from rapid_des.arrays import Floats, Int64s
+from rapid_des.device.attention.schedule import BlockScheduler
+from rapid_des.device.device import Device
+from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, Sizes
+from rapid_des.device.rates import transfer
 from rapid_des.units import PS_PER_S
-
-if TYPE_CHECKING:
-    from rapid_des.device.model import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,43 +51,42 @@ class FlashKernel:
     @classmethod
     def of(cls, device: Device, section: str, dtype: str) -> FlashKernel:
         """Return the kernel that the device's constants describe."""
-        values = device.constants(section, dtype)
-        return cls(*(constant(values, section, name, device) for name in cls.__slots__))
+        return cls(*device.chosen_constants(section, cls.__slots__, dtype))
 
 
-def price_flash(attention: Attention, device: Device, section: str) -> Estimate:
-    """Price the forward kernel."""
-    kernel = FlashKernel.of(device, section, kv_dtype(attention))
-    packed = group_size(attention) if kernel.pack_heads else 1
+def price_flash(attention: Attention, device: Device, scheduler: BlockScheduler, section: str) -> Estimate:
+    """Price the forward kernel with the constants of `section`."""
+    kernel = FlashKernel.of(device, section, attention.cache_dtype)
+    packed = attention.group_size if kernel.pack_heads else 1
     tiles = key_tiles(attention, int(kernel.tile_q), int(kernel.tile_kv), packed)
-    width = attention.head_dim + value_dim(attention)
+    width = attention.head_dim + attention.value_width
     block, pace = _tile_seconds(kernel, device, _product_dtype(kernel, attention), width)
     heads = attention.batch * attention.heads // packed
-    compute = makespan(_order(kernel, tiles, block), heads, device.spec.sms, pace)
-    total = sizes(attention)
+    compute = scheduler.makespan(_order(kernel, tiles, block), heads, device.spec.sms, pace)
+    total = attention.sizes
     columns = attention.heads * attention.head_dim + attention.kv_heads * width
     inputs = attention.batch * attention.query_length * columns * 2.0
     return _estimate(_Work(attention, total, compute, inputs, tiles, heads), kernel, device)
 
 
-def price_flash_backward(attention: Attention, device: Device) -> Estimate:
+def price_flash_backward(attention: Attention, device: Device, scheduler: BlockScheduler) -> Estimate:
     """Price the backward pass: row sums, the five products, the conversion of dQ."""
-    kernel = FlashKernel.of(device, "attention_backward", kv_dtype(attention))
+    kernel = FlashKernel.of(device, "attention_backward", attention.cache_dtype)
     # A block holds one key tile; the causal mask spares it the queries before that tile: as many as the
     # forward tiles, counted by key.
     tiles = key_tiles(attention, int(kernel.tile_kv), int(kernel.tile_q), 1)
-    width = 3 * attention.head_dim + 2 * value_dim(attention)
+    width = 3 * attention.head_dim + 2 * attention.value_width
     block, pace = _tile_seconds(kernel, device, attention.dtype, width)
     heads = attention.batch * attention.heads
-    compute = makespan(_order(kernel, tiles, block), heads, device.spec.sms, pace)
-    forward = sizes(attention)
+    compute = scheduler.makespan(_order(kernel, tiles, block), heads, device.spec.sms, pace)
+    forward = attention.sizes
     # Q, K, V, O, dO read; dQ, dK, dV written; dQ in fp32 written and read once more by its conversion.
     query_grads = 2 * attention.batch * attention.query_length * attention.heads * attention.head_dim * 4.0
     total = Sizes(
         query=2 * forward.query + 2 * forward.output,
         keys=2 * forward.keys,
         output=query_grads,
-        flops=forward.flops // (attention.head_dim + value_dim(attention)) * width,
+        flops=forward.flops // (attention.head_dim + attention.value_width) * width,
     )
     return _estimate(_Work(attention, total, compute, 2 * forward.output, tiles, heads), kernel, device)
 
@@ -101,7 +97,7 @@ class _Work:
     sizes: Sizes
     compute: float
     inputs: float
-    tiles: Ints
+    tiles: Int64s
     heads: int
 
 
@@ -125,7 +121,7 @@ def _tile_seconds(kernel: FlashKernel, device: Device, dtype: Dtype, width: int)
     return alone, np.array(paces)
 
 
-def _order(kernel: FlashKernel, tiles: Ints, tile_seconds: float) -> Floats:
+def _order(kernel: FlashKernel, tiles: Int64s, tile_seconds: float) -> Floats:
     """Return the seconds of each block alone on its SM, in issue order."""
     blocks: Floats = kernel.cta_us * 1e-6 + tiles.astype(np.float64) * tile_seconds
     return np.sort(blocks)[::-1] if kernel.longest_first else blocks
@@ -153,11 +149,34 @@ def _estimate(work: _Work, kernel: FlashKernel, device: Device) -> Estimate:
         "transfer_us": body.seconds * 1e6,
     }
     moved_bytes = {"hbm": int(body.hbm_bytes + prepared.hbm_bytes), "l2": int(_through_l2(work, kernel))}
-    return Estimate(duration, bound, work.sizes.flops, moved_bytes, detail)
+    return Estimate(duration, bound, work.sizes.flops, moved_bytes, detail, "attention.flash")
 
 
 def _through_l2(work: _Work, kernel: FlashKernel) -> float:
     """Every visited tile reads its keys and values (backward: Q, dO and dQ) through L2 once more."""
     attention = work.attention
-    per_tile = kernel.tile_kv * (attention.head_dim + value_dim(attention)) * 2.0
+    per_tile = kernel.tile_kv * (attention.head_dim + attention.value_width) * 2.0
     return work.sizes.operands + float(work.tiles.sum()) * work.heads * per_tile
+
+
+def key_tiles(attention: Attention, tile_q: int, tile_kv: int, packed: int) -> Int64s:
+    """Return how many key tiles each query tile of one head visits, first queries first.
+
+    `packed` query heads of a KV head share a tile: row r is query r // packed. Tiles that the causal mask or
+    the window hides wholly are skipped; tiles on an edge cost as much as full ones.
+
+    >>> key_tiles(Attention(1, 256, 256, 1, 1, 64), 128, 64, 1).tolist()
+    [2, 4]
+    """
+    rows = attention.query_length * packed
+    first_row = np.arange(0, rows, tile_q)
+    last_row = np.minimum(first_row + tile_q, rows) - 1
+    past = attention.key_length - attention.query_length
+    keys = attention.key_length
+    last_key = past + last_row // packed if attention.causal else np.full_like(last_row, keys - 1)
+    if attention.window is None:
+        first_key = np.zeros_like(first_row)
+    else:
+        first_key = np.maximum(0, past + first_row // packed - attention.window + 1)
+    tiles: Int64s = last_key // tile_kv - first_key // tile_kv + 1
+    return tiles

@@ -1,26 +1,33 @@
-"""Why a GEMM takes as long as it does: the estimate with bound, kernel, waves, bytes and energy."""
+"""GEMMs priced: the fastest kernel's time, and why it takes that long: bound, waves, bytes, energy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from rapid_des.device.operators import Bound, Dtype, Estimate
+from rapid_des.arrays import Floats
+from rapid_des.device.device import Device
+from rapid_des.device.gemm.kernels import GemmModel, Priced, gemm_work, grouped_work
+from rapid_des.device.gemm.timing import Work
+from rapid_des.device.operators import Bound, Dtype, Estimate, Gemm, GroupedGemm
 from rapid_des.units import PS_PER_US
 
-if TYPE_CHECKING:
-    from rapid_des.device.gemm import GemmModel, Priced
-    from rapid_des.device.gemm_timing import Work
-    from rapid_des.device.model import Device
 
-Floats = npt.NDArray[np.float64]
+def price_gemm(gemm: Gemm, model: GemmModel, device: Device) -> Estimate:
+    """Price one GEMM by the device's kernels for its types (`gemm_model`)."""
+    work = gemm_work([gemm])
+    return _explained(model.price(work), work, model, device=device, name="gemm")
 
 
-def explain(priced: Priced, work: Work, model: GemmModel, device: Device) -> Estimate:
-    """Return the estimate of the only GEMM of `work`."""
+def price_grouped_gemm(gemm: GroupedGemm, model: GemmModel, device: Device) -> Estimate:
+    """Price one kernel over several experts (`grouped_model`); without any row it is an empty launch."""
+    if not any(gemm.rows):
+        return Estimate(device.launch_overhead, "launch", 0, model="grouped")
+    work = grouped_work([gemm], model.tiles)
+    return _explained(model.price(work), work, model, device=device, name="grouped")
+
+
+def _explained(priced: Priced, work: Work, model: GemmModel, *, device: Device, name: str) -> Estimate:
+    """Return the estimate of the only GEMM of `work`; `name` is the operator model's."""
     chosen, launch = int(priced.chosen[0]), device.launch_overhead
     kernel = round(float(priced.kernel_us[0]) * PS_PER_US)
     moved = _bytes(priced, work, chosen)
@@ -28,9 +35,9 @@ def explain(priced: Priced, work: Work, model: GemmModel, device: Device) -> Est
     detail = _kernel(priced, model, chosen) | {
         "launch_ps": launch,
         "clock": round(1.0 / float(priced.throttle[0]), 3),
-        "energy_pj": energy(device, model.dtype, flops, moved),
+        "energy_pj": _energy(device, model.dtype, flops, moved),
     }
-    return Estimate(kernel + launch, _bound(priced, model, chosen, launch), flops, moved, detail)
+    return Estimate(kernel + launch, _bound(priced, model, chosen, launch), flops, moved, detail, name)
 
 
 def _bytes(priced: Priced, work: Work, chosen: int) -> dict[str, int]:
@@ -84,7 +91,7 @@ def _bound(priced: Priced, model: GemmModel, chosen: int, launch: int) -> Bound:
     return max(parts, key=lambda name: parts[name])
 
 
-def energy(device: Device, dtype: Dtype, flops: int, moved: Mapping[str, int]) -> int | None:
+def _energy(device: Device, dtype: Dtype, flops: int, moved: Mapping[str, int]) -> int | None:
     """Return picojoules of arithmetic and movement; None where the device file does not give them."""
     table = device.spec.energy
     if table is None:

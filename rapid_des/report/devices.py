@@ -1,21 +1,18 @@
-"""An operator's estimate in words and as plain data: what a command prints."""
+"""Devices and operators' estimates in words and as plain data: what commands print."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from rapid_des.device.device import Device
 from rapid_des.device.operators import Estimate, Operator
 from rapid_des.units import PS_PER_S, PS_PER_US, Duration, FlopRate, Size
 
-if TYPE_CHECKING:
-    from rapid_des.device.model import Device
 
-
-def as_plain(operator: Operator, estimate: Estimate, device: Device) -> dict[str, object]:
+def estimate_as_plain(operator: Operator, estimate: Estimate, device: Device) -> dict[str, object]:
     """Return an estimate as plain data; times are microseconds, sizes bytes, energy picojoules."""
     rate = estimate.flops * PS_PER_S / max(estimate.duration, 1)
     return {
@@ -32,7 +29,7 @@ def as_plain(operator: Operator, estimate: Estimate, device: Device) -> dict[str
     }
 
 
-def as_text(operator: Operator, estimate: Estimate, device: Device) -> str:
+def estimate_as_text(operator: Operator, estimate: Estimate, device: Device) -> str:
     """Return an estimate for a person: time, what bounds it, and why."""
     rate = FlopRate(estimate.flops * PS_PER_S // max(estimate.duration, 1))
     shape = ", ".join(
@@ -78,7 +75,7 @@ def device_as_text(device: Device) -> str:
     clock = f"{spec.clock.boost} boost, {spec.clock.sustained} sustained, peaks at {spec.clock.peak}"
     stores = {"registers": spec.registers, "shared": spec.shared, "L2": spec.l2, "HBM": spec.hbm}
     each = {"registers": " a SM", "shared": " a SM"}
-    lines = [f"{spec.name} ({spec.family}, {spec.sms} SMs)", f"  clock        {clock}"]
+    lines = [f"{spec.name} ({device.family.name}, {spec.sms} SMs)", f"  clock        {clock}"]
     lines += [f"  tensor {dtype:<6}{peak}" for dtype, peak in spec.tensor_peak.items()]
     lines += [f"  vector {dtype:<6}{peak}" for dtype, peak in spec.vector_peak.items()]
     for name, store in stores.items():
@@ -87,7 +84,7 @@ def device_as_text(device: Device) -> str:
     lines.append(f"  launch       {spec.launch.eager} eager, {spec.launch.graph} in a graph")
     lines.append(f"  conditions   {', '.join(f'{k} {v}' for k, v in _conditions(device).items())}")
     lines.append(
-        f"  operators    {spec.operators}; constants of family {spec.family}: "
+        f"  operators    {spec.operators}; constants of family {device.family.name}: "
         + ", ".join(device.family.constants)
     )
     return "\n".join(lines)

@@ -4,6 +4,12 @@ Arrays are (GEMMs, candidates); times are microseconds, sizes bytes. A CTA's mai
 a `step_k` of K; a step lasts as long as the slowest of tensor unit, shared memory, the SM's L2 port and its
 part of the L2. The busiest SM has `ceil(CTAs / SMs)` CTAs; CTAs that reside together hide each other's
 latency but share its throughput. HBM traffic runs beside all that and is joined to it by a p-norm.
+
+HBM reads follow from the order of CTAs, rasterised in bands of eight tiles along the shorter side of the
+grid. Each band streams one operand once; its strip of the other stays in L2 from wave to wave as far as it
+fits half of it. Within a wave, CTAs drift apart along K, so where the wave's operands exceed L2 what several
+CTAs share is read again, unless a cluster loads it together. Operands that fit L2 together are read once.
+Checked against profiler counts of A100 kernels (`rapid-des validate operators/traffic`).
 """
 
 from __future__ import annotations
@@ -11,14 +17,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from rapid_des.device.gemm_constants import GemmConstants
-from rapid_des.device.gemm_tiles import Candidates
-from rapid_des.device.gemm_traffic import hbm_reads
-from rapid_des.device.model_rates import Rates
+from rapid_des.arrays import Floats
+from rapid_des.device.gemm.constants import GemmConstants
+from rapid_des.device.gemm.tiles import Candidates
+from rapid_des.device.rates import Rates
 
-Floats = npt.NDArray[np.float64]
+BAND = 8.0
+"""Tiles in a raster band: the swizzle of cuBLAS and CUTLASS kernels."""
+OVERFETCH = 1.05
+"""Sectors that a profiler counts over the operands' own, on every row that fits L2."""
+_USABLE_L2 = 0.8
+_STRIP_SHARE = 0.5
+_DRIFT_ALONE, _DRIFT_TOGETHER = 0.9, 1.2
+"""How often a shared operand is read again when it exceeds L2: one CTA an SM, several."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Timing:
     joining: Floats
     ctas: Floats
     units_us: Floats
-    """The busiest SM's main loop if only its own tensor unit, shared memory and port limited it …"""
+    """The busiest SM's main loop if only its tensor unit, shared memory and port limited it …"""
     l2_us: Floats
     """… and if only L2 did."""
     hbm_read: Floats
@@ -76,7 +88,7 @@ def time_candidates(work: Work, tiles: Candidates, rates: Rates, fit: GemmConsta
         tiles.split > 1, fit.split_us + tiles.split * (1e6 * partial / (rates.l2 * fit.l2)), 0.0
     )
     both = _joined(sm, hbm + fit.prologue_us, fit.overlap) + joining
-    if tiles.ruled:
+    if tiles.by_rows:
         offered = (work.high > tiles.low_m) & (work.high <= tiles.high_m)
         both = np.where(offered, both, np.inf)
     return Timing(both, sm, hbm, joining, ctas, units_us, l2_us, hbm_read, l2_read)
@@ -102,3 +114,48 @@ def _joined(first: Floats, second: Floats, exponent: float) -> Floats:
     longer, shorter = np.maximum(first, second), np.minimum(first, second)
     joined: Floats = longer * (1.0 + (shorter / longer) ** exponent) ** (1.0 / exponent)
     return joined
+
+
+def hbm_reads(work: Work, tiles: Candidates, grid: Floats, rates: Rates, *, l2: str) -> Floats:
+    """Return the bytes read from HBM, (GEMMs, candidates); `l2` as in `Conditions`."""
+    compulsory = work.a_bytes + work.b_bytes
+    fits = compulsory <= _USABLE_L2 * rates.l2_capacity
+    reads: Floats = compulsory if fits.all() else _rasterised(work, tiles, grid, rates)
+    if not fits.all() and fits.any():
+        reads = np.where(fits, compulsory, reads)
+    return OVERFETCH * (reads - _resident(work, rates, l2))
+
+
+def _rasterised(work: Work, tiles: Candidates, grid: Floats, rates: Rates) -> Floats:
+    """Return the reads of GEMMs whose operands exceed L2."""
+    wide = np.ceil(work.n / tiles.tile_n)
+    tall = np.maximum(1.0, grid / (wide * work.matrices))
+    a_tile = work.a_bytes / work.rows * np.minimum(tiles.tile_m, work.high)
+    b_tile = work.b_bytes / (work.matrices * work.n) * np.minimum(tiles.tile_n, work.n)
+    flat = tall <= wide
+    short, long = np.minimum(tall, wide), np.maximum(tall, wide)
+    held_tile, streamed_tile = np.where(flat, a_tile, b_tile), np.where(flat, b_tile, a_tile)
+    held, streamed = np.where(flat, work.a_bytes, work.b_bytes), np.where(flat, work.b_bytes, work.a_bytes)
+    band = np.minimum(short, BAND)
+    along = np.minimum(long, np.maximum(1.0, rates.sms * tiles.residency / band))
+    strip = band * held_tile
+    evicted = np.minimum(1.0, strip / (_STRIP_SHARE * rates.l2_capacity))
+    drift = np.where(tiles.residency > 1, _DRIFT_TOGETHER, _DRIFT_ALONE)
+    refetched = drift * np.maximum(0.0, 1.0 - rates.l2_capacity / (strip + along * streamed_tile))
+    held_reads: Floats = (
+        held * (1.0 + (long / along - 1.0) * evicted) * (1.0 + refetched * (1.0 - 1.0 / along))
+    )
+    apart = np.maximum(0.0, 1.0 - tiles.together / band)
+    streamed_reads = streamed * np.ceil(short / band) * (1.0 + refetched * apart)
+    reads: Floats = held_reads + streamed_reads
+    return reads
+
+
+def _resident(work: Work, rates: Rates, l2: str) -> Floats | float:
+    """Return the compulsory bytes that L2 still holds: all up to half its size, none at its full size."""
+    if l2 == "cold":
+        return 0.0
+    warm = work.a_bytes if l2 == "activations" else work.a_bytes + work.b_bytes
+    footprint = (warm + work.c_bytes) / rates.l2_capacity
+    resident: Floats = warm * np.minimum(1.0, np.maximum(0.0, 2.0 - 2.0 * footprint))
+    return resident

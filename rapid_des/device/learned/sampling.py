@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rapid_des.device.learned_samples import shape_of
+from rapid_des.device.learned.samples import shape_of
+from rapid_des.device.learned.torch_calls import Call, call_of, operand_bytes
 from rapid_des.device.operators import Attention, Gemm, Operator, Vector
-from rapid_des.device.sample_torch import Call, call_of, operand_bytes
 from rapid_des.errors import InputError
 
 Place = Literal["cuda", "cpu"]
@@ -37,7 +37,7 @@ class Sampling:
 
 
 def sample(operators: Iterable[Operator], sampling: Sampling) -> Iterator[dict[str, object]]:
-    """Yield a table row for each operator, as soon as it is measured; see `learned_samples.COLUMNS`."""
+    """Yield a table row for each operator, as soon as it is measured; see `samples.COLUMNS`."""
     torch = _torch(sampling.place)
     name = torch.cuda.get_device_name() if sampling.place == "cuda" else "cpu"
     clock = "CUDA graph" if sampling.place == "cuda" else "wall clock"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rapid_des.device.attention_tiles import sizes
 from rapid_des.device.operators import DTYPE_BITS, Attention, Gemm, Operator, Vector
 from rapid_des.device.vector import vector_bytes
 from rapid_des.errors import InputError
@@ -34,7 +33,7 @@ def operand_bytes(operator: Operator) -> float:
         m, n, k = operator.m, operator.n, operator.k
         return operator.batch * (m * k + n * k + m * n) * DTYPE_BITS[operator.dtype] / 8
     if isinstance(operator, Attention):
-        return sizes(operator).operands
+        return operator.sizes.operands
     assert isinstance(operator, Vector)
     return vector_bytes(operator)
 

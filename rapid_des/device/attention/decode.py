@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rapid_des.device.attention_tiles import group_size, kv_dtype, read_keys, sizes, value_dim
-from rapid_des.device.operators import DTYPE_BITS, Attention, Bound, Dtype, Estimate
-from rapid_des.device.vector_memory import Transfer, constant, transfer
+from rapid_des.device.device import Device
+from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, width
+from rapid_des.device.rates import Transfer, transfer
 from rapid_des.units import PS_PER_S
-
-if TYPE_CHECKING:
-    from rapid_des.device.model import Device
 
 NEVER, GROUPED, ALWAYS = 0, 1, 2
 """When a kernel splits keys (the constant `split`): never, only where heads share a KV head, always."""
@@ -56,8 +52,7 @@ class DecodeKernel:
     @classmethod
     def of(cls, device: Device, section: str, dtype: str) -> DecodeKernel:
         """Return the kernel that the device's constants describe."""
-        values = device.constants(section, dtype)
-        return cls(*(constant(values, section, name, device) for name in cls.__slots__))
+        return cls(*device.chosen_constants(section, cls.__slots__, dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +73,22 @@ class Grid:
 
 def rows_of(attention: Attention) -> int:
     """Return the query rows that can share one pass over a KV head."""
-    return attention.query_length * group_size(attention)
+    return attention.query_length * attention.group_size
 
 
 def price_decode(attention: Attention, device: Device, section: str) -> Estimate:
     """Price attention of so few queries that one tile holds all rows of a KV head."""
-    kernel = DecodeKernel.of(device, section, kv_dtype(attention))
+    kernel = DecodeKernel.of(device, section, attention.cache_dtype)
     grid = decode_grid(attention, kernel, device.spec.sms)
-    total = sizes(attention)
+    total = attention.sizes
     passes = transfer(device, kernel.row_passes * (total.query + total.output), total.operands)
-    body = transfer(device, total.operands, total.operands, kept=False)
-    one = kernel.cta_us * 1e-6 + grid.tiles * _tile_seconds(attention, kernel, device)
-    kernels = _waves(grid.blocks, one, body.seconds, kernel=kernel, sms=device.spec.sms)
+    body = transfer(device, total.operands, total.operands, activations=False)
+    block = kernel.cta_us * 1e-6 + grid.tiles * _tile_seconds(attention, kernel, device)
+    kernels = _waves(grid.blocks, block, body.seconds, kernel=kernel, sms=device.spec.sms)
     extra_us = kernel.kernel_us
     if grid.splits > 1:
         extra_us += kernel.combine_us + kernel.combine_split_us * grid.splits
-    if attention.batch > 1 and attention.kv_heads > 1 and group_size(attention) > 1:
+    if attention.batch > 1 and attention.kv_heads > 1 and attention.group_size > 1:
         extra_us += kernel.regroup_us
     fixed = device.launch_overhead + extra_us * 1e6
     duration = int((kernels + passes.seconds) * PS_PER_S + fixed)
@@ -104,41 +99,46 @@ def price_decode(attention: Attention, device: Device, section: str) -> Estimate
         "splits": grid.splits,
         "waves": round(grid.blocks / (device.spec.sms * kernel.resident), 3),
         "transfer_us": body.seconds * 1e6,
-        "block_us": one * 1e6,
+        "block_us": block * 1e6,
     }
     bound = _bound(fixed / duration, kernels, body)
     return Estimate(
-        duration, bound, total.flops, {"hbm": int(body.hbm_bytes), "l2": int(total.operands)}, detail
+        duration,
+        bound,
+        total.flops,
+        {"hbm": int(body.hbm_bytes), "l2": int(total.operands)},
+        detail,
+        "attention.decode",
     )
 
 
 def decode_grid(attention: Attention, kernel: DecodeKernel, sms: int) -> Grid:
     """Return the launch: groups of rows, splits of the keys, key tiles a block."""
-    grouped = bool(kernel.group_heads) or group_size(attention) == 1
+    grouped = bool(kernel.group_heads) or attention.group_size == 1
     rows = rows_of(attention) if grouped else attention.query_length
     kv_heads = attention.kv_heads if grouped else attention.heads
     groups = attention.batch * kv_heads * -(-rows // int(kernel.tile_q))
-    tiles = -(-read_keys(attention) // int(kernel.tile_kv))
+    tiles = -(-attention.read_keys // int(kernel.tile_kv))
     splits = 1
-    if kernel.split == ALWAYS or (kernel.split == GROUPED and group_size(attention) > 1):
+    if kernel.split == ALWAYS or (kernel.split == GROUPED and attention.group_size > 1):
         splits = choose_splits(groups, sms * int(kernel.resident), min(tiles, int(kernel.max_splits)), tiles)
     return Grid(groups, splits, -(-tiles // splits))
 
 
-def choose_splits(groups: int, places: int, most: int, tiles: int) -> int:
+def choose_splits(groups: int, slots: int, most: int, tiles: int) -> int:
     """Return the fewest splits whose waves are 85 % as full as the best choice's (FlashAttention's rule).
 
     >>> choose_splits(8, 216, 128, 256), choose_splits(200, 216, 128, 256)
     (24, 1)
     """
-    if groups >= 0.8 * places:
+    if groups >= 0.8 * slots:
         return 1
     candidates = [
         splits
-        for splits in range(1, min(most, places) + 1)
+        for splits in range(1, min(most, slots) + 1)
         if splits == 1 or -(-tiles // splits) != -(-tiles // (splits - 1))
     ]
-    waves = {splits: groups * splits / places for splits in candidates}
+    waves = {splits: groups * splits / slots for splits in candidates}
     full = {splits: wave / math.ceil(wave) for splits, wave in waves.items()}
     good = 0.85 * max(full.values())
     return next(splits for splits in candidates if full[splits] >= good)
@@ -146,9 +146,9 @@ def choose_splits(groups: int, places: int, most: int, tiles: int) -> int:
 
 def _tile_seconds(attention: Attention, kernel: DecodeKernel, device: Device) -> float:
     """Return what one key tile takes a lone block: its products, or drawing its bytes."""
-    columns = attention.head_dim + value_dim(attention)
+    columns = attention.head_dim + attention.value_width
     stored = attention.head_dim if attention.shared_latent else columns
-    size = kernel.tile_kv * stored * DTYPE_BITS[kv_dtype(attention)] / 8
+    size = kernel.tile_kv * stored * width(attention.cache_dtype)
     dtype: Dtype = attention.dtype
     if kernel.products_in_kv_dtype and attention.kv_dtype is not None:
         dtype = attention.kv_dtype
@@ -157,18 +157,18 @@ def _tile_seconds(attention: Attention, kernel: DecodeKernel, device: Device) ->
     return max(products, size / (kernel.stream_gbps * 1e9))
 
 
-def _waves(blocks: int, one: float, transfer_seconds: float, *, kernel: DecodeKernel, sms: int) -> float:
+def _waves(blocks: int, block: float, transfer_seconds: float, *, kernel: DecodeKernel, sms: int) -> float:
     """Add up the waves: each as long as its blocks' loop at that crowding and its share of the transfer."""
-    places = sms * int(kernel.resident)
-    full, tail = divmod(blocks, places)
+    slots = sms * int(kernel.resident)
+    full, tail = divmod(blocks, slots)
 
     def wave(count: int) -> float:
         crowd = -(-count // sms)
-        compute = one * max(1.0, crowd / kernel.gain)
+        compute = block * max(1.0, crowd / kernel.gain)
         moved = transfer_seconds * count / blocks
         return float((compute**kernel.norm + moved**kernel.norm) ** (1 / kernel.norm))
 
-    return full * wave(places) + (wave(tail) if tail else 0.0)
+    return full * wave(slots) + (wave(tail) if tail else 0.0)
 
 
 def _bound(fixed_share: float, kernels: float, body: Transfer) -> Bound:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from rapid_des.device.vector_kinds import kind_of
+from rapid_des.device.vector.kinds import kind_of
 from rapid_des.errors import InputError
 
 Policy = Literal["eager", "torch_compile", "megatron", "vllm"]

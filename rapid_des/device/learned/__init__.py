@@ -2,26 +2,23 @@
 
 A device file says `operators: learned:FILE`. Each operator that FILE has a regressor for, and whose sizes lie
 in the sampled range, is priced by it; any other by the fallback that FILE declares (`native` or `roofline`).
-Every estimate says in its detail which it was, and `sources` sums that up.
+Every estimate says which it was; `fallbacks` and `unused` sum up where FILE and a job missed each other.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
-from rapid_des.device.learned_boosting import BOOSTERS
-from rapid_des.device.learned_features import Trend
-from rapid_des.device.learned_fit import LEAST_ROWS, Regressor, fit_regressor
-from rapid_des.device.learned_samples import SIZES, read_samples, shape_of
-from rapid_des.device.learned_trees import Forest
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.device.learned.regressors import Forest, Regressor, Trend
+from rapid_des.device.learned.samples import Shape, shape_of
 from rapid_des.device.operators import Estimate, Operator, OperatorModel
 from rapid_des.errors import InputError
 
@@ -74,25 +71,6 @@ class LearnedFile:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def fit_file(
-    samples: Path, *, by: str = "operator", sizes: str = "", time: str = "time_us", **options: Any
-) -> LearnedFile:
-    """Return a regressor for each operator of a table; see `learned_samples.read_samples` for the columns.
-
-    `options`: `fallback` (`native` or `roofline`), and `boosting`, which adds XGBoost and LightGBM.
-    """
-    columns = tuple(sizes.split(",")) if sizes else SIZES
-    groups = read_samples(samples, by=by.split(","), sizes=columns, time=time)
-    boosters = tuple(BOOSTERS) if options.get("boosting") else ()
-    regressors = {
-        name: fit_regressor(group.sizes, group.time_us, group.names, boosters=boosters)
-        for name, group in groups.items()
-        if len(group.sizes) >= LEAST_ROWS
-    }
-    left_out = {name: len(group.sizes) for name, group in groups.items() if name not in regressors}
-    return LearnedFile(regressors, samples.name, options["fallback"], left_out)
-
-
 def load_learned(path: Path) -> LearnedFile:
     """Return a file's regressors; a file that is none, or is damaged, is an `InputError` naming it."""
     if not path.is_file():
@@ -110,34 +88,56 @@ def load_learned(path: Path) -> LearnedFile:
 
 
 class LearnedOperators:
-    """The price list of a device with learned operators; memoised."""
+    """What prices one job's operators by a file of regressors, and tells where the two miss each other."""
 
-    def __init__(self, file: LearnedFile, name: str, fallback: OperatorModel) -> None:
-        self._file, self._name, self._fallback = file, name, fallback
-        self._used: Counter[str] = Counter()
-        self.estimate: Callable[[Operator], Estimate] = lru_cache(maxsize=None)(self._price)
+    def __init__(self, file: LearnedFile, name: str, fallback: OperatorModel, prices: BoundedCache) -> None:
+        self.file, self.name = file, name
+        self._fallback, self._prices = fallback, prices
+        self._asked: dict[Operator, None] = {}
 
-    def sources(self) -> list[str]:
-        """Return a line for each model that priced operators so far: which, and how many distinct shapes."""
-        return [f"{count} operators priced by {model}" for model, count in sorted(self._used.items())]
+    def estimate(self, operator: Operator) -> Estimate:
+        """Return the latency of one operator."""
+        self._asked[operator] = None
+        return self._prices.get_or_make(operator, partial(self._price, operator))
+
+    def unused(self) -> tuple[str, ...]:
+        """Return the operators that the file has a regressor for and that nothing has asked for so far."""
+        asked = {shape.name for operator in self._asked if (shape := shape_of(operator))}
+        return tuple(name for name in self.file.regressors if name not in asked)
+
+    def fallbacks(self) -> Mapping[str, str]:
+        """Return the operators that were asked for and left to the fallback, by name, and why.
+
+        The name is that of the samples; for what no sample can describe it is the kind of operator.
+        """
+        named = ((shape_of(operator), operator) for operator in self._asked)
+        missed = (
+            (shape.name if shape else type(operator).__name__, self._missing(shape))
+            for shape, operator in named
+        )
+        return {name: why for name, why in missed if why}
+
+    def _missing(self, shape: Shape | None) -> str:
+        """Return why the file does not price a shape; nothing if it does."""
+        regressor = self.file.regressors.get(shape.name) if shape else None
+        if shape is None or regressor is None:
+            return "no samples"
+        return "" if regressor.inside(shape.sizes) else "outside the sampled range"
 
     def _price(self, operator: Operator) -> Estimate:
-        below = self._fallback.estimate(operator)
-        shape = shape_of(operator)
-        regressor = self._file.regressors.get(shape.name) if shape else None
-        if shape is None or regressor is None or not regressor.inside(shape.sizes):
-            why = "no samples" if regressor is None else "outside the sampled range"
-            self._used[f"the {self._file.fallback} model ({why})"] += 1
+        below, shape = self._fallback.estimate(operator), shape_of(operator)
+        why = self._missing(shape)
+        if shape is None or why:
             return replace(below, detail={**below.detail, "fallback": why})
-        self._used[f"{regressor.kind} of {self._name} ({shape.name})"] += 1
-        seconds_us = float(regressor.predict(np.array([shape.sizes], dtype=np.float64))[0])
+        regressor, model = self.file.regressors[shape.name], f"learned:{self.name}"
+        microseconds = float(regressor.predict(np.array([shape.sizes], dtype=np.float64))[0])
         detail = {
-            "model": f"learned:{self._name}",
+            "model": model,
             "regressor": regressor.kind,
             "cross_validation_error": regressor.error,
             "native_duration_ps": below.duration,
         }
-        return replace(below, duration=round(seconds_us * 1e6), detail=detail)
+        return replace(below, duration=round(microseconds * 1e6), detail=detail, model=model)
 
 
 def _describe(regressor: Regressor, prefix: str) -> dict[str, object]:
@@ -160,7 +160,7 @@ def _restore(entry: Mapping[str, Any], arrays: dict[str, Any]) -> Regressor:
         low=np.array(entry["low"]),
         high=np.array(entry["high"]),
         kind=entry["kind"],
-        trend=Trend(entry["degree"], cast("Any", arrays[f"{prefix}.coefficients"])),
+        trend=Trend(entry["degree"], arrays[f"{prefix}.coefficients"]),
         forest=Forest.from_arrays(arrays, prefix),
         error=entry["error"],
         rows=entry["rows"],

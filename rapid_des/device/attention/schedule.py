@@ -7,45 +7,42 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from rapid_des.arrays import Floats
 
 SIMULATED_ROUNDS = 12
 """Rounds of resident blocks that are simulated; a longer grid repeats its period at the steady rate."""
 INTERPRETED_BLOCKS = 60_000
-"""Blocks that a process simulates as Python, 1 µs each: a job has a tenth of them, and a process that goes on
+"""Blocks that are simulated as Python, 1 µs each: a job has a tenth of them, and a scheduler that goes on
 to more is likely to have the many for which loading the compiled form (0.3 s) pays."""
 
 
-def makespan(pattern: Floats, repeats: int, sms: int, pace: Floats) -> float:
-    """Return the seconds until the last block ends.
+class BlockScheduler:
+    """The simulation: interpreted at first, compiled once enough blocks have come for loading that to pay.
 
-    `pattern` holds the seconds that each block of one head would take alone on an SM, in issue order, and is
-    issued `repeats` times. With k blocks resident on an SM each advances at `pace[k-1]`; `len(pace)` blocks
-    fit on one SM. A free place takes the next block in issue order.
-
-    >>> makespan(np.array([1.0, 1.0]), 3, 2, np.array([1.0]))
-    3.0
+    Both give the same bits. `blocks` counts what was simulated so far.
     """
-    slots = sms * len(pace)
-    kept = min(repeats, -(-SIMULATED_ROUNDS * slots // len(pattern)))
-    rest = (repeats - kept) * float(pattern.sum()) / (slots * float(pace[-1]))
-    return _schedule.makespan(np.tile(pattern, kept), sms, pace) + rest
-
-
-class Schedule:
-    """The simulation: interpreted at first, compiled once enough blocks have come for that to pay."""
 
     def __init__(self) -> None:
         self.blocks = 0
 
-    def makespan(self, work: Floats, sms: int, pace: Floats) -> float:
-        """Return the seconds until the last of these blocks ends."""
+    def makespan(self, pattern: Floats, repeats: int, sms: int, pace: Floats) -> float:
+        """Return the seconds until the last block ends.
+
+        `pattern` holds the seconds that each block of one head would take alone on an SM, in issue order, and
+        is issued `repeats` times. With k blocks resident on an SM each advances at `pace[k-1]`; `len(pace)`
+        blocks fit on one SM. A free slot takes the next block in issue order.
+
+        >>> BlockScheduler().makespan(np.array([1.0, 1.0]), 3, 2, np.array([1.0]))
+        3.0
+        """
+        slots = sms * len(pace)
+        simulated = min(repeats, -(-SIMULATED_ROUNDS * slots // len(pattern)))
+        rest = (repeats - simulated) * float(pattern.sum()) / (slots * float(pace[-1]))
+        work = np.tile(pattern, simulated)
         self.blocks += len(work)
-        return (
-            interpreted(work, sms, pace) if self.blocks <= INTERPRETED_BLOCKS else compiled(work, sms, pace)
-        )
+        pays = self.blocks > INTERPRETED_BLOCKS or _machine_code.cache_info().currsize
+        return (compiled if pays else interpreted)(work, sms, pace) + rest
 
 
 def interpreted(work: Floats, sms: int, pace: Floats) -> float:
@@ -77,25 +74,25 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
 ) -> float:
     """Simulate each SM as a processor-sharing server; a binary heap holds the SMs by their next finish.
 
-    `left` holds the work left by SM and place, `due` when each SM's next block ends; both begin as if all
+    `left` holds the work left by SM and slot, `due` when each SM's next block ends; both begin as if all
     were empty. `scratch` is for the blocks on each SM, since when they advance, and the heap.
     """
     count, since, heap = scratch
-    blocks, places, sms = len(work), len(pace), len(due)
+    blocks, slots, sms = len(work), len(pace), len(due)
     issued = 0
-    for place in range(places):
+    for slot in range(slots):
         for sm in range(sms):
             if issued < blocks:
-                left[sm * places + place] = work[issued]
+                left[sm * slots + slot] = work[issued]
                 count[sm] += 1
                 issued += 1
     size = 0
     for sm in range(sms):
         if count[sm] > 0:
             least = np.inf
-            for place in range(sm * places, sm * places + places):
-                if 0.0 < left[place] < least:
-                    least = left[place]
+            for slot in range(sm * slots, sm * slots + slots):
+                if 0.0 < left[slot] < least:
+                    least = left[slot]
             due[sm] = least / pace[count[sm] - 1]
             at = size
             while at > 0 and due[heap[(at - 1) // 2]] > due[sm]:
@@ -110,9 +107,9 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
         done = (now - since[sm]) * pace[count[sm] - 1]
         since[sm] = now
         least = np.inf
-        for place in range(sm * places, sm * places + places):
-            if left[place] > 0.0:
-                rest = left[place] - done
+        for slot in range(sm * slots, sm * slots + slots):
+            if left[slot] > 0.0:
+                rest = left[slot] - done
                 if rest <= 1e-15:
                     rest = 0.0
                     if issued < blocks:
@@ -120,7 +117,7 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
                         issued += 1
                     else:
                         count[sm] -= 1
-                left[place] = rest
+                left[slot] = rest
                 if 0.0 < rest < least:
                     least = rest
         if count[sm] == 0:
@@ -138,6 +135,3 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
             at, child = child, 2 * child + 1
         heap[at] = sm
     return now
-
-
-_schedule = Schedule()

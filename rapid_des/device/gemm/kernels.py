@@ -1,36 +1,34 @@
-"""GEMM latency: the fastest kernel of the library's menu, and why it takes that long.
+"""The GEMM kernels of one device, library and dtype: dense, and grouped over the experts of a rank.
 
-A `GemmModel` holds what a device, its library and a dtype fix: tiles, rates, constants. It prices many GEMMs
-at once; `price_gemm` is its one-operator form behind the operator model. Grouped GEMMs: `gemm_grouped`.
+A `GemmModel` holds what device, library and operand types fix (tiles, rates, constants) and prices many GEMMs
+at once, each by the fastest kernel of the library's menu.
+
+In a grouped GEMM each expert's rows are cut into tiles that no other expert shares, so few rows an expert
+waste most of a tile; weights of experts without rows are not read. Its constants are the dense GEMM's with
+the section `grouped_gemm` on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rapid_des.device.gemm_constants import GemmConstants, gemm_constants
-from rapid_des.device.gemm_explain import explain
-from rapid_des.device.gemm_tiles import Candidates, candidates
-from rapid_des.device.gemm_timing import Timing, Work, time_candidates
-from rapid_des.device.model_rates import Rates, rates_of
-from rapid_des.device.operators import Dtype, Estimate, Gemm
-from rapid_des.device.roofline import width
+from rapid_des.arrays import Bools, Floats
+from rapid_des.device.device import Device
+from rapid_des.device.gemm.constants import GemmConstants, gemm_constants
+from rapid_des.device.gemm.tiles import Candidates, candidates
+from rapid_des.device.gemm.timing import Timing, Work, time_candidates
+from rapid_des.device.operators import Dtype, Gemm, GroupedGemm, width
+from rapid_des.device.rates import Rates, rates_of
 from rapid_des.device.spec import KernelMenu
 from rapid_des.units import PS_PER_US
 
-if TYPE_CHECKING:
-    from rapid_des.device.model import Device
-
-Floats = npt.NDArray[np.float64]
-
 _GEMV_ROWS = 16
 _CHUNK = 32
-"""GEMMs priced together: their arrays stay in the cache."""
+"""GEMMs priced together: their arrays stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +91,22 @@ class Priced:
 
     kernel_us: Floats
     chosen: npt.NDArray[np.intp]
-    gemv: npt.NDArray[np.bool_]
+    gemv: Bools
     throttle: Floats
     quantise_us: Floats
     timing: Timing
 
 
 def gemm_model(device: Device, dtype: Dtype, weight_dtype: Dtype | None = None) -> GemmModel:
-    """Return (and keep in the device's tables) the GEMM model of operands of these types."""
-    key = ("gemm", dtype, weight_dtype or dtype)
-    if key not in device.tables:
-        values = gemm_constants(device.constants("gemm", dtype), device.spec.name)
-        device.tables[key] = build_model(device, dtype, weight_dtype or dtype, values)
-    return cast(GemmModel, device.tables[key])
+    """Return the dense kernels for operands of these types; the weights' is the other's if None."""
+    values = gemm_constants(device.constants("gemm", dtype), device.spec.name)
+    return build_model(device, dtype, weight_dtype or dtype, values)
+
+
+def grouped_model(device: Device, dtype: Dtype, changes: Mapping[str, float] | None = None) -> GemmModel:
+    """Return the grouped kernels for operands of this type, with some constants changed."""
+    values = {**device.constants("gemm", ""), **device.constants("grouped_gemm", dtype), **(changes or {})}
+    return build_model(device, dtype, dtype, gemm_constants(values, device.spec.name), grouped=True)
 
 
 def build_model(
@@ -139,16 +140,51 @@ def result_width(gemm: Gemm) -> float:
     return width(gemm.out_dtype) if gemm.out_dtype else max(2.0, width(gemm.dtype))
 
 
-def price_gemm(gemm: Gemm, device: Device) -> Estimate:
-    """Price one GEMM."""
-    model = gemm_model(device, gemm.dtype, gemm.weight_dtype)
-    work = gemm_work([gemm])
-    return explain(model.price(work), work, model, device)
-
-
 def gemm_times_us(gemms: Sequence[Gemm], device: Device) -> Floats:
     """Return the microseconds of many GEMMs of equal dtypes at once, launch included."""
     model = gemm_model(device, gemms[0].dtype, gemms[0].weight_dtype)
     chunks = [gemms[first : first + _CHUNK] for first in range(0, len(gemms), _CHUNK)]
     kernels: Floats = np.concatenate([model.price(gemm_work(chunk)).kernel_us for chunk in chunks])
     return kernels + device.launch_overhead / PS_PER_US
+
+
+def grouped_work(gemms: Sequence[GroupedGemm], tiles: Candidates) -> Work:
+    """Return grouped GEMMs of one dtype as columns, tiles counted expert by expert; each has some row."""
+    counts = [np.array([rows for rows in gemm.rows if rows], dtype=np.float64) for gemm in gemms]
+    heights, which = np.unique(tiles.tile_m, return_inverse=True)
+    by_height = np.array([[np.ceil(rows / height).sum() for height in heights] for rows in counts])
+    size, stored = operand_width(gemms[0].dtype), max(2.0, width(gemms[0].dtype))
+    total, high, groups = (_column([value(rows) for rows in counts]) for value in (np.sum, np.max, np.size))
+    n, k = _column([gemm.n for gemm in gemms]), _column([gemm.k for gemm in gemms])
+    moved = total * k * size, groups * n * k * size, total * n * stored
+    return Work(total, high, groups, n, k, *moved, row_tiles=by_height[:, which])
+
+
+def _column(values: Sequence[float]) -> Floats:
+    return np.array(values, dtype=np.float64)[:, None]
+
+
+def gated_ffn_us(
+    pairs: Sequence[tuple[GroupedGemm, GroupedGemm]],
+    device: Device,
+    changes: Mapping[str, float] | None = None,
+) -> Floats:
+    """Return the microseconds of fused gated feed-forwards: route, gate and up, SwiGLU, down, combine.
+
+    Each pair is the gate-and-up and the down product of one rank. `changes` replaces constants (calibration).
+    """
+    changes = changes or {}
+    first = pairs[0][0]
+    model = grouped_model(device, first.dtype, {k: v for k, v in changes.items() if k not in MOE_NAMES})
+    moe = {**device.constants("moe", first.dtype), **{k: v for k, v in changes.items() if k in MOE_NAMES}}
+    up, down = (grouped_work([pair[index] for pair in pairs], model.tiles) for index in (0, 1))
+    gathered = up.rows * up.k * 2 * 2 + up.rows * up.n * 1.5 * 2 + down.rows * down.n * 2 * 2
+    moving = 1e6 * gathered[:, 0] / (model.rates.hbm * moe["move"])
+    products: Floats = model.price(up).kernel_us + model.price(down).kernel_us
+    routing = moe["route_us"] + moe["row_ns"] / 1000 * up.rows[:, 0]
+    return products + moving + routing + device.launch_overhead / PS_PER_US
+
+
+MOE_NAMES = ("route_us", "row_ns", "move")
+"""Constants of section `moe`: fixed time of the routing, permutation and combination kernels (µs), their time
+for a row (ns), and the share of the HBM bandwidth at which they move the activations."""

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from rapid_des.arrays import Floats
 from rapid_des.device.operators import Attention, Gemm, Operator, Vector
 from rapid_des.errors import InputError
-
-Floats = npt.NDArray[np.float64]
 
 GEMM_SIZES = ("m", "n", "k", "batch")
 ATTENTION_SIZES = ("batch", "query_length", "key_length", "heads", "kv_heads", "head_dim")

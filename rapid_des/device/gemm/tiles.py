@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from rapid_des.device.gemm_constants import GemmConstants
-from rapid_des.device.model_rates import Rates
+from rapid_des.arrays import Floats
+from rapid_des.device.gemm.constants import GemmConstants
+from rapid_des.device.rates import Rates
 from rapid_des.device.spec import KernelMenu
-
-Floats = npt.NDArray[np.float64]
 
 _ACCUMULATOR_BYTES = 4
 _STAGES = 3
@@ -26,7 +24,7 @@ class Candidates:
     tile_m: Floats
     tile_n: Floats
     split: Floats
-    ruled: bool
+    by_rows: bool
     """Whether the menu depends on the number of rows."""
     low_m: Floats
     """The GEMM must have more rows than this …"""

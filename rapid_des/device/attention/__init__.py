@@ -1,0 +1,133 @@
+"""Attention of every kind: which kernel runs, and what it costs.
+
+- many queries: FlashAttention forward or backward (`flash`);
+- so few queries that one tile holds all rows of a KV head: decode with split keys (`decode`);
+- `fused=False`: separate kernels, and the scores and the probabilities go through memory. Forward: scores =
+  Q K^T (batched GEMM), scale + mask + softmax (one kernel), O = P V. Backward: dV = P^T dO, dP = dO V^T,
+  softmax backward, dQ = dS K, dK = dS^T Q. Masked pairs are computed all the same.
+
+MLA, absorbed, is decode (or flash) over one latent KV head of 576 columns whose first 512 are the values
+(`shared_latent`); not absorbed it is flash with head_dim 192 and value_dim 128. Both have constants of their
+own (`mla_decode`, `mla_prefill`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rapid_des.device.attention.decode import price_decode, rows_of
+from rapid_des.device.attention.flash import price_flash, price_flash_backward
+from rapid_des.device.attention.schedule import BlockScheduler
+from rapid_des.device.device import Device
+from rapid_des.device.operators import Attention, Estimate, Gemm, Operator, Vector
+from rapid_des.errors import InputError
+
+
+def price_attention(attention: Attention, device: Device, scheduler: BlockScheduler) -> Estimate:
+    """Price one fused attention operator; an impossible shape is an `InputError` that says why."""
+    _check(attention)
+    if attention.phase == "backward":
+        return price_flash_backward(attention, device, scheduler)
+    if _has_few_queries(attention, device):
+        return price_decode(attention, device, decode_section(attention))
+    return price_flash(attention, device, scheduler, prefill_section(attention))
+
+
+def price_unfused(attention: Attention, price: Callable[[Operator], Estimate]) -> Estimate:
+    """Price one unfused attention operator: its kernels, by `price`, one after the other."""
+    _check(attention)
+    parts = kernels(attention)
+    estimates = [price(part) for part in parts]
+    slowest = max(estimates, key=lambda estimate: estimate.duration)
+    moved: dict[str, int] = {}
+    for estimate in estimates:
+        for level, count in estimate.bytes.items():
+            moved[level] = moved.get(level, 0) + count
+    detail = {
+        "model": "unfused",
+        "kernels": [
+            {"kernel": _name(part), "duration_ps": estimate.duration, "bound": estimate.bound}
+            for part, estimate in zip(parts, estimates, strict=True)
+        ],
+    }
+    duration = sum(estimate.duration for estimate in estimates)
+    flops = sum(estimate.flops for estimate in estimates)
+    return Estimate(duration, slowest.bound, flops, moved, detail, "attention.unfused")
+
+
+def kernels(attention: Attention) -> Sequence[Operator]:
+    """Return the kernels of the forward or backward pass; heads that share a KV head are rows of one GEMM.
+
+    >>> [type(part).__name__ for part in kernels(Attention(1, 8, 8, heads=2, kv_heads=1, head_dim=64))]
+    ['Gemm', 'Vector', 'Gemm']
+    """
+    batch = attention.batch * attention.kv_heads
+    rows = attention.query_length * attention.group_size
+    keys, width, dtype = attention.key_length, attention.head_dim, attention.dtype
+
+    def product(m: int, n: int, k: int) -> Gemm:
+        return Gemm(m, n, k, batch=batch, dtype=dtype)
+
+    softmax = Vector("masked_softmax", batch * rows, keys, dtype=dtype, phase=attention.phase)
+    if attention.phase == "forward":
+        return (product(rows, keys, width), softmax, product(rows, attention.value_width, keys))
+    return (
+        product(keys, attention.value_width, rows),
+        product(rows, keys, attention.value_width),
+        softmax,
+        product(rows, width, keys),
+        product(keys, width, rows),
+    )
+
+
+def section_of(attention: Attention, device: Device) -> str:
+    """Return the section of the constants that prices a fused operator."""
+    _check(attention)
+    if attention.phase == "backward":
+        return "attention_backward"
+    few = _has_few_queries(attention, device)
+    return decode_section(attention) if few else prefill_section(attention)
+
+
+def _has_few_queries(attention: Attention, device: Device) -> bool:
+    return attention.query_length == 1 or _is_packed(attention, device)
+
+
+def _is_packed(attention: Attention, device: Device) -> bool:
+    """Return whether all rows of a KV head share one tile, in a library whose kernels pack heads together."""
+    if prefill_section(attention) == "mla_prefill" and not attention.shared_latent:
+        return False
+    tile, packs = device.chosen_constants("attention", ("tile_q", "pack_heads"), attention.cache_dtype)
+    return bool(packs) and rows_of(attention) <= tile
+
+
+def decode_section(attention: Attention) -> str:
+    """Return the constants for few queries: MLA's latent, one query head a KV head, or a group."""
+    if attention.shared_latent:
+        return "mla_decode"
+    return "decode" if attention.group_size > 1 else "decode_mha"
+
+
+def prefill_section(attention: Attention) -> str:
+    """Return the constants for many queries: kernels with unequal head sizes are MLA's."""
+    return "attention" if attention.value_width == attention.head_dim else "mla_prefill"
+
+
+def _check(attention: Attention) -> None:
+    for name in ("batch", "query_length", "key_length", "heads", "kv_heads", "head_dim"):
+        if getattr(attention, name) < 1:
+            raise InputError(f"attention: {name} is {getattr(attention, name)}, it must be at least 1")
+    if attention.heads % attention.kv_heads:
+        raise InputError(
+            f"attention: heads {attention.heads} is no multiple of kv_heads {attention.kv_heads}"
+        )
+    if attention.key_length < attention.query_length and attention.causal:
+        raise InputError(
+            f"attention: query_length {attention.query_length} is more than key_length {attention.key_length}"
+        )
+    if attention.shared_latent and attention.kv_heads != 1:
+        raise InputError(f"attention: a shared latent has one KV head, not {attention.kv_heads}")
+
+
+def _name(part: Operator) -> str:
+    return f"gemm {part.batch}x{part.m}x{part.n}x{part.k}" if isinstance(part, Gemm) else "masked_softmax"

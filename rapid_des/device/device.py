@@ -1,0 +1,182 @@
+"""A device as a value: what its file says, under stated conditions, with its architecture's constants.
+
+It prices nothing (`rapid_des.device.pricing` does): it pickles, compares and hashes by content, and `as_yaml`
+writes it back to a file of its format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import structs
+
+from rapid_des.config import resolve, to_yaml
+from rapid_des.device.operators import Dtype
+from rapid_des.device.spec import (
+    LEARNED,
+    Conditions,
+    DeviceSpec,
+    FamilySpec,
+    KernelMenu,
+    Store,
+    load_device_spec,
+    load_family,
+)
+from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
+
+_Quantity = TypeVar("_Quantity", bound=int)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device as it is used.
+
+    Attributes:
+        spec: the device file; a file of learned operators stands in it with its absolute path.
+        family: its architecture: kernel menus, and constants that the spec's override.
+    """
+
+    spec: DeviceSpec
+    family: FamilySpec = field(repr=False)
+
+    def __hash__(self) -> int:
+        return hash((self.spec.name, self.spec.clock, self.spec.hbm, self.conditions, self.family.name))
+
+    def as_yaml(self) -> str:
+        """Return a device file, its family's constants in it, that loads to an equal device."""
+        return to_yaml(structs.replace(self.spec, family=self.family))
+
+    @property
+    def conditions(self) -> Conditions:
+        """How the device is used."""
+        return self.spec.conditions
+
+    def under(self, **conditions: str) -> Device:
+        """Return the same device under other conditions (`clock`, `launch`, `l2`, `library`)."""
+        changed = structs.replace(self.spec.conditions, **conditions)
+        return replace(self, spec=structs.replace(self.spec, conditions=changed))
+
+    def priced_by(self, operators: str) -> Device:
+        """Return the same device with other operator models (`native`, `roofline`, `learned:FILE`)."""
+        return replace(self, spec=structs.replace(self.spec, operators=operators))
+
+    def slowed(self, *, compute: Fraction, hbm: Fraction) -> Device:
+        """Return the device at shares of its clock and of its memory bandwidth, both above 0 and at most 1.
+
+        The clock carries everything on the chip: arithmetic, registers, shared memory, L2. Launches keep
+        their time. `UnsupportedByEngine` for learned operators, which know only what they were fitted on.
+        """
+        spec = self.spec
+        if spec.operators.startswith(LEARNED):
+            raise UnsupportedByEngine(
+                f"{spec.name}: operators {spec.operators} can not price a slowed device"
+            )
+        clock = {name: _scaled(getattr(spec.clock, name), compute) for name in spec.clock.__struct_fields__}
+        chip = {name: _narrowed(getattr(spec, name), compute) for name in ("registers", "shared", "l2")}
+        return replace(
+            self,
+            spec=structs.replace(
+                spec,
+                clock=structs.replace(spec.clock, **clock),
+                tensor_peak={dtype: _scaled(peak, compute) for dtype, peak in spec.tensor_peak.items()},
+                vector_peak={dtype: _scaled(peak, compute) for dtype, peak in spec.vector_peak.items()},
+                hbm=_narrowed(spec.hbm, hbm),
+                **chip,
+            ),
+        )
+
+    @property
+    def clock_ratio(self) -> float:
+        """The clock in use over the clock that the peaks are stated at."""
+        clock = self.spec.clock
+        return (clock.boost if self.conditions.clock == "boost" else clock.sustained) / clock.peak
+
+    @property
+    def launch_overhead(self) -> int:
+        """Picoseconds that a launch adds to a kernel, under the conditions in use."""
+        launch = self.spec.launch
+        return int(launch.graph if self.conditions.launch == "graph" else launch.eager)
+
+    def tensor_rate(self, dtype: Dtype) -> float:
+        """Return the peak FLOP/s of the matrix unit (else the vector unit) at the clock in use."""
+        peaks = self.spec.tensor_peak
+        if dtype in peaks:
+            return peaks[dtype] * self.clock_ratio
+        return self.vector_rate(dtype)
+
+    def vector_rate(self, dtype: Dtype) -> float:
+        """Return the peak FLOP/s of the vector unit at the clock in use (fp32 for narrow types)."""
+        peaks = self.spec.vector_peak
+        if dtype not in peaks and dtype in {"fp64", "tf32", "fp8", "fp4", "int4"}:
+            known = ", ".join(dict.fromkeys([*self.spec.tensor_peak, *peaks]))
+            raise InputError(f"{self.spec.name} has no {dtype} arithmetic; it has {known}")
+        return peaks.get(dtype, peaks["fp32"]) * self.clock_ratio
+
+    def constants(self, section: str, dtype: str = "") -> Mapping[str, float]:
+        """Return a section's constants for this library and dtype: the most specific scope wins.
+
+        Scopes from weak to strong: `default`, the dtype, the library, `library/dtype`; within a scope the
+        device's value wins over its family's.
+        """
+        merged: dict[str, float] = {}
+        for scope in self._scopes(dtype):
+            for source in (self.family.constants, self.spec.constants):
+                merged |= source.get(section, {}).get(scope, {})
+        return merged
+
+    def constant(self, section: str, name: str, dtype: str = "") -> float:
+        """Return one constant; errors as in `chosen_constants`."""
+        return self.chosen_constants(section, (name,), dtype)[0]
+
+    def chosen_constants(self, section: str, names: Collection[str], dtype: str = "") -> tuple[float, ...]:
+        """Return constants in the order of `names`.
+
+        One that is missing or negative, or a utilisation or share above 1, is a `ConfigError` that names it.
+        """
+        known = self.constants(section, dtype)
+        for name in names:
+            key = f"constants.{section}.{name}"
+            if name not in known:
+                raise ConfigError(
+                    f"neither {self.spec.name} nor its family {self.family.name} has it", key=key
+                )
+            value = known[name]
+            if value < 0 or (value > 1 and name.endswith(("utilisation", "share", "overlap"))):
+                raise ConfigError(f"{value} is out of range; a utilisation or share lies in 0 to 1", key=key)
+        return tuple(known[name] for name in names)
+
+    def kernels(self, dtype: str) -> KernelMenu:
+        """Return what the library in use has for GEMMs of this dtype: the most specific menu."""
+        menus = self.family.kernels
+        return next(menus[scope] for scope in reversed(self._scopes(dtype)) if scope in menus)
+
+    def _scopes(self, dtype: str) -> tuple[str, str, str, str]:
+        library = self.conditions.library
+        return "default", dtype, library, f"{library}/{dtype}"
+
+
+def load_device(reference: str, *, settings: Iterable[tuple[str, str]] = (), folder: Path = Path()) -> Device:
+    """Return the device that a preset's name or a file names, with `settings` (key path, value) applied.
+
+    >>> load_device("h100_sxm").spec.sms
+    132
+    """
+    spec = load_device_spec(reference, settings=settings, folder=folder)
+    home = resolve(reference, "device", folder=folder).parent
+    family = load_family(spec.family, folder=home) if isinstance(spec.family, str) else spec.family
+    operators = spec.operators
+    if operators.startswith(LEARNED):
+        operators = LEARNED + str((home / operators.removeprefix(LEARNED)).absolute())
+    return Device(structs.replace(spec, family=family.name, operators=operators), family)
+
+
+def _narrowed(store: Store, share: Fraction) -> Store:
+    return structs.replace(store, bandwidth=_scaled(store.bandwidth, share))
+
+
+def _scaled(quantity: _Quantity, share: Fraction) -> _Quantity:
+    return type(quantity)(max(1, quantity * share // 1))

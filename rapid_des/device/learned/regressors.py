@@ -1,0 +1,158 @@
+"""One operator's regressor: a log-linear trend and, on what is left of it, trees as flat arrays without code.
+
+An operator's time is a product of powers of its sizes wherever one resource bounds it. The trend takes that
+part (least squares of log time on the log sizes, or on their squares and products too); the trees learn what
+is left: waves, alignment, changes of kernel. Between samples the trend interpolates, which bare trees cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rapid_des.arrays import Floats, Int32s
+
+LEAF = -1
+"""The feature index of a leaf."""
+
+
+@dataclass(frozen=True)
+class Regressor:
+    """One operator's model: sizes to microseconds."""
+
+    names: tuple[str, ...]
+    """The sizes, in order."""
+    low: Floats
+    high: Floats
+    """The sampled range of each size."""
+    kind: str
+    trend: Trend
+    forest: Forest
+    error: float
+    """Mean absolute relative error in cross-validation."""
+    rows: int
+
+    def inside(self, sizes: Sequence[float]) -> bool:
+        """Return whether all sizes lie in the sampled range."""
+        values = np.array(sizes, dtype=np.float64)
+        return bool(np.all(values >= self.low) and np.all(values <= self.high))
+
+    def predict(self, sizes: Floats) -> Floats:
+        """Return microseconds, a number a row of `sizes`."""
+        lifted = positive(sizes)
+        log_time = self.trend.predict(lifted) + self.forest.predict(features(lifted, self.trend))
+        return np.exp(log_time)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Least-squares coefficients of log time: constant, log sizes, and (quadratic) their products."""
+
+    degree: int
+    coefficients: Floats
+
+    @classmethod
+    def fit(cls, sizes: Floats, log_time: Floats, degree: int) -> Trend:
+        """Return the trend of one operator's samples; `sizes` has a row a sample."""
+        terms = _terms(np.log(sizes), degree)
+        coefficients: Floats = np.linalg.lstsq(terms, log_time, rcond=None)[0].astype(np.float64)
+        return cls(degree, coefficients)
+
+    def predict(self, sizes: Floats) -> Floats:
+        """Return the log time that the trend says."""
+        result: Floats = _terms(np.log(sizes), self.degree) @ self.coefficients
+        return result
+
+
+def features(sizes: Floats, trend: Trend) -> Floats:
+    """Return the trees' features, a row a sample: logs, pair sums and differences, the trend."""
+    logs = np.log(sizes)
+    count = logs.shape[1]
+    pairs = [(i, j) for i in range(count) for j in range(i)]
+    columns = [logs]
+    columns += [(logs[:, i] + logs[:, j])[:, None] for i, j in pairs]
+    columns += [(logs[:, i] - logs[:, j])[:, None] for i, j in pairs]
+    columns.append(trend.predict(sizes)[:, None])
+    return np.hstack(columns)
+
+
+def positive(sizes: Floats) -> Floats:
+    """Return sizes with zeros lifted to one half: their logarithm must exist."""
+    return np.where(sizes > 0, sizes, 0.5)
+
+
+def varying(values: Sequence[Sequence[float]], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the columns that hold more than one value.
+
+    >>> varying([[1, 5], [2, 5]], ["m", "k"])
+    ('m',)
+    """
+    table = np.array(values)
+    return tuple(name for i, name in enumerate(names) if len(np.unique(table[:, i])) > 1)
+
+
+def _terms(logs: Floats, degree: int) -> Floats:
+    columns = [np.ones((len(logs), 1)), logs]
+    if degree == 2:
+        count = logs.shape[1]
+        columns += [(logs[:, i] * logs[:, j])[:, None] for i in range(count) for j in range(i + 1)]
+    return np.hstack(columns)
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Trees laid one after the other; node i goes to `left[i]` if its feature is at most the threshold.
+
+    The prediction is `offset` plus `scale` times the sum of one leaf of every tree (a mean of trees has scale
+    1/n, boosting its learning rate). Features are compared in float32, as the trees were grown.
+    """
+
+    roots: Int32s
+    feature: npt.NDArray[np.int16]
+    threshold: Floats
+    left: Int32s
+    right: Int32s
+    value: npt.NDArray[np.float32]
+    scale: float
+    offset: float
+
+    def predict(self, features: Floats) -> Floats:
+        """Return one number for each row of `features`."""
+        rows = features.astype(np.float32)
+        nodes = np.repeat(self.roots[None, :], len(rows), axis=0)
+        index = np.arange(len(rows))[:, None]
+        while True:
+            feature = self.feature[nodes]
+            inner = feature != LEAF
+            if not inner.any():
+                break
+            low = rows[index, np.where(inner, feature, 0)] <= self.threshold[nodes]
+            nodes = np.where(inner, np.where(low, self.left[nodes], self.right[nodes]), nodes)
+        total: Floats = self.value[nodes].astype(np.float64).sum(axis=1)
+        return self.offset + self.scale * total
+
+    def arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
+        """Return what a file holds of the forest, under names that start with `prefix`."""
+        fields: dict[str, npt.NDArray[np.generic]] = {
+            name: getattr(self, name) for name in ("roots", "feature", "threshold", "left", "right", "value")
+        }
+        fields["ends"] = np.array([self.scale, self.offset])
+        return {f"{prefix}.{name}": array for name, array in fields.items()}
+
+    @classmethod
+    def from_arrays(cls, stored: dict[str, npt.NDArray[np.generic]], prefix: str) -> Forest:
+        """Return the forest that `arrays` described."""
+        scale, offset = (float(number) for number in stored[f"{prefix}.ends"])
+        return cls(
+            roots=stored[f"{prefix}.roots"].astype(np.int32),
+            feature=stored[f"{prefix}.feature"].astype(np.int16),
+            threshold=stored[f"{prefix}.threshold"].astype(np.float64),
+            left=stored[f"{prefix}.left"].astype(np.int32),
+            right=stored[f"{prefix}.right"].astype(np.int32),
+            value=stored[f"{prefix}.value"].astype(np.float32),
+            scale=scale,
+            offset=offset,
+        )

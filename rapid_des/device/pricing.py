@@ -1,0 +1,112 @@
+"""What prices operators on a device: its native models, the roofline, or regressors on measurements.
+
+An operator model is made for one job; what it works out stays in the cache it was given, so that the next
+model of an equal device need not work it out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.device import roofline
+from rapid_des.device.attention import price_attention, price_unfused
+from rapid_des.device.attention.schedule import BlockScheduler
+from rapid_des.device.device import Device
+from rapid_des.device.gemm import price_gemm, price_grouped_gemm
+from rapid_des.device.gemm.kernels import gemm_model, grouped_model
+from rapid_des.device.learned import LearnedOperators, load_learned
+from rapid_des.device.operators import Attention, Estimate, Gemm, GroupedGemm, Operator, OperatorModel, Vector
+from rapid_des.device.spec import LEARNED
+from rapid_des.device.vector import price_vector
+
+MOST_PRICES = 1 << 15
+"""Estimates that are remembered for a device, each of about a kilobyte."""
+_WEIGHT = 1 << 20
+"""Bytes, about, of the prices that a job asks for."""
+_MOST_NAMES = 8
+
+
+def operator_model(device: Device, memory: BoundedCache | None = None) -> OperatorModel:
+    """Return what prices operators as the device's file says; `memory` remembers prices for later models.
+
+    >>> from rapid_des.device import load_device
+    >>> operator_model(load_device("h100_sxm")).estimate(Gemm(4096, 4096, 4096)).bound
+    'tensor'
+    """
+    if memory is None:
+        memory = BoundedCache(_WEIGHT)
+    prices = memory.get_or_make(
+        ("prices", device), lambda: BoundedCache(MOST_PRICES), weight=lambda _: _WEIGHT
+    )
+    if device.spec.operators == "roofline":
+        return RooflineOperators(device, prices)
+    if device.spec.operators == "native":
+        return NativeOperators(device, prices)
+    path = Path(device.spec.operators.removeprefix(LEARNED))
+    file = prices.get_or_make("file", lambda: load_learned(path))
+    return LearnedOperators(file, path.name, operator_model(device.priced_by(file.fallback), memory), prices)
+
+
+def learned_notes(models: Iterable[OperatorModel]) -> tuple[str, ...]:
+    """Return, for the models that priced one job, where it and a file of regressors missed each other."""
+    by_file: dict[str, list[LearnedOperators]] = {}
+    for model in models:
+        if isinstance(model, LearnedOperators):
+            by_file.setdefault(model.name, []).append(model)
+    notes = []
+    for name, learned in by_file.items():
+        unused = [each for each in learned[0].unused() if all(each in other.unused() for other in learned)]
+        if unused:
+            notes.append(f"learned:{name} has samples of what nothing here asks for: {_some(unused)}")
+        reasons = {each: why for model in learned for each, why in model.fallbacks().items()}
+        if reasons:
+            left = _some([f"{each} ({why})" for each, why in reasons.items()])
+            notes.append(f"learned:{name} left to the {learned[0].file.fallback} model: {left}")
+    return tuple(notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+class RooflineOperators:
+    """The textbook roofline of every operator."""
+
+    def __init__(self, device: Device, prices: BoundedCache) -> None:
+        self._device, self._prices = device, prices
+
+    def estimate(self, operator: Operator) -> Estimate:
+        """Return the latency of one operator."""
+        return self._prices.get_or_make(operator, lambda: roofline.price(operator, self._device))
+
+
+class NativeOperators:
+    """The models of the kernels that libraries run; their tables are remembered beside the prices."""
+
+    def __init__(self, device: Device, prices: BoundedCache) -> None:
+        self._device, self._prices = device, prices
+
+    def estimate(self, operator: Operator) -> Estimate:
+        """Return the latency of one operator."""
+        return self._prices.get_or_make(operator, partial(self._price, operator))
+
+    def _price(self, operator: Operator) -> Estimate:
+        device, table = self._device, self._prices.get_or_make
+        match operator:
+            case Gemm(dtype=dtype, weight_dtype=weight_dtype):
+                key = ("gemm", dtype, weight_dtype)
+                kernels = table(key, lambda: gemm_model(device, dtype, weight_dtype))
+                return price_gemm(operator, kernels, device)
+            case GroupedGemm(dtype=dtype):
+                kernels = table(("grouped", dtype), lambda: grouped_model(device, dtype))
+                return price_grouped_gemm(operator, kernels, device)
+            case Attention(fused=False):
+                return price_unfused(operator, self.estimate)
+            case Attention():
+                return price_attention(operator, device, table("block scheduler", BlockScheduler))
+            case Vector():
+                return price_vector(operator, device)
