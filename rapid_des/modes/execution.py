@@ -13,7 +13,7 @@ import numpy as np
 from rapid_des.compiling import Kernel
 from rapid_des.engines.deadlock import require_finished
 from rapid_des.errors import InputError, UnsupportedByEngine
-from rapid_des.modes.symmetry import fold, unfold
+from rapid_des.modes.symmetry import Budget, Folding, fold, unfold
 from rapid_des.program.program import NONE, Namer, Program, Records
 
 Announce = Callable[[str], None]
@@ -22,6 +22,8 @@ ENGINES: tuple[EngineName, ...] = ("simpy", "compiled")
 SMALL, SMALL_COLD = 1_000, 60_000
 """Transfers up to which interpreting (30 µs each) is faster than loading the compiled kernel (0.04 s), and
 than compiling it (15 s) with some patience."""
+_INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
+"""What a transfer takes, about."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class EngineChoice:
 
     def _faster(self, program: Program) -> EngineName:
         """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
-        hops = expected_hops(program, SMALL_COLD)
+        hops = expected_hops(program)
         if hops < SMALL:  # looking for the kernel takes longer than such a run
             return "simpy"
         kernel = _kernel(program)
@@ -85,10 +87,11 @@ def execute(
     Raises `DeadlockError` if a visit never finishes; a byte that was sent and not received is a defect.
     """
     began = time.perf_counter()
-    folding = fold(program) if choice.fold and not trail and program.fluid is None else None
+    folding = _folding(program, choice.engine) if choice.fold and not trail else None
     chosen = choice.engine_for(folding.program if folding else program)
-    records = _run(folding.program if folding else program, chosen, trail=trail, ties=folding is not None)
-    if folding is not None and records.ties:
+    may_tie = folding is not None and not folding.keeps_order
+    records = _run(folding.program if folding else program, chosen, trail=trail, ties=may_tie)
+    if may_tie and records.ties:
         folding, chosen = None, choice.engine_for(program)
         records = _run(program, chosen, trail=trail)
     elif folding is not None:
@@ -97,6 +100,13 @@ def execute(
     require_finished(program, records, name)
     assert records.sent == records.received, "bytes were lost on the way"
     return Execution(records, chosen, wall_s, folding.factor if folding else 1.0)
+
+
+def _folding(program: Program, engine: str) -> Folding | None:
+    """Return the program folded along its symmetry, as long as looking for it costs little beside the run."""
+    hops = expected_hops(program)
+    is_interpreted = engine == "simpy" or hops < SMALL
+    return fold(program, Budget(hops * (_INTERPRETED_S if is_interpreted else _COMPILED_S)))
 
 
 def _that_reroutes(engine: str) -> EngineName:
@@ -151,16 +161,14 @@ def _is_put_off(kernel: Kernel, announce: Announce | None) -> bool:
     return True
 
 
-def expected_hops(program: Program, limit: int) -> int:
-    """Return about how many transfers and visits a program makes; counting stops at `limit`."""
+def expected_hops(program: Program) -> int:
+    """Return about how many transfers and visits a program makes."""
     members = np.array([template.members for template in program.templates], np.int64)
     shares = program.template_tasks / members if len(members) else np.zeros(1)
-    sizes = [
-        len(table) + int(shares[table.template[table.template != NONE]].sum()) for table in program.programs
-    ]
-    total = 0
-    for binding in program.bindings:
-        total += sizes[binding.program]
-        if total >= limit:
-            break
-    return total
+    ranks = np.bincount(
+        [binding.program for binding in program.bindings], minlength=len(program.programs)
+    ).tolist()
+    return sum(
+        count * (len(table) + int(shares[table.template[table.template != NONE]].sum()))
+        for count, table in zip(ranks, program.programs, strict=True)
+    )

@@ -23,7 +23,7 @@ from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import price
-from rapid_des.modes.symmetry.symmetry import rotations
+from rapid_des.modes.symmetry import rotations
 from rapid_des.network.faults import Fault
 from rapid_des.network.nodes import find_node
 from rapid_des.report.fabric_picture import Picture, picture
@@ -216,10 +216,12 @@ class _Study:
             return part
 
         order = {part: place for place, part in enumerate(parts)}
-        for turn in rotations(self.run.lowered.program):
+        for rotation in rotations(self.run.lowered.program):
             for part in parts:
                 loss, links, positions = self._mark(part)
-                other = by_mark.get((loss, _moved(turn.link, links), _moved(turn.position, positions)))
+                other = by_mark.get(
+                    (loss, _moved(rotation.link, links), _moved(rotation.position, positions))
+                )
                 if other is not None and (links or positions):
                     low, high = sorted((head(part), head(other)), key=order.__getitem__)
                     alike[high] = low
@@ -257,5 +259,5 @@ class _Study:
         return _measured(self.subject, machine, self.how, self.cache)
 
 
-def _moved(turn: NDArray[np.int64], places: frozenset[int]) -> frozenset[int]:
-    return frozenset(turn[sorted(places)].tolist())
+def _moved(image: NDArray[np.int64], parts: frozenset[int]) -> frozenset[int]:
+    return frozenset(image[sorted(parts)].tolist())

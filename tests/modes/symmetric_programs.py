@@ -1,4 +1,8 @@
-"""Random traces with a symmetry: ranks that run one table on machines whose shifts map onto themselves."""
+"""Random traces with a symmetry: ranks that run one table on machines whose shifts map onto themselves.
+
+In some all traffic stays in rows: then links choose among ranks of one row only, whose order a shift of whole
+rows keeps.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,13 @@ FABRICS = [
     (dimension("torus", [3, 3]),),
     (dimension("torus", [4, 2]),),
     (dimension("fully_connected", 4),),
+    (ring(5), ring(3)),
     (ring(3), switch(4, bandwidth="500 MB/s")),
     (switch(2), ring(4)),
     (dimension("mesh", [2, 3]),),
     (dimension("hypercube", 8),),
 ]
+TORI = [(dimension("torus", [3, 3]), ring(2)), (dimension("torus", [3, 3]), switch(3))]
 KINDS = [
     CollectiveType.ALL_REDUCE,
     CollectiveType.ALL_REDUCE,
@@ -34,12 +40,16 @@ KINDS = [
 
 
 @st.composite
-def symmetric_programs(draw):
-    """Every rank runs one table: on itself, with all, with its row or column, and with shifted neighbours."""
-    fabric = draw(st.sampled_from(FABRICS))
+def symmetric_programs(draw, *, crowded=False):
+    """Every rank runs one table: on itself, with all, with its row or column, and with shifted neighbours.
+
+    In a crowded program messages from many ranks meet on links at one instant.
+    """
+    fabric = draw(st.sampled_from(TORI if crowded else FABRICS))
     switching = draw(st.sampled_from([STORE, SEGMENTS, CUT, PARTS]))
     switched = [part["shape"] == "switch" for part in fabric]
-    algorithm = draw(st.sampled_from([*ONE_FOR_ALL, *(IN_SWITCH if any(switched) else [])]))
+    algorithms = ["direct"] if crowded else [*ONE_FOR_ALL, *(IN_SWITCH if any(switched) else [])]
+    algorithm = draw(st.sampled_from(algorithms))
     if algorithm in [*PER_AXIS, *IN_SWITCH] and draw(st.booleans()):
         algorithm = [
             algorithm if algorithm in PER_AXIS or own else "ring"
@@ -60,8 +70,9 @@ def _traces(draw, ranks, inner):
     groups |= {f"column{column}": tuple(range(column, ranks, inner)) for column in range(inner)}
     shift = rng.choice([1, inner, ranks - 1])
     nodes = Nodes()
+    kinds = rng.choice([["world", "row", "column", "message"], ["row"]])
     for _ in range(rng.randint(1, 8)):
-        _node(rng, nodes)
+        _node(rng, nodes, kinds)
     names = {
         "world": lambda rank: "world",
         "row": lambda rank: f"row{rank // inner}",
@@ -77,17 +88,17 @@ def _traces(draw, ranks, inner):
     )
 
 
-def _node(rng, nodes):
+def _node(rng, nodes, kinds):
     count = len(nodes.rows)
     after = tuple(sorted(rng.sample(range(count), min(count, rng.randint(0, 2)))))
-    kind = rng.choice(["compute", "collective", "collective", "message"])
+    kind = rng.choice(["compute", *kinds])
     priority = rng.choice([0, 0, 0, 1])
     if kind == "compute":
         nodes.compute(rng.choice([1, 500, 40_000]), after=after, priority=priority)
-    elif kind == "collective":
-        group, stream = rng.choice(["world", "row", "column"]), rng.choice(["s0", "s1"])
+    elif kind != "message":
+        stream = rng.choice(["s0", "s1"])
         size = rng.choice([8, 100, 240])
-        nodes.collective(rng.choice(KINDS), size, group, stream=stream, after=after, priority=priority)
+        nodes.collective(rng.choice(KINDS), size, kind, stream=stream, after=after, priority=priority)
     else:
         size, tag = rng.choice([1, 100, 230]), rng.randint(0, 1)
         nodes.send(1, size, tag=tag, after=after, priority=priority)

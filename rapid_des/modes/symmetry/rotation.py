@@ -1,25 +1,32 @@
 """Rotations of a program: a cyclic shift of ranks under which everything an engine reads stays the same.
 
-If shifting the ranks (along one axis of a mixed radix) maps programs, groups, transfers and the routes' links
+If shifting the ranks (along one axis of a mixed radix) maps slots, groups, transfers and the routes' links
 onto each other with equal services, then any future of the program, shifted, is a future of the program. A
-program has one future as long as no link chooses among equals by rank (R3), so ranks of one orbit live alike.
+program has one future if no link chooses by rank among transfers that became ready at one instant (R3), or if
+the shift keeps the order of those between which a link may have to choose (`keeps_order`). Then ranks of one
+orbit live alike.
+
+A shift is refuted as cheaply as possible: first by a sample of the slots, then by all of them, then by a
+sample of what its collectives do. Only what no sample refutes is compared in full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rapid_des.arrays import Int32s
-from rapid_des.program.program import Group, Program
-
-Ints = NDArray[np.int64]
+from rapid_des.arrays import Int32s, Int64s, distinct, entries_of, rows_of, starts_of
+from rapid_des.modes.symmetry.collective import SEVERAL, Invariance, Invariances, injectors
+from rapid_des.program.program import NONE, Program
 
 _BLOCK = 1 << 18
 """Routes compared at a time."""
+SAMPLE = 1 << 10
+"""Slots, and routes, that are looked at first."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +36,20 @@ class Shift:
     stride: int
     extent: int
 
-    def image(self, positions: Ints) -> Ints:
+    def image(self, positions: Int64s) -> Int64s:
         """Return where positions go."""
-        digit = positions // self.stride % self.extent
-        moved: Ints = positions + self.stride * np.where(digit == self.extent - 1, 1 - self.extent, 1)
+        last = self.digit(positions) == self.extent - 1
+        moved: Int64s = positions + self.stride * np.where(last, 1 - self.extent, 1)
         return moved
 
-    def representative(self, positions: Ints) -> Ints:
+    def digit(self, positions: Int64s) -> Int64s:
+        """Return the digit b that is shifted."""
+        digit: Int64s = positions // self.stride % self.extent
+        return digit
+
+    def representative(self, positions: Int64s) -> Int64s:
         """Return the member of each position's orbit with digit 0."""
-        return positions - self.stride * (positions // self.stride % self.extent)
+        return positions - self.stride * self.digit(positions)
 
 
 def shifts(program: Program) -> Iterator[Shift]:
@@ -54,174 +66,253 @@ def shifts(program: Program) -> Iterator[Shift]:
 
 
 @dataclass(frozen=True)
-class GroupMap:
+class GroupImages:
     """Where a shift takes groups: `image[g]`, and for groups that it maps to themselves how members go."""
 
-    image: Ints
-    turned: dict[int, Ints]
+    image: Int64s
+    permuted: dict[int, Int64s]
 
 
-def group_map(program: Program, shift: Shift) -> GroupMap | None:
-    """Return the groups' images; None if some group's image is none of the program's."""
-    used = _slot_uses(program)
-    if used is None:
-        return None
-    numbers = _numbered([group.bindings for group in program.groups])
-    known: dict[tuple[int, tuple[int, ...]], int] = {}  # by members, then by the slots that call
-    for index, number in enumerate(numbers):
-        known.setdefault((number, used[index]), index)
-    image = np.empty(len(program.groups), np.int64)
-    moved = _moved(program, shift, numbers)
-    turned: dict[int, Ints] = {}
-    for index, group in enumerate(program.groups):
-        goes, number = moved[numbers[index]]
-        other = known.get((number, used[index]))
-        if other is None and set(goes.tolist()) == set(group.bindings.tolist()):
-            turned[index] = _turn(group, goes)
-            other = index
-        if other is None or not _alike(group, program.groups[other]):
+class Slots:
+    """The slots of all ranks, one rank after the other: a member of a group each, or nobody's."""
+
+    def __init__(self, program: Program) -> None:
+        bindings, groups = program.bindings, program.groups
+        self.lengths = np.array([len(binding.groups) for binding in bindings], np.int64)
+        self.starts = starts_of(self.lengths)
+        self.group = np.concatenate([binding.groups for binding in bindings]).astype(np.int64)
+        self.member = np.concatenate([binding.members for binding in bindings]).astype(np.int64)
+        self.used = np.flatnonzero(self.group != NONE)
+        self.first_member = starts_of([len(group.bindings) for group in groups])
+        self.position = np.concatenate([np.zeros(0, np.int32), *(group.bindings for group in groups)])
+        """Of the members of all groups, one group after the other."""
+        numbers: dict[object, int] = {}
+        kinds = ((len(group.bindings), group.label, frozenset(group.routes)) for group in groups)
+        self.kind = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds], np.int64)
+        """Groups of one kind have as many members, one label, and run the same templates."""
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    @cached_property
+    def _complete(self) -> bool:
+        """Whether each member of each group calls it by one slot of its own."""
+        place = self.first_member[self.group[self.used]] + self.member[self.used]
+        times = np.bincount(place, minlength=len(self.position))
+        return bool((times == 1).all()) and np.array_equal(
+            self.position[place], rows_of(self.lengths)[self.used]
+        )
+
+    def plausible(self, shift: Shift) -> bool:
+        """Tell whether a sample of the slots goes to like slots of their ranks' images."""
+        image = shift.image(np.arange(len(self.lengths)))
+        sample = self.used[:: max(1, len(self.used) // SAMPLE)]
+        return np.array_equal(self.lengths[image], self.lengths) and self._agree(sample, image)
+
+    def images(self, shift: Shift) -> GroupImages | None:
+        """Return where a shift takes the groups if each slot goes to the same slot of its rank's image.
+
+        None if some group would become what is none of the program's groups.
+        """
+        image = shift.image(np.arange(len(self.lengths)))
+        if not self._complete or not self._agree(self.used, image):
             return None
-        image[index] = other
-    return GroupMap(image, turned)
+        here, there = self.used, self._moved(self.used, image)
+        groups = np.arange(len(self.kind))
+        groups[self.group[here]] = self.group[there]
+        if not np.array_equal(groups[self.group[here]], self.group[there]):
+            return None
+        return GroupImages(groups, self._permuted(here, there))
+
+    def _moved(self, entries: Int64s, image: Int64s) -> Int64s:
+        position = np.searchsorted(self.starts, entries, side="right") - 1
+        return entries + (self.starts[image] - self.starts[:-1])[position]
+
+    def _agree(self, entries: Int64s, image: Int64s) -> bool:
+        """Tell whether members go to members of the same number in like groups, or stay in their group."""
+        moved = self._moved(entries, image)
+        group, other = self.group[entries], self.group[moved]
+        return bool(
+            (other != NONE).all()
+            and np.array_equal(self.kind[group], self.kind[other])
+            and ((group == other) | (self.member[entries] == self.member[moved])).all()
+        )
+
+    def _permuted(self, here: Int64s, there: Int64s) -> dict[int, Int64s]:
+        stays = self.group[here] == self.group[there]
+        here, there = here[stays], there[stays]
+        member = np.zeros(len(self.position), np.int64)
+        member[self.first_member[self.group[here]] + self.member[here]] = self.member[there]
+        first = self.first_member
+        return {
+            group: member[first[group] : first[group + 1]] for group in distinct(self.group[here]).tolist()
+        }
 
 
-def _numbered(arrays: Sequence[Int32s]) -> list[int]:
-    """Return a number for each array, the same for equal ones; many are one object."""
-    by_id: dict[int, int] = {}
-    by_value: dict[bytes, int] = {}
-    for one in arrays:
-        if id(one) not in by_id:
-            by_id[id(one)] = by_value.setdefault(one.tobytes(), len(by_value))
-    return [by_id[id(one)] for one in arrays]
+class Uses:
+    """Every group's use of each of its templates: the routes that its pairs of members take."""
+
+    def __init__(self, program: Program, slots: Slots) -> None:
+        self.program, self.slots = program, slots
+        uses = [(index, group.routes) for index, group in enumerate(program.groups)]
+        self.first = starts_of([len(routes) for _, routes in uses])
+        """[group] its first use; a group's uses are in the order of templates."""
+        self.group = rows_of(np.diff(self.first))
+        self.template = np.array(list(chain.from_iterable(sorted(routes) for _, routes in uses)), np.int64)
+        columns = [routes[template] for _, routes in uses for template in sorted(routes)]
+        self.starts = starts_of([len(column) for column in columns])
+        self.routes: Int32s = np.concatenate([np.zeros(0, np.int32), *columns])
+
+    def blocks(self) -> Iterator[slice]:
+        """Yield the entries of `routes`, many at a time."""
+        for begin in range(0, len(self.routes), _BLOCK):
+            yield slice(begin, min(begin + _BLOCK, len(self.routes)))
+
+    def images(self, block: slice, groups: GroupImages, pairs: dict[int, Int64s]) -> Int32s:
+        """Return the routes that routes go to; `pairs` says of uses where their pairs go, if anywhere."""
+        entries = np.arange(block.start, block.stop)
+        use = np.searchsorted(self.starts, entries, side="right") - 1
+        image_use = self.first[groups.image[self.group[use]]] + use - self.first[self.group[use]]
+        target = self.starts[image_use] + entries - self.starts[use]
+        for moved in range(use[0], use[-1] + 1) if pairs else ():
+            if moved in pairs:
+                mine = slice(*np.searchsorted(use, (moved, moved + 1)))
+                target[mine] = self.starts[moved] + pairs[moved][entries[mine] - self.starts[moved]]
+        images: Int32s = self.routes[target]
+        return images
+
+    def sources(self, entries: Int64s) -> Int64s:
+        """Return the position of the rank that injects what goes over each of some routes (NONE: nothing)."""
+        use = np.searchsorted(self.starts, entries, side="right") - 1
+        first, members = self.injectors
+        member = members[first[self.template[use]] + entries - self.starts[use]].astype(np.int64)
+        place = self.slots.first_member[self.group[use]] + member
+        return np.where(member == NONE, NONE, self.slots.position[np.where(member == NONE, 0, place)])
+
+    @cached_property
+    def injectors(self) -> tuple[Int64s, Int32s]:
+        """Where each template's pairs begin, and by pair the member that injects what goes over it."""
+        columns = [injectors(template) for template in self.program.templates]
+        members: Int32s = np.concatenate([np.zeros(0, np.int32), *columns])
+        return starts_of([len(column) for column in columns]), members
 
 
-def _moved(program: Program, shift: Shift, numbers: Sequence[int]) -> dict[int, tuple[Int32s, int]]:
-    """Return for each list of members where it goes, and the number of the list that it then is, or -1."""
-    images = shift.image(np.arange(len(program.bindings))).astype(np.int32)
-    members = {number: group.bindings for number, group in zip(numbers, program.groups, strict=True)}
-    number_of = {bindings.tobytes(): number for number, bindings in members.items()}
-    goes = {number: images[bindings] for number, bindings in members.items()}
-    return {number: (where, number_of.get(where.tobytes(), -1)) for number, where in goes.items()}
+def keeps_order(uses: Uses, shift: Shift) -> bool:
+    """Tell whether a shift keeps the order of any transfers that may ask one link at one instant.
 
-
-def _alike(group: Group, other: Group) -> bool:
-    return group.label == other.label and group.routes.keys() == other.routes.keys()
-
-
-def _turn(group: Group, moved: Int32s) -> Ints:
-    place = {position: member for member, position in enumerate(group.bindings.tolist())}
-    return np.array([place[position] for position in moved.tolist()], np.int64)
-
-
-def _slot_uses(program: Program) -> list[tuple[int, ...]] | None:
-    """Return by which slot each member of a group calls it: groups alike in members differ in their slots."""
-    uses: list[list[int]] = [[-1] * len(group.bindings) for group in program.groups]
-    for binding in program.bindings:
-        for slot, (group, member) in enumerate(
-            zip(binding.groups.tolist(), binding.members.tolist(), strict=True)
-        ):
-            if group >= 0:
-                if uses[group][member] >= 0:
-                    return None
-                uses[group][member] = slot
-    return [tuple(use) for use in uses]
-
-
-def keeps_slots(program: Program, shift: Shift, groups: GroupMap) -> bool:
-    """Tell whether each rank's slots go to the same slots of its image, member by member."""
-    images = shift.image(np.arange(len(program.bindings))).tolist()
-    for binding, image in zip(program.bindings, images, strict=True):
-        other = program.bindings[image]
-        here = binding.groups >= 0
-        if not np.array_equal(here, other.groups >= 0):
+    It does if all transfers that ever cross a link are injected by ranks of one digit b: R3 orders them by
+    their ranks' positions a + stride·(b + extent·c), then in the order in which a rank injected them. In all
+    images they have one digit b + k as well, so that they are always ordered by (c, a), as their
+    representatives are, and a shift keeps the order in which a rank injects. If two digits meet, k moves one
+    of them around the end before the other, and whether who was first is first then depends on k.
+    """
+    program = uses.program
+    starts, lengths = program.route_starts, np.diff(program.route_starts)
+    digit_of = np.full(program.links, NONE, np.int64)
+    sample = np.arange(0, len(uses.routes), max(1, len(uses.routes) // SAMPLE))
+    for entries in chain([sample], (np.arange(block.start, block.stop) for block in uses.blocks())):
+        source, routes = uses.sources(entries), uses.routes[entries]
+        if (source == SEVERAL).any():
             return False
-        if not np.array_equal(groups.image[binding.groups[here]], other.groups[here]):
+        links = program.route_links[entries_of(starts, routes)]
+        digits = np.repeat(np.where(source == NONE, NONE, shift.digit(source)), lengths[routes])
+        sent = digits != NONE
+        links, digits = links[sent], digits[sent]
+        new = digit_of[links] == NONE
+        digit_of[links[new]] = digits[new]
+        if not np.array_equal(digit_of[links], digits):
             return False
-        for slot in np.flatnonzero(here).tolist():
-            turn = groups.turned.get(int(binding.groups[slot]))
-            member = int(binding.members[slot])
-            if (member if turn is None else int(turn[member])) != int(other.members[slot]):
-                return False
     return True
 
 
-def link_orbits(
-    program: Program, shift: Shift, groups: GroupMap, turns: dict[tuple[int, int], Ints]
-) -> Ints | None:
-    """Return the lowest link of each link's orbit; None if the shift does not carry routes onto routes.
+@dataclass(frozen=True)
+class Rotation:
+    """A proven symmetry of a program."""
 
-    `turns` gives for (group, template) of turned groups where each pair goes. Every orbit must have as many
-    links as the shift has positions, so that a link stands for exactly one rank of an orbit.
+    ranks: int
+    shift: Shift
+    groups: GroupImages
+    invariances: dict[tuple[int, int], Invariance]
+    """By (group, template) of groups that the shift maps to themselves."""
+    link: Int64s
+    """Where each link goes; one that no route takes stays."""
+    lowest_link: Int64s
+    """The lowest link of each link's orbit."""
+
+    @property
+    def position(self) -> Int64s:
+        """Where each rank's position goes."""
+        return self.shift.image(np.arange(self.ranks))
+
+
+def rotations(program: Program) -> Iterator[Rotation]:
+    """Yield the rotations that can be proven, each on the whole program.
+
+    Two faults that one rotation maps onto each other cost the same as long as no link chooses among transfers
+    that became ready at one instant (`Records.ties`): such a choice looks at the ranks.
     """
-    move = np.full(program.links, -1, np.int64)
-    links = program.route_links
-    for first, second in hop_images(program, groups, turns):
+    slots = Slots(program)
+    uses = Uses(program, slots)
+    for shift in shifts(program):
+        groups = slots.images(shift) if slots.plausible(shift) else None
+        rotation = None if groups is None else prove(uses, shift, groups)
+        if rotation is not None:
+            yield rotation
+
+
+def prove(uses: Uses, shift: Shift, groups: GroupImages) -> Rotation | None:
+    """Compare all that a shift moves; None if the collectives or the links of their routes change."""
+    known, invariances, pairs = Invariances(), {}, {}
+    for group, member in groups.permuted.items():
+        for use, template in enumerate(sorted(uses.program.groups[group].routes), int(uses.first[group])):
+            invariance = known.of(uses.program.templates[template], member)
+            if invariance is None:
+                return None
+            invariances[group, template], pairs[use] = invariance, invariance.pair
+    link = _link_images(uses, groups, pairs)
+    if link is None:
+        return None
+    lowest = _orbits(link, shift.extent)
+    if lowest is None:
+        return None
+    stays = np.where(link == NONE, np.arange(len(link)), link)
+    return Rotation(len(uses.program.bindings), shift, groups, invariances, stays, lowest)
+
+
+def _link_images(uses: Uses, groups: GroupImages, pairs: dict[int, Int64s]) -> Int64s | None:
+    """Return where links go with the routes that take them (NONE: no route does).
+
+    None if a link would have to go two ways, or routes and their images differ in their hops' services.
+    """
+    program = uses.program
+    link = np.full(program.links, NONE, np.int64)
+    starts, lengths = program.route_starts, np.diff(program.route_starts)
+    for block in uses.blocks():
+        here, there = uses.routes[block], uses.images(block, groups, pairs)
+        if not np.array_equal(lengths[here], lengths[there]):
+            return None
+        first, second = entries_of(starts, here), entries_of(starts, there)
         if not np.array_equal(program.route_class[first], program.route_class[second]):
             return None
-        move[links[first]] = links[second]
-    for first, second in hop_images(program, groups, turns):
-        if not np.array_equal(move[links[first]], links[second]):
+        mine, images = program.route_links[first], program.route_links[second]
+        new = link[mine] == NONE
+        link[mine[new]] = images[new]
+        if not np.array_equal(link[mine], images):
             return None
-    return _orbits(move, shift.extent)
+    return link
 
 
-def hop_images(
-    program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]
-) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the hops of each group's routes and of their images, many routes at a time.
+def _orbits(link: Int64s, extent: int) -> Int64s | None:
+    """Return the lowest link of each link's orbit; None if an orbit has not as many links as the shift.
 
-    Routes that differ in length from their images are yielded without any.
+    A link then stands for exactly one rank of an orbit.
     """
-    sources, targets, count = list[Int32s](), list[Int32s](), 0
-    for source, target in _route_images(program, groups, turns):
-        sources.append(source)
-        targets.append(target)
-        count += len(source)
-        if count >= _BLOCK:
-            yield from _hops(program, np.concatenate(sources), np.concatenate(targets))
-            sources, targets, count = [], [], 0
-    if count:
-        yield from _hops(program, np.concatenate(sources), np.concatenate(targets))
-
-
-def _route_images(
-    program: Program, groups: GroupMap, turns: dict[tuple[int, int], Ints]
-) -> Iterator[tuple[Int32s, Int32s]]:
-    """Yield routes and their images: each route of each group's templates once, in order."""
-    seen: set[tuple[int, int]] = set()
-    for index, group in enumerate(program.groups):
-        for template, routes in group.routes.items():
-            turn = turns.get((index, template))
-            other = program.groups[int(groups.image[index])].routes[template]
-            ends = (id(routes), id(other if turn is None else turn))
-            if ends not in seen:
-                seen.add(ends)
-                yield routes, (other if turn is None else routes[turn])
-
-
-def _hops(program: Program, source: Int32s, target: Int32s) -> Iterator[tuple[Ints, Ints]]:
-    starts = program.route_starts
-    for begin in range(0, len(source), _BLOCK):
-        here, there = starts[source[begin : begin + _BLOCK]], starts[target[begin : begin + _BLOCK]]
-        lengths = starts[1:][source[begin : begin + _BLOCK]] - here
-        if not np.array_equal(lengths, starts[1:][target[begin : begin + _BLOCK]] - there):
-            yield np.arange(1), np.zeros(0, np.int64)
-        elif (lengths == lengths[0]).all():
-            inside = np.arange(lengths[0])
-            yield (here[:, None] + inside).reshape(-1), (there[:, None] + inside).reshape(-1)
-        else:
-            inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            yield np.repeat(here, lengths) + inside, np.repeat(there, lengths) + inside
-
-
-def _orbits(move: Ints, extent: int) -> Ints | None:
-    used = np.flatnonzero(move >= 0)
-    if (np.bincount(move[used], minlength=1) > 1).any() or not (move[move[used]] >= 0).all():
+    used = np.flatnonzero(link != NONE)
+    if (np.bincount(link[used], minlength=1) > 1).any() or (link[link[used]] == NONE).any():
         return None
-    lowest, current = np.arange(len(move)), used.copy()
-    for _ in range(extent - 1):
-        current = move[current]
-        lowest[used] = np.minimum(lowest[used], current)
-        if (current == used).any():
-            return None
-    return lowest if np.array_equal(move[current], used) else None
+    lowest, ahead = np.arange(len(link)), np.where(link == NONE, np.arange(len(link)), link)
+    for _ in range(extent.bit_length()):
+        lowest, ahead = np.minimum(lowest, lowest[ahead]), ahead[ahead]
+    sizes = np.bincount(lowest[used], minlength=1)
+    whole = np.array_equal(lowest[link[used]], lowest[used]) and (sizes[lowest[used]] == extent).all()
+    return lowest if whole else None

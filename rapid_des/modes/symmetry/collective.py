@@ -1,0 +1,306 @@
+"""Permutations of a collective's members that leave its template as it is, and one orbit of a template.
+
+A permutation takes the j-th task of a member to the j-th task of the member's image, so that the order in
+which a member injects its tasks (R3) is kept. It leaves the template as it is if all columns and edges agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rapid_des.arrays import Bools, Int32s, Int64s, entries_of, rows_of, starts_of
+from rapid_des.program.program import NONE, Template
+from rapid_des.program.rounds import RoundsTemplate
+from rapid_des.program.templates import structure
+
+_BLOCK = 1 << 16
+"""Tasks compared at a time: what a comparison holds beside the template is a few megabytes."""
+_SAMPLE = 1 << 10
+"""Tasks that are compared first: where they agree, nearly always all do."""
+SEVERAL = -2
+"""In place of a member: not one."""
+
+
+@dataclass(frozen=True)
+class Invariance:
+    """A permutation of members under which a template stays the same."""
+
+    member: Int64s
+    pair: Int64s
+    """Where each pair of members goes."""
+    order: _TaskOrder | None = None
+    """None: tasks go round by round (`RoundsTemplate`)."""
+
+
+class Invariances:
+    """Tells under which permutations templates stay the same; what templates share is compared once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], tuple[_TaskOrder, Invariance | None]] = {}
+        self._alive: list[Template] = []
+
+    def of(self, template: Template, member: Int64s) -> Invariance | None:
+        """Return the invariance that takes member m to `member[m]`; None if the template changes."""
+        if isinstance(template, RoundsTemplate):
+            return _rounds_invariance(template, member)
+        key = (structure(template), member.tobytes())
+        if key not in self._known:
+            self._alive.append(template)  # as long as the key, which is made of its columns' identities
+            order = _TaskOrder(template)
+            self._known[key] = order, _invariance(template, order, member)
+        order, invariance = self._known[key]
+        if invariance is not None and not order.keeps(template.size, member):
+            return None
+        return invariance
+
+
+def rows_to_compare(template: Template) -> int:
+    """Return how many tasks and edges a comparison of a template looks at."""
+    if isinstance(template, RoundsTemplate):
+        return int(template.rounds.partner.size)
+    return len(template) + len(template.edge_target)
+
+
+class _TaskOrder:
+    """The tasks of a template by the member that injects them."""
+
+    def __init__(self, template: Template) -> None:
+        self.source = template.source
+        self.counts = np.bincount(template.source, minlength=template.members)
+        self.first = starts_of(self.counts)[:-1].astype(np.int32)
+        self.task = np.argsort(template.source, kind="stable").astype(np.int32)
+        self.place = np.empty_like(self.task)
+        self.place[self.task] = np.arange(len(self.task), dtype=np.int32)
+
+    def image(self, tasks: Int32s | Int64s | slice, member: Int64s) -> Int32s:
+        """Return the tasks that take the places of tasks at the images of their members."""
+        moved = (self.first[member] - self.first)[self.source[tasks]]
+        image: Int32s = self.task[self.place[tasks] + moved]
+        return image
+
+    def keeps(self, column: Int32s, member: Int64s) -> bool:
+        """Tell whether a column has the same entry for each task and its image."""
+        return all(
+            np.array_equal(column[block], column[self.image(block, member)])
+            for block in _blocks(len(self.task))
+        )
+
+
+def _blocks(count: int) -> list[slice]:
+    return [slice(begin, min(begin + _BLOCK, count)) for begin in range(0, count, _BLOCK)]
+
+
+def _rounds_invariance(template: RoundsTemplate, member: Int64s) -> Invariance | None:
+    rounds = template.rounds
+    if not np.array_equal(rounds.partner[:, member], member[rounds.partner]):
+        return None
+    pair = np.arange(len(template.pair_source))
+    pair[rounds.pair] = rounds.pair[:, member]
+    return Invariance(member, pair)
+
+
+def _invariance(template: Template, order: _TaskOrder, member: Int64s) -> Invariance | None:
+    """Compare a sample of tasks first, then all of them."""
+    if not np.array_equal(order.counts[member], order.counts):
+        return None
+    if not np.array_equal(template.member_need[member], template.member_need):
+        return None
+    pair = _pair_images(template, member)
+    if pair is None:
+        return None
+    comparison = _Comparison(template, order, Invariance(member, pair, order))
+    count = len(template)
+    everywhere = np.arange(0, count, max(1, count // _SAMPLE))
+    sample = np.concatenate((order.task[:_SAMPLE], order.task[-_SAMPLE:], everywhere)).astype(np.int64)
+    agree = (
+        comparison.of_tasks(sample)
+        and comparison.of_arrivals()
+        and all(comparison.of_tasks(block) for block in _blocks(count))
+    )
+    return comparison.invariance if agree else None
+
+
+def _pair_images(template: Template, member: Int64s) -> Int64s | None:
+    """Return the pair between the images of each pair's members; None if there is none, or of a switch."""
+    source, destination = template.pair_source, template.pair_destination
+    if not len(source):
+        return np.zeros(0, np.int64)
+    if max(source.max(), destination.max()) >= template.members:
+        return None
+    width = template.members
+    keys = source.astype(np.int64) * width + destination
+    if (np.diff(keys) <= 0).any():
+        return None
+    image = member[source] * width + member[destination]
+    place = np.minimum(np.searchsorted(keys, image), len(keys) - 1)
+    return place if np.array_equal(keys[place], image) else None
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Rows of a template beside the rows that they should become."""
+
+    template: Template
+    order: _TaskOrder
+    invariance: Invariance
+
+    def of_tasks(self, tasks: Int64s | slice) -> bool:
+        """Tell whether tasks, and the edges that begin at them, are those of their images."""
+        template = self.template
+        image = self.order.image(tasks, self.invariance.member)
+        pair, image_pair = template.pair[tasks], template.pair[image]
+        moves = pair != NONE
+        expected = pair.copy()
+        expected[moves] = self.invariance.pair[pair[moves]]
+        return (
+            np.array_equal(image_pair, expected)
+            and np.array_equal(template.need[image], template.need[tasks])
+            and self._same_rows(
+                template.edge_starts,
+                (template.edge_target, template.edge_lag, template.edge_at_injection),
+                (np.arange(tasks.start, tasks.stop) if isinstance(tasks, slice) else tasks, image),
+            )
+        )
+
+    def of_arrivals(self) -> bool:
+        """Tell whether what the arrival of each member sets off is what that of its image does."""
+        template, member = self.template, self.invariance.member
+        columns = template.arrival_target, template.arrival_lag, np.zeros(len(template.arrival_lag), np.bool_)
+        return self._same_rows(template.arrival_starts, columns, (np.arange(template.members), member))
+
+    def _same_rows(
+        self, starts: Int64s, edges: tuple[Int32s, Int64s, Bools], rows: tuple[Int64s, Int64s | Int32s]
+    ) -> bool:
+        """Tell whether each row of edges is that of its image, with the targets' images as targets."""
+        target, *marks = edges
+        lengths = starts[1:][rows[0]] - starts[rows[0]]
+        if not np.array_equal(starts[1:][rows[1]] - starts[rows[1]], lengths):
+            return False
+        here, there = (entries_of(starts, own) for own in rows)
+        expected, other = self._targets(target[here]), target[there]
+        if not np.array_equal(expected, other):  # perhaps only in another order
+            row = rows_of(lengths)
+            here, there = here[np.lexsort((expected, row))], there[np.lexsort((other, row))]
+            if not np.array_equal(self._targets(target[here]), target[there]):
+                return False
+        return all(np.array_equal(mark[here], mark[there]) for mark in marks)
+
+    def _targets(self, targets: Int32s) -> Int64s:
+        """Return the images of edge targets: tasks, and behind them members (that they are done)."""
+        tasks = len(self.template)
+        is_task = targets < tasks
+        images = np.empty(len(targets), np.int64)
+        images[is_task] = self.order.image(targets[is_task], self.invariance.member)
+        images[~is_task] = tasks + self.invariance.member[targets[~is_task] - tasks]
+        return images
+
+
+@dataclass(frozen=True)
+class MemberOrbits:
+    """The orbits of members under a permutation; the lowest member of each stands for it."""
+
+    lowest: Int64s
+    """[orbit] its lowest member."""
+    of_member: Int64s
+    """[member] its orbit."""
+
+
+def member_orbits(member: Int64s) -> MemberOrbits:
+    """Return the orbits of a permutation; the stretch that is looked at doubles."""
+    lowest, ahead = np.arange(len(member)), member
+    for _ in range(len(member).bit_length()):
+        lowest, ahead = np.minimum(lowest, lowest[ahead]), ahead[ahead]
+    chosen, number = np.unique(lowest, return_inverse=True)
+    return MemberOrbits(chosen, number.reshape(-1))
+
+
+def one_orbit(template: Template, orbits: MemberOrbits, order: _TaskOrder | None) -> Template:
+    """Return what is left of a template when one member stands for each orbit: its tasks, and their edges."""
+    if isinstance(template, RoundsTemplate):
+        return _rounds_of_orbits(template, orbits)
+    order = order or _TaskOrder(template)
+    representative = orbits.lowest[orbits.of_member]
+    stays = representative[template.source] == template.source
+    left = np.flatnonzero(stays)
+    number = (np.cumsum(stays) - 1).astype(np.int32)
+
+    def nodes(targets: Int32s) -> Int32s:
+        is_task = targets < len(template)
+        renumbered = np.empty(len(targets), np.int32)
+        renumbered[is_task] = number[order.image(targets[is_task], representative)]
+        renumbered[~is_task] = len(left) + orbits.of_member[targets[~is_task] - len(template)]
+        return renumbered
+
+    edges = entries_of(template.edge_starts, left)
+    arrivals = entries_of(template.arrival_starts, orbits.lowest)
+    return Template(
+        members=len(orbits.lowest),
+        pair=template.pair[left],
+        pair_source=orbits.of_member[template.pair_source].astype(np.int32),
+        pair_destination=orbits.of_member[template.pair_destination].astype(np.int32),
+        source=orbits.of_member[template.source[left]].astype(np.int32),
+        size=template.size[left],
+        need=template.need[left],
+        edge_starts=starts_of(np.diff(template.edge_starts)[left]),
+        edge_target=nodes(template.edge_target[edges]),
+        edge_lag=template.edge_lag[edges],
+        edge_at_injection=template.edge_at_injection[edges],
+        arrival_starts=starts_of(np.diff(template.arrival_starts)[orbits.lowest]),
+        arrival_target=nodes(template.arrival_target[arrivals]),
+        arrival_lag=template.arrival_lag[arrivals],
+        member_need=template.member_need[orbits.lowest],
+        name=template.name,
+    )
+
+
+def sizes_of_orbits(template: Template, orbits: MemberOrbits) -> Int32s:
+    """Return the sizes of the tasks that `one_orbit` leaves of a template."""
+    stands = orbits.lowest[orbits.of_member] == np.arange(template.members)
+    sizes: Int32s = template.size[stands[template.source]]
+    return sizes
+
+
+def _rounds_of_orbits(template: RoundsTemplate, orbits: MemberOrbits) -> RoundsTemplate:
+    rounds, number = template.rounds, orbits.of_member
+    left = replace(
+        rounds,
+        partner=number[rounds.partner[:, orbits.lowest]].astype(np.int32),
+        pair=rounds.pair[:, orbits.lowest],
+    )
+    source = number[template.pair_source].astype(np.int32)
+    destination = number[template.pair_destination].astype(np.int32)
+    return RoundsTemplate(left, source, destination, template.name)
+
+
+def with_used_pairs(template: Template) -> tuple[Template, Int64s]:
+    """Return a template without pairs that no task uses, and which of the pairs are left."""
+    rounds = template.rounds if isinstance(template, RoundsTemplate) else None
+    pair = template.pair if rounds is None else rounds.pair
+    is_used = np.zeros(len(template.pair_source) + 1, np.bool_)  # the last stands for NONE
+    is_used[pair] = True
+    used = np.flatnonzero(is_used[:-1])
+    if len(used) == len(template.pair_source):
+        return template, used
+    number = np.full(len(is_used), NONE, np.int32)
+    number[used] = np.arange(len(used))
+    ends = template.pair_source[used], template.pair_destination[used]
+    if rounds is not None:
+        return RoundsTemplate(replace(rounds, pair=number[rounds.pair]), *ends, template.name), used
+    left = replace(template, pair=number[pair], pair_source=ends[0], pair_destination=ends[1], alike=None)
+    return left, used
+
+
+def injectors(template: Template) -> Int32s:
+    """Return by pair the member that injects its tasks (NONE: no task uses it), or SEVERAL."""
+    if isinstance(template, RoundsTemplate):
+        pair = template.rounds.pair
+        source = np.broadcast_to(np.arange(template.members, dtype=np.int32), pair.shape)
+    else:
+        moves = template.pair != NONE
+        pair, source = template.pair[moves], template.source[moves]
+    member = np.full(len(template.pair_source), NONE, np.int32)
+    member[pair] = source
+    member[pair[member[pair] != source]] = SEVERAL
+    return member

@@ -1,0 +1,314 @@
+"""Folding a program along its rotations, and unfolding what an engine saw.
+
+A rotation shows that the ranks of an orbit live alike, so that one of them can stand for all: the folded
+program has the lowest rank of each orbit, the lowest group of each orbit of groups, of each group that the
+rotation maps to itself one member for each orbit of members, and one link for each orbit of links. It is
+folded again as long as a rotation is found.
+
+Looking for rotations costs little beside the run, by count and not by clock, so that the same program is
+always folded alike: see `Budget`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from rapid_des.arrays import Int64s, distinct, ranges
+from rapid_des.modes.symmetry.collective import (
+    MemberOrbits,
+    member_orbits,
+    one_orbit,
+    rows_to_compare,
+    sizes_of_orbits,
+    with_used_pairs,
+)
+from rapid_des.modes.symmetry.rotation import (
+    SAMPLE,
+    GroupImages,
+    Rotation,
+    Shift,
+    Slots,
+    Uses,
+    keeps_order,
+    prove,
+    shifts,
+)
+from rapid_des.program.program import NONE, Group, Program, RankBinding, RankProgram, Records, Template
+from rapid_des.program.templates import structure
+
+LOOK_S, COMPARE_S = 30e-9, 50e-9
+"""What it takes to look at a slot, and to compare a task, an edge or a route with its image."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What folding may cost, as shares of the time that running the whole program would take."""
+
+    run_s: float
+    search: float = 0.02
+    """For refuting shifts; what no sample refutes is compared if that takes half of what it saves."""
+    discarded: float = 0.02
+    """For a folded run that is discarded because a link chose by rank."""
+    least_s: float = 1e-3
+    """What the search may always take."""
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A program with one rank for each orbit, and who it stands for."""
+
+    program: Program
+    stands_for: Int64s
+    """[position in the whole program] the position in the folded one."""
+    link: Int64s
+    """[link] the link of the folded program that stands for it."""
+    keeps_order: bool
+    """Else a run counts only if no link chose by rank (`Records.ties`): ranks of an orbit may differ then."""
+
+    @property
+    def factor(self) -> float:
+        """How many ranks one simulated rank stands for, on average."""
+        return len(self.stands_for) / len(self.program.bindings)
+
+
+def fold(program: Program, budget: Budget) -> Folding | None:
+    """Return the program folded along all rotations that can be proven within a budget; None if none is."""
+    if program.link_timetables or program.stream_timetables or program.fluid is not None:
+        return None
+    whole = Folding(program, np.arange(len(program.bindings)), np.arange(program.links), keeps_order=True)
+    folding = whole
+    while True:
+        step = _fold_once(folding.program, replace(budget, run_s=budget.run_s / folding.factor))
+        if step is None:
+            return None if folding is whole else folding
+        folding = Folding(
+            step.program,
+            step.stands_for[folding.stands_for],
+            step.link[folding.link],
+            step.keeps_order and folding.keeps_order,
+        )
+
+
+def _fold_once(program: Program, budget: Budget) -> Folding | None:
+    """Fold a program along the first shift that is proven to be a rotation."""
+    search = _Search(program, budget)
+    for shift in search.candidates():
+        folding = search.folded_along(shift)
+        if folding is not None:
+            return folding
+    return None
+
+
+class _Search:
+    """The search for a rotation of a program, and what is left to spend on it."""
+
+    def __init__(self, program: Program, budget: Budget) -> None:
+        self.program, self.budget = program, budget
+        self.left_s = max(budget.least_s, budget.search * budget.run_s)
+        self.slots = Slots(program)
+
+    @cached_property
+    def uses(self) -> Uses:
+        return Uses(self.program, self.slots)
+
+    def candidates(self) -> Iterator[Shift]:
+        """Yield the shifts that a sample of the slots does not refute, until nothing is left to spend."""
+        for shift in shifts(self.program):
+            self.left_s -= LOOK_S * (len(self.program.bindings) + SAMPLE)
+            if self.left_s < 0:
+                return
+            if self.slots.plausible(shift):
+                self.left_s -= LOOK_S * len(self.slots)
+                yield shift
+
+    def folded_along(self, shift: Shift) -> Folding | None:
+        """Return the program folded along a shift; None if it is refuted or not worth comparing."""
+        groups = self.slots.images(shift)
+        if groups is None:
+            return None
+        ordered = keeps_order(self.uses, shift)
+        compare_s = COMPARE_S * (len(self.uses.routes) + self._rows_to_compare(groups))
+        saved_s = self.budget.run_s * (1 - 1 / shift.extent)
+        may_be_discarded = ordered or shift.extent * self.budget.discarded >= 1
+        if not may_be_discarded or compare_s > self.budget.least_s + saved_s / 2:
+            return None
+        rotation = prove(self.uses, shift, groups)
+        if rotation is None:
+            self.left_s -= compare_s
+            return None
+        return _Quotient(self.program, rotation).folding(keeps_order=ordered)
+
+    def _rows_to_compare(self, groups: GroupImages) -> int:
+        """Return how many rows of the templates of groups that a shift permutes are to be compared."""
+        rows = {}
+        for group, member in groups.permuted.items():
+            for number in self.program.groups[group].routes:
+                template = self.program.templates[number]
+                rows[structure(template), member.tobytes()] = rows_to_compare(template)
+        return sum(rows.values())
+
+
+class _Quotient:
+    """Builds the folded program: lowest groups, lowest positions, one orbit of each permuted template."""
+
+    def __init__(self, program: Program, rotation: Rotation) -> None:
+        self.program = program
+        self.rotation = rotation
+        positions = rotation.shift.representative(np.arange(len(program.bindings)))
+        self.positions, self.stands_for = np.unique(positions, return_inverse=True)
+        self.templates: list[Template] = list(program.templates)
+        self.orbits: dict[int, MemberOrbits] = {}
+        """By permuted group."""
+        self.template_of: dict[int, dict[int, int]] = {}
+        """By permuted group: what each of its templates becomes."""
+        self._known_orbits: dict[bytes, MemberOrbits] = {}
+        self._numbers: dict[tuple[int, bytes], int] = {}
+        self._left: dict[tuple[tuple[int, ...], bytes], Template] = {}
+
+    def folding(self, *, keeps_order: bool) -> Folding | None:
+        lowest = self._group_orbits()
+        groups = [self._group(group) for group in distinct(lowest).tolist()]
+        number = np.searchsorted(distinct(lowest), lowest)
+        programs = self._programs()
+        if programs is None:
+            return None
+        used = {template for table in programs for template in distinct(table.template).tolist()}
+        folded = replace(
+            self.program,
+            bindings=tuple(self._binding(position, number) for position in self.positions.tolist()),
+            programs=programs,
+            groups=tuple(groups),
+            templates=tuple(
+                template if place in used else _NO_TASKS for place, template in enumerate(self.templates)
+            ),
+            route_links=self.rotation.lowest_link.astype(np.int32)[self.program.route_links],
+        )
+        return Folding(compact(folded), self.stands_for.reshape(-1), self.rotation.lowest_link, keeps_order)
+
+    def _group_orbits(self) -> Int64s:
+        """Return the lowest group of each group's orbit; the stretch that is looked at doubles."""
+        lowest, ahead = np.arange(len(self.rotation.groups.image)), self.rotation.groups.image
+        for _ in range(self.rotation.shift.extent.bit_length()):
+            lowest, ahead = np.minimum(lowest, lowest[ahead]), ahead[ahead]
+        return lowest
+
+    def _group(self, index: int) -> Group:
+        group, member = self.program.groups[index], self.rotation.groups.permuted.get(index)
+        if member is None:
+            return replace(group, bindings=self.stands_for[group.bindings].astype(np.int32))
+        key = member.tobytes()
+        orbits = self.orbits[index] = self._known_orbits.setdefault(key, member_orbits(member))
+        renumbered = self.template_of[index] = {
+            template: self._one_orbit(index, template, key) for template in group.routes
+        }
+        return replace(
+            group,
+            bindings=self.stands_for[group.bindings[orbits.lowest]].astype(np.int32),
+            routes={renumbered[template]: routes for template, routes in group.routes.items()},
+        )
+
+    def _one_orbit(self, index: int, number: int, key: bytes) -> int:
+        """Return the number of one orbit of a template; what templates share is cut to one orbit once."""
+        if (number, key) in self._numbers:
+            return self._numbers[number, key]
+        template, orbits = self.program.templates[number], self.orbits[index]
+        shared = structure(template), key
+        left = self._left.get(shared)
+        if left is None:
+            left = one_orbit(template, orbits, self.rotation.invariances[index, number].order)
+            self._left[shared] = left
+        else:
+            left = replace(left, size=sizes_of_orbits(template, orbits), name=template.name, alike=left)
+        self._numbers[number, key] = len(self.templates)
+        self.templates.append(left)
+        return len(self.templates) - 1
+
+    def _programs(self) -> tuple[RankProgram, ...] | None:
+        """Return the rank programs with permuted templates replaced; None if one would need two forms."""
+        slots: dict[tuple[int, int], dict[int, int]] = {}
+        for position in self.positions.tolist():
+            binding = self.program.bindings[position]
+            for slot, group in enumerate(binding.groups.tolist()):
+                wanted = self.template_of.get(group, {})
+                if slots.setdefault((binding.program, slot), wanted) != wanted:
+                    return None
+        columns = [table.template.copy() for table in self.program.programs]
+        for (number, slot), wanted in slots.items():
+            table = self.program.programs[number]
+            for old, new in wanted.items():
+                columns[number][(table.slot == slot) & (table.template == old)] = new
+        return tuple(
+            replace(table, template=column)
+            for table, column in zip(self.program.programs, columns, strict=True)
+        )
+
+    def _binding(self, position: int, number: Int64s) -> RankBinding:
+        binding = self.program.bindings[position]
+        groups, members = binding.groups.copy(), binding.members.copy()
+        for slot, group in enumerate(binding.groups.tolist()):
+            if group != NONE:
+                groups[slot] = number[group]
+                if group in self.orbits:
+                    members[slot] = self.orbits[group].of_member[members[slot]]
+        return replace(binding, groups=groups, members=members)
+
+
+def compact(program: Program) -> Program:
+    """Return a folded program with the pairs that its templates use and the routes that its groups take."""
+    used = [with_used_pairs(template) for template in program.templates]
+    routes = [
+        {number: column[used[number][1]] for number, column in group.routes.items()}
+        for group in program.groups
+    ]
+    taken = np.zeros(len(program.route_starts) - 1, np.bool_)
+    for of_group in routes:
+        for column in of_group.values():
+            taken[column] = True
+    number = (np.cumsum(taken) - 1).astype(np.int32)
+    lengths = np.diff(program.route_starts)
+    hops = np.repeat(taken, lengths)
+    return replace(
+        program,
+        templates=tuple(template for template, _ in used),
+        groups=tuple(
+            replace(group, routes={template: number[column] for template, column in of_group.items()})
+            for group, of_group in zip(program.groups, routes, strict=True)
+        ),
+        route_starts=np.concatenate(([0], np.cumsum(lengths[taken]))).astype(np.int64),
+        route_links=program.route_links[hops],
+        route_class=program.route_class[hops],
+    )
+
+
+def unfold(folding: Folding, whole: Program, records: Records) -> Records:
+    """Return what an engine would have seen on the whole program."""
+    before, after = folding.program.visits(), whole.visits()
+    lengths = np.diff(after)
+    visit = np.repeat(before[folding.stands_for], lengths) + ranges(0, lengths)
+    factor = len(folding.stands_for) // len(folding.program.bindings)
+    return replace(
+        records,
+        start=records.start[visit],
+        finish=records.finish[visit],
+        met=records.met[visit],
+        link_bytes=records.link_bytes[folding.link],
+        link_busy=records.link_busy[folding.link],
+        link_wait=records.link_wait[folding.link],
+        hops=records.hops * factor,
+        sent=records.sent * factor,
+        received=records.received * factor,
+    )
+
+
+_ROW, _STARTS = np.zeros(0, np.int32), np.zeros(2, np.int64)
+_NO_TASKS = Template(
+    members=1, pair=_ROW, pair_source=_ROW, pair_destination=_ROW, source=_ROW, size=_ROW, need=_ROW,
+    edge_starts=_STARTS[:1], edge_target=_ROW, edge_lag=_STARTS[:0], edge_at_injection=np.zeros(0, np.bool_),
+    arrival_starts=_STARTS, arrival_target=_ROW, arrival_lag=_STARTS[:0], member_need=np.zeros(1, np.int32),
+    name="unused",
+)  # fmt: skip
+"""Keeps the number of a template that nothing runs any more, and frees the columns behind it."""
