@@ -1,4 +1,7 @@
-"""Every test of this folder runs on every engine."""
+"""Every test of this folder runs on every engine, but for R8: only the definition closes links.
+
+What holds a rule is named by it: `pytest -k r4` runs what holds R4 (see `rapid_des.program.program`).
+"""
 
 from __future__ import annotations
 

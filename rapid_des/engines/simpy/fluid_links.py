@@ -89,7 +89,7 @@ class FluidLinks:
             change()
             self.arbiter.touch(self)
 
-        if moment == self.env.now and moment > 0:
+        if moment == self.env.now:
             happens()
         else:
             Timeout(self.env, moment - self.env.now).callbacks.append(happens)

@@ -1,0 +1,69 @@
+"""R6: the rate of a link or stream follows a timetable."""
+
+import numpy as np
+import pytest
+
+from rapid_des.program.program import Timetable
+from tests.semantics.sketch import Sketch
+
+
+def with_link(timetable, *, size=500):
+    """A message over a link that follows a timetable."""
+    sketch = Sketch()
+    source, sink = sketch.rank(), sketch.rank()
+    link, template = sketch.link(lag=7), sketch.message(size)
+    send, receive = sketch.meet((source, sink), {template: {(0, 1): [link]}})
+    source.member(send, template)
+    sink.member(receive, template)
+    columns = (np.array(column, np.int64) for column in zip(*timetable, strict=True))
+    return sketch.program(link_timetables={link: Timetable(*columns)})
+
+
+@pytest.mark.parametrize(
+    ("timetable", "finish"),
+    [
+        # half the rate from the beginning
+        ([(0, 2048, 0)], 1_000_000 + 7),
+        # 100 us done, the other 400 us at a quarter of the rate
+        ([(100_000, 1024, 0)], 100_000 + 1_600_000 + 7),
+        # closed from 100 us to 350 us
+        ([(100_000, 0, 0), (350_000, 4096, 0)], 750_000 + 7),
+        # flapping: closed for half of each of the first 400 us
+        ([(0, 0, 0), (100_000, 4096, 0), (200_000, 0, 0), (300_000, 4096, 0)], 700_000 + 7),
+        # the extra lag of the moment at which service starts
+        ([(0, 4096, 55), (1, 4096, 0)], 500_000 + 7 + 55),
+        ([(0, 4096, 0), (1, 4096, 55)], 500_000 + 7),
+        # a rate of 3/4096: the least tick by which the work is done
+        ([(0, 3, 0)], -(-500_000 * 4096 // 3) + 7),
+        # nothing happens before the step of a far day
+        ([(3_600 * 10**12, 0, 0)], 500_000 + 7),
+    ],
+)
+def test_a_link_follows_its_timetable(run, timetable, finish):
+    records = run(with_link(timetable))
+    assert records.finish.tolist() == [finish, finish]
+    assert records.link_busy.sum() == finish - 7 - (55 if timetable[0][2] else 0)
+
+
+def test_a_link_that_closes_for_ever_is_never_passed(run):
+    assert run(with_link([(100_000, 0, 0)])).finish.tolist() == [-1, -1]
+
+
+def test_a_stream_follows_its_timetable(run):
+    sketch = Sketch()
+    rank = sketch.rank()
+    first = rank.compute(100)
+    rank.compute(100, after=[first])
+    columns = (np.array(column, np.int64) for column in ([50, 200], [2048, 0], [0, 0]))
+    program = sketch.program(stream_timetables={(0, 0): Timetable(*columns)})
+    # 50 at full rate, 50 at half: 150; then 50 ps at half rate are 25 of 100 when the GPU stops
+    assert run(program).finish.tolist() == [150, -1]
+
+
+def test_an_hour_of_work_at_a_changing_rate_does_not_overflow(run):
+    second = 10**12
+    sketch = Sketch()
+    sketch.rank().compute(3600 * second)
+    columns = (np.array(column, np.int64) for column in ([1000 * second], [2048], [0]))
+    program = sketch.program(stream_timetables={(0, 0): Timetable(*columns)})
+    assert run(program).finish.tolist() == [(1000 + 2 * 2600) * second]

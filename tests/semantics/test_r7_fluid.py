@@ -1,0 +1,37 @@
+"""R7: in the fluid mode flows share links."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rapid_des.program.lowering import lower
+from rapid_des.program.program import Timetable
+from tests.program.machines import machine, ring
+from tests.semantics.messages import LATENCY, one_message, two_senders
+
+
+def test_fluid_messages_share_a_link_in_equal_parts(replayed):
+    done = replayed(two_senders(500, 300), machine(ring(2), switching={"mode": "fluid"}))
+    # half the link each: 300 B are out after 600 ns; the other 200 B then take 200 ns
+    assert done.finish[1] == pytest.approx([800_000 + LATENCY, 600_000 + LATENCY], abs=2)
+
+
+def test_a_fluid_message_of_no_bytes_arrives_too(replayed):
+    done = replayed(one_message(0, peer=1, ranks=2), machine(ring(2), switching={"mode": "fluid"}))
+    assert LATENCY <= done.finish[1][0] <= LATENCY + 1000
+
+
+@pytest.mark.parametrize(("opens", "waits"), [(40_000, 0), (50_000, 0), (60_000, 10_000)])
+def test_a_flow_joins_its_links_after_half_of_its_latency(run, opens, waits):
+    program = lower(one_message(500, peer=1, ranks=2), machine(ring(2), switching={"mode": "fluid"})).program
+    closed = Timetable(*(np.array(column, np.int64) for column in ([0, opens], [0, 4096], [0, 0])))
+    records = run(replace(program, link_timetables=dict.fromkeys(range(program.links), closed)))
+    # it joins at 50 ns, drains for 500 ns as soon as the link is open, and arrives 50 ns after
+    assert records.finish.max() == pytest.approx(600_000 + waits, abs=2)
+
+
+def test_a_flow_that_joins_slows_those_that_are_there(replayed):
+    done = replayed(two_senders(500, 300, delays=(0, 200_000)), machine(ring(2), switching={"mode": "fluid"}))
+    # alone for 200 ns; then both at half the rate: the other 300 B of each take 600 ns
+    assert done.finish[1] == pytest.approx([800_000 + LATENCY] * 2, abs=2)
