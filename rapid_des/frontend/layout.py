@@ -42,17 +42,18 @@ class Layout:
     def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the groups of ranks that differ only along `axes`; members ascend, groups too."""
         if axes not in self._groups:
-            self._groups[axes] = tuple(map(tuple, self._rows(axes).tolist()))
+            self._groups[axes] = tuple(map(tuple, self.rows(axes).tolist()))
         return self._groups[axes]
 
     def group_numbers(self, axes: tuple[str, ...]) -> NDArray[np.int64]:
         """Return for each rank the number of its group in `groups(axes)`."""
-        rows = self._rows(axes)
+        rows = self.rows(axes)
         numbers = np.empty(self.ranks, np.int64)
         numbers[rows] = np.arange(len(rows))[:, None]
         return numbers
 
-    def _rows(self, axes: tuple[str, ...]) -> NDArray[np.int64]:
+    def rows(self, axes: tuple[str, ...]) -> NDArray[np.int64]:
+        """Return the groups as rows of one table."""
         inner = [axis for axis in reversed(self.axes) if axis in axes]
         outer = [axis for axis in reversed(self.axes) if axis not in axes]
         grid = np.arange(self.ranks).reshape(self.sizes[::-1])

@@ -80,9 +80,14 @@ class EngineChoice:
 
 
 def execute(
-    program: Program, choice: EngineChoice, *, trail: bool = False, name: Namer | None = None
+    program: Program,
+    choice: EngineChoice,
+    *,
+    trail: bool = False,
+    ties: bool = False,
+    name: Namer | None = None,
 ) -> Execution:
-    """Play a program to its end.
+    """Play a program to its end; `trail` records every hop, `ties` counts choices among equals on links.
 
     Raises `DeadlockError` if a visit never finishes; a byte that was sent and not received is a defect.
     """
@@ -90,10 +95,10 @@ def execute(
     folding = _folding(program, choice.engine) if choice.fold and not trail else None
     chosen = choice.engine_for(folding.program if folding else program)
     may_tie = folding is not None and not folding.keeps_order
-    records = _run(folding.program if folding else program, chosen, trail=trail, ties=may_tie)
+    records = _run(folding.program if folding else program, chosen, trail=trail, ties=ties or may_tie)
     if may_tie and records.ties:
         folding, chosen = None, choice.engine_for(program)
-        records = _run(program, chosen, trail=trail)
+        records = _run(program, chosen, trail=trail, ties=ties)
     elif folding is not None:
         records = unfold(folding, program, records)
     wall_s = time.perf_counter() - began

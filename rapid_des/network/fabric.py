@@ -156,3 +156,10 @@ class Router(Protocol):
     def routes(self, pairs: Iterable[tuple[int, int]]) -> Routes:
         """Return many routes at once: far cheaper than one by one."""
         ...
+
+    def joins_arms(self, gpus: Int64s) -> bool:
+        """Tell whether every route among GPUs is one way out of its source and one in to its destination.
+
+        The way out is the same to all destinations, the way in from all sources.
+        """
+        ...

@@ -44,6 +44,12 @@ class DimensionOrderRouter:
         """Return the ids of the links between two GPUs, in order."""
         return self.routes([(source, destination)]).of(0)
 
+    def joins_arms(self, gpus: Int64s) -> bool:
+        """Tell whether GPUs differ along one dimension only, and that is a star."""
+        digits = [(layout, gpus // layout.stride % layout.size) for layout in self.layout.layouts]
+        varied = [layout for layout, digit in digits if (digit != digit[0]).any()]
+        return len(varied) == 1 and varied[0].block.star
+
     def routes(self, pairs: Iterable[tuple[int, int]]) -> Routes:
         """Return the routes of many pairs of GPUs at once."""
         table = as_pairs(pairs)
@@ -124,6 +130,10 @@ class FaultAwareRouter:
             for flow in broken[order].tolist()
         }
         return replaced(planned, detours)
+
+    def joins_arms(self, gpus: Int64s) -> bool:
+        """Tell what the planned router tells; not if there are detours, which may depend on both ends."""
+        return not self.dead and self.planned.joins_arms(gpus)
 
     def _detour(self, source: int, destination: int, planned: tuple[int, ...]) -> tuple[int, ...]:
         nodes = self.fabric.nodes

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int32s
+from rapid_des.arrays import Bools, Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import TopologyError
 from rapid_des.network.collectives.trees import NO_PARENT
@@ -34,6 +34,10 @@ class AnyNodeRouter:
     between_gpus: Router
     hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
     """By destination: each node's hops to it."""
+
+    def joins_arms(self, gpus: Int64s) -> bool:
+        """Tell what the router between GPUs tells."""
+        return self.between_gpus.joins_arms(gpus)
 
     def route(self, source: int, destination: int) -> tuple[int, ...]:
         """Return the ids of the links between two nodes, in order."""

@@ -8,13 +8,14 @@ from functools import cache
 
 import numpy as np
 
-from rapid_des.arrays import Int32s
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import RankTrace, TraceSet
-from rapid_des.errors import TraceError
+from rapid_des.errors import TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
 from rapid_des.program.plans import geometry
 from rapid_des.program.program import Group, RankBinding, Template
+from rapid_des.program.replicas import Replicas
 from rapid_des.program.routes import routes_of_groups
 
 
@@ -70,15 +71,18 @@ class Routed:
 class GroupTable:
     """Numbers groups and channels as ranks name them."""
 
-    def __init__(self, traces: TraceSet, machine: Machine) -> None:
+    def __init__(self, traces: TraceSet, machine: Machine, replicas: Replicas | None = None) -> None:
         self._traces = traces
+        self._replicas = replicas
         self._machine = machine
         self._fabric = machine.fabric
         self._positions = {trace.rank: position for position, trace in enumerate(traces.ranks)}
+        self._present = np.array([trace.rank for trace in traces.ranks], np.int64)
         self._numbers: dict[tuple[object, ...], int] = {}
         self._ranks: list[tuple[str, tuple[int, ...]]] = []
         self._used: list[tuple[int, ...]] = []
         self._labels: list[str] = []
+        self.kept = cache(self._kept)
         self.geometry = cache(self._geometry)
         self.places = cache(self._places)
 
@@ -93,6 +97,10 @@ class GroupTable:
             known = ", ".join(sorted(self._traces.groups)[:8])
             raise TraceError(f"process group {name!r} is not defined; known groups: {known}")
         return self._traces.groups[name]
+
+    def _kept(self, ranks: tuple[int, ...]) -> int:
+        """Return how many members of a group, its first ones, are in the program: all without replicas."""
+        return len(ranks) if self._replicas is None else self._replicas.kept(ranks, self._present)
 
     def _geometry(self, name: str) -> Geometry:
         return geometry(self._fabric, self.members(name))
@@ -149,7 +157,7 @@ class GroupTable:
 
     def _number(self, key: tuple[object, ...], name: str, ranks: tuple[int, ...], label: str) -> int:
         if key not in self._numbers:
-            missing = [rank for rank in ranks if rank not in self._positions]
+            missing = [rank for rank in ranks[: self.kept(ranks)] if rank not in self._positions]
             if missing:
                 shown = ", ".join(map(str, missing[:8]))
                 raise TraceError(f"group {name} needs rank {shown}, of which there is no trace")
@@ -158,6 +166,26 @@ class GroupTable:
             self._labels.append(label)
             self._used.append(())
         return self._numbers[key]
+
+    def proving_pairs(self, templates: Sequence[Template]) -> Int64s:
+        """Return pairs of GPUs, as rows, from whose routes the links of all others' images follow.
+
+        In a group that all replicas share that is all pairs, or a ring's where every route is a way out of
+        its source and a way in to its destination; raises `UnsupportedByEngine` where those are too many.
+        """
+        rows = [np.zeros((0, 2), np.int64)]
+        for (_, ranks), used in zip(self._ranks, self._used, strict=True):
+            nodes, kept = np.array(ranks, np.int64), self.kept(ranks)
+            if kept < len(ranks) and self._machine.router.joins_arms(nodes):
+                rows.append(np.stack((nodes, np.roll(nodes, -1)), 1)[:kept])
+                continue
+            for template in map(templates.__getitem__, used):
+                if kept < len(ranks) and len(template.pair_source) > 2 * kept:
+                    raise UnsupportedByEngine("too many pairs to compare their routes in all replicas")
+                rows.append(
+                    np.stack((nodes[template.pair_source], nodes[template.pair_destination % len(nodes)]), 1)
+                )
+        return np.unique(np.concatenate(rows), axis=0)
 
     def routed(self, templates: Sequence[Template], *, both_ways: bool) -> Routed:
         """Return all groups with the routes of their templates' pairs and of the ways back, each once.
@@ -169,7 +197,7 @@ class GroupTable:
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers[label] for label in self._labels]
         bindings = {
-            ranks: np.array([self._positions[rank] for rank in ranks], np.int32)
+            ranks: np.array([self._positions[rank] for rank in ranks[: self.kept(ranks)]], np.int32)
             for ranks in dict.fromkeys(ranks for _, ranks in self._ranks)
         }
         groups = (

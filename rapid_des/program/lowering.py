@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.errors import InputError, TraceError
+from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.durations import service_times
 from rapid_des.program.fault_planner import Planner
@@ -21,6 +21,7 @@ from rapid_des.program.plans import Above, Call, cut_in_chunks
 from rapid_des.program.plans import Step as PlanStep
 from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
 from rapid_des.program.ranks import Recipe, Step, rank_program
+from rapid_des.program.replicas import Replicas, cut_of, link_orbits
 from rapid_des.program.services import Sizes, hop_table
 from rapid_des.program.signatures import signatures
 from rapid_des.program.switch_trees import AboveGroups
@@ -34,6 +35,23 @@ class Lowered:
 
     program: Program
     traces: TraceSet
+    replicas: Replicas | None = None
+    """What the program is the first one of; None: it is the whole."""
+
+    @property
+    def copies(self) -> int:
+        """How often the ranks of the program stand beside themselves."""
+        return 1 if self.replicas is None else self.replicas.count
+
+    def of_every_rank(self, values: Sequence[int]) -> dict[int, int]:
+        """Return what all ranks have by rank, given what those of the program have."""
+        ranks = np.array([binding.rank for binding in self.program.bindings], np.int64)
+        known = dict(zip(ranks.tolist(), values, strict=True))
+        for _ in range(self.copies - 1):
+            assert self.replicas is not None
+            ranks = self.replicas.image[ranks]
+            known.update(zip(ranks.tolist(), values, strict=True))
+        return dict(sorted(known.items()))
 
     @property
     def name(self) -> Namer:
@@ -50,12 +68,13 @@ class Lowered:
         return of
 
 
-def lower(
+def lower(  # noqa: PLR0913 - what is asked for, by name
     traces: TraceSet,
     machine: Machine,
     *,
     overlap: bool = False,
     analytic: bool = False,
+    replicas: Replicas | None = None,
     cache: BoundedCache | None = None,
 ) -> Lowered:
     """Return the program of `traces` on `machine`; rank r runs on GPU r.
@@ -63,8 +82,9 @@ def lower(
     On unordered streams the k-th collective that a rank starts in a group meets the k-th of the others. With
     `overlap` collectives are counted apart by kind and size instead and may run side by side: for traces
     whose ranks reach them in different orders. With `analytic` nothing takes a link: collectives and
-    messages last as long as they would alone (see `analytic`). `cache` keeps templates from one program to
-    the next.
+    messages last as long as they would alone (see `zero_load`). With `replicas` the traces are those of
+    replica 0, and `UnsupportedByEngine` says that it can not stand for the others. `cache` keeps templates
+    from one program to the next.
     """
     if traces.ranks and traces.ranks[-1].rank >= machine.fabric.gpus:
         raise InputError(
@@ -73,18 +93,31 @@ def lower(
         )
     machine.require_alive(trace.rank for trace in traces.ranks)
     lowering = _Lowering(
-        traces, machine, overlap=overlap, analytic=analytic, cache=BoundedCache() if cache is None else cache
+        traces,
+        machine,
+        overlap=overlap,
+        analytic=analytic,
+        replicas=replicas,
+        cache=BoundedCache() if cache is None else cache,
     )
-    return Lowered(lowering.program(), traces)
+    return Lowered(lowering.program(), traces, replicas)
 
 
 class _Lowering:
     """Collects templates, groups and sizes while the ranks are lowered."""
 
-    def __init__(
-        self, traces: TraceSet, machine: Machine, *, overlap: bool, analytic: bool, cache: BoundedCache
+    def __init__(  # noqa: PLR0913 - as `lower` has it
+        self,
+        traces: TraceSet,
+        machine: Machine,
+        *,
+        overlap: bool,
+        analytic: bool,
+        replicas: Replicas | None,
+        cache: BoundedCache,
     ) -> None:
         self.traces = traces
+        self.replicas = replicas
         self.analytic = analytic
         self.overlap = overlap
         self.machine = machine
@@ -94,7 +127,7 @@ class _Lowering:
         self.collectives = Templates(self.sizes, cache)
         self.templates: list[Template] = []
         self.known: dict[tuple[object, ...], int] = {}
-        self.groups = GroupTable(traces, machine)
+        self.groups = GroupTable(traces, machine, replicas)
         self.above = AboveGroups(machine)
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
@@ -113,6 +146,12 @@ class _Lowering:
             fluid = fluid_table(self.machine, routed, sizes)
         else:
             hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
+        route_links, links = routes.links.astype(np.int32), len(self.machine.fabric)
+        if self.replicas is not None:
+            number, links = link_orbits(
+                self.machine, self.replicas, self.groups.proving_pairs(self.templates)
+            )
+            route_links = number[routes.links]
         return Program(
             bindings=bindings,
             programs=tuple(self.programs),
@@ -120,9 +159,9 @@ class _Lowering:
             templates=tuple(self.templates),
             hops=hops,
             route_starts=routes.starts.astype(np.int64),
-            route_links=routes.links.astype(np.int32),
+            route_links=route_links,
             route_class=classes,
-            links=len(self.machine.fabric),
+            links=links,
             labels=self.groups.labels,
             fluid=fluid,
         )
@@ -191,13 +230,23 @@ class _Lowering:
         """Return the template of a message."""
         return self._template(("message", size), lambda: self.collectives.message(size, self.segment))
 
-    def step(self, step: PlanStep, members: int, *, whole: bool) -> int:
-        """Return the template of one step of a collective; `whole`: its messages never go in parts."""
-        key = (step, members, whole)
-        return self._template(key, lambda: self._collective(step, members, whole=whole))
+    def step(self, step: PlanStep, members: int, *, whole: bool, kept: int) -> int:
+        """Return the template of one step of a collective; `whole`: its messages never go in parts.
 
-    def _collective(self, step: PlanStep, members: int, *, whole: bool) -> Template:
+        With fewer `kept` than members, its cut.
+        """
+        key = (step, members, whole, kept)
+        return self._template(key, lambda: self._collective(step, members, whole=whole, kept=kept))
+
+    def _collective(self, step: PlanStep, members: int, *, whole: bool, kept: int) -> Template:
         name = f"{step.collective.name.lower()} of {step.size} B by {step.algorithm}"
+        if kept < members:
+            cut = cut_of(step, members, kept)
+            if self.segment is not None and cut.size.max() > self.segment:
+                raise UnsupportedByEngine("messages in segments have no cut")
+            return replace(
+                cut.template(members, kept), size=self.sizes.rows(cut.size, whole=whole), name=name
+            )
         return self.collectives.of(
             (step, members), lambda: step.schedule(members), name=name, segment=self.segment, whole=whole
         )
@@ -268,15 +317,18 @@ class _Recipes:
         ranks = self._lowering.groups.members(self._trace.groups[group])
         if self._lowering.analytic:
             return Recipe(whole, (Step(whole, self._use(whole, self._lowering.lasting(call, ranks)), 0),))
+        kept = self._lowering.groups.kept(ranks)
         steps = []
         chunks = self._lowering.planner.plan(call, ranks, self._trace.rank)
         for chunk, chunk_steps in enumerate(chunks):
             for step in chunk_steps:
-                members, slot = call.members, whole
+                members, slot, here = call.members, whole, kept
                 if step.axis is not None:
-                    members = extents[step.axis]
+                    if kept < members:
+                        raise UnsupportedByEngine("a collective along several axes has no cut")
+                    members = here = extents[step.axis]
                     slot = self._slot(Along(group, step.axis), self._labels[whole])
-                index = self._lowering.step(step, members, whole=cut_in_chunks(chunks))
+                index = self._lowering.step(step, members, whole=cut_in_chunks(chunks), kept=here)
                 steps.append(Step(slot, self._use(slot, index), chunk))
         return Recipe(whole, tuple(steps))
 

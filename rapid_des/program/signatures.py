@@ -41,11 +41,16 @@ def _keys(machine: Machine, groups: Sequence[tuple[bytes, Int64s]]) -> list[byte
     """Return a key for each (what tells it apart, pairs of nodes)."""
     routes = machine.router.routes(np.concatenate([pairs for _, pairs in groups]))
     ends = np.cumsum([0, *(len(pairs) for _, pairs in groups)])
-    keys = []
+    fabric, known, keys = machine.fabric, dict[tuple[bytes, ...], bytes](), []
     for (mark, _), first, last in zip(groups, ends, ends[1:], strict=False):
         starts = routes.starts[first : last + 1]
         links = np.asarray(routes.links[starts[0] : starts[-1]], np.int64)
-        keys.append(mark + _canonical(machine.fabric, links, np.diff(starts)))
+        # Most groups are copies of one another, their links as many numbers further on.
+        columns = np.diff(starts), links - links[:1], fabric.bandwidth[links], fabric.latency[links]
+        likeness = tuple(column.tobytes() for column in columns)
+        if likeness not in known:
+            known[likeness] = _canonical(fabric, links, np.diff(starts))
+        keys.append(mark + known[likeness])
     return keys
 
 

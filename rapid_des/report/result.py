@@ -149,7 +149,7 @@ def result_of(
 
     step_time, spent = until_last_token(parts, requests, records.makespan)
     times = operator_times(lowered, records, position) if blocks is None else inside_times(blocks, position)
-    ranks = [binding.rank for binding in lowered.program.bindings]
+    finish = lowered.of_every_rank(finish_times(lowered, records).tolist())
     notes = lowered.traces.notes if trace is None else trace.notes
     figures = None
     if trace is not None and memory is not None:
@@ -157,8 +157,8 @@ def result_of(
     return Result(
         step_time=Duration(step_time),
         breakdown={part: Duration(time) for part, time in spent.items()},
-        critical_rank=ranks[position],
-        finish=dict(zip(ranks, map(Duration, finish_times(lowered, records).tolist()), strict=True)),
+        critical_rank=lowered.program.bindings[position].rank,
+        finish={rank: Duration(end) for rank, end in finish.items()},
         busiest={name: Duration(time) for name, time in busiest(times).items()},
         mode="flattened" if blocks is None else blocks.mode.name,
         engine=run.execution.engine,

@@ -6,6 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind, TraceSet
 from rapid_des.errors import UnsupportedByEngine
@@ -17,6 +20,7 @@ from rapid_des.machine import Machine
 from rapid_des.modes.blocks.inner import BlockTimes, block_times
 from rapid_des.modes.blocks.modes import BlockMode
 from rapid_des.modes.blocks.places import representative
+from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.sharing import require_disjoint
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.flattened import Run
@@ -34,7 +38,7 @@ class BlockRun:
     trace: JobTrace
     run: Run
     kinds: Sequence[bytes]
-    """The kind of each inner group, in the order of the outer ranks."""
+    """The kind of the inner group of each outer rank that was lowered."""
     times: Mapping[tuple[bytes, PieceKey], BlockTimes]
     wall_s: float
 
@@ -67,9 +71,16 @@ def run_blocks(
     kinds, times = block_times(taken, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
     trace = _outer(taken, kinds, times, slow, place=place)
     trace = replace(trace, notes=(*trace.notes, *priced.notes))
-    lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, cache=cache)
-    execution = execute(lowered.program, choice, name=lowered.name)
-    run = Run(lowered, execution, machine)
+    first = None
+    if choice.fold and not mode.outer_analytic:
+        first = run_first_replica(trace, machine, choice, cache=cache)
+    if first is not None:
+        kind_of = dict(zip((rank.rank for rank in trace.traces.ranks), kinds, strict=True))
+        trace, run = first
+        kinds = [kind_of[rank.rank] for rank in trace.traces.ranks]
+    else:
+        lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, cache=cache)
+        run = Run(lowered, execute(lowered.program, choice, name=lowered.name), machine)
     return BlockRun(mode, taken, slow, trace, run, kinds, times, time.perf_counter() - began)
 
 
@@ -81,11 +92,10 @@ def _require_steady(machine: Machine) -> None:
         )
 
 
-def _lines(layout: Layout, ranks: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the groups outside blocks of the ranks at one place of their inner groups."""
-    here = set(ranks)
-    lines = (line for axes in OUTER_LINES for line in layout.groups(axes))
-    return list(dict.fromkeys(line for line in lines if len(line) > 1 and line[0] in here))
+def _lines(layout: Layout, ranks: Sequence[int]) -> list[Int64s]:
+    """Return the groups outside blocks of the ranks at one place of their inner groups, a table an axis."""
+    tables = [layout.rows(axes) for axes in OUTER_LINES]
+    return [table[np.isin(table[:, 0], ranks)] for table in tables if table.shape[1] > 1]
 
 
 def _pace(taken: Blocks) -> int:

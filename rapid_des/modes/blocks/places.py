@@ -36,4 +36,4 @@ def representative(machine: Machine, places: Sequence[Rings]) -> int:
 
 
 def _kinds(machine: Machine, lines: Rings) -> tuple[bytes, ...]:
-    return tuple(key for line in lines for key in signatures(machine, [line]))
+    return tuple(key for table in lines for line in table.tolist() for key in signatures(machine, [line]))

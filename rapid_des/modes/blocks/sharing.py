@@ -12,10 +12,14 @@ from rapid_des.machine import Machine
 from rapid_des.program.signatures import all_pairs
 from rapid_des.program.switch_trees import tree_pairs
 
-Rings = Sequence[Sequence[int]]
+Rings = Sequence[Int64s]
+"""Rings of ranks: tables of rings of one length, a row each."""
+
+_BATCH = 1 << 18
+"""Pairs that are routed at a time."""
 
 
-def require_disjoint(machine: Machine, inner: Rings, outer: Sequence[Rings]) -> None:
+def require_disjoint(machine: Machine, inner: Sequence[Sequence[int]], outer: Sequence[Rings]) -> None:
     """Raise `UnsupportedByEngine`, naming a link and the rule, if a link carries traffic of two worlds.
 
     `inner` are the inner groups. `outer` is, for each place in an inner group, the rings of ranks at that
@@ -26,7 +30,8 @@ def require_disjoint(machine: Machine, inner: Rings, outer: Sequence[Rings]) -> 
         _require_one_switch(machine, inner)
         owner[_links(machine, np.concatenate((all_pairs(inner), tree_pairs(machine, inner))))] = 0
     for place, rings in enumerate(outer, start=1):
-        links = _links(machine, np.concatenate((_neighbours(rings), tree_pairs(machine, rings))))
+        branches = [tree_pairs(machine, table.tolist()) for table in rings if machine.switch_trees]
+        links = _links(machine, np.concatenate((_neighbours(rings), *branches)))
         taken = links[(owner[links] >= 0) & (owner[links] != place)]
         if len(taken):
             other = "traffic inside blocks" if owner[taken[0]] == 0 else "that of another rank of its block"
@@ -38,7 +43,7 @@ def require_disjoint(machine: Machine, inner: Rings, outer: Sequence[Rings]) -> 
         owner[links] = place
 
 
-def _require_one_switch(machine: Machine, inner: Rings) -> None:
+def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> None:
     """Refuse trees of switches over inner groups: parts of a group may have other trees than the whole."""
     trees = machine.switch_trees
     found = [None if trees is None else trees.over(tuple(group)) for group in inner]
@@ -51,14 +56,14 @@ def _require_one_switch(machine: Machine, inner: Rings) -> None:
 
 def _links(machine: Machine, pairs: Int64s) -> Int64s:
     taken = np.zeros(len(machine.fabric), np.bool_)
-    taken[machine.router.routes(pairs).links if len(pairs) else []] = True
+    for begin in range(0, len(pairs), _BATCH):
+        taken[machine.router.routes(pairs[begin : begin + _BATCH]).links] = True
     return np.flatnonzero(taken)
 
 
 def _neighbours(rings: Rings) -> Int64s:
     parts = [np.zeros((0, 2), np.int64)]
-    for ring in rings:
-        members = np.array(ring, np.int64)
-        for step in (1, -1) if len(ring) > 1 else ():
-            parts.append(np.stack((members, np.roll(members, step)), 1))
+    for table in rings:
+        for step in (1, -1):
+            parts.append(np.stack((table, np.roll(table, step, axis=1)), 2).reshape(-1, 2))
     return np.concatenate(parts)

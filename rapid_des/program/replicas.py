@@ -1,0 +1,181 @@
+"""Replicas: ranks of which one stands for many, lowered once instead of lowered many times and folded.
+
+A job repeats its outer graph along data parallelism: replica d + 1 does what replica d does, on other GPUs.
+If the routes of replica 0, shifted, are the routes of every other one, with equal links and no link in two
+ways, then the future of one replica, shifted, is the future of all, and the program needs the ranks of
+replica 0 only. A group with members in all replicas becomes a *cut* of itself: its members in replica 0,
+whose last sends to the first, who stands for the first of replica 1, over links that stand for all images.
+
+    ring of 6 members, 3 replicas of 2         its cut, once for all three
+    0 -> 1 -> 2 -> 3 -> 4 -> 5 -> 0            0 -> 1 -> 0' over the links 0>1 and 1>2
+
+A run counts only if no link chose among equals (`Records.ties`): then ids would tell replicas apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rapid_des.arrays import Int32s, Int64s, starts_of
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.machine import Machine
+from rapid_des.program.plans import Step
+from rapid_des.program.program import NONE, Template
+
+_TIMES_ROUND = {
+    CollectiveType.REDUCE_SCATTER: 1,
+    CollectiveType.ALL_GATHER: 1,
+    CollectiveType.ALL_REDUCE: 2,
+}
+"""How often blocks go round a ring in the collectives whose rings have a cut."""
+_DIRECTIONS = {"ring": (1,), "bidirectional_ring": (1, -1)}
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How often a part of a job stands beside itself."""
+
+    count: int
+    image: Int64s
+    """[rank] the rank that does the same in the next replica; the last replica's is the first."""
+
+    def kept(self, ranks: tuple[int, ...], present: Int64s) -> int:
+        """Return how many members of a group its cut has: its first ones, those that are `present`.
+
+        Raises `UnsupportedByEngine` for a group that the next replica neither shares nor repeats.
+        """
+        members = np.array(ranks, np.int64)
+        here = np.isin(members, present)
+        kept = int(here.sum())
+        shifted = np.array_equal(self.image[members], np.roll(members, -kept))
+        if not here[:kept].all() or (kept < len(ranks) and (kept * self.count != len(ranks) or not shifted)):
+            raise UnsupportedByEngine(f"the group of ranks {ranks[:8]} does not go round the replicas")
+        return kept
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The part that some members of a collective have in it, one row a transfer."""
+
+    source: Int32s
+    distance: Int32s
+    """From the sender's number to the receiver's, round the whole group."""
+    passed_on: Int32s
+    """The transfer that follows from this one, or NONE: it is the last of its kind."""
+    size: Int64s
+
+    def template(self, members: int, kept: int) -> Template:
+        """Return the transfers of the first `kept` of `members`, their sizes not yet numbered.
+
+        As in any other template a transfer waits for its sender, a receiver that passes it on waits for what
+        follows and any other for its arrival, and senders for what they sent.
+        """
+        tasks = len(self.source)
+        receiver = (self.source + self.distance) % kept
+        last = self.passed_on == NONE
+        target = np.stack((np.where(last, tasks + receiver, self.passed_on), tasks + self.source), 1)
+        waits = np.ones(tasks, np.int32)
+        waits[self.passed_on[~last]] += 1
+        order = np.argsort(self.source, kind="stable").reshape(kept, -1)
+        arrival = np.concatenate((order, tasks + np.arange(kept)[:, None]), axis=1).astype(np.int32)
+        ends, pair = np.unique(np.stack((self.source, self.distance), 1), axis=0, return_inverse=True)
+        return Template(
+            members=kept,
+            pair=pair.reshape(-1).astype(np.int32),
+            pair_source=ends[:, 0].copy(),
+            pair_destination=ends.sum(axis=1, dtype=np.int32) % members,
+            source=self.source,
+            size=np.zeros(tasks, np.int32),
+            need=waits,
+            edge_starts=np.arange(0, 2 * tasks + 1, 2, dtype=np.int64),
+            edge_target=target.reshape(-1).astype(np.int32),
+            edge_lag=np.zeros(2 * tasks, np.int64),
+            edge_at_injection=np.zeros(2 * tasks, np.bool_),
+            arrival_starts=starts_of([arrival.shape[1]] * kept),
+            arrival_target=arrival.reshape(-1),
+            arrival_lag=np.zeros(arrival.size, np.int64),
+            member_need=1 + np.bincount(target[target >= tasks] - tasks, minlength=kept).astype(np.int32),
+        )
+
+
+def cut_of(step: Step, members: int, kept: int) -> Cut:
+    """Return the part of the first `kept` members in one step of a collective, if it is alike for all.
+
+    Raises `UnsupportedByEngine` for algorithms without a known cut, and for blocks of different sizes.
+    """
+    plain = step.chunks == 1 and not step.order and not step.parents and step.axis is None
+    if plain and members > 2:
+        if step.algorithm == "one_shot" and step.size:
+            return _one_shot_cut(step, members, kept)
+        if step.algorithm in _DIRECTIONS and step.collective in _TIMES_ROUND:
+            return _ring_cut(step, members, kept)
+    raise UnsupportedByEngine(f"{step.algorithm} among {members} has no cut")
+
+
+def _one_shot_cut(step: Step, members: int, kept: int) -> Cut:
+    """Everybody sends to everybody else."""
+    distance, source = np.divmod(np.arange((members - 1) * kept, dtype=np.int32), kept)
+    return Cut(
+        source.astype(np.int32),
+        (distance + 1).astype(np.int32),
+        np.full(len(source), NONE, np.int32),
+        np.full(len(source), step.size, np.int64),
+    )
+
+
+def _ring_cut(step: Step, members: int, kept: int) -> Cut:
+    """In every round a member sends to its neighbour what it received in the round before."""
+    parts = 1 if step.collective is CollectiveType.ALL_GATHER else members
+    block, rest = divmod(step.size, parts)
+    directions = _DIRECTIONS[step.algorithm]
+    if rest or block < len(directions):
+        raise UnsupportedByEngine("blocks of different sizes tell replicas apart")
+    half = block // len(directions)
+    rounds = _TIMES_ROUND[step.collective] * (members - 1)
+    source = np.tile(np.arange(kept, dtype=np.int32), rounds)
+    columns: list[tuple[Any, ...]] = []
+    for direction, bytes_each in zip(directions, (block - half, half)[-len(directions) :], strict=True):
+        first = len(columns) * len(source)
+        passed_on = first + np.arange(len(source)) - source + kept + (source + direction) % kept
+        passed_on[-kept:] = NONE
+        sizes = np.full(len(source), bytes_each, np.int64)
+        columns.append((source, np.full_like(source, direction), passed_on.astype(np.int32), sizes))
+    return Cut(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+def link_orbits(machine: Machine, replicas: Replicas, pairs: Int64s) -> tuple[Int32s, int]:
+    """Return for each link the number of those that it stands for, NONE where no replica 0 takes it.
+
+    Also how many numbers there are. `pairs` are GPUs of replica 0. Raises `UnsupportedByEngine` unless the
+    routes between all images of a pair take as many links, of equal rates and latencies, each an image of
+    the same one, and every link stands in one replica only.
+    """
+    ends = [pairs]
+    for _ in range(replicas.count - 1):
+        ends.append(replicas.image[ends[-1]])
+    routes = machine.router.routes(np.concatenate(ends))
+    lengths = np.diff(routes.starts).reshape(replicas.count, -1)
+    if not (lengths == lengths[0]).all():
+        raise UnsupportedByEngine("routes of replicas differ in length")
+    links = np.asarray(routes.links, np.int64).reshape(replicas.count, -1)  # [replica, hop]
+    fabric = machine.fabric
+    for column in (fabric.bandwidth, fabric.latency):
+        if not (column[links] == column[links[0]]).all():
+            raise UnsupportedByEngine("links of replicas differ")
+    _, first, hop = np.unique(links[0], return_index=True, return_inverse=True)
+    images = links[:, first]  # [replica, link of replica 0]
+    if not (images[:, hop.reshape(-1)] == links).all():
+        raise UnsupportedByEngine("a link has two images in one replica")
+    begin = images.argmin(axis=0)  # links of one orbit have the same images, but begin elsewhere among them
+    turned = images[(begin + np.arange(replicas.count)[:, None]) % replicas.count, np.arange(len(first))]
+    _, lowest, orbit = np.unique(turned[0], return_index=True, return_inverse=True)
+    orbits = turned[:, lowest]
+    if not (orbits[:, orbit.reshape(-1)] == turned).all() or len(np.unique(orbits)) != orbits.size:
+        raise UnsupportedByEngine("a link serves two replicas")
+    number = np.full(len(fabric), NONE, np.int32)
+    number[orbits] = np.arange(len(lowest))
+    return number, len(lowest)

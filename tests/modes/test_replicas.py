@@ -1,0 +1,53 @@
+"""Hierarchical runs that lower one replica for all: never another result than lowering them all."""
+
+from dataclasses import replace
+
+import pytest
+
+from rapid_des.frontend import load_job
+from rapid_des.machine import load_machine
+from rapid_des.modes.execution import EngineChoice
+from rapid_des.simulation import simulate
+
+WHOLE = EngineChoice(fold=False)
+
+
+def both(machine, nodes, *, algorithm=None, **split):
+    """Run Llama 2 7B hierarchically with every replica lowered, and as it is done."""
+    settings = [(f"parallelism.{axis}", str(size)) for axis, size in split.items()]
+    job = load_job("llama2_7b_train", settings=[*settings, ("training.global_batch", str(4 * split["dp"]))])
+    options = [("collectives.default.algorithm", algorithm)] if algorithm else []
+    where = load_machine(
+        machine,
+        settings=[("fabric.1.size", str(nodes)), *options],
+        device_settings=[("operators", "roofline")],
+    )
+    whole, once = (
+        simulate(job, where, mode="hierarchical", engine=choice) for choice in (WHOLE, EngineChoice())
+    )
+    assert replace(once, folded=1, wall_s=0, engine="") == replace(whole, folded=1, wall_s=0, engine="")
+    assert whole.folded == 1
+    return once
+
+
+@pytest.mark.parametrize(
+    ("nodes", "algorithm", "split"),
+    [
+        (16, None, {"pp": 2, "dp": 8}),
+        (8, None, {"pp": 1, "dp": 8}),  # the group is the whole dimension
+        (8, "bidirectional_ring", {"pp": 1, "dp": 8}),
+        (16, "ring", {"pp": 1, "cp": 2, "dp": 8}),  # each replica has two members of the ring
+        (16, "bidirectional_ring", {"pp": 1, "cp": 2, "dp": 8}),
+    ],
+)
+def test_one_replica_stands_for_all_on_a_switch(nodes, algorithm, split):
+    assert both("dgx_h100_x8", nodes, algorithm=algorithm, tp=8, **split).folded == split["dp"]
+
+
+def test_blocks_of_different_sizes_tell_replicas_apart():
+    assert both("dgx_h100_x8", 14, tp=8, pp=2, dp=7).folded == 1
+
+
+def test_replicas_whose_routes_differ_in_length_are_not_one():
+    # eight replicas on a torus of 4 x 4: the seventh's way to the eighth is not the first's to the second
+    assert both("torus2d_ring_a100_64", 4, tp=4, pp=1, dp=8).folded < 8
