@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import Literal, TypedDict
 
 from msgspec import structs
 
-from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
+from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve, to_yaml
+from rapid_des.device.device import Device, device_of, load_device
+from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.collectives.in_switch import IN_SWITCH
@@ -36,16 +38,15 @@ from rapid_des.network.specs import (
 )
 from rapid_des.network.switches import AnyNodeRouter, SwitchTrees
 
-if TYPE_CHECKING:
-    from rapid_des.device.device import Device
-
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
     """The file format of a machine; dimensions innermost first."""
 
     name: str
-    device: str
-    """The device file: a path or a preset's name."""
+    device: str | DeviceSpec
+    """The GPU on every node: a path, a preset's name, or the keys of a device file."""
+    clock: Literal["boost", "sustained"] | None = None
+    """At which clock jobs run. Unset: training at the sustained one, inference as the device file says."""
     fabric: tuple[AnyDimension, ...]
     routing: Routing
     switching: Switching
@@ -57,23 +58,6 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
 
 
-@dataclass(frozen=True)
-class DeviceFile:
-    """The device that a machine file names, with what is set over it; read when first asked for."""
-
-    reference: str
-    settings: tuple[tuple[str, str], ...]
-    folder: Path
-    """Where relative references start."""
-
-    @cached_property
-    def device(self) -> Device:
-        """The device; its latency models are slow to import, and looking at a fabric needs none."""
-        from rapid_des.device.device import load_device
-
-        return load_device(self.reference, settings=self.settings, folder=self.folder)
-
-
 @dataclass(frozen=True, eq=False)
 class Machine:
     """What simulations ask of a machine."""
@@ -81,7 +65,8 @@ class Machine:
     name: str
     path: Path
     spec: MachineSpec
-    device_file: DeviceFile
+    device: Device
+    """The GPU on every node."""
     healthy: Fabric
     """The fabric without faults."""
     fabric: Fabric
@@ -107,13 +92,18 @@ class Machine:
         return hash((self.name, self.healthy.gpus, len(self.healthy)))
 
     def _content(self) -> tuple[object, ...]:
-        stated = structs.replace(self.spec, device="", faults=())
+        stated = structs.replace(self.spec, device="", fabric=(), faults=())
         return stated, self.device, self.healthy, self.faults, sorted(self.dead)
 
-    @property
-    def device(self) -> Device:
-        """The GPU on every node."""
-        return self.device_file.device
+    def as_yaml(self) -> str:
+        """Return a machine file, its device and all faults in it, that loads to an equal machine.
+
+        Fabrics that come from files of their own are named by absolute paths.
+        """
+        fabric = tuple(_located(dimension, self.path.parent.absolute()) for dimension in self.spec.fabric)
+        return to_yaml(
+            structs.replace(self.spec, device=self.device.as_spec(), fabric=fabric, faults=self.faults)
+        )
 
     @cached_property
     def switch_trees(self) -> SwitchTrees | None:
@@ -183,27 +173,36 @@ def load_machine(
     _check_collectives(document, spec.collectives)
     for index, fault in enumerate(spec.faults):
         check_fault(fault, file=str(path), key=f"faults[{index}]")
-    resolve(spec.device, "device", folder=document.folder, named_in=str(path), key="device")
+    stated = list(device_settings)
+    clock = dict(stated).get("conditions.clock")
     try:
-        machine = _built(spec, document, (*spec.faults, *faults), tuple(device_settings))
+        device = _device(spec, document, stated)
+        if clock is not None:
+            spec = structs.replace(spec, clock=device.conditions.clock)
+        machine = _built(spec, document, (*spec.faults, *faults), device)
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
     _check_switches(machine)
-    if machine.device_file.settings:
-        _ = machine.device  # an override that the device file does not know is an error wherever it stands
     return machine
 
 
-def _built(
-    spec: MachineSpec, document: Document, faults: tuple[Fault, ...], device: tuple[tuple[str, str], ...]
-) -> Machine:
+def _device(spec: MachineSpec, document: Document, settings: Iterable[tuple[str, str]]) -> Device:
+    """Return the device that a machine file names or holds, with `settings` set over it."""
+    if isinstance(spec.device, str):
+        resolve(spec.device, "device", folder=document.folder, named_in=str(document.path), key="device")
+        return load_device(spec.device, settings=settings, folder=document.folder)
+    inline = apply_overrides(Document(document.path, document.tree["device"]), settings)
+    return device_of(decode(inline, DeviceSpec), document.folder.absolute())
+
+
+def _built(spec: MachineSpec, document: Document, faults: tuple[Fault, ...], device: Device) -> Machine:
     plan = _plan(spec, document)
     planned = AnyNodeRouter(plan.fabric, DimensionOrderRouter(plan))
     return Machine(
         name=spec.name,
         path=document.path,
         spec=spec,
-        device_file=DeviceFile(spec.device, device, document.path.parent),
+        device=device,
         healthy=plan.fabric,
         planned=planned,
         faults=faults,
@@ -235,14 +234,14 @@ def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: 
 
 
 def _plan(spec: MachineSpec, document: Document) -> FabricLayout:
-    dimensions = [_located(dimension, document) for dimension in spec.fabric]
+    dimensions = [_located(dimension, document.folder) for dimension in spec.fabric]
     plan = build(spec.name, dimensions, spec.routing)
     return replace(plan, fabric=override_links(plan.fabric, spec.links))
 
 
-def _located(dimension: AnyDimension, document: Document) -> AnyDimension:
+def _located(dimension: AnyDimension, folder: Path) -> AnyDimension:
     if isinstance(dimension, Graph | InfraGraph):
-        return structs.replace(dimension, file=str(document.folder / dimension.file))
+        return structs.replace(dimension, file=str(folder / dimension.file))
     return dimension
 
 

@@ -48,7 +48,11 @@ class Device:
 
     def as_yaml(self) -> str:
         """Return a device file, its family's constants in it, that loads to an equal device."""
-        return to_yaml(structs.replace(self.spec, family=self.family))
+        return to_yaml(self.as_spec())
+
+    def as_spec(self) -> DeviceSpec:
+        """Return the spec of that file."""
+        return structs.replace(self.spec, family=self.family)
 
     @property
     def conditions(self) -> Conditions:
@@ -165,8 +169,12 @@ def load_device(reference: str, *, settings: Iterable[tuple[str, str]] = (), fol
     >>> load_device("h100_sxm").spec.sms
     132
     """
-    spec = load_device_spec(reference, settings=settings, folder=folder)
     home = resolve(reference, "device", folder=folder).parent
+    return device_of(load_device_spec(reference, settings=settings, folder=folder), home)
+
+
+def device_of(spec: DeviceSpec, home: Path) -> Device:
+    """Return the device of a spec whose family and learned operators are looked for from `home`."""
     family = load_family(spec.family, folder=home) if isinstance(spec.family, str) else spec.family
     operators = spec.operators
     if operators.startswith(LEARNED):

@@ -68,10 +68,10 @@ def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = Non
 def at_job_clock(job: Job, machine: Machine, device: Device) -> Device:
     """Return the device at the clock that a job runs at: training, for hours, at the sustained one.
 
-    `device.conditions.clock` set by hand goes before.
+    What the machine file or `device.conditions.clock` set by hand says goes before.
     """
-    by_hand = any(key == "conditions.clock" for key, _ in machine.device_file.settings)
-    return device.under(clock="sustained") if job.spec.phase == "training" and not by_hand else device
+    clock = machine.spec.clock or ("sustained" if job.spec.phase == "training" else None)
+    return device if clock is None else device.under(clock=clock)
 
 
 def _priced(
