@@ -81,10 +81,15 @@ class Kernel:
         """Tell whether numba is told not to compile."""
         return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
+    @property
+    def is_loaded(self) -> bool:
+        """Tell whether this process has the kernel's machine code, for some arguments at least."""
+        return bool(self._entries)
+
     def is_cold(self) -> bool:
         """Tell whether the kernel has yet to be compiled on this machine; an interpreted one always has."""
         with suppress(OSError):
-            return self.is_interpreted or not (self._entries or any(_folder().glob(f"{self._name}-*.o")))
+            return self.is_interpreted or not (self.is_loaded or any(_folder().glob(f"{self._name}-*.o")))
         return True
 
     def ask(self) -> bool:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, cast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rapid_des.arrays import Floats
+from rapid_des.compiling import Kernel, compilable
 
 SIMULATED_ROUNDS = 12
 """Rounds of resident blocks that are simulated; a longer grid repeats its period at the steady rate."""
 INTERPRETED_BLOCKS = 60_000
 """Blocks that are simulated as Python, 1 µs each: a job has a tenth of them, and a scheduler that goes on
-to more is likely to have the many for which loading the compiled form (0.3 s) pays."""
+to more is likely to have the many for which loading the compiled form (0.04 s) or compiling it (1 s) pays."""
 
 
 class BlockScheduler:
@@ -41,7 +42,7 @@ class BlockScheduler:
         rest = (repeats - simulated) * float(pattern.sum()) / (slots * float(pace[-1]))
         work = np.tile(pattern, simulated)
         self.blocks += len(work)
-        pays = self.blocks > INTERPRETED_BLOCKS or _machine_code.cache_info().currsize
+        pays = self.blocks > INTERPRETED_BLOCKS or _SIMULATION.is_loaded
         return (compiled if pays else interpreted)(work, sms, pace) + rest
 
 
@@ -55,16 +56,12 @@ def compiled(work: Floats, sms: int, pace: Floats) -> float:
     """Simulate as machine code."""
     left, due = np.zeros(sms * len(pace)), np.full(sms, np.inf)
     scratch = np.zeros(sms, np.int64), np.zeros(sms), np.zeros(sms, np.int64)
-    return float(_machine_code()(work, pace, left, due, scratch))
+    last = np.zeros(1)
+    _SIMULATION(np.ascontiguousarray(work), np.ascontiguousarray(pace), left, due, scratch, last)
+    return float(last[0])
 
 
-@cache
-def _machine_code() -> Callable[..., Any]:
-    from numba import njit  # it takes a quarter of a second to import
-
-    return cast("Callable[..., Any]", njit(cache=True)(_simulate))
-
-
+@compilable
 def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it stands
     work: Sequence[float],
     pace: Sequence[float],
@@ -135,3 +132,12 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
             at, child = child, 2 * child + 1
         heap[at] = sm
     return now
+
+
+def _simulate_to(  # noqa: PLR0913 - as `_simulate`, whose result it writes
+    work: Any, pace: Any, left: Any, due: Any, scratch: Any, last: Any
+) -> None:
+    last[0] = _simulate(work, pace, left, due, scratch)
+
+
+_SIMULATION = Kernel(_simulate_to, [Path(__file__)])

@@ -26,9 +26,9 @@ def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     calendar.kind[event] = kind
     calendar.a[event] = a
     calendar.b[event] = b
-    place = (((moment & _WORD) * _GOLDEN) >> 20) & (TIME_CACHE - 1)
-    if calendar.cached_time[place] == moment:
-        bucket = calendar.cached_bucket[place]
+    slot = (((moment & _WORD) * _GOLDEN) >> 20) & (TIME_CACHE - 1)
+    if calendar.cached_time[slot] == moment:
+        bucket = calendar.cached_bucket[slot]
         calendar.next[event] = calendar.first[bucket]
         calendar.first[bucket] = event
         return
@@ -36,8 +36,8 @@ def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     count[FREE_BUCKET] = calendar.first[bucket]
     calendar.first[bucket] = event
     calendar.next[event] = -1
-    calendar.cached_time[place] = moment
-    calendar.cached_bucket[place] = bucket
+    calendar.cached_time[slot] = moment
+    calendar.cached_bucket[slot] = bucket
     _rise(calendar, moment, bucket)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rapid_des.compiling import Kernel
-from rapid_des.engines.compiled import growth, kernel, pools
+from rapid_des.engines.compiled import kernel, pools
 from rapid_des.engines.compiled.calendar import PUSHED, push
 from rapid_des.engines.compiled.flat import flatten
 from rapid_des.engines.deadlock import explain_disagreement
@@ -41,26 +41,28 @@ class CompiledSimulation:
         self.program = program
         self._flat = flatten(program)
         fluid = program.fluid is not None
-        self._board = pools.new_board(
+        self._state = pools.new_state(
             self._flat, program.links, len(program.labels), trail=trail and not fluid, fluid=fluid
         )
         self._pools = pools.new_pools(trail=trail)
-        self._fluid = new_fluid(self._flat.ways.capacity, flows=256, hops=widest(program)) if fluid else None
+        self._fluid = (
+            new_fluid(self._flat.network.capacity, flows=256, hops=widest(program)) if fluid else None
+        )
         self._seed()
 
     def _seed(self) -> None:
         """Make the visits ready that wait for nothing."""
-        records = np.flatnonzero(self._board.pending == 0)
+        records = np.flatnonzero(self._state.pending == 0)
         ranks = np.searchsorted(self._flat.ranks.flat, records, side="right") - 1
         within = records - self._flat.ranks.flat[ranks]
-        self._pools = growth.with_stack(self._pools, len(records))
+        self._pools = pools.with_stack(self._pools, len(records))
         self._pools.stack_kind[: len(records)] = kernel.READY
         self._pools.stack_a[: len(records)] = ranks
         self._pools.stack_b[: len(records)] = within
         if self._fluid is not None:
             self._seed_capacities()
-        self._board.state[kernel.DEPTH] = len(records)
-        self._board.state[kernel.PHASE] = 1
+        self._state.cursor[kernel.DEPTH] = len(records)
+        self._state.cursor[kernel.PHASE] = 1
 
     def _seed_capacities(self) -> None:
         """Have links of the fluid mode change their rates when their timetables say so."""
@@ -69,23 +71,23 @@ class CompiledSimulation:
             for link, table in self.program.link_timetables.items()
             for moment in table.time.tolist()
         ]
-        self._pools = growth.with_events(self._pools, len(steps) + 1)
+        self._pools = pools.with_events(self._pools, len(steps) + 1)
         for moment, link in steps:
             push(self._pools.calendar, moment, kernel.CAPACITY, link, 0)
 
     def _play(self, limit: int) -> None:
         if self._fluid is None:
-            kernel_of(fluid=False)(self._flat, self._board, self._pools, limit)
+            kernel_of(fluid=False)(self._flat, self._state, self._pools, limit)
             return
         room = len(self._pools.transfers.next)
         if len(self._fluid.hops) < room:
             self._fluid = widened(self._fluid, room)
-        kernel_of(fluid=True)(self._flat, self._board, self._pools, self._fluid, limit)
+        kernel_of(fluid=True)(self._flat, self._state, self._pools, self._fluid, limit)
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds."""
         limit = _NEVER if until is None else until
-        totals = self._board.totals
+        totals = self._state.totals
         self._play(limit)
         while totals[kernel.STATUS] not in (kernel.DONE, kernel.DISAGREES):
             self._pools = _with_room(self._pools, int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
@@ -96,20 +98,20 @@ class CompiledSimulation:
 
     def records(self) -> Records:
         """Return what happened so far."""
-        board = self._board
+        state = self._state
         return Records(
-            start=board.start,
-            finish=board.finish,
-            met=board.met,
-            link_bytes=board.link_bytes,
-            link_busy=board.link_busy,
-            link_wait=board.link_wait,
-            hops=int(board.totals[kernel.HOPS]),
-            sent=int(board.totals[kernel.SENT]),
-            received=int(board.totals[kernel.RECEIVED]),
-            ties=int(board.totals[kernel.TIES]),
+            start=state.start,
+            finish=state.finish,
+            met=state.met,
+            link_bytes=state.link_bytes,
+            link_busy=state.link_busy,
+            link_wait=state.link_wait,
+            hops=int(state.totals[kernel.HOPS]),
+            sent=int(state.totals[kernel.SENT]),
+            received=int(state.totals[kernel.RECEIVED]),
+            ties=int(state.totals[kernel.TIES]),
             events=int(self._pools.calendar.counts[PUSHED]),
-            trail=self._trail() if board.flags[1] else None,
+            trail=self._trail() if state.flags[1] else None,
         )
 
     def _trail(self) -> Trail:
@@ -120,14 +122,14 @@ class CompiledSimulation:
 def _with_room(had: pools.Pools, status: int, wanted: int) -> pools.Pools:
     """Return larger pools of the kind that the kernel ran out of."""
     if status == kernel.MORE_EVENTS:
-        return growth.with_events(had, wanted)
+        return pools.with_events(had, wanted)
     if status == kernel.MORE_STACK:
-        return growth.with_stack(had, wanted)
+        return pools.with_stack(had, wanted)
     if status == kernel.MORE_INSTANCES:
-        return growth.with_instances(had, wanted)
+        return pools.with_instances(had, wanted)
     if status == kernel.MORE_TRANSFERS:
-        return growth.with_transfers(had)
-    return growth.with_trail(had, wanted)
+        return pools.with_transfers(had)
+    return pools.with_trail(had, wanted)
 
 
 def run(program: Program, *, trail: bool = False) -> Records:

@@ -1,13 +1,21 @@
-"""A program as a handful of flat arrays: what the kernel reads and never writes."""
+"""A program as a handful of flat arrays: what the kernel reads and never writes.
+
+The kernel follows integers from column to column and meets no Python object. A number in one table is a row
+of another: `program.programs`, `templates` and `routes` stand one after the other in joined columns, and a
+`first_…`, `…_starts` or `begin` column says where the rows of each begin. So a visit of a rank has two
+numbers: its row among the visits of the programs (`Ranks.program[rank] + visit`), where many ranks read the
+same columns, and its row among the records (`Ranks.flat[rank] + visit`), which are each rank's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rapid_des.engines.compiled.joining import Array, begins_of, joined_columns, joined_starts
+from rapid_des.arrays import starts_of
 from rapid_des.program.program import (
     NO_FLUID,
     NONE,
@@ -19,6 +27,11 @@ from rapid_des.program.program import (
     VisitKind,
 )
 from rapid_des.program.templates import structure
+
+Array = NDArray[Any]
+
+_MANY = 256
+"""Columns that numpy joins faster than a loop does."""
 
 
 class Visits(NamedTuple):
@@ -44,7 +57,10 @@ class Visits(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """Where each rank's visits, slots and servers begin, and what its slots and servers are."""
+    """Where each rank's visits, slots and servers begin, and what its slots and servers are.
+
+    A slot is one communicator of a rank: a group, and which member of the group the rank is.
+    """
 
     program: Array
     flat: Array
@@ -60,7 +76,12 @@ class Ranks(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """The columns of all templates one after the other; what templates share stands here once."""
+    """The columns of all templates one after the other; what templates share stands here once.
+
+    Templates that differ in sizes alone share all but `size`: hence `first_task` for the shared columns and
+    `first_size` for that one. Members come behind the tasks of their template in the numbers of edges: target
+    t is task t, or if t is not below `tasks`, member t - tasks.
+    """
 
     members: Array
     tasks: Array
@@ -81,8 +102,13 @@ class Tasks(NamedTuple):
     member_need: Array
 
 
-class Ways(NamedTuple):
-    """Groups, routes, hop services and timetables."""
+class Network(NamedTuple):
+    """Groups, routes, hop services and timetables.
+
+    A group uses one or more templates; each use has a route for every (source, destination) pair of its
+    template, in `pair_route` from `use_base` on. A route's links are a stretch of `route_links`; `occupancy`,
+    `head` and `lag` are looked up by size row and the hop's class.
+    """
 
     label: Array
     use_starts: Array
@@ -123,17 +149,17 @@ class Flat(NamedTuple):
     visits: Visits
     ranks: Ranks
     tasks: Tasks
-    ways: Ways
+    network: Network
 
 
 def flatten(program: Program) -> Flat:
     """Return the program's arrays; shared columns are copied once, whatever the number of ranks."""
-    return Flat(_visits(program), _ranks(program), _tasks(program), _ways(program))
+    return Flat(_visits(program), _ranks(program), _tasks(program), _network(program))
 
 
 def _visits(program: Program) -> Visits:
     def column(of: Callable[[RankProgram], Array], dtype: type[np.generic] = np.int32) -> Array:
-        return joined_columns([of(part) for part in program.programs], dtype)
+        return _joined([of(part) for part in program.programs], dtype)
 
     return Visits(
         kind=column(lambda part: part.kind, np.int8),
@@ -149,7 +175,7 @@ def _visits(program: Program) -> Visits:
         sub=column(lambda part: part.sub),
         template=column(lambda part: part.template),
         need=column(lambda part: part.need),
-        edge_starts=joined_starts([part.edge_starts for part in program.programs]),
+        edge_starts=_joined_starts([part.edge_starts for part in program.programs]),
         edge_target=column(lambda part: part.edge_target),
         edge_lag=column(lambda part: part.edge_lag, np.int64),
         edge_at_start=column(lambda part: part.edge_at_start, np.bool_),
@@ -166,7 +192,7 @@ def _holders(part: RankProgram) -> Array:
 
 def _ranks(program: Program) -> Ranks:
     parts = [program.programs[binding.program] for binding in program.bindings]
-    first_visit = begins_of([len(part) for part in program.programs])
+    first_visit = starts_of([len(part) for part in program.programs])
     waiting = [
         np.bincount(part.server[part.server != NONE], minlength=len(part.server_capacity))
         for part in program.programs
@@ -174,53 +200,53 @@ def _ranks(program: Program) -> Ranks:
     return Ranks(
         program=first_visit[np.array([binding.program for binding in program.bindings], np.int64)],
         flat=program.visits().astype(np.int64),
-        slot=begins_of([len(binding.groups) for binding in program.bindings]),
-        server=begins_of([len(part.server_capacity) for part in parts]),
-        slot_group=joined_columns([binding.groups for binding in program.bindings], np.int32),
-        slot_member=joined_columns([binding.members for binding in program.bindings], np.int32),
+        slot=starts_of([len(binding.groups) for binding in program.bindings]),
+        server=starts_of([len(part.server_capacity) for part in parts]),
+        slot_group=_joined([binding.groups for binding in program.bindings], np.int32),
+        slot_member=_joined([binding.members for binding in program.bindings], np.int32),
         of_server=np.repeat(np.arange(len(parts)), [len(part.server_capacity) for part in parts]).astype(
             np.int32
         ),
-        capacity=joined_columns([part.server_capacity for part in parts], np.int32),
-        level=joined_columns([part.server_level for part in parts], np.int8),
-        heap=begins_of(
-            joined_columns([waiting[binding.program] for binding in program.bindings], np.int64).tolist()
+        capacity=_joined([part.server_capacity for part in parts], np.int32),
+        level=_joined([part.server_level for part in parts], np.int8),
+        heap=starts_of(
+            _joined([waiting[binding.program] for binding in program.bindings], np.int64).tolist()
         ),
     )
 
 
 def _tasks(program: Program) -> Tasks:
     def column(of: Callable[[Template], Array], dtype: type[np.generic] = np.int32) -> Array:
-        return joined_columns([of(template) for template in distinct], dtype)
+        return _joined([of(template) for template in distinct], dtype)
 
     templates = program.templates
     numbers: dict[tuple[int, ...], int] = {}
     shape = np.array([numbers.setdefault(structure(one), len(numbers)) for one in templates], np.int64)
-    distinct = [templates[int(place)] for place in np.unique(shape, return_index=True)[1]]
+    distinct = [templates[int(first)] for first in np.unique(shape, return_index=True)[1]]
     return Tasks(
         members=np.array([template.members for template in templates], np.int32),
         tasks=program.template_tasks.astype(np.int32),
-        first_task=begins_of([len(template) for template in distinct])[shape],
-        first_size=begins_of(program.template_tasks),
-        first_member=begins_of([template.members for template in distinct])[shape],
+        first_task=starts_of([len(template) for template in distinct])[shape],
+        first_size=starts_of(program.template_tasks),
+        first_member=starts_of([template.members for template in distinct])[shape],
         pair=column(lambda template: template.pair),
         source=column(lambda template: template.source),
-        size=joined_columns([template.size for template in templates], np.int32),
+        size=_joined([template.size for template in templates], np.int32),
         need=column(lambda template: template.need),
-        edge_starts=joined_starts([template.edge_starts for template in distinct]),
+        edge_starts=_joined_starts([template.edge_starts for template in distinct]),
         edge_target=column(lambda template: template.edge_target),
         edge_lag=column(lambda template: template.edge_lag, np.int64),
         edge_at_injection=column(lambda template: template.edge_at_injection, np.bool_),
-        arrival_starts=joined_starts([template.arrival_starts for template in distinct]),
+        arrival_starts=_joined_starts([template.arrival_starts for template in distinct]),
         arrival_target=column(lambda template: template.arrival_target),
         arrival_lag=column(lambda template: template.arrival_lag, np.int64),
         member_need=column(lambda template: template.member_need),
     )
 
 
-def _ways(program: Program) -> Ways:
+def _network(program: Program) -> Network:
     routes = [group.routes for group in program.groups]
-    uses = [list(own.items()) if len(own) < 2 else sorted(own.items()) for own in routes]
+    uses = [list(one.items()) if len(one) < 2 else sorted(one.items()) for one in routes]
     flat = [routes for use in uses for _, routes in use]
     link_tables = [program.link_timetables.get(link) for link in range(program.links)]
     stream_tables = [
@@ -231,12 +257,12 @@ def _ways(program: Program) -> Ways:
     fluid = program.fluid or NO_FLUID
     rows = np.arange(len(program.hops.bytes), dtype=np.int32)
     parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
-    return Ways(
+    return Network(
         label=np.array([group.label for group in program.groups], np.int32),
-        use_starts=begins_of([len(use) for use in uses]),
+        use_starts=starts_of([len(use) for use in uses]),
         use_template=np.array([template for use in uses for template, _ in use], np.int32),
-        use_base=begins_of([len(routes) for routes in flat]),
-        pair_route=joined_columns(flat, np.int32),
+        use_base=starts_of([len(routes) for routes in flat]),
+        pair_route=_joined(flat, np.int32),
         route_starts=program.route_starts.astype(np.int64),
         route_links=program.route_links.astype(np.int32),
         route_class=program.route_class.astype(np.int32),
@@ -261,7 +287,7 @@ def _ways(program: Program) -> Ways:
 
 
 def _by_time(server: str, tables: Sequence[Timetable | None]) -> dict[str, Array]:
-    """Return the columns of `Ways` that say when one kind of server works at which rate."""
+    """Return the columns of `Network` that say when one kind of server works at which rate."""
     return {
         f"{server}_table": _rows(tables),
         f"{server}_time": _steps(tables, lambda table: table.time),
@@ -270,8 +296,30 @@ def _by_time(server: str, tables: Sequence[Timetable | None]) -> dict[str, Array
 
 
 def _rows(tables: Sequence[Timetable | None]) -> Array:
-    return begins_of([0 if table is None else len(table.time) for table in tables])
+    return starts_of([0 if table is None else len(table.time) for table in tables])
 
 
 def _steps(tables: Sequence[Timetable | None], of: Callable[[Timetable], Array]) -> Array:
-    return joined_columns([of(table) for table in tables if table is not None], np.int64)
+    return _joined([of(table) for table in tables if table is not None], np.int64)
+
+
+def _joined(parts: Sequence[Array], dtype: type[np.generic]) -> Array:
+    """Return columns one after the other, as another type."""
+    if len(parts) > _MANY:  # it casts beside the result, which matters for few large ones
+        return np.concatenate(parts, dtype=dtype, casting="unsafe")
+    joined = np.empty(sum(len(part) for part in parts), dtype)
+    begin = 0
+    for part in parts:
+        joined[begin : begin + len(part)] = part
+        begin += len(part)
+    return joined
+
+
+def _joined_starts(rows: Sequence[Array]) -> Array:
+    """Join row starts: each part's begin where the part before ended."""
+    starts = np.zeros(sum(len(row) - 1 for row in rows) + 1, np.int64)
+    begin = 0
+    for row in rows:
+        starts[begin + 1 : begin + len(row)] = starts[begin] - row[0] + row[1:]
+        begin += len(row) - 1
+    return starts

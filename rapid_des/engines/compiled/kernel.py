@@ -19,8 +19,8 @@ from rapid_des.engines.compiled.pools import (
     MADE,
     MEMBERS,
     TRAIL,
-    Board,
     Pools,
+    State,
 )
 from rapid_des.engines.compiled.steps import (
     NONE,
@@ -47,35 +47,39 @@ node; a link is free; a flow joins (b = 1) or may end; a link's rate changes (fl
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
-FLUID_TURN = 7
+FLUID_LINKS = 7
 """The fluid mode's links choose next (see `fluid_kernel`)."""
 SENT, RECEIVED, TIES = 7, 8, 9
 WANTED = 2
-"""In `Board.totals`: how much more room is needed."""
+"""In `State.totals`: how much more room is needed."""
 PHASE, DEPTH, LINKS, SERVER, ASKING, NOW, JOINING, ENDING = 0, 1, 2, 3, 4, 5, 6, 7
-"""In `Board.state`: where the loop stands. Phase 0 is between instants, 1 works off what happens, 2 and 3 let
-streams and slots choose, 4 links. JOINING and ENDING begin lists of flows."""
+"""In `State.cursor`: where the loop stands, so that it can go on after a call that ended for want of room.
+
+Phase 0 is between instants, 1 works off what happens, 2 and 3 let streams and slots choose, 4 links. JOINING
+and ENDING begin lists of flows."""
 _SPARE = 4
 _FREED = -2
-"""In `Board.asked`: a link that nobody asked, but that became free."""
+"""In `State.asked`: a link that nobody asked, but that became free."""
 
 
 @compilable
-def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
-    """Play until nothing is left to happen, past `until`, or until room is wanted (`Board.totals`)."""
-    visits, ranks, tasks, ways = flat.visits, flat.ranks, flat.tasks, flat.ways
+def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
+    """Play until nothing is left to happen, past `until`, or until room is wanted (`State.totals`)."""
+    visits, ranks, tasks, network = flat.visits, flat.ranks, flat.tasks, flat.network
     calendar, instances, transfers, trail = pools.calendar, pools.instances, pools.transfers, pools.trail
     pending, ready = pools.pending, pools.ready
     member_rank, member_visit = pools.member_rank, pools.member_visit
-    counts, totals, state = pools.counts, board.totals, board.state
+    counts, totals, cursor = pools.counts, state.totals, state.cursor
     stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
-    fifo, recording, fluid = board.flags[0], board.flags[1], board.flags[2]
-    phase, depth, touched_links = state[PHASE], state[DEPTH], state[LINKS]
-    server_place, asking, now = state[SERVER], state[ASKING], state[NOW]
+    fifo, recording, fluid = state.flags[0], state.flags[1], state.flags[2]
+    phase, depth, touched_links = cursor[PHASE], cursor[DEPTH], cursor[LINKS]
+    server_index, asking, now = cursor[SERVER], cursor[ASKING], cursor[NOW]
     totals[STATUS] = DONE
+    # Arrays and counters are locals here because LLVM then keeps them in registers; those that change are put
+    # back into `cursor` at the end. A `break` leaves the item on the stack, for the next call to take up.
 
     while totals[STATUS] == DONE:
-        if phase == 0:
+        if phase == 0:  # the next instant: all its events become work items, in any order (R4)
             if calendar.counts[HEAP] == 0 or calendar.time[0] > until:
                 break
             if calendar.counts[USED] + _SPARE >= len(stack_kind):
@@ -96,14 +100,15 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 recycle_bucket(calendar, bucket)
             phase = 1
 
-        if phase == 4 and fluid:
+        if phase == 4 and fluid:  # flows are shared out by `play_fluid`, which then calls again
             if touched_links + asking > 0:
-                totals[STATUS] = FLUID_TURN
+                totals[STATUS] = FLUID_LINKS
                 break
             phase = 0
             continue
 
         if phase == 4:
+            # Each transfer that asks makes one event, and each link at most one more for when it is free.
             wanted = asking + touched_links + _SPARE
             if calendar.counts[USED] + wanted >= len(calendar.next):
                 totals[STATUS], totals[WANTED] = MORE_EVENTS, wanted
@@ -112,36 +117,39 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 totals[STATUS], totals[WANTED] = MORE_TRAIL, wanted
                 break
             # Links choose last; whatever they start lies in the future.
-            for place in range(touched_links):
-                link = board.touched[place]
-                first = board.asked[link]
-                board.asked[link] = NONE
+            for asked in range(touched_links):
+                link = state.touched[asked]
+                first = state.asked[link]
+                state.asked[link] = NONE
                 if first == _FREED:
                     first = NONE
                 if first != NONE and transfers.next[first] >= 0:
                     totals[TIES] += rank_decides(transfers, first)
                     first = sort_asked(transfers, first)
+                # By priority a link serves one transfer and looks again when it is free, because a better one
+                # may come meanwhile. With equal priorities nobody overtakes: all that asked are served in
+                # order, each from when the one before it is through, and there is no queue.
                 if not fifo:
-                    insert_waiting(visits, ranks, transfers, board, link, first)
-                    first = board.queue[link] if board.busy[link] <= now else NONE
+                    insert_waiting(visits, ranks, transfers, state, link, first)
+                    first = state.queue[link] if state.busy[link] <= now else NONE
                     if first != NONE:
-                        board.queue[link] = transfers.next[first]
+                        state.queue[link] = transfers.next[first]
                         transfers.next[first] = NONE
                 while first != NONE:
                     following = transfers.next[first]
-                    start = max(now, board.busy[link])
+                    start = max(now, state.busy[link])
                     hop = transfers.hop[first]
                     instance = transfers.instance[first]
                     size = transfers.size[first]
-                    free, forward, arrival = link_times(ways, link, size, ways.route_class[hop], start)
+                    free, forward, arrival = link_times(network, link, size, network.route_class[hop], start)
                     last_hop = hop + 1 == transfers.end[first]
                     transfers.hop[first] = hop + 1
                     push(calendar, arrival if last_hop else forward, HOP, first, 0)
-                    board.busy[link] = free
-                    label = ways.label[instances.group[instance]]
-                    board.link_bytes[link, label] += ways.payload[size]
-                    board.link_busy[link, label] += free - start
-                    board.link_wait[link, label] += start - transfers.ready[first]
+                    state.busy[link] = free
+                    label = network.label[instances.group[instance]]
+                    state.link_bytes[link, label] += network.payload[size]
+                    state.link_busy[link, label] += free - start
+                    state.link_wait[link, label] += start - transfers.ready[first]
                     totals[HOPS] += 1
                     if recording:
                         row = counts[TRAIL]
@@ -150,38 +158,41 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                         trail.start[row], trail.finish[row], trail.arrival[row] = start, free, arrival
                         trail.visit[row] = ranks.flat[transfers.rank[first]] + transfers.visit[first]
                         trail.task[row] = transfers.task[first]
-                        trail.place[row] = hop - transfers.begin[first]
+                        trail.position[row] = hop - transfers.begin[first]
                     first = following
-                if not fifo and board.queue[link] != NONE and not board.armed[link]:
-                    board.armed[link] = True
-                    push(calendar, board.busy[link], FREE, link, 0)
+                if not fifo and state.queue[link] != NONE and not state.armed[link]:
+                    state.armed[link] = True
+                    push(calendar, state.busy[link], FREE, link, 0)
             touched_links = asking = 0
             phase = 0
             continue
 
-        # The next work item; when there is none, the next touched server's choice.
+        # The next work item; when there is none, the next touched server's choice. A server that chose
+        # something is looked at again, until it is full or nobody waits; servers go by number.
         if depth == 0:
             level = phase - 2
-            if phase == 1 or server_place == board.touched_count[level]:
+            if phase == 1 or server_index == state.touched_count[level]:
                 if phase > 1:
-                    board.touched_count[level] = 0
+                    state.touched_count[level] = 0
                 phase += 1
-                server_place = 0
+                server_index = 0
                 if phase < 4:
-                    ascend(board.touched_servers[phase - 2], board.touched_count[phase - 2])
+                    ascend(state.touched_servers[phase - 2], state.touched_count[phase - 2])
                 continue
-            server = board.touched_servers[level, server_place]
-            if board.waiting[server] == 0 or board.serving[server] >= ranks.capacity[server]:
-                board.marked[server] = False
-                server_place += 1
+            server = state.touched_servers[level, server_index]
+            if state.waiting[server] == 0 or state.serving[server] >= ranks.capacity[server]:
+                state.marked[server] = False
+                server_index += 1
                 continue
-            board.serving[server] += 1
+            state.serving[server] += 1
             a = ranks.of_server[server]
-            stack_kind[0], stack_a[0], stack_b[0] = START, a, dequeue(visits, ranks, board, a, server)
+            stack_kind[0], stack_a[0], stack_b[0] = START, a, dequeue(visits, ranks, state, a, server)
             depth = 1
         kind, a, b = stack_kind[depth - 1], stack_a[depth - 1], stack_b[depth - 1]
 
-        # Room for whatever this item makes.
+        # Room for whatever this item makes: a work item or an event for each edge that leads on from it, a
+        # transfer if it is a task that sends, an instance if it is the first member of a collective to come.
+        # Nothing has changed yet, so an item that finds too little room is simply begun again.
         row = 0
         visit = 0
         starts = False
@@ -192,11 +203,11 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
             if starts and visits.kind[visit] == MEMBER:
                 slot = ranks.slot[a] + visits.slot[visit]
                 template = visits.template[visit]
-                place = tasks.first_member[template] + ranks.slot_member[slot]
-                row += tasks.arrival_starts[place + 1] - tasks.arrival_starts[place]
+                entry = tasks.first_member[template] + ranks.slot_member[slot]
+                row += tasks.arrival_starts[entry + 1] - tasks.arrival_starts[entry]
                 members = tasks.members[template]
                 wanted = tasks.tasks[template] + members
-                if board.free[template] == NONE and (
+                if state.free[template] == NONE and (
                     counts[MADE] == len(instances.group)
                     or counts[ARENA] + wanted > len(pending)
                     or counts[MEMBERS] + members > len(member_rank)
@@ -206,8 +217,8 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
         elif kind == FIRE:
             template = instances.template[a]
             if b < tasks.tasks[template]:
-                place = tasks.first_task[template] + b
-                row = tasks.edge_starts[place + 1] - tasks.edge_starts[place]
+                entry = tasks.first_task[template] + b
+                row = tasks.edge_starts[entry + 1] - tasks.edge_starts[entry]
                 if counts[FREE_TRANSFER] == NONE:
                     totals[STATUS] = MORE_TRANSFERS
                     break
@@ -216,8 +227,8 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 totals[STATUS] = MORE_TRANSFERS
                 break
         elif kind == HOP and transfers.hop[a] == transfers.end[a]:
-            place = tasks.first_task[instances.template[transfers.instance[a]]] + transfers.task[a]
-            row = tasks.edge_starts[place + 1] - tasks.edge_starts[place]
+            entry = tasks.first_task[instances.template[transfers.instance[a]]] + transfers.task[a]
+            row = tasks.edge_starts[entry + 1] - tasks.edge_starts[entry]
         if depth + row + _SPARE >= len(stack_kind):
             totals[STATUS], totals[WANTED] = MORE_STACK, depth + row + _SPARE
             break
@@ -233,7 +244,7 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
 
         if starts:
             record = ranks.flat[a] + b
-            board.start[record] = now
+            state.start[record] = now
             visit_first, visit_last = visits.edge_starts[visit], visits.edge_starts[visit + 1]
             if visits.kind[visit] == COMPUTE:
                 push(calendar, visit_end(flat, a, visit, now), END, a, b)
@@ -244,24 +255,28 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                     stack_kind[depth], stack_a[depth], stack_b[depth] = END, a, b
                     depth += 1
             elif visits.kind[visit] == HOLD:
-                number_of(flat, board, a, visit, record)
-                if board.finish[ranks.flat[a] + visits.release[visit]] != NONE:
+                number_of(flat, state, a, visit, record)
+                if state.finish[ranks.flat[a] + visits.release[visit]] != NONE:
+                    # What it holds its server for is over already; yet no visit is shorter than a tick.
                     push(calendar, now + 1, END, a, b)
             else:
                 if visits.parent[visit] == NONE:
-                    number = number_of(flat, board, a, visit, record)
+                    number = number_of(flat, state, a, visit, record)
                 else:
-                    number = board.number[ranks.flat[a] + visits.parent[visit]]
+                    number = state.number[ranks.flat[a] + visits.parent[visit]]
                 slot = ranks.slot[a] + visits.slot[visit]
                 group, member = ranks.slot_group[slot], ranks.slot_member[slot]
                 template, sub = visits.template[visit], visits.sub[visit]
-                instance = find_instance(instances, board, group, number, sub)
+                # R5: the k-th use of a slot by each member of a group is one collective, the instance k. The
+                # first member to come opens it; an instance of this template that is over is used again,
+                # with its stretch of the arena, which is as long as the template has tasks and members.
+                instance = find_instance(instances, state, group, number, sub)
                 if instance == NONE:
                     members = tasks.members[template]
                     wanted = tasks.tasks[template] + members
-                    instance = board.free[template]
+                    instance = state.free[template]
                     if instance != NONE:
-                        board.free[template] = instances.next[instance]
+                        state.free[template] = instances.next[instance]
                     else:
                         instance = counts[MADE]
                         instances.template[instance] = template
@@ -275,51 +290,51 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                     instances.sub[instance] = sub
                     instances.absent[instance] = members
                     instances.left[instance] = wanted
-                    instances.use[instance] = use_of(ways, group, template)
-                    instances.next[instance] = board.active[group]
-                    board.active[group] = instance
-                    base, place = instances.arena[instance], tasks.first_task[template]
+                    instances.use[instance] = use_of(network, group, template)
+                    instances.next[instance] = state.active[group]
+                    state.active[group] = instance
+                    base, entry = instances.arena[instance], tasks.first_task[template]
                     for task in range(tasks.tasks[template]):
-                        pending[base + task] = tasks.need[place + task]
+                        pending[base + task] = tasks.need[entry + task]
                         ready[base + task] = 0
-                    base, place = base + tasks.tasks[template], tasks.first_member[template]
+                    base, entry = base + tasks.tasks[template], tasks.first_member[template]
                     for other in range(members):
-                        pending[base + other] = tasks.member_need[place + other]
+                        pending[base + other] = tasks.member_need[entry + other]
                         ready[base + other] = 0
                 elif instances.template[instance] != template:
                     totals[STATUS] = DISAGREES
                     totals[2], totals[3], totals[4] = group, number, sub
                     totals[5], totals[6] = instances.template[instance], template
                     break
-                place = instances.member[instance]
-                member_rank[place + member] = a
-                member_visit[place + member] = b
+                entry = instances.member[instance]
+                member_rank[entry + member] = a
+                member_visit[entry + member] = b
                 instances.absent[instance] -= 1
                 if instances.absent[instance] == 0:
-                    for other in range(place, place + tasks.members[template]):
-                        board.met[ranks.flat[member_rank[other]] + member_visit[other]] = now
+                    for other in range(entry, entry + tasks.members[template]):
+                        state.met[ranks.flat[member_rank[other]] + member_visit[other]] = now
                 arrives = True
                 edge_instance = instance
-                place = tasks.first_member[template] + member
-                edge_first, edge_last = tasks.arrival_starts[place], tasks.arrival_starts[place + 1]
+                entry = tasks.first_member[template] + member
+                edge_first, edge_last = tasks.arrival_starts[entry], tasks.arrival_starts[entry + 1]
 
         elif kind == READY:
-            enqueue(visits, ranks, board, a, b)
+            enqueue(visits, ranks, state, a, b)
             server = ranks.server[a] + visits.server[visit]
-            if board.serving[server] < ranks.capacity[server]:
-                touch(board, ranks.level[server], server)
+            if state.serving[server] < ranks.capacity[server]:
+                touch(state, ranks.level[server], server)
 
         elif kind == END:
-            board.finish[ranks.flat[a] + b] = now
+            state.finish[ranks.flat[a] + b] = now
             server = visits.server[visit]
             if server != NONE:
                 server += ranks.server[a]
-                board.serving[server] -= 1
-                if board.waiting[server] > 0:
-                    touch(board, ranks.level[server], server)
+                state.serving[server] -= 1
+                if state.waiting[server] > 0:
+                    touch(state, ranks.level[server], server)
             holder = visits.holder[visit]
-            if holder != NONE:
-                held_from = board.start[ranks.flat[a] + holder]
+            if holder != NONE:  # this visit's end is what a HOLD waits for
+                held_from = state.start[ranks.flat[a] + holder]
                 if held_from == now:
                     push(calendar, now + 1, END, a, holder)
                 elif held_from != NONE:
@@ -329,51 +344,52 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
 
         elif kind == FIRE:
             template = instances.template[a]
-            if b >= tasks.tasks[template]:
-                place = instances.member[a] + b - tasks.tasks[template]
-                rank, visit = member_rank[place], member_visit[place]
+            if b >= tasks.tasks[template]:  # a member has all that it waits for: its visit ends
+                entry = instances.member[a] + b - tasks.tasks[template]
+                rank, visit = member_rank[entry], member_visit[entry]
                 served = visits.server[ranks.program[rank] + visit] != NONE
-                if served and board.start[ranks.flat[rank] + visit] == now:
+                if served and state.start[ranks.flat[rank] + visit] == now:
                     push(calendar, now + 1, END, rank, visit)
                 else:
                     stack_kind[depth], stack_a[depth], stack_b[depth] = END, rank, visit
                     depth += 1
                 instances.left[a] -= 1
                 if instances.left[a] == 0:
-                    close_instance(instances, board, a)
+                    close_instance(instances, state, a)
                 continue
-            place = tasks.first_task[template] + b
+            entry = tasks.first_task[template] + b
             edge_instance = a
-            edge_first, edge_last = tasks.edge_starts[place], tasks.edge_starts[place + 1]
+            edge_first, edge_last = tasks.edge_starts[entry], tasks.edge_starts[entry + 1]
             at_injection = True
-            if tasks.pair[place] == NONE:
+            if tasks.pair[entry] == NONE:
                 deliver = True
             else:
-                route = ways.pair_route[instances.use[a] + tasks.pair[place]]
+                route = network.pair_route[instances.use[a] + tasks.pair[entry]]
                 transfer = counts[FREE_TRANSFER]
                 counts[FREE_TRANSFER] = transfers.next[transfer]
                 transfers.instance[transfer] = a
                 transfers.task[transfer] = b
                 size = tasks.size[tasks.first_size[template] + b]
-                transfers.size[transfer] = ways.first_part[size]
-                transfers.last[transfer] = ways.last_part[size]
+                transfers.size[transfer] = network.first_part[size]
+                transfers.last[transfer] = network.last_part[size]
                 transfers.part[transfer] = 0
-                transfers.parts[transfer] = ways.parts[size] - 1
-                transfers.missing[transfer] = ways.parts[size]
+                transfers.parts[transfer] = network.parts[size] - 1
+                transfers.missing[transfer] = network.parts[size]
                 transfers.whole[transfer] = transfer
-                transfers.begin[transfer] = ways.route_starts[route]
-                transfers.hop[transfer] = ways.route_starts[route]
-                transfers.end[transfer] = ways.route_starts[route + 1]
+                transfers.begin[transfer] = network.route_starts[route]
+                transfers.hop[transfer] = network.route_starts[route]
+                transfers.end[transfer] = network.route_starts[route + 1]
                 transfers.injected[transfer] = now
-                totals[SENT] += ways.payload[size]
-                place = instances.member[a] + tasks.source[place]
-                transfers.rank[transfer] = member_rank[place]
-                transfers.visit[transfer] = member_visit[place]
+                totals[SENT] += network.payload[size]
+                entry = instances.member[a] + tasks.source[entry]
+                transfers.rank[transfer] = member_rank[entry]
+                transfers.visit[transfer] = member_visit[entry]
+                # A message to oneself crosses no link: it arrives a tick later, whole.
                 to_oneself = transfers.hop[transfer] == transfers.end[transfer]
                 before = 0
                 if fluid and not to_oneself:
                     transfers.route[transfer] = route
-                    before = ways.before[transfers.size[transfer], ways.profile[route]]
+                    before = network.before[transfers.size[transfer], network.profile[route]]
                 if to_oneself:
                     transfers.size[transfer] = size
                     transfers.parts[transfer], transfers.missing[transfer] = 0, 1
@@ -386,28 +402,30 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
 
         elif kind == HOP:
             if fluid and transfers.hop[a] < transfers.end[a]:
-                transfers.next[a] = state[JOINING]
-                state[JOINING] = a
+                transfers.next[a] = cursor[JOINING]
+                cursor[JOINING] = a
                 asking += 1
                 continue
             if transfers.hop[a] < transfers.end[a]:
                 transfers.ready[a] = now
-                link = ways.route_links[transfers.hop[a]]
+                link = network.route_links[transfers.hop[a]]
                 if transfers.parts[a] > 0:
+                    # Parts are handed over at the first link's pace; each makes the next, so that a message
+                    # of a million parts needs room for those that are on their way only.
                     transfer = next_part(transfers, counts, a)
-                    pace = ways.occupancy[transfers.size[a], ways.route_class[transfers.hop[a]]]
+                    pace = network.occupancy[transfers.size[a], network.route_class[transfers.hop[a]]]
                     push(calendar, now + pace, HOP, transfer, 0)
-                if board.asked[link] == NONE:
-                    board.touched[touched_links] = link
+                if state.asked[link] == NONE:
+                    state.touched[touched_links] = link
                     touched_links += 1
-                transfers.next[a] = NONE if board.asked[link] == _FREED else board.asked[link]
-                board.asked[link] = a
+                transfers.next[a] = NONE if state.asked[link] == _FREED else state.asked[link]
+                state.asked[link] = a
                 asking += 1
                 continue
             edge_instance, b = transfers.instance[a], transfers.task[a]
-            place = tasks.first_task[instances.template[edge_instance]] + b
-            edge_first, edge_last = tasks.edge_starts[place], tasks.edge_starts[place + 1]
-            totals[RECEIVED] += ways.payload[transfers.size[a]]
+            entry = tasks.first_task[instances.template[edge_instance]] + b
+            edge_first, edge_last = tasks.edge_starts[entry], tasks.edge_starts[entry + 1]
+            totals[RECEIVED] += network.payload[transfers.size[a]]
             deliver = part_arrives(transfers, counts, a)
             if not deliver:
                 continue
@@ -416,21 +434,21 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
             if b == 1:
                 stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, a, 0
                 depth += 1
-            elif transfers.flowing[a] == 1:
+            elif transfers.flowing[a] == 1:  # once an instant, however often its end was predicted
                 transfers.flowing[a] = 2
-                transfers.next[a] = state[ENDING]
-                state[ENDING] = a
+                transfers.next[a] = cursor[ENDING]
+                cursor[ENDING] = a
                 asking += 1
 
         elif kind == CAPACITY:
-            board.touched[touched_links] = a
+            state.touched[touched_links] = a
             touched_links += 1
 
-        else:
-            board.armed[a] = False
-            if board.asked[a] == NONE:
-                board.asked[a] = _FREED
-                board.touched[touched_links] = a
+        else:  # FREE: the link looks at its queue, also if nobody asks it at this instant
+            state.armed[a] = False
+            if state.asked[a] == NONE:
+                state.asked[a] = _FREED
+                state.touched[touched_links] = a
                 touched_links += 1
 
         # Visits that wait for this one's start or finish (R1).
@@ -439,12 +457,12 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
                 continue
             target = visits.edge_target[edge]
             record = ranks.flat[a] + target
-            if board.pending[record] == 0:
+            if state.pending[record] == 0:
                 continue  # a counting predecessor beyond those needed
-            board.pending[record] -= 1
-            moment = max(board.ready[record], now + visits.edge_lag[edge])
-            board.ready[record] = moment
-            if board.pending[record] == 0:
+            state.pending[record] -= 1
+            moment = max(state.ready[record], now + visits.edge_lag[edge])
+            state.ready[record] = moment
+            if state.pending[record] == 0:
                 if moment == now:
                     stack_kind[depth], stack_a[depth], stack_b[depth] = READY, a, target
                     depth += 1
@@ -478,7 +496,7 @@ def play(flat: Flat, board: Board, pools: Pools, until: int) -> None:  # noqa: C
             if deliver:
                 instances.left[edge_instance] -= 1
                 if instances.left[edge_instance] == 0:
-                    close_instance(instances, board, edge_instance)
+                    close_instance(instances, state, edge_instance)
 
-    state[PHASE], state[DEPTH], state[LINKS] = phase, depth, touched_links
-    state[SERVER], state[ASKING], state[NOW] = server_place, asking, now
+    cursor[PHASE], cursor[DEPTH], cursor[LINKS] = phase, depth, touched_links
+    cursor[SERVER], cursor[ASKING], cursor[NOW] = server_index, asking, now

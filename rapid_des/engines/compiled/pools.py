@@ -1,16 +1,19 @@
-"""What the kernel writes: pools of events, instances and transfers that grow, and records that do not."""
+"""What the kernel writes: pools of events, instances and transfers that grow, and records that do not.
+
+The kernel can't allocate. Whatever it makes more of, it takes from a pool: rows of parallel columns, the
+free ones linked through one of them (`next`, or `first` of buckets) with the first free row in `counts`. When
+a pool is empty, the kernel returns between two work items, gets a larger one (`with_…`; rows keep their
+numbers) and goes on as if nothing had been.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rapid_des.engines.compiled.flat import Flat
+from rapid_des.engines.compiled.flat import Array, Flat
 from rapid_des.program.program import NONE
-
-Array = NDArray[Any]
 
 TIME_CACHE = 4096
 """Slots of the direct-mapped cache from a time to its bucket of events."""
@@ -90,10 +93,13 @@ class Trail(NamedTuple):
     arrival: Array
     visit: Array
     task: Array
-    place: Array
+    position: Array
 
 
-class Board(NamedTuple):
+_Columns = TypeVar("_Columns", Instances, Transfers, Trail)
+
+
+class State(NamedTuple):
     """Fixed arrays: one entry a visit, server, group, template, slot or link."""
 
     pending: Array
@@ -130,7 +136,7 @@ class Board(NamedTuple):
     link_wait: Array
     totals: Array
     """[hops, status, five details of a disagreement, bytes sent, bytes received, ties]."""
-    state: Array
+    cursor: Array
     """Where the loop stands."""
     flags: Array
     """[all transfers have the same priority, hops are recorded, links are fluid]."""
@@ -154,13 +160,13 @@ def new_calendar(events: int = 1024) -> Calendar:
     return calendar
 
 
-def new_board(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) -> Board:
+def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) -> State:
     """Return the records and server states of a program at time 0."""
     visits, ranks = flat.visits, flat.ranks
     total, servers = int(ranks.flat[-1]), int(ranks.server[-1])
     ends = np.append(ranks.program, 0)[:-1] + np.diff(ranks.flat)
     need = [visits.need[first:last] for first, last in zip(ranks.program, ends, strict=True)]
-    return Board(
+    return State(
         pending=np.concatenate([np.zeros(0, np.int32), *need]).astype(np.int32),
         ready=np.zeros(total, np.int64),
         start=np.full(total, NONE, np.int64),
@@ -172,7 +178,7 @@ def new_board(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         marked=np.zeros(servers, np.bool_),
         waiting=np.zeros(servers, np.int32),
         heap=np.zeros(int(ranks.heap[-1]), np.int32),
-        active=np.full(len(flat.ways.label), NONE, np.int32),
+        active=np.full(len(flat.network.label), NONE, np.int32),
         free=np.full(len(flat.tasks.tasks), NONE, np.int32),
         busy=np.zeros(links, np.int64),
         armed=np.zeros(links, np.bool_),
@@ -185,66 +191,23 @@ def new_board(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         link_busy=np.zeros((links, labels), np.int64),
         link_wait=np.zeros((links, labels), np.int64),
         totals=np.zeros(10, np.int64),
-        state=np.array([0, 0, 0, 0, 0, 0, NONE, NONE], np.int64),
+        cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE], np.int64),
         flags=np.array([(visits.link_priority == visits.link_priority[:1]).all(), trail, fluid], np.bool_),
     )
 
 
-def new_instances() -> Instances:
-    """Return room for a few instances."""
-    small, large = np.zeros(16, np.int32), np.zeros(16, np.int64)
-    return Instances(
-        group=small.copy(),
-        number=small.copy(),
-        sub=small.copy(),
-        template=small.copy(),
-        arena=large.copy(),
-        member=large.copy(),
-        absent=small.copy(),
-        left=small.copy(),
-        use=large.copy(),
-        next=small.copy(),
-    )
+def _rows(kind: type[_Columns], room: int, wide: str) -> _Columns:
+    """Return `room` empty rows: columns of 32-bit integers, those named in `wide` of 64."""
+    names = wide.split()
+    return kind(*(np.zeros(room, np.int64 if name in names else np.int32) for name in kind._fields))
 
 
 def new_transfers(room: int = 256) -> Transfers:
     """Return room for transfers, all free."""
-    transfers = Transfers(
-        instance=np.zeros(room, np.int32),
-        task=np.zeros(room, np.int32),
-        hop=np.zeros(room, np.int64),
-        end=np.zeros(room, np.int64),
-        begin=np.zeros(room, np.int64),
-        size=np.zeros(room, np.int32),
-        route=np.zeros(room, np.int32),
-        flowing=np.zeros(room, np.int8),
-        injected=np.zeros(room, np.int64),
-        ready=np.zeros(room, np.int64),
-        rank=np.zeros(room, np.int32),
-        visit=np.zeros(room, np.int32),
-        part=np.zeros(room, np.int32),
-        parts=np.zeros(room, np.int32),
-        last=np.zeros(room, np.int32),
-        whole=np.zeros(room, np.int32),
-        missing=np.zeros(room, np.int32),
-        next=np.arange(1, room + 1, dtype=np.int32),
-    )
+    transfers = _rows(Transfers, room, wide="hop end begin injected ready")
+    transfers.next[:] = np.arange(1, room + 1)
     transfers.next[-1] = NONE
     return transfers
-
-
-def new_trail(wanted: bool) -> Trail:
-    """Return room for the first hops, or for none if no trail is wanted."""
-    room = 1024 if wanted else 0
-    return Trail(
-        link=np.zeros(room, np.int32),
-        start=np.zeros(room, np.int64),
-        finish=np.zeros(room, np.int64),
-        arrival=np.zeros(room, np.int64),
-        visit=np.zeros(room, np.int64),
-        task=np.zeros(room, np.int32),
-        place=np.zeros(room, np.int32),
-    )
 
 
 class Pools(NamedTuple):
@@ -275,15 +238,81 @@ def new_pools(*, trail: bool) -> Pools:
     """Return small pools."""
     return Pools(
         calendar=new_calendar(),
-        instances=new_instances(),
+        instances=_rows(Instances, 16, wide="arena member use"),
         pending=np.zeros(1024, np.int32),
         ready=np.zeros(1024, np.int64),
         member_rank=np.zeros(256, np.int32),
         member_visit=np.zeros(256, np.int32),
         transfers=new_transfers(),
-        trail=new_trail(trail),
+        trail=_rows(Trail, 1024 if trail else 0, wide="start finish arrival visit"),
         stack_kind=np.zeros(2048, np.int8),
         stack_a=np.zeros(2048, np.int32),
         stack_b=np.zeros(2048, np.int32),
         counts=np.zeros(5, np.int64),
     )
+
+
+def _wider(column: Array, room: int) -> Array:
+    copy = np.zeros(room, column.dtype)
+    copy[: len(column)] = column
+    return copy
+
+
+def with_events(pools: Pools, least: int) -> Pools:
+    """Return pools with room for at least `least` more events."""
+    calendar = pools.calendar
+    had = len(calendar.next)
+    room = max(2 * had, had + least + 1)
+    columns = {
+        name: _wider(getattr(calendar, name), room)
+        for name in ("time", "bucket", "first", "kind", "a", "b", "next")
+    }
+    for name, free in (("first", 1), ("next", 2)):
+        columns[name][had:] = np.arange(had + 1, room + 1)
+        columns[name][-1] = calendar.counts[free]
+        calendar.counts[free] = had
+    return pools._replace(calendar=calendar._replace(**columns))
+
+
+def with_stack(pools: Pools, least: int) -> Pools:
+    """Return pools with room for at least `least` work items."""
+    room = max(2 * len(pools.stack_kind), least + 1)
+    names = ("stack_kind", "stack_a", "stack_b")
+    kind, a, b = (_wider(getattr(pools, name), room) for name in names)
+    return pools._replace(stack_kind=kind, stack_a=a, stack_b=b)
+
+
+def with_instances(pools: Pools, wanted: int) -> Pools:
+    """Return pools with room for an instance of `wanted` tasks and members; only what is short grows."""
+    made, arena, members = (int(pools.counts[index]) for index in (MADE, ARENA, MEMBERS))
+    instances = pools.instances
+    if made == len(instances.group):
+        instances = Instances(*(_wider(column, 2 * made) for column in instances))
+    arena_room, member_room = len(pools.pending), len(pools.member_rank)
+    if arena + wanted > arena_room:
+        arena_room = max(arena_room + arena_room // 2, arena + wanted)
+    if members + wanted > member_room:
+        member_room = max(2 * member_room, members + min(wanted, 2**20))
+    return pools._replace(
+        instances=instances,
+        pending=_wider(pools.pending, arena_room),
+        ready=_wider(pools.ready, arena_room),
+        member_rank=_wider(pools.member_rank, member_room),
+        member_visit=_wider(pools.member_visit, member_room),
+    )
+
+
+def with_transfers(pools: Pools) -> Pools:
+    """Return pools with twice the room for transfers on their way."""
+    had = len(pools.transfers.next)
+    transfers = Transfers(*(_wider(column, 2 * had) for column in pools.transfers))
+    transfers.next[had:] = np.arange(had + 1, 2 * had + 1)
+    transfers.next[-1] = pools.counts[FREE_TRANSFER]
+    pools.counts[FREE_TRANSFER] = had
+    return pools._replace(transfers=transfers)
+
+
+def with_trail(pools: Pools, least: int) -> Pools:
+    """Return pools with room for at least `least` more hops in the trail."""
+    room = 2 * len(pools.trail.link) + least
+    return pools._replace(trail=Trail(*(_wider(column, room) for column in pools.trail)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rapid_des.compiling import inlined
-from rapid_des.engines.compiled.flat import Flat, Ranks, Visits, Ways
-from rapid_des.engines.compiled.pools import FREE_TRANSFER, Array, Board, Instances, Transfers
+from rapid_des.engines.compiled.flat import Array, Flat, Network, Ranks, Visits
+from rapid_des.engines.compiled.pools import FREE_TRANSFER, Instances, State, Transfers
 from rapid_des.program import timetable
 
 NONE = -1
@@ -24,66 +24,66 @@ def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
         return start + work
     work = max(work, 1)
     table = flat.ranks.server[rank] + server
-    first, last = flat.ways.stream_table[table], flat.ways.stream_table[table + 1]
+    first, last = flat.network.stream_table[table], flat.network.stream_table[table + 1]
     if first == last:
         return start + work
-    return advance(flat.ways.stream_time[first:last], flat.ways.stream_rate[first:last], start, work)
+    return advance(flat.network.stream_time[first:last], flat.network.stream_rate[first:last], start, work)
 
 
 @inlined
-def link_times(ways: Ways, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
+def link_times(network: Network, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
     """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
-    hop = ways.occupancy[size, service], ways.head[size, service], ways.lag[size, service]
-    first, last = ways.link_table[link], ways.link_table[link + 1]
-    table = ways.link_time[first:last], ways.link_rate[first:last], ways.link_lag[first:last]
+    hop = network.occupancy[size, service], network.head[size, service], network.lag[size, service]
+    first, last = network.link_table[link], network.link_table[link + 1]
+    table = network.link_time[first:last], network.link_rate[first:last], network.link_lag[first:last]
     return hop_times(hop, table, start)
 
 
 @inlined
-def number_of(flat: Flat, board: Board, rank: int, visit: int, record: int) -> int:
+def number_of(flat: Flat, state: State, rank: int, visit: int, record: int) -> int:
     """Bind and return the instance number k of a visit (R5)."""
     number = flat.visits.occurrence[visit]
     if number == NONE:
         slot = flat.ranks.slot[rank] + flat.visits.slot[visit]
-        number = board.counter[slot]
-        board.counter[slot] = number + 1
-    board.number[record] = number
+        number = state.counter[slot]
+        state.counter[slot] = number + 1
+    state.number[record] = number
     return number
 
 
 @inlined
-def touch(board: Board, level: int, server: int) -> None:
+def touch(state: State, level: int, server: int) -> None:
     """Have a server choose at the end of this instant."""
-    if not board.marked[server]:
-        board.marked[server] = True
-        board.touched_servers[level, board.touched_count[level]] = server
-        board.touched_count[level] += 1
+    if not state.marked[server]:
+        state.marked[server] = True
+        state.touched_servers[level, state.touched_count[level]] = server
+        state.touched_count[level] += 1
 
 
 @inlined
 def before(  # noqa: PLR0913 - flat arrays and where they begin
-    visits: Visits, board: Board, one: int, other: int, base: int, shift: int
+    visits: Visits, state: State, one: int, other: int, base: int, shift: int
 ) -> bool:
     """Tell whether a waiting visit goes before another: smaller (priority, ready time, visit) (R3)."""
     first, second = visits.priority[one + shift], visits.priority[other + shift]
     if first != second:
         return first < second
-    if board.ready[base + one] != board.ready[base + other]:
-        return board.ready[base + one] < board.ready[base + other]
+    if state.ready[base + one] != state.ready[base + other]:
+        return state.ready[base + one] < state.ready[base + other]
     return one < other
 
 
 @inlined
-def enqueue(visits: Visits, ranks: Ranks, board: Board, rank: int, visit: int) -> None:
+def enqueue(visits: Visits, ranks: Ranks, state: State, rank: int, visit: int) -> None:
     """Put a visit (local number) into its server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
     server = ranks.server[rank] + visits.server[visit + shift]
-    heap = board.heap[ranks.heap[server] : ranks.heap[server + 1]]
-    child = board.waiting[server]
-    board.waiting[server] = child + 1
+    heap = state.heap[ranks.heap[server] : ranks.heap[server + 1]]
+    child = state.waiting[server]
+    state.waiting[server] = child + 1
     while child > 0:
         parent = (child - 1) >> 1
-        if not before(visits, board, visit, heap[parent], base, shift):
+        if not before(visits, state, visit, heap[parent], base, shift):
             break
         heap[child] = heap[parent]
         child = parent
@@ -91,33 +91,33 @@ def enqueue(visits: Visits, ranks: Ranks, board: Board, rank: int, visit: int) -
 
 
 @inlined
-def dequeue(visits: Visits, ranks: Ranks, board: Board, rank: int, server: int) -> int:
+def dequeue(visits: Visits, ranks: Ranks, state: State, rank: int, server: int) -> int:
     """Take the visit that goes first out of a server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
-    heap = board.heap[ranks.heap[server] : ranks.heap[server + 1]]
-    taken = heap[0]
-    length = board.waiting[server] - 1
-    board.waiting[server] = length
+    heap = state.heap[ranks.heap[server] : ranks.heap[server + 1]]
+    earliest = heap[0]
+    length = state.waiting[server] - 1
+    state.waiting[server] = length
     moved = heap[length]
     parent = 0
     while True:
         child = 2 * parent + 1
         if child >= length:
             break
-        if child + 1 < length and before(visits, board, heap[child + 1], heap[child], base, shift):
+        if child + 1 < length and before(visits, state, heap[child + 1], heap[child], base, shift):
             child += 1
-        if not before(visits, board, heap[child], moved, base, shift):
+        if not before(visits, state, heap[child], moved, base, shift):
             break
         heap[parent] = heap[child]
         parent = child
     heap[parent] = moved
-    return taken
+    return earliest
 
 
 @inlined
-def find_instance(instances: Instances, board: Board, group: int, number: int, sub: int) -> int:
+def find_instance(instances: Instances, state: State, group: int, number: int, sub: int) -> int:
     """Return the active instance of a group, or NONE."""
-    instance = board.active[group]
+    instance = state.active[group]
     while instance != NONE:
         if instances.number[instance] == number and instances.sub[instance] == sub:
             return instance
@@ -126,34 +126,34 @@ def find_instance(instances: Instances, board: Board, group: int, number: int, s
 
 
 @inlined
-def use_of(ways: Ways, group: int, template: int) -> int:
+def use_of(network: Network, group: int, template: int) -> int:
     """Return where the routes of a group's use of a template begin."""
-    for place in range(ways.use_starts[group], ways.use_starts[group + 1]):
-        if ways.use_template[place] == template:
-            return ways.use_base[place]
+    for use in range(network.use_starts[group], network.use_starts[group + 1]):
+        if network.use_template[use] == template:
+            return network.use_base[use]
     return NONE
 
 
 @inlined
-def close_instance(instances: Instances, board: Board, instance: int) -> None:
+def close_instance(instances: Instances, state: State, instance: int) -> None:
     """Drop a finished instance; its slot is free for the next one of its template."""
     group = instances.group[instance]
     following = instances.next[instance]
-    other = board.active[group]
+    other = state.active[group]
     if other == instance:
-        board.active[group] = following
+        state.active[group] = following
     else:
         while instances.next[other] != instance:
             other = instances.next[other]
         instances.next[other] = following
     template = instances.template[instance]
-    instances.next[instance] = board.free[template]
-    board.free[template] = instance
+    instances.next[instance] = state.free[template]
+    state.free[template] = instance
 
 
 @inlined
 def next_part(transfers: Transfers, counts: Array, before: int) -> int:
-    """Make the part of a message that follows one at its first link; return its place."""
+    """Make the part of a message that follows one at its first link; return its slot."""
     part = counts[FREE_TRANSFER]
     counts[FREE_TRANSFER] = transfers.next[part]
     transfers.instance[part] = transfers.instance[before]
@@ -216,16 +216,16 @@ def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one mer
             right_size = width
             while left_size > 0 or (right_size > 0 and right != NONE):
                 if left_size == 0:
-                    taken, right, right_size = right, transfers.next[right], right_size - 1
+                    smaller, right, right_size = right, transfers.next[right], right_size - 1
                 elif right_size == 0 or right == NONE or goes_first(transfers, left, right):
-                    taken, left, left_size = left, transfers.next[left], left_size - 1
+                    smaller, left, left_size = left, transfers.next[left], left_size - 1
                 else:
-                    taken, right, right_size = right, transfers.next[right], right_size - 1
+                    smaller, right, right_size = right, transfers.next[right], right_size - 1
                 if tail == NONE:
-                    head = taken
+                    head = smaller
                 else:
-                    transfers.next[tail] = taken
-                tail = taken
+                    transfers.next[tail] = smaller
+                tail = smaller
             left = right
         transfers.next[tail] = NONE
         first = head
@@ -247,13 +247,13 @@ def rank_decides(transfers: Transfers, first: int) -> bool:
 
 @inlined
 def insert_waiting(  # noqa: PLR0913 - flat arrays
-    visits: Visits, ranks: Ranks, transfers: Transfers, board: Board, link: int, first: int
+    visits: Visits, ranks: Ranks, transfers: Transfers, state: State, link: int, first: int
 ) -> None:
     """Merge transfers that ask now, in order, into a link's queue by priority; earlier ones stay before."""
     while first != NONE:
         following = transfers.next[first]
         mine = visits.link_priority[ranks.program[transfers.rank[first]] + transfers.visit[first]]
-        ahead, other = NONE, board.queue[link]
+        ahead, other = NONE, state.queue[link]
         while other != NONE:
             theirs = visits.link_priority[ranks.program[transfers.rank[other]] + transfers.visit[other]]
             if theirs > mine:
@@ -261,7 +261,7 @@ def insert_waiting(  # noqa: PLR0913 - flat arrays
             ahead, other = other, transfers.next[other]
         transfers.next[first] = other
         if ahead == NONE:
-            board.queue[link] = first
+            state.queue[link] = first
         else:
             transfers.next[ahead] = first
         first = following
