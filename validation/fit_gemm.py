@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from rapid_des.device.calibration import Samples, error, pattern_search
-from rapid_des.device.gemm.constants import NAMES, UTILISATIONS, GemmConstants, gemm_constants
+from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants, gemm_constants
 from rapid_des.device.gemm.kernels import MOE_NAMES, gated_ffn_us
 from rapid_des.validation import DataFolder, is_calibration
 from rapid_des.validation.measurements import device_for
@@ -86,7 +86,7 @@ def fit_job(data: DataFolder, job: Job) -> None:
     """Fit and print one job."""
     fitted = [s for source in job.sources for s in samples(data, source, calibration=True)]
     thin = [group.thinned(900 // len(fitted) + 300) for group in fitted]
-    device, dtype = thin[0].device, thin[0].gemms[0].dtype
+    device, dtype = thin[0].device, thin[0].operators[0].dtype
     start = dict(device.constants("gemm", dtype))
     gemm_constants(start, device.spec.name)
     best = pattern_search(

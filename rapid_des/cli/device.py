@@ -75,22 +75,22 @@ def _conditions(texts: tuple[str, ...]) -> dict[str, str]:
 
 @device.command()
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--on", "place", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--on", "backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--l2", type=click.Choice(["cold", "warm"]), default="cold", show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=7, show_default=True, help="The median counts.")
 @click.option("--small", is_flag=True, help="A sweep of seconds instead of minutes.")
 @click.option("--only", multiple=True, metavar="NAME", help="Operators whose name starts so. Repeatable.")
 @json_option
-def sample(output: Path, place: Any, l2: Any, as_json: bool, **options: Any) -> None:
+def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -> None:
     """Measure operators through PyTorch and write the table OUTPUT (CSV)."""
     from rapid_des.device.learned.samples import write_samples
     from rapid_des.device.learned.sampling import Sampling, choose, default_operators
     from rapid_des.device.learned.sampling import sample as measure
 
     check_outputs([output])
-    operators = choose(default_operators(small=options["small"] or place == "cpu"), options["only"])
+    operators = choose(default_operators(small=options["small"] or backend == "cpu"), options["only"])
     rows = []
-    for row in measure(operators, Sampling(place, l2, options["repeats"])):
+    for row in measure(operators, Sampling(backend, l2, options["repeats"])):
         rows.append(row)
         announce(f"{len(rows)}/{len(operators)} {row['operator']} {row['time_us']} us")
     with replacing(output) as beside:
@@ -110,9 +110,10 @@ def sample(output: Path, place: Any, l2: Any, as_json: bool, **options: Any) -> 
 def fit(samples: Path, output: Path, as_json: bool, **columns: Any) -> None:
     """Fit a regressor for each operator in SAMPLES (CSV) and write OUTPUT (.npz)."""
     from rapid_des.device.learned.fit import fit_file
+    from rapid_des.report.devices import learned_as_plain, learned_as_text
 
     check_outputs([output])
     file = fit_file(samples, **columns)
     with replacing(output) as beside:
         file.save(beside)
-    echo(as_json, file.summary(), [file.table()])
+    echo(as_json, learned_as_plain(file), [learned_as_text(file)])

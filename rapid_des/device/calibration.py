@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 from msgspec import structs
 
 from rapid_des.arrays import Floats
 from rapid_des.device.device import Device
-from rapid_des.device.gemm.constants import NAMES, UTILISATIONS, GemmConstants, as_mapping
+from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants
 from rapid_des.device.gemm.kernels import build_model, gemm_work
 from rapid_des.device.operators import Gemm, Operator, Vector
 from rapid_des.device.pricing import operator_model
 from rapid_des.units import PS_PER_US
+
+_Call = TypeVar("_Call")
 
 Bounds = Mapping[str, tuple[float, float]]
 """The least and the greatest value of a constant, by name."""
@@ -52,83 +55,51 @@ BOUNDS: Mapping[str, Bounds] = {
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Measured GEMMs of one device, library and dtype; `cases` name what each belongs to."""
+class Measured(Generic[_Call]):
+    """Measured calls of one device; `cases` name what each belongs to."""
 
     device: Device
-    gemms: tuple[Gemm, ...]
+    operators: tuple[_Call, ...]
     measured_us: Floats
     cases: tuple[str, ...]
-
-    def predicted_us(self, fit: GemmConstants) -> Floats:
-        """Return the model's times with the given constants, launch included."""
-        first = self.gemms[0]
-        model = build_model(self.device, first.dtype, first.weight_dtype or first.dtype, fit)
-        kernel = model.price(gemm_work(self.gemms)).kernel_us
-        launch: Floats = kernel + self.device.launch_overhead / PS_PER_US
-        return launch
 
     def weights(self) -> Floats:
         """Return weights that sum to 1 with every case weighing the same."""
-        return case_weights(self.cases)
+        _, index, counts = np.unique(np.array(self.cases), return_inverse=True, return_counts=True)
+        share: Floats = 1.0 / counts[index] / len(counts)
+        return share
 
-    def thinned(self, most: int) -> Samples:
-        """Return at most `most` samples, evenly spaced in their order."""
-        chosen = _evenly(len(self.gemms), most)
-        gemms, cases = tuple(self.gemms[i] for i in chosen), tuple(self.cases[i] for i in chosen)
-        return replace(self, gemms=gemms, measured_us=self.measured_us[chosen], cases=cases)
+    def log_error(self, predicted_us: Floats) -> float:
+        """Return the mean absolute log error, every case weighing the same."""
+        return float(np.sum(self.weights() * np.abs(np.log(predicted_us / self.measured_us))))
 
-
-def case_weights(cases: Sequence[str]) -> Floats:
-    """Return a weight for each sample: they sum to 1, and every case weighs the same."""
-    _, index, counts = np.unique(np.array(cases), return_inverse=True, return_counts=True)
-    share: Floats = 1.0 / counts[index] / len(counts)
-    return share
-
-
-def _evenly(count: int, most: int) -> list[int]:
-    positions: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).astype(int)).tolist()
-    return positions
-
-
-def error(fit: GemmConstants, samples: Sequence[Samples]) -> float:
-    """Return the mean absolute log error, every case weighing the same."""
-    total = 0.0
-    for group in samples:
-        off = np.abs(np.log(group.predicted_us(fit) / group.measured_us))
-        total += float(np.sum(group.weights() * off))
-    return total / len(samples)
-
-
-def fit_constants(
-    start: GemmConstants, samples: Sequence[Samples], names: Sequence[str] = NAMES
-) -> GemmConstants:
-    """Return the constants with `names` fitted; the others stay as they are."""
-
-    def loss(values: dict[str, float]) -> float:
-        return error(GemmConstants(**values), samples)
-
-    return GemmConstants(**pattern_search(as_mapping(start), loss, names, shares=UTILISATIONS))
-
-
-def changed(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the constants that differ from `before`, to four digits: what a device file has to say."""
-    shown = {name: float(f"{value:.4g}") for name, value in after.items()}
-    return {name: value for name, value in shown.items() if before.get(name) != value}
+    def thinned(self, most: int) -> Self:
+        """Return at most `most` calls, evenly spaced in their order."""
+        count = len(self.cases)
+        chosen = np.unique(np.linspace(0, count - 1, min(most, count)).astype(int)).tolist()
+        operators, cases = tuple(self.operators[i] for i in chosen), tuple(self.cases[i] for i in chosen)
+        return replace(self, operators=operators, measured_us=self.measured_us[chosen], cases=cases)
 
 
 @dataclass(frozen=True)
-class Calls:
-    """Measured calls that one section prices on one device; `cases` name what each belongs to."""
+class Samples(Measured[Gemm]):
+    """Measured GEMMs of one device, library and dtype."""
 
-    device: Device
+    def predicted_us(self, fit: GemmConstants) -> Floats:
+        """Return the model's times with the given constants, launch included."""
+        first = self.operators[0]
+        model = build_model(self.device, first.dtype, first.weight_dtype or first.dtype, fit)
+        kernel = model.price(gemm_work(self.operators)).kernel_us
+        return kernel + self.device.launch_overhead / PS_PER_US
+
+
+@dataclass(frozen=True)
+class Calls(Measured[tuple[Operator, ...]]):
+    """Measured calls that one section prices on one device; each runs its kernels one after the other."""
+
     section: str
     dtype: str
     """Of the cache, or of the vector kernels: it chooses the scope of the constants."""
-    operators: tuple[tuple[Operator, ...], ...]
-    """What each call runs, one kernel after the other."""
-    measured_us: Floats
-    cases: tuple[str, ...]
 
     @property
     def known(self) -> Mapping[str, float]:
@@ -141,15 +112,12 @@ class Calls:
         times = [sum(price(operator).duration for operator in call) / 1e6 for call in self.operators]
         return np.array(times)
 
-    def weights(self) -> Floats:
-        """Return weights that sum to 1 with every case weighing the same."""
-        return case_weights(self.cases)
-
-    def thinned(self, most: int) -> Calls:
-        """Return at most `most` calls, evenly spaced in their order."""
-        chosen = _evenly(len(self.cases), most)
-        operators, cases = tuple(self.operators[i] for i in chosen), tuple(self.cases[i] for i in chosen)
-        return replace(self, operators=operators, cases=cases, measured_us=self.measured_us[chosen])
+    def kinds(self) -> tuple[str, ...]:
+        """Return the vector kinds among the calls; an attention section has none."""
+        if self.section != "vector":
+            return ()
+        operators = (operator for call in self.operators for operator in call)
+        return tuple(sorted({operator.kind for operator in operators if isinstance(operator, Vector)}))
 
     def _device_with(self, constants: Mapping[str, float]) -> Device:
         """Return the native device with the values in the strongest scope, which nothing overrides."""
@@ -160,13 +128,35 @@ class Calls:
         return replace(self.device, spec=structs.replace(spec, constants=every, operators="native"))
 
 
+def error(fit: GemmConstants, samples: Sequence[Samples]) -> float:
+    """Return the mean absolute log error of several devices' GEMMs, every case weighing the same."""
+    return sum(group.log_error(group.predicted_us(fit)) for group in samples) / len(samples)
+
+
+def fit_constants(
+    start: GemmConstants, samples: Sequence[Samples], names: Sequence[str] = NAMES
+) -> GemmConstants:
+    """Return the constants with `names` fitted; the others stay as they are."""
+
+    def loss(values: dict[str, float]) -> float:
+        return error(GemmConstants(**values), samples)
+
+    return GemmConstants(**pattern_search(asdict(start), loss, names, shares=UTILISATIONS))
+
+
+def changed(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return the constants that differ from `before`, to four digits: what a device file has to say."""
+    shown = {name: float(f"{value:.4g}") for name, value in after.items()}
+    return {name: value for name, value in shown.items() if before.get(name) != value}
+
+
 def bounds_of(calls: Calls) -> dict[str, tuple[float, float]]:
     """Return what may be fitted to the calls; `KIND_NAME` is the constant of one vector kind."""
     known, shared = calls.known, BOUNDS[calls.section]
     starts = {name: limits for name, limits in shared.items() if name in known}
     return starts | {
         f"{kind}_{name}": limits
-        for kind in _kinds(calls)
+        for kind in calls.kinds()
         for name, limits in shared.items()
         if name in known or f"{kind}_{name}" in known
     }
@@ -179,7 +169,7 @@ def constants_in_use(calls: Calls) -> tuple[str, ...]:
         return tuple(name for name in names if name in calls.known)
     used = (
         specific if (specific := f"{kind}_{name}") in calls.known else name
-        for kind in _kinds(calls)
+        for kind in calls.kinds()
         for name in names
     )
     return tuple(dict.fromkeys(name for name in used if name in calls.known))
@@ -187,11 +177,9 @@ def constants_in_use(calls: Calls) -> tuple[str, ...]:
 
 def fit_calls(calls: Calls, names: Sequence[str]) -> dict[str, float]:
     """Return the values of `names` that the calls fit best; the section's others stay as they are."""
-    weights = calls.weights()
 
     def loss(values: Mapping[str, float]) -> float:
-        off = np.abs(np.log(calls.predicted_us(values) / calls.measured_us))
-        return float(np.sum(weights * off))
+        return calls.log_error(calls.predicted_us(values))
 
     bounds = bounds_of(calls)
     start = {name: _start(calls, name) for name in names}
@@ -202,13 +190,6 @@ def _start(calls: Calls, name: str) -> float:
     """Return the constant as it is; a `KIND_NAME` that is new starts at what holds for all kinds."""
     shared = (each for each in KERNEL if name.endswith(f"_{each}"))
     return calls.known[name] if name in calls.known else calls.known[next(shared)]
-
-
-def _kinds(calls: Calls) -> tuple[str, ...]:
-    if calls.section != "vector":
-        return ()
-    operators = (operator for call in calls.operators for operator in call)
-    return tuple(sorted({operator.kind for operator in operators if isinstance(operator, Vector)}))
 
 
 def pattern_search(

@@ -160,23 +160,17 @@ class FamilySpec(Spec, frozen=True):
     constants: Constants
 
 
-def load_device_document(
+def load_device_spec(
     reference: str, *, settings: Iterable[tuple[str, str]] = (), folder: Path = Path()
-) -> Document:
-    """Read a device file with its chain of `base:` files merged in, then `settings` applied.
+) -> DeviceSpec:
+    """Read a device file or preset with its chain of `base:` files merged in, then `settings` applied.
 
     A what-if file names its `base:` and holds only what differs; a value such as `0.73x` multiplies
     what the base has.
     """
     path = resolve(reference, "device", folder=folder)
-    return apply_overrides(_with_base(load_document(path), (path,)), settings)
-
-
-def load_device_spec(
-    reference: str, *, settings: Iterable[tuple[str, str]] = (), folder: Path = Path()
-) -> DeviceSpec:
-    """Return the checked spec of a device file or preset."""
-    return decode(load_device_document(reference, settings=settings, folder=folder), DeviceSpec)
+    document = apply_overrides(_with_base(load_document(path), (path,)), settings)
+    return decode(document, DeviceSpec)
 
 
 def load_family(name: str, *, folder: Path) -> FamilySpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from rapid_des.device.operators import Vector
-from rapid_des.device.vector.fusion import Policy, fused
+from rapid_des.device.vector.kinds import Policy, fused
 from rapid_des.frontend.operations import Counts, OperationList
 from rapid_des.frontend.shard import Shard
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rapid_des.device.operators import Dtype, Gemm, Vector
-from rapid_des.device.vector.fusion import Policy
+from rapid_des.device.vector.kinds import Policy
 from rapid_des.frontend.spec import ModelSpec, PrecisionSpec, Recompute
 from rapid_des.frontend.traffic import TRAFFIC, byte_count, message_size
 from rapid_des.units import ceil_divide

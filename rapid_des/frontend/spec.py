@@ -8,7 +8,7 @@ import msgspec
 
 from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
-from rapid_des.device.vector.fusion import Policy
+from rapid_des.device.vector.kinds import Policy
 from rapid_des.frontend.pipeline import SCHEDULES
 from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.units import Size
@@ -158,7 +158,7 @@ class JobSpec(Spec, frozen=True):
     training: TrainingSpec | None = None
     inference: InferenceSpec | None = None
     fusion: Policy = "megatron"
-    """Which small kernels are fused (the lists of `rapid_des.device.vector.fusion`)."""
+    """Which small kernels are fused (the lists of `rapid_des.device.vector.kinds`)."""
     attention: Literal["flash", "unfused"] = "flash"
     vocabulary_multiple: Count | None = None
     """The vocabulary is padded to a multiple of this times tp; unset: not padded."""

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import msgspec
 
 from rapid_des.device.device import Device
+from rapid_des.device.learned import LearnedFile
 from rapid_des.device.operators import Estimate, Operator
 from rapid_des.units import PS_PER_S, PS_PER_US, Duration, FlopRate, Size
 
@@ -88,3 +89,23 @@ def device_as_text(device: Device) -> str:
         + ", ".join(device.family.constants)
     )
     return "\n".join(lines)
+
+
+def learned_as_plain(file: LearnedFile) -> dict[str, object]:
+    """Return what was fitted to samples as plain data."""
+    fitted = {
+        name: {"regressor": regressor.kind, "rows": regressor.rows, "cross_validation_error": regressor.error}
+        for name, regressor in file.regressors.items()
+    }
+    return {"operators": fitted, "left_out": dict(file.left_out), "fallback": file.fallback}
+
+
+def learned_as_text(file: LearnedFile) -> str:
+    """Return what was fitted to samples for a person: one line an operator."""
+    width = max(map(len, [*file.regressors, *file.left_out]), default=8)
+    lines = [
+        f"{name:{width}}  {each.kind:<18} {each.rows:5d} samples  cross-validation {each.error:6.2%}"
+        for name, each in file.regressors.items()
+    ]
+    lines += [f"{name:{width}}  left out: {count} samples" for name, count in file.left_out.items()]
+    return "\n".join([*lines, f"all else: {file.fallback}"])

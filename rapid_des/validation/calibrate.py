@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +23,7 @@ from rapid_des.device.calibration import (
     fit_calls,
     fit_constants,
 )
-from rapid_des.device.gemm.constants import NAMES, GemmConstants, as_mapping, gemm_constants
+from rapid_des.device.gemm.candidates import NAMES, GemmConstants, gemm_constants
 from rapid_des.errors import InputError
 from rapid_des.units import PS_PER_US
 from rapid_des.validation.measurements import DataFolder, Record, dtype_of
@@ -117,7 +117,7 @@ def calibrate_gemm(path: Path, device: Device, wanted: Wanted) -> Calibration:
         name: _samples(part, device) for name, part in by_split(rows, lambda row: row["case_id"]).items()
     }
     fitted = _calibration(splits, path, wanted).thinned(MOST_SAMPLES)
-    known = device.constants("gemm", fitted.gemms[0].dtype)
+    known = device.constants("gemm", fitted.operators[0].dtype)
     start = gemm_constants(known, device.spec.name)
     after = fit_constants(start, [fitted], wanted.names or NAMES)
 
@@ -125,7 +125,7 @@ def calibrate_gemm(path: Path, device: Device, wanted: Wanted) -> Calibration:
         return _error_pct(samples.predicted_us(fit), samples.measured_us, samples.weights())
 
     errors = {name: (error(start, samples), error(after, samples)) for name, samples in splits.items()}
-    return Calibration("gemm", wanted.scope, changed(known, as_mapping(after)), errors)
+    return Calibration("gemm", wanted.scope, changed(known, asdict(after)), errors)
 
 
 def calibrate_kernels(path: Path, device: Device, wanted: Wanted) -> Calibration:
@@ -285,8 +285,8 @@ def _scope_dtype(operator: Operator) -> str:
 def _joined(calls: Sequence[_Call], device: Device, section: str) -> Calls:
     return Calls(
         device,
-        section,
-        _scope_dtype(calls[0].operators[0]),
+        section=section,
+        dtype=_scope_dtype(calls[0].operators[0]),
         operators=tuple(call.operators for call in calls),
         measured_us=np.array([call.measured_us for call in calls]),
         cases=tuple(call.case_id for call in calls),

@@ -11,6 +11,7 @@ from rapid_des.device.learned.regressors import Forest
 from rapid_des.device.learned.samples import shape_of, write_samples
 from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
+from rapid_des.report.devices import learned_as_plain, learned_as_text
 from tests.device.prices import estimate_of
 
 pytest.importorskip("sklearn")
@@ -148,8 +149,8 @@ def test_too_few_samples_leave_the_operator_to_the_fallback(tmp_path):
     write_samples(tmp_path / "samples.csv", rows)
     file = fit_file(tmp_path / "samples.csv", fallback="native")
     assert file.left_out == {"gelu/forward/bf16": 1}
-    assert "left out: 1 samples" in file.table()
-    json.dumps(file.summary())
+    assert "left out: 1 samples" in learned_as_text(file)
+    json.dumps(learned_as_plain(file))
 
 
 def test_another_table_is_read_by_its_own_columns(tmp_path):

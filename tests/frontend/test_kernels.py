@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from rapid_des.device.operators import Attention, Vector
-from rapid_des.device.vector.fusion import FUSIONS
-from rapid_des.device.vector.kinds import traffic_of
+from rapid_des.device.vector.kinds import FUSIONS, traffic_of
 from rapid_des.frontend.inference import passes, serving_lists
 from rapid_des.frontend.parts import training_lists
 

@@ -25,12 +25,12 @@ from rapid_des.errors import InputError
 
 def price_attention(attention: Attention, device: Device, scheduler: BlockScheduler) -> Estimate:
     """Price one fused attention operator; an impossible shape is an `InputError` that says why."""
-    _check(attention)
-    if attention.phase == "backward":
+    section = section_of(attention, device)
+    if section == "attention_backward":
         return price_flash_backward(attention, device, scheduler)
-    if _has_few_queries(attention, device):
-        return price_decode(attention, device, decode_section(attention))
-    return price_flash(attention, device, scheduler, prefill_section(attention))
+    if section in _DECODE:
+        return price_decode(attention, device, section)
+    return price_flash(attention, device, scheduler, section)
 
 
 def price_unfused(attention: Attention, price: Callable[[Operator], Estimate]) -> Estimate:
@@ -81,36 +81,31 @@ def kernels(attention: Attention) -> Sequence[Operator]:
 
 
 def section_of(attention: Attention, device: Device) -> str:
-    """Return the section of the constants that prices a fused operator."""
+    """Return the section of the constants that prices a fused operator.
+
+    Kernels with unequal head sizes are MLA's. Decode kernels have sections for MLA's latent, for groups of
+    query heads and for one query head a KV head.
+    """
     _check(attention)
     if attention.phase == "backward":
         return "attention_backward"
-    few = _has_few_queries(attention, device)
-    return decode_section(attention) if few else prefill_section(attention)
-
-
-def _has_few_queries(attention: Attention, device: Device) -> bool:
-    return attention.query_length == 1 or _is_packed(attention, device)
-
-
-def _is_packed(attention: Attention, device: Device) -> bool:
-    """Return whether all rows of a KV head share one tile, in a library whose kernels pack heads together."""
-    if prefill_section(attention) == "mla_prefill" and not attention.shared_latent:
-        return False
-    tile, packs = device.chosen_constants("attention", ("tile_q", "pack_heads"), attention.cache_dtype)
-    return bool(packs) and rows_of(attention) <= tile
-
-
-def decode_section(attention: Attention) -> str:
-    """Return the constants for few queries: MLA's latent, one query head a KV head, or a group."""
+    prefill = "attention" if attention.value_width == attention.head_dim else "mla_prefill"
+    if attention.query_length > 1 and not _is_packed(attention, device, prefill):
+        return prefill
     if attention.shared_latent:
         return "mla_decode"
     return "decode" if attention.group_size > 1 else "decode_mha"
 
 
-def prefill_section(attention: Attention) -> str:
-    """Return the constants for many queries: kernels with unequal head sizes are MLA's."""
-    return "attention" if attention.value_width == attention.head_dim else "mla_prefill"
+_DECODE = ("mla_decode", "decode", "decode_mha")
+
+
+def _is_packed(attention: Attention, device: Device, prefill: str) -> bool:
+    """Return whether all rows of a KV head share one tile, in a library whose kernels pack heads together."""
+    if prefill == "mla_prefill" and not attention.shared_latent:
+        return False
+    tile, packs = device.chosen_constants("attention", ("tile_q", "pack_heads"), attention.cache_dtype)
+    return bool(packs) and rows_of(attention) <= tile
 
 
 def _check(attention: Attention) -> None:
@@ -118,13 +113,11 @@ def _check(attention: Attention) -> None:
         if getattr(attention, name) < 1:
             raise InputError(f"attention: {name} is {getattr(attention, name)}, it must be at least 1")
     if attention.heads % attention.kv_heads:
-        raise InputError(
-            f"attention: heads {attention.heads} is no multiple of kv_heads {attention.kv_heads}"
-        )
+        problem = f"heads {attention.heads} is no multiple of kv_heads {attention.kv_heads}"
+        raise InputError(f"attention: {problem}")
     if attention.key_length < attention.query_length and attention.causal:
-        raise InputError(
-            f"attention: query_length {attention.query_length} is more than key_length {attention.key_length}"
-        )
+        problem = f"query_length {attention.query_length} is more than key_length {attention.key_length}"
+        raise InputError(f"attention: {problem}")
     if attention.shared_latent and attention.kv_heads != 1:
         raise InputError(f"attention: a shared latent has one KV head, not {attention.kv_heads}")
 

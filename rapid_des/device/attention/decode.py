@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rapid_des.device.device import Device
+from rapid_des.device.device import Device, Transfer, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, width
-from rapid_des.device.rates import Transfer, transfer
 from rapid_des.units import PS_PER_S
 
 NEVER, GROUPED, ALWAYS = 0, 1, 2

@@ -17,9 +17,8 @@ import numpy as np
 
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.device.attention.schedule import BlockScheduler
-from rapid_des.device.device import Device
+from rapid_des.device.device import Device, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, Sizes
-from rapid_des.device.rates import transfer
 from rapid_des.units import PS_PER_S
 
 

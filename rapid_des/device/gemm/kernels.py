@@ -17,12 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rapid_des.arrays import Bools, Floats
-from rapid_des.device.device import Device
-from rapid_des.device.gemm.constants import GemmConstants, gemm_constants
-from rapid_des.device.gemm.tiles import Candidates, candidates
+from rapid_des.device.device import Device, Rates, rates_of
+from rapid_des.device.gemm.candidates import Candidates, GemmConstants, candidates, gemm_constants
 from rapid_des.device.gemm.timing import Timing, Work, time_candidates
 from rapid_des.device.operators import Dtype, Gemm, GroupedGemm, width
-from rapid_des.device.rates import Rates, rates_of
 from rapid_des.device.spec import KernelMenu
 from rapid_des.units import PS_PER_US
 

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rapid_des.arrays import Floats
-from rapid_des.device.gemm.constants import GemmConstants
-from rapid_des.device.gemm.tiles import Candidates
-from rapid_des.device.rates import Rates
+from rapid_des.device.device import Rates
+from rapid_des.device.gemm.candidates import Candidates, GemmConstants
 
 BAND = 8.0
 """Tiles in a raster band: the swizzle of cuBLAS and CUTLASS kernels."""
 OVERFETCH = 1.05
-"""Sectors that a profiler counts over the operands' own, on every row that fits L2."""
+"""Sectors that a profiler counts for each sector of the operands, on every row that fits L2."""
 _USABLE_L2 = 0.8
 _STRIP_SHARE = 0.5
 _DRIFT_ALONE, _DRIFT_TOGETHER = 0.9, 1.2
@@ -134,20 +133,20 @@ def _rasterised(work: Work, tiles: Candidates, grid: Floats, rates: Rates) -> Fl
     b_tile = work.b_bytes / (work.matrices * work.n) * np.minimum(tiles.tile_n, work.n)
     flat = tall <= wide
     short, long = np.minimum(tall, wide), np.maximum(tall, wide)
-    held_tile, streamed_tile = np.where(flat, a_tile, b_tile), np.where(flat, b_tile, a_tile)
-    held, streamed = np.where(flat, work.a_bytes, work.b_bytes), np.where(flat, work.b_bytes, work.a_bytes)
+    stationary_tile, streamed_tile = np.where(flat, a_tile, b_tile), np.where(flat, b_tile, a_tile)
+    stationary = np.where(flat, work.a_bytes, work.b_bytes)
+    streamed = np.where(flat, work.b_bytes, work.a_bytes)
     band = np.minimum(short, BAND)
     along = np.minimum(long, np.maximum(1.0, rates.sms * tiles.residency / band))
-    strip = band * held_tile
+    strip = band * stationary_tile
     evicted = np.minimum(1.0, strip / (_STRIP_SHARE * rates.l2_capacity))
     drift = np.where(tiles.residency > 1, _DRIFT_TOGETHER, _DRIFT_ALONE)
     refetched = drift * np.maximum(0.0, 1.0 - rates.l2_capacity / (strip + along * streamed_tile))
-    held_reads: Floats = (
-        held * (1.0 + (long / along - 1.0) * evicted) * (1.0 + refetched * (1.0 - 1.0 / along))
-    )
+    passes = 1.0 + (long / along - 1.0) * evicted
+    stationary_reads: Floats = stationary * passes * (1.0 + refetched * (1.0 - 1.0 / along))
     apart = np.maximum(0.0, 1.0 - tiles.together / band)
     streamed_reads = streamed * np.ceil(short / band) * (1.0 + refetched * apart)
-    reads: Floats = held_reads + streamed_reads
+    reads: Floats = stationary_reads + streamed_reads
     return reads
 
 

@@ -38,24 +38,6 @@ class LearnedFile:
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Operators with too few samples for a regressor, and how many they had."""
 
-    def summary(self) -> dict[str, object]:
-        """Return what was fitted, as plain data."""
-        fitted = {
-            name: {"regressor": each.kind, "rows": each.rows, "cross_validation_error": each.error}
-            for name, each in self.regressors.items()
-        }
-        return {"operators": fitted, "left_out": dict(self.left_out), "fallback": self.fallback}
-
-    def table(self) -> str:
-        """Return what was fitted, a line an operator."""
-        width = max(map(len, [*self.regressors, *self.left_out]), default=8)
-        lines = [
-            f"{name:{width}}  {each.kind:<18} {each.rows:5d} samples  cross-validation {each.error:6.2%}"
-            for name, each in self.regressors.items()
-        ]
-        lines += [f"{name:{width}}  left out: {count} samples" for name, count in self.left_out.items()]
-        return "\n".join([*lines, f"all else: {self.fallback}"])
-
     def save(self, path: Path) -> None:
         """Write a `.npz` of plain arrays and one JSON text: no code, the same bytes for the same model."""
         arrays: dict[str, np.ndarray[Any, Any]] = {}

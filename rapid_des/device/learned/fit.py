@@ -88,8 +88,8 @@ def cross_validate(sizes: Floats, log_time: Floats, kind: str, degree: int) -> f
     """Return the mean absolute relative error over folds of every third row."""
     fold = np.arange(len(sizes)) % FOLDS
     wrong = np.zeros(len(sizes))
-    for held in range(FOLDS):
-        train = fold != held
+    for tested in range(FOLDS):
+        train = fold != tested
         trend = Trend.fit(sizes[train], log_time[train], degree)
         forest = _grow(
             features(sizes[train], trend), log_time[train] - trend.predict(sizes[train]), kind, small=True
@@ -124,17 +124,14 @@ def _grow(rows: Floats, target: Floats, kind: str, *, small: bool = False) -> Fo
 def _flatten(trees: Sequence[Any], *, scale: float, offset: float) -> Forest:
     parts = [tree.tree_ for tree in trees]
     starts = np.cumsum([0, *(part.node_count for part in parts)])
+    numbered = list(zip(parts, starts[:-1], strict=True))
     feature = np.concatenate([np.where(part.children_left < 0, LEAF, part.feature) for part in parts])
     return Forest(
         roots=starts[:-1].astype(np.int32),
         feature=feature.astype(np.int16),
         threshold=np.concatenate([part.threshold for part in parts]),
-        left=np.concatenate(
-            [part.children_left + start for part, start in zip(parts, starts, strict=False)]
-        ).astype(np.int32),
-        right=np.concatenate(
-            [part.children_right + start for part, start in zip(parts, starts, strict=False)]
-        ).astype(np.int32),
+        left=np.concatenate([part.children_left + start for part, start in numbered]).astype(np.int32),
+        right=np.concatenate([part.children_right + start for part, start in numbered]).astype(np.int32),
         value=np.concatenate([part.value[:, 0, 0] for part in parts]).astype(np.float32),
         scale=scale,
         offset=offset,

@@ -7,8 +7,9 @@ is left: waves, alignment, changes of kernel. Between samples the trend interpol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,16 +85,6 @@ def positive(sizes: Floats) -> Floats:
     return np.where(sizes > 0, sizes, 0.5)
 
 
-def varying(values: Sequence[Sequence[float]], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns that hold more than one value.
-
-    >>> varying([[1, 5], [2, 5]], ["m", "k"])
-    ('m',)
-    """
-    table = np.array(values)
-    return tuple(name for i, name in enumerate(names) if len(np.unique(table[:, i])) > 1)
-
-
 def _terms(logs: Floats, degree: int) -> Floats:
     columns = [np.ones((len(logs), 1)), logs]
     if degree == 2:
@@ -136,23 +127,20 @@ class Forest:
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
         """Return what a file holds of the forest, under names that start with `prefix`."""
-        fields: dict[str, npt.NDArray[np.generic]] = {
-            name: getattr(self, name) for name in ("roots", "feature", "threshold", "left", "right", "value")
-        }
-        fields["ends"] = np.array([self.scale, self.offset])
-        return {f"{prefix}.{name}": array for name, array in fields.items()}
+        fields = {f"{prefix}.{name}": getattr(self, name) for name in _COLUMNS}
+        return {**fields, f"{prefix}.ends": np.array([self.scale, self.offset])}
 
     @classmethod
-    def from_arrays(cls, stored: dict[str, npt.NDArray[np.generic]], prefix: str) -> Forest:
+    def from_arrays(cls, stored: Mapping[str, npt.NDArray[np.generic]], prefix: str) -> Forest:
         """Return the forest that `arrays` described."""
         scale, offset = (float(number) for number in stored[f"{prefix}.ends"])
-        return cls(
-            roots=stored[f"{prefix}.roots"].astype(np.int32),
-            feature=stored[f"{prefix}.feature"].astype(np.int16),
-            threshold=stored[f"{prefix}.threshold"].astype(np.float64),
-            left=stored[f"{prefix}.left"].astype(np.int32),
-            right=stored[f"{prefix}.right"].astype(np.int32),
-            value=stored[f"{prefix}.value"].astype(np.float32),
-            scale=scale,
-            offset=offset,
-        )
+        columns: dict[str, Any] = {
+            name: stored[f"{prefix}.{name}"].astype(dtype) for name, dtype in _COLUMNS.items()
+        }
+        return cls(**columns, scale=scale, offset=offset)
+
+
+_COLUMNS = {
+    "roots": np.int32, "feature": np.int16, "threshold": np.float64, "left": np.int32, "right": np.int32,
+    "value": np.float32,
+}  # fmt: skip

@@ -1,8 +1,8 @@
 """Measuring operators through PyTorch: on a CUDA GPU with CUDA graphs and events, or on the CPU.
 
 On a GPU each operator is captured into a CUDA graph several times over, so that no Python launch is inside,
-and the graph is replayed between two events. `l2="cold"` gives the calls operands of their own in turn, so
-many that L2 holds none of them; `l2="warm"` repeats one call. The median of several replays is kept.
+and the graph is replayed between two events. `l2="cold"` gives each call other operands in rotation, so many
+that L2 holds none of them; `l2="warm"` repeats one call. The median of several replays counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 from rapid_des.device.learned.samples import shape_of
@@ -18,8 +19,9 @@ from rapid_des.device.learned.torch_calls import Call, call_of, operand_bytes
 from rapid_des.device.operators import Attention, Gemm, Operator, Vector
 from rapid_des.errors import InputError
 
-Place = Literal["cuda", "cpu"]
+Backend = Literal["cuda", "cpu"]
 L2 = Literal["cold", "warm"]
+Phase = Literal["forward", "backward"]
 
 MOST_COPIES = 24
 LEAST_WINDOW_US = 300.0
@@ -30,7 +32,7 @@ LEAST_WINDOW_US = 300.0
 class Sampling:
     """How operators are measured."""
 
-    place: Place
+    backend: Backend
     l2: L2 = "cold"
     repeats: int = 7
     """Replays, of which the median counts."""
@@ -38,9 +40,9 @@ class Sampling:
 
 def sample(operators: Iterable[Operator], sampling: Sampling) -> Iterator[dict[str, object]]:
     """Yield a table row for each operator, as soon as it is measured; see `samples.COLUMNS`."""
-    torch = _torch(sampling.place)
-    name = torch.cuda.get_device_name() if sampling.place == "cuda" else "cpu"
-    clock = "CUDA graph" if sampling.place == "cuda" else "wall clock"
+    torch = _torch(sampling.backend)
+    name = torch.cuda.get_device_name() if sampling.backend == "cuda" else "cpu"
+    clock = "CUDA graph" if sampling.backend == "cuda" else "wall clock"
     method = f"torch {torch.__version__}, {clock}, {sampling.l2} L2"
     for operator in operators:
         shape = shape_of(operator)
@@ -73,71 +75,54 @@ def default_operators(*, small: bool = False) -> list[Operator]:
 
 
 def _small() -> Iterator[Operator]:
-    for m in (1, 8, 32, 64, 128):
-        for n in (64, 128, 256):
-            for k in (64, 256, 1024):
-                yield Gemm(m, n, k, dtype="fp32")
-    for rows in (16, 64, 256, 1024):
-        for columns in (64, 256, 512, 1024):
-            yield Vector("rms_norm", rows, columns, "fp32")
-    for batch in (1, 2, 4):
-        for length in (16, 32, 64, 128):
-            yield Attention(batch, length, length, 4, 4, 32, dtype="fp32")
+    for m, n, k in product((1, 8, 32, 64, 128), (64, 128, 256), (64, 256, 1024)):
+        yield Gemm(m, n, k, dtype="fp32")
+    for rows, columns in product((16, 64, 256, 1024), (64, 256, 512, 1024)):
+        yield Vector("rms_norm", rows, columns, "fp32")
+    for batch, length in product((1, 2, 4), (16, 32, 64, 128)):
+        yield Attention(batch, length, length, 4, 4, 32, dtype="fp32")
 
 
 def _gemms() -> Iterator[Operator]:
-    sizes = (
-        (4096, 4096),
-        (12288, 4096),
-        (4096, 11008),
-        (28672, 8192),
-        (8192, 28672),
-        (10240, 8192),
-        (1024, 8192),
-    )
-    for n, k in sizes:
-        for m in (1, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192):
-            yield Gemm(m, n, k)
+    square, wide, narrow = (4096, 4096), (12288, 4096), (4096, 11008)
+    weights = (square, wide, narrow, (28672, 8192), (8192, 28672), (10240, 8192), (1024, 8192))
+    for (n, k), m in product(weights, (1, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)):
+        yield Gemm(m, n, k)
 
 
 def _attentions() -> Iterator[Operator]:
-    for phase in ("forward", "backward"):
-        for heads, kv_heads in ((32, 32), (32, 8), (8, 8)):
-            for length in (256, 512, 1024, 2048, 4096, 8192):
-                for batch in (1, 4, 16):
-                    grouped = heads != kv_heads
-                    if batch * length <= 32768 and not (grouped and phase == "backward"):
-                        yield Attention(batch, length, length, heads, kv_heads, 128, phase=phase)
-    for batch in (1, 8, 64):
-        for keys in (512, 4096, 32768):
-            yield Attention(batch, 1, keys, 32, 8, 128, causal=False)
+    phases: tuple[Phase, Phase] = ("forward", "backward")
+    lengths = (256, 512, 1024, 2048, 4096, 8192)
+    for phase, heads, length, batch in product(phases, ((32, 32), (32, 8), (8, 8)), lengths, (1, 4, 16)):
+        grouped = heads[0] != heads[1]
+        if batch * length <= 32768 and not (grouped and phase == "backward"):
+            yield Attention(batch, length, length, *heads, 128, phase=phase)
+    for batch, keys in product((1, 8, 64), (512, 4096, 32768)):
+        yield Attention(batch, 1, keys, 32, 8, 128, causal=False)
 
 
 def _vectors() -> Iterator[Operator]:
     kinds = ("layer_norm", "rms_norm", "softmax", "gelu", "silu", "residual_add", "copy", "swiglu", "rope")
-    for kind in kinds:
-        for columns in (1024, 4096, 8192, 28672):
-            for rows in (16, 256, 2048, 8192):
-                if kind != "rope" or columns <= 8192:
-                    yield Vector(kind, rows, columns)
-    for columns in (32000, 128256):
-        for rows in (256, 4096):
-            yield Vector("cross_entropy", rows, columns)
+    for kind, columns, rows in product(kinds, (1024, 4096, 8192, 28672), (16, 256, 2048, 8192)):
+        if kind != "rope" or columns <= 8192:
+            yield Vector(kind, rows, columns)
+    for columns, rows in product((32000, 128256), (256, 4096)):
+        yield Vector("cross_entropy", rows, columns)
     yield from (Vector("adamw", 1, count, "bf16") for count in (1 << 20, 1 << 24, 1 << 28))
 
 
-def _torch(place: Place) -> Any:
+def _torch(backend: Backend) -> Any:
     try:
         import torch
     except ImportError:
         raise InputError("sampling needs PyTorch: pip install 'rapid-des[sample]'") from None
-    if place == "cuda" and not torch.cuda.is_available():
+    if backend == "cuda" and not torch.cuda.is_available():
         raise InputError("--on cuda: PyTorch sees no CUDA GPU here; --on cpu measures on the CPU")
     return torch
 
 
 def _times(torch: Any, operator: Operator, sampling: Sampling) -> list[float]:
-    if sampling.place == "cpu":
+    if sampling.backend == "cpu":
         return _wall_times(call_of(torch, operator, "cpu"), sampling.repeats)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     copies = 1

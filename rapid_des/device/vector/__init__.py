@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rapid_des.device.device import Device
+from rapid_des.device.device import Device, miss_share, transfer
 from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
-from rapid_des.device.rates import miss_share, transfer
 from rapid_des.device.vector.kinds import Traffic, VectorKind, kind_of, traffic_of
 from rapid_des.errors import InputError
 from rapid_des.units import PS_PER_S

@@ -1,12 +1,15 @@
-"""The registry of vector kernels: what each reads, writes and computes an element.
+"""The registry of vector kernels: what each reads, writes and computes an element, and which become one.
 
 `columns` is the width of the result: `swiglu` reads 2 x columns, `embedding` reads the rows it looks up,
 optimizers and norms of gradients have one row. To add a kernel, add a line to `KINDS`.
+
+`EXPANSIONS` says what an unfused framework launches for a composite operator; a policy's `FUSIONS` say which
+runs of operators it has a single kernel for. `fused` expands, then fuses greedily, the longest run first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -167,3 +170,76 @@ def traffic_of(name: str, phase: str) -> Traffic:
     if kind.backward is None:
         raise InputError(f"vector kernel {name!r} has no backward pass; state the kernel that runs there")
     return kind.backward
+
+
+Policy = Literal["eager", "torch_compile", "megatron", "vllm"]
+
+EXPANSIONS: Mapping[str, tuple[str, ...]] = {
+    # To fp32, square, mean, plus epsilon, inverse root, times the root, back, times the weight.
+    "rms_norm": ("cast", "power_scalar", "row_mean", "row_scalar", "row_scalar", "scale", "cast", "scale"),
+    # Times cosine; half negated and joined by copies; times sine; sum.
+    "rope": ("scale", "scale", "copy", "scale", "residual_add"),
+    "swiglu": ("silu", "multiply"),
+    "masked_softmax": ("scale", "mask", "softmax"),
+    "bias_gelu": ("bias_add", "gelu"),
+    "dropout_add": ("bias_add", "dropout", "residual_add"),
+    "add_rms_norm": ("residual_add", "rms_norm"),
+    "add_layer_norm": ("residual_add", "layer_norm"),
+}
+"""Composite operators, as PyTorch's eager mode and the usual model code launch them."""
+
+_RMS_NORM = EXPANSIONS["rms_norm"]
+_ROPE = EXPANSIONS["rope"]
+
+_EVERY_ENGINE: Mapping[tuple[str, ...], str] = {
+    _RMS_NORM: "rms_norm",
+    _ROPE: "rope",
+    ("silu", "multiply"): "swiglu",
+    ("bias_add", "gelu"): "bias_gelu",
+}
+_NORM_AND_SUM: Mapping[tuple[str, ...], str] = {
+    ("residual_add", *_RMS_NORM): "add_rms_norm",
+    ("residual_add", "layer_norm"): "add_layer_norm",
+}
+_TRAINING: Mapping[tuple[str, ...], str] = {
+    ("bias_add", "dropout", "residual_add"): "dropout_add",
+    ("dropout", "residual_add"): "dropout_add",
+    ("scale", "mask", "softmax"): "masked_softmax",
+    ("mask", "softmax"): "masked_softmax",
+}
+FUSIONS: Mapping[str, Mapping[tuple[str, ...], str]] = {
+    "eager": {},
+    "torch_compile": {**_EVERY_ENGINE, **_NORM_AND_SUM, **_TRAINING},
+    "megatron": {**_EVERY_ENGINE, **_TRAINING},
+    "vllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
+}
+"""Runs of operators that a policy executes as one kernel."""
+
+
+def fused(kinds: Sequence[str], policy: Policy) -> tuple[str, ...]:
+    """Return the kernels that a policy launches for a run of operators.
+
+    >>> fused(["residual_add", "rms_norm", "swiglu"], "vllm")
+    ('add_rms_norm', 'swiglu')
+    >>> fused(["swiglu"], "eager")
+    ('silu', 'multiply')
+    """
+    if policy not in FUSIONS:
+        raise InputError(f"fusion policy {policy!r} is not one of {', '.join(FUSIONS)}")
+    waiting = [primitive for kind in kinds for primitive in _expand(kind)]
+    table = FUSIONS[policy]
+    launched: list[str] = []
+    while waiting:
+        run = next(
+            (run for run in sorted(table, key=len, reverse=True) if tuple(waiting[: len(run)]) == run), None
+        )
+        launched.append(table[run] if run else waiting[0])
+        del waiting[: len(run) if run else 1]
+    return tuple(launched)
+
+
+def _expand(kind: str) -> tuple[str, ...]:
+    kind_of(kind)
+    if kind not in EXPANSIONS:
+        return (kind,)
+    return tuple(primitive for part in EXPANSIONS[kind] for primitive in _expand(part))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rapid_des.device.vector.fusion import fused
+from rapid_des.device.vector.kinds import fused
 from rapid_des.frontend.fusion import defers_bias, launch
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.linear import Linear, column_backward, column_forward, row_backward, row_forward

@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 
 from rapid_des.device.learned.fit import fit_regressor
-from rapid_des.device.learned.regressors import varying
 from rapid_des.errors import InputError
 from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Row, Topic
@@ -52,6 +51,16 @@ def topics(data: DataFolder) -> Iterable[Topic]:
             if group.paper_error_pct is not None
         }
         yield Topic(name, partial(_rows, members), split=False, constants=paper)
+
+
+def varying(values: Sequence[Sequence[float]], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the columns that hold more than one value.
+
+    >>> varying([[1, 5], [2, 5]], ["m", "k"])
+    ('m',)
+    """
+    table = np.array(values)
+    return tuple(name for i, name in enumerate(names) if len(np.unique(table[:, i])) > 1)
 
 
 def groups(data: DataFolder) -> list[Group]:

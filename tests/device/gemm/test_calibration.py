@@ -1,9 +1,11 @@
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
 from rapid_des.device import Gemm, load_device
 from rapid_des.device.calibration import Samples, changed, error, fit_constants, pattern_search
-from rapid_des.device.gemm.constants import as_mapping, gemm_constants
+from rapid_des.device.gemm.candidates import gemm_constants
 
 A100 = load_device("a100_sxm_80gb")
 GEMMS = tuple(Gemm(m, n, 4096) for m in (1, 64, 512, 4096) for n in (1024, 8192))
@@ -21,7 +23,7 @@ def test_constants_behind_made_up_times_are_found_again():
     found = fit_constants(start, [samples], ["hbm", "start_us"])
     assert (found.hbm, found.start_us) == (pytest.approx(0.6, rel=0.03), pytest.approx(5.0, rel=0.05))
     assert error(found, [samples]) < 0.01
-    assert set(changed(as_mapping(start), as_mapping(found))) <= {"hbm", "start_us"}
+    assert set(changed(asdict(start), asdict(found))) <= {"hbm", "start_us"}
 
 
 def test_a_share_never_rises_above_one():
