@@ -149,6 +149,10 @@ class InfraGraph(Spec, frozen=True, kw_only=True, tag_field="shape", tag="infrag
     as_one: dict[str, Literal["switch", "nic"]] = {}
     """Devices whose instances are one node each, without the ports and links inside, and what they are."""
 
+    def __hash__(self) -> int:
+        mappings = frozenset(self.rates.items()), frozenset(self.as_one.items())
+        return hash((self.name, self.size, self.file, self.leave_out, *mappings))
+
 
 AnyDimension: TypeAlias = (
     Ring

@@ -30,7 +30,7 @@ _SUMMED = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cells:
     """The cells of a demand's buffer as a schedule cuts it: where each starts and the block it is in."""
 

@@ -34,7 +34,7 @@ def even_bounds(size: int, parts: int) -> Int64s:
     return index * quotient + np.minimum(index, remainder)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Demand:
     """One collective over one group: block b of the logical buffer is `offset[b], size[b]`.
 
@@ -97,7 +97,7 @@ def demand(collective: CollectiveType, members: int, size: int, *, root: int = 0
     return Demand(collective, members, root, bounds[:-1].copy(), np.diff(bounds))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pieces:
     """What each transfer carries where that is not one interval: rows of a compressed sparse table.
 
@@ -110,7 +110,7 @@ class Pieces:
     size: Int64s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """Transfers among members 0..members-1 as read-only columns, ordered so that dependencies point back.
 
