@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from rapid_des.errors import DeadlockError
-from rapid_des.network.fluid.messages import Message, compiled, simulate_flows
 from rapid_des.network.protocol import Protocol, cut_through_time
 from rapid_des.units import Size
+from rapid_des.validation.network.messages import Message
+
+from .fluid_messages import compiled, simulate_flows
 
 ROCE = Protocol(
     payload=Size(4096),

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from simpy import Environment
 from simpy.events import Timeout
 
+from rapid_des.arrays import Int64s
 from rapid_des.errors import DeadlockError
-from rapid_des.network.fluid.messages import Message, Times
 from rapid_des.network.protocol import Hops, packet_time, units
+from rapid_des.validation.network.messages import Message
 from validation.packet_oracle.ports import Flow, Packet, Port
 from validation.packet_oracle.transport import Credits, Pause, Transport, window
+
+
+@dataclass(frozen=True)
+class Times:
+    """Picoseconds by message."""
+
+    start: Int64s
+    arrival: Int64s
 
 
 def simulate_packets(transport: Transport, links: Hops, messages: Sequence[Message]) -> Times:

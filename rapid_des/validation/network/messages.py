@@ -14,7 +14,6 @@ import numpy as np
 
 from rapid_des.engines import compiled as engine
 from rapid_des.network.fabric import Fabric, Routes
-from rapid_des.network.fluid.messages import Message
 from rapid_des.network.protocol import Protocol, acknowledgement_time, effective_bandwidth, fluid_service
 from rapid_des.network.specs import Switching
 from rapid_des.program.fluid_table import no_hops
@@ -35,6 +34,21 @@ Mode: TypeAlias = Literal["fluid", "cut_through", "cut_through_whole", "store_an
 PARTS = 8
 """Parts of a message in the machine files that we ship."""
 Edges: TypeAlias = list[list[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: it starts `delay` after all it waits for, and never splits."""
+
+    size: int
+    route: tuple[int, ...]
+    back: tuple[int, ...]
+    """The links that its acknowledgements take."""
+    after_arrival: tuple[int, ...] = ()
+    """Messages (positions) that must have arrived."""
+    after_answer: tuple[int, ...] = ()
+    """Messages whose last acknowledgement must be back at their sender."""
+    delay: int = 0
 
 
 @dataclass(frozen=True)

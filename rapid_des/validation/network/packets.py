@@ -20,7 +20,6 @@ import numpy as np
 from rapid_des.errors import InputError
 from rapid_des.network.build import build
 from rapid_des.network.fabric import UNSTATED, Fabric
-from rapid_des.network.fluid.messages import Message
 from rapid_des.network.protocol import Protocol
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import (
@@ -39,7 +38,7 @@ from rapid_des.network.specs import (
 )
 from rapid_des.units import PS_PER_NS, Bandwidth, Duration, Size
 from rapid_des.validation.measurements import DataFolder, Record
-from rapid_des.validation.network.messages import Mode, Traffic, alone, makespan
+from rapid_des.validation.network.messages import Message, Mode, Traffic, alone, makespan
 from rapid_des.validation.network.patterns import PATTERNS, Script
 from rapid_des.validation.scoring import Row, Topic
 

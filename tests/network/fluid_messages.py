@@ -1,6 +1,6 @@
 """A small event loop around the fluid mode: messages with dependencies on fixed routes.
 
-The replay engines have their own loops; this one is for tests and for validation at the level of messages.
+The engines have their own loops; this one is a second opinion, and asks the fluid mode alone.
 """
 
 from __future__ import annotations
@@ -26,21 +26,7 @@ from rapid_des.network.protocol import (
     effective_bandwidth,
     fluid_service,
 )
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message: it starts `delay` after all it waits for, and never splits."""
-
-    size: int
-    route: tuple[int, ...]
-    back: tuple[int, ...]
-    """The links that its acknowledgements take."""
-    after_arrival: tuple[int, ...] = ()
-    """Messages (positions) that must have arrived."""
-    after_answer: tuple[int, ...] = ()
-    """Messages whose last acknowledgement must be back at their sender."""
-    delay: int = 0
+from rapid_des.validation.network.messages import Message
 
 
 @dataclass(frozen=True)
