@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from rapid_des.engines.deadlock import require_finished
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.modes.symmetry import Budget, Folding, fold, unfold
 from rapid_des.program.program import NONE, Namer, Program, Records
+
+if TYPE_CHECKING:
+    from rapid_des.program.faults.closures import Closures
 
 Announce = Callable[[str], None]
 EngineName = Literal["simpy", "compiled"]
@@ -56,8 +59,6 @@ class EngineChoice:
         """Return the engine for a program."""
         if self.engine != "auto" and self.engine not in ENGINES:
             raise InputError(f"engine {self.engine!r} is not one of auto, {', '.join(ENGINES)}")
-        if program.closures is not None:
-            return _that_reroutes(self.engine)
         if self.engine == "auto":
             return self._faster(program)
         return self._compiled(program) if self.engine == "compiled" else "simpy"
@@ -102,9 +103,13 @@ def execute(
     elif folding is not None:
         records = unfold(folding, program, records)
     wall_s = time.perf_counter() - began
-    require_finished(program, records, name)
-    assert records.sent == records.received, "bytes were lost on the way"
-    return Execution(records, chosen, wall_s, folding.factor if folding else 1.0)
+    return _checked(program, Execution(records, chosen, wall_s, folding.factor if folding else 1.0), name)
+
+
+def _checked(program: Program, execution: Execution, name: Namer | None) -> Execution:
+    require_finished(program, execution.records, name)
+    assert execution.records.sent == execution.records.received, "bytes were lost on the way"
+    return execution
 
 
 def _folding(program: Program, engine: str) -> Folding | None:
@@ -114,10 +119,22 @@ def _folding(program: Program, engine: str) -> Folding | None:
     return fold(program, Budget(hops * (_INTERPRETED_S if is_interpreted else _COMPILED_S)))
 
 
-def _that_reroutes(engine: str) -> EngineName:
-    if engine == "compiled":
+def execute_closing(
+    program: Program,
+    closures: Closures,
+    choice: EngineChoice,
+    *,
+    trail: bool = False,
+    name: Namer | None = None,
+) -> Execution:
+    """Play a program whose links close in mid-flight (R8), see `execute`; only SimPy does that."""
+    from rapid_des.engines.simpy import engine as simpy_engine
+
+    if choice.engine == "compiled":
         raise UnsupportedByEngine("engine compiled does not reroute in mid-flight: use --engine simpy")
-    return "simpy"
+    began = time.perf_counter()
+    records = simpy_engine.run(program, closures=closures, trail=trail)
+    return _checked(program, Execution(records, "simpy", time.perf_counter() - began), name)
 
 
 def _run(program: Program, engine: str, *, trail: bool, ties: bool = False) -> Records:

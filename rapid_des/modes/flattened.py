@@ -10,7 +10,6 @@ from rapid_des.errors import DeadlockError, TraceError
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, execute
 from rapid_des.program.lowering import Lowered, lower
-from rapid_des.program.program import Program
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,8 @@ def run_traces(
 
 
 def _execute(lowered: Lowered, machine: Machine, choice: EngineChoice, *, trail: bool) -> Execution:
-    def run(program: Program) -> Execution:
-        return execute(program, choice, trail=trail, name=lowered.name)
-
     if not any(fault.timed for fault in machine.faults):
-        return run(lowered.program)
+        return execute(lowered.program, choice, trail=trail, name=lowered.name)
     from rapid_des.modes.timed_faults import execute_under_timed_faults
 
-    return execute_under_timed_faults(lowered, machine, run)
+    return execute_under_timed_faults(lowered, machine, choice, trail=trail)

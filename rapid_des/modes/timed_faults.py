@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from rapid_des.errors import DeadlockError
 from rapid_des.machine import Machine
-from rapid_des.modes.execution import Execution
+from rapid_des.modes.execution import EngineChoice, Execution, execute, execute_closing
 from rapid_des.network.faults import Fault, placed_in_time
+from rapid_des.program.faults.closures import closures_of
 from rapid_des.program.faults.timed import with_timetables
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Program
 from rapid_des.units import Duration
 
-Execute = Callable[[Program], Execution]
 
-
-def execute_under_timed_faults(lowered: Lowered, machine: Machine, execute: Execute) -> Execution:
+def execute_under_timed_faults(
+    lowered: Lowered, machine: Machine, choice: EngineChoice, *, trail: bool
+) -> Execution:
     """Play a lowered program on a machine whose faults may come and go.
 
     Steps and progress are placed by a run without the timed faults. Flaps and jitter are laid out up to a
     horizon, and again up to a farther one as long as the run outlasts it.
     """
+    run = _Run(lowered, machine, choice, trail)
     faults = tuple(fault for fault in machine.faults if fault.timed)
     horizon = 1
     if any(fault.relative or _repeats(fault) for fault in faults):
-        steady = execute(lowered.program).records.makespan
+        steady = execute(lowered.program, choice, name=lowered.name).records.makespan
         faults = placed_in_time(faults, steady)
         horizon = 2 * max(steady, 1)
     while True:
-        execution = _once(lowered, machine, faults, horizon, execute)
+        execution = run.up_to(horizon, faults)
         if execution.records.makespan <= horizon or not any(map(_repeats, faults)):
             return execution
         horizon = 2 * execution.records.makespan
@@ -39,17 +41,29 @@ def _repeats(fault: Fault) -> bool:
     return fault.every is not None or fault.jitter is not None
 
 
-def _once(
-    lowered: Lowered, machine: Machine, faults: tuple[Fault, ...], horizon: int, execute: Execute
-) -> Execution:
-    changing = with_timetables(lowered, machine, faults, horizon)
-    try:
-        return execute(changing)
-    except DeadlockError as error:
-        gone = _gone(changing, machine)
-        if gone:
-            raise DeadlockError(f"{gone} and stays down; {error}") from None
-        raise
+@dataclass(frozen=True)
+class _Run:
+    """What every try has in common."""
+
+    lowered: Lowered
+    machine: Machine
+    choice: EngineChoice
+    trail: bool
+
+    def up_to(self, horizon: int, faults: tuple[Fault, ...]) -> Execution:
+        """Play the program with the faults laid out up to a time."""
+        program = with_timetables(self.lowered, self.machine, faults, horizon)
+        closures = closures_of(self.machine, faults, horizon, self.lowered.traces)
+        name, trail = self.lowered.name, self.trail
+        try:
+            if closures is None:
+                return execute(program, self.choice, trail=trail, name=name)
+            return execute_closing(program, closures, self.choice, trail=trail, name=name)
+        except DeadlockError as error:
+            gone = _gone(program, self.machine)
+            if gone:
+                raise DeadlockError(f"{gone} and stays down; {error}") from None
+            raise
 
 
 def _gone(program: Program, machine: Machine) -> str:

@@ -59,14 +59,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
-
-if TYPE_CHECKING:
-    from rapid_des.program.faults.closures import Closures
 
 NONE = -1
 UNLIMITED = 2**31 - 1
@@ -284,8 +280,6 @@ class Program:
     link_timetables: dict[int, Timetable] = field(default_factory=dict)
     stream_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
     """(position in bindings, local server) to its timetable."""
-    closures: Closures | None = None
-    """R8: links that close and whose traffic is planned anew; their timetables are at rate 0 meanwhile."""
 
     @cached_property
     def template_tasks(self) -> Int64s:

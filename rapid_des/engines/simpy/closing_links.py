@@ -29,7 +29,7 @@ from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Memb
 from rapid_des.engines.simpy.links import NO_TIMETABLE, Hop, Legs, Links, Message, Parts, Piece, Steps
 from rapid_des.errors import FabricCutError, TraceError
 from rapid_des.program.faults.closures import Closures, Remaining, cut_at, replan
-from rapid_des.program.faults.replanning import Course, Move
+from rapid_des.program.faults.replanning import RankStep, RoutedStep
 from rapid_des.program.program import NONE
 from rapid_des.program.timetable import FULL_RATE, hop_times, rate_at, work_done
 
@@ -206,15 +206,15 @@ def _legs(closures: Closures, route: tuple[int, ...], size: int) -> Legs:
 class PlannedInstance(Instance):
     """A step of a replanned collective, in flight."""
 
-    def __init__(self, key: Key, move: Move, template: TemplateTable, closures: Closures) -> None:
+    def __init__(self, key: Key, step: RankStep, template: TemplateTable, closures: Closures) -> None:
         super().__init__(key, template, [])
-        self._course: Course = move.course
+        self._step: RoutedStep = step.step
         self._closures = closures
 
     def parts(self, _: Links, task: int) -> Parts:
         """Return what is sent for a task, and over which links while nothing is closed."""
-        route = self._course.ways[self.template.pair[task]]
-        sizes = self._course.parts[self.template.size[task]]
+        route = self._step.routes[self.template.pair[task]]
+        sizes = self._step.parts[self.template.size[task]]
         return [(size, _legs(self._closures, route, size)) for size in sizes]
 
 
@@ -247,7 +247,7 @@ class Replanning:
         self.collectives = collectives
         self.closures = closures
         self._plans: dict[tuple[int, int], Plan] = {}
-        self._table = cache(lambda course: TemplateTable(course.template))
+        self._table = cache(lambda step: TemplateTable(step.template))
 
     def meet(self, call: tuple[int, int], template: int, node: int, who: Member) -> Event | None:
         """Have a rank arrive at call k of a group; the event succeeds when it is done. None: done as lowered.
@@ -255,7 +255,7 @@ class Replanning:
         All visits of one rank to one collective stand for the same.
         """
         position, visit, _ = who
-        planner, met = self.closures.anew, self.collectives.met
+        planner, met = self.closures.collectives, self.collectives.met
         if planner is None or not planner.is_collective(position, node):
             return None
         if call not in self._plans:
@@ -272,7 +272,7 @@ class Replanning:
             message = explain_disagreement(self.collectives.program, (*call, 0), (plan.template, template))
             raise TraceError(message)
         try:
-            chunks = planner.moves(position, node, plan.dead)
+            chunks = planner.steps_of(position, node, plan.dead)
         except FabricCutError as error:
             raise cut_at(error, self.env.now) from None
         visits = [visit]
@@ -281,23 +281,23 @@ class Replanning:
         return done
 
     def _take_part(
-        self, call: tuple[int, int], chunks: list[list[Move]], who: Member, visits: list[int]
+        self, call: tuple[int, int], chunks: list[list[RankStep]], who: Member, visits: list[int]
     ) -> Steps:
         """Go through the steps of all chunks side by side."""
         first = chunks[0][0]
-        yield from [self.env.process(self._chunk(call, moves, first, who)) for moves in chunks]
+        yield from [self.env.process(self._chunk(call, steps, first, who)) for steps in chunks]
         met = self.collectives.met
         for visit in visits[1:]:
             met[visit] = met[visits[0]]
 
-    def _chunk(self, call: tuple[int, int], moves: list[Move], first: Move, who: Member) -> Steps:
-        for move in moves:
-            instance = self._instance((*call, move.number), move, meets=move is first)
-            yield self.collectives.join(instance, move.member, who)
+    def _chunk(self, call: tuple[int, int], steps: list[RankStep], first: RankStep, who: Member) -> Steps:
+        for step in steps:
+            instance = self._instance((*call, step.number), step, meets=step is first)
+            yield self.collectives.join(instance, step.member, who)
 
-    def _instance(self, key: Key, move: Move, *, meets: bool) -> Instance:
+    def _instance(self, key: Key, step: RankStep, *, meets: bool) -> Instance:
         instances = self.collectives.instances
         if key not in instances:
-            instances[key] = PlannedInstance(key, move, self._table(move.course), self.closures)
+            instances[key] = PlannedInstance(key, step, self._table(step.step), self.closures)
             instances[key].meets = meets
         return instances[key]

@@ -28,6 +28,7 @@ from rapid_des.program.timetable import FOREVER, advance
 
 if TYPE_CHECKING:
     from rapid_des.engines.simpy.closing_links import Replanning
+    from rapid_des.program.faults.closures import Closures
 
 
 class RankTable:
@@ -59,10 +60,13 @@ class RankTable:
 class Simulation:
     """One run of a program; `run` plays it to the end or to a given time.
 
-    `trail` records every hop; `ties` counts how often a link chose by rank, which only folding asks.
+    `closures` are the links that close (R8). `trail` records every hop; `ties` counts how often a link chose
+    by rank, which only folding asks.
     """
 
-    def __init__(self, program: Program, *, trail: bool = False, ties: bool = False) -> None:
+    def __init__(
+        self, program: Program, *, closures: Closures | None = None, trail: bool = False, ties: bool = False
+    ) -> None:
         self.program = program
         self.env = Clock()
         self.offsets: list[int] = program.visits().tolist()
@@ -83,7 +87,7 @@ class Simulation:
         self.links.ties = self.ties = TieCounter() if ties else None
         fluid = FluidLinks(program, arbiters[Level.LINK], self.links) if program.fluid else None
         self.collectives = Collectives(program, self.links, fluid, self.met)
-        self.replanning = self._replanning()
+        self.replanning = self._replanning(closures)
         for position, table in enumerate(self.tables):
             for visit, need in enumerate(table.need):
                 if need == 0:
@@ -96,9 +100,8 @@ class Simulation:
             for table in self.tables
         ]
 
-    def _replanning(self) -> Replanning | None:
+    def _replanning(self, closures: Closures | None) -> Replanning | None:
         """Have links close if the program says so; who runs without faults does not even import that."""
-        closures = self.program.closures
         if closures is None:
             return None
         from rapid_des.engines.simpy.closing_links import ClosingLinks, Replanning
@@ -230,8 +233,10 @@ class Simulation:
         return self.collectives.meet((group, number, table.sub[visit]), template, member, who)
 
 
-def run(program: Program, *, trail: bool = False, ties: bool = False) -> Records:
+def run(
+    program: Program, *, closures: Closures | None = None, trail: bool = False, ties: bool = False
+) -> Records:
     """Play a program to its end; visits that never finish are left at NONE in the records."""
-    simulation = Simulation(program, trail=trail, ties=ties)
+    simulation = Simulation(program, closures=closures, trail=trail, ties=ties)
     simulation.run()
     return simulation.records()

@@ -1,4 +1,4 @@
-"""Rule R8: when links close, when that is noticed, and how what remains is planned anew."""
+"""Rule R8: when links close, when that is noticed, and on which routes what remains goes on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from operator import attrgetter
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.faults import Fault, hits, touches_links
 from rapid_des.network.faults.timing import active_intervals
-from rapid_des.program.faults.replanning import Anew
+from rapid_des.program.faults.replanning import CollectiveReplanner
 from rapid_des.program.services import hop_table
 from rapid_des.units import PS_PER_S, Duration
 
@@ -31,9 +32,9 @@ class Closure:
     start: int
     end: int | None
     noticed: int
-    """From then on new transfers avoid the link, and those that it stopped are planned anew."""
+    """From then on new transfers avoid the link, and those that it stopped get new routes."""
     together: bool
-    """Policy `replan`: what remains is planned as a whole, and collectives that begin later are planned anew;
+    """Policy `replan`: what remains is planned as a whole, and collectives that begin later are replanned;
     else each transfer is routed on its own."""
 
     def covers(self, moment: int) -> bool:
@@ -52,7 +53,7 @@ class Remaining:
 
 @dataclass(frozen=True, eq=False)
 class Closures:
-    """All closures of a run, and what planning anew needs."""
+    """All closures of a run, and what replanning needs."""
 
     closures: tuple[Closure, ...]
     """Ascending by (start, link)."""
@@ -63,24 +64,28 @@ class Closures:
     segment: int | None
     """What a link forwards at once: of a visit in service, whole ones count as served."""
     holds: bool
-    """Whether GPUs on the way hold whole messages (store_and_forward): what remains goes on from the last
-    one it reached. Else it is sent anew from its source, as packets in flight are dropped."""
-    anew: Anew | None
-    """Plans collectives anew; None if no closure asks for it."""
+    """Whether GPUs on the route hold whole messages (store_and_forward): what remains goes on from the last
+    one it reached. Else it is sent again from its source, as packets in flight are dropped."""
+    collectives: CollectiveReplanner | None
+    """Replans collectives; None if no closure asks for it."""
 
     def closed(self, link: int, moment: int) -> Closure | None:
         """Return the closure of a link at a time, the first noticed of several."""
-        found = [one for one in self._of.get(link, ()) if one.covers(moment)]
-        return min(found, key=lambda one: one.noticed) if found else None
+        covering = [closure for closure in self._of.get(link, ()) if closure.covers(moment)]
+        return min(covering, key=lambda closure: closure.noticed, default=None)
 
     def avoided(self, moment: int) -> frozenset[int]:
         """Return the closed links that are noticed."""
-        return frozenset(one.link for one in self.closures if one.covers(moment) and one.noticed <= moment)
+        return frozenset(closure.link for closure in self._noticed(moment))
 
     def planned_around(self, moment: int) -> frozenset[int] | None:
         """Return what a collective that begins now is planned around; None if nothing asks for that."""
-        noticed = [one for one in self.closures if one.covers(moment) and one.noticed <= moment]
-        return frozenset(one.link for one in noticed) if any(one.together for one in noticed) else None
+        noticed = self._noticed(moment)
+        asked = any(closure.together for closure in noticed)
+        return frozenset(closure.link for closure in noticed) if asked else None
+
+    def _noticed(self, moment: int) -> list[Closure]:
+        return [closure for closure in self.closures if closure.covers(moment) and closure.noticed <= moment]
 
     @property
     def _of(self) -> Mapping[int, list[Closure]]:
@@ -89,25 +94,25 @@ class Closures:
 
 @lru_cache(maxsize=8)
 def _by_link(closures: tuple[Closure, ...]) -> Mapping[int, list[Closure]]:
-    found: dict[int, list[Closure]] = {}
-    for one in closures:
-        found.setdefault(one.link, []).append(one)
-    return found
+    of_link: dict[int, list[Closure]] = {}
+    for closure in closures:
+        of_link.setdefault(closure.link, []).append(closure)
+    return of_link
 
 
 def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces: TraceSet) -> Closures | None:
     """Return the closures of timed faults that traffic shall leave, up to `horizon`; None for none.
 
-    `traces` are those of the program: they say what collectives that are planned anew have to do.
+    `traces` are those of the program: they say what collectives that are replanned have to do.
     """
-    found = [
+    closures = [
         Closure(link, start, end, start + (fault.detection or 0), fault.policy == "replan")
         for fault, hit in hits(machine.fabric, faults, machine.spec.gpus_per_node)
         if fault.timed and fault.policy != "wait" and touches_links(fault)
         for start, end in active_intervals(fault, horizon)
         for link in hit.links.tolist()
     ]
-    if not found:
+    if not closures:
         return None
     switching = machine.switching
     if switching.mode == "fluid":
@@ -122,13 +127,13 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
         return tuple(zip(*(column.tolist() for column in columns), strict=True))
 
     return Closures(
-        closures=tuple(sorted(found, key=lambda one: (one.start, one.link, one.noticed))),
+        closures=tuple(sorted(closures, key=attrgetter("start", "link", "noticed"))),
         fabric=machine.fabric,
         router_around=cache(machine.router_around),
         services=services,
         segment=switching.segment or (None if protocol is None else int(protocol.payload)),
         holds=switching.mode == "store_and_forward",
-        anew=Anew(traces, machine) if any(one.together for one in found) else None,
+        collectives=CollectiveReplanner(traces, machine) if any(one.together for one in closures) else None,
     )
 
 
@@ -137,31 +142,31 @@ def replan(
 ) -> list[tuple[int, ...]]:
     """Return the links that each of what remains takes on the surviving fabric; pure.
 
-    Each goes where the fault-aware router sends it; or `together`, in the order given, on the way that is
-    fastest if nothing moves but what was planned before it. `FabricCutError` if there is no way.
+    Each goes where the fault-aware router sends it; or `together`, in the order given, on the route that is
+    fastest if nothing moves but what was planned before it. `FabricCutError` if there is no route.
     """
     route = cache(closures.router_around(dead).route)
     if not together:
         return [route(one.source, one.destination) for one in remaining]
     load = [0] * len(closures.fabric)
-    ways = []
+    routes = []
     for one in remaining:
-        way = _fastest(closures.fabric, one, dead, load) or route(one.source, one.destination)
-        for link in way:
+        links = _fastest(closures.fabric, one, dead, load) or route(one.source, one.destination)
+        for link in links:
             load[link] += one.size
-        ways.append(way)
-    return ways
+        routes.append(links)
+    return routes
 
 
 def _fastest(fabric: Fabric, one: Remaining, dead: frozenset[int], load: Sequence[int]) -> tuple[int, ...]:
-    """Return the way of least total time over its links, each behind what is planned on it (Dijkstra)."""
+    """Return the route of least total time over its links, each behind what is planned on it (Dijkstra)."""
     starts, links = fabric.outgoing
     waiting: list[tuple[int, tuple[int, ...], int]] = [(0, (), one.source)]
     seen: set[int] = set()
     while waiting:
-        time, way, node = heapq.heappop(waiting)
+        time, route, node = heapq.heappop(waiting)
         if node == one.destination:
-            return way
+            return route
         if node in seen:
             continue
         seen.add(node)
@@ -169,7 +174,7 @@ def _fastest(fabric: Fabric, one: Remaining, dead: frozenset[int], load: Sequenc
             if link not in dead:
                 busy = (load[link] + one.size) * PS_PER_S // int(fabric.bandwidth[link])
                 after = time + busy + int(fabric.latency[link])
-                heapq.heappush(waiting, (after, (*way, link), int(fabric.destination[link])))
+                heapq.heappush(waiting, (after, (*route, link), int(fabric.destination[link])))
     return ()
 
 

@@ -1,4 +1,4 @@
-"""Collectives that begin while a closure is noticed, planned anew: each rank's moves, made when asked for."""
+"""Collectives that begin while a closure is noticed, replanned: each rank's steps, made when asked for."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from rapid_des.program.templates import template_of
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """The transfers of one step among its members: what each carries, and its way while nothing is closed."""
+class RoutedStep:
+    """The transfers of one step among its members: what each carries, and its route if nothing is closed."""
 
     template: Template
     parts: Sequence[Sequence[int]]
     """Bytes of each part of a message, by size row of the template."""
-    ways: Sequence[tuple[int, ...]]
+    routes: Sequence[tuple[int, ...]]
     """Links of each pair of the template."""
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class RankStep:
     """One rank's part in one step of a collective."""
 
     number: int
     """Tells the steps of a collective, and the lines that take one side by side, apart."""
     member: int
-    course: Course
+    step: RoutedStep
 
 
-class Anew:
+class CollectiveReplanner:
     """What the ranks of a trace do instead where links are closed."""
 
     def __init__(self, traces: TraceSet, machine: Machine) -> None:
         self._traces, self._machine = traces, machine
         stores = machine.switching.mode == "store_and_forward"
         self._segment = machine.switching.segment if stores else None
-        self._left = cache(self._without)
-        self._course = cache(self._made)
+        self._surviving = cache(self._without)
+        self._routed = cache(self._route)
 
     def is_collective(self, position: int, node: int) -> bool:
         """Tell whether a rank's node is a collective."""
         return bool(self._traces.ranks[position].nodes.kind[node] == NodeKind.COLLECTIVE)
 
-    def moves(self, position: int, node: int, dead: frozenset[int]) -> list[list[Move]]:
-        """Return a rank's moves in the collective of one of its nodes, step after step for each chunk.
+    def steps_of(self, position: int, node: int, dead: frozenset[int]) -> list[list[RankStep]]:
+        """Return a rank's steps in the collective of one of its nodes, one after the other for each chunk.
 
         It is planned for the fabric without `dead`; `FabricCutError` if that cuts the group apart.
         """
@@ -63,47 +63,47 @@ class Anew:
         nodes = trace.nodes
         ranks = self._traces.groups[trace.groups[nodes.group[node]]]
         extents, axes = geometry(self._machine.fabric, ranks)
-        left = self._left(dead)
-        trees = left.above.of(trace.groups[nodes.group[node]], ranks, extents, trace.rank)
+        surviving = self._surviving(dead)
+        trees = surviving.above.of(trace.groups[nodes.group[node]], ranks, extents, trace.rank)
         call = Call(CollectiveType(int(nodes.collective[node])), int(nodes.size[node]), extents, axes, trees)
-        plan = left.survivors.plan(call, ranks, trace.rank)
+        plan = surviving.survivors.plan(call, ranks, trace.rank)
         place, first, chunks = ranks.index(trace.rank), 0, []
         for chunk in plan:
             steps = range(first, first + len(chunk))
-            moves = [
-                self._move(one, step, call, (ranks, place), (dead, cut_in_chunks(plan)))
+            rank_steps = [
+                self._rank_step(one, step, call, (ranks, place), (dead, cut_in_chunks(plan)))
                 for one, step in zip(steps, chunk, strict=True)
             ]
-            chunks.append(moves)
+            chunks.append(rank_steps)
             first += len(chunk)
         return chunks
 
-    def _move(
+    def _rank_step(
         self, number: int, step: Step, call: Call, who: tuple[Ranks, int], how: tuple[frozenset[int], bool]
-    ) -> Move:
+    ) -> RankStep:
         ranks, place = who
         base, line, member = 0, ranks, place
         if step.axis is not None:
             base, members = line_of(ranks, call.extents, step.axis, place)
             line, member = tuple(members), members.index(ranks[place])
-        return Move(number * len(ranks) + base, member, self._course(step, line, *how))
+        return RankStep(number * len(ranks) + base, member, self._routed(step, line, *how))
 
-    def _made(self, step: Step, ranks: Ranks, dead: frozenset[int], whole: bool) -> Course:  # noqa: FBT001
+    def _route(self, step: Step, ranks: Ranks, dead: frozenset[int], whole: bool) -> RoutedStep:  # noqa: FBT001
         sizes, schedule = Sizes(), step.schedule(len(ranks))
         template = template_of(schedule, sizes, name="", segment=self._segment)
-        nodes = with_switches(self._left(dead).machine, ranks) if schedule.switches else ranks
+        nodes = with_switches(self._surviving(dead).machine, ranks) if schedule.switches else ranks
         ends = np.array(nodes)[np.stack((template.pair_source, template.pair_destination), 1)]
         routes = self._machine.router.routes(ends)
         parts = [[size] if whole else part_sizes(self._machine.switching, size) for size in sizes.all()]
-        return Course(template, parts, [routes.of(pair) for pair in range(len(routes))])
+        return RoutedStep(template, parts, [routes.of(pair) for pair in range(len(routes))])
 
-    def _without(self, dead: frozenset[int]) -> _Left:
+    def _without(self, dead: frozenset[int]) -> _Surviving:
         machine = self._machine.without(dead)
-        return _Left(machine, Survivors(machine), AboveGroups(machine))
+        return _Surviving(machine, Survivors(machine), AboveGroups(machine))
 
 
 @dataclass(frozen=True, eq=False)
-class _Left:
+class _Surviving:
     """What plans go by while some links are down."""
 
     machine: Machine

@@ -8,13 +8,12 @@ import numpy as np
 
 from rapid_des.machine import Machine
 from rapid_des.network.faults import Fault, gpu_timetables, link_timetables
-from rapid_des.program.faults.closures import closures_of
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Program, Timetable, VisitKind
 
 
 def with_timetables(lowered: Lowered, machine: Machine, faults: tuple[Fault, ...], horizon: int) -> Program:
-    """Return the program with the timetables and closures of its links, and of its ranks' compute streams.
+    """Return the program with the timetables of its links, and of its ranks' compute streams.
 
     A GPU under a timed fault computes at the smaller of its arithmetic's and its memory's rate: what bounds
     an operator is not known to a program.
@@ -36,5 +35,4 @@ def with_timetables(lowered: Lowered, machine: Machine, faults: tuple[Fault, ...
         computes = (own.kind == VisitKind.COMPUTE) & (own.server >= 0)
         for server in np.unique(own.server[computes]).tolist():
             streams[position, server] = rates
-    closures = closures_of(machine, faults, horizon, lowered.traces)
-    return replace(program, link_timetables=links, stream_timetables=streams, closures=closures)
+    return replace(program, link_timetables=links, stream_timetables=streams)
