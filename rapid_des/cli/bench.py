@@ -9,8 +9,15 @@ import click
 
 from rapid_des.cli.options import echo, json_option
 from rapid_des.report.study_text import SPEED_HEADER, growth_line, speed_line
-from rapid_des.studies.bench import Measurement, chosen_cases, growth, measure_apart, require_right, tree
-from rapid_des.studies.bench_cases import CASES
+from rapid_des.studies.bench import (
+    CASES,
+    Measurement,
+    chosen_cases,
+    growth,
+    measure_apart,
+    require_right,
+    tree,
+)
 
 
 @click.command()

@@ -24,8 +24,8 @@ from rapid_des.report.fabric_picture import draw
 from rapid_des.report.study_text import criticality_lines, scenario_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES
-from rapid_des.studies.faults import How, criticality, scenario
-from rapid_des.studies.parts import KINDS, PLURALS
+from rapid_des.studies.criticality import KINDS, PLURALS, criticality
+from rapid_des.studies.faults import How, scenario
 
 _study_options = together(
     job_options,

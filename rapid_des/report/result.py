@@ -14,7 +14,7 @@ from rapid_des.modes.flattened import Run
 from rapid_des.report.blocks import inside_times, with_inside
 from rapid_des.report.breakdown import breakdown, busiest, critical_position, finish_times, operator_times
 from rapid_des.report.fabric_picture import draw, picture
-from rapid_des.report.figures import JobFigures, job_figures, request_times, until_last_token
+from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times, until_last_token
 from rapid_des.report.links import LinkRow, link_rows, utilisation, write_links
 from rapid_des.report.rows import MessageRow, OperatorRow, message_rows, operator_rows
 from rapid_des.report.timeline import write_timeline
@@ -53,6 +53,8 @@ class Result:
     run: Run | None = field(default=None, repr=False, compare=False)
     stream_kinds: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
     """Of a job: which parallelism pays for what runs on a stream."""
+    blocks: BlockRun | None = field(default=None, repr=False, compare=False)
+    """What stands behind a result in blocks."""
 
     def __hash__(self) -> int:
         return hash((self.step_time, self.mode, self.switching, *self.breakdown.items()))
@@ -61,6 +63,16 @@ class Result:
     def bound(self) -> str:
         """The largest part of the breakdown."""
         return max(self.breakdown, key=lambda part: self.breakdown[part])
+
+    def rank_breakdown(self, rank: int) -> dict[str, Duration]:
+        """Return where a rank's time goes until it ends, as `breakdown` says of the critical rank."""
+        if rank == self.critical_rank:
+            return dict(self.breakdown)
+        run = self._run("breakdown of ranks") if self.blocks is None else self.blocks.run
+        requests = self.figures.requests if self.figures else None
+        position = self._position(run, rank)
+        _, spent = _time_and_parts(run, position, self.stream_kinds, requests, self.blocks)
+        return {part: Duration(time) for part, time in spent.items()}
 
     def write_timeline(self, path: str | Path) -> None:
         """Write a timeline for ui.perfetto.dev; links and messages are on it if run with `trail=True`."""
@@ -142,12 +154,7 @@ def result_of(
     serves = trace is not None and trace.job.spec.phase == "inference"
     requests = request_times(trace, lowered, records) if trace is not None and serves else None
     kinds = None if trace is None else trace.stream_kinds
-
-    def parts(end: int | None) -> dict[str, int]:
-        outside = breakdown(lowered, records, position, kinds=kinds, end=end)
-        return outside if blocks is None else with_inside(blocks, position, outside, end=end)
-
-    step_time, spent = until_last_token(parts, requests, records.makespan)
+    step_time, spent = _time_and_parts(run, position, kinds, requests, blocks)
     times = operator_times(lowered, records, position) if blocks is None else inside_times(blocks, position)
     finish = lowered.of_every_rank(finish_times(lowered, records).tolist())
     notes = lowered.traces.notes if trace is None else trace.notes
@@ -170,4 +177,22 @@ def result_of(
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         run=run if blocks is None else None,
         stream_kinds=kinds,
+        blocks=blocks,
     )
+
+
+def _time_and_parts(
+    run: Run,
+    position: int,
+    kinds: Mapping[str, str] | None,
+    requests: RequestTimes | None,
+    blocks: BlockRun | None,
+) -> tuple[int, dict[str, int]]:
+    """Return the step time and where the time of the rank at a position goes."""
+    lowered, records = run.lowered, run.execution.records
+
+    def parts(end: int | None) -> dict[str, int]:
+        outside = breakdown(lowered, records, position, kinds=kinds, end=end)
+        return outside if blocks is None else with_inside(blocks, position, outside, end=end)
+
+    return until_last_token(parts, requests, records.makespan)

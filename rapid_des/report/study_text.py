@@ -23,7 +23,7 @@ def scenario_lines(scenario: Plain) -> Iterator[str]:
     yield f"with faults  {time_text(faulty['step_time_ps'])}  ({scenario['slowdown'] - 1:+.2%})"
     yield f"critical rank {healthy['critical_rank']} without, {faulty['critical_rank']} with the faults"
     titles = {
-        "kinds": "where the critical rank's time goes",
+        "kinds": f"where the time of rank {scenario['rank']} goes, critical with the faults",
         "collectives": "collectives, summed over their members",
         "busy": "links: time that they serve",
         "links": "links: time that transfers wait for them",

@@ -1,1 +1,1 @@
-"""Many simulations: fault studies."""
+"""Many simulations: faults, how critical each part is, collectives over their sizes, and our own speed."""

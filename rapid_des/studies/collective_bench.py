@@ -8,9 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
@@ -25,7 +23,7 @@ from rapid_des.program.fault_planner import Planner
 from rapid_des.program.plans import Call, geometry
 from rapid_des.program.switch_trees import AboveGroups
 from rapid_des.simulation import replay
-from rapid_des.studies.scheduled_messages import messages
+from rapid_des.studies.traffic import messages, one_collective
 from rapid_des.units import PS_PER_S, PS_PER_US, Size
 
 C = CollectiveType
@@ -155,7 +153,10 @@ def answer(machine: Machine, question: Question, *, engine: str | EngineChoice =
     rows = []
     for size in question.sizes:
         share = size // members if kind in _TOTALS else size
-        traces = _traces(kind, group, share) if schedule is None else messages(schedule(share), group)
+        if schedule is None:
+            traces = one_collective(group, kind, share, stream="dp")
+        else:
+            traces = messages(schedule(share), group)
         result = replay(traces, machine, engine=engine)
         names = _algorithms(kind, group, share, machine) if own is None else (own.name,)
         inside = not IN_SWITCH.keys().isdisjoint(names)
@@ -228,29 +229,3 @@ def _factor(kind: CollectiveType, members: int) -> float:
     if kind in (C.BROADCAST, C.REDUCE, C.BARRIER):
         return 1.0
     return (members - 1) / members
-
-
-def _traces(kind: CollectiveType, group: tuple[int, ...], size: int) -> TraceSet:
-    """Return a trace in which every rank does one collective and nothing else."""
-    nodes = NodeTable(
-        ids=np.array([1], dtype=np.uint64),
-        kind=np.array([NodeKind.COLLECTIVE], dtype=np.int8),
-        name=np.zeros(1, dtype=np.int32),
-        stream=np.zeros(1, dtype=np.int32),
-        duration=np.array([UNSTATED], dtype=np.int64),
-        size=np.array([size], dtype=np.int64),
-        collective=np.array([kind], dtype=np.int8),
-        group=np.zeros(1, dtype=np.int32),
-        peer=np.array([UNSTATED], dtype=np.int32),
-        tag=np.zeros(1, dtype=np.int64),
-        priority=np.zeros(1, dtype=np.int64),
-        flops=np.zeros(1, dtype=np.int64),
-        tensor_bytes=np.zeros(1, dtype=np.int64),
-        on_cpu=np.zeros(1, dtype=np.bool_),
-        dependency_starts=np.zeros(2, dtype=np.int64),
-        dependencies=np.zeros(0, dtype=np.int32),
-        names=(kind.name.lower(),),
-        streams=("dp",),
-    )
-    ranks = tuple(RankTrace(rank, nodes, groups=("world",)) for rank in group)
-    return TraceSet(ranks, {"world": group})

@@ -32,6 +32,24 @@ def test_faults_run_compares_with_the_healthy_step():
     assert "with faults" in text and "waiting for peers" in text
 
 
+def test_a_slow_link_changes_no_rank_s_compute():
+    subject = ["llama2_7b_train", "--on", "torus_2d_a100"]
+    found = printed("faults", "run", *subject, "--fault", "link=0-1 bandwidth=0.25")
+    # rank 4 is critical without the fault, rank 0 with it, and they compute for different times: rank 0 is
+    # compared with itself
+    assert (found["healthy"]["critical_rank"], found["faulty"]["critical_rank"], found["rank"]) == (4, 0, 0)
+    assert {row["name"] for row in found["kinds"]} == {"tp", "dp", "pp", "bubble"}
+
+
+def test_in_blocks_too_a_rank_is_compared_with_itself():
+    subject = ["llama3_1_70b_train_64", "--on", "torus2d_ring_a100_64", "--mode", "hierarchical"]
+    found = printed("faults", "run", *subject, "--fault", "gpu=63 compute=0.5")
+    critical = found["faulty"]["critical_rank"]
+    assert found["rank"] == critical != found["healthy"]["critical_rank"]
+    ends = {row["name"]: row["faulty_s"] for row in found["kinds"]}
+    assert {name: found["faulty"]["breakdown_s"][name] for name in ends} == ends
+
+
 def test_faults_run_without_a_fault_is_an_error():
     with pytest.raises(InputError, match="at least one --fault"):
         invoke("faults", "run", *JOB)

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from rapid_des.cli.main import cli
 from rapid_des.errors import InputError, RapidDesError
-from rapid_des.studies.bench import Measurement, chosen_cases, growth, measure, require_right
-from rapid_des.studies.bench_cases import CASES
+from rapid_des.studies.bench import CASES, Measurement, chosen_cases, growth, measure, require_right
 
 
 def measured(case, hops, wall_s):

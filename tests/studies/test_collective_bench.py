@@ -14,7 +14,7 @@ from rapid_des.network.collectives import algorithm, algorithms_for
 from rapid_des.network.collectives.schedule import CollectiveType
 from rapid_des.simulation import replay
 from rapid_des.studies.collective_bench import OPERATIONS, Own, Question, answer, chosen, sizes_between
-from rapid_des.studies.scheduled_messages import messages
+from rapid_des.studies.traffic import messages
 
 
 def test_sizes_go_by_the_factor_and_end_within():

@@ -1,0 +1,346 @@
+"""How critical each part of a machine is: what it costs the step if that part alone is slower.
+
+Three facts
+of the healthy run spare simulations without changing the answer: a part that carries nothing costs nothing;
+parts of the same busy links, and those that a proven rotation of the program maps onto each other, cost the
+same, up to the order in which a link serves transfers that become ready at one instant (tens of
+picoseconds); and traces that a fault does not reprice are lowered again, not built again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from rapid_des.arrays import Int64s
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.trace import TraceSet
+from rapid_des.errors import InputError
+from rapid_des.frontend import Job
+from rapid_des.machine import Machine
+from rapid_des.modes.pricing import price
+from rapid_des.modes.symmetry import rotations
+from rapid_des.network.faults import Fault, hits
+from rapid_des.network.nodes import find_node, node_range
+from rapid_des.report.fabric_picture import Picture, picture
+from rapid_des.report.result import Result
+from rapid_des.simulation import replay
+from rapid_des.studies.faults import How, measured
+from rapid_des.units import Duration, seconds
+
+Kind = Literal["link", "gpu", "nic", "switch", "endpoint", "node"]
+KINDS: tuple[Kind, ...] = ("link", "gpu", "nic", "switch", "endpoint", "node")
+PLURALS: dict[str, Kind] = {
+    "links": "link",
+    "gpus": "gpu",
+    "nics": "nic",
+    "switches": "switch",
+    "endpoints": "endpoint",
+    "nodes": "node",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of the machine and what belongs to it.
+
+    link: a cable, or a link without one back. gpu: a GPU's own speed. nic, switch, endpoint: all links of
+    a NIC, of a switch, of a GPU as a node of the fabric. node: a server with its GPUs, NICs and links.
+    """
+
+    kind: Kind
+    name: str
+    links: frozenset[int]
+    gpus: frozenset[int]
+    """Those whose own speed goes down with it."""
+
+    def fault(self, derate: float) -> Fault:
+        """Return the fault that leaves a share `derate` of the part's speed."""
+        if self.kind == "link":
+            return Fault(link=self.name, bandwidth=derate)
+        if self.kind == "gpu":
+            return Fault(gpu=self.name, compute=derate, hbm=derate)
+        if self.kind == "node":
+            number = int(self.name.removeprefix("node"))
+            return Fault(node=number, bandwidth=derate, compute=derate, hbm=derate)
+        return _at_links(self.kind, self.name, derate)
+
+
+_Mark = tuple[str, frozenset[int], frozenset[int]]
+"""What of its speed a part loses, its links that carry something, and the positions of its ranks."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What a part's degradation costs."""
+
+    part: Part
+    step_time: Duration
+    cost: int
+    """Picoseconds over the healthy step."""
+    source: str
+    """simulated; carries nothing; or the part that it is a mirror image of, or has all busy links of."""
+
+
+@dataclass(frozen=True)
+class Criticality:
+    """Every part by what it costs, the costliest first, equals in the order of KINDS and ids."""
+
+    healthy: Duration
+    """The step without a slower part."""
+    derate: float
+    rows: tuple[Ranked, ...]
+    simulations: int
+    left: int = 0
+    """Parts that were not reached before the study was interrupted."""
+
+    def as_json(self, top: int | None = None) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        return {
+            "healthy_s": seconds(self.healthy),
+            "derate": self.derate,
+            "simulations": self.simulations,
+            "left": self.left,
+            "rows": [
+                {
+                    "kind": row.part.kind,
+                    "name": row.part.name,
+                    "step_time_s": seconds(row.step_time),
+                    "cost_s": seconds(row.cost),
+                    "slowdown": row.step_time / max(self.healthy, 1),
+                    "source": row.source,
+                }
+                for row in self.rows[:top]
+            ],
+        }
+
+    def heat_map(self, machine: Machine) -> Picture:
+        """Return a drawing whose links and nodes have their cost as colour, 1 the costliest of its kind.
+
+        A GPU is filled by the cost of its own speed and outlined by that of its links.
+        """
+        links = {link: share for part, share in self._shares("link") for link in part.links}
+        gpus = {gpu: share for part, share in self._shares("gpu") for gpu in part.gpus}
+        nodes = {
+            find_node(machine.fabric, part.name): share
+            for kind in ("nic", "switch", "endpoint")
+            for part, share in self._shares(kind)
+        }
+        return replace(
+            picture(machine, links),
+            title=f"{machine.name}: what each part costs at {self.derate:g} of its speed",
+            load_label="cost, as a share of the costliest of its kind",
+            gpu_load=gpus or None,
+            node_load=nodes or None,
+        )
+
+    def _shares(self, kind: str) -> Iterator[tuple[Part, float]]:
+        rows = [row for row in self.rows if row.part.kind == kind]
+        most = max((row.cost for row in rows), default=0)
+        for row in rows:
+            yield row.part, max(row.cost, 0) / max(most, 1)
+
+
+def criticality(
+    subject: Job | TraceSet,
+    machine: Machine,
+    *,
+    derate: float,
+    kinds: Sequence[Kind] = KINDS,
+    how: How = How(),  # noqa: B008 - frozen
+) -> Criticality:
+    """Rank parts of a machine by what it costs the step if one alone is at a share `derate` of its speed.
+
+    A link loses bandwidth in both directions, a GPU arithmetic and memory bandwidth; a NIC, a switch and a
+    GPU as an endpoint of the fabric the bandwidth of all their links; a server both of its GPUs and links.
+    A keyboard interrupt ends the study with what is finished.
+    """
+    if not 0 < derate < 1:
+        raise InputError(f"derate {derate}: allowed: above 0 and below 1")
+    study = _Study(subject, machine, derate, how)
+    return study.ranked(parts_of(machine, kinds, gpus=study.gpus))
+
+
+class _Study:
+    """The healthy run, and what is already known from the runs so far."""
+
+    def __init__(self, subject: Job | TraceSet, machine: Machine, derate: float, how: How) -> None:
+        self.subject, self.machine, self.derate, self.how = subject, machine, derate, how
+        self.cache = BoundedCache()
+        how.report("healthy run")
+        flat = replace(how, mode="flattened")
+        self.flat = measured(subject, machine, flat, self.cache)
+        step = self.flat if how.mode == "flattened" else measured(subject, machine, how, self.cache)
+        self.healthy = step.step_time
+        assert self.flat.run is not None
+        self.run = self.flat.run
+        ranks = [binding.rank for binding in self.run.lowered.program.bindings]
+        self.gpus = frozenset(ranks)
+        self.position = {rank: position for position, rank in enumerate(ranks)}
+        self.used = frozenset(np.unique(self.run.lowered.program.route_links).tolist())
+        self.load = self.run.execution.records.link_busy.sum(axis=1)
+        self.priced = self._priced()
+        self.simulations = 0
+
+    def _priced(self) -> TraceSet | None:
+        """Return the traces that link faults do not reprice, where a replay of them is the whole answer."""
+        if self.how.mode != "flattened" or not isinstance(self.subject, Job):
+            return None
+        trained = self.subject.spec.phase == "training"
+        if not trained or self.machine.faults:
+            return None
+        return price(self.subject, self.machine, cache=self.cache).traces
+
+    def ranked(self, parts: Sequence[Part]) -> Criticality:
+        rows: dict[Part, Ranked] = {}
+        classes = self._classes(parts) if self.how.symmetry else [[part] for part in parts]
+        try:
+            for number, alike in enumerate(classes, start=1):
+                self.how.report(
+                    f"{number}/{len(classes)}: {alike[0].kind} {alike[0].name}, {len(alike)} alike"
+                )
+                rows |= {row.part: row for row in self._class(alike)}
+        except KeyboardInterrupt:
+            self.how.report("interrupted: what is finished follows")
+        order = {part: number for number, part in enumerate(parts)}
+        ranked = sorted(rows.values(), key=lambda row: (-row.cost, order[row.part]))
+        return Criticality(
+            self.healthy, self.derate, tuple(ranked), self.simulations, left=len(parts) - len(rows)
+        )
+
+    def _classes(self, parts: Sequence[Part]) -> list[list[Part]]:
+        """Return parts that cost the same, the most loaded class first."""
+        idle = [part for part in parts if not any(self._mark(part)[1:])]
+        by_mark: dict[_Mark, Part] = {}
+        alike = {part: by_mark.setdefault(self._mark(part), part) for part in parts}
+        alike |= {part: idle[0] for part in idle}
+
+        def head(part: Part) -> Part:
+            while alike[part] is not part:
+                part = alike[part]
+            return part
+
+        order = {part: number for number, part in enumerate(parts)}
+        for rotation in rotations(self.run.lowered.program):
+            for part in parts:
+                loss, links, positions = self._mark(part)
+                other = by_mark.get(
+                    (loss, _moved(rotation.link, links), _moved(rotation.position, positions))
+                )
+                if other is not None and (links or positions):
+                    low, high = sorted((head(part), head(other)), key=order.__getitem__)
+                    alike[high] = low
+        classes: dict[Part, list[Part]] = {}
+        for part in parts:
+            classes.setdefault(head(part), []).append(part)
+        return sorted(classes.values(), key=lambda mine: -int(self.load[sorted(mine[0].links)].sum()))
+
+    def _mark(self, part: Part) -> _Mark:
+        """Return what of a part the program notices: parts of equal marks cost the same."""
+        positions = frozenset(self.position[gpu] for gpu in part.gpus if gpu in self.position)
+        loss = part.kind if part.gpus else "bandwidth"
+        return loss, part.links & self.used, positions
+
+    def _class(self, alike: Sequence[Part]) -> Iterator[Ranked]:
+        first = alike[0]
+        if self.how.symmetry and not any(self._mark(first)[1:]):
+            for part in alike:
+                yield Ranked(part, self.healthy, 0, "carries nothing")
+            return
+        result = self._degraded(first)
+        yield self._row(first, result, "simulated")
+        for part in alike[1:]:
+            same = self._mark(part) == self._mark(first)
+            yield self._row(part, result, f"{'the links of' if same else 'mirrors'} {first.name}")
+
+    def _row(self, part: Part, result: Result, source: str) -> Ranked:
+        return Ranked(part, result.step_time, result.step_time - self.healthy, source)
+
+    def _degraded(self, part: Part) -> Result:
+        self.simulations += 1
+        machine = self.machine.with_faults([part.fault(self.derate)])
+        if self.priced is not None and not part.gpus:
+            return replay(self.priced, machine, engine=self.how.engine)
+        return measured(self.subject, machine, self.how, self.cache)
+
+
+def _moved(permutation: Int64s, ids: frozenset[int]) -> frozenset[int]:
+    return frozenset(permutation[sorted(ids)].tolist())
+
+
+def parts_of(machine: Machine, kinds: Sequence[Kind], *, gpus: Collection[int]) -> tuple[Part, ...]:
+    """Return the living parts of some kinds, in the order of KINDS, each by ascending id.
+
+    `gpus` are those that run something: of the other GPUs only their links are parts, and servers without
+    any are left out. That a machine has nothing of a kind (servers need its `gpus_per_node`) is an
+    `InputError` only if nothing else was asked for.
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise InputError(f"kind {unknown[0]!r} is not one of {', '.join(KINDS)}")
+    makers = {
+        "link": _links(machine),
+        "gpu": _gpus(gpus),
+        "nic": _of_fabric(machine, "nic"),
+        "switch": _of_fabric(machine, "switch"),
+        "endpoint": _of_fabric(machine, "endpoint"),
+        "node": _servers(machine, gpus),
+    }
+    found = tuple(part for kind in KINDS if kind in kinds for part in makers[kind])
+    if not found:
+        why = ", as it states no gpus_per_node" if "node" in kinds and not machine.spec.gpus_per_node else ""
+        wanted = " or ".join(plural for plural, kind in PLURALS.items() if kind in kinds)
+        raise InputError(f"{machine.path}: the machine has no {wanted}{why}")
+    return found
+
+
+def _links(machine: Machine) -> Iterator[Part]:
+    fabric = machine.fabric
+    ends = dict[tuple[int, int], int]()
+    for link, pair in enumerate(zip(fabric.source.tolist(), fabric.destination.tolist(), strict=True)):
+        if link not in machine.dead:
+            ends[pair] = link
+    for (source, destination), link in ends.items():
+        back = ends.get((destination, source))
+        if back is None:
+            yield Part("link", fabric.link_name(link), frozenset({link}), frozenset())
+        elif source < destination:
+            name = f"{fabric.node_name(source)}-{fabric.node_name(destination)}"
+            yield Part("link", name, frozenset({link, back}), frozenset())
+
+
+def _gpus(gpus: Collection[int]) -> Iterator[Part]:
+    for gpu in sorted(gpus):
+        yield Part("gpu", f"gpu{gpu}", frozenset(), frozenset({gpu}))
+
+
+def _of_fabric(machine: Machine, kind: Literal["nic", "switch", "endpoint"]) -> Iterator[Part]:
+    """Yield those of a kind of the fabric's nodes that have a living link."""
+    first, count = node_range(machine.fabric, "gpu" if kind == "endpoint" else kind)
+    names = [machine.fabric.node_name(node) for node in range(first, first + count)]
+    faults = [_at_links(kind, name, 0.5) for name in names]
+    for name, (_, hit) in zip(names, hits(machine.healthy, faults), strict=True):
+        links = frozenset(hit.links.tolist()) - machine.dead
+        if links:
+            yield Part(kind, name, links, frozenset())
+
+
+def _at_links(kind: Kind, name: str, derate: float) -> Fault:
+    """Return the fault that leaves a share of the rate of all links of a fabric's node."""
+    if kind == "nic":
+        return Fault(nic=name, bandwidth=derate)
+    return Fault(switch=name, bandwidth=derate) if kind == "switch" else Fault(gpu=name, bandwidth=derate)
+
+
+def _servers(machine: Machine, gpus: Collection[int]) -> Iterator[Part]:
+    size = machine.spec.gpus_per_node
+    for node in range(machine.fabric.gpus // size if size else 0):
+        fault = Fault(node=node, bandwidth=0.5)
+        ((_, hit),) = hits(machine.healthy, [fault], size)
+        members = frozenset(hit.gpus.tolist())
+        if not members.isdisjoint(gpus):
+            links = frozenset(np.setdiff1d(hit.links, sorted(machine.dead)).tolist())
+            yield Part("node", f"node{node}", links, members)

@@ -1,0 +1,152 @@
+"""Traces made in code: one collective, irregular messages, and any schedule of transfers as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.arrays import starts_of
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.network.collectives import Schedule
+
+_MESSAGE_SIZES = (64 * 1024, 1024 * 1024)
+"""Irregular messages have sizes between these, in bytes."""
+
+
+def one_collective(
+    ranks: Sequence[int], collective: CollectiveType, size: int, *, stream: str, unordered: bool = False
+) -> TraceSet:
+    """Return the trace in which every rank calls the same collective once and does nothing else."""
+    nodes = _table(
+        [NodeKind.COLLECTIVE],
+        [size],
+        collective=[collective],
+        group=[0],
+        names=(collective.name.lower(),),
+        streams=(stream,),
+    )
+    traces = tuple(RankTrace(rank, nodes, groups=("world",)) for rank in ranks)
+    return TraceSet(traces, {"world": tuple(ranks)}, frozenset({stream} if unordered else ()))
+
+
+def irregular(ranks: int, messages: int, *, stream: str, seed: int = 1) -> TraceSet:
+    """Return every rank sending `messages` messages at once, of random sizes, to random others."""
+    random = np.random.default_rng(seed)
+    source = np.repeat(np.arange(ranks), messages)
+    destination = (source + random.integers(1, ranks, len(source))) % ranks
+    size = random.integers(*_MESSAGE_SIZES, len(source))
+    traces = []
+    for rank in range(ranks):
+        sent, received = np.flatnonzero(source == rank), np.flatnonzero(destination == rank)
+        others = np.concatenate((destination[sent], source[received]))
+        peers, slot = np.unique(others, return_inverse=True)
+        message = np.concatenate((sent, received))
+        kinds = np.repeat([NodeKind.SEND, NodeKind.RECV], [len(sent), len(received)])
+        nodes = _table(kinds, size[message], peer=slot.reshape(-1), tag=message, streams=(stream,))
+        traces.append(RankTrace(rank, nodes, peers=tuple(peers.tolist())))
+    return TraceSet(tuple(traces), {"world": tuple(range(ranks))}, frozenset({stream}))
+
+
+@dataclass
+class _Rank:
+    """One rank's nodes in the making; positions stand in the order of the schedule."""
+
+    kind: list[NodeKind] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+    peer: list[int] = field(default_factory=list)
+    tag: list[int] = field(default_factory=list)
+    waits: list[list[int]] = field(default_factory=list)
+
+    def add(self, kind: NodeKind, size: int, peer: int, tag: int, waits: list[int]) -> int:
+        """Append a node; return its position."""
+        self.kind.append(kind)
+        self.size.append(size)
+        self.peer.append(peer)
+        self.tag.append(tag)
+        self.waits.append(waits)
+        return len(self.kind) - 1
+
+    def table(self) -> NodeTable:
+        """Return the nodes, each on a stream of its own."""
+        return _table(
+            self.kind,
+            self.size,
+            peer=self.peer,
+            tag=self.tag,
+            stream=range(len(self.kind)),
+            duration=[0 if kind == NodeKind.COMPUTE else UNSTATED for kind in self.kind],
+            waits=self.waits,
+            streams=tuple(f"transfer-{index}" for index in range(len(self.kind))),
+        )
+
+
+def messages(schedule: Schedule, group: Sequence[int]) -> TraceSet:
+    """Return the trace in which the ranks `group` play `schedule`, member i being group[i].
+
+    So any algorithm runs on any machine, also one that no trace can ask for by name: that of a file, or one
+    that knows the fabric. Every transfer is a send and a receive with streams of their own; it waits for the
+    receives that the schedule names.
+    `UnsupportedByEngine` if switches take part: they can not send by themselves in a replay of messages.
+    """
+    if schedule.switches:
+        raise UnsupportedByEngine("switches that reduce or multiply data can not be replayed as messages")
+    ranks = [_Rank() for _ in range(schedule.members)]
+    arrival = np.full(len(schedule), UNSTATED, dtype=np.int64)
+    """Where each transfer (or join) stands in its destination's list."""
+    ends = zip(schedule.source.tolist(), schedule.destination.tolist(), schedule.size.tolist(), strict=True)
+    for number, (source, destination, size) in enumerate(ends):
+        start, stop = schedule.dependency_starts[number : number + 2]
+        awaited = schedule.dependencies[start:stop]
+        here = schedule.destination[awaited] == source
+        waits = arrival[awaited[here]].tolist()
+        if source == destination:
+            arrival[number] = ranks[source].add(NodeKind.COMPUTE, 0, UNSTATED, 0, waits)
+            continue
+        ranks[source].add(NodeKind.SEND, size, destination, number, waits)
+        arrival[number] = ranks[destination].add(NodeKind.RECV, size, source, number, [])
+    peers = tuple(group)
+    traces = [RankTrace(rank, nodes.table(), peers=peers) for rank, nodes in zip(group, ranks, strict=True)]
+    return TraceSet(tuple(sorted(traces, key=lambda trace: trace.rank)), {"world": tuple(group)})
+
+
+def _table(
+    kind: Sequence[int] | NDArray[Any],
+    size: Sequence[int] | NDArray[Any],
+    *,
+    streams: tuple[str, ...],
+    names: tuple[str, ...] = ("transfer",),
+    waits: Sequence[Sequence[int]] | None = None,
+    **stated: Sequence[int] | NDArray[Any],
+) -> NodeTable:
+    """Return a table of nodes; columns that are not stated hold what stands for nothing."""
+    count = len(kind)
+
+    def column(name: str, dtype: type[np.generic], default: int = 0) -> NDArray[Any]:
+        return np.array(stated[name], dtype) if name in stated else np.full(count, default, dtype)
+
+    waits = waits or [()] * count
+    return NodeTable(
+        ids=np.arange(count, dtype=np.uint64),
+        kind=np.array(kind, np.int8),
+        name=column("name", np.int32),
+        stream=column("stream", np.int32),
+        duration=column("duration", np.int64, UNSTATED),
+        size=np.array(size, np.int64),
+        collective=column("collective", np.int8, UNSTATED),
+        group=column("group", np.int32, UNSTATED),
+        peer=column("peer", np.int32, UNSTATED),
+        tag=column("tag", np.int64),
+        priority=column("priority", np.int64),
+        flops=column("flops", np.int64),
+        tensor_bytes=column("tensor_bytes", np.int64),
+        on_cpu=column("on_cpu", np.bool_),
+        dependency_starts=starts_of([len(row) for row in waits]),
+        dependencies=np.array([other for row in waits for other in row], np.int32),
+        names=names,
+        streams=streams,
+    )
