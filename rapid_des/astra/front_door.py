@@ -8,7 +8,7 @@ from pathlib import Path
 from rapid_des.astra.files import Files, Setup, read_setup
 from rapid_des.astra.lower import lower
 from rapid_des.astra.result import AstraResult, AstraRun, result_of
-from rapid_des.chakra.options import ReadOptions
+from rapid_des.chakra.dialects import ReadOptions
 from rapid_des.chakra.reader import read_set
 from rapid_des.chakra.trace import TraceSet
 from rapid_des.modes.execution import EngineChoice, execute

@@ -11,57 +11,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rapid_des.chakra.checking import check, check_report, check_set, repair_lines, require_sound
     from rapid_des.chakra.convert import NodeFile, convert_set, read_nodes, write_nodes
-    from rapid_des.chakra.drawing import draw
-    from rapid_des.chakra.findings import Finding
-    from rapid_des.chakra.listing import NodeRow, node_rows, rank_of, table_lines
-    from rapid_des.chakra.options import ReadOptions
+    from rapid_des.chakra.dialects import ReadOptions
     from rapid_des.chakra.reader import ReadReport, read_report, read_set
     from rapid_des.chakra.statistics import RankStatistics, rank_statistics, statistics_json
-    from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+    from rapid_des.chakra.trace import (
+        UNSTATED,
+        CollectiveType,
+        Finding,
+        NodeKind,
+        NodeTable,
+        RankTrace,
+        TraceSet,
+    )
     from rapid_des.chakra.writer import write_set
 
 _HOMES = {
-    "checking": (
-        "check",
-        "check_report",
-        "check_set",
-        "repair_lines",
-        "require_sound",
-    ),
-    "convert": (
-        "NodeFile",
-        "convert_set",
-        "read_nodes",
-        "write_nodes",
-    ),
-    "drawing": ("draw",),
-    "findings": ("Finding",),
-    "listing": (
-        "NodeRow",
-        "node_rows",
-        "rank_of",
-        "table_lines",
-    ),
-    "options": ("ReadOptions",),
-    "reader": (
-        "ReadReport",
-        "read_report",
-        "read_set",
-    ),
-    "statistics": (
-        "RankStatistics",
-        "rank_statistics",
-        "statistics_json",
-    ),
-    "trace": (
-        "UNSTATED",
-        "CollectiveType",
-        "NodeKind",
-        "NodeTable",
-        "RankTrace",
-        "TraceSet",
-    ),
-    "writer": ("write_set",),
+    "checking": "check check_report check_set repair_lines require_sound",
+    "convert": "NodeFile convert_set read_nodes write_nodes",
+    "dialects": "ReadOptions",
+    "reader": "ReadReport read_report read_set",
+    "statistics": "RankStatistics rank_statistics statistics_json",
+    "trace": "UNSTATED CollectiveType Finding NodeKind NodeTable RankTrace TraceSet",
+    "writer": "write_set",
 }
 
 __all__ = [
@@ -70,7 +41,6 @@ __all__ = [
     "Finding",
     "NodeFile",
     "NodeKind",
-    "NodeRow",
     "NodeTable",
     "RankStatistics",
     "RankTrace",
@@ -81,9 +51,6 @@ __all__ = [
     "check_report",
     "check_set",
     "convert_set",
-    "draw",
-    "node_rows",
-    "rank_of",
     "rank_statistics",
     "read_nodes",
     "read_report",
@@ -91,7 +58,6 @@ __all__ = [
     "repair_lines",
     "require_sound",
     "statistics_json",
-    "table_lines",
     "write_nodes",
     "write_set",
 ]
@@ -100,6 +66,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return a public name from its module."""
     for module, names in _HOMES.items():
-        if name in names:
+        if name in names.split():
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

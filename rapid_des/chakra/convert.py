@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rapid_des.chakra.discovery import discover
+from rapid_des.chakra.dialects import ReadOptions
 from rapid_des.chakra.files import write_frames, write_parts
 from rapid_des.chakra.generations import Generation
 from rapid_des.chakra.json_forms import node_json
-from rapid_des.chakra.messages import UNREADABLE, message_class
-from rapid_des.chakra.options import ReadOptions
-from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, likely_generation, malformed, open_trace
+from rapid_des.chakra.source import (
+    CONVERTED_FROM,
+    TraceFile,
+    discover,
+    likely_generation,
+    malformed,
+    open_trace,
+)
+from rapid_des.chakra.wire import UNREADABLE, message_class
 from rapid_des.errors import TraceError
 
 Form = Literal["et", "json"]

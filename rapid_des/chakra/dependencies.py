@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.chakra.columns import RawTable
-from rapid_des.chakra.kernels import ready_order
-from rapid_des.chakra.running import on_arrays
+from rapid_des.chakra.kernels import on_arrays, ready_order
 
 Integers = NDArray[np.int64]
 REPAIRS = ("dangling", "self", "duplicate")

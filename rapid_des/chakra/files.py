@@ -12,10 +12,8 @@ from typing import IO, cast
 
 import numpy as np
 
-from rapid_des.chakra.kernels import TOO_LONG, scan_frames
-from rapid_des.chakra.messages import UNREADABLE, message_class
-from rapid_des.chakra.running import on_bytes
-from rapid_des.chakra.wire import Spans
+from rapid_des.chakra.kernels import TOO_LONG, on_bytes, scan_frames
+from rapid_des.chakra.wire import UNREADABLE, Spans, message_class
 from rapid_des.errors import TraceError
 
 CHUNK = 1 << 20

@@ -10,8 +10,16 @@ from enum import StrEnum
 from typing import Any
 
 from rapid_des.chakra.files import Chunk
-from rapid_des.chakra.messages import message_class
-from rapid_des.chakra.wire import BYTES, VARINT, Fields, MalformedMessageError, Spans, split_fields, whole
+from rapid_des.chakra.wire import (
+    BYTES,
+    VARINT,
+    Fields,
+    MalformedMessageError,
+    Spans,
+    message_class,
+    split_fields,
+    whole,
+)
 
 
 class Generation(StrEnum):

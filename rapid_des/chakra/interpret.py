@@ -1,8 +1,16 @@
-"""One file's raw columns, under a dialect, to the node table that replay uses."""
+"""One file's raw columns, under a dialect, to the node table that replay uses.
+
+Files of a set that are byte for byte the same are understood once, for all their ranks (`Copies`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +26,7 @@ from rapid_des.chakra.dependencies import (
     topological_order,
     with_chains,
 )
-from rapid_des.chakra.labels import Labels, by_first_appearance, group_labels, stream_labels
+from rapid_des.chakra.groups import Labels, by_first_appearance, group_labels, stream_labels
 from rapid_des.chakra.meaning import Columns, Origin, columns_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 
@@ -189,3 +197,54 @@ def _moved(edges: Edges, sequence: Integers) -> Edges:
     node = inverse[edges.node]
     order = np.argsort(node, kind="stable")
     return Edges(node[order], inverse[edges.needs][order])
+
+
+Key = tuple[str, bytes]
+
+
+@dataclass(frozen=True)
+class Original:
+    """The first file of those that are the same, as it was understood."""
+
+    result: Interpreted
+    origin: Origin
+    named: Mapping[str, str]
+    """What its nodes call groups, and which groups that means."""
+
+    def again(
+        self, path: Path, rank: int, group_named: Callable[[str], str]
+    ) -> tuple[Interpreted, Origin] | None:
+        """Return the same for another rank; None if one of its groups means another than here."""
+        if any(group_named(text) != group for text, group in self.named.items()):
+            return None
+        return self.result, replace(self.origin, file=str(path), rank=rank, group_named=group_named)
+
+
+class Copies:
+    """Tells which of a set's files are the same; those whose size no other has are not looked into."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._sizes = {path: path.stat().st_size for path in paths if path.is_file()}
+        self._often = Counter(self._sizes.values())
+        self._seen: dict[Path, Key] = {}
+        self.known: dict[Key, Original] = {}
+
+    def size(self, path: Path) -> int:
+        """Return how many bytes a file has."""
+        return self._sizes.get(path, 0)
+
+    def key(self, path: Path, content: bytes | None = None) -> Key | None:
+        """Return what equal files share, or None for a file that is surely the only one of its kind.
+
+        `content` is the file's, where it has been read.
+        """
+        if self._often[self._sizes.get(path, -1)] < 2:
+            return None
+        if path not in self._seen:
+            try:
+                with path.open("rb") if content is None else io.BytesIO(content) as stream:
+                    digest = hashlib.file_digest(stream, "blake2b").digest()
+            except OSError:  # whoever reads it says what is wrong
+                return None
+            self._seen[path] = path.suffix, digest
+        return self._seen[path]

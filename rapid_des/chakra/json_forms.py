@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from rapid_des.chakra.files import open_bytes, read_some
-from rapid_des.chakra.messages import message_class
+from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 
 _REFUSED = {

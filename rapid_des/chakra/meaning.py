@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.chakra.columns import RawTable
-from rapid_des.chakra.dialects import Dialect
-from rapid_des.chakra.findings import Finding, FoundError
-from rapid_des.chakra.options import ELEMENT_BYTES, TIME_UNITS, ReadOptions
-from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind
+from rapid_des.chakra.dialects import ELEMENT_BYTES, TIME_UNITS, Dialect, ReadOptions
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, Finding, FoundError, NodeKind
 from rapid_des.units import PS_PER_S
 
 Integers = NDArray[np.int64]

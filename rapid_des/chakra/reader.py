@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 
 from rapid_des.chakra.columns import RawTable, read_columns
-from rapid_des.chakra.copies import Copies, Original
 from rapid_des.chakra.dependencies import Repair
-from rapid_des.chakra.dialects import DIALECTS, Dialect, Evidence, detect
-from rapid_des.chakra.discovery import TraceFiles, discover
-from rapid_des.chakra.findings import Finding, FoundError
+from rapid_des.chakra.dialects import DIALECTS, Dialect, Evidence, ReadOptions, detect
 from rapid_des.chakra.generations import Generation
 from rapid_des.chakra.groups import (
     DIMENSIONS,
@@ -29,12 +26,18 @@ from rapid_des.chakra.groups import (
     load_groups,
     which_group,
 )
-from rapid_des.chakra.interpret import Interpreted, interpret
+from rapid_des.chakra.interpret import Copies, Interpreted, Original, interpret
 from rapid_des.chakra.meaning import Origin
-from rapid_des.chakra.options import ReadOptions
-from rapid_des.chakra.source import CONVERTED_FROM, TraceFile, likely_generation, open_trace
+from rapid_des.chakra.source import (
+    CONVERTED_FROM,
+    TraceFile,
+    TraceFiles,
+    discover,
+    likely_generation,
+    open_trace,
+)
 from rapid_des.chakra.together import Ahead
-from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import Finding, FoundError, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.chakra.dependencies import Edges, topological_order
-from rapid_des.chakra.kernels import longest_paths
-from rapid_des.chakra.running import on_arrays
+from rapid_des.chakra.kernels import longest_paths, on_arrays
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, TraceSet
 
 Integers = NDArray[np.int64]

@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.chakra.columns import Attribute, RawTable, read_columns
-from rapid_des.chakra.copies import Copies, Key
 from rapid_des.chakra.files import is_bare
 from rapid_des.chakra.generations import SAMPLE, Generation, generation_of, is_metadata
-from rapid_des.chakra.kernels import scan_frames
-from rapid_des.chakra.labels import by_first_appearance
-from rapid_des.chakra.messages import message_class
-from rapid_des.chakra.running import on_bytes
+from rapid_des.chakra.groups import by_first_appearance
+from rapid_des.chakra.interpret import Copies, Key
+from rapid_des.chakra.kernels import on_bytes, scan_frames
 from rapid_des.chakra.source import NodeChunk, TraceFile, metadata_of
-from rapid_des.chakra.wire import Fields, MalformedMessageError, Spans, split_fields
+from rapid_des.chakra.wire import Fields, MalformedMessageError, Spans, message_class, split_fields
 from rapid_des.errors import TraceError
 
 Integers = NDArray[np.int64]

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rapid_des.errors import TraceError
 
 UNSTATED = -1
 """In `duration`: to be computed from `flops` and `tensor_bytes`. In `group` and `peer`: none."""
@@ -112,3 +115,30 @@ class TraceSet:
     """Streams whose nodes may start in any order (foreign traces); all others run in table order."""
     notes: tuple[str, ...] = field(default=())
     """One line for each choice or repair that reading made, for people."""
+
+
+Severity = Literal["error", "repaired", "warning"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: an `error` stops a replay, `repaired` was dropped, a `warning` is odd."""
+
+    kind: str
+    message: str
+    """Names the place; one line."""
+    severity: Severity = "error"
+    file: str = ""
+    rank: int | None = None
+    node: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+class FoundError(TraceError):
+    """A finding that stops reading; the message is the finding's."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        super().__init__(finding.message)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rapid_des.chakra.discovery import discover
 from rapid_des.chakra.files import varint, write_frames, write_parts
 from rapid_des.chakra.groups import WORLD
-from rapid_des.chakra.messages import message_class
+from rapid_des.chakra.source import discover
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 from rapid_des.units import PS_PER_US, ceil_divide
 

@@ -97,7 +97,7 @@ def _integers(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say how traces are read; the command gets them as `reading: ReadOptions`."""
-    from rapid_des.chakra.options import CHOICES, ReadOptions
+    from rapid_des.chakra.dialects import CHOICES, ReadOptions
 
     def choice(name: str, field: str, words: str) -> Callable[[Any], Any]:
         return click.option(name, field, type=click.Choice(CHOICES[field]), default="auto", help=words)

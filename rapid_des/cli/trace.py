@@ -11,20 +11,24 @@ from rapid_des.chakra import (
     ReadOptions,
     check_report,
     convert_set,
-    draw,
-    node_rows,
-    rank_of,
     rank_statistics,
     read_report,
     read_set,
     repair_lines,
     statistics_json,
-    table_lines,
     write_set,
 )
 from rapid_des.cli.options import echo, job_options, json_option, open_job, trace_options
 from rapid_des.errors import TraceError
-from rapid_des.report.trace_text import counted, finding_lines, statistics_lines
+from rapid_des.report.trace_picture import draw
+from rapid_des.report.trace_text import (
+    counted,
+    finding_lines,
+    node_rows,
+    rank_of,
+    statistics_lines,
+    table_lines,
+)
 
 _prefix = click.argument("prefix")
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from rapid_des.chakra import kernels
 from rapid_des.chakra.files import varint
-from rapid_des.chakra.running import OUTCOMES, Loop
-from rapid_des.chakra.running import _read_only as read_only
+from rapid_des.chakra.kernels import OUTCOMES, Loop
+from rapid_des.chakra.kernels import _read_only as read_only
 
 Arguments = tuple[Any, ...]
 _VARINTS = (0, 1, 127, 128, 300, 2**31, 2**32 - 1, 2**35, 2**63 - 1, 2**63, 2**64 - 1)

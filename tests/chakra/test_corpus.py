@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rapid_des.chakra import ReadOptions, check, convert_set, read_set, write_set
-from rapid_des.chakra.discovery import discover
+from rapid_des.chakra.source import discover
 from rapid_des.errors import TraceError
 from tests.chakra.test_round_trip import assert_same
 

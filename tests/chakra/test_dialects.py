@@ -126,7 +126,7 @@ def test_ranks_that_fit_no_dialect_follow_the_first(tmp_path):
 
 
 def test_a_type_on_a_message_is_no_collective(tmp_path):
-    from rapid_des.chakra.messages import message_class
+    from rapid_des.chakra.wire import message_class
 
     message = message_class("Node").FromString(send(1, to=0))
     attribute(message, "comm_type", 5)  # what the MSCCL converter writes: a node type

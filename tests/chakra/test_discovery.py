@@ -3,7 +3,7 @@
 import pytest
 
 from rapid_des.chakra import ReadOptions, read_set
-from rapid_des.chakra.discovery import discover
+from rapid_des.chakra.source import discover
 from rapid_des.errors import TraceError
 from tests.chakra.writing import metadata, node, write
 

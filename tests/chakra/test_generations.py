@@ -3,7 +3,7 @@
 import pytest
 
 from rapid_des.chakra import UNSTATED, CollectiveType, NodeKind, ReadOptions, read_nodes, read_set
-from rapid_des.chakra.messages import message_class
+from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 from tests.chakra.writing import metadata, node, one_rank, write
 

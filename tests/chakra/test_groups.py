@@ -6,7 +6,7 @@ import pytest
 
 from rapid_des.chakra import ReadOptions, check, read_set
 from rapid_des.chakra.groups import dimension_groups, which_group
-from rapid_des.chakra.messages import message_class
+from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 from tests.chakra.writing import all_reduce, metadata, node, ranks, write
 

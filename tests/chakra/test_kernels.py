@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid_des.chakra import running
+from rapid_des.chakra import kernels
 from rapid_des.chakra.columns import integers
 from rapid_des.chakra.dependencies import Edges, one_cycle, topological_order
 from rapid_des.chakra.files import varint
-from rapid_des.chakra.messages import message_class
 from rapid_des.chakra.wire import (
     MalformedMessageError,
     Spans,
     distinct_spans,
+    message_class,
     split_fields,
     unpack_varints,
     whole,
@@ -108,8 +108,8 @@ def test_compiled_and_plain_loops_read_a_file_alike(tmp_path, monkeypatch):
     )
     one_rank(tmp_path, *nodes)
     plain = read_set(tmp_path).ranks[0].nodes
-    monkeypatch.setattr(running, "LOAD_AFTER", -1)
-    monkeypatch.setattr(running, "COMPILE_ABOVE", -1)
+    monkeypatch.setattr(kernels, "LOAD_AFTER", -1)
+    monkeypatch.setattr(kernels, "COMPILE_ABOVE", -1)
     compiled = read_set(tmp_path).ranks[0].nodes
     for name in ("ids", "kind", "name", "duration", "size", "flops", "dependency_starts", "dependencies"):
         assert getattr(plain, name).tolist() == getattr(compiled, name).tolist()
@@ -129,7 +129,7 @@ def numbers(arguments):
 def test_machine_code_does_what_plain_python_does(loop):
     for sample in range(200):
         plain, given = (list(arguments(loop, sample)) for _ in range(2))
-        running.kernel_of(loop)(*given)
+        kernels.kernel_of(loop)(*given)
         if plain[0].dtype == np.uint8:
             plain[0] = plain[0].tobytes()  # as Python's integers, which do not overflow
         loop(*plain)

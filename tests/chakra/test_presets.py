@@ -1,7 +1,7 @@
 """The trace sets that ship: small enough to check by hand, and made by this file."""
 
 from rapid_des.chakra import check, read_set
-from rapid_des.chakra.discovery import discover
+from rapid_des.chakra.source import discover
 from tests.chakra.writing import COLLECTIVE, delimited, metadata, node, recv, send
 
 MIB = 2**20

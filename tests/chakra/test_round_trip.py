@@ -21,7 +21,7 @@ from rapid_des.chakra import (
     write_nodes,
     write_set,
 )
-from rapid_des.chakra.labels import by_first_appearance
+from rapid_des.chakra.groups import by_first_appearance
 from rapid_des.errors import TraceError
 from tests.chakra.writing import all_reduce, delimited, metadata, node, one_rank, ranks, send, write
 

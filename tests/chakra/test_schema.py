@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pool
 
-import rapid_des.chakra.messages as schema
+import rapid_des.chakra.wire as schema
 from rapid_des.chakra import read_set, write_set
 from tests.chakra.writing import all_reduce, node, ranks, recv, send
 

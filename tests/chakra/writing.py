@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rapid_des.chakra.files import varint
-from rapid_des.chakra.messages import message_class
+from rapid_des.chakra.wire import message_class
 
 METADATA, LOAD, STORE, COMPUTE, SEND, RECV, COLLECTIVE = 1, 2, 3, 4, 5, 6, 7
 KINDS = {int: "int64_val", bool: "bool_val", str: "string_val", float: "double_val", bytes: "bytes_val"}

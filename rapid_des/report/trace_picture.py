@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.chakra.listing import node_rows
 from rapid_des.chakra.statistics import depths, edges_of, path_lengths
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace
 from rapid_des.errors import InputError, TraceError
+from rapid_des.report.trace_text import node_rows
 
 MOST_NODES = 400
 _LABEL_ALL = 40
