@@ -22,9 +22,9 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
+from rapid_des.program.analytic import chain_and_load
 from rapid_des.program.plans import Call, Plan, Step, plan
 from rapid_des.program.signatures import all_pairs
-from rapid_des.program.zero_load import chain_and_load
 
 REPAIRS: Mapping[str, tuple[str, ...]] = {
     "ring": ("ring", "bucket"),

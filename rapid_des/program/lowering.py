@@ -12,21 +12,18 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.program.durations import service_times
+from rapid_des.program.analytic import alone, lasting_message, lasting_template, message_alone
 from rapid_des.program.fault_planner import Planner
-from rapid_des.program.fixed_durations import lasting_message, lasting_template
-from rapid_des.program.fluid_table import fluid_table, no_hops
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
 from rapid_des.program.plans import Above, Call, cut_in_chunks
 from rapid_des.program.plans import Step as PlanStep
 from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
-from rapid_des.program.ranks import Recipe, Step, rank_program
+from rapid_des.program.ranks import Recipe, Step, rank_program, service_times
 from rapid_des.program.replicas import Replicas, cut_of, link_orbits
-from rapid_des.program.services import Sizes, hop_table
+from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
 from rapid_des.program.signatures import signatures
 from rapid_des.program.switch_trees import AboveGroups
 from rapid_des.program.templates import Templates
-from rapid_des.program.zero_load import alone, message_alone
 
 
 @dataclass(frozen=True)

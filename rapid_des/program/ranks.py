@@ -1,4 +1,4 @@
-"""One rank's nodes to visits: streams, dependencies, and the steps of each collective."""
+"""One rank's nodes to visits: streams, service times, dependencies, and what each collective becomes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int32s, Int64s
-from rapid_des.chakra.trace import NodeKind, NodeTable
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
+from rapid_des.device.device import Device
 from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
+from rapid_des.units import PS_PER_S
 
 
 @dataclass(frozen=True)
@@ -217,3 +219,21 @@ def _sealed(columns: Mapping[str, NDArray[np.int64]], edges: list[_Edges], strea
         server_level=np.full(streams, int(Level.STREAM), np.int8),
         **narrow,
     )
+
+
+def service_times(nodes: NodeTable, device: Device) -> Int64s:
+    """Return the nodes' durations, unstated ones by the device's roofline.
+
+    Compute: the longer of `flops` at the matrix unit's bf16 peak and `tensor_bytes` through HBM, plus
+    a launch. Memory nodes: `size` through HBM.
+    """
+    duration = nodes.duration.copy()
+    unstated = duration == UNSTATED
+    if not unstated.any():
+        return duration
+    bandwidth = float(device.spec.hbm.bandwidth)
+    moved = np.where(nodes.kind == NodeKind.COMPUTE, nodes.tensor_bytes, nodes.size).astype(np.float64)
+    arithmetic = np.where(nodes.kind == NodeKind.COMPUTE, nodes.flops, 0) / device.tensor_rate("bf16")
+    busy = np.ceil(np.maximum(arithmetic, np.maximum(moved, 0) / bandwidth) * PS_PER_S).astype(np.int64)
+    launched = np.where((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu, device.launch_overhead, 0)
+    return np.where(unstated, busy + launched, duration)

@@ -14,8 +14,8 @@ from rapid_des.engines.compiled.flat import flatten
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
 from rapid_des.network.fluid.state import new_fluid, widened
-from rapid_des.program.fluid_table import widest
 from rapid_des.program.program import Program, Records, Trail
+from rapid_des.program.services import widest
 from rapid_des.program.timetable import FOREVER
 
 _NEVER = FOREVER - 1

@@ -21,8 +21,8 @@ from rapid_des.network.fluid import (
     settle,
 )
 from rapid_des.network.fluid.state import widened
-from rapid_des.program.fluid_table import widest
 from rapid_des.program.program import FluidTable, Program
+from rapid_des.program.services import widest
 from rapid_des.program.timetable import FULL_RATE, rate_at
 from rapid_des.units import PS_PER_S
 

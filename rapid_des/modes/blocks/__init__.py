@@ -1,6 +1,5 @@
 """Block modes: distinct blocks on the inner dimensions once, then the pipeline and data-parallel graph."""
 
-from rapid_des.modes.blocks.modes import BLOCK_MODES, BlockMode
-from rapid_des.modes.blocks.outer import BlockRun, run_blocks
+from rapid_des.modes.blocks.outer import BLOCK_MODES, BlockMode, BlockRun, run_blocks
 
 __all__ = ["BLOCK_MODES", "BlockMode", "BlockRun", "run_blocks"]

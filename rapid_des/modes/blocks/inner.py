@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
+from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import NodeKind, TraceSet
+from rapid_des.chakra.trace import NodeKind, NodeTable, TraceSet
 from rapid_des.frontend.blocks import Block, Blocks
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks.memory import key_of
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
@@ -84,9 +84,9 @@ def _run(
     def run() -> BlockTimes:
         lowered = lower(traces, machine, analytic=analytic, cache=cache)
         records = execute(lowered.program, choice, name=lowered.name).records
-        finish = np.stack([_finish(lowered, records, position) for position in range(len(traces.ranks))])
+        finish = [records.finish[_visits_of_nodes(lowered, rank)] for rank in range(len(traces.ranks))]
         return BlockTimes(
-            cuts=block.durations(finish.max(axis=0).tolist()),
+            cuts=block.durations(np.max(finish, axis=0).tolist()),
             compute=_computes(lowered, records),
             hops=records.hops,
         )
@@ -95,19 +95,38 @@ def _run(
     return cache.get_or_make(key, run, weight=lambda _: _WEIGHT + 200 * len(traces.ranks))
 
 
-def _own(lowered: Lowered, position: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _visits_of_nodes(lowered: Lowered, position: int) -> Int64s:
     table = lowered.program.programs[lowered.program.bindings[position].program]
-    own: np.ndarray[tuple[int], np.dtype[np.int64]] = np.flatnonzero(table.node != NONE)
-    return own + int(lowered.program.visits()[position])
-
-
-def _finish(lowered: Lowered, records: Records, position: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    finish: np.ndarray[tuple[int], np.dtype[np.int64]] = records.finish[_own(lowered, position)]
-    return finish
+    visits: Int64s = np.flatnonzero(table.node != NONE)
+    return visits + int(lowered.program.visits()[position])
 
 
 def _computes(lowered: Lowered, records: Records) -> int:
     """Return how long the first rank's compute stream serves: its visits follow one another."""
-    own, nodes = _own(lowered, 0), lowered.traces.ranks[0].nodes
+    visits, nodes = _visits_of_nodes(lowered, 0), lowered.traces.ranks[0].nodes
     serves = nodes.kind == NodeKind.COMPUTE
-    return int((records.finish[own] - records.start[own])[serves].sum())
+    return int((records.finish[visits] - records.start[visits])[serves].sum())
+
+
+_LABELS = frozenset({"ids", "name", "names"})
+"""Columns that are for people: two tables that differ in nothing else run alike."""
+
+
+def key_of(traces: TraceSet, choice: EngineChoice, *, analytic: bool) -> Hashable:
+    """Return what the run of a trace set follows from on a given machine, by value.
+
+    Groups count by their members, in order, and not by their names.
+    """
+    tables: dict[int, bytes] = {}
+    ranks = []
+    for one in traces.ranks:
+        content = tables.get(id(one.nodes)) or tables.setdefault(id(one.nodes), _digest(one.nodes))
+        ranks.append((one.rank, content, tuple(traces.groups[name] for name in one.groups), one.peers))
+    return ("run", tuple(ranks), traces.unordered_streams, choice.engine, choice.fold, analytic)
+
+
+def _digest(table: NodeTable) -> bytes:
+    columns = (getattr(table, column.name) for column in fields(table) if column.name not in _LABELS)
+    return digest(
+        *(column for column in columns if isinstance(column, np.ndarray)), label=repr(table.streams)
+    )

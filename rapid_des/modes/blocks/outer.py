@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -18,14 +19,54 @@ from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.inner import BlockTimes, block_times
-from rapid_des.modes.blocks.modes import BlockMode
-from rapid_des.modes.blocks.places import representative
-from rapid_des.modes.blocks.replicas import run_first_replica
-from rapid_des.modes.blocks.sharing import require_disjoint
+from rapid_des.modes.blocks.placement import representative, require_disjoint
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.flattened import Run
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.program.lowering import lower
+from rapid_des.program.replicas import Replicas
+
+
+@dataclass(frozen=True)
+class BlockMode:
+    """One mode: which half is simulated on the fabric, which is priced by closed forms."""
+
+    name: str
+    inner_analytic: bool
+    outer_analytic: bool
+    leaves_out: str
+
+    @property
+    def note(self) -> str:
+        """What a report says of the mode."""
+        return f"mode {self.name}: {self.leaves_out}"
+
+
+_MODES = (
+    BlockMode(
+        name="hierarchical",
+        inner_analytic=False,
+        outer_analytic=False,
+        leaves_out="each block runs alone, as if all ranks of its inner group entered it together; traffic "
+        "inside blocks does not meet the traffic between them; the gradient norm is summed over one rank of "
+        "each inner group",
+    ),
+    BlockMode(
+        name="hybrid",
+        inner_analytic=False,
+        outer_analytic=True,
+        leaves_out="as hierarchical, and messages between blocks do not wait for one another",
+    ),
+    BlockMode(
+        name="analytical",
+        inner_analytic=True,
+        outer_analytic=True,
+        leaves_out="no message waits for another: collectives take the longest of their zero-load chain and "
+        "their busiest link",
+    ),
+)
+
+BLOCK_MODES: Mapping[str, BlockMode] = {mode.name: mode for mode in _MODES}
 
 
 @dataclass(frozen=True)
@@ -132,3 +173,46 @@ def _outer(
         for index, rank in enumerate(trace.traces.ranks)
     )
     return replace(trace, traces=TraceSet(ranks, trace.traces.groups))
+
+
+def run_first_replica(
+    trace: JobTrace, machine: Machine, choice: EngineChoice, *, cache: BoundedCache
+) -> tuple[JobTrace, Run] | None:
+    """Run the first replica of an outer graph for all; None if they might differ.
+
+    Its records count the hops and bytes of all replicas.
+    """
+    replicas = _replicas(trace.job.layout)
+    if replicas.count < 3 or machine.faults or machine.switching.mode == "fluid":
+        return None
+    traces = trace.traces
+    tables = {rank.rank: rank.nodes for rank in traces.ranks}
+    if any(tables[int(replicas.image[rank])] is not table for rank, table in tables.items()):
+        return None
+    digit = trace.job.layout.coordinates("dp")[list(tables)]
+    chosen = np.flatnonzero(digit == digit[0]).tolist()
+    first = replace(
+        trace,
+        traces=TraceSet(tuple(traces.ranks[place] for place in chosen), traces.groups),
+        stage_of_rank=tuple(trace.stage_of_rank[place] for place in chosen),
+    )
+    try:
+        lowered = lower(first.traces, machine, replicas=replicas, cache=cache)
+    except UnsupportedByEngine:
+        return None
+    execution = execute(lowered.program, choice, ties=True, name=lowered.name)
+    records, count = execution.records, replicas.count
+    if records.ties:
+        return None
+    records = replace(
+        records, hops=records.hops * count, sent=records.sent * count, received=records.received * count
+    )
+    execution = replace(execution, records=records, folded=execution.folded * count)
+    return first, Run(lowered, execution, machine)
+
+
+def _replicas(layout: Layout) -> Replicas:
+    """Return the replicas that a job has by data parallelism."""
+    count, digit = layout.size("dp"), layout.coordinates("dp")
+    stride = prod(layout.sizes[: layout.axes.index("dp")])
+    return Replicas(count, np.arange(layout.ranks) + stride * np.where(digit == count - 1, 1 - count, 1))

@@ -16,7 +16,6 @@ from rapid_des.engines import compiled as engine
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, acknowledgement_time, effective_bandwidth, fluid_service
 from rapid_des.network.specs import Switching
-from rapid_des.program.fluid_table import no_hops
 from rapid_des.program.program import (
     NONE,
     FluidTable,
@@ -27,7 +26,7 @@ from rapid_des.program.program import (
     Template,
     VisitKind,
 )
-from rapid_des.program.services import Sizes, hop_table
+from rapid_des.program.services import Sizes, hop_table, no_hops
 
 Mode: TypeAlias = Literal["fluid", "cut_through", "cut_through_whole", "store_and_forward"]
 """`cut_through` sends messages in `PARTS` parts, `cut_through_whole` in one."""

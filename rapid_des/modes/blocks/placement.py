@@ -1,15 +1,16 @@
-"""Which placements hierarchical execution represents: traffic that it does not see meet must not meet."""
+"""Where blocks and the graph around them stand: who represents the others, which placements are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.program.signatures import all_pairs
+from rapid_des.program.signatures import all_pairs, signatures
 from rapid_des.program.switch_trees import tree_pairs
 
 Rings = Sequence[Int64s]
@@ -67,3 +68,31 @@ def _neighbours(rings: Rings) -> Int64s:
         for step in (1, -1):
             parts.append(np.stack((table, np.roll(table, step, axis=1)), 2).reshape(-1, 2))
     return np.concatenate(parts)
+
+
+def representative(machine: Machine, places: Sequence[Rings]) -> int:
+    """Return the place whose data-parallel groups and pipelines the outer graph runs on.
+
+    `places` are, for each place in an inner group, the lines of ranks at that place. Members of a block start
+    and end it together, so the slowest place leads: the first one that faults hit, if they hit all hit places
+    alike. Raises `UnsupportedByEngine` if they hit places in different ways.
+    """
+    if not machine.faults:
+        return 0
+    healthy = replace(machine, fabric=machine.healthy, router=machine.planned, dead=frozenset())
+    hit = {}
+    for place, lines in enumerate(places):
+        now = _kinds(machine, lines)
+        if now != _kinds(healthy, lines):
+            hit[place] = now
+    if len(set(hit.values())) > 1:
+        named = ", ".join(map(str, list(hit)[:8]))
+        raise UnsupportedByEngine(
+            f"{machine.path}: faults hit the pipeline or data-parallel routes of places {named} of the inner "
+            "groups in different ways; hierarchical execution follows one place: use --mode flattened"
+        )
+    return next(iter(hit), 0)
+
+
+def _kinds(machine: Machine, lines: Rings) -> tuple[bytes, ...]:
+    return tuple(key for table in lines for line in table.tolist() for key in signatures(machine, [line]))
