@@ -14,7 +14,7 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.astra.endpoint import reducing_steps
 from rapid_des.astra.phases import A2A, AG, AR, RS, Phase, message_size, nonzero
 from rapid_des.program.program import Template
-from rapid_des.program.rounds import Rounds, RoundsTemplate
+from rapid_des.program.rounds import Rounds, rounds_template
 from rapid_des.program.services import Sizes
 
 
@@ -33,7 +33,7 @@ def lockstep(phase: Phase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: 
         size=rows.rows(sizes),
         lag=lags.astype(np.int64),
     )
-    return RoundsTemplate(rounds, np.tile(member, patterns), rounds.partner.ravel(), phase.title)
+    return rounds_template(rounds, np.tile(member, patterns), rounds.partner.ravel(), phase.title)
 
 
 def relay(phase: Phase, rows: Sizes, *, steps: int, size: int, reducing: int) -> Template:

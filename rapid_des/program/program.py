@@ -174,6 +174,10 @@ class Template:
     def __len__(self) -> int:
         return len(self.source)
 
+    def expanded(self) -> Template:
+        """Return the template with all its columns, as engines want it."""
+        return self
+
 
 @dataclass(frozen=True)
 class RankBinding:

@@ -1,4 +1,4 @@
-"""Templates in which every member sends one message a round: kept as rounds, columns only when asked for.
+"""Templates in which every member sends one message a round: written as rounds, columns only for an engine.
 
 A ring of 1,024 members has two million transfers in 2,046 rounds that are all alike. Folding needs the rounds
 only, and what is left of them after folding is one member.
@@ -6,7 +6,7 @@ only, and what is left of them after folding is one member.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,27 +57,35 @@ class Rounds:
         }
 
 
+@dataclass(frozen=True)
 class RoundsTemplate(Template):
-    """A template that is rounds; its columns come into being when one of them is first read."""
+    """A template that is rounds: its own columns of tasks are empty, `expanded` has them."""
 
-    rounds: Rounds
-
-    def __init__(self, rounds: Rounds, pair_source: Int32s, pair_destination: Int32s, name: str) -> None:
-        members = rounds.partner.shape[1]
-        vars(self).update(
-            rounds=rounds,
-            members=members,
-            pair_source=pair_source,
-            pair_destination=pair_destination,
-            name=name,
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        """Make the columns; they stay."""
-        if name.startswith("__") or "edge_target" in vars(self):
-            raise AttributeError(name)
-        vars(self).update(self.rounds.columns())
-        return getattr(self, name)
+    rounds: Rounds = field(kw_only=True)
 
     def __len__(self) -> int:
         return len(self.rounds.size) * self.members
+
+    def expanded(self) -> Template:
+        """Return the template with its columns."""
+        return Template(
+            members=self.members,
+            pair_source=self.pair_source,
+            pair_destination=self.pair_destination,
+            name=self.name,
+            **self.rounds.columns(),
+        )
+
+
+def rounds_template(
+    rounds: Rounds, pair_source: Int32s, pair_destination: Int32s, name: str
+) -> RoundsTemplate:
+    """Return the template of rounds among the members that their patterns name."""
+    none, no_times = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    return RoundsTemplate(
+        members=rounds.partner.shape[1], name=name, rounds=rounds,
+        pair_source=pair_source, pair_destination=pair_destination,
+        pair=none, source=none, size=none, need=none,
+        edge_starts=no_times, edge_target=none, edge_lag=no_times, edge_at_injection=np.zeros(0, np.bool_),
+        arrival_starts=no_times, arrival_target=none, arrival_lag=no_times, member_need=none,
+    )  # fmt: skip

@@ -1,8 +1,10 @@
 """Folding saves work and changes nothing: equal to the tick with the whole program."""
 
+import pickle
 from collections import Counter
 from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -10,6 +12,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold, unfold
 from rapid_des.program.lowering import lower
+from rapid_des.program.rounds import Rounds, rounds_template
 from tests.engines.agreement import RUN, assert_same
 from tests.modes.symmetric_programs import symmetric_programs
 from tests.program.machines import dimension, machine, ring
@@ -91,3 +94,17 @@ def test_what_may_have_to_be_discarded_is_folded_only_if_that_costs_little():
     tenth = fold(program, Budget(inf, discarded=0.1))
     assert tenth is not None
     assert not tenth.keeps_order
+
+
+def test_templates_of_rounds_travel_and_have_the_columns_that_engines_want():
+    rounds = Rounds(
+        partner=np.array([[1, 2, 0]], np.int32),
+        pair=np.array([[0, 1, 2]], np.int32),
+        size=np.zeros(4, np.int32),
+        lag=np.arange(5, dtype=np.int64),
+    )
+    template = rounds_template(rounds, np.arange(3, dtype=np.int32), np.array([1, 2, 0], np.int32), "ring")
+    columns = pickle.loads(pickle.dumps(template)).expanded()
+    # each of three members sends in each of four rounds; all but the last round lead to two tasks each
+    assert len(template) == len(columns) == 12
+    assert columns.edge_target[:2].tolist() == [3 + 1, 3 + 0]

@@ -219,7 +219,7 @@ def _tasks(program: Program) -> Tasks:
     def column(of: Callable[[Template], Array], dtype: type[np.generic] = np.int32) -> Array:
         return _joined([of(template) for template in distinct], dtype)
 
-    templates = program.templates
+    templates = [template.expanded() for template in program.templates]
     numbers: dict[tuple[int, ...], int] = {}
     shape = np.array([numbers.setdefault(structure(one), len(numbers)) for one in templates], np.int64)
     distinct = [templates[int(first)] for first in np.unique(shape, return_index=True)[1]]

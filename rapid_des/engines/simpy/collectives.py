@@ -76,7 +76,7 @@ class Collectives:
         self.program = program
         self.links = links
         self.fluid = fluid
-        self.templates = [TemplateTable(template) for template in program.templates]
+        self.templates = [TemplateTable(template.expanded()) for template in program.templates]
         self.instances: dict[Key, Instance] = {}
         self.met = met
         self.sent = 0

@@ -12,7 +12,7 @@ import numpy as np
 
 from rapid_des.arrays import Bools, Int32s, Int64s, entries_of, rows_of, starts_of
 from rapid_des.program.program import NONE, Template
-from rapid_des.program.rounds import RoundsTemplate
+from rapid_des.program.rounds import RoundsTemplate, rounds_template
 from rapid_des.program.templates import structure
 
 _BLOCK = 1 << 16
@@ -271,7 +271,7 @@ def _rounds_of_orbits(template: RoundsTemplate, orbits: MemberOrbits) -> RoundsT
     )
     source = number[template.pair_source].astype(np.int32)
     destination = number[template.pair_destination].astype(np.int32)
-    return RoundsTemplate(left, source, destination, template.name)
+    return rounds_template(left, source, destination, template.name)
 
 
 def with_used_pairs(template: Template) -> tuple[Template, Int64s]:
@@ -287,7 +287,7 @@ def with_used_pairs(template: Template) -> tuple[Template, Int64s]:
     number[used] = np.arange(len(used))
     ends = template.pair_source[used], template.pair_destination[used]
     if rounds is not None:
-        return RoundsTemplate(replace(rounds, pair=number[rounds.pair]), *ends, template.name), used
+        return rounds_template(replace(rounds, pair=number[rounds.pair]), *ends, template.name), used
     left = replace(template, pair=number[pair], pair_source=ends[0], pair_destination=ends[1], alike=None)
     return left, used
 

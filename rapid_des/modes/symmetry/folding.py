@@ -34,6 +34,7 @@ from rapid_des.modes.symmetry.rotation import (
     Slots,
     Uses,
     keeps_order,
+    may_keep_order,
     prove,
     shifts,
 )
@@ -127,14 +128,17 @@ class _Search:
 
     def folded_along(self, shift: Shift) -> Folding | None:
         """Return the program folded along a shift; None if it is refuted or not worth comparing."""
-        groups = self.slots.images(shift)
+        ordered = may_keep_order(self.uses, shift)
+        may_be_discarded = shift.extent * self.budget.discarded >= 1
+        groups = self.slots.images(shift) if ordered or may_be_discarded else None
         if groups is None:
             return None
-        ordered = keeps_order(self.uses, shift)
         compare_s = COMPARE_S * (len(self.uses.routes) + self._rows_to_compare(groups))
         saved_s = self.budget.run_s * (1 - 1 / shift.extent)
-        may_be_discarded = ordered or shift.extent * self.budget.discarded >= 1
-        if not may_be_discarded or compare_s > self.budget.least_s + saved_s / 2:
+        if compare_s > self.budget.least_s + saved_s / 2:
+            return None
+        ordered = ordered and keeps_order(self.uses, shift)
+        if not (ordered or may_be_discarded):
             return None
         rotation = prove(self.uses, shift, groups)
         if rotation is None:

@@ -12,7 +12,7 @@ sample of what its collectives do. Only what no sample refutes is compared in fu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -87,9 +87,9 @@ class Slots:
         self.position = np.concatenate([np.zeros(0, np.int32), *(group.bindings for group in groups)])
         """Of the members of all groups, one group after the other."""
         numbers: dict[object, int] = {}
-        kinds = ((len(group.bindings), group.label, frozenset(group.routes)) for group in groups)
+        kinds = ((len(group.bindings), group.label, tuple(group.routes)) for group in groups)
         self.kind = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds], np.int64)
-        """Groups of one kind have as many members, one label, and run the same templates."""
+        """Groups of one kind have as many members, one label, and run the same templates in one order."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -154,12 +154,12 @@ class Uses:
 
     def __init__(self, program: Program, slots: Slots) -> None:
         self.program, self.slots = program, slots
-        uses = [(index, group.routes) for index, group in enumerate(program.groups)]
-        self.first = starts_of([len(routes) for _, routes in uses])
-        """[group] its first use; a group's uses are in the order of templates."""
+        routes = [group.routes for group in program.groups]
+        self.first = starts_of([len(of_group) for of_group in routes])
+        """[group] its first use."""
         self.group = rows_of(np.diff(self.first))
-        self.template = np.array(list(chain.from_iterable(sorted(routes) for _, routes in uses)), np.int64)
-        columns = [routes[template] for _, routes in uses for template in sorted(routes)]
+        self.template = np.array(list(chain.from_iterable(routes)), np.int64)
+        columns = [column for of_group in routes for column in of_group.values()]
         self.starts = starts_of([len(column) for column in columns])
         self.routes: Int32s = np.concatenate([np.zeros(0, np.int32), *columns])
 
@@ -206,11 +206,19 @@ def keeps_order(uses: Uses, shift: Shift) -> bool:
     representatives are, and a shift keeps the order in which a rank injects. If two digits meet, k moves one
     of them around the end before the other, and whether who was first is first then depends on k.
     """
+    return _keeps_order(uses, shift, (np.arange(block.start, block.stop) for block in uses.blocks()))
+
+
+def may_keep_order(uses: Uses, shift: Shift) -> bool:
+    """Tell whether a sample of the routes leaves it open that a shift keeps the order of transfers."""
+    return _keeps_order(uses, shift, [np.arange(0, len(uses.routes), max(1, len(uses.routes) // SAMPLE))])
+
+
+def _keeps_order(uses: Uses, shift: Shift, blocks: Iterable[Int64s]) -> bool:
     program = uses.program
     starts, lengths = program.route_starts, np.diff(program.route_starts)
     digit_of = np.full(program.links, NONE, np.int64)
-    sample = np.arange(0, len(uses.routes), max(1, len(uses.routes) // SAMPLE))
-    for entries in chain([sample], (np.arange(block.start, block.stop) for block in uses.blocks())):
+    for entries in blocks:
         source, routes = uses.sources(entries), uses.routes[entries]
         if (source == SEVERAL).any():
             return False
@@ -264,7 +272,7 @@ def prove(uses: Uses, shift: Shift, groups: GroupImages) -> Rotation | None:
     """Compare all that a shift moves; None if the collectives or the links of their routes change."""
     known, invariances, pairs = Invariances(), {}, {}
     for group, member in groups.permuted.items():
-        for use, template in enumerate(sorted(uses.program.groups[group].routes), int(uses.first[group])):
+        for use, template in enumerate(uses.program.groups[group].routes, int(uses.first[group])):
             invariance = known.of(uses.program.templates[template], member)
             if invariance is None:
                 return None
