@@ -55,14 +55,14 @@ def _waits(program: Program, records: Records, name: Namer) -> Iterator[str]:
                 program.bindings[other].rank
                 for other in group.bindings.tolist()
                 if other != position
-                and not _stands_at(program, records, other, (group.name, int(table.sub[visit])))
+                and not _stands_at(program, records, other, group.name, int(table.sub[visit]))
             ]
             absent = f"; not there: rank {', '.join(map(str, others[:8]))}" if others else ""
             yield f"{name(position, int(visit))} waits in group {group.name}{absent}"
     yield from _blocked(program, records, name)
 
 
-def _stands_at(program: Program, records: Records, position: int, place: tuple[str, int]) -> bool:
+def _stands_at(program: Program, records: Records, position: int, group: str, sub: int) -> bool:
     """Tell whether a rank has started, and not finished, a visit to the named group and sub-instance."""
     binding = program.bindings[position]
     table = program.programs[binding.program]
@@ -72,8 +72,8 @@ def _stands_at(program: Program, records: Records, position: int, place: tuple[s
         (records.start[window] != NONE) & (records.finish[window] == NONE) & (table.kind == VisitKind.MEMBER)
     )
     return any(
-        program.groups[int(binding.groups[int(table.slot[visit])])].name == place[0]
-        and int(table.sub[visit]) == place[1]
+        program.groups[int(binding.groups[int(table.slot[visit])])].name == group
+        and int(table.sub[visit]) == sub
         for visit in waiting.nonzero()[0]
     )
 

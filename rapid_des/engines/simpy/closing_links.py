@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, cast
 
 from simpy.events import Event, Timeout
 from simpy.exceptions import Interrupt
@@ -73,11 +73,12 @@ class ClosingLinks:
         piece.size = 0
         return True
 
-    def go_on(self, piece: Piece, hop: Hop, closed: Any) -> Generator[Event, Any, bool]:
+    def go_on(self, piece: Piece, hop: Hop, interrupt: Interrupt) -> Generator[Event, Any, bool]:
         """Go on with what got through before a hop's link closed; tell whether anything did.
 
         The piece waits for `hop`, or is on it; the link that closed is that of this hop or of an earlier one.
         """
+        closed = cast("Hop", interrupt.cause)
         while True:
             if closed.start == NONE:  # the link for which it waits has closed
                 self._stop(piece, closed.place, piece.size)
@@ -93,8 +94,8 @@ class ClosingLinks:
                     yield hop
                     self.links.serve(piece, hop)
                 yield Timeout(self.env, hop.onward - self.env.now)
-            except Interrupt as interrupt:
-                closed = interrupt.cause
+            except Interrupt as another:
+                closed = cast("Hop", another.cause)
             else:
                 return True
 
@@ -175,16 +176,16 @@ class ClosingLinks:
     def _resume(self, moment: int) -> None:
         """Give all that stopped until a closure was noticed another route, in the order of messages."""
         batch = self._stopped.pop(moment)
-        batch.sort(key=lambda one: (one.piece.message.order, one.piece.number, one.remaining.size))
+        batch.sort(key=lambda rest: (rest.piece.message.order, rest.piece.number, rest.remaining.size))
         dead = frozenset(
             link for link, (time, rate, _) in self.links.timetables.items() if not rate_at(time, rate, moment)
         )
         for together in (False, True):
-            stopped = [one for one in batch if one.together == together]
-            routes = self._replanned([one.remaining for one in stopped], dead, together=together)
-            for one, route in zip(stopped, routes, strict=True):
-                size = one.remaining.size
-                self.links.start(Piece(one.piece.message, _legs(self.closures, route, size), size))
+            stopped = [rest for rest in batch if rest.together == together]
+            routes = self._replanned([rest.remaining for rest in stopped], dead, together=together)
+            for rest, route in zip(stopped, routes, strict=True):
+                size = rest.remaining.size
+                self.links.start(Piece(rest.piece.message, _legs(self.closures, route, size), size))
 
     def _replanned(
         self, remaining: list[Remaining], dead: frozenset[int], *, together: bool

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from simpy.events import Event
 
 from rapid_des.engines.deadlock import explain_disagreement
-from rapid_des.engines.simpy.fluid_links import FluidLinks
 from rapid_des.engines.simpy.links import Links, Message, Parts
 from rapid_des.errors import TraceError
 from rapid_des.program.program import NONE, Program, Template
+
+if TYPE_CHECKING:
+    from rapid_des.engines.simpy.fluid_links import FluidLinks
 
 Key = tuple[int, int, int]
 """A collective instance: group, number k, sub-instance (which chunk and phase of the collective)."""
@@ -143,13 +146,10 @@ class Collectives:
         parts = instance.parts(self.links, task)
         size = sum(size for size, _ in parts)
         label = self.program.groups[group].label
-        message = Message((instance, task), priority, (position, self.env.now, visit, sub, task), label, size)
+        order = (position, self.env.now, visit, sub, task)
+        message = Message(partial(self._deliver, instance, task), priority, order, label, size)
         self.sent += size
         if self.fluid is not None and parts[0][1]:
             self.fluid.send(message, instance.routes[template.pair[task]], template.size[task])
         else:
             self.links.send(message, parts)
-
-    def arrived(self, message: Message) -> None:
-        """Go on with what waited for a message."""
-        self._deliver(*message.transfer)

@@ -20,14 +20,14 @@ import numpy as np
 from simpy.events import Event, Timeout
 
 from rapid_des.engines.simpy.collectives import Collectives
-from rapid_des.engines.simpy.fluid_links import FluidLinks
-from rapid_des.engines.simpy.links import Links, Message, Steps, TieCounter, trail_of
+from rapid_des.engines.simpy.links import Links, Steps, TieCounter, trail_of
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Request, Server
 from rapid_des.program.program import NONE, Level, Program, RankProgram, Records, VisitKind
 from rapid_des.program.timetable import FOREVER, advance
 
 if TYPE_CHECKING:
     from rapid_des.engines.simpy.closing_links import Replanning
+    from rapid_des.engines.simpy.fluid_links import FluidLinks
     from rapid_des.program.faults.closures import Closures
 
 
@@ -82,11 +82,9 @@ class Simulation:
         self.finished: dict[int, Event] = {}
         self.counters: dict[tuple[int, int], int] = {}
         self.occurrence: dict[int, int] = {}
-        self.links = Links(program, arbiters[Level.LINK], self._arrived)
-        self.links.trail = [] if trail else None
-        self.links.ties = self.ties = TieCounter() if ties else None
-        fluid = FluidLinks(program, arbiters[Level.LINK], self.links) if program.fluid else None
-        self.collectives = Collectives(program, self.links, fluid, self.met)
+        self.ties = TieCounter() if ties else None
+        self.links = Links(program, arbiters[Level.LINK], trail=[] if trail else None, ties=self.ties)
+        self.collectives = Collectives(program, self.links, self._fluid(arbiters[Level.LINK]), self.met)
         self.replanning = self._replanning(closures)
         for position, table in enumerate(self.tables):
             for visit, need in enumerate(table.need):
@@ -100,8 +98,16 @@ class Simulation:
             for table in self.tables
         ]
 
+    def _fluid(self, arbiter: Arbiter) -> FluidLinks | None:
+        """Return the links if flows share them; only then is that imported."""
+        if self.program.fluid is None:
+            return None
+        from rapid_des.engines.simpy.fluid_links import FluidLinks
+
+        return FluidLinks(self.program, arbiter, self.links)
+
     def _replanning(self, closures: Closures | None) -> Replanning | None:
-        """Have links close if the program says so; who runs without faults does not even import that."""
+        """Have links close if the program says so; only then is that imported."""
         if closures is None:
             return None
         from rapid_des.engines.simpy.closing_links import ClosingLinks, Replanning
@@ -131,9 +137,6 @@ class Simulation:
             ties=0 if self.ties is None else self.ties.count,
             trail=None if self.links.trail is None else trail_of(self.links.trail),
         )
-
-    def _arrived(self, message: Message) -> None:
-        self.collectives.arrived(message)
 
     def _begin(self, position: int, visit: int) -> None:
         self.env.process(self._visit(position, visit))

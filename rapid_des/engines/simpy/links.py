@@ -35,8 +35,8 @@ NO_TIMETABLE: tuple[list[int], list[int], list[int]] = ([], [], [])
 class Message:
     """A transfer in flight."""
 
-    transfer: Any
-    """What `arrived` is told."""
+    arrives: Callable[[], None]
+    """What happens when it has arrived."""
     priority: int
     order: tuple[int, int, int, int, int]
     """Who goes first of equal priority and ready time (R3): position of the source rank, time of injection,
@@ -107,7 +107,7 @@ class Closing(Protocol):
         """Stop a piece if its next link is closed."""
         ...
 
-    def go_on(self, piece: Piece, hop: Hop, closed: Any) -> Generator[Event, Any, bool]:
+    def go_on(self, piece: Piece, hop: Hop, interrupt: Interrupt) -> Generator[Event, Any, bool]:
         """Go on with what got through before a hop's link closed; tell whether anything did."""
         ...
 
@@ -138,7 +138,9 @@ class TieCounter:
 class Links:
     """The links of a program, each a server; and their books."""
 
-    def __init__(self, program: Program, arbiter: Arbiter, arrived: Callable[[Message], None]) -> None:
+    def __init__(
+        self, program: Program, arbiter: Arbiter, *, trail: list[Hop] | None, ties: TieCounter | None
+    ) -> None:
         self.env: Clock = arbiter.env
         self.timetables = {
             link: (table.time.tolist(), table.rate.tolist(), table.lag.tolist())
@@ -146,14 +148,13 @@ class Links:
         }
         self.payload: list[int] = program.hops.bytes.tolist()
         self.closing: Closing | None = None
-        self.ties: TieCounter | None = None
-        self.trail: list[Hop] | None = None
+        self.trail = trail
+        self.ties = ties
         self.hops = 0
         self.received = 0
         self._program = program
         self._starts = program.route_starts.tolist()
         self._arbiter = arbiter
-        self._arrived = arrived
         self._servers: dict[int, Server[Hop]] = {}
         self._parts: dict[tuple[int, int], Parts] = {}
         self._books: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -177,7 +178,7 @@ class Links:
         return list(zip(program.route_links[hops].tolist(), rows, strict=True))
 
     def send(self, message: Message, parts: Parts) -> None:
-        """Have a message set off; who shall be told when it has arrived was said in the beginning."""
+        """Have a message set off."""
         if self.closing is not None:
             parts = self.closing.around(message, parts)
         # a sender hands its parts over at the rate of the first link, whoever else uses that
@@ -210,7 +211,7 @@ class Links:
                     yield Timeout(env, delay)
             except Interrupt as interrupt:
                 assert closing is not None, "only closing links interrupt"
-                if not (yield from closing.go_on(piece, hop, interrupt.cause)):
+                if not (yield from closing.go_on(piece, hop, interrupt)):
                     break
         message.arrived += piece.size
         message.pieces -= 1
@@ -251,7 +252,7 @@ class Links:
     def deliver(self, message: Message) -> None:
         """Have a message arrived."""
         self.received += message.size
-        self._arrived(message)
+        message.arrives()
 
     def server(self, link: int) -> Server[Hop]:
         """Return the server of a link."""
