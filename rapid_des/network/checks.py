@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Int64s, distinct
 from rapid_des.errors import FabricCutError
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.metrics import diameter, spaced, surviving
@@ -61,7 +61,7 @@ def channel_dependency_cycle(
     last = np.zeros(len(routes.links), bool)
     last[routes.starts[1:][np.diff(routes.starts) > 0] - 1] = True
     holds = np.flatnonzero(~last)
-    edges = np.unique(routes.links[holds] * len(fabric) + routes.links[holds + 1])
+    edges = distinct(routes.links[holds] * len(fabric) + routes.links[holds + 1])
     return _cycle(edges // len(fabric), edges % len(fabric), len(fabric))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int64s
+from rapid_des.arrays import Bools, Int64s, distinct
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.paths import UNREACHED, hops_from
@@ -98,7 +98,8 @@ def diameter(
 def spaced(gpus: Int64s, most: int) -> Int64s:
     """Return the GPUs, or `most` evenly spaced ones of them."""
     positions = np.linspace(0, len(gpus) - 1, min(len(gpus), most)).astype(np.int64)
-    return gpus[np.unique(positions)]
+    chosen: Int64s = gpus[distinct(positions)]
+    return chosen
 
 
 def bisection(
@@ -172,7 +173,7 @@ def _flow(between: Int64s, into: Int64s, out: Int64s, linked: Int64s) -> int:
 def _uniform(fabric: Fabric) -> bool:
     """Whether all links of a dimension have one rate."""
     dimensions = range(len(fabric.dimensions))
-    return all(len(np.unique(fabric.bandwidth[fabric.dimension == index])) <= 1 for index in dimensions)
+    return all(len(distinct(fabric.bandwidth[fabric.dimension == index])) <= 1 for index in dimensions)
 
 
 def _lower_bound(fabric: Fabric, dimensions: Sequence[AnyDimension]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Bools, Int32s, Int64s, entries_of, starts_by
+from rapid_des.arrays import Bools, Int32s, Int64s, distinct, entries_of, starts_by
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.specs import Routing
 
@@ -45,7 +45,7 @@ def levels(
         level += 1
         links = entries[entries_of(starts, frontier)]
         ends = far_end[links[alive[links]]]
-        frontier = np.unique(ends[hops[ends] == UNREACHED]).astype(np.int64)
+        frontier = distinct(ends[hops[ends] == UNREACHED]).astype(np.int64)
         hops[frontier] = level
     return hops
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int32s, Int64s, entries_of, rows_of, starts_by, starts_of
+from rapid_des.arrays import Bools, Int32s, Int64s, distinct, entries_of, rows_of, starts_by, starts_of
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import FabricCutError, TopologyError
 from rapid_des.network.build import DimensionLayout, FabricLayout
@@ -123,7 +123,7 @@ class FaultAwareRouter:
         table = as_pairs(pairs)
         planned = self.planned.routes(table)
         flows = rows_of(np.diff(planned.starts))
-        broken = np.unique(flows[~self.alive[planned.links]])
+        broken = distinct(flows[~self.alive[planned.links]])
         order = np.lexsort((table[broken, 0], table[broken, 1]))
         detours = {
             flow: self._detour(int(table[flow, 0]), int(table[flow, 1]), planned.of(flow))

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+from msgspec import structs
+
 from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
 from rapid_des.network.collectives.written import (
@@ -137,15 +139,7 @@ class _Player:
                 problem = f"gpu {gpu}, tb {block}, step {thread.done} waits for something that never comes"
                 raise ConfigError(problem, file=self.name)
         rows = [
-            WrittenTransfer(
-                source=row.source,
-                destination=row.destination,
-                block=row.block,
-                count=row.count,
-                reduces=number in self.reduced,
-                after=row.after,
-            )
-            for number, row in enumerate(self.transfers)
+            structs.replace(row, reduces=number in self.reduced) for number, row in enumerate(self.transfers)
         ]
         file = WrittenFile(
             collective=self.collective, members=self.members, blocks=self.blocks, transfers=tuple(rows)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int64s
+from rapid_des.arrays import Bools, Int64s, distinct
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import UNSTATED, Fabric
 from rapid_des.network.faults.specs import Fault
@@ -52,7 +52,7 @@ def hit_by(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> Hit:
 
 
 def _links(links: Int64s) -> Hit:
-    return Hit(np.unique(links), np.zeros(0, np.int64))
+    return Hit(distinct(links), np.zeros(0, np.int64))
 
 
 def _many(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> Hit:

@@ -86,11 +86,11 @@ def link_timetables(
     Rates are shares of `fabric`'s, which has the constant faults applied. Flaps and jitter are laid out up to
     `horizon` picoseconds: run again with a larger one if the run lasts longer.
     """
-    spans: dict[int, list[_Active[LinkEffect]]] = {}
+    spans: dict[int, list[_Span[LinkEffect]]] = {}
     for fault, hit in hits(fabric, faults, gpus_per_node):
         for link in hit.links.tolist() if fault.timed and touches_links(fault) else ():
             effect = link_effect(fault, int(fabric.bandwidth[link]), int(fabric.latency[link]))
-            spanned = [_Active(*interval, effect) for interval in active_intervals(fault, horizon)]
+            spanned = [_Span(*interval, effect) for interval in active_intervals(fault, horizon)]
             spans.setdefault(link, []).extend([*spanned, *_jitter(fault, link, horizon)])
     tables = {link: _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.combined) for link in sorted(spans)}
     return {
@@ -111,12 +111,12 @@ def gpu_timetables(
     fabric: Fabric, faults: Iterable[Fault], horizon: int, gpus_per_node: int | None = None
 ) -> dict[int, GpuTimetable]:
     """Return the timetable of each GPU that a timed fault slows or stops, by ascending id."""
-    spans: dict[int, list[_Active[GpuFactors]]] = {}
+    spans: dict[int, list[_Span[GpuFactors]]] = {}
     healthy = GpuFactors(ONE, ONE)
     for fault, hit in hits(fabric, faults, gpus_per_node):
         effect = gpu_effect(fault)
         for gpu in hit.gpus.tolist() if fault.timed and effect != healthy else ():
-            spanned = [_Active(*interval, effect) for interval in active_intervals(fault, horizon)]
+            spanned = [_Span(*interval, effect) for interval in active_intervals(fault, horizon)]
             spans.setdefault(gpu, []).extend(spanned)
     tables = {gpu: _swept(spans[gpu], healthy, GpuFactors.combined) for gpu in sorted(spans)}
     return {
@@ -131,13 +131,15 @@ def _in_4096(rate: Fraction) -> int:
 
 
 @dataclass(frozen=True)
-class _Active(Generic[_Effect]):
+class _Span(Generic[_Effect]):
+    """A time during which something has an effect; without an end where it stays."""
+
     start: int
     end: int | None
     effect: _Effect
 
 
-def _jitter(fault: Fault, link: int, horizon: int) -> Iterator[_Active[LinkEffect]]:
+def _jitter(fault: Fault, link: int, horizon: int) -> Iterator[_Span[LinkEffect]]:
     if fault.jitter is None or fault.jitter_every is None or fault.seed is None:
         return
     period = int(fault.jitter_every)
@@ -147,16 +149,16 @@ def _jitter(fault: Fault, link: int, horizon: int) -> Iterator[_Active[LinkEffec
         last = horizon if end is None else min(end, horizon)
         for draw in range(start // period, -(-last // period)):
             added = mixed(fault.seed, link, draw) % (fault.jitter + 1)
-            yield _Active(max(start, draw * period), min(last, (draw + 1) * period), LinkEffect(ONE, added))
+            yield _Span(max(start, draw * period), min(last, (draw + 1) * period), LinkEffect(ONE, added))
 
 
 def _swept(
-    spans: list[_Active[_Effect]], healthy: _Effect, joined: Callable[[_Effect, _Effect], _Effect]
+    spans: list[_Span[_Effect]], healthy: _Effect, joined: Callable[[_Effect, _Effect], _Effect]
 ) -> list[tuple[int, _Effect]]:
     """Return what is left from each time on at which it changes: all spans there at once, joined."""
     waiting = sorted(spans, key=lambda span: span.start, reverse=True)
     ends = {span.end for span in spans if span.end is not None}
-    active: list[_Active[_Effect]] = []
+    active: list[_Span[_Effect]] = []
     table: list[tuple[int, _Effect]] = []
     for time in sorted({0, *ends, *(span.start for span in spans)}):
         active = [span for span in active if span.end is None or span.end > time]
