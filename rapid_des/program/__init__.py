@@ -1,1 +1,25 @@
-"""What engines run: the program, its rules, and the lowering of traces to it."""
+"""What engines run: the program, its rules (in `program.program`), and the lowering of traces to it.
+
+The way of a collective, and what it is called on it. A message is a collective of two members.
+
+    trace node        kind COLLECTIVE, its size and the slot of its group         chakra.trace
+        │             groups.geometry: of which whole dimensions the group is the product
+    Call              what is asked: collective, size, extents of the group       program.plans
+        │             plans.plan; fault_planner where links are dead
+    Plan              chunks that pipeline, each a row of phases                  program.plans
+    Phase             one algorithm among the members of one line of the group
+        │             Phase.schedule
+    Schedule          transfers among members 0..n-1, each after others           network.collectives
+        │             templates.template_of, of all schedules but for sizes once
+    Template          the same as engines read it: tasks joined by edges, what    program.program,
+        │             waits for a member's arrival, what a member's end awaits    program.templates
+        │             lowering: a node's Expansion, one MemberVisit a phase       program.ranks
+    visits            HOLD, MEMBER …, JOIN of the rank, each with slot and template
+        │             groups.GroupTable.bind: slots to groups and member numbers  program.groups,
+    Group             who meets, and the route of every pair of each template     program.routes
+        │             a run begins
+    instance          the k-th meeting of a group: a template at work             engines
+    transfer          a task whose edges have passed, injected by its member
+    hop               a visit of a transfer to one link of its route; one a part
+                      where messages go in parts
+"""

@@ -23,7 +23,7 @@ from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.program.analytic import chain_and_load
-from rapid_des.program.plans import Call, Plan, Step, plan
+from rapid_des.program.plans import Call, Phase, Plan, plan
 from rapid_des.program.signatures import all_pairs
 
 REPAIRS: Mapping[str, tuple[str, ...]] = {
@@ -47,7 +47,7 @@ class Survivors:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._step = cache(self._best)
+        self._phase = cache(self._best)
         self._load = cache(self._chain_and_load)
         self._whole = cache(self._one_ring)
         self._near = cache(self._hops)
@@ -58,36 +58,36 @@ class Survivors:
         return len(ranks) > LARGEST_RING or (len(ranks) > 1 and self._lose_ways(all_pairs([ranks])))
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
-        """Return how one rank takes part in a collective of `ranks`; every rank's steps are as many."""
+        """Return how one rank takes part in a collective of `ranks`; every rank's phases are as many."""
         stated = plan(call, self.machine)
         by_line = self._along(stated, call, ranks, ranks.index(rank))
-        if all(step.axis is None for step in stated[0]):
+        if all(phase.axis is None for phase in stated[0]):
             return by_line
         ring = self._whole(call, ranks)
         return by_line if ring is None else ring
 
     def _along(self, stated: Plan, call: Call, ranks: Ranks, place: int) -> Plan:
-        """Return a plan with the steps of one member's own lines."""
+        """Return a plan with the phases of one member's own lines."""
         return tuple(
-            tuple(self._step(step, self._line(step, call, ranks, place)) for step in chunk)
+            tuple(self._phase(phase, self._line(phase, call, ranks, place)) for phase in chunk)
             for chunk in stated
         )
 
-    def _line(self, step: Step, call: Call, ranks: Ranks, place: int) -> Ranks:
-        return ranks if step.axis is None else tuple(line_of(ranks, call.extents, step.axis, place)[1])
+    def _line(self, phase: Phase, call: Call, ranks: Ranks, place: int) -> Ranks:
+        return ranks if phase.axis is None else tuple(line_of(ranks, call.extents, phase.axis, place)[1])
 
     def _one_ring(self, call: Call, ranks: Ranks) -> Plan | None:
         """Return the plan that leaves the dimensions, if it ends before the one along them."""
         if self._inside_switches(call) or not self.concern(ranks):
             return None
         stated = plan(call, self.machine)
-        names = {step.algorithm for step in stated[0]}
+        names = {phase.algorithm for phase in stated[0]}
         if not names <= {"ring", "bidirectional_ring", "bucket"}:
             return None
         lines = [self._along(stated, call, ranks, place) for place in range(len(ranks))]
         name = "bidirectional_ring" if names == {"bidirectional_ring"} else "ring"
-        ring = self._rings(Step(None, call.collective, name, call.size, len(stated)), ranks, call.extents)
-        times = [self._together([(step, ranks)]) for step in ring]
+        ring = self._rings(Phase(None, call.collective, name, call.size, len(stated)), ranks, call.extents)
+        times = [self._together([(phase, ranks)]) for phase in ring]
         if not ring or min(times) >= self._duration(lines, call, ranks):
             return None
         return ((ring[times.index(min(times))],),)
@@ -102,7 +102,7 @@ class Survivors:
         return any(name in IN_SWITCH for name in ((stated,) if isinstance(stated, str) else stated))
 
     def _duration(self, lines: Sequence[Plan], call: Call, ranks: Ranks) -> int:
-        """Return no less than one chunk's steps take, nor than all chunks on one dimension."""
+        """Return no less than one chunk's phases take, nor than all chunks on one dimension."""
         chunks, axes = [0], dict[int | None, int]()
         for number, chunk in enumerate(lines[0]):
             times = []
@@ -116,45 +116,45 @@ class Survivors:
             chunks.append(sum(times))
         return max(*chunks, *axes.values())
 
-    def _together(self, lines: Sequence[tuple[Step, Ranks]]) -> int:
-        """Return what the lines of one step take side by side: the longest chain or the busiest link."""
+    def _together(self, lines: Sequence[tuple[Phase, Ranks]]) -> int:
+        """Return what the lines of one phase take side by side: the longest chain or the busiest link."""
         longest, load = 0, np.zeros(len(self.machine.fabric), np.int64)
-        for step, ranks in lines:
-            chain, mine = self._load(step, ranks)
+        for phase, ranks in lines:
+            chain, mine = self._load(phase, ranks)
             longest = max(longest, chain)
             load[: len(mine)] += mine
         return max(longest, int(load.max(initial=0)))
 
-    def _best(self, step: Step, ranks: Ranks) -> Step:
-        schedule = step.schedule(len(ranks))
+    def _best(self, phase: Phase, ranks: Ranks) -> Phase:
+        schedule = phase.schedule(len(ranks))
         pairs = np.unique(np.stack((schedule.source, schedule.destination), 1), axis=0)
         if schedule.switches or not self._lose_ways(np.array(ranks)[pairs]):
-            return step
-        choices = [step, *self._rings(step, ranks)]
+            return phase
+        choices = [phase, *self._rings(phase, ranks)]
         times = [self._together([(choice, ranks)]) for choice in choices]
         return choices[times.index(min(times))]
 
-    def _rings(self, step: Step, ranks: Ranks, extents: tuple[int, ...] = ()) -> list[Step]:
-        """Return what may serve instead of a step; with `extents` its rings walk the group to and fro."""
+    def _rings(self, phase: Phase, ranks: Ranks, extents: tuple[int, ...] = ()) -> list[Phase]:
+        """Return what may serve instead of a phase; with `extents` its rings walk the group to and fro."""
         if len(ranks) > LARGEST_RING:
             return []
         orders = tuple(snakes(extents)) if extents else ()
         one_way, healthy = self._near(ranks)
         found = []
-        for name in REPAIRS.get(step.algorithm, ()):
-            if step.collective in ALGORITHMS[name].does:
+        for name in REPAIRS.get(phase.algorithm, ()):
+            if phase.collective in ALGORITHMS[name].does:
                 both = 0 if name == "ring" else 1
                 order = repaired(one_way + both * one_way.T, healthy + both * healthy.T, orders)
-                chunks = 1 if name == "bucket" else step.chunks
-                found.append(replace(step, algorithm=name, chunks=chunks, extents=(), order=order))
+                chunks = 1 if name == "bucket" else phase.chunks
+                found.append(replace(phase, algorithm=name, chunks=chunks, extents=(), order=order))
         return found
 
     def _lose_ways(self, pairs: Int64s) -> bool:
         dead = np.array(sorted(self.machine.dead), np.int64)
         return bool(np.isin(self.machine.planned.routes(pairs).links, dead).any())
 
-    def _chain_and_load(self, step: Step, ranks: Ranks) -> tuple[int, Int64s]:
-        return chain_and_load(step.schedule(len(ranks)), self.machine, ranks)
+    def _chain_and_load(self, phase: Phase, ranks: Ranks) -> tuple[int, Int64s]:
+        return chain_and_load(phase.schedule(len(ranks)), self.machine, ranks)
 
     def _hops(self, ranks: Ranks) -> tuple[Int64s, Int64s]:
         """Return the hops between members on what survives, and on the whole fabric."""

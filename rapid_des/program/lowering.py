@@ -15,10 +15,9 @@ from rapid_des.machine import Machine
 from rapid_des.program.analytic import alone, lasting_message, lasting_template, message_alone
 from rapid_des.program.fault_planner import Planner
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
-from rapid_des.program.plans import Above, Call, cut_in_chunks
-from rapid_des.program.plans import Step as PlanStep
+from rapid_des.program.plans import Above, Call, Phase, cut_in_chunks
 from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
-from rapid_des.program.ranks import Recipe, Step, rank_program, service_times
+from rapid_des.program.ranks import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.replicas import Replicas, cut_of, link_orbits
 from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
 from rapid_des.program.signatures import signatures
@@ -173,17 +172,17 @@ class _Lowering:
             members = tuple(self._likeness(self.groups.members(name)) for name in trace.groups)
             key = (*key, members, tuple(self._likeness((trace.rank, peer)) for peer in trace.peers))
         if key not in self.shared:
-            recipes = _Recipes(self, trace, geometries, trees)
+            expansions = _Expansions(self, trace, geometries, trees)
             program = rank_program(
                 trace.nodes,
                 service_times(trace.nodes, self.machine.device),
-                recipe=recipes.of_node,
-                recipes=recipes.distinct,
+                expansion=expansions.of_node,
+                expansions=expansions.distinct,
                 unordered=self.traces.unordered_streams,
                 overlap=self.overlap,
             )
             self.programs.append(program)
-            self.shared[key] = len(self.programs) - 1, recipes.slots()
+            self.shared[key] = len(self.programs) - 1, expansions.slots()
         return self.shared[key]
 
     def _above(self, name: str, rank: int) -> Above:
@@ -207,12 +206,12 @@ class _Lowering:
     def _alone(self, call: Call, ranks: tuple[int, ...]) -> Template:
         duration = 0
         for chunk in self.planner.plan(call, ranks, ranks[0]):
-            for step in chunk:
+            for phase in chunk:
                 line = ranks
-                if step.axis is not None:
-                    stride = prod(call.extents[: step.axis])
-                    line = ranks[: stride * call.extents[step.axis] : stride]
-                schedule = step.schedule(len(line))
+                if phase.axis is not None:
+                    stride = prod(call.extents[: phase.axis])
+                    line = ranks[: stride * call.extents[phase.axis] : stride]
+                schedule = phase.schedule(len(line))
                 duration += alone(schedule, self.machine, line)
         return lasting_template(call.members, duration, self.sizes, name=call.collective.name.lower())
 
@@ -227,25 +226,25 @@ class _Lowering:
         """Return the template of a message."""
         return self._template(("message", size), lambda: self.collectives.message(size, self.segment))
 
-    def step(self, step: PlanStep, members: int, *, whole: bool, kept: int) -> int:
-        """Return the template of one step of a collective; `whole`: its messages never go in parts.
+    def phase(self, phase: Phase, members: int, *, whole: bool, kept: int) -> int:
+        """Return the template of one phase of a collective; `whole`: its messages never go in parts.
 
         With fewer `kept` than members, its cut.
         """
-        key = (step, members, whole, kept)
-        return self._template(key, lambda: self._collective(step, members, whole=whole, kept=kept))
+        key = (phase, members, whole, kept)
+        return self._template(key, lambda: self._collective(phase, members, whole=whole, kept=kept))
 
-    def _collective(self, step: PlanStep, members: int, *, whole: bool, kept: int) -> Template:
-        name = f"{step.collective.name.lower()} of {step.size} B by {step.algorithm}"
+    def _collective(self, phase: Phase, members: int, *, whole: bool, kept: int) -> Template:
+        name = f"{phase.collective.name.lower()} of {phase.size} B by {phase.algorithm}"
         if kept < members:
-            cut = cut_of(step, members, kept)
+            cut = cut_of(phase, members, kept)
             if self.segment is not None and cut.size.max() > self.segment:
                 raise UnsupportedByEngine("messages in segments have no cut")
             return replace(
                 cut.template(members, kept), size=self.sizes.rows(cut.size, whole=whole), name=name
             )
         return self.collectives.of(
-            (step, members), lambda: step.schedule(members), name=name, segment=self.segment, whole=whole
+            (phase, members), lambda: phase.schedule(members), name=name, segment=self.segment, whole=whole
         )
 
     def _template(self, key: tuple[object, ...], build: Callable[[], Template]) -> int:
@@ -255,8 +254,8 @@ class _Lowering:
         return self.known[key]
 
 
-class _Recipes:
-    """The recipes of one node table, and the slots they need."""
+class _Expansions:
+    """The expansions of one node table, and the slots they need."""
 
     def __init__(
         self,
@@ -273,13 +272,13 @@ class _Recipes:
         self._slots: dict[Slot, int] = {Whole(group): group for group in range(len(geometries))}
         self._labels: dict[int, str] = {}
         self._templates: dict[int, set[int]] = {}
-        self.distinct: list[Recipe] = []
+        self.distinct: list[Expansion] = []
         self.of_node = np.full(len(nodes), NONE, np.int32)
         self._collectives(nodes)
         self._messages(nodes)
 
     def slots(self) -> SlotTable:
-        """Return what the recipes refer to."""
+        """Return what the expansions refer to."""
         numbers = range(len(self._slots))
         return SlotTable(
             slots=tuple(self._slots),
@@ -306,28 +305,30 @@ class _Recipes:
             self._labels.setdefault(slot, stream)
             self.distinct.append(self._collective(CollectiveType(kind), size, group, slot))
 
-    def _collective(self, kind: CollectiveType, size: int, group: int, whole: int) -> Recipe:
+    def _collective(self, kind: CollectiveType, size: int, group: int, whole: int) -> Expansion:
         extents, axes = self._geometries[group]
         call = Call(kind, size, extents, axes, self._trees[group])
         if call.members == 1:
-            return Recipe(whole)
+            return Expansion(whole)
         ranks = self._lowering.groups.members(self._trace.groups[group])
         if self._lowering.analytic:
-            return Recipe(whole, (Step(whole, self._use(whole, self._lowering.lasting(call, ranks)), 0),))
+            return Expansion(
+                whole, (MemberVisit(whole, self._use(whole, self._lowering.lasting(call, ranks)), 0),)
+            )
         kept = self._lowering.groups.kept(ranks)
-        steps = []
+        members_of = []
         chunks = self._lowering.planner.plan(call, ranks, self._trace.rank)
-        for chunk, chunk_steps in enumerate(chunks):
-            for step in chunk_steps:
+        for chunk, chunk_phases in enumerate(chunks):
+            for phase in chunk_phases:
                 members, slot, here = call.members, whole, kept
-                if step.axis is not None:
+                if phase.axis is not None:
                     if kept < members:
                         raise UnsupportedByEngine("a collective along several axes has no cut")
-                    members = here = extents[step.axis]
-                    slot = self._slot(Along(group, step.axis), self._labels[whole])
-                index = self._lowering.step(step, members, whole=cut_in_chunks(chunks), kept=here)
-                steps.append(Step(slot, self._use(slot, index), chunk))
-        return Recipe(whole, tuple(steps))
+                    members = here = extents[phase.axis]
+                    slot = self._slot(Along(group, phase.axis), self._labels[whole])
+                index = self._lowering.phase(phase, members, whole=cut_in_chunks(chunks), kept=here)
+                members_of.append(MemberVisit(slot, self._use(slot, index), chunk))
+        return Expansion(whole, tuple(members_of))
 
     def _messages(self, nodes: NodeTable) -> None:
         places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
@@ -343,7 +344,7 @@ class _Recipes:
             stream = nodes.streams[nodes.stream[node]].removesuffix("-send").removesuffix("-recv")
             slot = self._slot(Channel(peer, tag, kind == NodeKind.SEND), stream)
             template = self._message(size, peer, sends=kind == NodeKind.SEND)
-            self.distinct.append(Recipe(slot, (Step(slot, self._use(slot, template), 0),)))
+            self.distinct.append(Expansion(slot, (MemberVisit(slot, self._use(slot, template), 0),)))
 
     def _message(self, size: int, peer: int, *, sends: bool) -> int:
         if not self._lowering.analytic:

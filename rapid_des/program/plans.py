@@ -13,13 +13,13 @@ from rapid_des.network.collectives import (
     HIERARCHICAL,
     IN_SWITCH,
     Hierarchy,
-    Phase,
     Schedule,
     ShapedCollective,
     build_schedule,
     chunk_phases,
     collectives_of,
     fits,
+    hierarchical,
 )
 from rapid_des.network.collectives.ordering import RingOrder, ordered_schedule
 from rapid_des.network.fabric import Fabric
@@ -77,8 +77,8 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step of a chunk: a collective among those ranks that differ only along one axis of the group."""
+class Phase:
+    """One phase of a chunk: a collective among those ranks that differ only along one axis of the group."""
 
     axis: int | None
     """Position in `Call.extents`; None: all members on one logical ring."""
@@ -94,7 +94,7 @@ class Step:
     """The member at each place of the algorithm's ring; empty: their own order."""
 
     def schedule(self, members: int) -> Schedule:
-        """Return the step's transfers among so many members."""
+        """Return the phase's transfers among so many members."""
         if self.order:
             return ordered_schedule(
                 self.algorithm, self.collective, self.size, self.order, chunks=self.chunks
@@ -111,8 +111,8 @@ class Step:
         )
 
 
-Plan = tuple[tuple[Step, ...], ...]
-"""The steps of each chunk, in order; chunks pipeline through them."""
+Plan = tuple[tuple[Phase, ...], ...]
+"""The phases of each chunk, in order; chunks pipeline through them."""
 
 
 def cut_in_chunks(chunks: Plan) -> bool:
@@ -128,7 +128,7 @@ def plan(call: Call, machine: Machine) -> Plan:
     dimension is served by that one's, whole. `FabricCutError`: one inside switches has none left alive.
     """
     if call.collective is CollectiveType.ALL_REDUCE and call.size < call.members:
-        return ((Step(None, call.collective, SCALAR, call.size),),)
+        return ((Phase(None, call.collective, SCALAR, call.size),),)
     operation = call.collective.name.lower()
     choice = machine.collectives.choice(operation)
     stated = None if choice is None else choice.algorithm
@@ -139,7 +139,7 @@ def plan(call: Call, machine: Machine) -> Plan:
             for axis, name in enumerate(_per_axis(stated, call, machine))
         )
         phases = chunk_phases(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
-        return tuple(tuple(_step(phase, call) for phase in chunk) for chunk in phases)
+        return tuple(tuple(_phase(phase, call) for phase in chunk) for chunk in phases)
     if isinstance(stated, tuple):
         stated = _of_one_axis(stated, call, machine)
         chunks = chunks if stated in IN_SWITCH else 1
@@ -149,12 +149,12 @@ def plan(call: Call, machine: Machine) -> Plan:
         raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
     name = PLAIN[call.collective] if stated is None else _serving(stated, call, machine, axis=None)
     parents = call.above.whole if name in IN_SWITCH else ()
-    return ((Step(None, call.collective, name, call.size, chunks, call.extents, parents),),)
+    return ((Phase(None, call.collective, name, call.size, chunks, call.extents, parents),),)
 
 
-def _step(phase: Phase, call: Call) -> Step:
+def _phase(phase: hierarchical.Phase, call: Call) -> Phase:
     parents = call.above.over(phase.dimension) if phase.algorithm in IN_SWITCH else ()
-    return Step(phase.dimension, phase.collective, phase.algorithm, phase.size, parents=parents)
+    return Phase(phase.dimension, phase.collective, phase.algorithm, phase.size, parents=parents)
 
 
 def _of_one_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> str | None:

@@ -16,8 +16,8 @@ from rapid_des.units import PS_PER_S
 
 
 @dataclass(frozen=True)
-class Step:
-    """One member visit of a collective: which sub-group, which template, after which step of its chunk."""
+class MemberVisit:
+    """One rank's part in one phase of a collective: with whom, by which template, in which chunk."""
 
     slot: int
     template: int
@@ -25,20 +25,20 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Expansion:
     """How a node that communicates becomes visits.
 
-    No step: nothing to do (a group of one). One step: the node itself is the member visit. More: the node
-    holds its stream while the steps of each chunk run one after the other, chunks side by side.
+    No member visit: nothing to do (a group of one). One: the node itself is it. More: the node
+    holds its stream while those of each chunk run one after the other, chunks side by side.
     """
 
     slot: int
-    steps: tuple[Step, ...] = ()
+    members: tuple[MemberVisit, ...] = ()
 
     @property
     def extra(self) -> int:
-        """Visits beyond the node's own: the steps and the join that ends them."""
-        return len(self.steps) + 1 if len(self.steps) > 1 else 0
+        """Visits beyond the node's own: the member visits and the join that ends them."""
+        return len(self.members) + 1 if len(self.members) > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -52,26 +52,26 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     nodes: NodeTable,
     durations: Int64s,
     *,
-    recipe: Int32s,
-    recipes: Sequence[Recipe],
+    expansion: Int32s,
+    expansions: Sequence[Expansion],
     unordered: frozenset[str] = frozenset(),
     overlap: bool = False,
 ) -> RankProgram:
     """Return the visits of a node table.
 
-    `durations` are the nodes' service times in picoseconds with nothing left unstated; `recipe` gives for
-    each node its place in `recipes`, or NONE for nodes that do not communicate. `overlap` lets collectives on
-    unordered streams run side by side.
+    `durations` are the nodes' service times in picoseconds with nothing left unstated; `expansion` gives for
+    each node its place in `expansions`, or NONE for nodes that do not communicate. `overlap` lets collectives
+    on unordered streams run side by side.
     """
-    extra = np.array([one.extra for one in recipes] or [0], np.int64)
-    lengths = 1 + np.where(recipe == NONE, 0, extra[recipe])
+    extra = np.array([one.extra for one in expansions] or [0], np.int64)
+    lengths = 1 + np.where(expansion == NONE, 0, extra[expansion])
     first = np.concatenate(([0], np.cumsum(lengths)))
     free = _free_of_streams(nodes, unordered, overlap=overlap)
-    columns = _own_visits(nodes, durations, recipe=recipe, first=first, free=free)
-    columns["occurrence"][first[:-1]] = _occurrences(nodes, recipe, recipes, free, unordered)
+    columns = _own_visits(nodes, durations, expansion=expansion, first=first, free=free)
+    columns["occurrence"][first[:-1]] = _occurrences(nodes, expansion, expansions, free, unordered)
     edges = [_dependencies(nodes, first), _chains(nodes, first, unordered)]
-    for index, one in enumerate(recipes):
-        places = first[:-1][recipe == index]
+    for index, one in enumerate(expansions):
+        places = first[:-1][expansion == index]
         if len(places):
             edges += _expand(columns, one, places)
     return _sealed(columns, edges, len(nodes.streams))
@@ -89,7 +89,7 @@ def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bo
 
 
 def _own_visits(
-    nodes: NodeTable, durations: Int64s, *, recipe: Int32s, first: Int64s, free: Bools
+    nodes: NodeTable, durations: Int64s, *, expansion: Int32s, first: Int64s, free: Bools
 ) -> dict[str, NDArray[np.int64]]:
     total, own = int(first[-1]), first[:-1]
     names = ("server", "release", "slot", "parent", "occurrence", "template", "node")
@@ -99,7 +99,7 @@ def _own_visits(
     serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
     columns["kind"][own[serves]] = int(VisitKind.COMPUTE)
     columns["work"][own[serves]] = durations[serves]
-    takes_stream = serves | ((recipe != NONE) & ~free)
+    takes_stream = serves | ((expansion != NONE) & ~free)
     columns["server"][own[takes_stream]] = nodes.stream[takes_stream]
     columns["priority"][own] = nodes.priority
     columns["link_priority"][own] = nodes.priority
@@ -109,8 +109,8 @@ def _own_visits(
 
 def _occurrences(
     nodes: NodeTable,
-    recipe: Int32s,
-    recipes: Sequence[Recipe],
+    expansion: Int32s,
+    expansions: Sequence[Expansion],
     free: Bools,
     unordered: frozenset[str],
 ) -> Int64s:
@@ -118,8 +118,8 @@ def _occurrences(
 
     That is so for all calls of a group that an unordered stream calls.
     """
-    slots = np.array([one.slot for one in recipes] or [NONE], np.int64)
-    slot = np.where(recipe == NONE, NONE, slots[recipe])
+    slots = np.array([one.slot for one in expansions] or [NONE], np.int64)
+    slot = np.where(expansion == NONE, NONE, slots[expansion])
     order = np.argsort(slot, kind="stable")
     ordered = slot[order]
     begins = np.concatenate(([True], ordered[1:] != ordered[:-1])) if len(order) else np.zeros(0, np.bool_)
@@ -150,37 +150,37 @@ def _chains(nodes: NodeTable, first: Int64s, unordered: frozenset[str]) -> _Edge
     return _Edges(np.concatenate(before), target, np.zeros(len(target), np.bool_))
 
 
-def _expand(columns: Mapping[str, NDArray[np.int64]], recipe: Recipe, places: Int64s) -> list[_Edges]:
-    """Fill in the visits of all nodes of one recipe; return the edges among them."""
-    steps = recipe.steps
-    if not steps:
+def _expand(columns: Mapping[str, NDArray[np.int64]], expansion: Expansion, places: Int64s) -> list[_Edges]:
+    """Fill in the visits of all nodes of one expansion; return the edges among them."""
+    members = expansion.members
+    if not members:
         columns["server"][places] = NONE
         return []
-    if len(steps) == 1:
+    if len(members) == 1:
         columns["kind"][places] = int(VisitKind.MEMBER)
-        columns["slot"][places] = steps[0].slot
-        columns["template"][places] = steps[0].template
+        columns["slot"][places] = members[0].slot
+        columns["template"][places] = members[0].template
         return []
-    join = places + len(steps) + 1
+    join = places + len(members) + 1
     columns["kind"][places] = int(VisitKind.HOLD)
-    columns["slot"][places] = recipe.slot
+    columns["slot"][places] = expansion.slot
     columns["release"][places] = join
-    inner = places[:, None] + 1 + np.arange(len(steps))
+    inner = places[:, None] + 1 + np.arange(len(members))
     columns["kind"][inner] = int(VisitKind.MEMBER)
     columns["parent"][inner] = places[:, None]
     columns["link_priority"][inner] = columns["link_priority"][places][:, None]
-    columns["slot"][inner] = [step.slot for step in steps]
-    columns["template"][inner] = [step.template for step in steps]
-    columns["sub"][inner] = np.arange(len(steps))
-    chunks = [step.chunk for step in steps]
-    return [_step_edge(inner, places, join, chunks, index) for index in range(len(steps))] + [
+    columns["slot"][inner] = [member.slot for member in members]
+    columns["template"][inner] = [member.template for member in members]
+    columns["sub"][inner] = np.arange(len(members))
+    chunks = [member.chunk for member in members]
+    return [_member_edge(inner, places, join, chunks, index) for index in range(len(members))] + [
         _Edges(inner[:, index], join, np.zeros(len(join), np.bool_))
-        for index in range(len(steps))
-        if index + 1 == len(steps) or chunks[index + 1] != chunks[index]
+        for index in range(len(members))
+        if index + 1 == len(members) or chunks[index + 1] != chunks[index]
     ]
 
 
-def _step_edge(inner: Int64s, hold: Int64s, join: Int64s, chunks: list[int], index: int) -> _Edges:
+def _member_edge(inner: Int64s, hold: Int64s, join: Int64s, chunks: list[int], index: int) -> _Edges:
     starts_chunk = index == 0 or chunks[index - 1] != chunks[index]
     origin = hold if starts_chunk else inner[:, index - 1]
     return _Edges(origin, inner[:, index], np.full(len(join), starts_chunk))

@@ -23,7 +23,7 @@ from rapid_des.arrays import Int32s, Int64s, starts_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.program.plans import Step
+from rapid_des.program.plans import Phase
 from rapid_des.program.program import NONE, Template
 
 _TIMES_ROUND = {
@@ -102,40 +102,40 @@ class Cut:
         )
 
 
-def cut_of(step: Step, members: int, kept: int) -> Cut:
-    """Return the part of the first `kept` members in one step of a collective, if it is alike for all.
+def cut_of(phase: Phase, members: int, kept: int) -> Cut:
+    """Return the part of the first `kept` members in one phase of a collective, if it is alike for all.
 
     Raises `UnsupportedByEngine` for algorithms without a known cut, and for blocks of different sizes.
     """
-    plain = step.chunks == 1 and not step.order and not step.parents and step.axis is None
+    plain = phase.chunks == 1 and not phase.order and not phase.parents and phase.axis is None
     if plain and members > 2:
-        if step.algorithm == "one_shot" and step.size:
-            return _one_shot_cut(step, members, kept)
-        if step.algorithm in _DIRECTIONS and step.collective in _TIMES_ROUND:
-            return _ring_cut(step, members, kept)
-    raise UnsupportedByEngine(f"{step.algorithm} among {members} has no cut")
+        if phase.algorithm == "one_shot" and phase.size:
+            return _one_shot_cut(phase, members, kept)
+        if phase.algorithm in _DIRECTIONS and phase.collective in _TIMES_ROUND:
+            return _ring_cut(phase, members, kept)
+    raise UnsupportedByEngine(f"{phase.algorithm} among {members} has no cut")
 
 
-def _one_shot_cut(step: Step, members: int, kept: int) -> Cut:
+def _one_shot_cut(phase: Phase, members: int, kept: int) -> Cut:
     """Everybody sends to everybody else."""
     distance, source = np.divmod(np.arange((members - 1) * kept, dtype=np.int32), kept)
     return Cut(
         source.astype(np.int32),
         (distance + 1).astype(np.int32),
         np.full(len(source), NONE, np.int32),
-        np.full(len(source), step.size, np.int64),
+        np.full(len(source), phase.size, np.int64),
     )
 
 
-def _ring_cut(step: Step, members: int, kept: int) -> Cut:
+def _ring_cut(phase: Phase, members: int, kept: int) -> Cut:
     """In every round a member sends to its neighbour what it received in the round before."""
-    parts = 1 if step.collective is CollectiveType.ALL_GATHER else members
-    block, rest = divmod(step.size, parts)
-    directions = _DIRECTIONS[step.algorithm]
+    parts = 1 if phase.collective is CollectiveType.ALL_GATHER else members
+    block, rest = divmod(phase.size, parts)
+    directions = _DIRECTIONS[phase.algorithm]
     if rest or block < len(directions):
         raise UnsupportedByEngine("blocks of different sizes tell replicas apart")
     half = block // len(directions)
-    rounds = _TIMES_ROUND[step.collective] * (members - 1)
+    rounds = _TIMES_ROUND[phase.collective] * (members - 1)
     source = np.tile(np.arange(kept, dtype=np.int32), rounds)
     columns: list[tuple[Any, ...]] = []
     for direction, bytes_each in zip(directions, (block - half, half)[-len(directions) :], strict=True):

@@ -29,7 +29,7 @@ from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Memb
 from rapid_des.engines.simpy.links import NO_TIMETABLE, Hop, Legs, Links, Message, Parts, Piece, Steps
 from rapid_des.errors import FabricCutError, TraceError
 from rapid_des.program.faults.closures import Closures, Remaining, cut_at, replan
-from rapid_des.program.faults.replanning import RankStep, RoutedStep
+from rapid_des.program.faults.replanning import RankPhase, RoutedPhase
 from rapid_des.program.program import NONE
 from rapid_des.program.timetable import FULL_RATE, hop_times, rate_at, work_done
 
@@ -207,9 +207,9 @@ def _legs(closures: Closures, route: tuple[int, ...], size: int) -> Legs:
 class PlannedInstance(Instance):
     """A step of a replanned collective, in flight."""
 
-    def __init__(self, key: Key, step: RankStep, template: TemplateTable, closures: Closures) -> None:
+    def __init__(self, key: Key, step: RankPhase, template: TemplateTable, closures: Closures) -> None:
         super().__init__(key, template, [])
-        self._step: RoutedStep = step.step
+        self._step: RoutedPhase = step.step
         self._closures = closures
 
     def parts(self, _: Links, task: int) -> Parts:
@@ -282,7 +282,7 @@ class Replanning:
         return done
 
     def _take_part(
-        self, call: tuple[int, int], chunks: list[list[RankStep]], who: Member, visits: list[int]
+        self, call: tuple[int, int], chunks: list[list[RankPhase]], who: Member, visits: list[int]
     ) -> Steps:
         """Go through the steps of all chunks side by side."""
         first = chunks[0][0]
@@ -291,12 +291,12 @@ class Replanning:
         for visit in visits[1:]:
             met[visit] = met[visits[0]]
 
-    def _chunk(self, call: tuple[int, int], steps: list[RankStep], first: RankStep, who: Member) -> Steps:
+    def _chunk(self, call: tuple[int, int], steps: list[RankPhase], first: RankPhase, who: Member) -> Steps:
         for step in steps:
             instance = self._instance((*call, step.number), step, meets=step is first)
             yield self.collectives.join(instance, step.member, who)
 
-    def _instance(self, key: Key, step: RankStep, *, meets: bool) -> Instance:
+    def _instance(self, key: Key, step: RankPhase, *, meets: bool) -> Instance:
         instances = self.collectives.instances
         if key not in instances:
             instances[key] = PlannedInstance(key, step, self._table(step.step), self.closures)

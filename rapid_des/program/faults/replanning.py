@@ -1,4 +1,4 @@
-"""Collectives that begin while a closure is noticed, replanned: each rank's steps, made when asked for."""
+"""Collectives that begin while a closure is noticed, replanned: each rank's phases, made when asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.ordering import line_of
 from rapid_des.program.fault_planner import Ranks, Survivors
-from rapid_des.program.plans import Call, Step, cut_in_chunks, geometry
+from rapid_des.program.plans import Call, Phase, cut_in_chunks, geometry
 from rapid_des.program.program import Template
 from rapid_des.program.services import Sizes, part_sizes
 from rapid_des.program.switch_trees import AboveGroups, with_switches
@@ -20,8 +20,8 @@ from rapid_des.program.templates import template_of
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedStep:
-    """The transfers of one step among its members: what each carries, and its route if nothing is closed."""
+class RoutedPhase:
+    """The transfers of one phase among its members: what each carries, and its route if nothing is closed."""
 
     template: Template
     parts: Sequence[Sequence[int]]
@@ -31,13 +31,13 @@ class RoutedStep:
 
 
 @dataclass(frozen=True, eq=False)
-class RankStep:
-    """One rank's part in one step of a collective."""
+class RankPhase:
+    """One rank's part in one phase of a collective."""
 
     number: int
-    """Tells the steps of a collective, and the lines that take one side by side, apart."""
+    """Tells the phases of a collective, and the lines that take one side by side, apart."""
     member: int
-    step: RoutedStep
+    phase: RoutedPhase
 
 
 class CollectiveReplanner:
@@ -54,8 +54,8 @@ class CollectiveReplanner:
         """Tell whether a rank's node is a collective."""
         return bool(self._traces.ranks[position].nodes.kind[node] == NodeKind.COLLECTIVE)
 
-    def steps_of(self, position: int, node: int, dead: frozenset[int]) -> list[list[RankStep]]:
-        """Return a rank's steps in the collective of one of its nodes, one after the other for each chunk.
+    def steps_of(self, position: int, node: int, dead: frozenset[int]) -> list[list[RankPhase]]:
+        """Return a rank's phases in the collective of one of its nodes, one after the other for each chunk.
 
         It is planned for the fabric without `dead`; `FabricCutError` if that cuts the group apart.
         """
@@ -69,33 +69,33 @@ class CollectiveReplanner:
         plan = surviving.survivors.plan(call, ranks, trace.rank)
         place, first, chunks = ranks.index(trace.rank), 0, []
         for chunk in plan:
-            steps = range(first, first + len(chunk))
+            phases = range(first, first + len(chunk))
             rank_steps = [
-                self._rank_step(one, step, call, (ranks, place), (dead, cut_in_chunks(plan)))
-                for one, step in zip(steps, chunk, strict=True)
+                self._rank_phase(one, phase, call, (ranks, place), (dead, cut_in_chunks(plan)))
+                for one, phase in zip(phases, chunk, strict=True)
             ]
             chunks.append(rank_steps)
             first += len(chunk)
         return chunks
 
-    def _rank_step(
-        self, number: int, step: Step, call: Call, who: tuple[Ranks, int], how: tuple[frozenset[int], bool]
-    ) -> RankStep:
+    def _rank_phase(
+        self, number: int, phase: Phase, call: Call, who: tuple[Ranks, int], how: tuple[frozenset[int], bool]
+    ) -> RankPhase:
         ranks, place = who
         base, line, member = 0, ranks, place
-        if step.axis is not None:
-            base, members = line_of(ranks, call.extents, step.axis, place)
+        if phase.axis is not None:
+            base, members = line_of(ranks, call.extents, phase.axis, place)
             line, member = tuple(members), members.index(ranks[place])
-        return RankStep(number * len(ranks) + base, member, self._routed(step, line, *how))
+        return RankPhase(number * len(ranks) + base, member, self._routed(phase, line, *how))
 
-    def _route(self, step: Step, ranks: Ranks, dead: frozenset[int], whole: bool) -> RoutedStep:  # noqa: FBT001
-        sizes, schedule = Sizes(), step.schedule(len(ranks))
+    def _route(self, phase: Phase, ranks: Ranks, dead: frozenset[int], whole: bool) -> RoutedPhase:  # noqa: FBT001
+        sizes, schedule = Sizes(), phase.schedule(len(ranks))
         template = template_of(schedule, sizes, name="", segment=self._segment)
         nodes = with_switches(self._surviving(dead).machine, ranks) if schedule.switches else ranks
         ends = np.array(nodes)[np.stack((template.pair_source, template.pair_destination), 1)]
         routes = self._machine.router.routes(ends)
         parts = [[size] if whole else part_sizes(self._machine.switching, size) for size in sizes.all()]
-        return RoutedStep(template, parts, [routes.of(pair) for pair in range(len(routes))])
+        return RoutedPhase(template, parts, [routes.of(pair) for pair in range(len(routes))])
 
     def _without(self, dead: frozenset[int]) -> _Surviving:
         machine = self._machine.without(dead)
