@@ -58,6 +58,9 @@ def ranges(first: int | NDArray[np.integer[Any]], lengths: NDArray[np.integer[An
     >>> ranges(np.array([7, 0, 4]), np.array([2, 0, 3])).tolist()
     [7, 8, 4, 5, 6]
     """
+    if len(lengths) and (lengths == lengths[0]).all():  # several times faster
+        rows: Int64s = np.broadcast_to(first, lengths.shape)[:, None] + np.arange(int(lengths[0]))
+        return rows.reshape(-1)
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     entries: Int64s = np.arange(total) + np.repeat(first - (ends - lengths), lengths)
