@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.ends import embedding_forward, sampling
 from rapid_des.frontend.job import Job
@@ -23,7 +24,7 @@ from rapid_des.frontend.parts import (
 )
 from rapid_des.frontend.pricing import kernel_node
 from rapid_des.frontend.shard import Shard
-from rapid_des.frontend.template import INPUT, Column, Int64s, Piece, chain, retimed
+from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, JobTrace, ProgramWriter, job_trace
 from rapid_des.frontend.traffic import byte_count
 

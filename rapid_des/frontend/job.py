@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -21,9 +21,11 @@ from rapid_des.units import ceil_divide
 class Job:
     """A job whose numbers fit together (`loading` checks them)."""
 
-    name: str
-    file: str
+    name: str = field(compare=False)
+    file: str = field(compare=False)
+    """What it was read from, for errors."""
     spec: JobSpec
+    """The job file with its model in place of the model's name."""
     model: Model
 
     @cached_property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
+
+from rapid_des.arrays import Int64s
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,6 @@ class Layout:
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
-    _groups: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
 
     @property
     def ranks(self) -> int:
@@ -33,7 +31,7 @@ class Layout:
         """Return the number of parts along one axis."""
         return self.sizes[self.axes.index(axis)]
 
-    def coordinates(self, axis: str) -> NDArray[np.int64]:
+    def coordinates(self, axis: str) -> Int64s:
         """Return each rank's coordinate along one axis, indexed by rank."""
         position = self.axes.index(axis)
         stride = prod(self.sizes[:position])
@@ -41,18 +39,16 @@ class Layout:
 
     def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the groups of ranks that differ only along `axes`; members ascend, groups too."""
-        if axes not in self._groups:
-            self._groups[axes] = tuple(map(tuple, self.rows(axes).tolist()))
-        return self._groups[axes]
+        return tuple(map(tuple, self.rows(axes).tolist()))
 
-    def group_numbers(self, axes: tuple[str, ...]) -> NDArray[np.int64]:
+    def group_numbers(self, axes: tuple[str, ...]) -> Int64s:
         """Return for each rank the number of its group in `groups(axes)`."""
         rows = self.rows(axes)
         numbers = np.empty(self.ranks, np.int64)
         numbers[rows] = np.arange(len(rows))[:, None]
         return numbers
 
-    def rows(self, axes: tuple[str, ...]) -> NDArray[np.int64]:
+    def rows(self, axes: tuple[str, ...]) -> Int64s:
         """Return the groups as rows of one table."""
         inner = [axis for axis in reversed(self.axes) if axis in axes]
         outer = [axis for axis in reversed(self.axes) if axis not in axes]

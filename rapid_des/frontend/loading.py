@@ -9,17 +9,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from rapid_des.config import apply_overrides, decode, load_document, resolve
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.model import load_model
+from rapid_des.frontend.layers import layer_pattern
+from rapid_des.frontend.model import Model, load_model
 from rapid_des.frontend.pipeline import SCHEDULES
 from rapid_des.frontend.sharding import ZERO_STAGES
-from rapid_des.frontend.spec import JobSpec
+from rapid_des.frontend.spec import JobSpec, ModelSpec
 
 NODES_A_LAYER = 40
 MOST_NODES = 2**25
 MOST_GPUS = 2**22
+_MODEL = "model."
 AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
@@ -34,15 +38,25 @@ def load_job(
     """
     path = resolve(str(reference), "job", folder=folder or Path())
     settings = tuple(settings)
-    below = "model."
-    own = [(key, text) for key, text in settings if not key.startswith(below)]
-    spec = decode(apply_overrides(load_document(path), own), JobSpec)
-    model_path = resolve(spec.model, "model", folder=path.parent, named_in=str(path), key="model")
-    inner = [(key.removeprefix(below), text) for key, text in settings if key.startswith(below)]
-    model = load_model(apply_overrides(load_document(model_path), inner))
-    job = Job(path.stem, str(path), spec, model)
+    of_model = tuple(setting for setting in settings if setting[0].startswith(_MODEL))
+    document = load_document(path)
+    document = apply_overrides(document, [setting for setting in settings if setting not in of_model])
+    if isinstance(document.tree.get("model"), dict):
+        document, of_model = apply_overrides(document, of_model), ()
+    spec = decode(document, JobSpec)
+    model = _model(spec, path, of_model)
+    job = Job(path.stem, str(path), structs.replace(spec, model=model.spec), model)
     check_job(job)
     return job
+
+
+def _model(spec: JobSpec, path: Path, settings: Iterable[tuple[str, str]]) -> Model:
+    """Return the model that a job file holds, or that of the file which it names, with settings applied."""
+    if isinstance(spec.model, ModelSpec):
+        return Model(path.stem, spec.model, layer_pattern(spec.model, str(path)))
+    model_path = resolve(spec.model, "model", folder=path.parent, named_in=str(path), key="model")
+    changes = [(key.removeprefix(_MODEL), text) for key, text in settings]
+    return load_model(apply_overrides(load_document(model_path), changes))
 
 
 def with_spec(job: Job, spec: JobSpec) -> Job:

@@ -151,7 +151,8 @@ class InferenceSpec(Spec, frozen=True):
 class JobSpec(Spec, frozen=True):
     """A job file."""
 
-    model: str
+    model: str | ModelSpec
+    """A model file by name or path, or what it would hold."""
     phase: Literal["training", "inference"]
     parallelism: ParallelismSpec = ParallelismSpec()
     precision: PrecisionSpec = PrecisionSpec()

@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Int64s, frozen, rows_of, starts_by, starts_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
-
-Int64s: TypeAlias = NDArray[np.int64]
 
 STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv")
 STREAM_KINDS: Mapping[str, str] = {
@@ -109,7 +106,7 @@ def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = (), cache_rows:
     return Piece(
         np.array(rows, np.int64).reshape(len(rows), len(Column)),
         names,
-        np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]),
+        starts_of(counts),
         np.array(after, np.int64),
         len(nodes) - 1,
         tuple(marks),
@@ -235,11 +232,9 @@ class Writer:
         rows = np.concatenate(self._rows)
         counts = np.concatenate(self._counts)
         dependencies = np.concatenate(self._dependencies)
-        kept = dependencies != _DROPPED
-        owner = np.repeat(np.arange(len(rows)), counts)[kept]
-        starts = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(np.bincount(owner, minlength=len(rows)), out=starts[1:])
-        return rows, starts, dependencies[kept]
+        waits = dependencies != _DROPPED
+        owner = rows_of(counts)[waits]
+        return rows, starts_by(owner, len(rows)), dependencies[waits]
 
     def piece(self, output: int) -> Piece:
         """Return all that was placed as one piece."""
@@ -274,7 +269,7 @@ class Writer:
         for name in NodeTable.__dataclass_fields__:
             column = getattr(table, name)
             if isinstance(column, np.ndarray):
-                column.flags.writeable = False
+                frozen(column)
         return table
 
 

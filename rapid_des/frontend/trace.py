@@ -111,27 +111,23 @@ class JobTrace:
 
 def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
     """Return for each rank the name and members of its group of one kind, kept to `ranks`."""
-    lines, found = job.layout.groups(GROUPS[name]), {}
-    here = distinct(job.layout.group_numbers(GROUPS[name])[sorted(ranks)])
-    for index in here.tolist():
-        line = lines[index]
+    rows, numbers = job.layout.rows(GROUPS[name]), job.layout.group_numbers(GROUPS[name])
+    group_of: dict[int, tuple[str, tuple[int, ...]]] = {}
+    for number in distinct(numbers[sorted(ranks)]).tolist():
+        line = rows[number].tolist()
         group = (line[0], line[-1]) if name == "embedding" else line
-        kept = tuple(rank for rank in group if rank in ranks)
-        for rank in kept:
-            found[rank] = (f"{name}.{index}", kept)
-    return found
+        members = tuple(rank for rank in group if rank in ranks)
+        for rank in members:
+            group_of[rank] = (f"{name}.{number}", members)
+    return group_of
 
 
 def _neighbours(job: Job, ranks: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Return each rank's counterparts in the stages before and after, in a circle."""
-    lines = job.layout.groups(GROUPS["embedding"])
-    numbers = job.layout.group_numbers(GROUPS["embedding"]).tolist()
-    found = {}
-    for rank in ranks:
-        line = lines[numbers[rank]]
-        stage = line.index(rank)
-        found[rank] = (line[stage - 1], line[(stage + 1) % len(line)])
-    return found
+    lines = job.layout.rows(("pp",))[job.layout.group_numbers(("pp",))[list(ranks)]]
+    stages, members = job.layout.coordinates("pp")[list(ranks)], np.arange(len(ranks))
+    before, after = lines[members, stages - 1], lines[members, (stages + 1) % job.stages]
+    return dict(zip(ranks, zip(before.tolist(), after.tolist(), strict=True), strict=True))
 
 
 def assemble(
@@ -148,10 +144,10 @@ def assemble(
     groups: dict[str, tuple[int, ...]] = {"world": tuple(chosen)}
     for rank in chosen:
         program = programs[stages[rank]]
-        own = [by_kind[kind][rank] for kind in program.groups]
-        groups.update(own)
+        joined = [by_kind[kind][rank] for kind in program.groups]
+        groups.update(joined)
         peers = neighbours[rank] if program.talks else ()
-        traces.append(RankTrace(rank, program.table, tuple(name for name, _ in own), peers))
+        traces.append(RankTrace(rank, program.table, tuple(name for name, _ in joined), peers))
     return TraceSet(tuple(traces), groups)
 
 

@@ -1,10 +1,13 @@
 """Job files: presets load, settings reach job and model, what does not divide names both numbers."""
 
+import pickle
+
+import numpy as np
 import pytest
 
 from rapid_des.config import json_schema, preset_names
 from rapid_des.errors import ConfigError
-from rapid_des.frontend import JobSpec, load_job
+from rapid_des.frontend import JobSpec, build, load_job, memory
 from rapid_des.frontend.pipeline import SCHEDULES
 from rapid_des.frontend.sharding import ZERO_STAGES
 
@@ -91,3 +94,46 @@ def test_a_service_that_does_not_fit_together_is_refused(tiny_service, settings,
     with pytest.raises(ConfigError) as refused:
         tiny_service(*settings.items())
     assert said in str(refused.value)
+
+
+def used(job, prices):
+    """Ask a job for everything that it derives once."""
+    build(job, prices)
+    memory(job)
+    return job
+
+
+def test_a_job_is_a_value_before_and_after_use(tiny, prices):
+    settings = [("parallelism.pp", "2"), ("parallelism.dp", "2"), ("precision.master_weights", "null")]
+    job, other = tiny(*settings), used(tiny(*settings), prices)
+    assert job == other
+    assert hash(job) == hash(other)
+    for copy in (pickle.loads(pickle.dumps(job)), pickle.loads(pickle.dumps(other))):
+        assert copy == job
+        assert hash(copy) == hash(job)
+        assert copy.orders == job.orders
+        np.testing.assert_array_equal(copy.layout.coordinates("pp"), job.layout.coordinates("pp"))
+    assert tiny(*settings[:2]) != job
+
+
+def test_where_a_job_was_read_from_is_not_what_it_is(tiny, tmp_path):
+    (tmp_path / "other.yaml").write_text((tmp_path / "job.yaml").read_text())
+    other = load_job(tmp_path / "other.yaml")
+    assert (other.name, other) == ("other", tiny())
+
+
+def test_a_job_file_may_hold_its_model(tiny, tmp_path):
+    job = tiny(("model.layers", "6"))
+    model = (tmp_path / "tiny.model.yaml").read_text().replace("layers: 4", "layers: 5")
+    inner = "\n".join(f"  {line}" for line in model.splitlines())
+    rest = (tmp_path / "job.yaml").read_text().replace("model: tiny.model.yaml", "")
+    (tmp_path / "alone.yaml").write_text(f"model:\n{inner}\n{rest}")
+    assert load_job(tmp_path / "alone.yaml", settings=[("model.layers", "6")]) == job
+    assert load_job(tmp_path / "alone.yaml").model.spec.layers == 5
+
+
+def test_a_trace_travels(tiny, prices):
+    trace = build(tiny(("parallelism.pp", "2")), prices)
+    copy = pickle.loads(pickle.dumps(trace))
+    assert copy.traces.ranks[1].nodes.duration.tolist() == trace.tables[1].duration.tolist()
+    assert (copy.job, copy.segments) == (trace.job, trace.segments)
