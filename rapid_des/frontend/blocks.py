@@ -32,16 +32,14 @@ import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
+from rapid_des.frontend.build import PricedJob, price_job
 from rapid_des.frontend.inference import (
     Pass,
     pass_key,
     passes,
-    serving_notes,
-    serving_pieces,
-    serving_program,
 )
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.parts import NORMS, PieceKey, price_lists, sections, stage_sections, training_lists
+from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
 from rapid_des.frontend.pipeline import Phase
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Mark, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import (
@@ -50,10 +48,8 @@ from rapid_des.frontend.trace import (
     ProgramWriter,
     Segment,
     assemble,
-    job_trace,
 )
 from rapid_des.frontend.traffic import GROUP_SLOTS, GROUPS
-from rapid_des.frontend.training import stage_program
 
 INNER = ("tp", "ep")
 """The axes whose messages stand inside blocks."""
@@ -100,9 +96,13 @@ class Block:
 class Blocks:
     """A job taken apart: see the module's text."""
 
-    job: Job
-    operators: OperatorModel
+    priced: PricedJob
     blocks: Mapping[PieceKey, Block]
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.priced.job
 
     @cached_property
     def inner_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -140,16 +140,12 @@ class Blocks:
 
     def assembled(self, programs: Sequence[FinishedProgram], place: int = 0) -> JobTrace:
         """Return the outer graph of one program a stage, on the ranks at one place of each inner group."""
-        notes = serving_notes(self.job) if self._serves else ()
-        ranks = [group[place] for group in self.inner_groups]
-        return job_trace(self.job, programs, ranks=ranks, notes=notes)
+        return self.priced.trace(programs, ranks=[group[place] for group in self.inner_groups])
 
     def outer_program(self, stage: int, durations: Durations) -> FinishedProgram:
         """Return the program of one stage's ranks with its blocks as compute nodes."""
         pieces = {key: _timed(block, durations.get(key)) for key, block in self.blocks.items()}
-        if self._serves:
-            return serving_program(self.job, stage, pieces)
-        return stage_program(self.job, pieces, stage, self.operators)
+        return self.priced.program(stage, pieces)
 
     def uses(self, stage: int, segment: Segment) -> Counter[PieceKey]:
         """Return how often a segment of a stage's program runs each block."""
@@ -157,7 +153,7 @@ class Blocks:
             norms = PieceKey(NORMS, "backward", stage)
             return Counter([norms] if norms in self.blocks else [])
         placed = [section for section, _ in sections(self.job, self.job.part(stage, segment.chunk))]
-        if self._serves:
+        if self.priced.serves:
             return Counter(pass_key(section, segment.step, self._passes) for section in placed)
         phase: Phase = "backward" if segment.name == "backward" else "forward"
         return Counter(PieceKey(section, phase) for section in placed)
@@ -166,18 +162,11 @@ class Blocks:
     def _passes(self) -> tuple[Pass, ...]:
         return passes(self.job)
 
-    @property
-    def _serves(self) -> bool:
-        return self.job.spec.phase == "inference"
-
 
 def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorModel | None = None) -> Blocks:
     """Return a job as blocks and what joins them; `decode_operators` as in `build`."""
-    if job.spec.phase == "inference":
-        pieces = serving_pieces(job, operators, decode_operators or operators)
-    else:
-        pieces = price_lists(training_lists(job), operators)
-    return Blocks(job, operators, {key: _block(job, key, piece) for key, piece in pieces.items()})
+    priced = price_job(job, operators, decode_operators)
+    return Blocks(priced, {key: _block(job, key, piece) for key, piece in priced.pieces.items()})
 
 
 def _block(job: Job, key: PieceKey, piece: Piece) -> Block:

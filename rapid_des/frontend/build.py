@@ -1,14 +1,74 @@
-"""From a job to the trace of every rank."""
+"""From a job to the trace of every rank: operator lists, their prices, a program a stage."""
 
 from __future__ import annotations
 
-from rapid_des.device.operators import OperatorModel
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.inference import inference_trace
+from rapid_des.frontend.inference import serving_lists, serving_notes, serving_pieces, serving_program
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.parts import price_lists, training_lists
-from rapid_des.frontend.trace import JobTrace, job_trace
+from rapid_des.frontend.parts import (
+    OPTIMIZER,
+    Lists,
+    PieceKey,
+    Pieces,
+    price_lists,
+    stage_parameters,
+    training_lists,
+)
+from rapid_des.frontend.pricing import PricedOperator
+from rapid_des.frontend.reduction import step_kernels
+from rapid_des.frontend.trace import FinishedProgram, JobTrace, job_trace
 from rapid_des.frontend.training import stage_program
+
+
+@dataclass(frozen=True)
+class PricedJob:
+    """A job whose distinct operator lists are priced: all that its programs are written from."""
+
+    job: Job
+    operators: OperatorModel
+    """Prices what stands outside the lists, such as the optimizer."""
+    pieces: Pieces
+    priced: tuple[PricedOperator, ...]
+    """What each distinct kernel costs, in the order in which the sections run."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is an inference job."""
+        return self.job.spec.phase == "inference"
+
+    def program(self, stage: int, pieces: Pieces) -> FinishedProgram:
+        """Return the program of a stage's ranks, made of its own pieces or of others in their place."""
+        if self.serves:
+            return serving_program(self.job, stage, pieces)
+        return stage_program(self.job, pieces, stage, self.operators)
+
+    def trace(self, programs: Sequence[FinishedProgram], ranks: Sequence[int] | None = None) -> JobTrace:
+        """Return the trace of one program a stage, on all ranks or on some."""
+        notes = serving_notes(self.job) if self.serves else ()
+        return job_trace(self.job, programs, ranks=ranks, notes=notes, operators=self.priced)
+
+
+def price_job(job: Job, operators: OperatorModel, decode_operators: OperatorModel | None = None) -> PricedJob:
+    """Return a job with its operators priced.
+
+    `decode_operators` prices decode steps where they are launched otherwise (CUDA graphs).
+    """
+    decode_operators = decode_operators or operators
+    if job.spec.phase == "inference":
+        lists = serving_lists(job)
+        pieces = serving_pieces(job, lists, operators, decode_operators)
+    else:
+        lists = training_lists(job)
+        pieces = price_lists(lists, operators)
+    priced = (
+        _priced(key, name, operator, decode_operators if key.step else operators)
+        for key, name, operator in _kernels(job, lists)
+    )
+    return PricedJob(job, operators, pieces, tuple(priced))
 
 
 def build(
@@ -18,17 +78,13 @@ def build(
     gpus: int | None = None,
     decode_operators: OperatorModel | None = None,
 ) -> JobTrace:
-    """Return the trace of all ranks, operators priced by `operators`.
+    """Return the trace of all ranks, operators priced as by `price_job`.
 
     `gpus` is what the machine has: a smaller job uses its first ranks, a larger one is a `ConfigError`.
-    `decode_operators` prices decode steps where they are launched otherwise (CUDA graphs).
     """
     check_size(job, gpus)
-    if job.spec.phase == "inference":
-        return inference_trace(job, operators, decode_operators or operators)
-    pieces = price_lists(training_lists(job), operators)
-    programs = [stage_program(job, pieces, stage, operators) for stage in range(job.stages)]
-    return job_trace(job, programs)
+    priced = price_job(job, operators, decode_operators)
+    return priced.trace([priced.program(stage, priced.pieces) for stage in range(job.stages)])
 
 
 def check_size(job: Job, gpus: int | None) -> None:
@@ -37,3 +93,30 @@ def check_size(job: Job, gpus: int | None) -> None:
         split = job.spec.parallelism
         product = f"tp {split.tp} · cp {split.cp} · dp {split.dp} · pp {split.pp} = {job.gpus}"
         raise ConfigError(f"{product} GPUs, the machine has {gpus}", file=job.file, key="parallelism")
+
+
+def _kernels(job: Job, lists: Lists) -> Iterator[tuple[PieceKey, str, Operator]]:
+    """Yield every kernel of the lists, then of each stage what training runs once a step."""
+    for key, operations in lists.items():
+        for operation in operations:
+            if operation.operator is not None:
+                yield key, f"{key.phase}.{operation.name}", operation.operator
+    for stage in range(job.stages if job.spec.training is not None else 0):
+        key = PieceKey(OPTIMIZER, "backward", stage)
+        for name, kernel in step_kernels(job, stage_parameters(job, stage)).items():
+            yield key, name, kernel
+
+
+def _priced(key: PieceKey, name: str, operator: Operator, operators: OperatorModel) -> PricedOperator:
+    estimate = operators.estimate(operator)
+    return PricedOperator(
+        name=name,
+        section=key.section.name,
+        kind=key.section.kind,
+        stage=key.stage,
+        step=key.step,
+        duration=estimate.duration,
+        flops=estimate.flops,
+        hbm_bytes=estimate.bytes.get("hbm", 0),
+        bound=estimate.bound,
+    )

@@ -11,6 +11,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.ends import embedding_forward, sampling
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
@@ -19,13 +20,12 @@ from rapid_des.frontend.parts import (
     Pieces,
     Section,
     part_pieces,
-    price_lists,
     sections,
 )
-from rapid_des.frontend.pricing import kernel_node
+from rapid_des.frontend.pricing import price
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
-from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, JobTrace, ProgramWriter, job_trace
+from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
 from rapid_des.frontend.traffic import byte_count
 
 COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES)
@@ -57,18 +57,28 @@ def passes(job: Job) -> tuple[Pass, ...]:
     return (prefill, *(Pass(step, 1, spec.prompt_length + step) for step in steps))
 
 
-def serving_lists(job: Job, current: Pass) -> Lists:
-    """Return the operator lists of one pass of one micro-batch."""
+def pass_lists(job: Job, current: Pass) -> dict[Section, tuple[Operation, ...]]:
+    """Return the operator list of each section in one pass of one micro-batch."""
     shard = serving_shard(job, current)
-    layers = {
-        PieceKey(Section("block", kind), "forward"): layer.forward(shard)
-        for kind, layer in enumerate(job.model.kinds)
-    }
-    return {
-        PieceKey(EMBEDDING, "forward"): embedding_forward(shard),
-        **layers,
-        PieceKey(HEAD, "forward"): sampling(shard),
-    }
+    layers = {Section("block", kind): layer.forward(shard) for kind, layer in enumerate(job.model.kinds)}
+    return {EMBEDDING: embedding_forward(shard), **layers, HEAD: sampling(shard)}
+
+
+def serving_lists(job: Job) -> Lists:
+    """Return the operator lists of all passes, as `pass_key` names them.
+
+    Of decode steps after the first, only what sees the KV cache: the rest is as in the first.
+    """
+    simulated = passes(job)
+    lists: dict[PieceKey, tuple[Operation, ...]] = {}
+    for current in simulated[:2]:
+        for section, operations in pass_lists(job, current).items():
+            lists[pass_key(section, current.step, simulated)] = operations
+    for current in simulated[2:]:
+        for kind, layer in enumerate(job.model.kinds):
+            key = pass_key(Section("block", kind), current.step, simulated)
+            lists[key] = layer.on_cache(serving_shard(job, current))
+    return lists
 
 
 def serving_shard(job: Job, current: Pass) -> Shard:
@@ -76,13 +86,6 @@ def serving_shard(job: Job, current: Pass) -> Shard:
     spec = job.inference
     sequences = spec.micro_batch or spec.batch
     return job.shard(sequences, current.query_length, current.key_length)
-
-
-def inference_trace(job: Job, operators: OperatorModel, decode_operators: OperatorModel) -> JobTrace:
-    """Return prefill and decode of all ranks; replicas (dp) serve requests of their own."""
-    pieces = serving_pieces(job, operators, decode_operators)
-    programs = [serving_program(job, stage, pieces) for stage in range(job.stages)]
-    return job_trace(job, programs, notes=serving_notes(job))
 
 
 def serving_notes(job: Job) -> tuple[str, ...]:
@@ -101,31 +104,26 @@ def pass_key(section: Section, step: int, simulated: Sequence[Pass]) -> PieceKey
     return PieceKey(section, "forward", step=step if grows or not step else simulated[1].step)
 
 
-def serving_pieces(job: Job, operators: OperatorModel, decode_operators: OperatorModel) -> Pieces:
-    """Return the priced pieces of all passes, as `pass_key` names them.
+def serving_pieces(
+    job: Job, lists: Lists, operators: OperatorModel, decode_operators: OperatorModel
+) -> Pieces:
+    """Return `serving_lists` as priced pieces.
 
     Decode steps after the first are copies of it, but for the rows that see the KV cache.
     """
+    complete = passes(job)[:2]
     pieces: dict[PieceKey, Piece] = {}
-    simulated = passes(job)
-    for current, model in zip(simulated[:2], (operators, decode_operators), strict=False):
-        priced = price_lists(serving_lists(job, current), model)
-        pieces |= {pass_key(key.section, current.step, simulated): piece for key, piece in priced.items()}
-    for current in simulated[2:]:
-        shard = serving_shard(job, current)
-        for kind, layer in enumerate(job.model.kinds):
-            section = Section("block", kind)
-            first = pieces[pass_key(section, simulated[1].step, simulated)]
-            seen = [entry.operator for entry in layer.forward(shard) if entry.sees_cache]
-            nodes = [kernel_node("", operator, decode_operators, ()) for operator in seen if operator]
-            costs = np.array([(node.duration, node.flops, node.bytes) for node in nodes], np.int64)
-            pieces[pass_key(section, current.step, simulated)] = _recosted(first, costs)
+    for key, operations in lists.items():
+        piece = price(operations, decode_operators if key.step else operators)
+        if key.step > complete[-1].step:
+            first = pieces[pass_key(key.section, complete[-1].step, complete)]
+            piece = _recosted(first, piece.rows[:, COSTS])
+        pieces[key] = piece
     return pieces
 
 
 def _recosted(piece: Piece, costs: Int64s) -> Piece:
     """Return a piece with other costs (rows of `COSTS`) where it depends on the KV cache."""
-    costs = costs.reshape(-1, len(COSTS))
     values = {column: costs[:, index] for index, column in enumerate(COSTS)}
     return retimed(piece, list(piece.cache_rows), values)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rapid_des.errors import ConfigError, InfeasibleJobError
-from rapid_des.frontend.inference import passes, serving_lists, serving_shard
+from rapid_des.frontend.inference import pass_lists, passes, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.operations import Operation
@@ -185,13 +185,13 @@ def _walk(
 
 def _serving_stage(job: Job, stage: int) -> StageMemory:
     prefill = passes(job)[0]
-    shard, lists = serving_shard(job, prefill), serving_lists(job, prefill)
+    shard, lists = serving_shard(job, prefill), pass_lists(job, prefill)
     counts = stage_sections(job, stage)
     categories = {
         "weights": _serving_weights(job, counts),
         "kv_cache": _cache_bytes(job, counts),
         "activations": shard.boundary_bytes,
-        "temporary": max(_transient(lists[PieceKey(section, "forward")]) for section in counts),
+        "temporary": max(_transient(lists[section]) for section in counts),
         "communication": shard.boundary_bytes if job.stages > 1 else 0,
         "reserve": int(job.spec.memory_reserve or 0),
     }
@@ -212,10 +212,9 @@ def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
 def _serving_weights(job: Job, counts: Mapping[Section, int]) -> int:
     """Return the bytes of a stage's weights: a layer's matrices as stored, all else as activations."""
     precision, sizes = job.spec.precision, section_parameters(job)
-    lists = serving_lists(job, passes(job)[0])
+    lists = pass_lists(job, passes(job)[0])
     narrow = sum(
-        count * sum(operation.weights for operation in lists[PieceKey(section, "forward")])
-        for section, count in counts.items()
+        count * sum(operation.weights for operation in lists[section]) for section, count in counts.items()
     )
     wide = sum(count * sizes[section] for section, count in counts.items()) - narrow
     stored = precision.weights or precision.gemm or precision.activations

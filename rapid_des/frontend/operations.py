@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from rapid_des.device.operators import Operator
@@ -72,8 +72,7 @@ class OperationList:
         self, name: str, operator: Operator, *, after: int | None = None, **counts: Unpack[Counts]
     ) -> int:
         """Append a kernel and return its position; `counts` are fields of `Operation`."""
-        operation = Operation(name, self._after(after), operator=operator)
-        return self._append(replace(operation, **counts))
+        return self._append(Operation(name, self._after(after), operator=operator, **counts))
 
     def message(self, name: str, role: str, size: int, *, after: int | None = None, output: int = 0) -> int:
         """Append a message of this rank's group and return its position."""

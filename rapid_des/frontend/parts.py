@@ -21,14 +21,16 @@ from rapid_des.frontend.template import Piece, renamed
 
 
 class Section(NamedTuple):
-    """One distinct section of a model."""
+    """One distinct section of a model, or of a stage's step."""
 
-    name: Literal["embedding", "block", "head", "norms"]
+    name: Literal["embedding", "block", "head", "norms", "optimizer"]
     kind: int = 0
     """Of a block: which of the model's kinds of layers (`Model.kinds`)."""
 
 
-EMBEDDING, HEAD, NORMS = Section("embedding"), Section("head"), Section("norms")
+EMBEDDING, HEAD = Section("embedding"), Section("head")
+NORMS, OPTIMIZER = Section("norms"), Section("optimizer")
+"""Of a stage once a step: norm gradients summed over tp; what stands before and after all passes."""
 
 
 @dataclass(frozen=True)

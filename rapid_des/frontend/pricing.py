@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Operator, OperatorModel
@@ -12,6 +13,27 @@ from rapid_des.frontend.template import PORTS, Mark, Node, Piece, make_piece
 from rapid_des.frontend.traffic import GROUP_SLOTS, TRAFFIC
 
 _INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class PricedOperator:
+    """One kernel of a job as it was priced, the same in all layers of a kind and all micro-batches."""
+
+    name: str
+    """As in traces, without the layer: `forward.attention.core`."""
+    section: str
+    """The section of the model, or `optimizer`."""
+    kind: int
+    """Of a block: which of the model's kinds of layers."""
+    stage: int
+    """The pipeline stage where stages differ in it; -1: the same in all."""
+    step: int
+    """Serving: 0 is the prefill, else the (first) decode step."""
+    duration: int
+    """Picoseconds."""
+    flops: int
+    hbm_bytes: int
+    bound: str
 
 
 def kernel_node(name: str, operator: Operator, operators: OperatorModel, after: tuple[int, ...]) -> Node:

@@ -91,45 +91,48 @@ def small_reductions(
     return done
 
 
+def step_kernels(job: Job, parameters: int) -> dict[str, Vector]:
+    """Return what a rank of so many parameters runs once a step, in order, by name.
+
+    Clearing the gradient accumulators, with which a step begins; loss unscaling (fp16), gradient norm and
+    optimizer on the part of the parameters that the rank updates.
+    """
+    dtype, updated = job.spec.precision.gradients, job.sharding.held("optimizer", parameters)
+    kernels = {"gradients.zero": Vector("fill", 1, parameters, dtype)}
+    if job.spec.precision.activations == "fp16":
+        kernels["gradient_unscale"] = Vector("gradient_clip", 1, updated, dtype)
+    if job.training.gradient_norm:
+        kernels["gradient_norm"] = Vector("gradient_norm", 1, updated, dtype)
+    return kernels | {"optimizer": Vector(job.training.optimizer, 1, updated, dtype)}
+
+
+SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradient_norm.reduce"}
+"""The scalar that ranks agree on after a kernel, by the kernel's name."""
+
+
 def zero_gradients(program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int) -> None:
     """Append the clearing of the gradient accumulators, with which a step begins."""
-    kernel = Vector("fill", 1, parameters, job.spec.precision.gradients)
+    kernel = step_kernels(job, parameters)["gradients.zero"]
     program.writer.append(kernel_node("gradients.zero", kernel, operators, ()), ())
-
-
-@dataclass
-class _Tail:
-    """The end of the step, each node after the one before."""
-
-    program: ProgramWriter
-    operators: OperatorModel
-    done: tuple[int, ...]
-
-    def kernel(self, name: str, kernel: Vector) -> None:
-        node = kernel_node(name, kernel, self.operators, ())
-        self.done = (self.program.writer.append(node, self.done),)
-
-    def scalar(self, job: Job, name: str) -> None:
-        """Sum one fp32 over all ranks that hold different gradients: replicas first, then the model's."""
-        for group in job.sharding.norm_groups:
-            if job.members(group) > 1:
-                role = f"{group}.gradient_norm"
-                size = message_size(role, 1, "fp32", job.members(group))
-                self.done = (self.program.message(name, role, size, after=self.done),)
 
 
 def optimizer_step(
     program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int, after: Sequence[int]
 ) -> int:
-    """Append loss unscaling (fp16), gradient norm and optimizer on this rank's part; return the position."""
-    precision = job.spec.precision
-    updated = job.sharding.held("optimizer", parameters)
-    tail = _Tail(program, operators, tuple(after))
-    if precision.activations == "fp16":
-        tail.kernel("gradient_unscale", Vector("gradient_clip", 1, updated, precision.gradients))
-        tail.scalar(job, "gradient_unscale.overflow")
-    if job.training.gradient_norm:
-        tail.kernel("gradient_norm", Vector("gradient_norm", 1, updated, precision.gradients))
-        tail.scalar(job, "gradient_norm.reduce")
-    tail.kernel("optimizer", Vector(job.training.optimizer, 1, updated, precision.gradients))
-    return tail.done[0]
+    """Append the end of the step, each node after the one before; return the position of the optimizer."""
+    done = tuple(after)
+    for name, kernel in list(step_kernels(job, parameters).items())[1:]:
+        done = (program.writer.append(kernel_node(name, kernel, operators, ()), done),)
+        if name in SUMS:
+            done = _sum_scalar(program, job, SUMS[name], done)
+    return done[0]
+
+
+def _sum_scalar(program: ProgramWriter, job: Job, name: str, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Sum one fp32 over all ranks that hold different gradients: replicas first, then the model's."""
+    for group in job.sharding.norm_groups:
+        if job.members(group) > 1:
+            role = f"{group}.gradient_norm"
+            size = message_size(role, 1, "fp32", job.members(group))
+            after = (program.message(name, role, size, after=after),)
+    return after

@@ -10,7 +10,7 @@ import numpy as np
 from rapid_des.arrays import distinct
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.pricing import message_node
+from rapid_des.frontend.pricing import PricedOperator, message_node
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
 from rapid_des.frontend.traffic import GROUP_SLOTS, GROUPS
 
@@ -102,6 +102,8 @@ class JobTrace:
     model_flops: int
     """Of the whole job, for MFU (see `Model.forward_flops`)."""
     notes: tuple[str, ...] = ()
+    operators: tuple[PricedOperator, ...] = ()
+    """What its distinct kernels cost, and why."""
 
     @property
     def stream_kinds(self) -> dict[str, str]:
@@ -157,6 +159,7 @@ def job_trace(
     *,
     ranks: Sequence[int] | None = None,
     notes: Sequence[str] = (),
+    operators: Sequence[PricedOperator] = (),
 ) -> JobTrace:
     """Return the assembled trace with its segments and totals."""
     traces = assemble(job, programs, ranks=ranks)
@@ -170,4 +173,5 @@ def job_trace(
         tokens=job.tokens,
         model_flops=job.model_flops,
         notes=tuple(notes),
+        operators=tuple(operators),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from rapid_des.device.operators import Attention, Vector
 from rapid_des.device.vector.kinds import FUSIONS, traffic_of
-from rapid_des.frontend.inference import passes, serving_lists
+from rapid_des.frontend.inference import serving_lists
 from rapid_des.frontend.parts import training_lists
 
 GPT = [
@@ -30,7 +30,7 @@ def test_the_device_knows_every_small_kernel(tiny, tiny_service, fusion, model, 
     service = tiny_service(*chosen)
     lists = [
         training_lists(tiny(*chosen, ("training.dropout", "true"), ("training.recompute", "selective"))),
-        serving_lists(service, passes(service)[0]),
+        serving_lists(service),
     ]
     found = [step.operator for some in lists for steps in some.values() for step in steps]
     for operator in found:
@@ -59,7 +59,7 @@ def test_eager_swiglu_is_two_kernels_each_way(tiny):
 
 def test_an_engine_adds_the_residual_in_the_norm(tiny_service):
     job = tiny_service()
-    lists = serving_lists(job, passes(job)[0])
+    lists = serving_lists(job)
     expected = {"add_rms_norm": 2, "rope": 1, "kv_cache_write": 1, "swiglu": 1}
     assert small_kernels(lists, "block", "forward") == expected
 

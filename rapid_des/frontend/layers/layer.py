@@ -107,6 +107,12 @@ class Layer:
             residual_forward(operations, shard, half.name, bias=half.output_bias)
         return operations.finish()
 
+    def on_cache(self, shard: Shard) -> tuple[Operation, ...]:
+        """Return what of the forward sees the KV cache; only a mixer does."""
+        operations = OperationList()
+        self.mixer.forward(operations, shard)
+        return tuple(operation for operation in operations.entries if operation.sees_cache)
+
     def backward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the backward, after the forward again where everything is recomputed."""
         operations = OperationList()
