@@ -7,7 +7,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import load_job
 from rapid_des.frontend.memory import JobMemory, StageMemory, check_memory, memory
 from rapid_des.frontend.model import Model
-from rapid_des.frontend.pricing import PricedOperator
+from rapid_des.frontend.operations import PricedOperator
 from rapid_des.frontend.spec import JobSpec, ModelSpec
 from rapid_des.frontend.trace import JobTrace, Segment
 

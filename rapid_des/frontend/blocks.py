@@ -195,7 +195,7 @@ def _gate(job: Job, key: PieceKey, piece: Piece) -> int | None:
     ):
         return None
     row = int(np.flatnonzero(inner)[0])
-    before = int(piece.dependencies[piece.starts[row] : piece.starts[row + 1]].max())
+    before = max(piece.edges.by_row()[row])
     return before if before >= 0 else None
 
 
@@ -212,7 +212,7 @@ _NO_TIME = {
 
 def separates(piece: Piece, row: int) -> bool:
     """Tell whether all rows before `row` end before it starts, and all after it start when it has ended."""
-    before = [set(piece.dependencies[first:last].tolist()) for first, last in pairwise(piece.starts.tolist())]
+    before = [set(targets) for targets in piece.edges.by_row()]
     streams = piece.rows[:, Column.STREAM].tolist()
     newest: dict[int, int] = {}
     for position, stream in enumerate(streams):

@@ -9,6 +9,7 @@ from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.inference import serving_lists, serving_notes, serving_pieces, serving_program
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.operations import PricedOperator
 from rapid_des.frontend.parts import (
     OPTIMIZER,
     Lists,
@@ -18,7 +19,6 @@ from rapid_des.frontend.parts import (
     stage_parameters,
     training_lists,
 )
-from rapid_des.frontend.pricing import PricedOperator
 from rapid_des.frontend.reduction import step_kernels
 from rapid_des.frontend.trace import FinishedProgram, JobTrace, job_trace
 from rapid_des.frontend.training import stage_program

@@ -11,7 +11,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.ends import embedding_forward, sampling
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.operations import Operation, price
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
@@ -22,7 +22,6 @@ from rapid_des.frontend.parts import (
     part_pieces,
     sections,
 )
-from rapid_des.frontend.pricing import price
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter

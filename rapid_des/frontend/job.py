@@ -1,4 +1,4 @@
-"""A checked job: its spec, its model, and what follows from both."""
+"""A checked job: its spec, its model, what follows from both, and which rank does which part."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+import numpy as np
+
+from rapid_des.arrays import Int64s
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.pipeline import SCHEDULES, Order, Schedule, part_of
 from rapid_des.frontend.shard import Shard
@@ -15,6 +17,54 @@ from rapid_des.frontend.sharding import ZERO_STAGES, Sharding
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, TrainingSpec
 from rapid_des.frontend.traffic import GROUPS
 from rapid_des.units import ceil_divide
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Axes and their sizes, innermost first: rank = a0 + n0·(a1 + n1·(a2 + …)).
+
+    >>> layout = Layout(("tp", "dp", "pp"), (2, 2, 2))
+    >>> layout.groups(("tp",))[1], layout.groups(("dp",))[1], layout.groups(("tp", "pp"))[1]
+    ((2, 3), (1, 3), (2, 3, 6, 7))
+    """
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the job has."""
+        return prod(self.sizes)
+
+    def size(self, axis: str) -> int:
+        """Return the number of parts along one axis."""
+        return self.sizes[self.axes.index(axis)]
+
+    def coordinates(self, axis: str) -> Int64s:
+        """Return each rank's coordinate along one axis, indexed by rank."""
+        position = self.axes.index(axis)
+        stride = prod(self.sizes[:position])
+        return np.arange(self.ranks) // stride % self.sizes[position]
+
+    def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the groups of ranks that differ only along `axes`; members ascend, groups too."""
+        return tuple(map(tuple, self.rows(axes).tolist()))
+
+    def group_numbers(self, axes: tuple[str, ...]) -> Int64s:
+        """Return for each rank the number of its group in `groups(axes)`."""
+        rows = self.rows(axes)
+        numbers = np.empty(self.ranks, np.int64)
+        numbers[rows] = np.arange(len(rows))[:, None]
+        return numbers
+
+    def rows(self, axes: tuple[str, ...]) -> Int64s:
+        """Return the groups as rows of one table."""
+        inner = [axis for axis in reversed(self.axes) if axis in axes]
+        outer = [axis for axis in reversed(self.axes) if axis not in axes]
+        grid = np.arange(self.ranks).reshape(self.sizes[::-1])
+        order = [self.axes[::-1].index(axis) for axis in outer + inner]
+        members = prod(self.size(axis) for axis in inner)
+        return grid.transpose(order).reshape(-1, members)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.ends import embedding_backward, embedding_forward, loss_backward, loss_forward
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import Operation, OperationList
+from rapid_des.frontend.operations import Operation, OperationList, price
 from rapid_des.frontend.pipeline import Phase
-from rapid_des.frontend.pricing import price
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.template import Piece, renamed
 

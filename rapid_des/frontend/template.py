@@ -13,7 +13,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from rapid_des.arrays import Int64s, frozen, rows_of, starts_by, starts_of
+from rapid_des.arrays import Int64s, frozen, rows_of, starts_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 
 STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv")
@@ -72,14 +72,33 @@ class Mark:
     parameters: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """What the rows of a piece wait for, row after row: positions in the piece, or ports."""
+
+    counts: Int64s
+    """How many each row has."""
+    targets: Int64s
+    ports: tuple[tuple[int, Int64s], ...]
+    """Where the targets name a port, by port."""
+
+    def by_row(self) -> list[list[int]]:
+        """Return each row's targets."""
+        return [row.tolist() for row in np.split(self.targets, np.cumsum(self.counts)[:-1])]
+
+
+def _edges(counts: Int64s, targets: Int64s) -> Edges:
+    positions = ((port, np.flatnonzero(targets == port)) for port in PORTS)
+    return Edges(counts, targets, tuple((port, where) for port, where in positions if len(where)))
+
+
+@dataclass(frozen=True, eq=False)
 class Piece:
-    """A stretch of program: rows, their names, dependencies, and the node that holds its result."""
+    """A stretch of program: rows, their names, what they wait for, and the node that holds its result."""
 
     rows: Int64s
     names: tuple[str, ...]
-    starts: Int64s
-    dependencies: Int64s
+    edges: Edges
     output: int
     marks: tuple[Mark, ...] = ()
     cache_rows: tuple[int, ...] = ()
@@ -106,8 +125,7 @@ def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = (), cache_rows:
     return Piece(
         np.array(rows, np.int64).reshape(len(rows), len(Column)),
         names,
-        starts_of(counts),
-        np.array(after, np.int64),
+        _edges(np.array(counts, np.int64), np.array(after, np.int64)),
         len(nodes) - 1,
         tuple(marks),
         tuple(cache_rows),
@@ -145,21 +163,6 @@ def chain(pieces: Sequence[Piece]) -> Piece:
     return replace(writer.piece(output), marks=tuple(marks), cache_rows=tuple(cache_rows))
 
 
-_Ports = tuple[tuple[int, Int64s], ...]
-"""Where dependencies name a port, by port."""
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A piece as one writer places it: names numbered, ports found."""
-
-    piece: Piece
-    """Kept alive, so that its identity stays its own."""
-    rows: Int64s
-    counts: Int64s
-    ports: _Ports
-
-
 @dataclass
 class Writer:
     """Collects placed pieces; the only mutable thing in making a table."""
@@ -169,9 +172,8 @@ class Writer:
     _counts: list[Int64s] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     _name_rows: dict[tuple[str, ...], Int64s] = field(default_factory=dict)
-    _prepared: dict[int, _Prepared] = field(default_factory=dict)
-    _ports: dict[int, tuple[_Ports, Int64s]] = field(default_factory=dict)
-    """By dependencies, which renamed pieces share: their ports, and how many each row has."""
+    _numbered: dict[Piece, Int64s] = field(default_factory=dict)
+    """Of each piece the rows with this writer's numbers of names."""
     _length: int = 0
 
     def __len__(self) -> int:
@@ -189,28 +191,18 @@ class Writer:
         that are not given are dropped.
         """
         offset = self._length
-        prepared = self._prepared.get(id(piece)) or self._prepare(piece)
-        dependencies = piece.dependencies + offset
-        for port, positions in prepared.ports:
-            dependencies[positions] = ports.get(port, _DROPPED)
-        self._rows.append(prepared.rows)
-        self._dependencies.append(dependencies)
-        self._counts.append(prepared.counts)
+        targets = piece.edges.targets + offset
+        for port, positions in piece.edges.ports:
+            targets[positions] = ports.get(port, _DROPPED)
+        if piece not in self._numbered:
+            rows = piece.rows.copy()
+            rows[:, Column.NAME] = self._name_ids(piece.names)[rows[:, Column.NAME]]
+            self._numbered[piece] = rows
+        self._rows.append(self._numbered[piece])
+        self._dependencies.append(targets)
+        self._counts.append(piece.edges.counts)
         self._length += len(piece)
         return offset + piece.output
-
-    def _prepare(self, piece: Piece) -> _Prepared:
-        rows = piece.rows.copy()
-        rows[:, Column.NAME] = self._name_ids(piece.names)[rows[:, Column.NAME]]
-        shared = id(piece.dependencies)
-        if shared not in self._ports:
-            found = ((port, np.flatnonzero(piece.dependencies == port)) for port in PORTS)
-            ports = tuple((port, positions) for port, positions in found if len(positions))
-            self._ports[shared] = ports, np.diff(piece.starts)
-        ports, counts = self._ports[shared]
-        prepared = _Prepared(piece, rows, counts, ports)
-        self._prepared[id(piece)] = prepared
-        return prepared
 
     def append(self, node: Node, after: Sequence[int]) -> int:
         """Append one node that waits for given positions; return its own."""
@@ -231,19 +223,19 @@ class Writer:
     def _joined(self) -> tuple[Int64s, Int64s, Int64s]:
         rows = np.concatenate(self._rows)
         counts = np.concatenate(self._counts)
-        dependencies = np.concatenate(self._dependencies)
-        waits = dependencies != _DROPPED
-        owner = rows_of(counts)[waits]
-        return rows, starts_by(owner, len(rows)), dependencies[waits]
+        targets = np.concatenate(self._dependencies)
+        waits = targets != _DROPPED
+        counts = np.bincount(rows_of(counts)[waits], minlength=len(rows))
+        return rows, counts, targets[waits]
 
     def piece(self, output: int) -> Piece:
         """Return all that was placed as one piece."""
-        rows, starts, dependencies = self._joined()
-        return Piece(rows, tuple(self._names), starts, dependencies, output)
+        rows, counts, targets = self._joined()
+        return Piece(rows, tuple(self._names), _edges(counts, targets), output)
 
     def table(self, group_slots: Int64s, peer_slots: Int64s) -> NodeTable:
         """Return a rank's program; `group_slots` and `peer_slots` renumber what the rows use."""
-        rows, starts, dependencies = self._joined()
+        rows, counts, dependencies = self._joined()
         assert not len(dependencies) or dependencies.min() >= 0
         group, peer = rows[:, Column.GROUP], rows[:, Column.PEER]
         table = NodeTable(
@@ -261,7 +253,7 @@ class Writer:
             flops=rows[:, Column.FLOPS].copy(),
             tensor_bytes=rows[:, Column.BYTES].copy(),
             on_cpu=np.zeros(len(rows), np.bool_),
-            dependency_starts=starts,
+            dependency_starts=starts_of(counts),
             dependencies=dependencies.astype(np.int32),
             names=tuple(self._names),
             streams=STREAMS,

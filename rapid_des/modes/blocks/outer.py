@@ -14,7 +14,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import OUTER_LINES, Blocks
-from rapid_des.frontend.layout import Layout
+from rapid_des.frontend.job import Layout
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
