@@ -41,22 +41,34 @@ def decode(document: Document, spec: type[S]) -> S:
 
 
 def to_yaml(spec: Spec) -> str:
-    """Return the text of a file that decodes to an equal spec; what is None is left out."""
-    tree = _without_none(msgspec.to_builtins(spec, enc_hook=_to_text))
+    """Return the text of a file that decodes to an equal spec; what is unset by default is left out."""
+    tree = _plain(spec)
     text: str = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
     return text
+
+
+def _plain(value: Any) -> Any:
+    """Return a spec as a plain tree without the None that a missing key means."""
+    if isinstance(value, msgspec.Struct):
+        config = value.__struct_config__
+        tag = {} if config.tag_field is None else {config.tag_field: config.tag}
+        entries = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+        return tag | {
+            field.encode_name: _plain(item)
+            for field, item in entries
+            if item is not None or field.default is not None
+        }
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return msgspec.to_builtins(value, enc_hook=_to_text)
 
 
 def _to_text(value: object) -> str:
     if isinstance(value, Quantity):
         return value.exact()
     raise NotImplementedError(type(value))
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_none(item) for name, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def json_schema(spec: type[Spec]) -> Tree:

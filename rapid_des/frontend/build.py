@@ -119,4 +119,5 @@ def _priced(key: PieceKey, name: str, operator: Operator, operators: OperatorMod
         flops=estimate.flops,
         hbm_bytes=estimate.bytes.get("hbm", 0),
         bound=estimate.bound,
+        model=estimate.model,
     )

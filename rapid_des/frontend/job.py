@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from rapid_des.arrays import Int64s
+from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.pipeline import SCHEDULES, Order, Schedule, part_of
@@ -77,6 +78,10 @@ class Job:
     spec: JobSpec
     """The job file with its model in place of the model's name."""
     model: Model
+
+    def as_yaml(self) -> str:
+        """Return the text of a job file, its model in it, that loads to an equal job."""
+        return to_yaml(self.spec)
 
     @cached_property
     def layout(self) -> Layout:

@@ -111,6 +111,8 @@ class PricedOperator:
     flops: int
     hbm_bytes: int
     bound: str
+    model: str
+    """Which operator model priced it."""
 
 
 def kernel_node(name: str, operator: Operator, operators: OperatorModel, after: tuple[int, ...]) -> Node:

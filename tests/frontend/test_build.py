@@ -6,6 +6,7 @@ import pytest
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device import load_device
+from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import blocks, build
 
 LAYER = re.compile(r"\bL\d+\.")
@@ -35,14 +36,14 @@ def test_every_kernel_of_the_trace_is_priced_and_nothing_else(tiny, tiny_service
     assert blocks(job, prices).outer([{}] * job.stages).operators == trace.operators
 
 
-def test_an_operator_says_what_bounds_it(tiny):
+def test_an_operator_says_what_bounds_it_and_which_model_says_so(tiny):
     rows = {
         (row.name, row.stage): row
-        for row in build(tiny(*TRAINING), load_device("h100_sxm").operators).operators
+        for row in build(tiny(*TRAINING), operator_model(load_device("h100_sxm"))).operators
     }
-    core, optimizer = rows["forward.attention.core", -1], rows["optimizer", 1]
-    assert (core.section, core.bound) == ("block", "launch")
-    assert (optimizer.section, optimizer.bound) == ("optimizer", "launch")
+    core, optimizer = rows["backward.attention.core", -1], rows["optimizer", 1]
+    assert (core.section, core.bound, core.model) == ("block", "launch", "attention.flash")
+    assert (optimizer.section, optimizer.model) == ("optimizer", "vector")
 
 
 def test_decode_steps_are_told_apart(tiny_service, prices):

@@ -133,6 +133,22 @@ def test_a_job_file_may_hold_its_model(tiny, tmp_path):
     assert load_job(tmp_path / "alone.yaml").model.spec.layers == 5
 
 
+@pytest.mark.parametrize("name", preset_names("job"))
+def test_a_jobs_own_file_loads_to_an_equal_job(name, tmp_path):
+    unset = [
+        ("precision.master_weights", "null"),
+        ("memory_reserve", "1.3 GiB"),
+        ("model.max_positions", "8192"),
+    ]
+    for settings in ([], unset):
+        job = load_job(name, settings=settings)
+        path = tmp_path / "again.yaml"
+        path.write_text(job.as_yaml())
+        again = load_job(path)
+        assert (again, hash(again)) == (job, hash(job))
+        assert again.spec.precision.master_weights == job.spec.precision.master_weights
+
+
 def test_a_trace_travels(tiny, prices):
     trace = build(tiny(("parallelism.pp", "2")), prices)
     copy = pickle.loads(pickle.dumps(trace))
