@@ -209,7 +209,7 @@ class PlannedInstance(Instance):
 
     def __init__(self, key: Key, step: RankPhase, template: TemplateTable, closures: Closures) -> None:
         super().__init__(key, template, [])
-        self._step: RoutedPhase = step.step
+        self._step: RoutedPhase = step.phase
         self._closures = closures
 
     def parts(self, _: Links, task: int) -> Parts:
@@ -299,6 +299,6 @@ class Replanning:
     def _instance(self, key: Key, step: RankPhase, *, meets: bool) -> Instance:
         instances = self.collectives.instances
         if key not in instances:
-            instances[key] = PlannedInstance(key, step, self._table(step.step), self.closures)
+            instances[key] = PlannedInstance(key, step, self._table(step.phase), self.closures)
             instances[key].meets = meets
         return instances[key]
