@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.errors import InputError, UnsupportedByEngine
-from rapid_des.frontend import JobMemory, JobTrace
+from rapid_des.frontend import JobMemory, JobTrace, PricedOperator
 from rapid_des.modes.blocks import BlockRun
 from rapid_des.modes.flattened import Run
 from rapid_des.report.blocks import inside_times, with_inside
@@ -53,6 +53,8 @@ class Result:
     run: Run | None = field(default=None, repr=False, compare=False)
     stream_kinds: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
     """Of a job: which parallelism pays for what runs on a stream."""
+    priced: tuple[PricedOperator, ...] = field(default=(), repr=False, compare=False)
+    """Of a job: what its distinct kernels cost, and why."""
     blocks: BlockRun | None = field(default=None, repr=False, compare=False)
     """What stands behind a result in blocks."""
 
@@ -92,7 +94,8 @@ class Result:
     def operators(self, rank: int | None = None) -> tuple[OperatorRow, ...]:
         """Return the compute operators of a rank (the critical one), the longest first."""
         run = self._run("rows of operators")
-        return operator_rows(run.lowered, run.execution.records, self._position(run, rank))
+        position = self._position(run, rank)
+        return operator_rows(run.lowered, run.execution.records, position, priced=self.priced)
 
     def messages(self, rank: int | None = None) -> tuple[MessageRow, ...]:
         """Return the collectives, sends and receives of a rank (the critical one) in program order."""
@@ -177,6 +180,7 @@ def result_of(
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         run=run if blocks is None else None,
         stream_kinds=kinds,
+        priced=() if trace is None else trace.operators,
         blocks=blocks,
     )
 

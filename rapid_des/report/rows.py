@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind
+from rapid_des.frontend import PricedOperator
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records
 from rapid_des.report.breakdown import operator_name, rank_times
@@ -25,6 +27,10 @@ class OperatorRow:
     flops: int
     """Of all runs, as are the bytes."""
     hbm_bytes: int
+    bound: str
+    """What limits it; several, with a slash between, where its runs differ. Empty for foreign traces."""
+    model: str
+    """Which operator model priced it, likewise."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,14 @@ class MessageRow:
     finish_s: float
 
 
-def operator_rows(lowered: Lowered, records: Records, position: int) -> tuple[OperatorRow, ...]:
-    """Return a rank's compute operators, the longest first, equals by name."""
+def operator_rows(
+    lowered: Lowered, records: Records, position: int, *, priced: Sequence[PricedOperator] = ()
+) -> tuple[OperatorRow, ...]:
+    """Return a rank's compute operators, the longest first, equals by name; `priced` says why."""
+    bounds, models = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for kernel in priced:
+        bounds[kernel.name].append(kernel.bound)
+        models[kernel.name].append(kernel.model)
     trace = lowered.traces.ranks[position]
     nodes, times = trace.nodes, rank_times(lowered, records, position)
     names = [operator_name(name) for name in nodes.names]
@@ -63,7 +75,16 @@ def operator_rows(lowered: Lowered, records: Records, position: int) -> tuple[Op
     )
     np.add.at(sums, operator, np.stack(stated, axis=1))
     rows = (
-        OperatorRow(trace.rank, name, runs, seconds(time), flops, moved)
+        OperatorRow(
+            rank=trace.rank,
+            operator=name,
+            runs=runs,
+            time_s=seconds(time),
+            flops=flops,
+            hbm_bytes=moved,
+            bound="/".join(dict.fromkeys(bounds[name])),
+            model="/".join(dict.fromkeys(models[name])),
+        )
         for name, (runs, time, flops, moved) in zip(operators, sums.tolist(), strict=True)
         if runs
     )

@@ -20,6 +20,9 @@ def test_the_operators_of_the_critical_rank_add_up_to_its_compute(result):
     assert sum(row.time_s for row in rows) == pytest.approx(seconds(result.breakdown["compute"]))
     assert [row.operator for row in rows][:6] == list(result.busiest)[:6]
     assert all(row.flops >= 0 and row.hbm_bytes >= 0 and row.runs > 0 for row in rows)
+    gemm = next(row for row in rows if row.operator == "forward.ffn.in")
+    assert (gemm.bound, gemm.model) == ("tensor", "gemm")
+    assert all(row.bound and row.model for row in rows)
 
 
 def test_messages_name_what_they_are_and_when_all_were_there(result):
