@@ -18,7 +18,6 @@ from rapid_des.cli.options import (
 from rapid_des.network.checks import check_routes
 from rapid_des.network.metrics import summary
 from rapid_des.network.nodes import find_gpu
-from rapid_des.report.fabric_picture import draw, picture
 from rapid_des.report.fabric_text import (
     check_lines,
     fabric_lines,
@@ -27,6 +26,7 @@ from rapid_des.report.fabric_text import (
     shown_fabric,
     shown_route,
 )
+from rapid_des.report.pictures.fabric import draw, picture
 from rapid_des.report.writing import check_outputs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import msgspec
 
@@ -44,7 +45,7 @@ def estimate_as_text(operator: Operator, estimate: Estimate, device: Device) -> 
     for level, count in estimate.bytes.items():
         bandwidth = count * PS_PER_S / max(estimate.duration, 1) / 1e9
         lines.append(f"  {level:<14} {Size(count)}, {bandwidth:,.0f} GB/s")
-    lines += [f"  {name:<14} {_shown(value)}" for name, value in estimate.detail.items() if value is not None]
+    lines += [_detail(name, value) for name, value in estimate.detail.items() if value is not None]
     lines.append(f"  conditions     {', '.join(f'{k} {v}' for k, v in _conditions(device).items())}")
     return "\n".join(lines)
 
@@ -54,8 +55,11 @@ def _conditions(device: Device) -> Mapping[str, str]:
     return {"clock": used.clock, "launch": used.launch, "l2": used.l2, "library": used.library}
 
 
-def _shown(value: object) -> str:
-    return " x ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
+def _detail(name: str, value: Any) -> str:
+    if name == "energy_pj":
+        name, value = "energy", f"{value * 1e-12:.3g} J"
+    shown = " x ".join(str(item) for item in value) if isinstance(value, list | tuple) else value
+    return f"  {name:<14} {shown}"
 
 
 def device_as_plain(device: Device) -> dict[str, object]:

@@ -14,6 +14,7 @@ from rapid_des.units import PS_PER_S, PS_PER_US, Size
 Plain = Mapping[str, Any]
 
 _CHANGES = 8
+_DRAWN = 12
 
 
 def scenario_lines(scenario: Plain) -> Iterator[str]:
@@ -22,6 +23,9 @@ def scenario_lines(scenario: Plain) -> Iterator[str]:
     yield f"healthy      {time_text(healthy['step_time_ps'])}"
     yield f"with faults  {time_text(faulty['step_time_ps'])}  ({scenario['slowdown'] - 1:+.2%})"
     yield f"critical rank {healthy['critical_rank']} without, {faulty['critical_rank']} with the faults"
+    if scenario["drawn"]:
+        shown, more = scenario["drawn"][:_DRAWN], len(scenario["drawn"]) - _DRAWN
+        yield f"drawn at random: {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
     titles = {
         "kinds": f"where the time of rank {scenario['rank']} goes, critical with the faults",
         "collectives": "collectives, summed over their members",

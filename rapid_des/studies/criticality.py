@@ -25,7 +25,7 @@ from rapid_des.modes.pricing import price
 from rapid_des.modes.symmetry import rotations
 from rapid_des.network.faults import Fault, hits
 from rapid_des.network.nodes import find_node, node_range
-from rapid_des.report.fabric_picture import Picture, picture
+from rapid_des.report.pictures.fabric import Picture, picture
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay
 from rapid_des.studies.faults import How, measured

@@ -16,7 +16,7 @@ from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.flattened import Run
-from rapid_des.network.faults import Fault
+from rapid_des.network.faults import Fault, hits
 from rapid_des.program.program import VisitKind
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay, simulate
@@ -66,6 +66,8 @@ class Scenario:
     faulty: Result
     rank: int
     """The rank that is critical with the faults."""
+    drawn: tuple[str, ...]
+    """The links or GPUs that `random` faults hit, a fault after the other."""
     kinds: tuple[Change, ...]
     """Parts of the time of `rank`."""
     collectives: tuple[Change, ...] = ()
@@ -89,6 +91,7 @@ class Scenario:
             "faulty": self.faulty.as_json(),
             "slowdown": self.slowdown,
             "rank": self.rank,
+            "drawn": list(self.drawn),
             **{
                 name: [row.as_json() for row in getattr(self, name)]
                 for name in ("kinds", "collectives", "links", "busy", "ranks")
@@ -102,7 +105,8 @@ def scenario(subject: Job | TraceSet, machine: Machine, faults: Sequence[Fault],
     how.report("healthy run")
     healthy = measured(subject, machine, how, cache)
     how.report("run with faults")
-    return _compared(healthy, measured(subject, machine.with_faults(faults), how, cache))
+    faulty = measured(subject, machine.with_faults(faults), how, cache)
+    return _compared(healthy, faulty, _drawn(machine, faults))
 
 
 def measured(subject: Job | TraceSet, machine: Machine, how: How, cache: BoundedCache) -> Result:
@@ -114,13 +118,25 @@ def measured(subject: Job | TraceSet, machine: Machine, how: How, cache: Bounded
     return replay(subject, machine, engine=how.engine, cache=cache)
 
 
-def _compared(healthy: Result, faulty: Result) -> Scenario:
+def _drawn(machine: Machine, faults: Sequence[Fault]) -> tuple[str, ...]:
+    """Return the names of what `random` faults hit: GPUs, else links."""
+    fabric, names = machine.healthy, list[str]()
+    for fault, hit in hits(fabric, faults, machine.spec.gpus_per_node):
+        if fault.random is not None and len(hit.gpus):
+            names += [fabric.node_name(gpu) for gpu in hit.gpus.tolist()]
+        elif fault.random is not None:
+            names += [fabric.link_name(link) for link in hit.links.tolist()]
+    return tuple(names)
+
+
+def _compared(healthy: Result, faulty: Result, drawn: tuple[str, ...]) -> Scenario:
     """Return what changed from one result to the other; in blocks only what one rank's time is made of."""
     rank, before, after = faulty.critical_rank, healthy.run, faulty.run
     found = Scenario(
         replace(healthy, run=None, blocks=None),
         replace(faulty, run=None, blocks=None),
         rank,
+        drawn,
         kinds=_changes(healthy.rank_breakdown(rank), faulty.breakdown),
     )
     if before is None or after is None:

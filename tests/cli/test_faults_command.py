@@ -111,3 +111,17 @@ def test_links_are_drawn_by_their_utilisation(tmp_path):
     picture = tmp_path / "links.png"
     invoke("replay", TRACES, *RING, "--links-plot", str(picture))
     assert picture.stat().st_size > 10_000
+
+
+def test_a_random_fault_names_what_it_drew():
+    subject = [
+        "llama2_7b_train",
+        "--on",
+        "torus_2d_a100",
+        "--fault",
+        "random=gpus count=2 seed=1 compute=0.5",
+    ]
+    found = printed("faults", "run", *subject)
+    assert len(found["drawn"]) == 2
+    assert all(name.startswith("gpu") for name in found["drawn"])
+    assert f"drawn at random: {', '.join(found['drawn'])}" in invoke("faults", "run", *subject).stdout

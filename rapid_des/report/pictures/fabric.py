@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
-from rapid_des.errors import InputError, TopologyError
+from rapid_des.errors import TopologyError
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.faults import hits, touches_links
-from rapid_des.report.fabric_layout import Points, node_positions
+from rapid_des.report.pictures import new_figure, save
+from rapid_des.report.pictures.fabric_layout import Points, node_positions
 from rapid_des.units import Bandwidth
 
 MOST_LINKS = 40_000
@@ -75,47 +76,27 @@ def draw(picture: Picture, path: Path) -> None:
     fabric = picture.fabric
     if len(fabric) > MOST_LINKS:
         raise TopologyError(f"{fabric.name}: {len(fabric)} links; drawn are up to {MOST_LINKS}")
-    if path.suffix not in {".png", ".svg", ".pdf"}:
-        raise InputError(f"--plot {path}: allowed: a name that ends in .png, .svg or .pdf")
-    figure_class, collections, settings = _matplotlib()
     points = node_positions(fabric, on_circle=on_circle(picture))
     span = np.maximum(points.max(axis=0) - points.min(axis=0), 1.0)
     scale = float(np.clip(14 / span.max(), 0.12, 0.9))
-    figure = figure_class(figsize=(max(6.5, span[0] * scale + 1), max(4.5, span[1] * scale + 2)))
+    figure = new_figure(path, figsize=(max(6.5, span[0] * scale + 1), max(4.5, span[1] * scale + 2)))
+    from matplotlib.collections import LineCollection
+
     axes = figure.add_subplot()
-    _draw_links(axes, collections, picture, points)
+    _draw_links(axes, LineCollection, picture, points)
     _draw_nodes(axes, picture, points, scale)
     axes.set_title(picture.title, fontsize=11)
     axes.set_aspect("equal")
     axes.margins(0.04)
     axes.axis("off")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=3, fontsize=8, frameon=False)
-    dpi = 150 if span[0] * scale < 15 else 110
-    try:
-        with settings:
-            figure.savefig(path, dpi=dpi, bbox_inches="tight", metadata=_undated(path))
-    except OSError as error:
-        raise InputError(f"--plot {path}: can not be written: {error.strerror}") from None
+    save(figure, path, dpi=150 if span[0] * scale < 15 else 110, bbox_inches="tight")
 
 
 def on_circle(picture: Picture) -> bool:
     """Whether the GPUs stand on a circle."""
     fabric = picture.fabric
     return picture.circular and len(fabric.axes) == 1 and fabric.nodes == fabric.gpus
-
-
-def _matplotlib() -> tuple[Any, Any, Any]:
-    try:
-        from matplotlib import rc_context
-        from matplotlib.collections import LineCollection
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("drawing needs matplotlib: pip install 'rapid-des[plot]'") from None
-    return Figure, LineCollection, rc_context({"svg.hashsalt": "rapid-des"})
-
-
-def _undated(path: Path) -> dict[str, None]:
-    return {} if path.suffix == ".png" else {"Date" if path.suffix == ".svg" else "CreationDate": None}
 
 
 def _draw_links(axes: Any, collections: Any, picture: Picture, points: Points) -> None:
