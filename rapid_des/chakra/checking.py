@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int64s
 from rapid_des.chakra.dialects import ReadOptions
 from rapid_des.chakra.reader import ReadReport, read_report
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, Finding, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
 
-Integers = NDArray[np.int64]
 _SHOWN = 4
 
 
@@ -26,18 +25,18 @@ _SHOWN = 4
 class Halves:
     """All sends or all receives of a set, as columns."""
 
-    source: Integers
-    target: Integers
-    tag: Integers
-    size: Integers
-    rank: Integers
-    row: Integers
+    source: Int64s
+    target: Int64s
+    tag: Int64s
+    size: Int64s
+    rank: Int64s
+    row: Int64s
 
-    def take(self, rows: Integers) -> Halves:
+    def take(self, rows: Int64s) -> Halves:
         """Return these rows."""
         return Halves(*(column[rows] for column in self._columns()))
 
-    def _columns(self) -> tuple[Integers, ...]:
+    def _columns(self) -> tuple[Int64s, ...]:
         return (self.source, self.target, self.tag, self.size, self.rank, self.row)
 
 
@@ -92,7 +91,7 @@ def message_findings(traces: TraceSet) -> Iterator[Finding]:
     yield from _size_findings(traces, sends, receives)
 
 
-def _on_pair(side: Halves, source: int, target: int) -> Integers:
+def _on_pair(side: Halves, source: int, target: int) -> Int64s:
     return np.flatnonzero((side.source == source) & (side.target == target))
 
 
@@ -150,13 +149,13 @@ def _sorted(side: Halves) -> Halves:
     return side.take(np.lexsort((side.size, side.tag, side.target, side.source)))
 
 
-def _paired(mine: Integers, theirs: Integers) -> Integers:
+def _paired(mine: Int64s, theirs: Int64s) -> Int64s:
     """Return the rows whose key occurs equally often on both sides."""
     both = np.concatenate([mine, theirs])
     _, inverse, counts = np.unique(both, axis=0, return_inverse=True, return_counts=True)
     key = inverse.reshape(-1)[: len(mine)]
-    own = np.bincount(key, minlength=len(counts))
-    return np.flatnonzero((2 * own == counts)[key])
+    matching = np.bincount(key, minlength=len(counts))
+    return np.flatnonzero((2 * matching == counts)[key])
 
 
 def check(reference: str | Path, options: ReadOptions | None = None) -> tuple[Finding, ...]:
@@ -216,7 +215,7 @@ def node_text(rank: RankTrace, row: int) -> str:
     return f"rank {rank.rank} node {rank.nodes.ids[row]} ({short!r})"
 
 
-def _finding(kind: str, rank: RankTrace, rows: Integers, problem: str) -> Finding:
+def _finding(kind: str, rank: RankTrace, rows: Int64s, problem: str) -> Finding:
     """Return one finding for all rows with the same problem, naming the first."""
     more = f" (and {len(rows) - 1} more on this rank)" if len(rows) > 1 else ""
     text = f"{node_text(rank, int(rows[0]))} {problem}{more}"
@@ -251,7 +250,7 @@ _NO_PEER = "says no peer (comm_dst of a send, comm_src of a receive)"
 _UNKNOWN_COLLECTIVE = f"names no known collective; comm_type is one of 0 to {max(CollectiveType)}"
 
 
-def _membership(rank: RankTrace, traces: TraceSet, collective: NDArray[np.bool_]) -> Iterator[Finding]:
+def _membership(rank: RankTrace, traces: TraceSet, collective: Bools) -> Iterator[Finding]:
     for slot, name in enumerate(rank.groups):
         rows = np.flatnonzero(collective & (rank.nodes.group == slot))
         if not len(rows):
@@ -295,9 +294,9 @@ class _Issued:
     """The rows of each rank's collectives on a group, once for all ranks that share a table."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[int, int], Integers] = {}
+        self.known: dict[tuple[int, int], Int64s] = {}
 
-    def rows(self, rank: RankTrace, name: str) -> Integers:
+    def rows(self, rank: RankTrace, name: str) -> Int64s:
         if name not in rank.groups:
             return np.zeros(0, np.int64)
         slot = rank.groups.index(name)
@@ -333,17 +332,15 @@ def _compare(name: str, members: list[RankTrace], issued: _Issued, traces: Trace
         return
 
 
-def _streams(rank: RankTrace, rows: Integers) -> list[tuple[RankTrace, int]]:
+def _streams(rank: RankTrace, rows: Int64s) -> list[tuple[RankTrace, int]]:
     return [(rank, int(slot)) for slot in np.unique(rank.nodes.stream[rows])]
 
 
-def _signature(nodes: NodeTable, rows: Integers) -> Integers:
+def _signature(nodes: NodeTable, rows: Int64s) -> Int64s:
     return np.stack([nodes.collective[rows].astype(np.int64), nodes.size[rows]], axis=1)
 
 
-def _count_finding(
-    name: str, mine: tuple[RankTrace, Integers], theirs: tuple[RankTrace, Integers]
-) -> Finding:
+def _count_finding(name: str, mine: tuple[RankTrace, Int64s], theirs: tuple[RankTrace, Int64s]) -> Finding:
     counts = f"rank {mine[0].rank} issues {len(mine[1])}, rank {theirs[0].rank} {len(theirs[1])}"
     (longer, rows), shorter = (mine, theirs[1]) if len(mine[1]) > len(theirs[1]) else (theirs, mine[1])
     surplus = int(rows[len(shorter)])

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int32s, Int64s
 from rapid_des.chakra.source import NodeChunk, TraceFile, malformed
 from rapid_des.chakra.wire import (
     BYTES,
@@ -46,7 +46,6 @@ WANTED = (
     "rapid_position",
     "rapid_tensor_bytes",
 )
-Integers = NDArray[np.int64]
 
 _WIRES = np.full(33, -1)
 _WIRES[[7, 9, 11, 13, 15, 17, 27]] = VARINT
@@ -56,7 +55,7 @@ _WIRES[[28, 29, 31]] = BYTES
 _FORMS = np.zeros(33, np.int64)
 _REAL, _UNSIGNED = 5, 6
 _LOW, _SINGLE = 0xFFFFFFFF, 5
-_READ: Mapping[int, Callable[[Integers], Integers]] = {
+_READ: Mapping[int, Callable[[Int64s], Int64s]] = {
     1: lambda bits: (((bits & _LOW) + 2**31) & _LOW) - 2**31,
     2: lambda bits: bits & _LOW,
     3: lambda bits: (bits >> 1) & 0x7FFFFFFFFFFFFFFF ^ -(bits & 1),
@@ -76,9 +75,9 @@ GROUP_NODES = (b"process_group:init", b"record_param_comms")
 class Attribute:
     """One attribute over all nodes: an integer where `stated`, a text where `text` is a slot in `texts`."""
 
-    value: Integers
-    stated: NDArray[np.bool_]
-    text: NDArray[np.int32]
+    value: Int64s
+    stated: Bools
+    text: Int32s
     texts: list[bytes] = field(default_factory=list)
 
 
@@ -86,17 +85,17 @@ class Attribute:
 class RawTable:
     """The nodes of one file in file order."""
 
-    ids: Integers
-    kind: Integers
-    duration: Integers
-    offsets: Integers
-    name: NDArray[np.int32]
+    ids: Int64s
+    kind: Int64s
+    duration: Int64s
+    offsets: Int64s
+    name: Int32s
     names: list[bytes]
     attributes: dict[str, Attribute]
     """Of those in `WANTED`, the ones that occur with a value."""
     attribute_names: frozenset[bytes]
     """All that occur, here or, as also in `names`, in a file that was read together with this one."""
-    dependencies: dict[str, tuple[Integers, Integers]]
+    dependencies: dict[str, tuple[Int64s, Int64s]]
     """`data` and `ctrl`: (how many each node has, the ids as int64 bits)."""
     conflicts: int
     """Attributes given twice in a node with different values; the first counts."""
@@ -113,7 +112,7 @@ class _Texts:
     def __init__(self) -> None:
         self.number: dict[bytes, int] = {}
 
-    def codes(self, buffer: bytes, spans: Spans) -> NDArray[np.int32]:
+    def codes(self, buffer: bytes, spans: Spans) -> Int32s:
         local, strings = distinct_spans(buffer, spans)
         numbers = [self.number.setdefault(string, len(self.number)) for string in strings]
         return np.array(numbers, np.int32)[local] if numbers else local
@@ -134,14 +133,14 @@ def read_columns(source: TraceFile) -> RawTable:
 class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.parts: dict[str, list[NDArray[np.int64]]] = {}
+        self.parts: dict[str, list[Int64s]] = {}
         self.size = 0
         self.names = _Texts()
         self.names_seen = 0
         self.group_names: list[int] = []
         self.attribute_names = _Texts()
-        self.values: dict[str, list[tuple[Integers, Integers]]] = {}
-        self.strings: dict[str, list[tuple[Integers, NDArray[np.int32]]]] = {}
+        self.values: dict[str, list[tuple[Int64s, Int64s]]] = {}
+        self.strings: dict[str, list[tuple[Int64s, Int32s]]] = {}
         self.texts: dict[str, _Texts] = {}
         self.conflicts = 0
         self.group_frames: list[bytes] = []
@@ -161,7 +160,7 @@ class _Reader:
         self._add_attributes(chunk, fields)
         self.size += count
 
-    def _append(self, name: str, column: NDArray[np.int64]) -> None:
+    def _append(self, name: str, column: Int64s) -> None:
         self.parts.setdefault(name, []).append(column)
 
     def _add_names(self, chunk: NodeChunk, fields: Fields) -> None:
@@ -212,7 +211,7 @@ class _Reader:
                 if len(chosen):
                     self._add_values(chunk, name, node[chosen], inner, value_row[chosen])
 
-    def _add_values(self, chunk: NodeChunk, name: str, node: Integers, inner: Fields, rows: Integers) -> None:
+    def _add_values(self, chunk: NodeChunk, name: str, node: Int64s, inner: Fields, rows: Int64s) -> None:
         numeric = inner.wire[rows] != BYTES
         values = self._integers(chunk, name, node[numeric], inner, rows[numeric])
         self.values.setdefault(name, []).append((node[numeric] + self.size, values))
@@ -220,9 +219,7 @@ class _Reader:
         codes = texts.codes(chunk.buffer, inner.payload.take(rows[~numeric]))
         self.strings.setdefault(name, []).append((node[~numeric] + self.size, codes))
 
-    def _integers(
-        self, chunk: NodeChunk, name: str, node: Integers, inner: Fields, rows: Integers
-    ) -> Integers:
+    def _integers(self, chunk: NodeChunk, name: str, node: Int64s, inner: Fields, rows: Int64s) -> Int64s:
         values, broken = integers(inner.number[rows], inner.value[rows])
         if len(broken):
             frame = int(node[broken[0]])
@@ -266,7 +263,7 @@ class _Reader:
         return Attribute(value, stated, text, list(self.texts[name].number))
 
 
-def integers(kind: Integers, bits: Integers) -> tuple[Integers, Integers]:
+def integers(kind: Int64s, bits: Int64s) -> tuple[Int64s, Int64s]:
     """Return (attribute values of any numeric kind as integers, the rows that are no integer in range).
 
     `kind` is the field number of the value in `AttributeProto`, `bits` what stood on the wire.
@@ -287,7 +284,7 @@ def integers(kind: Integers, bits: Integers) -> tuple[Integers, Integers]:
     return values, np.sort(broken)
 
 
-def _from_real(bits: Integers, single: NDArray[np.bool_]) -> tuple[Integers, NDArray[np.bool_]]:
+def _from_real(bits: Int64s, single: Bools) -> tuple[Int64s, Bools]:
     """Return floating-point values as integers (bits where they are none), and which are integers."""
     numbers = bits.view(np.float64).copy()
     numbers[single] = (bits[single] & _LOW).astype(np.uint32).view(np.float32)

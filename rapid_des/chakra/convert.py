@@ -89,9 +89,9 @@ def convert_set(
 
 
 def _frames(source: TraceFile) -> Iterator[bytes]:
-    kept = source.metadata_frame if source.generation in _SAME else None
-    if kept is not None and _is_todays_metadata(kept):
-        yield kept
+    frame_as_written = source.metadata_frame if source.generation in _SAME else None
+    if frame_as_written is not None and _is_todays_metadata(frame_as_written):
+        yield frame_as_written
     else:
         yield bytes(_converted_metadata(source).SerializeToString())
     for chunk in source.chunks:

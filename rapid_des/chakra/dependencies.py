@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Int32s, Int64s, starts_by
 from rapid_des.chakra.columns import RawTable
 from rapid_des.chakra.kernels import on_arrays, ready_order
 
-Integers = NDArray[np.int64]
 REPAIRS = ("dangling", "self", "duplicate")
 
 
@@ -18,14 +17,12 @@ REPAIRS = ("dangling", "self", "duplicate")
 class Edges:
     """Dependencies as pairs of positions in id order, grouped by node in the order they were written."""
 
-    node: Integers
-    needs: Integers
+    node: Int64s
+    needs: Int64s
 
-    def table(self, size: int) -> tuple[Integers, NDArray[np.int32]]:
+    def table(self, size: int) -> tuple[Int64s, Int32s]:
         """Return (starts, positions) as `NodeTable` holds them."""
-        starts = np.zeros(size + 1, np.int64)
-        np.cumsum(np.bincount(self.node, minlength=size), out=starts[1:])
-        return starts, self.needs.astype(np.int32)
+        return starts_by(self.node, size), self.needs.astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -33,28 +30,28 @@ class Repair:
     """Dependencies dropped for one reason: ids of the nodes and ids that they name, as int64 bits."""
 
     kind: str
-    nodes: Integers
-    needs: Integers
+    nodes: Int64s
+    needs: Int64s
 
 
-def id_order(ids: Integers) -> Integers:
+def id_order(ids: Int64s) -> Int64s:
     """Return the file positions in ascending order of unsigned id."""
     return np.argsort(ids.view(np.uint64), kind="stable")
 
 
-def resolve(raw: RawTable, order: Integers, fields: tuple[str, ...]) -> tuple[Edges, list[Repair]]:
+def resolve(raw: RawTable, order: Int64s, fields: tuple[str, ...]) -> tuple[Edges, list[Repair]]:
     """Return the edges that the named fields (`data`, `ctrl`) state, and what had to be dropped."""
     edges, repairs = [], []
     for name in fields:
-        found, dropped = _resolve_field(raw, order, name)
-        edges.append(found)
+        resolved, dropped = _resolve_field(raw, order, name)
+        edges.append(resolved)
         repairs += dropped
     stated = [part for part in edges if len(part.node)] or edges[:1]
     joined = stated[0] if len(stated) == 1 else _union(stated, len(raw))
     return joined, repairs
 
 
-def _resolve_field(raw: RawTable, order: Integers, name: str) -> tuple[Edges, list[Repair]]:
+def _resolve_field(raw: RawTable, order: Int64s, name: str) -> tuple[Edges, list[Repair]]:
     counts, values = raw.dependencies[name]
     if not len(values):
         return Edges(values, values), []
@@ -69,10 +66,10 @@ def _resolve_field(raw: RawTable, order: Integers, name: str) -> tuple[Edges, li
     itself = known & (slot == node)
     fine = np.flatnonzero(known & ~itself)
     first = _firsts(node[fine] * size + slot[fine])
-    kept = fine[first]
-    kept = kept[np.argsort(node[kept], kind="stable")]
-    if len(kept) == len(values):
-        return Edges(node[kept], slot[kept]), []
+    rows_left = fine[first]
+    rows_left = rows_left[np.argsort(node[rows_left], kind="stable")]
+    if len(rows_left) == len(values):
+        return Edges(node[rows_left], slot[rows_left]), []
     repeated = np.ones(len(fine), np.bool_)
     repeated[first] = False
     masks = (np.flatnonzero(~known), np.flatnonzero(itself), fine[repeated])
@@ -82,10 +79,10 @@ def _resolve_field(raw: RawTable, order: Integers, name: str) -> tuple[Edges, li
         for kind, rows in zip(REPAIRS, masks, strict=True)
         if len(rows)
     ]
-    return Edges(node[kept], slot[kept]), repairs
+    return Edges(node[rows_left], slot[rows_left]), repairs
 
 
-def _firsts(values: Integers) -> Integers:
+def _firsts(values: Int64s) -> Int64s:
     """Return where each distinct value stands first, in ascending order."""
     if (values[1:] > values[:-1]).all():
         return np.arange(len(values))
@@ -96,11 +93,11 @@ def _union(edges: list[Edges], size: int) -> Edges:
     node = np.concatenate([part.node for part in edges])
     needs = np.concatenate([part.needs for part in edges])
     first = _firsts(node * size + needs)
-    kept = first[np.argsort(node[first], kind="stable")]
-    return Edges(node[kept], needs[kept])
+    rows_left = first[np.argsort(node[first], kind="stable")]
+    return Edges(node[rows_left], needs[rows_left])
 
 
-def with_chains(edges: Edges, stream: Integers) -> Edges:
+def with_chains(edges: Edges, stream: Int64s) -> Edges:
     """Return the edges and, for each node, one to the node before it on its stream."""
     by_stream = np.argsort(stream, kind="stable")
     same = stream[by_stream][1:] == stream[by_stream][:-1]
@@ -115,13 +112,12 @@ def points_back(edges: Edges) -> bool:
     return bool((edges.needs < edges.node).all())
 
 
-def topological_order(edges: Edges, size: int) -> Integers:
+def topological_order(edges: Edges, size: int) -> Int64s:
     """Return all positions that are on no cycle and behind none; of those ready, the smallest comes first."""
     if points_back(edges):
         return np.arange(size)
     children = edges.node[np.argsort(edges.needs, kind="stable")]
-    starts = np.zeros(size + 1, np.int64)
-    np.cumsum(np.bincount(edges.needs, minlength=size), out=starts[1:])
+    starts = starts_by(edges.needs, size)
     waiting = np.bincount(edges.node, minlength=size)
     heap, result = np.zeros(size, np.int64), np.zeros(size, np.int64)
     count, *_ = on_arrays(ready_order, len(edges.node), (starts, children), (waiting, heap, result))

@@ -16,9 +16,9 @@ from rapid_des.chakra.wire import (
     Fields,
     MalformedMessageError,
     Spans,
+    entire,
     message_class,
     split_fields,
-    whole,
 )
 
 
@@ -135,7 +135,7 @@ def transcoder(generation: Generation) -> Callable[[bytes], bytes] | None:
 def metadata_message(frame: bytes, generation: Generation) -> Any:
     """Return a metadata frame as today's `GlobalMetadata`; early files have the attributes in field 1."""
     metadata = message_class("GlobalMetadata")()
-    fields = split_fields(frame, whole(frame))
+    fields = split_fields(frame, entire(frame))
     for number, start, end in _payloads(fields):
         payload = frame[start:end]
         if number == 1 and not payload.startswith(b"\x0a"):

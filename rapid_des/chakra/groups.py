@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.chakra.columns import Attribute, RawTable
 from rapid_des.chakra.trace import UNSTATED, NodeKind
 from rapid_des.chakra.wire import UNREADABLE, message_class
@@ -54,11 +54,11 @@ def _members(members: object, where: str) -> tuple[int, ...]:
 
 def find_group_file(folder: Path, prefix: str, trace_files: Iterable[Path]) -> tuple[Path | None, str]:
     """Return (the group file, why that one): PREFIX.groups.json, else the folder's only JSON of its shape."""
-    own = folder / f"{prefix}.groups.json"
-    if own.is_file():
-        return own, "named after the traces"
-    taken = set(trace_files)
-    shaped = [path for path in sorted(folder.glob("*.json")) if path not in taken and _is_group_file(path)]
+    named_alike = folder / f"{prefix}.groups.json"
+    if named_alike.is_file():
+        return named_alike, "named after the traces"
+    traces = set(trace_files)
+    shaped = [path for path in sorted(folder.glob("*.json")) if path not in traces and _is_group_file(path)]
     if len(shaped) == 1:
         return shaped[0], "the folder's only group file"
     named = ", ".join(path.name for path in shaped[:6])
@@ -100,12 +100,12 @@ def _from_init(values: str, world: tuple[int, ...]) -> Groups:
         entries = json.loads(outer[0] if isinstance(outer, list) and outer else values)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return {}
-    found: Groups = {}
+    groups: Groups = {}
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and isinstance(entry.get("ranks"), list | dict) and "pg_name" in entry:
             ranks = [rank for rank in entry["ranks"] if str(rank).isdigit()]
-            found[str(entry["pg_name"])] = tuple(int(rank) for rank in ranks) or world
-    return found
+            groups[str(entry["pg_name"])] = tuple(int(rank) for rank in ranks) or world
+    return groups
 
 
 def _from_param_comms(values: str) -> Groups:
@@ -132,12 +132,12 @@ def which_group(name: str, known: Mapping[str, Any], *, zero_is_world: bool = Fa
     if name in known:
         return name
     try:
-        whole = str(int(float(name)))
+        integer = str(int(float(name)))
     except (ValueError, OverflowError):
         return name
-    if whole in known:
-        return whole
-    return WORLD if whole == "0" else name
+    if integer in known:
+        return integer
+    return WORLD if integer == "0" else name
 
 
 def dimension_groups(involved: tuple[bool, ...], shape: tuple[int, ...], world: tuple[int, ...]) -> Groups:
@@ -147,18 +147,17 @@ def dimension_groups(involved: tuple[bool, ...], shape: tuple[int, ...], world: 
     {'dimensions:1,0#0': (0, 1), 'dimensions:1,0#1': (2, 3)}
     """
     flags = ",".join(str(int(flag)) for flag in involved)
-    found: dict[tuple[int, ...], list[int]] = {}
+    members: dict[tuple[int, ...], list[int]] = {}
     for rank in world:
         rest, outside = rank, []
         for index, size in enumerate(shape):
             rest, coordinate = divmod(rest, size)
             if index >= len(involved) or not involved[index]:
                 outside.append(coordinate)
-        found.setdefault(tuple(outside), []).append(rank)
-    return {f"{DIMENSIONS}{flags}#{slot}": tuple(ranks) for slot, ranks in enumerate(found.values())}
+        members.setdefault(tuple(outside), []).append(rank)
+    return {f"{DIMENSIONS}{flags}#{slot}": tuple(ranks) for slot, ranks in enumerate(members.values())}
 
 
-Integers = NDArray[np.int64]
 Label = TypeVar("Label", str, int, bytes)
 _SHORT = 1024
 """Rows up to which Python's own dictionaries are faster than numpy's sorting."""
@@ -168,7 +167,7 @@ _SHORT = 1024
 class Labels:
     """A label for each node, or `UNSTATED`: positions in `texts`, which need not be in any order."""
 
-    codes: Integers
+    codes: Int64s
     texts: list[str]
 
     def renamed(self, rename: Callable[[str], str]) -> Labels:
@@ -179,9 +178,7 @@ class Labels:
         return Labels(codes, list(table))
 
 
-def by_first_appearance(
-    codes: Integers, texts: Sequence[Label]
-) -> tuple[NDArray[np.int32], tuple[Label, ...]]:
+def by_first_appearance(codes: Int64s, texts: Sequence[Label]) -> tuple[Int32s, tuple[Label, ...]]:
     """Return codes renumbered as they first appear (`UNSTATED` stays) and the texts that occur."""
     used = [code for code in _distinct(codes) if code != UNSTATED]
     new = np.full(len(texts) + 1, UNSTATED, np.int32)
@@ -189,7 +186,7 @@ def by_first_appearance(
     return new[codes], tuple(texts[code] for code in used)
 
 
-def _distinct(codes: Integers) -> list[int]:
+def _distinct(codes: Int64s) -> list[int]:
     """Return the codes as they first appear."""
     if len(codes) <= _SHORT:
         return list(dict.fromkeys(codes.tolist()))
@@ -225,7 +222,7 @@ def group_labels(raw: RawTable) -> Labels:
     return Labels(np.where(codes == UNSTATED, dimensions, codes), list(table))
 
 
-def _dimension_labels(raw: RawTable, table: dict[str, int]) -> Integers:
+def _dimension_labels(raw: RawTable, table: dict[str, int]) -> Int64s:
     """Name the network dimensions that a collective spans, where it does not span all of them."""
     attribute = raw.attributes.get("involved_dim")
     if attribute is None:
@@ -254,20 +251,18 @@ _STREAMS = [_STREAM_OF_KIND.get(kind, "compute") for kind in sorted(NodeKind)]
 _COLLECTIVE = int(NodeKind.COLLECTIVE)
 
 
-def stream_labels(
-    raw: RawTable, kind: NDArray[np.int8], on_cpu: NDArray[np.bool_], groups: Labels, *, named: bool
-) -> Labels:
+def stream_labels(raw: RawTable, kind: Int8s, on_cpu: Bools, groups: Labels, *, named: bool) -> Labels:
     """Return each node's stream: what the file says, else one by kind, group and CPU thread.
 
     With `named`, the numbers in `stream` and `tid` are GPU streams and CPU threads.
     """
     table: dict[str, int] = {}
 
-    def codes_of(labels: Labels, form: str) -> Integers:
+    def codes_of(labels: Labels, form: str) -> Int64s:
         new = [table.setdefault(form.format(text), len(table)) for text in labels.texts]
         return np.array([*new, UNSTATED], np.int64)[labels.codes]
 
-    def stated(name: str, form: str, otherwise: Integers) -> Integers:
+    def stated(name: str, form: str, otherwise: Int64s) -> Int64s:
         if name not in raw.attributes:
             return otherwise
         labels = attribute_labels(raw.attributes[name], len(raw))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.columns import RawTable
 from rapid_des.chakra.dependencies import (
     Edges,
@@ -30,7 +30,6 @@ from rapid_des.chakra.groups import Labels, by_first_appearance, group_labels, s
 from rapid_des.chakra.meaning import Columns, Origin, columns_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 
-Integers = NDArray[np.int64]
 _COLLECTIVE = int(NodeKind.COLLECTIVE)
 
 
@@ -69,7 +68,7 @@ def interpret(raw: RawTable, origin: Origin) -> Interpreted:
 
 
 def _table(
-    raw: RawTable, columns: Columns, labels: tuple[Labels, Labels], rows: Integers, edges: Edges
+    raw: RawTable, columns: Columns, labels: tuple[Labels, Labels], rows: Int64s, edges: Edges
 ) -> tuple[NodeTable, tuple[tuple[str, ...], tuple[int, ...]]]:
     groups, streams = labels
     name, names = by_first_appearance(raw.name[rows].astype(np.int64), raw.names)
@@ -100,7 +99,7 @@ def _table(
     return nodes, (group_names, peers)
 
 
-def _peers(ranks: Integers) -> tuple[NDArray[np.int32], tuple[int, ...]]:
+def _peers(ranks: Int64s) -> tuple[Int32s, tuple[int, ...]]:
     distinct, inverse = np.unique(ranks, return_inverse=True)
     codes = np.where(ranks == UNSTATED, UNSTATED, inverse)
     return by_first_appearance(codes, distinct.tolist())
@@ -115,7 +114,7 @@ def _groups(raw: RawTable, columns: Columns, origin: Origin) -> Labels:
     return Labels(codes, [*labels.texts, ""]).renamed(origin.group_named)
 
 
-def _refuse_duplicates(raw: RawTable, order: Integers, origin: Origin) -> None:
+def _refuse_duplicates(raw: RawTable, order: Int64s, origin: Origin) -> None:
     ids = raw.ids[order]
     repeated = np.flatnonzero(ids[1:] == ids[:-1])
     if len(repeated):
@@ -134,7 +133,7 @@ def _name(raw: RawTable, position: int) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def _dependency_fields(raw: RawTable, order: Integers, origin: Origin) -> tuple[str, ...]:
+def _dependency_fields(raw: RawTable, order: Int64s, origin: Origin) -> tuple[str, ...]:
     """Choose which of `data` and `ctrl` are predecessors; see `Dialect.dependencies`."""
     has = {name: len(values) > 0 for name, (_, values) in raw.dependencies.items()}
     policy = origin.options.dependencies
@@ -153,7 +152,7 @@ def _dependency_fields(raw: RawTable, order: Integers, origin: Origin) -> tuple[
     return ("data", "ctrl") if acyclic and not dangling else ("data",)
 
 
-def _refuse_cycle(raw: RawTable, order: Integers, edges: Edges, origin: Origin) -> None:
+def _refuse_cycle(raw: RawTable, order: Int64s, edges: Edges, origin: Origin) -> None:
     cycle = one_cycle(edges, len(raw))
     if cycle:
         raise origin.error("cycle", _cycle_text(raw, order, cycle), _id(raw, order[cycle[0]]))
@@ -163,21 +162,21 @@ def _id(raw: RawTable, position: int) -> int:
     return int(raw.ids.view(np.uint64)[position])
 
 
-def _cycle_text(raw: RawTable, order: Integers, cycle: list[int]) -> str:
+def _cycle_text(raw: RawTable, order: Int64s, cycle: list[int]) -> str:
     shown = [f"{_id(raw, order[node])} ({_name(raw, order[node])})" for node in [*cycle[:8], cycle[0]]]
     if len(cycle) > 8:
         shown.insert(8, f"… {len(cycle) - 8} more …")
     return f"{len(cycle)} nodes wait for each other in a circle: {' needs '.join(shown)}"
 
 
-def _ordered_streams(streams: Labels, order: Integers, origin: Origin) -> Integers:
+def _ordered_streams(streams: Labels, order: Int64s, origin: Origin) -> Int64s:
     """Return stream numbers in id order; every node of an unordered stream gets one of its own."""
     stream = streams.codes[order]
     free = np.array([origin.is_unordered(text) for text in streams.texts])[stream]
     return np.where(free, len(streams.texts) + np.arange(len(stream)), stream)
 
 
-def _program_order(raw: RawTable, order: Integers, edges: Edges, stream: Integers) -> Integers:
+def _program_order(raw: RawTable, order: Int64s, edges: Edges, stream: Int64s) -> Int64s:
     """Return the table's order as positions in id order; ids decide unless dependencies contradict them."""
     size = len(raw)
     sequence = np.arange(size)
@@ -191,7 +190,7 @@ def _program_order(raw: RawTable, order: Integers, edges: Edges, stream: Integer
     return topological_order(edges, size)
 
 
-def _moved(edges: Edges, sequence: Integers) -> Edges:
+def _moved(edges: Edges, sequence: Int64s) -> Edges:
     inverse = np.empty(len(sequence), np.int64)
     inverse[sequence] = np.arange(len(sequence))
     node = inverse[edges.node]
@@ -211,7 +210,7 @@ class Original:
     named: Mapping[str, str]
     """What its nodes call groups, and which groups that means."""
 
-    def again(
+    def for_rank(
         self, path: Path, rank: int, group_named: Callable[[str], str]
     ) -> tuple[Interpreted, Origin] | None:
         """Return the same for another rank; None if one of its groups means another than here."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Int64s
 from rapid_des.compiling import Kernel
 
 INCOMPLETE = -1
@@ -296,9 +296,7 @@ def on_bytes(loop: Loop, buffer: bytes, *arguments: Any) -> list[int]:
     return outcome.tolist()
 
 
-def on_arrays(
-    loop: Loop, size: int, read: tuple[NDArray[np.int64], ...], written: tuple[NDArray[np.int64], ...]
-) -> list[int]:
+def on_arrays(loop: Loop, size: int, read: tuple[Int64s, ...], written: tuple[Int64s, ...]) -> list[int]:
     """Run a loop on arrays that it reads and arrays that it writes; `size` is its amount of work.
 
     NOTE: a small input goes in as lists, which Python indexes several times faster than arrays.
@@ -314,7 +312,7 @@ def on_arrays(
     return outcome.tolist()
 
 
-def _read_only(array: NDArray[np.int64]) -> NDArray[np.int64]:
+def _read_only(array: Int64s) -> Int64s:
     """Return an array as kernels take what they only read, whatever the caller may do with it."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int8s, Int64s
 from rapid_des.chakra.columns import RawTable
 from rapid_des.chakra.dialects import ELEMENT_BYTES, TIME_UNITS, Dialect, ReadOptions
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, Finding, FoundError, NodeKind
 from rapid_des.units import PS_PER_S
 
-Integers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 _LARGEST = 2**62
 _KINDS = int(max(NodeKind))
 _INVALID, _COMPUTE, _COLLECTIVE = int(NodeKind.INVALID), int(NodeKind.COMPUTE), int(NodeKind.COLLECTIVE)
@@ -51,17 +49,17 @@ class Origin:
 class Columns:
     """A row for each node in file order; see `NodeTable` for what each holds."""
 
-    kind: NDArray[np.int8]
-    duration: Integers
-    size: Integers
-    collective: NDArray[np.int8]
-    peer: Integers
+    kind: Int8s
+    duration: Int64s
+    size: Int64s
+    collective: Int8s
+    peer: Int64s
     """Ranks, not slots."""
-    tag: Integers
-    priority: Integers
-    flops: Integers
-    tensor_bytes: Integers
-    on_cpu: Mask
+    tag: Int64s
+    priority: Int64s
+    flops: Int64s
+    tensor_bytes: Int64s
+    on_cpu: Bools
     remarks: tuple[str, ...]
 
 
@@ -72,21 +70,21 @@ class _Attributes:
         self.raw = raw
         self.origin = origin
 
-    def stated(self, name: str) -> Mask:
+    def stated(self, name: str) -> Bools:
         found = self.raw.attributes.get(name)
         return np.zeros(len(self.raw), np.bool_) if found is None else found.stated
 
-    def value(self, name: str) -> Integers:
+    def value(self, name: str) -> Int64s:
         found = self.raw.attributes.get(name)
         return np.zeros(len(self.raw), np.int64) if found is None else found.value
 
-    def natural(self, name: str, *, scale: int = 1) -> Integers:
+    def natural(self, name: str, *, scale: int = 1) -> Int64s:
         """Return a number that can not be negative, times `scale`."""
         if name not in self.raw.attributes:
             return np.zeros(len(self.raw), np.int64)
         return self.scaled(name, self.value(name), scale)
 
-    def scaled(self, name: str, values: Integers, scale: int) -> Integers:
+    def scaled(self, name: str, values: Int64s, scale: int) -> Int64s:
         wrong = (values < 0) | (values > _LARGEST // scale)
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -119,7 +117,7 @@ def columns_of(raw: RawTable, origin: Origin) -> Columns:
     )
 
 
-def _kinds(raw: RawTable, read: _Attributes, on_cpu: Mask) -> tuple[NDArray[np.int8], list[str]]:
+def _kinds(raw: RawTable, read: _Attributes, on_cpu: Bools) -> tuple[Int8s, list[str]]:
     """Return the node kinds: unknown ones are opaque, CPU collectives without a type are CPU work."""
     unknown = (raw.kind < 0) | (raw.kind > _KINDS)
     kind = np.where(unknown, _INVALID, raw.kind).astype(np.int8)
@@ -146,9 +144,7 @@ def _element_width(origin: Origin) -> tuple[int, list[str]]:
     return ELEMENT_BYTES, [said]
 
 
-def _durations(
-    raw: RawTable, read: _Attributes, kind: NDArray[np.int8], on_cpu: Mask
-) -> tuple[Integers, list[str]]:
+def _durations(raw: RawTable, read: _Attributes, kind: Int8s, on_cpu: Bools) -> tuple[Int64s, list[str]]:
     """Return picoseconds; a node that says operations or moves data but no time is left to the machine."""
     unit = origin_unit(read.origin)
     duration = read.scaled("duration", raw.duration, unit)
@@ -172,9 +168,9 @@ def _durations(
     return duration, remarks
 
 
-def _one_of(kind: NDArray[np.int8], *wanted: int) -> Mask:
+def _one_of(kind: Int8s, *wanted: int) -> Bools:
     """Tell which nodes are of some kinds; on short columns much faster than numpy's own."""
-    found: Mask = kind == wanted[0]
+    found: Bools = kind == wanted[0]
     for other in wanted[1:]:
         found |= kind == other
     return found
@@ -186,7 +182,7 @@ def origin_unit(origin: Origin) -> int:
     return origin.dialect.time_unit if unit == "auto" else TIME_UNITS[unit]
 
 
-def _sizes(read: _Attributes, kind: NDArray[np.int8], width: int, tensor_bytes: Integers) -> Integers:
+def _sizes(read: _Attributes, kind: Int8s, width: int, tensor_bytes: Int64s) -> Int64s:
     """Return bytes; `UNSTATED` where a collective or message does not say any."""
     size = read.natural("comm_size", scale=width)
     stated = read.stated("comm_size")
@@ -200,13 +196,13 @@ def _sizes(read: _Attributes, kind: NDArray[np.int8], width: int, tensor_bytes: 
     return size
 
 
-def _collectives(read: _Attributes, kind: NDArray[np.int8]) -> NDArray[np.int8]:
+def _collectives(read: _Attributes, kind: Int8s) -> Int8s:
     value = read.value("comm_type")
     known = read.stated("comm_type") & (value >= 0) & (value <= _COLLECTIVES)
     return np.where(known & (kind == _COLLECTIVE), value, UNSTATED).astype(np.int8)
 
 
-def _peers(read: _Attributes, kind: NDArray[np.int8]) -> Integers:
+def _peers(read: _Attributes, kind: Int8s) -> Int64s:
     """Return the rank on the other side of each send and receive, or `UNSTATED`."""
     peer = np.full(len(kind), UNSTATED, np.int64)
     for side, name in ((_SEND, "comm_dst"), (_RECV, "comm_src")):
@@ -215,7 +211,7 @@ def _peers(read: _Attributes, kind: NDArray[np.int8]) -> Integers:
     return peer
 
 
-def _own_tensor_bytes(read: _Attributes, tensor_bytes: Integers) -> Integers:
+def _own_tensor_bytes(read: _Attributes, tensor_bytes: Int64s) -> Int64s:
     if "rapid_tensor_bytes" not in read.raw.attributes:
         return tensor_bytes
     exact = read.stated("rapid_tensor_bytes")

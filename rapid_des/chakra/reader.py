@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rapid_des.arrays import digest, frozen
 from rapid_des.chakra.columns import RawTable, read_columns
 from rapid_des.chakra.dependencies import Repair
 from rapid_des.chakra.dialects import DIALECTS, Dialect, Evidence, ReadOptions, detect
@@ -109,7 +109,7 @@ class _SetReader:
         """Read one rank's file; what stops it becomes a finding."""
         key = self.copies.key(path)
         original = self.copies.known.get(key) if key else None
-        same = original and original.again(path, rank, lambda name: self._group(name, self.known, rank))
+        same = original and original.for_rank(path, rank, lambda name: self._group(name, self.known, rank))
         if same:
             self._keep(rank, *same)
             return
@@ -194,10 +194,10 @@ class _SetReader:
                 if rank in members:
                     self.groups[group] = members
                     return group
-        found = which_group(name, known, zero_is_world=self.options.zero_is_world)
-        if found in known and self.groups.get(found) != known[found]:
-            return f"{found}@{known[found][0]}"
-        return found
+        group = which_group(name, known, zero_is_world=self.options.zero_is_world)
+        if group in known and self.groups.get(group) != known[group]:
+            return f"{group}@{known[group][0]}"
+        return group
 
     def _keep(self, rank: int, result: Interpreted, origin: Origin) -> None:
         nodes = result.nodes
@@ -225,13 +225,13 @@ class _SetReader:
 
     def _note_empty(self) -> None:
         empty = [str(rank.rank) for rank in self.ranks if not len(rank.nodes)]
-        place = self.files.folder / self.files.prefix
+        location = self.files.folder / self.files.prefix
         if empty and len(empty) == len(self.files.files):
-            text = f"{place}: 0 nodes in {len(empty)} files: there is nothing to replay"
-            self.findings.append(Finding("no nodes", text, file=str(place)))
+            text = f"{location}: 0 nodes in {len(empty)} files: there is nothing to replay"
+            self.findings.append(Finding("no nodes", text, file=str(location)))
         elif empty:
-            text = f"{place}: no nodes for {len(empty)} ranks: {', '.join(empty[:12])}"
-            self.findings.append(Finding("no nodes", text, "warning", file=str(place)))
+            text = f"{location}: no nodes for {len(empty)} ranks: {', '.join(empty[:12])}"
+            self.findings.append(Finding("no nodes", text, "warning", file=str(location)))
 
     def _repair_notes(self) -> Iterator[str]:
         totals: Counter[str] = Counter()
@@ -279,20 +279,17 @@ class _Shared:
     """Equal columns and equal tables, held once and read-only."""
 
     def __init__(self) -> None:
-        self.columns: dict[tuple[str, bytes], Any] = {}
-        self.texts: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.parts: dict[Any, tuple[int, Any]] = {}
         self.tables: dict[tuple[int, ...], NodeTable] = {}
 
     def table(self, nodes: NodeTable) -> NodeTable:
         parts = {entry.name: self._part(getattr(nodes, entry.name)) for entry in fields(nodes)}
-        key = tuple(id(part) for part in parts.values())
-        return self.tables.setdefault(key, replace(nodes, **parts))
+        shared = {name: part for name, (_, part) in parts.items()}
+        return self.tables.setdefault(tuple(key for key, _ in parts.values()), replace(nodes, **shared))
 
-    def _part(self, part: Any) -> Any:
+    def _part(self, part: Any) -> tuple[int, Any]:
+        """Return the number that equal columns (or texts) share, and the one that stands for them all."""
         if isinstance(part, tuple):
-            return self.texts.setdefault(part, part)
-        part = np.ascontiguousarray(part)
-        digest = hashlib.blake2b(part, digest_size=16).digest()
-        kept = self.columns.setdefault((part.dtype.str, digest), part)
-        kept.flags.writeable = False
-        return kept
+            return self.parts.setdefault(part, (len(self.parts), part))
+        column = np.ascontiguousarray(part)
+        return self.parts.setdefault(digest(column), (len(self.parts), frozen(column)))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.files import Chunk, describe_node, looks_like_json, open_bytes, read_chunks, read_some
 from rapid_des.chakra.generations import Generation, is_metadata, metadata_message, sniff, transcoder
 from rapid_des.chakra.json_forms import read_json
@@ -104,19 +104,19 @@ def _sets(folder: Path) -> dict[str, TraceFiles]:
     """Return all sets of a folder by prefix; JSON counts only for prefixes that have no .et or .eg."""
     if not folder.is_dir():
         return {}
-    found: dict[str, dict[str, dict[int, Path]]] = {}
+    sets: dict[str, dict[str, dict[int, Path]]] = {}
     for path in _entries(folder):
         match = _NUMBERED.match(path.name)
         if match is None or not path.is_file():
             continue
-        ranks = found.setdefault(match["prefix"], {}).setdefault(match["suffix"], {})
+        ranks = sets.setdefault(match["prefix"], {}).setdefault(match["suffix"], {})
         rank = int(match["rank"])
         if rank in ranks:
             raise TraceError(f"{folder}: rank {rank} has two files, {ranks[rank].name} and {path.name}")
         ranks[rank] = path
     return {
         prefix: TraceFiles(folder, prefix, dict(sorted(_preferred(forms).items())))
-        for prefix, forms in sorted(found.items())
+        for prefix, forms in sorted(sets.items())
     }
 
 
@@ -135,7 +135,7 @@ class NodeChunk:
 
     buffer: bytes
     frames: Spans
-    offsets: NDArray[np.int64]
+    offsets: Int64s
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -241,7 +241,7 @@ def _transcoded(path: Path, chunk: NodeChunk, convert: Callable[[bytes], bytes])
     return _packed(frames, chunk.offsets)
 
 
-def _packed(frames: list[bytes], offsets: NDArray[np.int64]) -> NodeChunk:
+def _packed(frames: list[bytes], offsets: Int64s) -> NodeChunk:
     ends = np.cumsum([len(frame) for frame in frames], dtype=np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
     return NodeChunk(b"".join(frames), Spans(starts, ends), offsets)

@@ -7,13 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.dependencies import Edges, topological_order
 from rapid_des.chakra.kernels import longest_paths, on_arrays
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, TraceSet
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,12 @@ def edges_of(nodes: NodeTable) -> Edges:
     return Edges(np.repeat(np.arange(len(nodes)), counts), nodes.dependencies.astype(np.int64))
 
 
-def depths(nodes: NodeTable) -> Integers:
+def depths(nodes: NodeTable) -> Int64s:
     """Return for each node how many nodes the longest chain that ends in it has."""
     return path_lengths(nodes, np.ones(len(nodes), np.int64))
 
 
-def path_lengths(nodes: NodeTable, weights: Integers) -> Integers:
+def path_lengths(nodes: NodeTable, weights: Int64s) -> Int64s:
     """Return for each node the largest sum of weights along a chain of dependencies that ends in it."""
     order = topological_order(edges_of(nodes), len(nodes))
     lengths = np.zeros(len(nodes), np.int64)

@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Int64s, starts_of
 from rapid_des.chakra.columns import Attribute, RawTable, read_columns
 from rapid_des.chakra.files import is_bare
 from rapid_des.chakra.generations import SAMPLE, Generation, generation_of, is_metadata
@@ -25,7 +25,6 @@ from rapid_des.chakra.source import NodeChunk, TraceFile, metadata_of
 from rapid_des.chakra.wire import Fields, MalformedMessageError, Spans, message_class, split_fields
 from rapid_des.errors import TraceError
 
-Integers = NDArray[np.int64]
 Read = tuple[TraceFile, RawTable]
 
 SMALL = 1 << 15
@@ -75,15 +74,15 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _Joined:
     """Files one behind the other: their bytes, frames and fields, and where each file begins in them."""
 
     buffer: bytes
-    begins: Integers
+    begins: Int64s
     frames: Spans
-    first_frames: Integers
+    first_frames: Int64s
     fields: Fields
-    first_fields: Integers
+    first_fields: Int64s
     """Of each frame."""
 
     def fields_of(self, first: int, end: int) -> Fields:
@@ -98,17 +97,17 @@ class _Whole:
 def read_together(contents: dict[Path, bytes]) -> dict[Path, Read]:
     """Return those of some files that are today's and nothing but plain; none if one of them is damaged."""
     try:
-        whole = _split(list(contents.values()))
-        opened = [_opened(whole, file, path) for file, path in enumerate(contents)] if whole else []
-        return _tables(whole, opened) if whole else {}
+        joined = _split(list(contents.values()))
+        opened = [_opened(joined, file, path) for file, path in enumerate(contents)] if joined else []
+        return _tables(joined, opened) if joined else {}
     except (MalformedMessageError, TraceError):
         return {}
 
 
-def _split(contents: list[bytes]) -> _Whole | None:
+def _split(contents: list[bytes]) -> _Joined | None:
     """Return files split into frames and fields; None where a frame is cut."""
     buffer = b"".join(contents)
-    begins = np.cumsum([0, *map(len, contents)])
+    begins = starts_of([*map(len, contents)])
     starts, ends = (np.empty(len(buffer), np.int64) for _ in range(2))
     count, _, problem = on_bytes(scan_frames, buffer, 0, starts, ends)
     frames = Spans(starts[:count], ends[:count])
@@ -117,34 +116,34 @@ def _split(contents: list[bytes]) -> _Whole | None:
         return None
     fields = split_fields(buffer, frames)
     first_fields = np.searchsorted(fields.owner, np.arange(count + 1))
-    return _Whole(buffer, begins, frames, first_frames, fields, first_fields)
+    return _Joined(buffer, begins, frames, first_frames, fields, first_fields)
 
 
-def _opened(whole: _Whole, file: int, path: Path) -> TraceFile | None:
+def _opened(joined: _Joined, file: int, path: Path) -> TraceFile | None:
     """Return a file without its nodes; None if it does not prove to be today's."""
-    first, end = whole.first_frames[file : file + 2].tolist()
+    first, end = joined.first_frames[file : file + 2].tolist()
     metadata, frame = message_class("GlobalMetadata")(), None
-    if is_metadata(whole.fields_of(first, first + 1)):
-        frame = whole.buffer[whole.frames.starts[first] : whole.frames.ends[first]]
+    if is_metadata(joined.fields_of(first, first + 1)):
+        frame = joined.buffer[joined.frames.starts[first] : joined.frames.ends[first]]
         metadata = metadata_of(path, frame, Generation.TODAY)
         first += 1
-    if end - first > SAMPLE or generation_of(whole.buffer, whole.fields_of(first, end)) != Generation.TODAY:
+    if end - first > SAMPLE or generation_of(joined.buffer, joined.fields_of(first, end)) != Generation.TODAY:
         return None
     return TraceFile(path, Generation.TODAY, metadata, frame, "et", iter(()))
 
 
-def _tables(whole: _Whole, opened: list[TraceFile | None]) -> dict[Path, Read]:
+def _tables(joined: _Joined, opened: list[TraceFile | None]) -> dict[Path, Read]:
     """Return the tables of opened files; none if something in their nodes is to be reported."""
     files = [(file, source) for file, source in enumerate(opened) if source is not None]
     skipped = [int(source.metadata_frame is not None) for _, source in files]
-    firsts = whole.first_frames[[file for file, _ in files]] + skipped
-    counts = whole.first_frames[[file + 1 for file, _ in files]] - firsts
-    bounds = np.concatenate(([0], np.cumsum(counts)))
+    firsts = joined.first_frames[[file for file, _ in files]] + skipped
+    counts = joined.first_frames[[file + 1 for file, _ in files]] - firsts
+    bounds = starts_of(counts)
     if not bounds[-1]:
         return {}
     rows = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], counts)
-    offsets = whole.frames.starts[rows] - np.repeat(whole.begins[[file for file, _ in files]], counts)
-    chunk = NodeChunk(whole.buffer, whole.frames.take(rows), offsets)
+    offsets = joined.frames.starts[rows] - np.repeat(joined.begins[[file for file, _ in files]], counts)
+    chunk = NodeChunk(joined.buffer, joined.frames.take(rows), offsets)
     raw = read_columns(replace(files[0][1], chunks=iter([chunk])))
     if raw.conflicts or raw.group_frames:
         return {}
@@ -152,10 +151,10 @@ def _tables(whole: _Whole, opened: list[TraceFile | None]) -> dict[Path, Read]:
     return {source.path: (source, table) for (_, source), table in zip(files, tables, strict=True)}
 
 
-def _portions(raw: RawTable, bounds: Integers) -> Iterator[RawTable]:
+def _portions(raw: RawTable, bounds: Int64s) -> Iterator[RawTable]:
     """Yield the tables of the files whose nodes are one behind the other in a table."""
     needs = {
-        kind: (counts, values, np.concatenate(([0], np.cumsum(counts)))[bounds].tolist())
+        kind: (counts, values, starts_of(counts)[bounds].tolist())
         for kind, (counts, values) in raw.dependencies.items()
     }
     for file, (begin, end) in enumerate(pairwise(bounds.tolist())):

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.errors import TraceError
 
 UNSTATED = -1
@@ -61,28 +62,28 @@ class NodeTable:
     """
 
     ids: NDArray[np.uint64]
-    kind: NDArray[np.int8]
-    name: NDArray[np.int32]
-    stream: NDArray[np.int32]
-    duration: NDArray[np.int64]
+    kind: Int8s
+    name: Int32s
+    stream: Int32s
+    duration: Int64s
     """Picoseconds, or `UNSTATED`."""
-    size: NDArray[np.int64]
+    size: Int64s
     """Bytes: a collective's input buffer on this rank, a message, or what a memory node moves;
     `UNSTATED` where a foreign trace does not say."""
-    collective: NDArray[np.int8]
+    collective: Int8s
     """A `CollectiveType` where kind is COLLECTIVE, else `UNSTATED`."""
-    group: NDArray[np.int32]
+    group: Int32s
     """Slot in `RankTrace.groups`, or `UNSTATED`."""
-    peer: NDArray[np.int32]
+    peer: Int32s
     """Slot in `RankTrace.peers` of the other side of a send or receive, or `UNSTATED`."""
-    tag: NDArray[np.int64]
-    priority: NDArray[np.int64]
+    tag: Int64s
+    priority: Int64s
     """The smaller is served first where a stream or link must choose."""
-    flops: NDArray[np.int64]
-    tensor_bytes: NDArray[np.int64]
-    on_cpu: NDArray[np.bool_]
-    dependency_starts: NDArray[np.int64]
-    dependencies: NDArray[np.int32]
+    flops: Int64s
+    tensor_bytes: Int64s
+    on_cpu: Bools
+    dependency_starts: Int64s
+    dependencies: Int32s
     names: tuple[str, ...]
     """`name` indexes this table of distinct names."""
     streams: tuple[str, ...]

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Bools, Int32s, Int64s
 from rapid_des.chakra.kernels import intern_spans, on_bytes, scan_fields, scan_varints
 
 VARINT = 0
@@ -39,18 +39,18 @@ class MalformedMessageError(ValueError):
 class Spans:
     """Byte ranges in a buffer, as columns."""
 
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    starts: Int64s
+    ends: Int64s
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Spans:
+    def take(self, rows: Int64s | Bools) -> Spans:
         """Return the ranges at `rows`."""
         return Spans(self.starts[rows], self.ends[rows])
 
 
-def whole(message: bytes) -> Spans:
+def entire(message: bytes) -> Spans:
     """Return the one range that is all of a message."""
     return Spans(np.zeros(1, np.int64), np.full(1, len(message), np.int64))
 
@@ -59,15 +59,15 @@ def whole(message: bytes) -> Spans:
 class Fields:
     """The fields of many messages, in wire order: a row each."""
 
-    owner: NDArray[np.int32]
+    owner: Int32s
     """Position of the message."""
-    number: NDArray[np.int64]
-    wire: NDArray[np.int64]
-    value: NDArray[np.int64]
+    number: Int64s
+    wire: Int64s
+    value: Int64s
     """The integer, as int64 bits; the length where the wire type is BYTES."""
     payload: Spans
 
-    def rows(self, number: int, wire: int) -> NDArray[np.int64]:
+    def rows(self, number: int, wire: int) -> Int64s:
         """Return the rows with this field number and wire type."""
         return np.flatnonzero((self.number == number) & (self.wire == wire))
 
@@ -85,7 +85,7 @@ def split_fields(buffer: bytes, messages: Spans) -> Fields:
     return Fields(owner[:count], tag[:count] >> 3, tag[:count] & 7, value[:count], payload)
 
 
-def unpack_varints(buffer: bytes, spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def unpack_varints(buffer: bytes, spans: Spans) -> tuple[Int64s, Int64s]:
     """Return (all integers of the spans, as int64 bits; how many each span holds)."""
     values = np.empty(int((spans.ends - spans.starts).sum()), np.int64)
     counts = np.zeros(len(spans), np.int64)
@@ -95,7 +95,7 @@ def unpack_varints(buffer: bytes, spans: Spans) -> tuple[NDArray[np.int64], NDAr
     return values[:count], counts
 
 
-def distinct_spans(buffer: bytes, spans: Spans) -> tuple[NDArray[np.int32], list[bytes]]:
+def distinct_spans(buffer: bytes, spans: Spans) -> tuple[Int32s, list[bytes]]:
     """Return (the number of each span's string, the distinct strings in order of first appearance)."""
     codes = np.empty(len(spans), np.int32)
     firsts = np.empty(len(spans), np.int64)

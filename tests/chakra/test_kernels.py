@@ -13,10 +13,10 @@ from rapid_des.chakra.wire import (
     MalformedMessageError,
     Spans,
     distinct_spans,
+    entire,
     message_class,
     split_fields,
     unpack_varints,
-    whole,
 )
 from tests.chakra.kernel_samples import SAMPLES, arguments
 from tests.chakra.writing import COLLECTIVE, delimited, metadata, node, one_rank
@@ -26,7 +26,7 @@ EXTREMES = [0, 1, 127, 128, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
 
 @pytest.mark.parametrize("number", EXTREMES)
 def test_a_varint_keeps_all_64_bits(number):
-    values, counts = unpack_varints(varint(number), whole(varint(number)))
+    values, counts = unpack_varints(varint(number), entire(varint(number)))
     assert values.view(np.uint64).tolist() == [number]
     assert counts.tolist() == [1]
 
@@ -34,7 +34,7 @@ def test_a_varint_keeps_all_64_bits(number):
 @pytest.mark.parametrize("number", EXTREMES)
 def test_fixed_numbers_keep_all_64_bits(number):
     message = message_class("AttributeProto")(fixed64_val=number).SerializeToString()
-    fields = split_fields(message, whole(message))
+    fields = split_fields(message, entire(message))
     assert fields.value.view(np.uint64).tolist() == [number]
 
 
@@ -59,7 +59,7 @@ KINDS = {
 def test_every_numeric_attribute_decodes_as_protobuf_says(pair):
     kind, value = pair
     message = message_class("AttributeProto")(**{kind: value}).SerializeToString()
-    fields = split_fields(message, whole(message))
+    fields = split_fields(message, entire(message))
     decoded, broken = integers(fields.number, fields.value)
     assert (decoded.tolist(), broken.tolist()) == ([int(value)], [])
 
@@ -67,7 +67,7 @@ def test_every_numeric_attribute_decodes_as_protobuf_says(pair):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 0.5])
 def test_reals_that_are_no_whole_numbers_are_reported(value):
     message = message_class("AttributeProto")(double_val=value).SerializeToString()
-    fields = split_fields(message, whole(message))
+    fields = split_fields(message, entire(message))
     assert integers(fields.number, fields.value)[1].tolist() == [0]
 
 
@@ -96,7 +96,7 @@ def test_reals_that_are_no_whole_numbers_are_reported(value):
 )
 def test_bytes_that_are_no_message_are_refused(message):
     with pytest.raises(MalformedMessageError):
-        split_fields(message, whole(message))
+        split_fields(message, entire(message))
 
 
 def test_compiled_and_plain_loops_read_a_file_alike(tmp_path, monkeypatch):

@@ -375,7 +375,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.part[transfer] = 0
                 transfers.parts[transfer] = network.parts[size] - 1
                 transfers.missing[transfer] = network.parts[size]
-                transfers.whole[transfer] = transfer
+                transfers.message[transfer] = transfer
                 transfers.begin[transfer] = network.route_starts[route]
                 transfers.hop[transfer] = network.route_starts[route]
                 transfers.end[transfer] = network.route_starts[route + 1]

@@ -78,7 +78,7 @@ class Transfers(NamedTuple):
     """How many parts come after it and do not exist yet."""
     last: Array
     """The size row of the message's last part."""
-    whole: Array
+    message: Array
     """The message's first part, which counts in `missing` those that have not arrived."""
     missing: Array
     next: Array

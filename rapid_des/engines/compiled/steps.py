@@ -164,7 +164,7 @@ def next_part(transfers: Transfers, counts: Array, before: int) -> int:
     transfers.rank[part] = transfers.rank[before]
     transfers.visit[part] = transfers.visit[before]
     transfers.last[part] = transfers.last[before]
-    transfers.whole[part] = transfers.whole[before]
+    transfers.message[part] = transfers.message[before]
     transfers.part[part] = transfers.part[before] + 1
     transfers.parts[part] = transfers.parts[before] - 1
     transfers.parts[before] = 0
@@ -175,15 +175,15 @@ def next_part(transfers: Transfers, counts: Array, before: int) -> int:
 @inlined
 def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
     """Free a part that has arrived; tell whether its whole message has."""
-    whole = transfers.whole[part]
-    transfers.missing[whole] -= 1
-    if part != whole:
+    message = transfers.message[part]
+    transfers.missing[message] -= 1
+    if part != message:
         transfers.next[part] = counts[FREE_TRANSFER]
         counts[FREE_TRANSFER] = part
-    if transfers.missing[whole] > 0:
+    if transfers.missing[message] > 0:
         return False
-    transfers.next[whole] = counts[FREE_TRANSFER]
-    counts[FREE_TRANSFER] = whole
+    transfers.next[message] = counts[FREE_TRANSFER]
+    counts[FREE_TRANSFER] = message
     return True
 
 
