@@ -27,6 +27,8 @@ SMALL, SMALL_COLD = 1_000, 60_000
 than compiling it (15 s) with some patience."""
 _INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
 """What a transfer takes, about."""
+_PATIENCE_S = 2.5
+"""What an interpreted run may lose for the sake of a folded one, which takes half the time or less."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,12 @@ def _checked(program: Program, execution: Execution, name: Namer | None) -> Exec
 def _folding(program: Program, engine: str) -> Folding | None:
     """Return the program folded along its symmetry, as long as looking for it costs little beside the run."""
     hops = expected_hops(program)
-    is_interpreted = engine == "simpy" or hops < SMALL
-    return fold(program, Budget(hops * (_INTERPRETED_S if is_interpreted else _COMPILED_S)))
+    if engine == "auto":
+        is_cold = SMALL <= hops < 4 * SMALL_COLD and _kernel(program).is_cold()
+        engine = "simpy" if hops < SMALL or is_cold else "compiled"
+    if engine == "simpy":
+        return fold(program, Budget(hops * _INTERPRETED_S, discarded_s=_PATIENCE_S))
+    return fold(program, Budget(hops * _COMPILED_S))
 
 
 def execute_closing(

@@ -19,34 +19,37 @@ R2  Service. A server serves up to its capacity (1 unless stated) at a time, nev
     can not start two collectives in opposite order; links, and streams that a trace or a front door
     declares unordered, take what comes.
 R3  Choice. Of those that wait a server takes the smallest (priority, ready time, visit). On links the
-    visits of equal priority and ready time are ordered by (part number, rank, moment at which that rank
-    injected the transfer, its visit, the transfer's number in its collective, hop): the first parts of all
-    messages go before the second ones, and one rank's transfers in the order in which it handed them over.
-    All of these are facts of the model, never the order in which something was created.
+    visits of equal priority and ready time are ordered by (part number, rank's position, moment at which
+    that rank injected the transfer, its visit, phase of the collective, the transfer's number in it, hop):
+    the first parts of all messages go before the second ones, and one rank's transfers in the order in
+    which it handed them over. All of these are facts of the model, never the order in which something was
+    created.
 R4  Instants. Within an instant everything becomes ready or free first. Then servers choose, level by level:
     streams, then slots, then links. What a choice makes ready without a lag is on a later level, so every
-    level chooses once and the instant ends; a visit that takes no time on a server takes one tick, as does
-    a message to oneself.
+    level chooses once and the instant ends. A visit that takes no time on a server takes one tick, as does
+    a message to oneself, and no hop hands on in less.
 R5  Duration. A COMPUTE visit lasts its work, at least one tick on a server; a JOIN needs no server. A HOLD
     keeps its server until another visit of the rank finishes. A MEMBER arrives, at its start, at a
-    collective instance and lasts until its part in that is done. An instance is (group, k): k is counted
-    per rank in program order, or on unordered streams when the visit starts; a HOLD binds k for all its
-    members. Members that disagree about the collective are an error naming group, k and both.
+    collective instance and lasts until its part in that is done. An instance is (group, k, phase): k is
+    counted per rank in program order, or on unordered streams when the visit starts; a HOLD binds k for all
+    its members. Members that disagree about the collective are an error naming group, k and both.
 R6  Timetables. A server's rate may follow steps (time, rate in 1/4096, extra lag), known before the run.
     Work is the service time at rate 1; a visit finishes at the least tick by which the rate has done its
     work; at rate 0 it waits. The extra lag is that of the moment at which service starts.
 R7  Fluid links. In that mode a flow is served by all links of its route at once. It joins them after the
-    first half of what its message takes besides draining (headers' way, latencies) and arrives the second
-    half after its last byte left. Links share max-min fairly among the flows on them, filled in link order
-    by one function that both engines call; rates change only when flows join or leave or a timetable steps,
-    once an instant, on the links' level. Priority does not count.
+    first half (rounded down) of what its message takes besides draining (headers' way, latencies) and
+    arrives the second half, at least a tick, after its last byte left. Links share max-min fairly among the
+    flows on them, filled in link order by one function that both engines call; rates change only when flows
+    join or leave or a timetable steps, once an instant, on the links' level. Priority does not count.
 R8  Closing links. At a step of a fault timetable that closes a link, the visit in service ends with the
-    whole segments that were served; these go on. The rest, who waits for the link, and who comes to it
-    while it is closed and not yet noticed, is given a new route when the closure is noticed, in the order
-    of R3, by a pure function of (what remains, surviving fabric); new transfers avoid links that are closed
-    and noticed. Under policy `replan` what remains is routed together, and collectives that begin while a
-    closure is noticed are planned for what survives: all members by the plan made when the first of them
-    arrived.
+    whole segments that were served (none where the fabric has no segments); these go on. The rest, who
+    waits for the link, and who comes to it while it is closed, stops, and is given a new route when the
+    closure is noticed (at once where it already is), from the last GPU that holds it where links store and
+    forward, else from its source. New routes come from a pure function of (what remains, surviving fabric),
+    first for what is rerouted, each on its own, then, under policy `replan`, together; both in the order of
+    (rank's position, injection, visit, phase, transfer, piece, size). Transfers that begin avoid links that
+    are closed and noticed. If one of those has policy `replan`, collectives that begin are planned for the
+    fabric without all of them, every member by the plan made when the first one arrived.
 
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
 file or of hashes, nor on the engine. `engines.simpy` is the definition, `engines.compiled` the same rules

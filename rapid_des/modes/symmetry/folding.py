@@ -54,6 +54,8 @@ class Budget:
     """For refuting shifts; what no sample refutes is compared if that takes half of what it saves."""
     discarded: float = 0.02
     """For a folded run that is discarded because a link chose by rank."""
+    discarded_s: float = 0.0
+    """What that may always take."""
     least_s: float = 1e-3
     """What the search may always take."""
 
@@ -129,7 +131,8 @@ class _Search:
     def folded_along(self, shift: Shift) -> Folding | None:
         """Return the program folded along a shift; None if it is refuted or not worth comparing."""
         ordered = may_keep_order(self.uses, shift)
-        may_be_discarded = shift.extent * self.budget.discarded >= 1
+        risk_s, run_s = self.budget.run_s / shift.extent, self.budget.run_s
+        may_be_discarded = risk_s <= max(self.budget.discarded * run_s, self.budget.discarded_s)
         groups = self.slots.images(shift) if ordered or may_be_discarded else None
         if groups is None:
             return None

@@ -23,6 +23,8 @@ from rapid_des.arrays import Int32s, Int64s, distinct, entries_of, rows_of, star
 from rapid_des.modes.symmetry.collective import SEVERAL, Invariance, Invariances, injectors
 from rapid_des.program.program import NONE, Program
 
+_MOST_PLACES = 1 << 22
+"""Of links times ranks above a shift's span, up to which transfers are told apart by both."""
 _BLOCK = 1 << 18
 """Routes compared at a time."""
 SAMPLE = 1 << 10
@@ -200,11 +202,12 @@ class Uses:
 def keeps_order(uses: Uses, shift: Shift) -> bool:
     """Tell whether a shift keeps the order of any transfers that may ask one link at one instant.
 
-    It does if all transfers that ever cross a link are injected by ranks of one digit b: R3 orders them by
-    their ranks' positions a + stride·(b + extent·c), then in the order in which a rank injected them. In all
-    images they have one digit b + k as well, so that they are always ordered by (c, a), as their
-    representatives are, and a shift keeps the order in which a rank injects. If two digits meet, k moves one
-    of them around the end before the other, and whether who was first is first then depends on k.
+    R3 orders them by their ranks' positions a + stride·(b + extent·c), where b is the digit that the shift
+    turns, then in the order in which a rank injected them, which a shift keeps. Ranks of different c are
+    ordered by c in all images, as their representatives are. Ranks of one c are ordered by (b, a): if all of
+    them that ever use the link have one digit b, they have one digit b + k in every image and are ordered by
+    a, as their representatives are. If two digits meet, k moves one of them around the end before the other,
+    and whether who was first is first then depends on k.
     """
     return _keeps_order(uses, shift, (np.arange(block.start, block.stop) for block in uses.blocks()))
 
@@ -217,18 +220,22 @@ def may_keep_order(uses: Uses, shift: Shift) -> bool:
 def _keeps_order(uses: Uses, shift: Shift, blocks: Iterable[Int64s]) -> bool:
     program = uses.program
     starts, lengths = program.route_starts, np.diff(program.route_starts)
-    digit_of = np.full(program.links, NONE, np.int64)
+    span = shift.stride * shift.extent
+    above = -(-len(program.bindings) // span)
+    above = above if above * program.links <= _MOST_PLACES else 1  # fewer places tell less apart: stricter
+    digit_of = np.full(program.links * above, NONE, np.int32)  # by link and c
     for entries in blocks:
         source, routes = uses.sources(entries), uses.routes[entries]
         if (source == SEVERAL).any():
             return False
-        links = program.route_links[entries_of(starts, routes)]
-        digits = np.repeat(np.where(source == NONE, NONE, shift.digit(source)), lengths[routes])
-        sent = digits != NONE
-        links, digits = links[sent], digits[sent]
-        new = digit_of[links] == NONE
-        digit_of[links[new]] = digits[new]
-        if not np.array_equal(digit_of[links], digits):
+        sources = np.repeat(source, lengths[routes])
+        sent = sources != NONE
+        links, sources = program.route_links[entries_of(starts, routes)][sent], sources[sent]
+        places = links.astype(np.int64) * above + (sources // span if above > 1 else 0)
+        digits = shift.digit(sources)
+        new = digit_of[places] == NONE
+        digit_of[places[new]] = digits[new]
+        if not np.array_equal(digit_of[places], digits):
             return False
     return True
 
