@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int32s, Int64s
 from rapid_des.compiling import Kernel
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Switching
+from rapid_des.program.builders import Edges, make_template
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import Sizes, hop_table
 from rapid_des.program.switch_trees import with_switches
@@ -114,57 +114,18 @@ _compiled_walk = Kernel(_walk, [Path(__file__)])
 
 def lasting_template(members: int, duration: int, sizes: Sizes, *, name: str) -> Template:
     """Return a collective that takes no link: all members are done `duration` after the last arrived."""
-    every = np.arange(members, dtype=np.int32)
-    return _linkless(
-        need=members,
-        done_after=np.full(members, duration, np.int64),
-        arrival_starts=np.arange(members + 1, dtype=np.int64),
-        arrival_target=np.zeros(members, np.int32),
-        member_need=np.ones_like(every),
-        row=sizes.row(0),
-        name=name,
-    )
+    every, task = np.arange(members), np.zeros(members, np.int64)
+    lag = np.full(members, duration, np.int64)
+    return _linkless(members, Edges(task, every + 1, lag), Edges(every, task), sizes, name)
 
 
 def lasting_message(duration: int, sizes: Sizes) -> Template:
     """Return a message that takes no link: it arrives `duration` after it was sent."""
-    return _linkless(
-        need=1,
-        done_after=np.full(2, duration, np.int64),
-        arrival_starts=np.array([0, 1, 2], np.int64),
-        arrival_target=np.array([0, 2], np.int32),
-        member_need=np.array([1, 2], np.int32),
-        row=sizes.row(0),
-        name="a message",
-    )
+    ends = np.array([0, 0]), np.array([1, 2]), np.full(2, duration, np.int64)
+    return _linkless(2, Edges(*ends), Edges(np.array([0, 1]), np.array([0, 2])), sizes, "a message")
 
 
-def _linkless(  # noqa: PLR0913 - the columns that differ, all by name
-    *,
-    need: int,
-    done_after: Int64s,
-    arrival_starts: Int64s,
-    arrival_target: Int32s,
-    member_need: Int32s,
-    row: int,
-    name: str,
-) -> Template:
-    members = len(done_after)
-    return Template(
-        members=members,
-        pair=np.array([NONE], np.int32),
-        pair_source=np.zeros(0, np.int32),
-        pair_destination=np.zeros(0, np.int32),
-        source=np.zeros(1, np.int32),
-        size=np.array([row], np.int32),
-        need=np.array([need], np.int32),
-        edge_starts=np.array([0, members], np.int64),
-        edge_target=np.arange(1, members + 1, dtype=np.int32),
-        edge_lag=done_after,
-        edge_at_injection=np.zeros(members, np.bool_),
-        arrival_starts=arrival_starts,
-        arrival_target=arrival_target,
-        arrival_lag=np.zeros(len(arrival_target), np.int64),
-        member_need=member_need,
-        name=name,
-    )
+def _linkless(members: int, edges: Edges, arrivals: Edges, sizes: Sizes, name: str) -> Template:
+    nobody, task = np.zeros(0, np.int32), (np.zeros(1, np.int32), np.array([sizes.row(0)], np.int32))
+    pairs = np.array([NONE], np.int32), nobody, nobody
+    return make_template(members, task, pairs, edges=edges, arrivals=arrivals, name=name)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Bools, Int32s, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
-from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
+from rapid_des.program.builders import Edges, joined, make_rank_program
+from rapid_des.program.program import NONE, RankProgram, VisitKind
 from rapid_des.units import PS_PER_S
 
 
@@ -41,13 +42,6 @@ class Expansion:
         return len(self.members) + 1 if len(self.members) > 1 else 0
 
 
-@dataclass(frozen=True)
-class _Edges:
-    origin: Int64s
-    target: Int64s
-    at_start: Bools
-
-
 def rank_program(  # noqa: PLR0913 - one call, all by name
     nodes: NodeTable,
     durations: Int64s,
@@ -74,7 +68,8 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
         places = first[:-1][expansion == index]
         if len(places):
             edges += _expand(columns, one, places)
-    return _sealed(columns, edges, len(nodes.streams))
+    capacity = np.ones(len(nodes.streams), np.int32)
+    return make_rank_program(columns, joined(edges), server_capacity=capacity)
 
 
 def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bool) -> Bools:
@@ -132,13 +127,13 @@ def _occurrences(
     return np.where((slot == NONE) | counted_later, NONE, count)
 
 
-def _dependencies(nodes: NodeTable, first: Int64s) -> _Edges:
+def _dependencies(nodes: NodeTable, first: Int64s) -> Edges:
     counts = np.diff(nodes.dependency_starts)
     target = np.repeat(first[:-1], counts)
-    return _Edges(first[nodes.dependencies], target, np.zeros(len(target), np.bool_))
+    return Edges(first[nodes.dependencies], target)
 
 
-def _chains(nodes: NodeTable, first: Int64s, unordered: frozenset[str]) -> _Edges:
+def _chains(nodes: NodeTable, first: Int64s, unordered: frozenset[str]) -> Edges:
     """Chain the nodes of each stream that runs in table order (R2)."""
     before, after = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for stream, name in enumerate(nodes.streams):
@@ -147,10 +142,10 @@ def _chains(nodes: NodeTable, first: Int64s, unordered: frozenset[str]) -> _Edge
             before.append(chain[:-1])
             after.append(chain[1:])
     target = np.concatenate(after)
-    return _Edges(np.concatenate(before), target, np.zeros(len(target), np.bool_))
+    return Edges(np.concatenate(before), target)
 
 
-def _expand(columns: Mapping[str, NDArray[np.int64]], expansion: Expansion, places: Int64s) -> list[_Edges]:
+def _expand(columns: Mapping[str, NDArray[np.int64]], expansion: Expansion, places: Int64s) -> list[Edges]:
     """Fill in the visits of all nodes of one expansion; return the edges among them."""
     members = expansion.members
     if not members:
@@ -174,51 +169,16 @@ def _expand(columns: Mapping[str, NDArray[np.int64]], expansion: Expansion, plac
     columns["sub"][inner] = np.arange(len(members))
     chunks = [member.chunk for member in members]
     return [_member_edge(inner, places, join, chunks, index) for index in range(len(members))] + [
-        _Edges(inner[:, index], join, np.zeros(len(join), np.bool_))
+        Edges(inner[:, index], join)
         for index in range(len(members))
         if index + 1 == len(members) or chunks[index + 1] != chunks[index]
     ]
 
 
-def _member_edge(inner: Int64s, hold: Int64s, join: Int64s, chunks: list[int], index: int) -> _Edges:
+def _member_edge(inner: Int64s, hold: Int64s, join: Int64s, chunks: list[int], index: int) -> Edges:
     starts_chunk = index == 0 or chunks[index - 1] != chunks[index]
     origin = hold if starts_chunk else inner[:, index - 1]
-    return _Edges(origin, inner[:, index], np.full(len(join), starts_chunk))
-
-
-def _sealed(columns: Mapping[str, NDArray[np.int64]], edges: list[_Edges], streams: int) -> RankProgram:
-    visits = len(columns["kind"])
-    origin = np.concatenate([part.origin for part in edges])
-    target = np.concatenate([part.target for part in edges])
-    at_start = np.concatenate([part.at_start for part in edges])
-    order = np.lexsort((at_start, target, origin))
-    narrow = {
-        name: columns[name].astype(np.int32)
-        for name in (
-            "server",
-            "link_priority",
-            "release",
-            "slot",
-            "parent",
-            "occurrence",
-            "sub",
-            "template",
-            "node",
-        )
-    }
-    return RankProgram(
-        kind=columns["kind"].astype(np.int8),
-        work=columns["work"],
-        priority=columns["priority"],
-        need=np.bincount(target, minlength=visits).astype(np.int32),
-        edge_starts=np.concatenate(([0], np.cumsum(np.bincount(origin, minlength=visits)))).astype(np.int64),
-        edge_target=target[order].astype(np.int32),
-        edge_lag=np.zeros(len(order), np.int64),
-        edge_at_start=at_start[order],
-        server_capacity=np.ones(streams, np.int32),
-        server_level=np.full(streams, int(Level.STREAM), np.int8),
-        **narrow,
-    )
+    return Edges(origin, inner[:, index], at_start=np.full(len(join), starts_chunk))
 
 
 def service_times(nodes: NodeTable, device: Device) -> Int64s:

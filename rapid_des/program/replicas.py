@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.arrays import Int32s, Int64s, starts_of
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
+from rapid_des.program.builders import Edges, make_template
 from rapid_des.program.plans import Phase
 from rapid_des.program.program import NONE, Template
 
@@ -77,28 +78,17 @@ class Cut:
         tasks = len(self.source)
         receiver = (self.source + self.distance) % kept
         last = self.passed_on == NONE
-        target = np.stack((np.where(last, tasks + receiver, self.passed_on), tasks + self.source), 1)
-        waits = np.ones(tasks, np.int32)
-        waits[self.passed_on[~last]] += 1
-        order = np.argsort(self.source, kind="stable").reshape(kept, -1)
-        arrival = np.concatenate((order, tasks + np.arange(kept)[:, None]), axis=1).astype(np.int32)
+        own = np.arange(tasks)
+        origin = np.concatenate((own, own))
+        target = np.concatenate((np.where(last, tasks + receiver, self.passed_on), tasks + self.source))
+        gates: Int64s = np.concatenate((self.source, np.arange(kept)))
         ends, pair = np.unique(np.stack((self.source, self.distance), 1), axis=0, return_inverse=True)
-        return Template(
-            members=kept,
-            pair=pair.reshape(-1).astype(np.int32),
-            pair_source=ends[:, 0].copy(),
-            pair_destination=ends.sum(axis=1, dtype=np.int32) % members,
-            source=self.source,
-            size=np.zeros(tasks, np.int32),
-            need=waits,
-            edge_starts=np.arange(0, 2 * tasks + 1, 2, dtype=np.int64),
-            edge_target=target.reshape(-1).astype(np.int32),
-            edge_lag=np.zeros(2 * tasks, np.int64),
-            edge_at_injection=np.zeros(2 * tasks, np.bool_),
-            arrival_starts=starts_of([arrival.shape[1]] * kept),
-            arrival_target=arrival.reshape(-1),
-            arrival_lag=np.zeros(arrival.size, np.int64),
-            member_need=1 + np.bincount(target[target >= tasks] - tasks, minlength=kept).astype(np.int32),
+        return make_template(
+            kept,
+            (self.source, np.zeros(tasks, np.int32)),
+            (pair.reshape(-1), ends[:, 0].copy(), ends.sum(axis=1) % members),
+            edges=Edges(origin, target),
+            arrivals=Edges(gates, np.concatenate((own, tasks + np.arange(kept)))),
         )
 
 

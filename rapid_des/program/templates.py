@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.program.builders import Edges, make_template
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.rounds import RoundsTemplate
 from rapid_des.program.services import Sizes
@@ -119,27 +120,12 @@ def template_of(schedule: Schedule, sizes: Sizes, *, name: str, segment: int | N
     done_of, done_member = _last_transfers(schedule, origin, target)
     all_origins = np.concatenate((origin, done_of))
     all_targets = np.concatenate((target, tasks + done_member)).astype(np.int32)
-    edge_starts, edge_target = _rows(all_origins, all_targets, tasks)
-    arrival_starts, arrival_target = _arrivals(schedule, gated)
-    pair, pair_source, pair_destination = _pairs(schedule)
-    return Template(
-        members=schedule.members,
-        pair=pair,
-        pair_source=pair_source,
-        pair_destination=pair_destination,
-        source=_injectors(schedule),
-        size=sizes.rows(schedule.size),
-        need=(counts + gated).astype(np.int32),
-        edge_starts=edge_starts,
-        edge_target=edge_target,
-        edge_lag=np.zeros(len(edge_target), np.int64),
-        edge_at_injection=np.zeros(len(edge_target), np.bool_),
-        arrival_starts=arrival_starts,
-        arrival_target=arrival_target,
-        arrival_lag=np.zeros(len(arrival_target), np.int64),
-        member_need=(np.bincount(done_member, minlength=schedule.members)[: schedule.members] + 1).astype(
-            np.int32
-        ),
+    return make_template(
+        schedule.members,
+        (_injectors(schedule), sizes.rows(schedule.size)),
+        _pairs(schedule),
+        edges=Edges(all_origins, all_targets),
+        arrivals=_arrivals(schedule, gated),
         name=name,
     )
 
@@ -167,18 +153,10 @@ def _last_transfers(schedule: Schedule, origin: Int32s, target: Int32s) -> tuple
     return task.astype(np.int32), member.astype(np.int32)
 
 
-def _rows(origin: Int32s, target: Int32s, count: int) -> tuple[Int64s, Int32s]:
-    """Return edges as rows by origin, each row ascending by target."""
-    order = np.lexsort((target, origin))
-    starts = np.concatenate(([0], np.cumsum(np.bincount(origin, minlength=count)))).astype(np.int64)
-    return starts, target[order]
-
-
-def _arrivals(schedule: Schedule, gated: NDArray[np.bool_]) -> tuple[Int64s, Int32s]:
-    tasks = np.flatnonzero(gated).astype(np.int32)
-    members = np.arange(schedule.members, dtype=np.int32)
-    origin = np.concatenate((schedule.source[tasks], members))
-    return _rows(origin, np.concatenate((tasks, len(schedule) + members)).astype(np.int32), schedule.members)
+def _arrivals(schedule: Schedule, gated: NDArray[np.bool_]) -> Edges:
+    tasks, members = np.flatnonzero(gated), np.arange(schedule.members)
+    origin: Int64s = np.concatenate((schedule.source[tasks], members))
+    return Edges(origin, np.concatenate((tasks, len(schedule) + members)))
 
 
 def _pairs(schedule: Schedule) -> tuple[Int32s, Int32s, Int32s]:
@@ -235,22 +213,13 @@ def message_template(size: int, sizes: Sizes, *, segment: int | None = None) -> 
     """
     if segment is not None and size > segment:
         return template_of(_one_transfer(size), sizes, name=f"a message of {size} B", segment=segment)
-    return Template(
-        members=2,
-        pair=np.zeros(1, np.int32),
-        pair_source=np.array([0], np.int32),
-        pair_destination=np.array([1], np.int32),
-        source=np.zeros(1, np.int32),
-        size=np.array([sizes.row(size)], np.int32),
-        need=np.ones(1, np.int32),
-        edge_starts=np.array([0, 2], np.int64),
-        edge_target=np.array([1, 2], np.int32),
-        edge_lag=np.zeros(2, np.int64),
-        edge_at_injection=np.zeros(2, np.bool_),
-        arrival_starts=np.array([0, 2, 3], np.int64),
-        arrival_target=np.array([0, 1, 2], np.int32),
-        arrival_lag=np.zeros(3, np.int64),
-        member_need=np.array([2, 2], np.int32),
+    one = np.zeros(1, np.int32)
+    return make_template(
+        2,
+        (one, np.array([sizes.row(size)], np.int32)),
+        (one, one, one + 1),
+        edges=Edges(np.array([0, 0]), np.array([1, 2])),
+        arrivals=Edges(np.array([0, 0, 1]), np.array([0, 1, 2])),
         name=f"a message of {size} B",
     )
 

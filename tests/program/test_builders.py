@@ -1,0 +1,30 @@
+"""What builders add to what is stated."""
+
+import numpy as np
+
+from rapid_des.program.builders import Edges, make_rank_program, make_template
+from rapid_des.program.program import NONE, Level, VisitKind
+
+
+def test_a_template_awaits_all_edges_to_its_tasks_and_members():
+    # task 0 at member 0, then task 1 at member 1; member 1 is done with task 1, member 0 with both
+    template = make_template(
+        2,
+        (np.array([0, 1]), np.array([0, 0])),
+        (np.array([0, 1]), np.array([0, 1]), np.array([1, 0])),
+        edges=Edges(np.array([1, 0, 1]), np.array([3, 1, 2])),
+        arrivals=Edges(np.array([0, 1, 0, 1]), np.array([0, 1, 2, 3])),
+    )
+    assert template.need.tolist() == [1, 2]
+    assert template.member_need.tolist() == [2, 2]
+    assert template.edge_starts.tolist() == [0, 1, 3]
+    assert template.edge_target.tolist() == [1, 2, 3]  # by task, ascending
+
+
+def test_visits_have_no_server_group_or_node_unless_stated():
+    kinds = np.array([VisitKind.COMPUTE, VisitKind.JOIN])
+    stated = {"kind": kinds, "server": np.array([0, NONE]), "work": np.array([5, 0])}
+    program = make_rank_program(stated, Edges(np.array([0]), np.array([1])), server_capacity=np.array([1]))
+    assert program.slot.tolist() == program.node.tolist() == program.template.tolist() == [NONE, NONE]
+    assert program.need.tolist() == [0, 1]
+    assert program.server_level.tolist() == [Level.STREAM]
