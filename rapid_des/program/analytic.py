@@ -112,14 +112,14 @@ def _walk(starts: Any, dependencies: Any, crossing: Any, done: Any) -> None:
 _compiled_walk = Kernel(_walk, [Path(__file__)])
 
 
-def lasting_template(members: int, duration: int, sizes: Sizes, *, name: str) -> Template:
+def fixed_template(members: int, duration: int, sizes: Sizes, *, name: str) -> Template:
     """Return a collective that takes no link: all members are done `duration` after the last arrived."""
     every, task = np.arange(members), np.zeros(members, np.int64)
     lag = np.full(members, duration, np.int64)
     return _linkless(members, Edges(task, every + 1, lag), Edges(every, task), sizes, name)
 
 
-def lasting_message(duration: int, sizes: Sizes) -> Template:
+def fixed_message(duration: int, sizes: Sizes) -> Template:
     """Return a message that takes no link: it arrives `duration` after it was sent."""
     ends = np.array([0, 0]), np.array([1, 2]), np.full(2, duration, np.int64)
     return _linkless(2, Edges(*ends), Edges(np.array([0, 1]), np.array([0, 2])), sizes, "a message")

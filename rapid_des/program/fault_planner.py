@@ -42,7 +42,7 @@ LARGEST_RING = 1024
 Ranks = tuple[int, ...]
 
 
-class Survivors:
+class FaultPlanner:
     """Plans for a machine whose dead links shall be planned around; what was found once is remembered."""
 
     def __init__(self, machine: Machine) -> None:
@@ -55,7 +55,7 @@ class Survivors:
 
     def _concern(self, ranks: Ranks) -> bool:
         """Tell whether any two of a group lost their planned way; if not, its plans stay as they were."""
-        return len(ranks) > LARGEST_RING or (len(ranks) > 1 and self._lose_ways(all_pairs([ranks])))
+        return len(ranks) > LARGEST_RING or (len(ranks) > 1 and self._lose_routes(all_pairs([ranks])))
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
         """Return how one rank takes part in a collective of `ranks`; every rank's phases are as many."""
@@ -128,7 +128,7 @@ class Survivors:
     def _best(self, phase: Phase, ranks: Ranks) -> Phase:
         schedule = phase.schedule(len(ranks))
         pairs = np.unique(np.stack((schedule.source, schedule.destination), 1), axis=0)
-        if schedule.switches or not self._lose_ways(np.array(ranks)[pairs]):
+        if schedule.switches or not self._lose_routes(np.array(ranks)[pairs]):
             return phase
         choices = [phase, *self._rings(phase, ranks)]
         times = [self._together([(choice, ranks)]) for choice in choices]
@@ -149,7 +149,7 @@ class Survivors:
                 found.append(replace(phase, algorithm=name, chunks=chunks, extents=(), order=order))
         return found
 
-    def _lose_ways(self, pairs: Int64s) -> bool:
+    def _lose_routes(self, pairs: Int64s) -> bool:
         dead = np.array(sorted(self.machine.dead), np.int64)
         return bool(np.isin(self.machine.planned.routes(pairs).links, dead).any())
 
@@ -175,15 +175,15 @@ class Planner:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._survivors = Survivors(machine) if machine.replans else None
+        self._fault_planner = FaultPlanner(machine) if machine.replans else None
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
         """Return how a rank takes part in a collective of `ranks`."""
-        if self._survivors is None:
+        if self._fault_planner is None:
             return plan(call, self._machine)
-        return self._survivors.plan(call, ranks, rank)
+        return self._fault_planner.plan(call, ranks, rank)
 
     def mark(self, rank: int, groups: Iterable[Ranks]) -> int | None:
         """Return the rank if its part in collectives of its groups may be like no other's, else None."""
-        found = self._survivors is not None and any(map(self._survivors.concern, groups))
+        found = self._fault_planner is not None and any(map(self._fault_planner.concern, groups))
         return rank if found else None

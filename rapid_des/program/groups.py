@@ -64,7 +64,7 @@ class Routed:
 
     groups: tuple[Group, ...]
     routes: Routes
-    ways_back: Int32s
+    return_routes: Int32s
     """[route] the number of the route that its acknowledgements take."""
 
 
@@ -204,4 +204,4 @@ class GroupTable:
             Group(name=name, bindings=bindings[ranks], label=label, routes=routes)
             for (name, ranks), label, routes in zip(self._ranks, labels, ways.of_group, strict=True)
         )
-        return Routed(tuple(groups), ways.routes, ways.ways_back)
+        return Routed(tuple(groups), ways.routes, ways.return_routes)

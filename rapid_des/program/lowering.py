@@ -12,16 +12,16 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.program.analytic import alone, lasting_message, lasting_template, message_alone
+from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.fault_planner import Planner
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
-from rapid_des.program.plans import Above, Call, Phase, cut_in_chunks
+from rapid_des.program.plans import Call, Phase, TreesOver, cut_in_chunks
 from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
 from rapid_des.program.ranks import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.replicas import Replicas, cut_of, link_orbits
 from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
 from rapid_des.program.signatures import signatures
-from rapid_des.program.switch_trees import AboveGroups
+from rapid_des.program.switch_trees import TreesOverGroups
 from rapid_des.program.templates import Templates
 
 
@@ -124,7 +124,7 @@ class _Lowering:
         self.templates: list[Template] = []
         self.known: dict[tuple[object, ...], int] = {}
         self.groups = GroupTable(traces, machine, replicas)
-        self.above = AboveGroups(machine)
+        self.above = TreesOverGroups(machine)
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
         self.likeness: dict[tuple[int, ...], bytes] = {}
@@ -185,7 +185,7 @@ class _Lowering:
             self.shared[key] = len(self.programs) - 1, expansions.slots()
         return self.shared[key]
 
-    def _above(self, name: str, rank: int) -> Above:
+    def _above(self, name: str, rank: int) -> TreesOver:
         """Return the trees of switches over a group; where nothing takes a link, over its first line only."""
         ranks = self.groups.members(name)
         extents, _ = self.groups.geometry(name)
@@ -198,7 +198,7 @@ class _Lowering:
             self.likeness[ranks] = signatures(self.machine, [distinct])[0]
         return self.likeness[ranks]
 
-    def lasting(self, call: Call, ranks: tuple[int, ...]) -> int:
+    def fixed(self, call: Call, ranks: tuple[int, ...]) -> int:
         """Return the template of a collective that takes as long as it would alone."""
         key = ("alone", call, ranks if self.machine.replans else self._likeness(ranks))
         return self._template(key, lambda: self._alone(call, ranks))
@@ -213,13 +213,13 @@ class _Lowering:
                     line = ranks[: stride * call.extents[phase.axis] : stride]
                 schedule = phase.schedule(len(line))
                 duration += alone(schedule, self.machine, line)
-        return lasting_template(call.members, duration, self.sizes, name=call.collective.name.lower())
+        return fixed_template(call.members, duration, self.sizes, name=call.collective.name.lower())
 
-    def lasting_message(self, size: int, ends: tuple[int, int]) -> int:
+    def fixed_message(self, size: int, ends: tuple[int, int]) -> int:
         """Return the template of a message that takes as long as it would alone."""
         key = ("message alone", size, self._likeness(ends))
         return self._template(
-            key, lambda: lasting_message(message_alone(size, self.machine, *ends), self.sizes)
+            key, lambda: fixed_message(message_alone(size, self.machine, *ends), self.sizes)
         )
 
     def message(self, size: int) -> int:
@@ -262,7 +262,7 @@ class _Expansions:
         lowering: _Lowering,
         trace: RankTrace,
         geometries: tuple[Geometry, ...],
-        trees: tuple[Above, ...],
+        trees: tuple[TreesOver, ...],
     ) -> None:
         nodes = trace.nodes
         self._lowering = lowering
@@ -313,7 +313,7 @@ class _Expansions:
         ranks = self._lowering.groups.members(self._trace.groups[group])
         if self._lowering.analytic:
             return Expansion(
-                whole, (MemberVisit(whole, self._use(whole, self._lowering.lasting(call, ranks)), 0),)
+                whole, (MemberVisit(whole, self._use(whole, self._lowering.fixed(call, ranks)), 0),)
             )
         kept = self._lowering.groups.kept(ranks)
         members_of = []
@@ -350,7 +350,7 @@ class _Expansions:
         if not self._lowering.analytic:
             return self._lowering.message(size)
         ends = (self._trace.rank, self._trace.peers[peer])
-        return self._lowering.lasting_message(size, ends if sends else ends[::-1])
+        return self._lowering.fixed_message(size, ends if sends else ends[::-1])
 
     def _slot(self, slot: Slot, label: str) -> int:
         number = self._slots.setdefault(slot, len(self._slots))

@@ -37,7 +37,7 @@ Parents = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Above:
+class TreesOver:
     """The switches over a group, for machines with algorithms that work inside switches."""
 
     whole: Parents = ()
@@ -55,7 +55,7 @@ class Above:
         return self.whole if axis is None else self.lines[axis]
 
 
-NOTHING_ABOVE = Above()
+NO_TREES = TreesOver()
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Call:
     """The group's geometry: the sizes of the whole dimensions that it is the product of, else (members,)."""
     dimensions: tuple[int, ...]
     """Which flat axes of the fabric those are; empty for a group that is no such product."""
-    above: Above = NOTHING_ABOVE
+    above: TreesOver = NO_TREES
 
     @property
     def members(self) -> int:

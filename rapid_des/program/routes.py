@@ -24,13 +24,13 @@ Line = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Ways:
+class GroupRoutes:
     """The routes of every group's templates."""
 
     of_group: tuple[dict[int, Int32s], ...]
     """By group: template to the route of each of its pairs; groups that are equal in both share it."""
     routes: Routes
-    ways_back: Int32s
+    return_routes: Int32s
     """[route] the number of the route that its acknowledgements take."""
 
 
@@ -57,7 +57,7 @@ def routes_of_groups(
     machine: Machine,
     *,
     both_ways: bool,
-) -> Ways:
+) -> GroupRoutes:
     """Return the routes of all templates, and with `both_ways` the ways back.
 
     `uses` are the members of each group and the templates that it runs.
@@ -76,7 +76,7 @@ def routes_of_groups(
         name: one for name, one in patterns.items() if len(one.source) >= _LARGE and not both_ways
     }  # ways back are looked for among all routes
     small = {name: one for name, one in patterns.items() if name not in large}
-    rows, distinct, ways_back = _numbered(small, machine, both_ways=both_ways)
+    rows, distinct, return_routes = _numbered(small, machine, both_ways=both_ways)
     count = len(distinct)
     for name, one in large.items():
         for line in one.lines:
@@ -87,7 +87,7 @@ def routes_of_groups(
         for line, own in dict.fromkeys(uses)
     }
     of_group = tuple(routes[use] for use in uses)
-    return Ways(of_group, _routed(machine, _batches(distinct, large, machine)), ways_back)
+    return GroupRoutes(of_group, _routed(machine, _batches(distinct, large, machine)), return_routes)
 
 
 def _numbered(
@@ -100,16 +100,16 @@ def _numbered(
     reverse = pairs % nodes * nodes + pairs // nodes if both_ways else pairs[:0]
     distinct, places = np.unique(np.concatenate((pairs, reverse)), return_inverse=True)
     there, back = np.split(places.reshape(-1), [len(pairs)])
-    ways_back = np.zeros(len(distinct) if both_ways else 0, np.int32)
+    return_routes = np.zeros(len(distinct) if both_ways else 0, np.int32)
     if both_ways:
-        ways_back[there], ways_back[back] = back, there
+        return_routes[there], return_routes[back] = back, there
     flat, begin = there.astype(np.int32), 0
     rows: dict[tuple[bytes, Line], Int32s] = {}
     for (name, one), part in zip(patterns.items(), keys, strict=True):
         found = flat[begin : begin + part.size].reshape(part.shape)
         begin += part.size
         rows |= {(name, line): row for line, row in zip(one.lines, found, strict=True)}
-    return rows, distinct, ways_back
+    return rows, distinct, return_routes
 
 
 def _batches(distinct: Int64s, large: Mapping[bytes, _Pattern], machine: Machine) -> Iterator[Int64s]:

@@ -269,7 +269,7 @@ def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> Fluid
         before=np.ascontiguousarray(table[:, :, 2]),
         after=np.ascontiguousarray(table[:, :, 3]),
         profile=profile,
-        back=routed.ways_back,
+        back=routed.return_routes,
     )
 
 

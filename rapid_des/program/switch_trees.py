@@ -12,7 +12,7 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.switches import SwitchTrees
-from rapid_des.program.plans import NOTHING_ABOVE, Above, Parents
+from rapid_des.program.plans import NO_TREES, Parents, TreesOver
 
 
 def lines_through(group: Sequence[int], extents: Sequence[int], rank: int) -> list[tuple[int, ...]]:
@@ -29,24 +29,24 @@ def lines_through(group: Sequence[int], extents: Sequence[int], rank: int) -> li
     return lines
 
 
-class AboveGroups:
+class TreesOverGroups:
     """Finds the switches over the groups of a machine's traces; what all members of a group share, once."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._known: dict[str, Above] = {}
+        self._known: dict[str, TreesOver] = {}
 
     @cached_property
     def _healthy(self) -> SwitchTrees:
         return SwitchTrees(self._machine.healthy, frozenset(), self._machine.spec.routing)
 
-    def of(self, name: str, group: tuple[int, ...], extents: tuple[int, ...], rank: int) -> Above:
+    def of(self, name: str, group: tuple[int, ...], extents: tuple[int, ...], rank: int) -> TreesOver:
         """Return the trees over a group and over the lines through one of its ranks."""
         if self._machine.switch_trees is None or len(group) < 2:
-            return NOTHING_ABOVE
+            return NO_TREES
         if name not in self._known:
             whole, cut = self._over(group)
-            self._known[name] = Above(whole, (), _one_axis(self._machine, group), name, cut)
+            self._known[name] = TreesOver(whole, (), _one_axis(self._machine, group), name, cut)
         shared = self._known[name]
         if len(extents) == 1:
             return shared

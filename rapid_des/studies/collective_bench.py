@@ -21,7 +21,7 @@ from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.network.metrics import bisection
 from rapid_des.program.fault_planner import Planner
 from rapid_des.program.plans import Call, geometry
-from rapid_des.program.switch_trees import AboveGroups
+from rapid_des.program.switch_trees import TreesOverGroups
 from rapid_des.simulation import replay
 from rapid_des.studies.traffic import messages, one_collective
 from rapid_des.units import PS_PER_S, PS_PER_US, Size
@@ -215,7 +215,7 @@ def _halving(machine: Machine, members: int) -> int:
 def _algorithms(kind: CollectiveType, group: tuple[int, ...], size: int, machine: Machine) -> tuple[str, ...]:
     """Return the algorithms of the plan's first chunk: one for each step, or the one of all."""
     extents, dimensions = geometry(machine.fabric, group)
-    above = AboveGroups(machine).of("world", group, extents, group[0])
+    above = TreesOverGroups(machine).of("world", group, extents, group[0])
     call = Call(kind, size, extents, dimensions, above)
     steps = Planner(machine).plan(call, group, group[0])[0]
     names = tuple(step.algorithm for step in steps)

@@ -16,7 +16,7 @@ from rapid_des.network.faults import parse_fault
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Call, geometry, plan
 from rapid_des.program.signatures import signatures
-from rapid_des.program.switch_trees import AboveGroups, lines_through
+from rapid_des.program.switch_trees import TreesOverGroups, lines_through
 from rapid_des.simulation import replay
 from tests.engines.agreement import assert_engines_agree, assert_same
 from tests.engines.random_programs import CUT, FLUID, PACKETS, SEGMENTS
@@ -74,7 +74,7 @@ def test_the_schedule_that_is_replayed_keeps_the_data_property(fabric, kind, siz
     gpus = where.fabric.gpus
     group = tuple(rng.sample(range(gpus), rng.randint(2, gpus)))
     extents, axes = geometry(where.fabric, group)
-    above = AboveGroups(where).of("group", group, extents, group[0])
+    above = TreesOverGroups(where).of("group", group, extents, group[0])
     ((step,),) = plan(Call(kind, size, extents, axes, above), where)
     schedule = step.schedule(len(group))
     prove(schedule, demand(kind, len(group), size))

@@ -11,11 +11,11 @@ import numpy as np
 from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.ordering import line_of
-from rapid_des.program.fault_planner import Ranks, Survivors
+from rapid_des.program.fault_planner import FaultPlanner, Ranks
 from rapid_des.program.plans import Call, Phase, cut_in_chunks, geometry
 from rapid_des.program.program import Template
 from rapid_des.program.services import Sizes, part_sizes
-from rapid_des.program.switch_trees import AboveGroups, with_switches
+from rapid_des.program.switch_trees import TreesOverGroups, with_switches
 from rapid_des.program.templates import template_of
 
 
@@ -99,7 +99,7 @@ class CollectiveReplanner:
 
     def _without(self, dead: frozenset[int]) -> _Surviving:
         machine = self._machine.without(dead)
-        return _Surviving(machine, Survivors(machine), AboveGroups(machine))
+        return _Surviving(machine, FaultPlanner(machine), TreesOverGroups(machine))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,5 +107,5 @@ class _Surviving:
     """What plans go by while some links are down."""
 
     machine: Machine
-    survivors: Survivors
-    above: AboveGroups
+    survivors: FaultPlanner
+    above: TreesOverGroups
