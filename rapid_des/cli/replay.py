@@ -22,9 +22,9 @@ from rapid_des.cli.options import (
     write_outputs,
 )
 from rapid_des.errors import DeadlockError, InputError
-from rapid_des.report.links import write_links
 from rapid_des.report.result import Result
 from rapid_des.report.result_text import astra_lines, result_lines
+from rapid_des.report.rows import write_links
 from rapid_des.simulation import load_trace
 from rapid_des.simulation import replay as replay_traces
 

@@ -20,7 +20,7 @@ from rapid_des.chakra import (
 )
 from rapid_des.cli.options import echo, job_options, json_option, open_job, trace_options
 from rapid_des.errors import TraceError
-from rapid_des.report.trace_picture import draw
+from rapid_des.report.pictures.trace import draw
 from rapid_des.report.trace_text import (
     counted,
     finding_lines,

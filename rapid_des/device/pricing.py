@@ -13,7 +13,7 @@ from pathlib import Path
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device import roofline
 from rapid_des.device.attention import price_attention, price_unfused
-from rapid_des.device.attention.schedule import BlockScheduler
+from rapid_des.device.attention.flash import BlockScheduler
 from rapid_des.device.device import Device
 from rapid_des.device.gemm import price_gemm, price_grouped_gemm
 from rapid_des.device.gemm.kernels import gemm_model, grouped_model

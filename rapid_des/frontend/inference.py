@@ -9,7 +9,6 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
-from rapid_des.frontend.ends import embedding_forward, sampling
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation, price
 from rapid_des.frontend.parts import (
@@ -19,7 +18,9 @@ from rapid_des.frontend.parts import (
     PieceKey,
     Pieces,
     Section,
+    embedding_forward,
     part_pieces,
+    sampling,
     sections,
 )
 from rapid_des.frontend.shard import Shard

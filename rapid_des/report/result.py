@@ -11,12 +11,27 @@ from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import JobMemory, JobTrace, PricedOperator
 from rapid_des.modes.blocks import BlockRun
 from rapid_des.modes.flattened import Run
-from rapid_des.report.blocks import inside_times, with_inside
-from rapid_des.report.breakdown import breakdown, busiest, critical_position, finish_times, operator_times
+from rapid_des.report.breakdown import (
+    breakdown,
+    busiest,
+    critical_position,
+    finish_times,
+    inside_times,
+    operator_times,
+    with_inside,
+)
 from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times, until_last_token
-from rapid_des.report.links import LinkRow, link_rows, utilisation, write_links
 from rapid_des.report.pictures.fabric import draw, picture
-from rapid_des.report.rows import MessageRow, OperatorRow, message_rows, operator_rows
+from rapid_des.report.rows import (
+    LinkRow,
+    MessageRow,
+    OperatorRow,
+    link_rows,
+    message_rows,
+    operator_rows,
+    utilisation,
+    write_links,
+)
 from rapid_des.report.timeline import write_timeline
 from rapid_des.units import Duration, seconds
 

@@ -5,8 +5,13 @@ import numpy as np
 import pytest
 
 from rapid_des.device import Attention, load_device
-from rapid_des.device.attention.flash import key_tiles
-from rapid_des.device.attention.schedule import INTERPRETED_BLOCKS, BlockScheduler, compiled, interpreted
+from rapid_des.device.attention.flash import (
+    INTERPRETED_BLOCKS,
+    BlockScheduler,
+    compiled,
+    interpreted,
+    key_tiles,
+)
 from rapid_des.errors import ConfigError, InputError
 from tests.device.prices import estimate_of
 
@@ -62,7 +67,7 @@ def test_blocks_end_at_the_same_bit_interpreted_and_compiled(seed):
 def test_few_blocks_need_no_compiler():
     code = """
 import sys, numpy as np
-from rapid_des.device.attention.schedule import BlockScheduler
+from rapid_des.device.attention.flash import BlockScheduler
 BlockScheduler().makespan(np.ones(16), 1000, 108, np.ones(2))
 assert "numba" not in sys.modules
 """

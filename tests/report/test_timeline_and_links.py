@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rapid_des.report.links import COLUMNS
+from rapid_des.report.rows import COLUMNS
 from rapid_des.report.timeline import LINKS_PROCESS
 from rapid_des.simulation import replay
 from tests.program.machines import machine, ring

@@ -10,7 +10,7 @@ from rapid_des.chakra import (
     read_set,
 )
 from rapid_des.errors import InputError, TraceError
-from rapid_des.report.trace_picture import critical_chain, draw, lay_out, window
+from rapid_des.report.pictures.trace import critical_chain, draw, lay_out, window
 from rapid_des.report.trace_text import node_rows, rank_of, table_lines
 from tests.chakra.writing import all_reduce, node, one_rank, ranks, recv, send
 

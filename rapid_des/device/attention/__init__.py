@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rapid_des.device.attention.decode import price_decode, rows_of
-from rapid_des.device.attention.flash import price_flash, price_flash_backward
-from rapid_des.device.attention.schedule import BlockScheduler
+from rapid_des.device.attention.flash import BlockScheduler, price_flash, price_flash_backward
 from rapid_des.device.device import Device
 from rapid_des.device.operators import Attention, Estimate, Gemm, Operator, Vector
 from rapid_des.errors import InputError

@@ -6,8 +6,7 @@ import pytest
 from rapid_des.errors import InputError, TopologyError
 from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
-from rapid_des.report.pictures.fabric import draw, on_circle, picture
-from rapid_des.report.pictures.fabric_layout import node_positions
+from rapid_des.report.pictures.fabric import draw, node_positions, on_circle, picture
 
 pytest.importorskip("matplotlib")
 
