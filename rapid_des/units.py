@@ -16,7 +16,11 @@ PS_PER_US = 1_000_000
 PS_PER_MS = 1_000_000_000
 PS_PER_S = 1_000_000_000_000
 
-_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*\Z", re.DOTALL)
+_NUMBER = re.compile(
+    r"\s*([+-]?(?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*(.*?)\s*\Z", re.DOTALL
+)
+_LONGEST = 100
+"""Characters of a quantity's text."""
 _INT64_MAX = 2**63 - 1
 _DECIMAL_PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY_PREFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -42,9 +46,10 @@ class Quantity(int):
     @classmethod
     def parse(cls, text: object) -> Self:
         """Return the quantity that `text` names; `ValueError` says which units are allowed."""
-        match = _NUMBER.match(text) if isinstance(text, str) else None
+        match = _NUMBER.match(text) if isinstance(text, str) and len(text) <= _LONGEST else None
         if match is None:
-            raise ValueError(f"{text!r} is not a quantity such as {cls.example!r}")
+            shown = repr(text) if len(repr(text)) <= _LONGEST else f"{repr(text)[:60]}…"
+            raise ValueError(f"{shown} is not a quantity such as {cls.example!r}")
         number, unit = match.groups()
         if unit not in cls.units:
             said = f"unit {unit!r}" if unit else "no unit"

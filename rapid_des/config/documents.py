@@ -1,18 +1,39 @@
-"""Reading YAML and JSON text into plain trees: the untyped boundary."""
+"""Reading YAML and JSON text into plain trees: the untyped boundary, and what it refuses."""
 
 from __future__ import annotations
 
+import re
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
+from yaml import events
 
 from rapid_des.errors import ConfigError
 
 Tree: TypeAlias = dict[str, Any]
 
+LARGEST_FILE = 1 << 26
+"""Bytes of a text file that is read."""
+DEEPEST = 64
+"""Levels of lists and mappings inside one another."""
+MOST_NODES = 1_000_000
+"""Values of a document, with what aliases repeat."""
+
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
+    spelling: value
+    for word, value in (("true", True), ("false", False))
+    for spelling in (word, word.capitalize(), word.upper())
+}
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
+_AMBIGUOUS = re.compile(r"[-+]?(?:0[0-9]+|\.(?:inf|Inf|INF|nan|NaN|NAN))\Z")
+"""Numbers that the versions of YAML read differently, or that are none."""
+_MOST_DIGITS = 400
 
 
 @dataclass(frozen=True)
@@ -28,46 +49,142 @@ class Document:
         return self.path.parent
 
 
-class _StrictLoader(_LOADER):  # type: ignore[misc]
-    """A safe loader that refuses a key written twice, which YAML libraries drop in silence."""
-
-
-def _construct_mapping(loader: Any, node: yaml.MappingNode) -> Tree:
-    loader.flatten_mapping(node)
-    tree: Tree = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str) or key in tree:
-            problem = f"the key {key!r} " + (
-                "stands twice" if isinstance(key, str) else "is not text: quote it"
-            )
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
-        tree[key] = loader.construct_object(value_node, deep=True)
-    return tree
-
-
-_StrictLoader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
-
-
 def parse_text(text: str, path: Path) -> object:
-    """Return the YAML (or JSON) value that `text` holds."""
+    """Return the YAML (or JSON) value that `text` holds.
+
+    Plain values are read by YAML 1.2's core schema, so that `1:30`, `no` and `1_000` are text; a key that
+    stands twice, tags, numbers that the versions of YAML read differently (`010`), and documents that are too
+    deep or too large are refused.
+    """
     try:
-        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - derived from the safe loader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return _Tree(yaml.parse(text, Loader=_LOADER)).document()
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"{place}not valid YAML: {problem}", file=str(path)) from None
 
 
+class _Tree:
+    """Makes plain values of a parser's events.
+
+    NOTE: PyYAML's own composer recurses in C, without a limit, and its resolver speaks YAML 1.1.
+    """
+
+    def __init__(self, stream: Iterator[Any]) -> None:
+        self._stream = stream
+        self._anchors: dict[str, tuple[Any, int]] = {}
+        self._nodes = 0
+
+    def document(self) -> Any:
+        """Return the value of the only document."""
+        value = None
+        for number, event in enumerate(
+            event for event in self._stream if not isinstance(event, _AROUND_DOCUMENTS)
+        ):
+            if number:
+                raise _refused("one document is expected, here begins another", event)
+            value = self._value(event, depth=0)
+        return value
+
+    def _value(self, event: Any, *, depth: int) -> Any:
+        if isinstance(event, events.AliasEvent):
+            return self._aliased(event)
+        self._count(1, event)
+        if depth == DEEPEST:
+            raise _refused(f"more than {DEEPEST} levels of lists and mappings", event)
+        if event.tag not in (None, "!"):
+            raise _refused(f"the tag {event.tag!r}; tags are not used here", event)
+        before = self._nodes
+        if isinstance(event, events.ScalarEvent):
+            value = _scalar(event)
+        elif isinstance(event, events.SequenceStartEvent):
+            value = [self._value(item, depth=depth + 1) for item in self._until(events.SequenceEndEvent)]
+        else:
+            value = self._mapping(depth)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = value, self._nodes - before + 1
+        return value
+
+    def _mapping(self, depth: int) -> Tree:
+        tree: Tree = {}
+        for event in self._until(events.MappingEndEvent):
+            key = self._value(event, depth=depth + 1)
+            if not isinstance(key, str) or key in tree:
+                problem = "stands twice" if isinstance(key, str) else "is not text: quote it"
+                raise _refused(f"the key {key!r} {problem}", event)
+            tree[key] = self._value(next(self._stream), depth=depth + 1)
+        return tree
+
+    def _aliased(self, event: Any) -> Any:
+        if event.anchor not in self._anchors:
+            raise _refused(f"found undefined alias {event.anchor!r}", event)
+        value, nodes = self._anchors[event.anchor]
+        self._count(nodes, event)
+        return value
+
+    def _count(self, nodes: int, event: Any) -> None:
+        self._nodes += nodes
+        if self._nodes > MOST_NODES:
+            raise _refused(f"more than {MOST_NODES:,} values", event)
+
+    def _until(self, end: type) -> Iterator[Any]:
+        for event in self._stream:
+            if isinstance(event, end):
+                return
+            yield event
+
+
+_AROUND_DOCUMENTS = (
+    events.StreamStartEvent,
+    events.StreamEndEvent,
+    events.DocumentStartEvent,
+    events.DocumentEndEvent,
+)
+
+
+def _scalar(event: Any) -> Any:
+    text: str = event.value
+    if event.tag == "!" or not event.implicit[0]:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) <= _MOST_DIGITS and _INTEGER.match(text):
+        return int(text)
+    if _AMBIGUOUS.match(text) or (_FLOAT.match(text) and len(text) > _MOST_DIGITS):
+        raise _refused(f"{text[:40]!r} is no finite decimal number; text is quoted", event)
+    if not _FLOAT.match(text):
+        return text
+    if abs(value := float(text)) == float("inf"):
+        raise _refused(f"{text!r} is too large a number", event)
+    return value if text[0] != "-" else -abs(value)
+
+
+def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
 def read_text(path: Path) -> str:
-    """Return a text file's content; a missing or unreadable file is a `ConfigError`."""
+    """Return a text file's content; a missing, unreadable or too large one is a `ConfigError`."""
     try:
-        return path.read_text(encoding="utf-8")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError("can not be read: it is no regular file", file=str(path))
+        with path.open("rb") as file:
+            return _decoded(file.read(LARGEST_FILE + 1), path)
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"can not be read: {reason}", file=str(path)) from None
+
+
+def _decoded(content: bytes, path: Path) -> str:
+    if len(content) > LARGEST_FILE:
+        raise ConfigError(
+            f"larger than {LARGEST_FILE >> 20} MiB, which no file of this kind is", file=str(path)
+        )
+    try:
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 text (byte {error.start})", file=str(path)) from None
-    except OSError as error:
-        raise ConfigError(f"can not be read: {error.strerror or error}", file=str(path)) from None
 
 
 def load_document(path: Path) -> Document:

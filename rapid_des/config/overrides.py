@@ -11,8 +11,9 @@ from typing import Any
 from rapid_des.config.documents import Document, parse_text
 from rapid_des.errors import ConfigError
 
-_FACTOR = re.compile(r"(\d+(?:\.\d+)?|\.\d+)x\Z")
-_QUANTITY = re.compile(r"\s*([\d._]+(?:[eE][+-]?\d+)?)\s*(\D.*)\Z", re.DOTALL)
+_FACTOR = re.compile(r"([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})x\Z")
+_ITEM = re.compile(r"[0-9]{1,9}\Z")
+_QUANTITY = re.compile(r"\s*([0-9._]+(?:[eE][+-]?[0-9]{1,3})?)\s*([^0-9].*)\Z", re.DOTALL)
 
 
 def apply_overrides(document: Document, settings: Iterable[tuple[str, str]]) -> Document:
@@ -44,7 +45,7 @@ def _enter(holder: Any, step: str, key: str) -> Any:
 def _index(holder: object, step: str, key: str) -> int:
     if not isinstance(holder, list):
         raise ConfigError(f"nothing stands below {step!r}", file="--set", key=key)
-    if not step.isdigit() or int(step) >= len(holder):
+    if not _ITEM.match(step) or int(step) >= len(holder):
         allowed = f"0 to {len(holder) - 1}"
         raise ConfigError(f"{step!r} is no item of this list; allowed: {allowed}", file="--set", key=key)
     return int(step)

@@ -158,6 +158,26 @@ def _type_at(kind: inspect.Type, steps: list[str]) -> inspect.Type:
     return kind
 
 
+def types_at(kind: inspect.Type, steps: list[str]) -> list[inspect.Type]:
+    """Follow keys through every part of every union on the way; items of lists are not counted as steps."""
+    kinds = [kind]
+    for step in steps:
+        kinds = [part for one in kinds for part in _step_into(_item(one), step)]
+    return [_item(one) for one in kinds]
+
+
+def _item(kind: inspect.Type) -> inspect.Type:
+    """Return what stands in a list, of other kinds themselves."""
+    match kind:
+        case inspect.ListType() | inspect.VarTupleType():
+            return _item(kind.item_type)
+        case inspect.UnionType():
+            return inspect.UnionType(tuple(_item(part) for part in kind.types))
+        case inspect.Metadata():
+            return _item(kind.type)
+    return kind
+
+
 def _step_into(kind: inspect.Type, step: str) -> list[inspect.Type]:
     if isinstance(kind, inspect.Metadata):
         return _step_into(kind.type, step)

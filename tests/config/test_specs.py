@@ -1,5 +1,7 @@
 """Trees to frozen specs, overrides, and finding files: what is accepted, and how a refusal reads."""
 
+import os
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +13,13 @@ from rapid_des.config import (
     Spec,
     apply_overrides,
     decode,
+    documents,
     json_schema,
     load_document,
     preset_names,
     resolve,
 )
+from rapid_des.config.documents import parse_text, read_text
 from rapid_des.config.presets import KINDS
 from rapid_des.errors import ConfigError
 from rapid_des.units import Bandwidth, Size
@@ -137,3 +141,43 @@ def test_an_unknown_reference_names_file_key_and_the_nearest_preset(tmp_path):
 def test_json_is_yaml_too(tmp_path):
     (tmp_path / "x.json").write_text('{"name": "x", "links": []}')
     assert load_document(tmp_path / "x.json").tree == {"name": "x", "links": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 30_000, "more than 64 levels"),
+        ("a: " + "{a: " * 30_000, "more than 64 levels"),
+        ("a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+            f"{after}: &{after} [{','.join([f'*{before}'] * 10)}]\n"
+            for before, after in zip("abcdefgh", "bcdefghi", strict=True)
+        ), "more than 1,000,000 values"),
+        ("!!timestamp x", "tags are not used"),
+        ("0100", "'0100' is no finite decimal number"),
+        (".nan", "'.nan' is no finite decimal number"),
+        ("1e400", "'1e400' is too large"),
+        ("9" * 5_000, "is no finite decimal number"),
+        ("--- 1\n--- 2", "one document is expected"),
+        ("[a]: 1", "is not text"),
+    ],
+)  # fmt: skip
+def test_yaml_that_would_crash_or_mislead_is_refused(text, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parse_text(text, Path("f.yaml"))
+
+
+def test_plain_values_are_those_of_yaml_1_2():
+    assert parse_text("[1:30, no, 1_000, ~, true, -1.5, 1e3, '5']", Path("f")) == [
+        "1:30", "no", "1_000", None, True, -1.5, 1000.0, "5",
+    ]  # fmt: skip
+
+
+def test_only_regular_files_of_a_sensible_size_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "LARGEST_FILE", 10)
+    (tmp_path / "large").write_text("x" * 11)
+    os.mkfifo(tmp_path / "fifo")
+    for name, said in {
+        "large": "larger than 0 MiB", "fifo": "no regular file", ".": "no regular file", "a\0b": "null byte",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            read_text(tmp_path / name)

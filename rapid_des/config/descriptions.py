@@ -1,0 +1,166 @@
+"""What the fields of file formats mean, read from where it is said once: the docstring under each field."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import inspect as types
+
+from rapid_des.config.documents import Tree
+from rapid_des.config.specs import Spec, json_schema, types_at
+from rapid_des.errors import ConfigError
+from rapid_des.units import Quantity
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a file format."""
+
+    name: str
+    meaning: str
+    allowed: str
+    """Kind of value, unit and range, in words."""
+    default: str
+    """As a file would say it; empty: the key must be given."""
+
+
+def described_schema(spec: type[Spec]) -> Tree:
+    """Return the JSON Schema of a file format with every field's meaning."""
+    schema = json_schema(spec)
+    for struct in structs(types.type_info(spec)):
+        properties = schema["$defs"][struct.cls.__name__]["properties"]
+        meanings = meanings_of(struct.cls)
+        for field in struct.fields:
+            unit = properties[field.encode_name].get("description", "")
+            said = (meanings.get(field.name, ""), unit)
+            properties[field.encode_name]["description"] = "; ".join(part for part in said if part)
+    return schema
+
+
+def explain(spec: type[Spec], key: str) -> tuple[Field, ...]:
+    """Return what a key such as `fabric.spans_inner` is, once for each struct that has it.
+
+    Items of a list are left out of the path or numbered. A `ConfigError` names the keys that there are.
+    """
+    steps = [step for step in key.split(".") if step and not step.isdecimal()]
+    *above, last = steps or [""]
+    found = [struct for kind in types_at(types.type_info(spec), above) for struct in _flat(kind)]
+    fields = [(struct, field) for struct in found for field in struct.fields if field.encode_name == last]
+    if not fields:
+        known = sorted({field.encode_name for struct in found for field in struct.fields})
+        where = ".".join(above) or "the top level"
+        keys = f"keys of {where}: {', '.join(known)}" if known else f"nothing stands below {where}"
+        raise ConfigError(f"no key {key!r}; {keys}")
+    rows = (_field(struct, field) for struct, field in fields)
+    return tuple(dict.fromkeys(rows))
+
+
+def structs(kind: types.Type) -> Iterator[types.StructType]:
+    """Yield every struct that a file format is made of, each once."""
+    seen: set[type] = set()
+    waiting = [kind]
+    while waiting:
+        for struct in _flat(waiting.pop()):
+            if struct.cls not in seen:
+                seen.add(struct.cls)
+                yield struct
+                waiting += [field.type for field in struct.fields]
+
+
+def meanings_of(spec: type) -> dict[str, str]:
+    """Return the first paragraph of the docstring under each field, those of bases too."""
+    meanings: dict[str, str] = {}
+    for base in spec.__mro__:
+        if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for statement, after in zip(body.body, body.body[1:], strict=False):
+                match statement, after:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(text))),
+                    ):
+                        meanings.setdefault(name, " ".join(text.split()))
+    return meanings
+
+
+def _field(struct: types.StructType, field: types.Field) -> Field:
+    default = ""
+    if not field.required:
+        value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+        default = "unset" if value is None else "nothing" if value == () else str(value)
+    meaning = meanings_of(struct.cls).get(field.name, "")
+    return Field(field.encode_name, meaning, ", or ".join(dict.fromkeys(_words(field.type))), default)
+
+
+def _flat(kind: types.Type) -> Iterator[types.StructType]:
+    """Yield the structs that a value may be or hold directly in a list or mapping."""
+    if isinstance(kind, types.StructType):
+        yield kind
+    for part in _parts(kind):
+        yield from _flat(part)
+
+
+def _parts(kind: types.Type) -> tuple[types.Type, ...]:
+    """Return what a value may be instead, or holds."""
+    match kind:
+        case types.UnionType():
+            return tuple(kind.types)
+        case types.Metadata():
+            return (kind.type,)
+        case types.ListType() | types.VarTupleType():
+            return (kind.item_type,)
+        case types.TupleType():
+            return tuple(kind.item_types)
+        case types.DictType():
+            return (kind.value_type,)
+    return ()
+
+
+def _words(kind: types.Type) -> Iterator[str]:
+    """Yield what a value may be, in words."""
+    if isinstance(kind, types.UnionType | types.Metadata):
+        for part in _parts(kind):
+            yield from _words(part)
+    elif not isinstance(kind, types.NoneType):
+        holds = ", or ".join(dict.fromkeys(word for part in _parts(kind) for word in _words(part)))
+        yield _noun(kind) + (f" {holds}" if holds else "")
+
+
+def _noun(kind: types.Type) -> str:
+    match kind:
+        case types.LiteralType():
+            return "one of " + ", ".join(map(str, kind.values))
+        case types.CustomType() if issubclass(kind.cls, Quantity):
+            return f"a quantity such as {kind.cls.example!r}"
+        case types.IntType():
+            return "a whole number" + _range(kind)
+        case types.FloatType():
+            return "a number" + _range(kind)
+        case types.StructType():
+            return "a mapping with keys " + ", ".join(field.encode_name for field in kind.fields)
+    return _NOUNS.get(type(kind), "any value")
+
+
+_NOUNS: dict[type, str] = {
+    types.StrType: "text",
+    types.BoolType: "true or false",
+    types.ListType: "a list of",
+    types.VarTupleType: "a list of",
+    types.TupleType: "a list of",
+    types.DictType: "a mapping to",
+}
+
+
+def _range(kind: types.IntType | types.FloatType) -> str:
+    bounds = [
+        f"{word} {value:,}"
+        for word, value in (("above", kind.gt), ("from", kind.ge), ("below", kind.lt), ("to", kind.le))
+        if value is not None
+    ]
+    return f" {' '.join(bounds)}" if bounds else ""
