@@ -43,19 +43,25 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """The file format of a machine; dimensions innermost first."""
 
     name: str
+    """What people call the machine; it heads reports."""
     device: str | DeviceSpec
     """The GPU on every node: a path, a preset's name, or the keys of a device file."""
     clock: Literal["boost", "sustained"] | None = None
     """At which clock jobs run. Unset: training at the sustained one, inference as the device file says."""
     fabric: tuple[AnyDimension, ...]
+    """The dimensions of the fabric, innermost first: rank id = a0 + n0·(a1 + n1·(a2 + …))."""
     routing: Routing
+    """How a message finds its route, and what decides between equal ones."""
     switching: Switching
+    """How links forward messages."""
     gpus_per_node: Count | None = None
     """GPUs of one server, consecutive ids: what `node` means in faults."""
     collectives: Collectives = Collectives()
+    """Which algorithm serves which collective; unset: a ring."""
     links: tuple[LinkOverride, ...] = ()
     """Links with a rate of their own."""
     faults: tuple[Fault, ...] = ()
+    """What is broken, for ever or for a while."""
 
 
 @dataclass(frozen=True, eq=False)

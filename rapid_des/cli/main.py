@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
     "schema": ("rapid_des.cli.schema:schema", "Print the JSON Schema of a file kind."),
+    "explain": ("rapid_des.cli.schema:explain_key", "Say what a key of a file means."),
     "presets": ("rapid_des.cli.schema:presets", "List the presets that ship with rapid-des."),
 }
 

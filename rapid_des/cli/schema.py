@@ -1,18 +1,25 @@
-"""`rapid-des schema` and `rapid-des presets`: what files may hold, and which files ship."""
+"""`rapid-des schema`, `explain` and `presets`: what files may hold, what it means, and which files ship."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
 
 import click
 
 from rapid_des.cli.options import echo, json_option
-from rapid_des.config import Spec, json_schema, preset_names
-from rapid_des.config.presets import KINDS, Kind
+from rapid_des.config import Spec, preset_file, preset_names
+from rapid_des.config.descriptions import Field, described_schema, explain
+from rapid_des.config.documents import read_text
+from rapid_des.config.presets import KINDS, trace_names
 from rapid_des.device.spec import DeviceSpec, FamilySpec
+from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec, ModelSpec
 from rapid_des.machine import MachineSpec
 from rapid_des.network.collectives.written import WrittenFile
+from rapid_des.report.field_text import field_lines
 
-SCHEMAS: dict[str, type[Spec]] = {
+SCHEMAS: Mapping[str, type[Spec]] = {
     "machine": MachineSpec,
     "device": DeviceSpec,
     "family": FamilySpec,
@@ -26,14 +33,48 @@ SCHEMAS: dict[str, type[Spec]] = {
 @click.argument("kind", type=click.Choice(list(SCHEMAS)))
 @json_option
 def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON either way
-    """Print the JSON Schema of a file KIND."""
-    echo(True, json_schema(SCHEMAS[kind]), [])
+    """Print the JSON Schema of a file KIND; every field has its meaning."""
+    echo(True, described_schema(SCHEMAS[kind]), [])
+
+
+@click.command("explain")
+@click.argument("key")
+@json_option
+def explain_key(key: str, as_json: bool) -> None:
+    """Say what KEY of a file means: fabric.spans_inner, job.training.schedule, device.clock.sustained."""
+    kinds = {kind: fields for kind in SCHEMAS if (fields := _fields(kind, key))}
+    if not kinds:
+        root = key.partition(".")[0]
+        if root in SCHEMAS:
+            explain(SCHEMAS[root], key.partition(".")[2])  # says which keys there are
+        raise ConfigError(f"no file kind has the key {key!r}; `rapid-des schema` lists {', '.join(SCHEMAS)}")
+    plain = {kind: [asdict(field) for field in fields] for kind, fields in kinds.items()}
+    echo(as_json, plain, field_lines(key, kinds))
+
+
+def _fields(kind: str, key: str) -> tuple[Field, ...]:
+    """Return what a kind of file has under a key; the key may begin with the kind, as after --set."""
+    root, _, rest = key.partition(".")
+    try:
+        return explain(SCHEMAS[kind], rest if root == kind and rest else key)
+    except ConfigError:
+        return ()
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(list(KINDS)), required=False)
+@click.argument("words", nargs=-1, metavar="[KIND] | show NAME")
 @json_option
-def presets(kind: Kind | None, as_json: bool) -> None:
-    """List the presets of one KIND, or of all."""
-    found = {name: preset_names(name) for name in ([kind] if kind else KINDS)}
-    echo(as_json, found, (f"{name}: {', '.join(names)}" for name, names in found.items()))
+def presets(words: tuple[str, ...], as_json: bool) -> None:
+    """List the presets of one KIND (machine, device, job, model, trace) or of all; show NAME prints one."""
+    if words[:1] == ("show",) and len(words) == 2:
+        path = preset_file(words[1])
+        text = read_text(path)
+        echo(as_json, {"file": str(path), "text": text}, text.splitlines())
+        return
+    names: dict[str, list[str]] = {kind: preset_names(kind) for kind in KINDS}
+    names["trace"] = trace_names()
+    unknown = [word for word in words if word not in names]
+    if unknown or len(words) > 1:
+        raise ConfigError(f"{' '.join(words)!r} is not one of {', '.join(names)}, show NAME")
+    listed = {kind: names[kind] for kind in (words or names)}
+    echo(as_json, listed, (f"{kind}: {', '.join(found)}" for kind, found in listed.items()))

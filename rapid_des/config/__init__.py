@@ -2,7 +2,7 @@
 
 from rapid_des.config.documents import Document, load_document
 from rapid_des.config.overrides import apply_overrides
-from rapid_des.config.presets import preset_names, resolve
+from rapid_des.config.presets import preset_file, preset_names, resolve
 from rapid_des.config.specs import Spec, decode, json_schema, to_yaml
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "decode",
     "json_schema",
     "load_document",
+    "preset_file",
     "preset_names",
     "resolve",
     "to_yaml",

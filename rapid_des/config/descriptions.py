@@ -93,9 +93,17 @@ def _field(struct: types.StructType, field: types.Field) -> Field:
     default = ""
     if not field.required:
         value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-        default = "unset" if value is None else "nothing" if value == () else str(value)
+        default = "unset" if value is None else _as_written(value)
     meaning = meanings_of(struct.cls).get(field.name, "")
     return Field(field.encode_name, meaning, ", or ".join(dict.fromkeys(_words(field.type))), default)
+
+
+def _as_written(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, msgspec.Struct | dict) or value == ():
+        return "nothing"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _flat(kind: types.Type) -> Iterator[types.StructType]:

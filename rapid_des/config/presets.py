@@ -22,13 +22,33 @@ _PACKAGE = Path(__file__).parents[1]
 
 def preset_folder(kind: Kind) -> Path:
     """Return the folder of a kind's presets: inside the wheel, or at the top level of a checkout."""
-    installed = _PACKAGE / "presets" / _FOLDERS[kind]
-    return installed if installed.is_dir() else _PACKAGE.parent / _FOLDERS[kind]
+    return _preset_root(_FOLDERS[kind])
+
+
+def _preset_root(folder: str) -> Path:
+    installed = _PACKAGE / "presets" / folder
+    return installed if installed.is_dir() else _PACKAGE.parent / folder
 
 
 def preset_names(kind: Kind) -> list[str]:
     """Return the bare names of all presets of a kind, sorted."""
     return sorted(path.stem for path in preset_folder(kind).glob("*.yaml"))
+
+
+def trace_names() -> list[str]:
+    """Return the prefixes of the trace sets that ship, sorted."""
+    return sorted({path.name.split(".")[0] for path in _preset_root("workloads/traces").glob("*.et")})
+
+
+def preset_file(name: str) -> Path:
+    """Return the file of the preset of a name, whatever its kind; a `ConfigError` lists near names."""
+    for kind in KINDS:
+        path = preset_folder(kind) / f"{name.removesuffix('.yaml')}.yaml"
+        if _is_file(path):
+            return path
+    known = [preset for kind in KINDS for preset in preset_names(kind)]
+    near = ", ".join(difflib.get_close_matches(name, known, n=5)) or ", ".join(known)
+    raise ConfigError(f"no preset {name!r}; did you mean one of: {near}")
 
 
 def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key: str = "") -> Path:

@@ -36,15 +36,20 @@ class Clock(Spec, frozen=True):
     """The clock that the peaks are stated at, the highest of a short burst, and the power-limited one."""
 
     peak: Frequency
+    """The clock that the peaks are stated at."""
     boost: Frequency
+    """The highest clock, of a short burst."""
     sustained: Frequency
+    """The clock of hours of matrix work, as power allows."""
 
 
 class Store(Spec, frozen=True):
     """One level of the memory hierarchy: capacity in bytes, bandwidth in bytes/s at the peaks' clock."""
 
     capacity: Size
+    """Bytes; above 0. Of registers and shared memory: one SM's."""
     bandwidth: Bandwidth
+    """Bytes a second at the peaks' clock; above 0. Of registers and shared memory: all SMs' together."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1 or self.bandwidth < 1:
@@ -55,23 +60,31 @@ class Launch(Spec, frozen=True):
     """What a kernel costs beyond its work: issued one by one by the host, or inside a CUDA graph."""
 
     eager: Duration
+    """What the host needs to launch one kernel."""
     graph: Duration
+    """The gap between two kernels of a CUDA graph."""
 
 
 class Energy(Spec, frozen=True):
     """Picojoules a FLOP by dtype, and picojoules a byte moved at each level."""
 
     flop_pj: dict[Dtype, float]
+    """Picojoules of a floating-point operation, by dtype."""
     shared_pj_per_byte: float
+    """Picojoules of a byte from shared memory."""
     l2_pj_per_byte: float
+    """Picojoules of a byte from L2."""
     hbm_pj_per_byte: float
+    """Picojoules of a byte from HBM."""
 
 
 class Conditions(Spec, frozen=True):
     """How the device is used: part of what a measurement states, never fitted."""
 
     clock: Literal["boost", "sustained"]
+    """At `clock.boost` or at `clock.sustained`; training jobs go to sustained."""
     launch: Literal["eager", "graph"]
+    """Kernels launched one by one, or as a CUDA graph."""
     l2: Literal["cold", "activations", "warm"]
     """What L2 still holds of a GEMM's operands, as far as they fit: nothing, the activations (the kernel
     before wrote them), or the weights too (a benchmark that repeats one GEMM)."""
@@ -83,23 +96,37 @@ class DeviceSpec(Spec, frozen=True):
     """One device file; peaks are dense and at `clock.peak`, per-SM levels hold one SM's capacity."""
 
     name: str
+    """As measurements spell it: `validation/data` and samples find the device by it."""
     family: str | FamilySpec
     """The architecture: the name of a file below `families/`, or its content."""
     kind: Literal["gpu", "tpu"]
+    """What it is."""
     sms: int
+    """Streaming multiprocessors (TPU: cores) in use; at least 1."""
     clock: Clock
+    """Its clocks."""
     tensor_peak: dict[Dtype, FlopRate]
+    """Dense peak of the matrix unit by dtype, all SMs together, at `clock.peak`."""
     vector_peak: dict[Dtype, FlopRate]
+    """Peak of the vector unit by dtype, at `clock.peak`; fp32 must be stated."""
     registers: Store
+    """The register file."""
     shared: Store
+    """Shared memory (L1)."""
     l2: Store
+    """The L2 cache."""
     l2_port_bytes_per_clock: int
     """What one SM takes from L2 in a clock."""
     hbm: Store
+    """The main memory of the device."""
     launch: Launch
+    """What a kernel costs beyond its work."""
     conditions: Conditions
+    """How the device is used."""
     power: Power | None = None
+    """Board power limit."""
     energy: Energy | None = None
+    """Energy of arithmetic and traffic; unset: none is reported."""
     operators: str = "native"
     """`native`, `roofline`, or `learned:FILE` (relative to the device file)."""
     constants: Constants = {}
@@ -129,7 +156,9 @@ class TileRule(Spec, frozen=True):
     """CTA tiles that a library may choose for GEMMs of up to `up_to_m` rows (None: any number)."""
 
     tiles: list[tuple[int, int]]
+    """CTA tiles as [rows, columns]."""
     up_to_m: int | None = None
+    """The rule holds for GEMMs of up to this many rows; unset: for all."""
     pad_m: int = 1
     """Tiles along M that one cluster takes together; the grid is padded to a multiple."""
 
@@ -155,9 +184,12 @@ class FamilySpec(Spec, frozen=True):
     """What all devices of one architecture share: kernel menus, and constants fitted on those measured."""
 
     name: str
+    """The architecture."""
     kernels: dict[str, KernelMenu]
     """By scope: `default`, a dtype, a library or `library/dtype`; the most specific wins."""
     constants: Constants
+    """Fitted constants: section (gemm, attention, …), scope (default, a dtype, a library, library/dtype),
+    name."""
 
 
 def load_device_spec(

@@ -27,32 +27,45 @@ class AttentionSpec(Spec, frozen=True):
     """Self-attention with `heads` query heads that share `kv_heads` key and value heads (MHA, GQA, MQA)."""
 
     heads: Count
+    """Query heads; tp divides them."""
     kv_heads: Count | None = None
     """Unset: as `heads`."""
     head_dim: Count | None = None
     """Unset: hidden / heads."""
     qkv_bias: bool = False
+    """Whether the query, key and value projection has biases."""
     output_bias: bool = False
+    """Whether the projection after the attention has a bias."""
 
 
 class FeedForwardSpec(Spec, frozen=True):
     """The dense feed-forward block; `swiglu` has a gate beside the up projection."""
 
     activation: Literal["gelu", "swiglu"]
+    """gelu, or swiglu with a gate beside the up projection."""
     hidden: Count
+    """Width between the two matrices; tp divides it."""
     bias: bool = False
+    """Whether both matrices have biases."""
 
 
 class ModelSpec(Spec, frozen=True):
     """A model file."""
 
     hidden: Count
+    """Width of the residual stream."""
     layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    """How many layers."""
     attention: AttentionSpec
+    """The attention of every layer."""
     feed_forward: FeedForwardSpec
+    """The feed-forward of every layer."""
     norm: Literal["layer_norm", "rms_norm"]
+    """Which norm stands before both halves of a layer and before the head."""
     position: Literal["rope", "learned"]
+    """Rotary embedding of queries and keys, or a learned table of positions."""
     vocabulary: Count
+    """Tokens of the vocabulary, without padding."""
     max_positions: Count
     """The longest sequence; with learned positions the rows of their table."""
     tied_embeddings: bool
@@ -73,10 +86,15 @@ class ParallelismSpec(Spec, frozen=True):
     """How many ways each axis splits the job; ranks are laid out by mixed radix, `order` innermost first."""
 
     tp: Count = 1
+    """Tensor parallel: ways that matrices are split."""
     cp: Count = 1
+    """Context parallel: ways that sequences are split."""
     ep: Count = 1
+    """Expert parallel: divides cp · dp and needs experts."""
     dp: Count = 1
+    """Data parallel: replicas."""
     pp: Count = 1
+    """Pipeline parallel: stages."""
     order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
     """cp gathers keys and values and balances causal work (Grattafiori et al. 2024, section 3.3.2)."""
     sequence_parallel: bool = False
@@ -91,7 +109,9 @@ class PrecisionSpec(Spec, frozen=True):
     """Number formats; unset `gemm` and `kv_cache` follow `activations`, unset `weights` follows `gemm`."""
 
     activations: Dtype = "bf16"
+    """Of activations and their messages."""
     gemm: Dtype | None = None
+    """In which GEMMs multiply; unset: as activations."""
     weights: Dtype | None = None
     """As stored for the GEMMs; narrower than `gemm` is weight-only quantisation (inference)."""
     gradients: Dtype = "fp32"
@@ -99,8 +119,11 @@ class PrecisionSpec(Spec, frozen=True):
     gradient_reduce: Dtype = "fp32"
     """In which gradients travel between replicas."""
     master_weights: Dtype | None = "fp32"
+    """The optimizer's own copy of the weights; null: none."""
     optimizer: Dtype = "fp32"
+    """Of each optimizer state."""
     kv_cache: Dtype | None = None
+    """Of cached keys and values; unset: as activations."""
 
 
 class TrainingSpec(Spec, frozen=True):
@@ -111,11 +134,15 @@ class TrainingSpec(Spec, frozen=True):
     micro_batch: Count
     """Sequences a replica passes at once."""
     sequence_length: Count
+    """Tokens of a sequence."""
     schedule: ScheduleName = "1f1b"
+    """The order in which stages pass micro-batches on."""
     recompute: Recompute = "none"
     """`selective`: the attention core; `full`: every layer from its input."""
     dropout: bool = False
+    """Whether dropout kernels run and keep their masks."""
     optimizer: Literal["adam", "adamw"] = "adamw"
+    """Which optimizer; both hold two states."""
     zero_stage: ZeroStage = 0
     """1: optimizer states split over dp (Megatron's distributed optimizer)."""
     bucket_parameters: Count = 40_000_000
@@ -138,7 +165,9 @@ class InferenceSpec(Spec, frozen=True):
     batch: Count
     """Requests a replica serves together."""
     prompt_length: Count
+    """Tokens of each prompt."""
     output_length: Count
+    """Tokens that each request generates, the first by the prefill."""
     micro_batch: Count | None = None
     """Requests that pass the pipeline together; unset: all."""
     decode_steps: Literal["all"] | Count = "all"
@@ -154,13 +183,19 @@ class JobSpec(Spec, frozen=True):
     model: str | ModelSpec
     """A model file by name or path, or what it would hold."""
     phase: Literal["training", "inference"]
+    """What the job is."""
     parallelism: ParallelismSpec = ParallelismSpec()
+    """How the job is split over GPUs."""
     precision: PrecisionSpec = PrecisionSpec()
+    """Number formats."""
     training: TrainingSpec | None = None
+    """One optimizer step; with phase training."""
     inference: InferenceSpec | None = None
+    """A batch of requests; with phase inference."""
     fusion: Policy = "megatron"
     """Which small kernels are fused (the lists of `rapid_des.device.vector.kinds`)."""
     attention: Literal["flash", "unfused"] = "flash"
+    """One fused kernel, or scores, softmax and values apart."""
     vocabulary_multiple: Count | None = None
     """The vocabulary is padded to a multiple of this times tp; unset: not padded."""
     memory_reserve: Size | None = None

@@ -18,7 +18,9 @@ class Rate(Spec, frozen=True, kw_only=True):
     """One kind of link in one direction."""
 
     bandwidth: Bandwidth
+    """Bytes a second that one link carries in one direction."""
     latency: Duration
+    """Time from the end of sending at one end of the link to arrival at the other."""
 
 
 class Nic(Rate, frozen=True, kw_only=True):
@@ -32,8 +34,11 @@ class Dimension(Spec, frozen=True, kw_only=True, tag_field="shape"):
     """What every shape states: bandwidth and latency are those of one directed link."""
 
     name: str
+    """What reports and faults call the dimension; unique in the machine."""
     bandwidth: Bandwidth
+    """Of one directed link, in its direction."""
     latency: Duration
+    """Of one directed link: from the end of sending to arrival."""
     reverse: Rate | None = None
     """The negative direction's rate (towards lower positions; from a switch down), if it differs."""
 
@@ -42,43 +47,51 @@ class Ring(Dimension, frozen=True, kw_only=True, tag="ring"):
     """A cycle, both directions."""
 
     size: Count
+    """GPUs in the cycle."""
 
 
 class Mesh(Dimension, frozen=True, kw_only=True, tag="mesh"):
     """A grid without wrap-around."""
 
     size: Extent
+    """GPUs along each axis, innermost first; one number for a line."""
 
 
 class Torus(Dimension, frozen=True, kw_only=True, tag="torus"):
     """A grid with wrap-around; an axis of size 2 has one link each way."""
 
     size: Extent
+    """GPUs along each axis, innermost first; one number for a cycle."""
 
 
 class KingMesh(Dimension, frozen=True, kw_only=True, tag="king_mesh"):
     """A grid with diagonals: a chess king's moves."""
 
     size: Extent
+    """GPUs along each axis, innermost first."""
 
 
 class Hypercube(Dimension, frozen=True, kw_only=True, tag="hypercube"):
     """Positions that differ in one bit are neighbours; sizes that are no power of two are incomplete."""
 
     size: Count
+    """GPUs; a power of two for a complete cube."""
 
 
 class FullyConnected(Dimension, frozen=True, kw_only=True, tag="fully_connected"):
     """A link from every position to every other."""
 
     size: Count
+    """GPUs."""
 
 
 class Switched(Dimension, frozen=True, kw_only=True):
     """What shapes with switches share."""
 
     size: Count
+    """Endpoints: positions of this dimension."""
     nic: Nic | None = None
+    """NICs between GPUs and switches; unset: GPUs are cabled to the switches."""
     spans_inner: bool = False
     """One block joins all coordinates of the inner dimensions instead of one block for each of them."""
 
@@ -95,23 +108,36 @@ class Clos(Switched, frozen=True, kw_only=True, tag="clos"):
     """
 
     leaf_size: Count
+    """Nodes of one rail at a leaf switch."""
     spines: Count
+    """Spine switches of a pod (of the whole dimension, where there are no pods)."""
     uplink: Rate
+    """Of each link between a leaf and a spine."""
     rails: Count = 1
+    """Endpoints of a node that have leaves of their own."""
     pod_leaves: Count | None = None
+    """Leaves in a pod; unset: no pods."""
     cores: Count | None = None
+    """Core switches that spine j of every pod links to; with `pod_leaves`."""
     core_link: Rate | None = None
+    """Of each link between a spine and a core; with `pod_leaves`."""
 
 
 class FatTree(Switched, frozen=True, kw_only=True, tag="fat_tree"):
     """A clos whose counts follow from the switch radix and the oversubscription of the leaves."""
 
     levels: Literal[2, 3]
+    """Levels of switches."""
     radix: Count
+    """Ports of a switch."""
     oversubscription: Count
+    """Downward ports of a leaf for one upward port; 1 is full bisection."""
     uplink: Rate
+    """Of each link between a leaf and a spine."""
     rails: Count = 1
+    """Endpoints of a node that have leaves of their own."""
     core_link: Rate | None = None
+    """Of each link between a spine and a core; with 3 levels."""
 
 
 class Dragonfly(Switched, frozen=True, kw_only=True, tag="dragonfly"):
@@ -124,7 +150,9 @@ class Dragonfly(Switched, frozen=True, kw_only=True, tag="dragonfly"):
     global_links: Count
     """Global links of a router."""
     local_link: Rate
+    """Of each link between two routers of a group."""
     global_link: Rate
+    """Of each link between two groups."""
 
 
 class Graph(Dimension, frozen=True, kw_only=True, tag="graph"):
@@ -133,15 +161,18 @@ class Graph(Dimension, frozen=True, kw_only=True, tag="graph"):
     size: Count
     """How many GPUs the file must have."""
     file: str
+    """Edge-list CSV or node-link JSON; relative to the machine file."""
 
 
 class InfraGraph(Spec, frozen=True, kw_only=True, tag_field="shape", tag="infragraph"):
     """A graph from an InfraGraph file, YAML or JSON: its xpu are the GPUs, in the order of the file."""
 
     name: str
+    """What reports and faults call the dimension."""
     size: Count
     """How many xpu the file must have."""
     file: str
+    """The InfraGraph file, YAML or JSON; relative to the machine file."""
     rates: dict[str, Rate] = {}
     """Bandwidth and latency of links by name (link, or device.link), instead of what the file states."""
     leave_out: tuple[str, ...] = ()
@@ -174,7 +205,9 @@ class Routing(Spec, frozen=True, kw_only=True):
     """How a message is routed, and what decides where two routes are equal."""
 
     order: Literal["innermost_first", "outermost_first"]
+    """Which dimension a message crosses first."""
     tie: Literal["positive", "lowest_id"]
+    """Which way round where both are equally long: the positive direction, or the lower next id."""
     ecmp: Literal["hash", "lowest_id"] = "hash"
     """Between equal routes over switches: a hash of source and destination, or the lowest id."""
 
@@ -183,9 +216,12 @@ class Switching(Spec, frozen=True, kw_only=True):
     """What a link does with a message: see the engine's rules for each mode's meaning."""
 
     mode: Literal["store_and_forward", "cut_through", "fluid"]
+    """A link takes whole segments (store_and_forward), packets pipeline over hops (cut_through), or flows
+    share links max-min fairly (fluid)."""
     segment: Size | None = None
     """The unit that is forwarded; absent: packets in cut_through, the whole message in store_and_forward."""
     protocol: Protocol | None = None
+    """Packets, headers and acknowledgements; unset: payload bytes only."""
     parts: Count = 1
     """Into how many parts of whole packets cut_through cuts a message at most: parts take turns on links.
 
@@ -197,7 +233,9 @@ class Choice(Spec, frozen=True, kw_only=True):
     """The algorithm of one collective, or one for each dimension, and into how many chunks it is cut."""
 
     algorithm: str | Annotated[tuple[str, ...], Meta(min_length=1)]
+    """A name, or a list of one for each dimension: `rapid-des topology bench --help` lists names."""
     chunks: Count = 1
+    """Into how many chunks the data is cut, which pipeline through the algorithm."""
 
 
 Algorithm: TypeAlias = str | Annotated[tuple[str, ...], Meta(min_length=1)] | Choice
@@ -210,16 +248,27 @@ class Collectives(Spec, frozen=True, kw_only=True):
     """
 
     default: Algorithm | None = None
+    """Serves all that are not named here."""
     all_reduce: Algorithm | None = None
+    """Sum of every member's data, for all."""
     reduce: Algorithm | None = None
+    """Sum of every member's data, for one."""
     all_gather: Algorithm | None = None
+    """Every member's data, for all."""
     gather: Algorithm | None = None
+    """Every member's data, for one."""
     scatter: Algorithm | None = None
+    """One member's data, a part for each."""
     broadcast: Algorithm | None = None
+    """One member's data, for all."""
     all_to_all: Algorithm | None = None
+    """A part of every member's data for each."""
     reduce_scatter: Algorithm | None = None
+    """Sum of every member's data, a part for each."""
     reduce_scatter_block: Algorithm | None = None
+    """As reduce_scatter, in equal blocks."""
     barrier: Algorithm | None = None
+    """No data: everybody has arrived."""
 
     def choice(self, operation: str) -> Choice | None:
         """Return what serves an operation of the schema, or None where the file leaves it open."""
@@ -234,7 +283,12 @@ class LinkOverride(Spec, frozen=True, kw_only=True):
     """A rate of its own for one link, or for both directions between two neighbours."""
 
     source: int | str
+    """The node that the link leaves: a GPU's id, or a node's name such as switch0."""
     destination: int | str
+    """The node that the link enters."""
     both_directions: bool
+    """Whether the opposite link gets the same rate."""
     bandwidth: Bandwidth | None = None
+    """Instead of the dimension's."""
     latency: Duration | None = None
+    """Instead of the dimension's."""

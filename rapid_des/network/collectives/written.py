@@ -34,22 +34,34 @@ class WrittenTransfer(Spec, frozen=True, kw_only=True):
     """One row of a file."""
 
     source: int
+    """The member, or from `members` on the switch, that sends."""
     destination: int
+    """The member or switch that receives."""
     block: int
+    """The first block that is sent."""
     count: int = 1
+    """How many blocks are sent, one after the other."""
     reduces: bool = False
+    """Whether the receiver adds the data to its own; else it replaces that."""
     after: tuple[int, ...] = ()
+    """Rows (from 0) whose data must have arrived before."""
 
 
 class WrittenFile(Spec, frozen=True, kw_only=True):
     """An algorithm as its file states it."""
 
     collective: str
+    """Which collective it is, such as all_reduce."""
     members: int
+    """How many GPUs take part."""
     blocks: int
+    """Into how many equal blocks the buffer is cut."""
     switches: int = 0
+    """How many switches take part; they are numbered after the members."""
     root: int = 0
+    """The member that a rooted collective begins or ends at."""
     transfers: tuple[WrittenTransfer, ...]
+    """The rows, in any order that `after` allows."""
 
 
 @dataclass(frozen=True)

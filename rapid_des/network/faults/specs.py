@@ -41,7 +41,9 @@ class Fault(Spec, frozen=True, kw_only=True):
     gpu: Named | None = None
     """A GPU by id or coordinates: its links, or its own speed with `compute` and `hbm`."""
     nic: Named | None = None
+    """A NIC by number or name (nic3): all its links."""
     switch: Named | None = None
+    """A switch by number or name (switch2): all its links."""
     node: Natural | None = None
     """A server: its GPUs and NICs and the switches that serve only them (needs `gpus_per_node`)."""
     all: Kind | None = None
@@ -49,34 +51,51 @@ class Fault(Spec, frozen=True, kw_only=True):
     random: Kind | None = None
     """`count` of a kind, drawn with `seed` from those that `where` admits."""
     count: Count | None = None
+    """With `random`: how many are drawn."""
     seed: Natural | None = None
+    """With `random` and `jitter`: of the draw."""
     where: str | None = None
     """Conditions joined by `and`, as in: dimension = rail and source.a0 < 4."""
 
     bandwidth: Factor | None = None
+    """What is left of each link's bandwidth, as a share."""
     latency: Duration | None = None
     """Added to each link's own."""
     packet_loss: Probability | None = None
+    """Probability that a packet is lost and sent again."""
     bit_error_rate: Probability | None = None
+    """Probability that a bit is wrong, which costs its packet."""
     packet: Size | None = None
     """Bytes on the wire that one loss or bit error costs."""
     retransmission: Literal["selective_repeat", "go_back_n"] | None = None
+    """What is sent again after a loss: the packet, or all in flight since."""
     down: bool = False
+    """Nothing passes; of a GPU: it does not compute either."""
     jitter: Duration | None = None
     """Every `jitter_every`, links draw an added latency from 0 to this, with `seed`."""
     jitter_every: Duration | None = None
+    """With `jitter`: how long a drawn latency holds."""
     compute: Factor | None = None
+    """What is left of a GPU's clock, as a share."""
     hbm: Factor | None = None
+    """What is left of a GPU's memory bandwidth, as a share."""
 
     from_: Duration | None = msgspec.field(name="from", default=None)
+    """When it begins; unset: it was always there."""
     until: Duration | None = None
+    """When it ends; unset: never."""
     every: Duration | None = None
     """Flapping: there for `for` at the beginning of each period, from `from` on."""
     for_: Duration | None = msgspec.field(name="for", default=None)
+    """With `every`: how long it is there in each period."""
     from_step: Natural | None = None
+    """Begins at the start of this step, 0 the first; a run is one step."""
     until_step: Natural | None = None
+    """Ends at the start of this step."""
     from_progress: Progress | None = None
+    """Begins at this share of the healthy step."""
     until_progress: Progress | None = None
+    """Ends at this share of the healthy step."""
 
     policy: Literal["wait", "reroute", "replan"] = "wait"
     """While a link is down, its traffic waits, or after `detection` is rerouted or replanned.
@@ -85,6 +104,7 @@ class Fault(Spec, frozen=True, kw_only=True):
     which traffic always avoids, it is the one policy that changes anything, and needs no `detection`.
     """
     detection: Duration | None = None
+    """How long after a link closes its traffic finds other routes; with reroute and replan."""
 
     @property
     def timed(self) -> bool:

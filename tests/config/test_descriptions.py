@@ -1,0 +1,51 @@
+"""Every field of every file format says what it means, in schemas and to who asks for one key."""
+
+import pytest
+from msgspec import inspect
+
+from rapid_des.cli.schema import SCHEMAS
+from rapid_des.config.descriptions import described_schema, explain, meanings_of, structs
+from rapid_des.errors import ConfigError
+from rapid_des.machine import MachineSpec
+from tests.cli.shell import call, refused
+
+STRUCTS = {struct.cls: struct for spec in SCHEMAS.values() for struct in structs(inspect.type_info(spec))}
+
+
+@pytest.mark.parametrize("struct", STRUCTS.values(), ids=lambda struct: struct.cls.__name__)
+def test_every_field_has_a_meaning(struct):
+    meanings = meanings_of(struct.cls)
+    assert [field.name for field in struct.fields if not meanings.get(field.name, "").endswith(".")] == []
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_property_of_a_schema_is_described(kind):
+    for name, definition in described_schema(SCHEMAS[kind])["$defs"].items():
+        tag = {key for key, value in definition["properties"].items() if list(value) == ["enum"]}
+        bare = [key for key, value in definition["properties"].items() if not value.get("description")]
+        assert set(bare) <= tag, name
+
+
+def test_a_key_is_explained_once_for_each_struct_that_says_it_differently():
+    (field,) = explain(MachineSpec, "fabric.spans_inner")
+    assert field.allowed == "true or false"
+    assert field.default == "false"
+    assert field.meaning.startswith("One block joins all coordinates")
+    assert len(explain(MachineSpec, "fabric.0.size")) > 3
+
+
+def test_an_unknown_key_names_those_that_there_are():
+    with pytest.raises(ConfigError, match=r"no key 'routing\.ordr'; keys of routing: ecmp, order, tie"):
+        explain(MachineSpec, "routing.ordr")
+
+
+def test_explain_finds_a_key_in_every_kind_of_file():
+    assert list(call("explain", "clock.sustained", "--json").json) == ["device"]
+    assert "hours of matrix work" in call("explain", "device.clock.sustained").out
+    assert "no file kind has the key 'nothing.here'" in refused(call("explain", "nothing.here"))
+
+
+def test_a_preset_is_printed_and_traces_are_listed():
+    assert "name: DGX A100" in call("presets", "show", "dgx_a100").out
+    assert call("presets", "trace", "--json").json == {"trace": ["all_reduce_4", "two_stages"]}
+    assert "did you mean one of: dgx_a100" in refused(call("presets", "show", "dgx_a1000"))
