@@ -1,4 +1,8 @@
-"""A node table of a trace to a rank program, by that simulator's rules of who runs what for how long."""
+"""A node table of a trace to a rank program, by that simulator's rules of who runs what for how long.
+
+A rank serves at once one operator of the CPU, one of the GPU and one of communication, always the ready one
+of the smallest node id. Receives take no server.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,19 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.astra.collectives import Scope
+from rapid_des.astra.expansions import Expansions
 from rapid_des.astra.files import Setup
 from rapid_des.astra.issue import IssueOrder
 from rapid_des.astra.library import Library
-from rapid_des.astra.nodes import (
-    COMMUNICATION,
-    CPU,
-    GPU,
-    Chosen,
-    Dependencies,
-    OwnVisits,
-    rank_program,
-)
-from rapid_des.astra.recipes import Call, Recipes
-from rapid_des.astra.slots import Channel, Memory, SlotNumbers, Whole
+from rapid_des.astra.slots import Channel, Memory, SlotNumbers
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
 from rapid_des.errors import ConfigError, TraceError
-from rapid_des.program.program import NONE, RankProgram, VisitKind
+from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
+from rapid_des.program.ranks import NodeVisits, expanded
 from rapid_des.units import PS_PER_NS
+
+CPU, GPU, COMMUNICATION = 0, 1, 2
+_STREAMS = 3
 
 _SIMULATED = (
     int(CollectiveType.ALL_REDUCE),
@@ -40,7 +39,6 @@ _COMPUTE, _COLLECTIVE = int(NodeKind.COMPUTE), int(NodeKind.COLLECTIVE)
 _SEND, _RECV = int(NodeKind.SEND), int(NodeKind.RECV)
 _MEMORY = (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE))
 _COMMUNICATES = (_SEND, _RECV, _COLLECTIVE, *_MEMORY)
-_SERVED, _HELD, _TAKES_PART = int(VisitKind.COMPUTE), int(VisitKind.HOLD), int(VisitKind.MEMBER)
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,8 @@ class _Rank:
         self.nodes, self.name = trace.nodes, f"rank {trace.rank}"
         nodes = self.nodes
         self.slots = SlotNumbers()
-        self.recipes = Recipes(setup, library, self.slots)
-        count = len(nodes)
-        self.kind = np.full(count, int(VisitKind.JOIN), np.int8)
-        self.work = np.zeros(count, np.int64)
-        absent = ("server", "slot", "occurrence", "template", "recipe")
-        self.columns = {column: np.full(count, NONE, np.int32) for column in absent}
-        self.sub = np.zeros(count, np.int32)
+        self.expansions = Expansions(setup, library, self.slots, first_queue=_STREAMS)
+        self.visits = NodeVisits(nodes)
 
     def lower(self, order: IssueOrder) -> LoweredRank:
         """Fill in the visits of each kind of node."""
@@ -89,21 +82,19 @@ class _Rank:
             self._collectives(order.nodes)
             self._messages(order.nodes)
             self._memory()
-        columns = dict(self.columns)
-        recipe = columns.pop("recipe")
+        self.visits.priority[:] = order.place
         queues = len(self.setup.network.npus_count) * self.setup.queues
-        program = rank_program(
-            OwnVisits(kind=self.kind, work=self.work, sub=self.sub, **columns),
-            Dependencies(order.place, nodes.dependency_starts, nodes.dependencies),
-            Chosen(recipe, self.recipes.recipes),
-            np.full(queues, self.recipes.capacity, np.int32),
+        capacity = np.repeat(np.array([1, self.expansions.capacity], np.int32), [_STREAMS, queues])
+        level = np.repeat(np.array([Level.STREAM, Level.SLOT], np.int8), [_STREAMS, queues])
+        program = expanded(
+            self.visits, self.expansions.distinct, server_capacity=capacity, server_level=level
         )
         return LoweredRank(program, self.slots)
 
     def _serve(self, which: Bools, server: int | NDArray[np.int32], work: Int64s) -> None:
-        self.kind[which] = _SERVED
-        self.columns["server"][which] = server
-        self.work[which] = work
+        self.visits.kind[which] = int(VisitKind.COMPUTE)
+        self.visits.server[which] = server
+        self.visits.work[which] = work
 
     def _compute(self) -> None:
         nodes, system = self.nodes, self.setup.system
@@ -133,7 +124,7 @@ class _Rank:
         which = _among(self.nodes.kind, _COMMUNICATES)
         self._serve(which, COMMUNICATION, _durations(self.nodes)[which])
         receives = self.nodes.kind == _RECV
-        self.columns["server"][receives] = NONE
+        self.visits.server[receives] = NONE
 
     def _collectives(self, issued: Int64s) -> None:
         nodes = self.nodes
@@ -151,18 +142,13 @@ class _Rank:
     def _collective(self, node: int) -> None:
         nodes = self.nodes
         group = int(nodes.group[node])
-        call = Call(
+        self.visits.server[node] = COMMUNICATION
+        self.visits.expansion[node] = self.expansions.next(
             collective=CollectiveType(int(nodes.collective[node])),
             size=int(nodes.size[node]),
             group=None if group == NONE else group,
             scope=Scope() if group == NONE else self.groups[group],
         )
-        number = self.recipes.next(call)
-        if self.recipes.recipes[number].steps:
-            self.columns["recipe"][node] = number
-            self.columns["server"][node] = COMMUNICATION
-            self.columns["slot"][node] = self.slots.number(Whole(call.group))
-            self.kind[node] = _HELD
 
     def _messages(self, issued: Int64s) -> None:
         nodes = self.nodes
@@ -171,9 +157,9 @@ class _Rank:
         _refuse(nodes, messages & (nodes.size < 1), "is an empty message", self.name)
         if not messages.any():
             return
-        self.kind[messages] = _TAKES_PART
+        self.visits.kind[messages] = int(VisitKind.MEMBER)
         sends = nodes.kind == _SEND
-        self.columns["server"][sends] = COMMUNICATION
+        self.visits.server[sends] = COMMUNICATION
         chosen = issued[messages[issued]]
         sizes, tags = nodes.size[chosen].tolist(), nodes.tag[chosen].tolist()
         ends = list(zip(nodes.peer[chosen].tolist(), sends[chosen].tolist(), strict=True))
@@ -182,10 +168,10 @@ class _Rank:
         template = list(map(self.library.message, sizes))
         sub = list(map(self.library.channel, tags, sizes))
         self.slots.remember(slot, template)
-        self.columns["slot"][chosen] = slot
-        self.columns["template"][chosen] = template
-        self.columns["occurrence"][chosen] = _occurrences(zip(slot, sub, strict=True))
-        self.sub[chosen] = sub
+        self.visits.slot[chosen] = slot
+        self.visits.template[chosen] = template
+        self.visits.occurrence[chosen] = _occurrences(zip(slot, sub, strict=True))
+        self.visits.sub[chosen] = sub
 
     def _memory(self) -> None:
         nodes = self.nodes
@@ -196,12 +182,12 @@ class _Rank:
         if memory is None or memory.memory_type == "NO_MEMORY_EXPANSION":
             node = int(nodes.ids[moves[0]])
             raise TraceError(f"{self.name}: node {node} uses remote memory; state one with --astra-memory")
-        self.kind[moves] = _TAKES_PART
-        self.columns["server"][moves] = COMMUNICATION
+        self.visits.kind[moves] = int(VisitKind.MEMBER)
+        self.visits.server[moves] = COMMUNICATION
         for node in moves.tolist():
             template = self.library.visit(int(nodes.size[node]))
-            self.columns["template"][node] = template
-            self.columns["slot"][node] = self.slots.use(Memory(), template)
+            self.visits.template[node] = template
+            self.visits.slot[node] = self.slots.use(Memory(), template)
 
     def _named(self, node: int, action: Callable[[int], None]) -> None:
         try:

@@ -8,7 +8,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.astra.lower import Lowered
-from rapid_des.astra.nodes import GPU
+from rapid_des.astra.ranks import GPU
 from rapid_des.modes.execution import Execution
 from rapid_des.program.program import Program, Records, VisitKind
 from rapid_des.units import PS_PER_NS

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Bools, Int32s, Int64s
+from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
 from rapid_des.program.builders import Edges, joined, make_rank_program
@@ -23,23 +24,131 @@ class MemberVisit:
     slot: int
     template: int
     chunk: int
+    server: int = NONE
+    """What else of the rank it takes meanwhile, such as a queue of its phases; NONE: nothing."""
+    priority: int = 0
+    """Its place among those that wait for that server."""
 
 
 @dataclass(frozen=True)
 class Expansion:
     """How a node that communicates becomes visits.
 
-    No member visit: nothing to do (a group of one). One: the node itself is it. More: the node
-    holds its stream while those of each chunk run one after the other, chunks side by side.
+    No member visit: nothing to do (a group of one). One that takes no server: the node itself is it. Else the
+    node holds its stream while those of each chunk run one after the other, chunks side by side.
     """
 
     slot: int
     members: tuple[MemberVisit, ...] = ()
 
     @property
+    def holds(self) -> bool:
+        """Whether the node holds its stream for its member visits."""
+        return len(self.members) > 1 or any(member.server != NONE for member in self.members)
+
+    @property
     def extra(self) -> int:
         """Visits beyond the node's own: the member visits and the join that ends them."""
-        return len(self.members) + 1 if len(self.members) > 1 else 0
+        return len(self.members) + 1 if self.holds else 0
+
+
+class NodeVisits:
+    """The visit that each node is itself, columns of one row a node: joins without a server until told.
+
+    Nodes with an expansion become what that says, and need state their server and priorities only.
+    """
+
+    def __init__(self, nodes: NodeTable) -> None:
+        count = len(nodes)
+        self.nodes = nodes
+        self.kind = np.full(count, int(VisitKind.JOIN), np.int8)
+        self.work, self.priority = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.link_priority, self.sub = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        self.server, self.slot, self.occurrence, self.template, self.expansion = np.full(
+            (5, count), NONE, np.int32
+        )
+
+
+def expanded(
+    visits: NodeVisits,
+    expansions: Sequence[Expansion],
+    *,
+    server_capacity: Int32s,
+    server_level: Int8s | None = None,
+    chains: Sequence[Int64s] = (),
+) -> RankProgram:
+    """Return all visits of a rank: those of its nodes, each followed by what its expansion adds.
+
+    The nodes of each of `chains` run one after the other, besides what they depend on. Servers are streams
+    unless `server_level` says otherwise.
+    """
+    extra = np.array([expansion.extra for expansion in expansions] or [0], np.int64)
+    lengths = 1 + np.where(visits.expansion == NONE, 0, extra[visits.expansion])
+    first = np.concatenate(([0], np.cumsum(lengths)))
+    columns = {
+        name: _spread(getattr(visits, name), first, fill)
+        for name, fill in (
+            ("kind", VisitKind.JOIN), ("server", NONE), ("work", 0), ("priority", 0), ("link_priority", 0),
+            ("slot", NONE), ("occurrence", NONE), ("sub", 0), ("template", NONE),
+        )
+    }  # fmt: skip
+    columns["node"] = _spread(np.arange(len(visits.nodes)), first, NONE)
+    columns["release"], columns["parent"] = np.full((2, first[-1]), NONE, np.int64)
+    edges = [_dependencies(visits.nodes, first), *(_chain(first[chain]) for chain in chains)]
+    for index, expansion in enumerate(expansions):
+        positions = first[:-1][visits.expansion == index]
+        if len(positions):
+            edges += _expand(columns, expansion, positions)
+    return make_rank_program(
+        columns, joined(edges), server_capacity=server_capacity, server_level=server_level
+    )
+
+
+def _spread(values: NDArray[np.integer[Any]], first: Int64s, fill: int) -> Int64s:
+    column = np.full(int(first[-1]), fill, np.int64)
+    column[first[:-1]] = values
+    return column
+
+
+def _dependencies(nodes: NodeTable, first: Int64s) -> Edges:
+    target = np.repeat(first[:-1], np.diff(nodes.dependency_starts))
+    return Edges(first[nodes.dependencies], target)
+
+
+def _chain(positions: Int64s) -> Edges:
+    return Edges(positions[:-1], positions[1:])
+
+
+def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int64s) -> list[Edges]:
+    """Fill in the visits of all nodes of one expansion; return the edges among them."""
+    members = expansion.members
+    if not members:
+        columns["server"][positions] = NONE
+        return []
+    if not expansion.holds:
+        columns["kind"][positions] = int(VisitKind.MEMBER)
+        columns["slot"][positions] = members[0].slot
+        columns["template"][positions] = members[0].template
+        return []
+    join = positions + len(members) + 1
+    columns["kind"][positions] = int(VisitKind.HOLD)
+    columns["slot"][positions] = expansion.slot
+    columns["release"][positions] = join
+    inner = positions[:, None] + 1 + np.arange(len(members))
+    columns["kind"][inner] = int(VisitKind.MEMBER)
+    columns["parent"][inner] = positions[:, None]
+    columns["link_priority"][inner] = columns["link_priority"][positions][:, None]
+    columns["sub"][inner] = np.arange(len(members))
+    for name in ("slot", "template", "server", "priority"):
+        columns[name][inner] = [getattr(member, name) for member in members]
+    chunk = np.array([member.chunk for member in members])
+    begins = np.append(True, chunk[1:] != chunk[:-1])
+    last = inner[:, np.append(begins[1:], True)]
+    origin = np.where(begins, positions[:, None], inner - 1)
+    return [
+        Edges(origin.ravel(), inner.ravel(), at_start=np.tile(begins, len(positions))),
+        Edges(last.ravel(), np.repeat(join, last.shape[1])),
+    ]
 
 
 def rank_program(  # noqa: PLR0913 - one call, all by name
@@ -57,19 +166,20 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     each node its place in `expansions`, or NONE for nodes that do not communicate. `overlap` lets collectives
     on unordered streams run side by side.
     """
-    extra = np.array([one.extra for one in expansions] or [0], np.int64)
-    lengths = 1 + np.where(expansion == NONE, 0, extra[expansion])
-    first = np.concatenate(([0], np.cumsum(lengths)))
     free = _free_of_streams(nodes, unordered, overlap=overlap)
-    columns = _own_visits(nodes, durations, expansion=expansion, first=first, free=free)
-    columns["occurrence"][first[:-1]] = _occurrences(nodes, expansion, expansions, free, unordered)
-    edges = [_dependencies(nodes, first), _chains(nodes, first, unordered)]
-    for index, one in enumerate(expansions):
-        places = first[:-1][expansion == index]
-        if len(places):
-            edges += _expand(columns, one, places)
+    visits = NodeVisits(nodes)
+    serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
+    visits.kind[serves] = int(VisitKind.COMPUTE)
+    visits.work[serves] = durations[serves]
+    takes_stream = serves | ((expansion != NONE) & ~free)
+    visits.server[takes_stream] = nodes.stream[takes_stream]
+    visits.priority[:] = visits.link_priority[:] = nodes.priority
+    visits.occurrence[:] = _occurrences(nodes, expansion, expansions, free, unordered)
+    visits.expansion = expansion
+    ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
+    chains = [np.flatnonzero(nodes.stream == stream) for stream in ordered]  # R2
     capacity = np.ones(len(nodes.streams), np.int32)
-    return make_rank_program(columns, joined(edges), server_capacity=capacity)
+    return expanded(visits, expansions, server_capacity=capacity, chains=chains)
 
 
 def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bool) -> Bools:
@@ -81,25 +191,6 @@ def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bo
     loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
     kinds = (NodeKind.RECV, NodeKind.COLLECTIVE) if overlap else (NodeKind.RECV,)
     return loose & np.isin(nodes.kind, kinds)
-
-
-def _own_visits(
-    nodes: NodeTable, durations: Int64s, *, expansion: Int32s, first: Int64s, free: Bools
-) -> dict[str, NDArray[np.int64]]:
-    total, own = int(first[-1]), first[:-1]
-    names = ("server", "release", "slot", "parent", "occurrence", "template", "node")
-    columns = {name: np.full(total, NONE, np.int64) for name in names}
-    columns |= {name: np.zeros(total, np.int64) for name in ("work", "priority", "link_priority", "sub")}
-    columns["kind"] = np.full(total, int(VisitKind.JOIN), np.int64)
-    serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
-    columns["kind"][own[serves]] = int(VisitKind.COMPUTE)
-    columns["work"][own[serves]] = durations[serves]
-    takes_stream = serves | ((expansion != NONE) & ~free)
-    columns["server"][own[takes_stream]] = nodes.stream[takes_stream]
-    columns["priority"][own] = nodes.priority
-    columns["link_priority"][own] = nodes.priority
-    columns["node"][own] = np.arange(len(nodes))
-    return columns
 
 
 def _occurrences(
@@ -125,60 +216,6 @@ def _occurrences(
     counted_later = loose & ~free & (nodes.kind == NodeKind.COLLECTIVE)
     counted_later = np.isin(slot, slot[counted_later])  # one way of counting for all calls of a group
     return np.where((slot == NONE) | counted_later, NONE, count)
-
-
-def _dependencies(nodes: NodeTable, first: Int64s) -> Edges:
-    counts = np.diff(nodes.dependency_starts)
-    target = np.repeat(first[:-1], counts)
-    return Edges(first[nodes.dependencies], target)
-
-
-def _chains(nodes: NodeTable, first: Int64s, unordered: frozenset[str]) -> Edges:
-    """Chain the nodes of each stream that runs in table order (R2)."""
-    before, after = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for stream, name in enumerate(nodes.streams):
-        if name not in unordered:
-            chain = first[:-1][nodes.stream == stream]
-            before.append(chain[:-1])
-            after.append(chain[1:])
-    target = np.concatenate(after)
-    return Edges(np.concatenate(before), target)
-
-
-def _expand(columns: Mapping[str, NDArray[np.int64]], expansion: Expansion, places: Int64s) -> list[Edges]:
-    """Fill in the visits of all nodes of one expansion; return the edges among them."""
-    members = expansion.members
-    if not members:
-        columns["server"][places] = NONE
-        return []
-    if len(members) == 1:
-        columns["kind"][places] = int(VisitKind.MEMBER)
-        columns["slot"][places] = members[0].slot
-        columns["template"][places] = members[0].template
-        return []
-    join = places + len(members) + 1
-    columns["kind"][places] = int(VisitKind.HOLD)
-    columns["slot"][places] = expansion.slot
-    columns["release"][places] = join
-    inner = places[:, None] + 1 + np.arange(len(members))
-    columns["kind"][inner] = int(VisitKind.MEMBER)
-    columns["parent"][inner] = places[:, None]
-    columns["link_priority"][inner] = columns["link_priority"][places][:, None]
-    columns["slot"][inner] = [member.slot for member in members]
-    columns["template"][inner] = [member.template for member in members]
-    columns["sub"][inner] = np.arange(len(members))
-    chunks = [member.chunk for member in members]
-    return [_member_edge(inner, places, join, chunks, index) for index in range(len(members))] + [
-        Edges(inner[:, index], join)
-        for index in range(len(members))
-        if index + 1 == len(members) or chunks[index + 1] != chunks[index]
-    ]
-
-
-def _member_edge(inner: Int64s, hold: Int64s, join: Int64s, chunks: list[int], index: int) -> Edges:
-    starts_chunk = index == 0 or chunks[index - 1] != chunks[index]
-    origin = hold if starts_chunk else inner[:, index - 1]
-    return Edges(origin, inner[:, index], at_start=np.full(len(join), starts_chunk))
 
 
 def service_times(nodes: NodeTable, device: Device) -> Int64s:

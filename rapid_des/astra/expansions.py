@@ -1,0 +1,83 @@
+"""How a collective of a trace becomes the visits of its chunks, with queues and priorities."""
+
+from __future__ import annotations
+
+from math import prod
+
+from rapid_des.astra.collectives import NO_TURNS, Axis, Planner, Scope, State, Turns
+from rapid_des.astra.files import Setup
+from rapid_des.astra.library import Library
+from rapid_des.astra.slots import Along, SlotNumbers, Whole
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import ConfigError
+from rapid_des.program.ranks import Expansion, MemberVisit
+
+
+class Expansions:
+    """The expansions of one rank program, in the order that its collectives are issued.
+
+    The queues of all dimensions are the rank's servers from `first_queue` on.
+    """
+
+    def __init__(self, setup: Setup, library: Library, slots: SlotNumbers, *, first_queue: int) -> None:
+        self._setup = setup
+        self._library = library
+        self._slots = slots
+        self._first_queue = first_queue
+        self._planner = Planner(setup)
+        self._state: State = NO_TURNS
+        self._known: dict[object, tuple[int, State]] = {}
+        self.distinct: list[Expansion] = []
+        self.capacity = -(-setup.system.active_chunks_per_dimension // setup.queues)
+
+    def next(self, collective: CollectiveType, size: int, group: int | None, scope: Scope) -> int:
+        """Return the number of the expansion of the next collective that the rank issues.
+
+        `group`: slot in the rank's groups; None for the world.
+        """
+        key = (collective, size, group, scope, self._state)
+        if key not in self._known:
+            turns = Turns.after(self._setup.queues, self._state)
+            members = self._members(collective, size, group, scope, turns)
+            self.distinct.append(Expansion(self._slots.number(Whole(group)), members))
+            self._known[key] = len(self.distinct) - 1, turns.state()
+        number, self._state = self._known[key]
+        return number
+
+    def _members(
+        self, collective: CollectiveType, size: int, group: int | None, scope: Scope, turns: Turns
+    ) -> tuple[MemberVisit, ...]:
+        count, size = self._planner.chunks(collective, size)
+        plans = [self._planner.chunk(collective, size, scope, turns) for _ in range(count)]
+        started: dict[int, int] = {}
+        members: list[MemberVisit] = []
+        for chunk, steps in enumerate(plans):
+            for place, step in enumerate(steps):
+                server = self._first_queue + step.axis.dimension * self._setup.queues + step.queue
+                priority = self._priority(chunk)
+                if place == 0:
+                    started[server] = started.get(server, 0) + 1
+                    if started[server] <= self.capacity:
+                        priority = -count - 1
+                template = self._library.phase(step.phase)
+                whole = scope.members is not None or self._spans_world(step.axis)
+                slot = self._slots.use(Whole(group) if whole else Along(group, step.axis), template)
+                members.append(MemberVisit(slot, template, chunk, server, priority))
+        return tuple(members)
+
+    def _spans_world(self, axis: Axis) -> bool:
+        return axis.size == prod(self._setup.network.npus_count)
+
+    def _priority(self, chunk: int) -> int:
+        """Return a chunk's place among those that wait for a queue.
+
+        Chunks are queued as they are cut, so that the first that a queue can hold are taken at once; after
+        that the last cut goes first (LIFO) or the first.
+        """
+        policy = self._setup.system.scheduling_policy
+        if policy is None:
+            raise ConfigError(
+                "missing key 'scheduling-policy', which the trace's collectives need",
+                file=str(self._setup.files.system),
+            )
+        return -chunk if policy == "LIFO" else chunk
