@@ -41,7 +41,7 @@ def chain_and_load(
     template = template_of(schedule, sizes, name="")
     if not len(template.pair_source):
         return 0, np.zeros(0, np.int64)
-    members = np.array(with_switches(machine, ranks) if schedule.switches else ranks, np.int64)
+    members = np.array(with_switches(machine.switch_trees, ranks) if schedule.switches else ranks, np.int64)
     routes = machine.router.routes(
         np.stack((members[template.pair_source], members[template.pair_destination]), 1)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,12 +11,11 @@ import numpy as np
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import RankTrace, TraceSet
 from rapid_des.errors import TraceError, UnsupportedByEngine
-from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
 from rapid_des.program.plans import geometry
 from rapid_des.program.program import Group, RankBinding, Template
 from rapid_des.program.replicas import Replicas
-from rapid_des.program.routes import routes_of_groups
+from rapid_des.program.routes import Wired, routes_of_groups
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,30 @@ class Along:
 
     group: int
     axis: int
+    size: int
+    stride: int
+    """How far members that differ only along the axis are apart in the group."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """A slot that is the send or the receive side of messages with one tag between two ranks."""
+    """A slot that is the send or the receive side of messages between two ranks."""
 
     peer: int
-    tag: int
+    tag: int | None
+    """None: messages of all tags, which visits tell apart (`RankProgram.sub`)."""
     sends: bool
 
 
-Slot = Whole | Along | Channel
+@dataclass(frozen=True)
+class Memory:
+    """A slot that is a memory outside the GPUs: a link of its own beside the fabric's."""
+
+    sharers: int
+    """How many neighbouring ranks share it."""
+
+
+Slot = Whole | Along | Channel | Memory
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -58,6 +69,44 @@ class SlotTable:
     labels: tuple[str, ...]
 
 
+class Slots:
+    """Numbers the slots of one rank program as they come, and gathers what each runs and how it is called."""
+
+    def __init__(self, slots: Iterable[Slot] = ()) -> None:
+        self._numbers: dict[Slot, int] = {}
+        self._templates: list[set[int]] = []
+        self._labels: list[str | None] = []
+        for slot in slots:
+            self.number(slot)
+
+    def number(self, slot: Slot, label: str | None = None) -> int:
+        """Return the number of a slot; the first label stays."""
+        number = self._numbers.setdefault(slot, len(self._numbers))
+        if number == len(self._labels):
+            self._templates.append(set())
+            self._labels.append(None)
+        if self._labels[number] is None:
+            self._labels[number] = label
+        return number
+
+    def label(self, number: int) -> str:
+        """Return how statistics call a slot."""
+        return self._labels[number] or ""
+
+    def use(self, number: int, template: int) -> int:
+        """Remember that a slot runs a template, and return that."""
+        self._templates[number].add(template)
+        return template
+
+    def table(self) -> SlotTable:
+        """Return what was gathered."""
+        return SlotTable(
+            slots=tuple(self._numbers),
+            templates=tuple(tuple(sorted(templates)) for templates in self._templates),
+            labels=tuple(label or "" for label in self._labels),
+        )
+
+
 @dataclass(frozen=True)
 class Routed:
     """All groups with their routes."""
@@ -66,12 +115,14 @@ class Routed:
     routes: Routes
     return_routes: Int32s
     """[route] the number of the route that its acknowledgements take."""
+    links: int
+    """Those of the fabric, then one for each memory."""
 
 
 class GroupTable:
-    """Numbers groups and channels as ranks name them."""
+    """Numbers groups, channels and memories as ranks name them."""
 
-    def __init__(self, traces: TraceSet, machine: Machine, replicas: Replicas | None = None) -> None:
+    def __init__(self, traces: TraceSet, machine: Wired, replicas: Replicas | None = None) -> None:
         self._traces = traces
         self._replicas = replicas
         self._machine = machine
@@ -82,6 +133,7 @@ class GroupTable:
         self._ranks: list[tuple[str, tuple[int, ...]]] = []
         self._used: list[tuple[int, ...]] = []
         self._labels: list[str] = []
+        self._memories: dict[int, int] = {}
         self.kept = cache(self._kept)
         self.geometry = cache(self._geometry)
         self.places = cache(self._places)
@@ -123,16 +175,13 @@ class GroupTable:
 
     def _resolve(self, trace: RankTrace, slot: Slot, label: str) -> tuple[int, int]:
         if isinstance(slot, Channel):
-            ends = (trace.rank, trace.peers[slot.peer])
-            source, destination = ends if slot.sends else ends[::-1]
-            channel = ("channel", source, destination, slot.tag)
-            number = self._numbers.get(channel, -1)
-            if number < 0:
-                name = f"{source}>{destination} tag {slot.tag}"
-                number = self._number(channel, name, (source, destination), label)
-            if slot.sends:
-                self._labels[number] = label  # both ends may name the stream; the sender's name counts
-            return number, 0 if slot.sends else 1
+            return self._channel(trace, slot, label), 0 if slot.sends else 1
+        if isinstance(slot, Memory):
+            number = self._number(
+                ("memory", trace.rank), f"memory of rank {trace.rank}", (trace.rank,), label
+            )
+            self._memories[number] = trace.rank // slot.sharers
+            return number, 0
         name = trace.groups[slot.group]
         ranks = self.members(name)
         if trace.rank not in self.places(name):
@@ -142,15 +191,25 @@ class GroupTable:
         place = ranks.index(trace.rank) if len(ranks) < 64 else self.places(name)[trace.rank]
         if isinstance(slot, Whole):
             return self._number(("group", name, *slot.call), name, ranks, label), place
-        extents, _ = self.geometry(name)
-        stride = int(np.prod(extents[: slot.axis], dtype=np.int64))
-        member = place // stride % extents[slot.axis]
-        base = place - member * stride
+        member = place // slot.stride % slot.size
+        base = place - member * slot.stride
         key = ("along", name, slot.axis, base)
         if key in self._numbers:
             return self._numbers[key], member
-        line = tuple(ranks[base + step * stride] for step in range(extents[slot.axis]))
+        line = ranks[base : base + slot.size * slot.stride : slot.stride]
         return self._number(key, f"{name} axis {slot.axis}", line, label), member
+
+    def _channel(self, trace: RankTrace, slot: Channel, label: str) -> int:
+        ends = (trace.rank, trace.peers[slot.peer])
+        source, destination = ends if slot.sends else ends[::-1]
+        key = ("channel", source, destination, slot.tag)
+        number = self._numbers.get(key, -1)
+        if number < 0:
+            name = f"{source}>{destination}" + ("" if slot.tag is None else f" tag {slot.tag}")
+            number = self._number(key, name, (source, destination), label)
+        if slot.sends:
+            self._labels[number] = label  # both ends may name the stream; the sender's name counts
+        return number
 
     def _places(self, name: str) -> Mapping[int, int]:
         return {rank: place for place, rank in enumerate(self.members(name))}
@@ -192,16 +251,33 @@ class GroupTable:
 
         Without `both_ways` the ways back are left out.
         """
-        uses = [(ranks, used) for (_, ranks), used in zip(self._ranks, self._used, strict=True)]
+        uses = [
+            (ranks, () if number in self._memories else used)
+            for number, ((_, ranks), used) in enumerate(zip(self._ranks, self._used, strict=True))
+        ]
         ways = routes_of_groups(uses, templates, self._machine, both_ways=both_ways)
+        routes, chosen, links = ways.routes, list(ways.of_group), len(self._fabric)
+        if self._memories:
+            shared = {memory: number for number, memory in enumerate(dict.fromkeys(self._memories.values()))}
+            for group, memory in self._memories.items():
+                route = np.array([len(routes) + shared[memory]], np.int32)
+                chosen[group] = dict.fromkeys(self._used[group], route)
+            routes = _with_links(routes, links + np.arange(len(shared), dtype=np.int32))
+            links += len(shared)
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers[label] for label in self._labels]
         bindings = {
             ranks: np.array([self._positions[rank] for rank in ranks[: self.kept(ranks)]], np.int32)
             for ranks in dict.fromkeys(ranks for _, ranks in self._ranks)
         }
-        groups = (
-            Group(name=name, bindings=bindings[ranks], label=label, routes=routes)
-            for (name, ranks), label, routes in zip(self._ranks, labels, ways.of_group, strict=True)
+        groups = tuple(
+            Group(name=name, bindings=bindings[ranks], label=label, routes=routes_of)
+            for (name, ranks), label, routes_of in zip(self._ranks, labels, chosen, strict=True)
         )
-        return Routed(tuple(groups), ways.routes, ways.return_routes)
+        return Routed(groups, routes, ways.return_routes, links)
+
+
+def _with_links(routes: Routes, links: Int32s) -> Routes:
+    """Return more routes: one of each of the links, alone."""
+    starts = routes.starts[-1] + 1 + np.arange(len(links))
+    return Routes(np.concatenate((routes.starts, starts)), np.concatenate((routes.links, links)))

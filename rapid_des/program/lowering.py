@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -14,7 +14,7 @@ from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.fault_planner import Planner
-from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, Slot, SlotTable, Whole
+from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, Slots, SlotTable, Whole
 from rapid_des.program.plans import Call, Phase, TreesOver, cut_in_chunks
 from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
 from rapid_des.program.ranks import Expansion, MemberVisit, rank_program, service_times
@@ -120,9 +120,7 @@ class _Lowering:
         stores = machine.switching.mode == "store_and_forward"
         self.segment = machine.switching.segment if stores else None
         self.sizes = Sizes()
-        self.collectives = Templates(self.sizes, cache)
-        self.templates: list[Template] = []
-        self.known: dict[tuple[object, ...], int] = {}
+        self.templates = Templates(self.sizes, cache)
         self.groups = GroupTable(traces, machine, replicas)
         self.above = TreesOverGroups(machine)
         self.programs: list[RankProgram] = []
@@ -135,24 +133,24 @@ class _Lowering:
             self.groups.bind(position, *self._rank(trace)) for position, trace in enumerate(self.traces.ranks)
         )
         fluid_mode = self.machine.switching.mode == "fluid"
-        routed = self.groups.routed(self.templates, both_ways=fluid_mode)
+        routed = self.groups.routed(self.templates.numbered, both_ways=fluid_mode)
         routes, sizes, whole, fluid = routed.routes, self.sizes.all(), self.sizes.whole(), None
         if fluid_mode:
             hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)
             fluid = fluid_table(self.machine, routed, sizes)
         else:
             hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
-        route_links, links = routes.links.astype(np.int32), len(self.machine.fabric)
+        route_links, links = routes.links.astype(np.int32), routed.links
         if self.replicas is not None:
             number, links = link_orbits(
-                self.machine, self.replicas, self.groups.proving_pairs(self.templates)
+                self.machine, self.replicas, self.groups.proving_pairs(self.templates.numbered)
             )
             route_links = number[routes.links]
         return Program(
             bindings=bindings,
             programs=tuple(self.programs),
             groups=routed.groups,
-            templates=tuple(self.templates),
+            templates=tuple(self.templates.numbered),
             hops=hops,
             route_starts=routes.starts.astype(np.int64),
             route_links=route_links,
@@ -182,7 +180,7 @@ class _Lowering:
                 overlap=self.overlap,
             )
             self.programs.append(program)
-            self.shared[key] = len(self.programs) - 1, expansions.slots()
+            self.shared[key] = len(self.programs) - 1, expansions.slots.table()
         return self.shared[key]
 
     def _above(self, name: str, rank: int) -> TreesOver:
@@ -201,7 +199,7 @@ class _Lowering:
     def fixed(self, call: Call, ranks: tuple[int, ...]) -> int:
         """Return the template of a collective that takes as long as it would alone."""
         key = ("alone", call, ranks if self.machine.replans else self._likeness(ranks))
-        return self._template(key, lambda: self._alone(call, ranks))
+        return self.templates.number(key, lambda: self._alone(call, ranks))
 
     def _alone(self, call: Call, ranks: tuple[int, ...]) -> Template:
         duration = 0
@@ -218,13 +216,13 @@ class _Lowering:
     def fixed_message(self, size: int, ends: tuple[int, int]) -> int:
         """Return the template of a message that takes as long as it would alone."""
         key = ("message alone", size, self._likeness(ends))
-        return self._template(
+        return self.templates.number(
             key, lambda: fixed_message(message_alone(size, self.machine, *ends), self.sizes)
         )
 
     def message(self, size: int) -> int:
         """Return the template of a message."""
-        return self._template(("message", size), lambda: self.collectives.message(size, self.segment))
+        return self.templates.number(("message", size), lambda: self.templates.message(size, self.segment))
 
     def phase(self, phase: Phase, members: int, *, whole: bool, kept: int) -> int:
         """Return the template of one phase of a collective; `whole`: its messages never go in parts.
@@ -232,7 +230,7 @@ class _Lowering:
         With fewer `kept` than members, its cut.
         """
         key = (phase, members, whole, kept)
-        return self._template(key, lambda: self._collective(phase, members, whole=whole, kept=kept))
+        return self.templates.number(key, lambda: self._collective(phase, members, whole=whole, kept=kept))
 
     def _collective(self, phase: Phase, members: int, *, whole: bool, kept: int) -> Template:
         name = f"{phase.collective.name.lower()} of {phase.size} B by {phase.algorithm}"
@@ -243,15 +241,9 @@ class _Lowering:
             return replace(
                 cut.template(members, kept), size=self.sizes.rows(cut.size, whole=whole), name=name
             )
-        return self.collectives.of(
+        return self.templates.of(
             (phase, members), lambda: phase.schedule(members), name=name, segment=self.segment, whole=whole
         )
-
-    def _template(self, key: tuple[object, ...], build: Callable[[], Template]) -> int:
-        if key not in self.known:
-            self.known[key] = len(self.templates)
-            self.templates.append(build())
-        return self.known[key]
 
 
 class _Expansions:
@@ -269,22 +261,11 @@ class _Expansions:
         self._trace = trace
         self._geometries = geometries
         self._trees = trees
-        self._slots: dict[Slot, int] = {Whole(group): group for group in range(len(geometries))}
-        self._labels: dict[int, str] = {}
-        self._templates: dict[int, set[int]] = {}
+        self.slots = Slots(map(Whole, range(len(geometries))))
         self.distinct: list[Expansion] = []
         self.of_node = np.full(len(nodes), NONE, np.int32)
         self._collectives(nodes)
         self._messages(nodes)
-
-    def slots(self) -> SlotTable:
-        """Return what the expansions refer to."""
-        numbers = range(len(self._slots))
-        return SlotTable(
-            slots=tuple(self._slots),
-            templates=tuple(tuple(sorted(self._templates.get(number, ()))) for number in numbers),
-            labels=tuple(self._labels.get(number, "") for number in numbers),
-        )
 
     def _collectives(self, nodes: NodeTable) -> None:
         places = np.flatnonzero(nodes.kind == NodeKind.COLLECTIVE)
@@ -301,8 +282,7 @@ class _Expansions:
                 raise TraceError(f"{where}: the trace states no {what} for this collective")
             stream = nodes.streams[nodes.stream[node]]
             apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
-            slot = self._slot(Whole(group, (kind, size) if apart else ()), stream)
-            self._labels.setdefault(slot, stream)
+            slot = self.slots.number(Whole(group, (kind, size) if apart else ()), stream)
             self.distinct.append(self._collective(CollectiveType(kind), size, group, slot))
 
     def _collective(self, kind: CollectiveType, size: int, group: int, whole: int) -> Expansion:
@@ -313,7 +293,7 @@ class _Expansions:
         ranks = self._lowering.groups.members(self._trace.groups[group])
         if self._lowering.analytic:
             return Expansion(
-                whole, (MemberVisit(whole, self._use(whole, self._lowering.fixed(call, ranks)), 0),)
+                whole, (MemberVisit(whole, self.slots.use(whole, self._lowering.fixed(call, ranks)), 0),)
             )
         kept = self._lowering.groups.kept(ranks)
         members_of = []
@@ -325,9 +305,10 @@ class _Expansions:
                     if kept < members:
                         raise UnsupportedByEngine("a collective along several axes has no cut")
                     members = here = extents[phase.axis]
-                    slot = self._slot(Along(group, phase.axis), self._labels[whole])
+                    along = Along(group, phase.axis, members, stride=prod(extents[: phase.axis]))
+                    slot = self.slots.number(along, self.slots.label(whole))
                 index = self._lowering.phase(phase, members, whole=cut_in_chunks(chunks), kept=here)
-                members_of.append(MemberVisit(slot, self._use(slot, index), chunk))
+                members_of.append(MemberVisit(slot, self.slots.use(slot, index), chunk))
         return Expansion(whole, tuple(members_of))
 
     def _messages(self, nodes: NodeTable) -> None:
@@ -342,21 +323,12 @@ class _Expansions:
                 where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
                 raise TraceError(f"{where}: the trace states no {what} for this send or receive")
             stream = nodes.streams[nodes.stream[node]].removesuffix("-send").removesuffix("-recv")
-            slot = self._slot(Channel(peer, tag, kind == NodeKind.SEND), stream)
+            slot = self.slots.number(Channel(peer, tag, kind == NodeKind.SEND), stream)
             template = self._message(size, peer, sends=kind == NodeKind.SEND)
-            self.distinct.append(Expansion(slot, (MemberVisit(slot, self._use(slot, template), 0),)))
+            self.distinct.append(Expansion(slot, (MemberVisit(slot, self.slots.use(slot, template), 0),)))
 
     def _message(self, size: int, peer: int, *, sends: bool) -> int:
         if not self._lowering.analytic:
             return self._lowering.message(size)
         ends = (self._trace.rank, self._trace.peers[peer])
         return self._lowering.fixed_message(size, ends if sends else ends[::-1])
-
-    def _slot(self, slot: Slot, label: str) -> int:
-        number = self._slots.setdefault(slot, len(self._slots))
-        self._labels.setdefault(number, label)
-        return number
-
-    def _use(self, slot: int, template: int) -> int:
-        self._templates.setdefault(slot, set()).add(template)
-        return template

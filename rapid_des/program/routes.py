@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
-from rapid_des.machine import Machine
-from rapid_des.network.fabric import Routes
+from rapid_des.network.fabric import Fabric, Router, Routes
+from rapid_des.network.switches import SwitchTrees
 from rapid_des.program.program import Template
 from rapid_des.program.switch_trees import with_switches
 
@@ -19,8 +20,30 @@ _LARGE = 1 << 12
 _BATCH = 1 << 18
 """Pairs that are routed at a time."""
 
+_DENSE = 1 << 3
+"""Pairs of nodes for each pair in use up to which all are marked in one table instead of sorted."""
+
 Line = tuple[int, ...]
 """The GPUs of a group in member order."""
+
+
+class Wired(Protocol):
+    """What has links, routes over them and maybe trees of switches: a machine, or a network alone."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """The links."""
+        ...
+
+    @property
+    def router(self) -> Router:
+        """Where messages go."""
+        ...
+
+    @property
+    def switch_trees(self) -> SwitchTrees | None:
+        """The trees of switches over groups, if collectives work in them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,10 +66,10 @@ class _Pattern:
     members: int
     lines: dict[Line, None]
 
-    def pairs(self, lines: Sequence[Line], machine: Machine) -> Int64s:
+    def pairs(self, lines: Sequence[Line], machine: Wired) -> Int64s:
         """Return source * nodes + destination of the pairs, a row for each line."""
         if self.source.max(initial=0) >= self.members:
-            lines = [with_switches(machine, line) for line in lines]
+            lines = [with_switches(machine.switch_trees, line) for line in lines]
         nodes = np.array(lines, np.int64)
         return nodes[:, self.source] * machine.fabric.nodes + nodes[:, self.destination]
 
@@ -54,7 +77,7 @@ class _Pattern:
 def routes_of_groups(
     uses: Sequence[tuple[Line, tuple[int, ...]]],
     templates: Sequence[Template],
-    machine: Machine,
+    machine: Wired,
     *,
     both_ways: bool,
 ) -> GroupRoutes:
@@ -91,19 +114,19 @@ def routes_of_groups(
 
 
 def _numbered(
-    patterns: Mapping[bytes, _Pattern], machine: Machine, *, both_ways: bool
+    patterns: Mapping[bytes, _Pattern], machine: Wired, *, both_ways: bool
 ) -> tuple[dict[tuple[bytes, Line], Int32s], Int64s, Int32s]:
     """Return the number of each pair of each line, the distinct pairs in order, and their ways back."""
     nodes = machine.fabric.nodes
     keys = [one.pairs(list(one.lines), machine) for one in patterns.values()]
     pairs = np.concatenate([np.zeros(0, np.int64), *[part.reshape(-1) for part in keys]])
     reverse = pairs % nodes * nodes + pairs // nodes if both_ways else pairs[:0]
-    distinct, places = np.unique(np.concatenate((pairs, reverse)), return_inverse=True)
-    there, back = np.split(places.reshape(-1), [len(pairs)])
+    distinct, places = _distinct(np.concatenate((pairs, reverse)), nodes)
+    there, back = np.split(places, [len(pairs)])
     return_routes = np.zeros(len(distinct) if both_ways else 0, np.int32)
     if both_ways:
         return_routes[there], return_routes[back] = back, there
-    flat, begin = there.astype(np.int32), 0
+    flat, begin = there, 0
     rows: dict[tuple[bytes, Line], Int32s] = {}
     for (name, one), part in zip(patterns.items(), keys, strict=True):
         found = flat[begin : begin + part.size].reshape(part.shape)
@@ -112,7 +135,20 @@ def _numbered(
     return rows, distinct, return_routes
 
 
-def _batches(distinct: Int64s, large: Mapping[bytes, _Pattern], machine: Machine) -> Iterator[Int64s]:
+def _distinct(pairs: Int64s, nodes: int) -> tuple[Int64s, Int32s]:
+    """Return the distinct pairs in ascending order, and where each stands among them."""
+    if nodes * nodes > _DENSE * len(pairs):
+        distinct, places = np.unique(pairs, return_inverse=True)
+        return distinct, places.reshape(-1).astype(np.int32)
+    marks = np.zeros(nodes * nodes, np.bool_)
+    marks[pairs] = True
+    distinct = np.flatnonzero(marks)
+    numbers = np.zeros(nodes * nodes, np.int32)
+    numbers[distinct] = np.arange(len(distinct), dtype=np.int32)
+    return distinct, numbers[pairs]
+
+
+def _batches(distinct: Int64s, large: Mapping[bytes, _Pattern], machine: Wired) -> Iterator[Int64s]:
     """Yield all pairs in the order of their numbers."""
     yield distinct
     for one in large.values():
@@ -120,7 +156,7 @@ def _batches(distinct: Int64s, large: Mapping[bytes, _Pattern], machine: Machine
             yield one.pairs([line], machine)[0]
 
 
-def _routed(machine: Machine, batches: Iterator[Int64s]) -> Routes:
+def _routed(machine: Wired, batches: Iterator[Int64s]) -> Routes:
     lengths, links = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)]
     for batch in batches:
         for begin in range(0, len(batch), _BATCH):

@@ -73,9 +73,8 @@ def _one_axis(machine: Machine, group: Sequence[int]) -> int | None:
     return int(varied[0]) if len(varied) == 1 else None
 
 
-def with_switches(machine: Machine, group: Sequence[int]) -> tuple[int, ...]:
+def with_switches(trees: SwitchTrees | None, group: Sequence[int]) -> tuple[int, ...]:
     """Return the nodes of a group's members, then of the switches of the tree over them, if there is one."""
-    trees = machine.switch_trees
     tree = None if trees is None else trees.over(tuple(group))
     return (*group, *(() if tree is None else tree.switches))
 

@@ -20,7 +20,7 @@ from rapid_des.program.services import Sizes
 
 
 class Templates:
-    """Templates of schedules; those that differ in nothing but their sizes share all other columns.
+    """The templates of one program; those that differ in nothing but their sizes share all other columns.
 
     `memory` keeps templates from one program to the next.
     """
@@ -29,7 +29,17 @@ class Templates:
         self._sizes = sizes
         self._memory = memory
         self._known: dict[bytes, Template] = {}
-        self._message: Template | None = None
+        self._transfers: dict[int, Template] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self.numbered: list[Template] = []
+
+    def number(self, key: Hashable, build: Callable[[], Template]) -> int:
+        """Return the number of the program's template that `key` stands for; it is built once."""
+        number = self._numbers.get(key)
+        if number is None:
+            self.numbered.append(build())
+            number = self._numbers[key] = len(self.numbered) - 1
+        return number
 
     def of(
         self,
@@ -58,13 +68,18 @@ class Templates:
         return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name, alike=shape)
 
     def message(self, size: int, segment: int | None = None) -> Template:
-        """Return the template of a message; see `message_template`."""
+        """Return the template of a message: member 0 sends, member 1 receives."""
+        name = f"a message of {size} B"
         if segment is not None and size > segment:
-            return message_template(size, self._sizes, segment=segment)
-        if self._message is None:
-            self._message = message_template(size, self._sizes)
-        row = np.array([self._sizes.row(size)], np.int32)
-        return replace(self._message, size=row, name=f"a message of {size} B", alike=self._message)
+            return template_of(_one_transfer(size), self._sizes, name=name, segment=segment)
+        return self.transfer(size, name)
+
+    def transfer(self, size: int, name: str, members: int = 2) -> Template:
+        """Return the template of one transfer; see `transfer_template`."""
+        if members not in self._transfers:
+            self._transfers[members] = transfer_template(0, Sizes(), name="", members=members)
+        shape = self._transfers[members]
+        return replace(shape, size=np.array([self._sizes.row(size)], np.int32), name=name, alike=shape)
 
 
 def _weight(made: tuple[bytes, Template, Int64s]) -> int:
@@ -206,21 +221,20 @@ def _segmented(schedule: Schedule, segment: int) -> Schedule:
     )
 
 
-def message_template(size: int, sizes: Sizes, *, segment: int | None = None) -> Template:
-    """Return the template of one message: member 0 sends, member 1 receives.
+def transfer_template(size: int, sizes: Sizes, *, name: str, members: int = 2) -> Template:
+    """Return the template of one transfer from the first member to the last, to itself if it is alone.
 
-    The sender is done when the message has arrived, the receiver when it has arrived and been asked for.
+    Each member is done when the transfer has arrived and it has arrived itself: the sender of a message when
+    it is there, the receiver not before it asked.
     """
-    if segment is not None and size > segment:
-        return template_of(_one_transfer(size), sizes, name=f"a message of {size} B", segment=segment)
-    one = np.zeros(1, np.int32)
+    member = np.arange(members)
     return make_template(
-        2,
-        (one, np.array([sizes.row(size)], np.int32)),
-        (one, one, one + 1),
-        edges=Edges(np.array([0, 0]), np.array([1, 2])),
-        arrivals=Edges(np.array([0, 0, 1]), np.array([0, 1, 2])),
-        name=f"a message of {size} B",
+        members,
+        (member[:1], np.array([sizes.row(size)])),
+        (member[:1], member[:1], member[-1:]),
+        edges=Edges(np.zeros(members, np.int64), 1 + member),
+        arrivals=Edges(np.append(0, member), np.append(0, 1 + member)),
+        name=name,
     )
 
 

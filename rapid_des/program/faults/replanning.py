@@ -91,7 +91,9 @@ class CollectiveReplanner:
     def _route(self, phase: Phase, ranks: Ranks, dead: frozenset[int], whole: bool) -> RoutedPhase:  # noqa: FBT001
         sizes, schedule = Sizes(), phase.schedule(len(ranks))
         template = template_of(schedule, sizes, name="", segment=self._segment)
-        nodes = with_switches(self._surviving(dead).machine, ranks) if schedule.switches else ranks
+        nodes = (
+            with_switches(self._surviving(dead).machine.switch_trees, ranks) if schedule.switches else ranks
+        )
         ends = np.array(nodes)[np.stack((template.pair_source, template.pair_destination), 1)]
         routes = self._machine.router.routes(ends)
         parts = [[size] if whole else part_sizes(self._machine.switching, size) for size in sizes.all()]
