@@ -41,6 +41,7 @@ from rapid_des.frontend.inference import (
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
 from rapid_des.frontend.pipeline import Phase
+from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Mark, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import (
     FinishedProgram,
@@ -49,7 +50,6 @@ from rapid_des.frontend.trace import (
     Segment,
     assemble,
 )
-from rapid_des.frontend.traffic import GROUP_SLOTS, GROUPS
 
 INNER = ("tp", "ep")
 """The axes whose messages stand inside blocks."""

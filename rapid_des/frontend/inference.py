@@ -23,10 +23,9 @@ from rapid_des.frontend.parts import (
     sampling,
     sections,
 )
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
-from rapid_des.frontend.traffic import byte_count
 
 COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES)
 """What a longer KV cache changes in the rows that depend on it."""

@@ -13,10 +13,9 @@ from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.pipeline import SCHEDULES, Order, Schedule, part_of
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.shard import GROUPS, Shard
 from rapid_des.frontend.sharding import ZERO_STAGES, Sharding
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, TrainingSpec
-from rapid_des.frontend.traffic import GROUPS
 from rapid_des.units import ceil_divide
 
 

@@ -28,9 +28,9 @@ from rapid_des.frontend.parts import (
     training_lists,
 )
 from rapid_des.frontend.pipeline import Item, Phase
+from rapid_des.frontend.shard import byte_count
 from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.spec import JobSpec
-from rapid_des.frontend.traffic import byte_count
 from rapid_des.units import Size
 
 _with = msgspec.structs.replace

@@ -9,8 +9,8 @@ from typing import TypedDict, Unpack
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.errors import InputError
+from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC
 from rapid_des.frontend.template import INPUT, PORTS, Mark, Node, Piece, make_piece
-from rapid_des.frontend.traffic import GROUP_SLOTS, TRAFFIC
 
 _INT64_MAX = 2**63 - 1
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from rapid_des.device.operators import OperatorModel, Vector
-from rapid_des.frontend.fusion import norm_backward, norm_forward
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.linear import (
     Linear,
     column_backward,
     column_forward,
     gather_gradient,
+    norm_backward,
+    norm_forward,
     reduce_output,
 )
 from rapid_des.frontend.operations import Operation, OperationList, price

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import kernel_node
+from rapid_des.frontend.shard import message_size
 from rapid_des.frontend.template import GATE, INPUT, Mark, Piece
 from rapid_des.frontend.trace import ProgramWriter
-from rapid_des.frontend.traffic import message_size
 
 
 @dataclass(frozen=True)

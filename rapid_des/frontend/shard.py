@@ -1,14 +1,99 @@
-"""What one rank sees of a pass: dimensions, formats and settings that every operator list is made from."""
+"""What one rank sees of a pass (dimensions, formats), and the table of messages with their byte formulas."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rapid_des.device.operators import Dtype, Gemm, Vector
-from rapid_des.device.vector.kinds import Policy
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Vector
+from rapid_des.device.vector import Policy
 from rapid_des.frontend.spec import ModelSpec, PrecisionSpec, Recompute
-from rapid_des.frontend.traffic import TRAFFIC, byte_count, message_size
 from rapid_des.units import ceil_divide
+
+
+def byte_count(elements: int, dtype: str) -> int:
+    """Return the bytes of so many elements, rounded up."""
+    return ceil_divide(elements * DTYPE_BITS[dtype], 8)
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What the formulas see: elements of the tensor that is exchanged, its format, the members."""
+
+    elements: int
+    """Of the whole tensor, as if it stood on one rank of the group."""
+    dtype: str
+    members: int
+
+
+@dataclass(frozen=True)
+class Role:
+    """One kind of message."""
+
+    collective: CollectiveType | None
+    """None: a send."""
+    axis: str
+    """The stream, and the axes of the group."""
+    group: str
+    """A key of `GROUPS`; empty for a send."""
+    size: Callable[[Volume], int]
+    tensor: str
+    """Which tensor, for people (`--explain`)."""
+
+
+def _whole(volume: Volume) -> int:
+    return byte_count(volume.elements, volume.dtype)
+
+
+def _shard(volume: Volume) -> int:
+    return byte_count(ceil_divide(volume.elements, volume.members), volume.dtype)
+
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "gradient": ("cp", "dp"),
+    "model": ("tp", "pp"),
+    "embedding": ("pp",),
+}
+"""Process groups by the axes along which their members differ; `embedding` keeps the first and last stage."""
+GROUP_SLOTS: tuple[str, ...] = tuple(GROUPS)
+
+_REDUCE, _GATHER = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
+_SCATTER = CollectiveType.REDUCE_SCATTER
+
+TRAFFIC: Mapping[str, Role] = {
+    "tp.reduce": Role(_REDUCE, "tp", "tp", _whole, "partial sums of a row-parallel output, tokens x hidden"),
+    "tp.reduce_gradient": Role(_REDUCE, "tp", "tp", _whole, "input gradient of a column-parallel matrix"),
+    "sp.gather": Role(_GATHER, "tp", "tp", _shard, "sequence shards before a column-parallel matrix"),
+    "sp.scatter": Role(_SCATTER, "tp", "tp", _whole, "partial sums to sequence shards"),
+    "tp.loss": Role(_REDUCE, "tp", "tp", _whole, "one fp32 a token: maximum, target, sum"),
+    "tp.logits": Role(_GATHER, "tp", "tp", _shard, "vocabulary shards of the logits before sampling"),
+    "tp.norm_gradients": Role(_REDUCE, "tp", "tp", _whole, "norm and bias gradients of sequence shards"),
+    "cp.gather": Role(_GATHER, "cp", "cp", _shard, "keys and values of the other sequence parts"),
+    "cp.scatter": Role(_SCATTER, "cp", "cp", _whole, "key and value gradients of the other sequence parts"),
+    "dp.reduce": Role(_REDUCE, "dp", "gradient", _whole, "a bucket of gradients"),
+    "dp.scatter": Role(_SCATTER, "dp", "gradient", _whole, "a bucket of gradients, each rank keeps its part"),
+    "dp.gather": Role(_GATHER, "dp", "gradient", _shard, "updated parameters"),
+    "embedding.reduce": Role(_REDUCE, "dp", "embedding", _whole, "gradient of a table that two stages hold"),
+    "model.gradient_norm": Role(_REDUCE, "dp", "model", _whole, "sum of squares, one fp32"),
+    "gradient.gradient_norm": Role(
+        _REDUCE, "dp", "gradient", _whole, "sum of squares of gradient parts, one fp32"
+    ),
+    "pp.activation": Role(None, "pp", "", _whole, "output of a stage, tokens x hidden"),
+    "pp.gradient": Role(None, "pp", "", _whole, "gradient of a stage's input"),
+    "pp.token": Role(None, "pp", "", _whole, "sampled token ids, four bytes each"),
+}  # fmt: skip
+
+
+def message_size(role: str, elements: int, dtype: str, members: int) -> int:
+    """Return comm_size in bytes of one message.
+
+    >>> message_size("sp.gather", 4096 * 8192, "bf16", 8), message_size("sp.scatter", 4096 * 8192, "bf16", 8)
+    (8388608, 67108864)
+    """
+    return TRAFFIC[role].size(Volume(elements, dtype, members))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import msgspec
 
 from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
-from rapid_des.device.vector.kinds import Policy
+from rapid_des.device.vector import Policy
 from rapid_des.frontend.pipeline import SCHEDULES
 from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.units import Size
@@ -193,7 +193,7 @@ class JobSpec(Spec, frozen=True):
     inference: InferenceSpec | None = None
     """A batch of requests; with phase inference."""
     fusion: Policy = "megatron"
-    """Which small kernels are fused (the lists of `rapid_des.device.vector.kinds`)."""
+    """Which small kernels are fused (the lists of `rapid_des.device.vector`)."""
     attention: Literal["flash", "unfused"] = "flash"
     """One fused kernel, or scores, softmax and values apart."""
     vocabulary_multiple: Count | None = None

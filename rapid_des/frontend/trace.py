@@ -11,8 +11,8 @@ from rapid_des.arrays import distinct
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import PricedOperator, message_node
+from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
-from rapid_des.frontend.traffic import GROUP_SLOTS, GROUPS
 
 PREVIOUS, NEXT = 0, 1
 """Peer slots: the stages before and after, in a circle."""

@@ -13,9 +13,8 @@ from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
-from rapid_des.program.fault_planner import Planner
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, Slots, SlotTable, Whole
-from rapid_des.program.plans import Call, Phase, TreesOver, cut_in_chunks
+from rapid_des.program.plans import Call, Phase, Planner, TreesOver, cut_in_chunks
 from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
 from rapid_des.program.ranks import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.replicas import Replicas, cut_of, link_orbits
@@ -99,6 +98,15 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
     return Lowered(lowering.program(), traces, replicas)
 
 
+def planner_of(machine: Machine) -> Planner:
+    """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
+    if not machine.replans:
+        return Planner(machine)
+    from rapid_des.program.faults.planning import FaultPlanner
+
+    return FaultPlanner(machine)
+
+
 class _Lowering:
     """Collects templates, groups and sizes while the ranks are lowered."""
 
@@ -126,7 +134,7 @@ class _Lowering:
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
         self.likeness: dict[tuple[int, ...], bytes] = {}
-        self.planner = Planner(machine)
+        self.planner = planner_of(machine)
 
     def program(self) -> Program:
         bindings = tuple(

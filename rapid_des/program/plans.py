@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -228,3 +228,18 @@ def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[st
         problem = f"{len(stated)} algorithms for {axes} axes; state one, or one for each dimension"
         raise ConfigError(problem, file=str(machine.path), key=key)
     return tuple(stated[axis] for axis in call.dimensions)
+
+
+class Planner:
+    """Plans for a machine without dead links to plan around."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def plan(self, call: Call, ranks: tuple[int, ...], rank: int) -> Plan:  # noqa: ARG002 - alike for all ranks
+        """Return how a rank takes part in a collective of `ranks`."""
+        return plan(call, self.machine)
+
+    def mark(self, rank: int, groups: Iterable[tuple[int, ...]]) -> int | None:  # noqa: ARG002
+        """Return the rank if its part in collectives of its groups may be like no other's, else None."""
+        return None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
+from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.trace import JobTrace
-from rapid_des.frontend.traffic import GROUP_SLOTS, GROUPS
 
 _LAYER = re.compile(r"\bL\d+\.")
 

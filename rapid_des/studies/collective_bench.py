@@ -19,7 +19,7 @@ from rapid_des.network.collectives.libraries.nccl import NcclEstimate, nccl_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
 from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.network.metrics import bisection
-from rapid_des.program.fault_planner import Planner
+from rapid_des.program.lowering import planner_of
 from rapid_des.program.plans import Call, geometry
 from rapid_des.program.switch_trees import TreesOverGroups
 from rapid_des.simulation import replay
@@ -217,7 +217,7 @@ def _algorithms(kind: CollectiveType, group: tuple[int, ...], size: int, machine
     extents, dimensions = geometry(machine.fabric, group)
     above = TreesOverGroups(machine).of("world", group, extents, group[0])
     call = Call(kind, size, extents, dimensions, above)
-    steps = Planner(machine).plan(call, group, group[0])[0]
+    steps = planner_of(machine).plan(call, group, group[0])[0]
     names = tuple(step.algorithm for step in steps)
     return names[:1] if len(set(names)) == 1 else names
 

@@ -7,7 +7,7 @@ from rapid_des.device import Attention, Gemm
 from rapid_des.device.learned.samples import shape_of
 from rapid_des.device.learned.sampling import Sampling, choose, default_operators, sample
 from rapid_des.device.learned.torch_calls import VECTORS, operand_bytes
-from rapid_des.device.vector.kinds import KINDS
+from rapid_des.device.vector import KINDS
 from rapid_des.errors import InputError
 
 

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from rapid_des.device import Vector, load_device
-from rapid_des.device.vector import vector_bytes
-from rapid_des.device.vector.kinds import FUSIONS, KINDS, fused
+from rapid_des.device.vector import FUSIONS, KINDS, fused, vector_bytes
 from rapid_des.errors import InputError
 from tests.device.prices import estimate_of
 

@@ -10,13 +10,19 @@ from typing import Unpack
 
 from rapid_des.device.operators import Attention
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.fusion import defers_bias, launch
 from rapid_des.frontend.layers.layer import Parameters
-from rapid_des.frontend.linear import Linear, column_backward, column_forward, row_backward, row_forward
+from rapid_des.frontend.linear import (
+    Linear,
+    column_backward,
+    column_forward,
+    defers_bias,
+    launch,
+    row_backward,
+    row_forward,
+)
 from rapid_des.frontend.operations import Counts, OperationList
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.spec import AttentionSpec, ModelSpec
-from rapid_des.frontend.traffic import byte_count
 
 CORE = "attention.core"
 """The kernel whose cost depends on the KV length."""

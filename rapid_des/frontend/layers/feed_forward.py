@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rapid_des.device.vector.kinds import fused
-from rapid_des.frontend.fusion import defers_bias, launch
+from rapid_des.device.vector import fused
 from rapid_des.frontend.layers.layer import Parameters
-from rapid_des.frontend.linear import Linear, column_backward, column_forward, row_backward, row_forward
+from rapid_des.frontend.linear import (
+    Linear,
+    column_backward,
+    column_forward,
+    defers_bias,
+    launch,
+    row_backward,
+    row_forward,
+)
 from rapid_des.frontend.operations import OperationList
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import FeedForwardSpec, ModelSpec

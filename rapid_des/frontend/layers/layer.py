@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from rapid_des.frontend.fusion import (
+from rapid_des.frontend.linear import (
     dropout_backward,
     norm_backward,
     norm_forward,

@@ -6,8 +6,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.network.collectives.draft import Draft
-from rapid_des.network.collectives.schedule import Demand, Schedule
+from rapid_des.network.collectives.schedule import Demand, Draft, Schedule
 
 
 def _pairs(members: int) -> tuple[Int64s, Int64s]:

@@ -15,10 +15,17 @@ import numpy as np
 from rapid_des.arrays import Int64s, starts_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives.draft import in_sequence, relabel, relocate, together
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.registry import algorithm
-from rapid_des.network.collectives.schedule import Demand, Schedule, demand
+from rapid_des.network.collectives.schedule import (
+    Demand,
+    Schedule,
+    demand,
+    in_sequence,
+    relabel,
+    relocate,
+    together,
+)
 from rapid_des.units import ceil_divide
 
 C = CollectiveType

@@ -14,12 +14,11 @@ from typing import TypeAlias
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives.draft import together
 from rapid_des.network.collectives.grids import grid_tree
 from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, flatten
 from rapid_des.network.collectives.in_switch import IN_SWITCH, below_switches, nvls, two_levels
 from rapid_des.network.collectives.registry import ALGORITHMS
-from rapid_des.network.collectives.schedule import Demand, Schedule, demand
+from rapid_des.network.collectives.schedule import Demand, Schedule, demand, together
 
 C = CollectiveType
 _TREES = frozenset({C.ALL_REDUCE, C.BROADCAST, C.REDUCE})

@@ -11,9 +11,16 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.network.collectives.draft import relabel, together
 from rapid_des.network.collectives.registry import ALGORITHMS
-from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Demand, Schedule, demand
+from rapid_des.network.collectives.schedule import (
+    ROOTED,
+    SHARDED_INPUT,
+    Demand,
+    Schedule,
+    demand,
+    relabel,
+    together,
+)
 
 RingOrder: TypeAlias = tuple[int, ...]
 """The member at each position of a logical ring."""

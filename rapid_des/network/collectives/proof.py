@@ -15,8 +15,7 @@ import numpy as np
 from rapid_des.arrays import Bools, Int64s, starts_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives.draft import intervals
-from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Demand, Schedule
+from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Demand, Schedule, intervals
 
 Held: TypeAlias = Bools
 _SUMMED = frozenset(

@@ -9,8 +9,7 @@ from typing import TypeAlias
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.network.collectives import direct, doubling, grids, ring, trees
-from rapid_des.network.collectives.draft import together
-from rapid_des.network.collectives.schedule import Demand, Schedule, demand
+from rapid_des.network.collectives.schedule import Demand, Schedule, demand, together
 
 Build: TypeAlias = Callable[[Demand], Schedule]
 C = CollectiveType

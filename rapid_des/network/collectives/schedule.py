@@ -8,11 +8,15 @@ one byte.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from rapid_des.arrays import Bools, Int32s, Int64s
+from rapid_des.arrays import Bools, Int32s, Int64s, ranges, rows_of, starts_by, starts_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 
@@ -141,3 +145,236 @@ class Schedule:
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+Payload: TypeAlias = tuple[ArrayLike, ArrayLike]
+"""Start and end of each transfer's interval in the draft's own (local) order of the blocks."""
+
+
+class Draft:
+    """A schedule in the making; its local buffer holds the demand's blocks in `order`, one after the other.
+
+    Transfers of 0 bytes are accepted and vanish, with the edges to them, when the draft is sealed.
+    """
+
+    def __init__(self, demand: Demand, *, order: Int64s | None = None, switches: int = 0) -> None:
+        self._offset = demand.offset if order is None else demand.offset[order]
+        self._size = demand.size if order is None else demand.size[order]
+        self.members = demand.members
+        self.bounds: Int64s = starts_of(self._size)
+        """Boundaries of the blocks in the local buffer, in `order`."""
+        self.everything: Payload = (0, int(self.bounds[-1]))
+        self._switches = switches
+        self._columns: list[tuple[NDArray[Any], ...]] = []
+        self._edges: list[tuple[Int64s, Int64s]] = []
+        self._length = 0
+
+    def add(
+        self, source: ArrayLike, destination: ArrayLike, payload: Payload, *, reduces: ArrayLike = False
+    ) -> Int64s:
+        """Append transfers (all arguments broadcast against each other) and return their numbers."""
+        start, end = payload
+        ends = np.asarray(source, dtype=np.int32), np.asarray(destination, dtype=np.int32)
+        columns = np.broadcast_arrays(
+            *ends, start, np.subtract(end, start), np.asarray(reduces, dtype=np.bool_)
+        )
+        self._columns.append(tuple(column.reshape(-1) for column in columns))
+        numbers = np.arange(self._length, self._length + columns[0].size, dtype=np.int64)
+        self._length += columns[0].size
+        return numbers.reshape(columns[0].shape)
+
+    def join(self, member: ArrayLike) -> Int64s:
+        """Append joins: points in time at a member, on which many transfers can wait."""
+        return self.add(member, member, (0, 0))
+
+    def wait(self, transfers: ArrayLike, dependencies: ArrayLike) -> None:
+        """Let `transfers` wait for `dependencies` (broadcast against each other)."""
+        waiting, awaited = np.broadcast_arrays(transfers, dependencies)
+        self._edges.append((waiting.reshape(-1).astype(np.int64), awaited.reshape(-1).astype(np.int64)))
+
+    def seal(self) -> Schedule:
+        """Return the schedule, its payloads where the demand's blocks stand."""
+        source, destination, offset, size, reduces = self._stacked()
+        stays = size > 0
+        self._mark_joins(stays, source == destination)
+        starts, dependencies = _compressed(self._edges, stays)
+        if not np.all(stays):
+            source, destination, offset, size, reduces = (
+                column[stays] for column in (source, destination, offset, size, reduces)
+            )
+        schedule = Schedule(
+            self.members, source, destination, size, reduces, offset, starts, dependencies, self._switches
+        )
+        return relocate(schedule, self._offset, self._size)
+
+    def _mark_joins(self, stays: Bools, joins: Bools) -> None:
+        """Mark the joins that still wait for something."""
+        if np.any(joins):
+            for waiting, awaited in self._edges:
+                stays[waiting[joins[waiting] & stays[awaited]]] = True
+
+    def _stacked(self) -> list[NDArray[Any]]:
+        if not self._columns:
+            return [np.zeros(0, dtype=kind) for kind in (np.int32, np.int32, np.int64, np.int64, np.bool_)]
+        return [_stack(list(column)) for column in zip(*self._columns, strict=True)]
+
+
+def _stack(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _compressed(edges: list[tuple[Int64s, Int64s]], stays: Bools) -> tuple[Int64s, Int32s]:
+    """Return the dependency table of the transfers that stay, renumbered; rows in the order of the edges."""
+    count = int(stays.sum())
+    if not edges:
+        return np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    waiting, awaited = (_stack(list(side)) for side in zip(*edges, strict=True))
+    if count < len(stays):
+        both = stays[waiting] & stays[awaited]
+        number = np.cumsum(stays) - 1
+        waiting, awaited = number[waiting[both]], number[awaited[both]]
+    if np.any(waiting[1:] < waiting[:-1]):
+        order = np.argsort(waiting, kind="stable")
+        waiting, awaited = waiting[order], awaited[order]
+    starts = starts_by(waiting, count)
+    return starts, awaited.astype(np.int32)
+
+
+def relocate(schedule: Schedule, offset: Int64s, size: Int64s) -> Schedule:
+    """Return `schedule` with its contiguous buffer laid onto the intervals `offset[i], size[i]`, in order."""
+    offset, size = _merged(offset[size > 0], size[size > 0])
+    if len(offset) < 2:
+        return _shifted(schedule, int(offset[0]) if len(offset) else 0)
+    owner, start, length = intervals(schedule)
+    bounds = starts_of(size)
+    first = np.searchsorted(bounds, start, side="right") - 1
+    last = np.searchsorted(bounds, start + length, side="left")
+    count = np.where(length > 0, last - first, 0)
+    row, interval = rows_of(count), ranges(first, count)
+    low = np.maximum(start[row], bounds[interval])
+    high = np.minimum((start + length)[row], bounds[interval + 1])
+    return _with_pieces(schedule, owner[row], offset[interval] + low - bounds[interval], high - low)
+
+
+def _merged(offset: Int64s, size: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the intervals with neighbours that touch as one."""
+    if not len(offset):
+        return offset, size
+    head = np.flatnonzero(np.append(True, offset[1:] != offset[:-1] + size[:-1]))
+    return offset[head], np.add.reduceat(size, head)
+
+
+def _shifted(schedule: Schedule, by: int) -> Schedule:
+    if by == 0:
+        return schedule
+    pieces = schedule.pieces
+    moved = None if pieces is None else replace(pieces, offset=pieces.offset + by)
+    return replace(schedule, offset=schedule.offset + by, pieces=moved)
+
+
+def intervals(schedule: Schedule) -> tuple[Int64s, Int64s, Int64s]:
+    """Return owner transfer, offset and size of every interval."""
+    if schedule.pieces is None:
+        return np.arange(len(schedule), dtype=np.int64), schedule.offset, schedule.size
+    pieces = schedule.pieces
+    return rows_of(np.diff(pieces.starts)), pieces.offset, pieces.size
+
+
+def _with_pieces(schedule: Schedule, owner: Int64s, offset: Int64s, size: Int64s) -> Schedule:
+    """Return `schedule` with these payloads, neighbours merged; plain columns where each is one interval."""
+    fresh = np.ones(len(owner), dtype=np.bool_)
+    fresh[1:] = (owner[1:] != owner[:-1]) | (offset[1:] != offset[:-1] + size[:-1])
+    head = np.flatnonzero(fresh)
+    owner, offset = owner[head], offset[head]
+    size = np.add.reduceat(size, head) if len(head) else size
+    counts = np.bincount(owner, minlength=len(schedule))
+    first = np.zeros(len(schedule), dtype=np.int64)
+    first[owner[::-1]] = offset[::-1]
+    if np.all(counts <= 1):
+        return replace(schedule, offset=first, pieces=None)
+    return replace(schedule, offset=first, pieces=Pieces(starts_of(counts), offset, size))
+
+
+def relabel(schedule: Schedule, names: Int64s, members: int, *, switches: int = 0) -> Schedule:
+    """Return `schedule` among `members`, its member (or switch) i being `names[i]` there."""
+    return replace(
+        schedule,
+        members=members,
+        switches=switches,
+        source=names[schedule.source].astype(np.int32),
+        destination=names[schedule.destination].astype(np.int32),
+    )
+
+
+def together(schedules: Sequence[Schedule]) -> Schedule:
+    """Return schedules of the same members side by side, without waiting for each other."""
+    if len(schedules) == 1:
+        return schedules[0]
+    shifts = starts_of([len(schedule) for schedule in schedules])
+    edges = starts_of([len(schedule.dependencies) for schedule in schedules])
+    starts = [s.dependency_starts[:-1] + e for s, e in zip(schedules, edges[:-1], strict=True)]
+    dependencies = [s.dependencies + int(n) for s, n in zip(schedules, shifts[:-1], strict=True)]
+    return replace(
+        schedules[0],
+        source=np.concatenate([s.source for s in schedules]),
+        destination=np.concatenate([s.destination for s in schedules]),
+        size=np.concatenate([s.size for s in schedules]),
+        reduces=np.concatenate([s.reduces for s in schedules]),
+        offset=np.concatenate([s.offset for s in schedules]),
+        dependency_starts=np.concatenate([*starts, edges[-1:]]),
+        dependencies=np.concatenate(dependencies).astype(np.int32),
+        pieces=_joined_pieces(schedules),
+    )
+
+
+def _joined_pieces(schedules: Sequence[Schedule]) -> Pieces | None:
+    if all(schedule.pieces is None for schedule in schedules):
+        return None
+    counts, offset, size = [], [], []
+    for schedule in schedules:
+        owner, start, length = intervals(schedule)
+        solid = length > 0
+        counts.append(np.bincount(owner[solid], minlength=len(schedule)))
+        offset.append(start[solid])
+        size.append(length[solid])
+    return Pieces(starts_of(np.concatenate(counts)), np.concatenate(offset), np.concatenate(size))
+
+
+def in_sequence(phases: Sequence[Schedule]) -> Schedule:
+    """Return one schedule in which a member starts a phase once its part of the one before has ended there.
+
+    Its part has ended when every transfer from it and to it has arrived; a join at each member says so.
+    """
+    return reduce(_then, phases)
+
+
+def _then(before: Schedule, after: Schedule) -> Schedule:
+    ends = before.members + before.switches
+    joins = len(before) + np.arange(ends)
+    waits = np.concatenate(
+        [joins[before.source], joins[before.destination], len(before) + ends + np.arange(len(after))]
+    )
+    awaited = np.concatenate([np.tile(np.arange(len(before)), 2), joins[after.source]])
+    merged = together([before, _joins(before, ends), after])
+    rows = rows_of(np.diff(merged.dependency_starts))
+    waiting = np.concatenate([rows, waits])
+    dependencies = np.concatenate([merged.dependencies, awaited])
+    order = np.argsort(waiting, kind="stable")
+    starts = starts_by(waiting, len(merged))
+    return replace(merged, dependency_starts=starts, dependencies=dependencies[order].astype(np.int32))
+
+
+def _joins(like: Schedule, ends: int) -> Schedule:
+    members = np.arange(ends, dtype=np.int32)
+    nothing = np.zeros(ends, dtype=np.int64)
+    return replace(
+        like,
+        source=members,
+        destination=members,
+        size=nothing,
+        reduces=np.zeros(ends, dtype=np.bool_),
+        offset=nothing,
+        dependency_starts=np.zeros(ends + 1, dtype=np.int64),
+        dependencies=np.zeros(0, dtype=np.int32),
+        pieces=None,
+    )

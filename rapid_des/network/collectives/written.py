@@ -23,9 +23,8 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.config import Spec, decode
 from rapid_des.config.documents import Document, load_document, read_text
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.draft import Draft
 from rapid_des.network.collectives.proof import prove
-from rapid_des.network.collectives.schedule import Demand, Schedule, demand, even_bounds
+from rapid_des.network.collectives.schedule import Demand, Draft, Schedule, demand, even_bounds
 
 _CUT_ANYWHERE = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE)
 

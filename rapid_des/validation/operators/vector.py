@@ -10,7 +10,7 @@ from typing import Literal
 
 from rapid_des.device import Device, Vector
 from rapid_des.device.operators import Dtype, Operator
-from rapid_des.device.vector.kinds import fused
+from rapid_des.device.vector import fused
 from rapid_des.validation.measurements import PRESETS, DataFolder, Record, device_for
 from rapid_des.validation.operators.attention import Measured, scored
 from rapid_des.validation.scoring import Row, Topic

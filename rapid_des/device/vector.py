@@ -1,19 +1,28 @@
-"""The registry of vector kernels: what each reads, writes and computes an element, and which become one.
+"""Kernels on the vector unit: norms, softmax, activations, RoPE, optimizers, copies.
 
-`columns` is the width of the result: `swiglu` reads 2 x columns, `embedding` reads the rows it looks up,
-optimizers and norms of gradients have one row. To add a kernel, add a line to `KINDS`.
+Three limits run side by side: the transfer from HBM or L2, the arithmetic, the latency of dependent loads.
+The third is what makes small and badly vectorised kernels slow: a block of `block_threads` threads takes its
+row in steps of `access_bytes` a thread, each step waits for memory once (`step_us`), and an SM holds
+`sm_threads` threads; rows beyond that wait for the next wave.
 
-`EXPANSIONS` says what an unfused framework launches for a composite operator; a policy's `FUSIONS` say which
-runs of operators it has a single kernel for. `fused` expands, then fuses greedily, the longest run first.
+`KINDS` says what each kernel reads, writes and computes an element; to add one, add a line. `columns` is the
+width of the result: `swiglu` reads 2 x columns, `embedding` reads the rows it looks up, optimizers and norms
+of gradients have one row. `EXPANSIONS` says what an unfused framework launches for a composite operator; a
+policy's `FUSIONS` say which runs of operators it has a single kernel for. `fused` expands, then fuses
+greedily, the longest run first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rapid_des.device.device import Device, miss_share, transfer
+from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
 from rapid_des.errors import InputError
+from rapid_des.units import PS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +252,106 @@ def _expand(kind: str) -> tuple[str, ...]:
     if kind not in EXPANSIONS:
         return (kind,)
     return tuple(primitive for part in EXPANSIONS[kind] for primitive in _expand(part))
+
+
+@dataclass(frozen=True, slots=True)
+class VectorKernel:
+    """How a library writes such kernels on one device: constants of section `vector`.
+
+    A constant `KIND_NAME` holds for one kind alone. `sm_threads` (an SM holds), `block_threads`,
+    `access_bytes` (a thread takes at once): geometry. `step_us`: latency of a dependent load round; `row_us`:
+    start, reductions and end of a row's block; `kernel_us`: beyond the launch; `vector_utilisation`; `norm`:
+    exponent that joins the three limits.
+    """
+
+    sm_threads: float
+    block_threads: float
+    access_bytes: float
+    step_us: float
+    row_us: float
+    kernel_us: float
+    vector_utilisation: float
+    norm: float
+
+    @classmethod
+    def of(cls, device: Device, kind: str, dtype: str) -> VectorKernel:
+        """Return the constants of one kind: `KIND_NAME` where there is one, else what holds for all."""
+        known = device.constants("vector", dtype)
+        names = [specific if (specific := f"{kind}_{name}") in known else name for name in cls.__slots__]
+        return cls(*device.chosen_constants("vector", names, dtype))
+
+
+def price_vector(vector: Vector, device: Device) -> Estimate:
+    """Price one vector kernel; an unknown kind or an empty shape is an `InputError`."""
+    if vector.rows < 1 or vector.columns < 1:
+        raise InputError(
+            f"vector {vector.kind}: rows {vector.rows} and columns {vector.columns} must be at least 1"
+        )
+    kind, traffic = kind_of(vector.kind), traffic_of(vector.kind, vector.phase)
+    kernel = VectorKernel.of(device, vector.kind, vector.dtype)
+    moved = vector_bytes(vector)
+    elements = vector.rows * vector.columns
+    body = transfer(device, moved + _reread(vector, traffic, kernel, device), moved)
+    arithmetic = elements * traffic.flops / (device.vector_rate("fp32") * kernel.vector_utilisation)
+    latency = _latency(vector, kind, traffic, kernel=kernel, device=device)
+    limits: dict[Bound, float] = {body.bound: body.seconds, "vector": arithmetic, "latency": latency}
+    seconds = math.fsum(limit**kernel.norm for limit in limits.values()) ** (1 / kernel.norm)
+    fixed = kind.kernels * (device.launch_overhead + kernel.kernel_us * 1e6)
+    bound: Bound = max(limits, key=lambda name: limits[name])
+    if fixed > seconds * PS_PER_S:
+        bound = "launch"
+    detail = {
+        "model": "vector",
+        "kernels": kind.kernels,
+        "transfer_us": body.seconds * 1e6,
+        "arithmetic_us": arithmetic * 1e6,
+        "latency_us": latency * 1e6,
+    }
+    duration = int(seconds * PS_PER_S + fixed)
+    moved_bytes = {"hbm": int(body.hbm_bytes), "l2": int(moved)}
+    return Estimate(duration, bound, int(elements * traffic.flops), moved_bytes, detail, "vector")
+
+
+def vector_bytes(vector: Vector) -> float:
+    """Return the compulsory bytes: every operand once.
+
+    >>> vector_bytes(Vector("swiglu", 1, 100))  # 2 x 100 in, 100 out, 2 bytes each
+    600.0
+    """
+    traffic = traffic_of(vector.kind, vector.phase)
+    return vector.rows * vector.columns * traffic.bytes_per_element(width(vector.dtype))
+
+
+def _row_block(vector: Vector, kernel: VectorKernel) -> tuple[int, int]:
+    """Return the threads of a row's block (a power of two), and the blocks that an SM holds."""
+    elements = max(1, int(kernel.access_bytes * 8 / DTYPE_BITS[vector.dtype]))
+    needed = max(32, vector.columns // elements)
+    threads = min(int(kernel.block_threads), 1 << (needed.bit_length() - 1))
+    return threads, max(1, min(32, int(kernel.sm_threads) // threads))
+
+
+def _latency(
+    vector: Vector, kind: VectorKind, traffic: Traffic, *, kernel: VectorKernel, device: Device
+) -> float:
+    """Return the seconds that waiting for loads takes, were bandwidth unlimited."""
+    size = width(vector.dtype)
+    if kind.pattern == "map":
+        in_flight = device.spec.sms * kernel.sm_threads * kernel.access_bytes
+        rounds = vector.rows * vector.columns * size / in_flight
+        return max(1.0, rounds) * kernel.step_us * 1e-6
+    threads, resident = _row_block(vector, kernel)
+    steps = traffic.row_reads * math.ceil(vector.columns * size / (threads * kernel.access_bytes))
+    waves = max(1.0, vector.rows / (device.spec.sms * resident))
+    return waves * (kernel.row_us + steps * kernel.step_us) * 1e-6
+
+
+def _reread(vector: Vector, traffic: Traffic, kernel: VectorKernel, device: Device) -> float:
+    """Return the bytes of second readings that L2 no longer holds: the rows in flight exceed it."""
+    if traffic.row_reads == 1:
+        return 0.0
+    row = vector.columns * traffic.reads * width(vector.dtype)
+    _, resident = _row_block(vector, kernel)
+    in_flight = min(vector.rows, device.spec.sms * resident) * row
+    share = device.constant("memory", "l2_share")
+    lost = min(1.0, max(0.0, in_flight / (share * device.spec.l2.capacity) - 1.0))
+    return (traffic.row_reads - 1) * vector.rows * row * lost * miss_share(device, vector_bytes(vector))

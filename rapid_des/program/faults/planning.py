@@ -23,7 +23,7 @@ from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.program.analytic import chain_and_load
-from rapid_des.program.plans import Call, Phase, Plan, plan
+from rapid_des.program.plans import Call, Phase, Plan, Planner, plan
 from rapid_des.program.signatures import all_pairs
 
 REPAIRS: Mapping[str, tuple[str, ...]] = {
@@ -42,11 +42,11 @@ LARGEST_RING = 1024
 Ranks = tuple[int, ...]
 
 
-class FaultPlanner:
+class FaultPlanner(Planner):
     """Plans for a machine whose dead links shall be planned around; what was found once is remembered."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+        super().__init__(machine)
         self._phase = cache(self._best)
         self._load = cache(self._chain_and_load)
         self._whole = cache(self._one_ring)
@@ -65,6 +65,10 @@ class FaultPlanner:
             return by_line
         ring = self._whole(call, ranks)
         return by_line if ring is None else ring
+
+    def mark(self, rank: int, groups: Iterable[Ranks]) -> int | None:
+        """Return the rank if its part in collectives of its groups may be like no other's, else None."""
+        return rank if any(map(self.concern, groups)) else None
 
     def _along(self, stated: Plan, call: Call, ranks: Ranks, place: int) -> Plan:
         """Return a plan with the phases of one member's own lines."""
@@ -168,22 +172,3 @@ class FaultPlanner:
         ]
         left, healthy = (np.where(hops == UNREACHED, fabric.nodes, hops) for hops in found)
         return left, healthy
-
-
-class Planner:
-    """Plans for a machine as it is: around its dead links if a constant fault asks for that."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._fault_planner = FaultPlanner(machine) if machine.replans else None
-
-    def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
-        """Return how a rank takes part in a collective of `ranks`."""
-        if self._fault_planner is None:
-            return plan(call, self._machine)
-        return self._fault_planner.plan(call, ranks, rank)
-
-    def mark(self, rank: int, groups: Iterable[Ranks]) -> int | None:
-        """Return the rank if its part in collectives of its groups may be like no other's, else None."""
-        found = self._fault_planner is not None and any(map(self._fault_planner.concern, groups))
-        return rank if found else None
