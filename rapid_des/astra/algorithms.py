@@ -1,4 +1,4 @@
-"""The names that system files give to collective algorithms, and what each needs."""
+"""The names that system files give to collective algorithms, what each needs, and the templates they make."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from math import isqrt
 
 from rapid_des.astra.direct import direct
+from rapid_des.astra.files import Setup
 from rapid_des.astra.lockstep import halving_doubling, hypercube, mesh, ring, torus2d
 from rapid_des.astra.phases import A2A, AG, AR, RS, Phase
 from rapid_des.astra.tree import double_binary_tree
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
 from rapid_des.program.program import Template
 from rapid_des.program.services import Sizes
+from rapid_des.program.templates import Templates
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 }
 
 _FLAT = {"oneRing": "ring", "oneDirect": "direct", "oneHalvingDoubling": "halvingDoubling"}
+_TAGS = 500_000_000
+"""That simulator takes tags modulo this."""
+
 _WINDOW = re.compile(r"((?:d|oneD)irect)(\d+)\Z")
 
 
@@ -74,10 +80,42 @@ def build(phase: Phase, rows: Sizes) -> Template:
         raise ConfigError(f"{phase.title}: {name} serves {allowed} only")
     if not algorithm.members(phase.members):
         raise ConfigError(f"{phase.title}: {name} needs {algorithm.wanted}")
-    template = algorithm.build(phase, rows)
-    return template
+    return algorithm.build(phase, rows)
 
 
 def _kind(name: str) -> str:
     window = _WINDOW.match(name)
     return window[1] if window else name
+
+
+class Library:
+    """The templates of one program, and the channels that tags and sizes of messages tell apart."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.sizes = Sizes()
+        self.templates = Templates(self.sizes, BoundedCache())
+        self._file = str(setup.files.system)
+        self._channels: dict[tuple[int, int], int] = {}
+
+    def phase(self, phase: Phase) -> int:
+        """Return the template number of a collective's phase."""
+        return self.templates.number(phase, lambda: self._build(phase))
+
+    def message(self, size: int) -> int:
+        """Return the template number of a message."""
+        return self.templates.number(("message", size), lambda: self.templates.message(size))
+
+    def visit(self, size: int) -> int:
+        """Return the template number of a use of remote memory."""
+        name = f"{size} B from or to remote memory"
+        return self.templates.number(("visit", size), lambda: self.templates.transfer(size, name, members=1))
+
+    def channel(self, tag: int, size: int) -> int:
+        """Return what tells messages between the same two ranks apart: their tag and size."""
+        return self._channels.setdefault((tag % _TAGS, size), len(self._channels))
+
+    def _build(self, phase: Phase) -> Template:
+        try:
+            return build(phase, self.sizes)
+        except ConfigError as error:
+            raise ConfigError(str(error), file=self._file) from None

@@ -33,7 +33,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Axis:
-    """A direction in which members of a communicator differ: their ranks are `stride` apart."""
+    """A direction in which members of a group differ: they are `stride` apart in it."""
 
     size: int
     stride: int
@@ -146,9 +146,10 @@ class Planner:
             return (Axis(self._gpus, 1, 0),) if self._gpus > 1 else ()
         axes, stride = [], 1
         for dimension, size in enumerate(self._sizes):
-            axes.append(Axis(size, stride, dimension))
-            stride *= size
-        return tuple(axis for axis in axes if axis.size > 1 and scope.involves(axis.dimension))
+            if size > 1 and scope.involves(dimension):
+                axes.append(Axis(size, stride, dimension))
+                stride *= size
+        return tuple(axes)
 
     def chunk(self, collective: CollectiveType, size: int, scope: Scope, turns: Turns) -> tuple[Step, ...]:
         """Return the phases of one chunk of a collective."""

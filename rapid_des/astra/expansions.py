@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import prod
 
+from rapid_des.astra.algorithms import Library
 from rapid_des.astra.collectives import NO_TURNS, Axis, Planner, Scope, State, Turns
 from rapid_des.astra.files import Setup
-from rapid_des.astra.library import Library
-from rapid_des.astra.slots import Along, SlotNumbers, Whole
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
+from rapid_des.program.groups import Along, Slots, Whole
 from rapid_des.program.ranks import Expansion, MemberVisit
 
 
@@ -19,7 +19,7 @@ class Expansions:
     The queues of all dimensions are the rank's servers from `first_queue` on.
     """
 
-    def __init__(self, setup: Setup, library: Library, slots: SlotNumbers, *, first_queue: int) -> None:
+    def __init__(self, setup: Setup, library: Library, slots: Slots, *, first_queue: int) -> None:
         self._setup = setup
         self._library = library
         self._slots = slots
@@ -30,11 +30,8 @@ class Expansions:
         self.distinct: list[Expansion] = []
         self.capacity = -(-setup.system.active_chunks_per_dimension // setup.queues)
 
-    def next(self, collective: CollectiveType, size: int, group: int | None, scope: Scope) -> int:
-        """Return the number of the expansion of the next collective that the rank issues.
-
-        `group`: slot in the rank's groups; None for the world.
-        """
+    def next(self, collective: CollectiveType, size: int, group: int, scope: Scope) -> int:
+        """Return the number of the expansion of the next collective that the rank issues in a group slot."""
         key = (collective, size, group, scope, self._state)
         if key not in self._known:
             turns = Turns.after(self._setup.queues, self._state)
@@ -45,7 +42,7 @@ class Expansions:
         return number
 
     def _members(
-        self, collective: CollectiveType, size: int, group: int | None, scope: Scope, turns: Turns
+        self, collective: CollectiveType, size: int, group: int, scope: Scope, turns: Turns
     ) -> tuple[MemberVisit, ...]:
         count, size = self._planner.chunks(collective, size)
         plans = [self._planner.chunk(collective, size, scope, turns) for _ in range(count)]
@@ -61,7 +58,9 @@ class Expansions:
                         priority = -count - 1
                 template = self._library.phase(step.phase)
                 whole = scope.members is not None or self._spans_world(step.axis)
-                slot = self._slots.use(Whole(group) if whole else Along(group, step.axis), template)
+                axis = Along(group, step.axis.dimension, step.axis.size, step.axis.stride)
+                slot = self._slots.number(Whole(group) if whole else axis)
+                self._slots.use(slot, template)
                 members.append(MemberVisit(slot, template, chunk, server, priority))
         return tuple(members)
 

@@ -2,20 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
+from rapid_des.arrays import Int64s
 from rapid_des.astra.files import Files, Setup, read_setup
-from rapid_des.astra.lower import lower
-from rapid_des.astra.result import AstraResult, AstraRun, result_of
+from rapid_des.astra.lowering import lower_on
+from rapid_des.astra.ranks import GPU
+from rapid_des.astra.topology import network_of
 from rapid_des.chakra.dialects import ReadOptions
 from rapid_des.chakra.reader import read_set
 from rapid_des.chakra.trace import TraceSet
-from rapid_des.modes.execution import EngineChoice, execute
-from rapid_des.program.program import NONE, Namer, Program
+from rapid_des.modes.execution import EngineChoice, Execution, execute
+from rapid_des.network.fabric import Fabric
+from rapid_des.program.lowering import Lowered
+from rapid_des.program.program import Program, Records, VisitKind
+from rapid_des.units import PS_PER_NS
 
 _AS_FILES_SAY = ReadOptions()
 _FASTEST = EngineChoice()
+
+
+@dataclass(frozen=True)
+class AstraRun:
+    """What a replay leaves behind for link tables and further questions."""
+
+    lowered: Lowered
+    fabric: Fabric
+    execution: Execution
+
+
+@dataclass(frozen=True)
+class AstraResult:
+    """Nanoseconds by position in `ranks`, and what was read but not followed."""
+
+    ranks: tuple[int, ...]
+    finish_ns: tuple[int, ...]
+    exposed_communication_ns: tuple[int, ...]
+    hops: int
+    notes: tuple[str, ...] = ()
+    engine: str = ""
+    wall_s: float = 0.0
+    run: AstraRun | None = field(default=None, repr=False)
+
+    def tree(self) -> dict[str, object]:
+        """Return the result as JSON's objects."""
+        rows = zip(self.ranks, self.finish_ns, self.exposed_communication_ns, strict=True)
+        return {
+            "ranks": {
+                str(rank): {"finish_ns": finish, "exposed_communication_ns": exposed}
+                for rank, finish, exposed in rows
+            },
+            "finish_ns": max(self.finish_ns, default=0),
+            "engine": self.engine,
+            "hops": self.hops,
+            "simulation_wall_s": round(self.wall_s, 6),
+            "notes": list(self.notes),
+        }
 
 
 def replay_astra(
@@ -53,24 +98,33 @@ def read_traces(prefix: str | Path, setup: Setup, reading: ReadOptions = _AS_FIL
 
 def replay_traces(traces: TraceSet, setup: Setup, engine: EngineChoice = _FASTEST) -> AstraResult:
     """Replay traces that are in memory; see `replay_astra`."""
-    lowered = lower(traces, setup)
-    execution = execute(lowered.program, engine, name=_namer(traces, lowered.program))
+    network = network_of(setup.network, setup.files.network)
+    lowered = lower_on(network, traces, setup)
+    execution = execute(lowered.program, engine, name=lowered.name)
     return replace(
         result_of(lowered.program, execution.records),
         notes=(*setup.notes, *traces.notes),
         engine=execution.engine,
         wall_s=execution.wall_s,
-        run=AstraRun(lowered, execution),
+        run=AstraRun(lowered, network.fabric, execution),
     )
 
 
-def _namer(traces: TraceSet, program: Program) -> Namer:
-    def name(position: int, visit: int) -> str:
-        trace, binding = traces.ranks[position], program.bindings[position]
-        node = int(program.programs[binding.program].node[visit])
-        if node == NONE:
-            return f"rank {trace.rank} step {visit}"
-        label = trace.nodes.names[int(trace.nodes.name[node])]
-        return f"rank {trace.rank} node {int(trace.nodes.ids[node])} ({label})"
+def result_of(program: Program, records: Records) -> AstraResult:
+    """Summarise a finished run by rank."""
+    offsets = program.visits().tolist()
+    finish, exposed = [], []
+    for position, binding in enumerate(program.bindings):
+        window = slice(offsets[position], offsets[position + 1])
+        end = int(records.finish[window].max(initial=0)) // PS_PER_NS
+        computes = _gpu_operators(program, binding.program)
+        busy = int((records.finish[window] - records.start[window])[computes].sum()) // PS_PER_NS
+        finish.append(end)
+        exposed.append(end - busy)
+    ranks = tuple(binding.rank for binding in program.bindings)
+    return AstraResult(ranks, tuple(finish), tuple(exposed), records.hops)
 
-    return name
+
+def _gpu_operators(program: Program, number: int) -> Int64s:
+    table = program.programs[number]
+    return np.flatnonzero((table.kind == VisitKind.COMPUTE) & (table.server == GPU))

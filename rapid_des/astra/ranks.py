@@ -6,21 +6,22 @@ of the smallest node id. Receives take no server.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int64s
+from rapid_des.astra.algorithms import Library
 from rapid_des.astra.collectives import Scope
 from rapid_des.astra.expansions import Expansions
-from rapid_des.astra.files import Setup
-from rapid_des.astra.issue import IssueOrder
-from rapid_des.astra.library import Library
-from rapid_des.astra.slots import Channel, Memory, SlotNumbers
+from rapid_des.astra.files import MemoryFile, Setup
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
 from rapid_des.errors import ConfigError, TraceError
+from rapid_des.program.groups import Channel, Memory, Slots, SlotTable
 from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
 from rapid_des.program.ranks import NodeVisits, expanded
 from rapid_des.units import PS_PER_NS
@@ -42,11 +43,45 @@ _COMMUNICATES = (_SEND, _RECV, _COLLECTIVE, *_MEMORY)
 
 
 @dataclass(frozen=True)
-class LoweredRank:
-    """A rank program with what its slots are."""
+class IssueOrder:
+    """In which order a rank prefers its nodes, and in which it would issue them if all took equal time."""
 
-    program: RankProgram
-    slots: SlotNumbers
+    place: Int64s
+    """Of each node by ascending id."""
+    nodes: Int64s
+    """Ascending id among the nodes whose dependencies are done: this order numbers messages that nothing else
+    tells apart, and gives collectives their queues."""
+
+
+def issue_order(nodes: NodeTable) -> IssueOrder:
+    """Return the orders of a node table."""
+    count = len(nodes)
+    ascending = np.argsort(nodes.ids, kind="stable").astype(np.int64)
+    by_id = np.empty(count, np.int64)
+    by_id[ascending] = np.arange(count)
+    waiting = np.repeat(np.arange(count), np.diff(nodes.dependency_starts))
+    if (by_id[nodes.dependencies] < by_id[waiting]).all():
+        return IssueOrder(by_id, ascending)
+    return IssueOrder(by_id, _earliest_ids_first(nodes, by_id, ascending, waiting))
+
+
+def _earliest_ids_first(nodes: NodeTable, by_id: Int64s, ascending: Int64s, waiting: Int64s) -> Int64s:
+    count = len(nodes)
+    order = np.argsort(nodes.dependencies, kind="stable")
+    followers = np.split(waiting[order], np.cumsum(np.bincount(nodes.dependencies, minlength=count))[:-1])
+    missing = np.diff(nodes.dependency_starts).tolist()
+    places = by_id.tolist()
+    free = [place for place, node in enumerate(ascending.tolist()) if missing[node] == 0]
+    issued = []
+    while free:
+        node = int(ascending[heapq.heappop(free)])
+        issued.append(node)
+        for follower in followers[node].tolist():
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                heapq.heappush(free, places[follower])
+    rest = [node for node in ascending.tolist() if missing[node]]
+    return np.array(issued + rest, np.int64)
 
 
 class RankLowering:
@@ -56,8 +91,10 @@ class RankLowering:
         self._setup = setup
         self._library = library
 
-    def lower(self, trace: RankTrace, order: IssueOrder, groups: Sequence[Scope]) -> LoweredRank:
-        """Return the program of a rank's table, whose group slots mean `groups`."""
+    def lower(
+        self, trace: RankTrace, order: IssueOrder, groups: Sequence[Scope]
+    ) -> tuple[RankProgram, SlotTable]:
+        """Return the program of a rank's table, whose group slots mean `groups`, the last the world."""
         return _Rank(self._setup, self._library, trace, groups).lower(order)
 
 
@@ -66,11 +103,11 @@ class _Rank:
         self.setup, self.library, self.groups = setup, library, groups
         self.nodes, self.name = trace.nodes, f"rank {trace.rank}"
         nodes = self.nodes
-        self.slots = SlotNumbers()
+        self.slots = Slots()
         self.expansions = Expansions(setup, library, self.slots, first_queue=_STREAMS)
         self.visits = NodeVisits(nodes)
 
-    def lower(self, order: IssueOrder) -> LoweredRank:
+    def lower(self, order: IssueOrder) -> tuple[RankProgram, SlotTable]:
         """Fill in the visits of each kind of node."""
         nodes = self.nodes
         on_cpu = nodes.on_cpu & _among(nodes.kind, _COMMUNICATES)
@@ -89,7 +126,7 @@ class _Rank:
         program = expanded(
             self.visits, self.expansions.distinct, server_capacity=capacity, server_level=level
         )
-        return LoweredRank(program, self.slots)
+        return program, self.slots.table()
 
     def _serve(self, which: Bools, server: int | NDArray[np.int32], work: Int64s) -> None:
         self.visits.kind[which] = int(VisitKind.COMPUTE)
@@ -142,12 +179,13 @@ class _Rank:
     def _collective(self, node: int) -> None:
         nodes = self.nodes
         group = int(nodes.group[node])
+        group = len(self.groups) - 1 if group == NONE else group
         self.visits.server[node] = COMMUNICATION
         self.visits.expansion[node] = self.expansions.next(
             collective=CollectiveType(int(nodes.collective[node])),
             size=int(nodes.size[node]),
-            group=None if group == NONE else group,
-            scope=Scope() if group == NONE else self.groups[group],
+            group=group,
+            scope=self.groups[group],
         )
 
     def _messages(self, issued: Int64s) -> None:
@@ -163,11 +201,15 @@ class _Rank:
         chosen = issued[messages[issued]]
         sizes, tags = nodes.size[chosen].tolist(), nodes.tag[chosen].tolist()
         ends = list(zip(nodes.peer[chosen].tolist(), sends[chosen].tolist(), strict=True))
-        slots = {end: self.slots.number(Channel(*end)) for end in dict.fromkeys(ends)}
+        slots = {
+            (peer, sends): self.slots.number(Channel(peer, None, sends))
+            for peer, sends in dict.fromkeys(ends)
+        }
         slot = [slots[end] for end in ends]
         template = list(map(self.library.message, sizes))
         sub = list(map(self.library.channel, tags, sizes))
-        self.slots.remember(slot, template)
+        for pair in dict.fromkeys(zip(slot, template, strict=True)):
+            self.slots.use(*pair)
         self.visits.slot[chosen] = slot
         self.visits.template[chosen] = template
         self.visits.occurrence[chosen] = _occurrences(zip(slot, sub, strict=True))
@@ -182,12 +224,18 @@ class _Rank:
         if memory is None or memory.memory_type == "NO_MEMORY_EXPANSION":
             node = int(nodes.ids[moves[0]])
             raise TraceError(f"{self.name}: node {node} uses remote memory; state one with --astra-memory")
+        slot = self.slots.number(Memory(self._sharers(memory)))
         self.visits.kind[moves] = int(VisitKind.MEMBER)
         self.visits.server[moves] = COMMUNICATION
         for node in moves.tolist():
             template = self.library.visit(int(nodes.size[node]))
-            self.visits.template[node] = template
-            self.visits.slot[node] = self.slots.use(Memory(), template)
+            self.visits.template[node] = self.slots.use(slot, template)
+            self.visits.slot[node] = slot
+
+    def _sharers(self, memory: MemoryFile) -> int:
+        """Return how many neighbouring ranks share a remote memory."""
+        sharers = {"PER_NPU_MEMORY_EXPANSION": 1, "PER_NODE_MEMORY_EXPANSION": memory.num_npus_per_node}
+        return sharers.get(memory.memory_type) or prod(self.setup.network.npus_count)
 
     def _named(self, node: int, action: Callable[[int], None]) -> None:
         try:

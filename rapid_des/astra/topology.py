@@ -14,18 +14,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int32s, Int64s
+from rapid_des.arrays import Int32s
 from rapid_des.astra.files import NetworkFile, Shape
 from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.network import specs
 from rapid_des.network.build import FabricLayout, build
-from rapid_des.network.fabric import Fabric, Router, Routes
+from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
 from rapid_des.program.program import HopTable
 from rapid_des.units import PS_PER_NS, Bandwidth, Duration
 
 _GIB = 2**30
-_BLOCK = 2**16
 
 _Maker = Callable[..., specs.AnyDimension]
 
@@ -72,12 +71,10 @@ class Network:
         """How many GPUs there are."""
         return self.fabric.gpus
 
-    def routes(self, pairs: Int64s) -> Routes:
-        """Return the routes of (source, destination) rows; in blocks, because routing's tables are large."""
-        parts = [self.router.routes(pairs[at : at + _BLOCK]) for at in range(0, max(len(pairs), 1), _BLOCK)]
-        lengths = np.concatenate([np.diff(part.starts) for part in parts])
-        links = np.concatenate([part.links.astype(np.int32) for part in parts])
-        return Routes(np.concatenate(([0], np.cumsum(lengths))), links)
+    @property
+    def switch_trees(self) -> None:
+        """No collective works inside switches there."""
+        return
 
 
 def network_of(file: NetworkFile, path: Path) -> Network:

@@ -116,7 +116,7 @@ def _replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], r
 
 def _write_astra_links(path: Path, result: AstraResult) -> None:
     assert result.run is not None
-    lowered, records = result.run.lowered, result.run.execution.records
-    if lowered.program.links > len(lowered.network.fabric):
+    lowered, fabric, records = result.run.lowered, result.run.fabric, result.run.execution.records
+    if lowered.program.links > len(fabric):
         raise InputError("--links: a remote memory is no link of the fabric; leave --links out")
-    write_links(path, lowered.program, records, lowered.network.fabric)
+    write_links(path, lowered.program, records, fabric)

@@ -10,7 +10,7 @@ from rapid_des.report.result import Result
 from rapid_des.units import Duration
 
 if TYPE_CHECKING:
-    from rapid_des.astra.result import AstraResult
+    from rapid_des.astra.front_door import AstraResult
 
 _PARTS = {
     "compute": "compute",

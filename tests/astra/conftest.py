@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rapid_des.astra import Files, lower, read_setup
-from rapid_des.astra.result import result_of
+from rapid_des.astra.front_door import result_of
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.engines.simpy.engine import run
 

@@ -127,7 +127,7 @@ def test_involved_dimensions_leave_the_others_out(bench):
     bench.network = {"topology": ["Ring"] * 2, "npus_count": [4, 3], "bandwidth": [1, 1], "latency": [1, 1]}
     bench.system["all-reduce-implementation"] = ["ring", "ring"]
     axes = Planner(bench.setup()).axes(AR, Scope(dimensions=(False, True)))
-    assert [(axis.size, axis.stride) for axis in axes] == [(3, 4)]
+    assert [(axis.size, axis.stride, axis.dimension) for axis in axes] == [(3, 1, 1)]
 
 
 def test_a_group_of_its_own_is_one_ring_with_a_fixed_delay(bench):

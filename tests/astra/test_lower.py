@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rapid_des.astra import AstraResult, groups, lower, windows
+from rapid_des.astra import AstraResult, lower, windows
 from rapid_des.astra.collectives import Planner, Scope
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import TraceError, UnsupportedByEngine
+from rapid_des.program import routes
 from rapid_des.report.result_text import astra_lines
 
 PLANE = {"topology": ["Ring"] * 2, "npus_count": [4, 3], "bandwidth": [50, 25], "latency": [100, 300]}
@@ -78,10 +79,10 @@ def test_groups_that_only_the_trace_defines_are_used(plane):
     assert [group.bindings.tolist() for group in program.groups] == [[0, 1]]
 
 
-def test_large_fabrics_number_routes_by_sorting_alike(plane, monkeypatch):
+def test_few_pairs_are_numbered_by_sorting_alike(plane, monkeypatch):
     traces = plane.traces([([plane.collective(480_000)],)] * 12)
     dense = lower(traces, plane.setup()).program
-    monkeypatch.setattr(groups, "_DENSE", 0)
+    monkeypatch.setattr(routes, "_DENSE", 0)
     sparse = lower(traces, plane.setup()).program
     assert [group.routes.keys() for group in dense.groups] == [group.routes.keys() for group in sparse.groups]
     assert dense.route_links.tolist() == sparse.route_links.tolist()

@@ -162,7 +162,7 @@ def test_undefined_groups_are_named(bench):
 
 
 def test_issue_follows_dependencies_where_ids_do_not(bench):
-    from rapid_des.astra.issue import issue_order
+    from rapid_des.astra.ranks import issue_order
 
     # node 0 (id 1) waits for node 1 (id 5); node 2 (id 3) is free: issue 3, 5, 1
     nodes = bench.traces([([{"ids": 1, "after": [1]}, {"ids": 5}, {"ids": 3}],)]).ranks[0].nodes

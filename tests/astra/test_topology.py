@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rapid_des.astra import topology
 from rapid_des.astra.files import NetworkFile
 from rapid_des.astra.topology import hop_table, network_of
 from rapid_des.errors import ConfigError, FabricCutError
@@ -82,20 +81,10 @@ def test_messages_go_around_dead_links():
 def test_a_cut_fabric_is_named():
     one = network(("Mesh", 4), faulty_links=((1, 2, 0.0),))
     with pytest.raises(FabricCutError, match="gpu0 can not reach gpu3"):
-        one.routes(np.array([[0, 3]]))
+        one.router.routes(np.array([[0, 3]]))
 
 
 @pytest.mark.parametrize("ends", [(0, 2), (0, 9), (-1, 0)])
 def test_faults_of_links_that_do_not_exist_are_refused(ends):
     with pytest.raises(ConfigError, match=r"faulty_links\[0\]"):
         network(("Ring", 4), faulty_links=((*ends, 0.5),))
-
-
-def test_routes_in_blocks_are_the_routes(monkeypatch):
-    one = network(("Torus2D", 16), ("Ring", 3))
-    pairs = np.array([(a, b) for a in range(0, 48, 5) for b in range(48) if a != b])
-    whole = one.routes(pairs)
-    monkeypatch.setattr(topology, "_BLOCK", 7)
-    blocks = one.routes(pairs)
-    assert np.array_equal(whole.starts, blocks.starts)
-    assert np.array_equal(whole.links, blocks.links)
