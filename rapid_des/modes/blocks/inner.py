@@ -40,7 +40,7 @@ class BlockTimes:
 
 
 def block_times(  # noqa: PLR0913 - what blocks are run with, by name
-    taken: Blocks,
+    blocks: Blocks,
     machine: Machine,
     choice: EngineChoice,
     *,
@@ -53,14 +53,14 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     `slow` are the blocks as slowed GPUs run them; blocks that are in `cache` are not run again. Groups of one
     kind have equal routes and equal paces.
     """
-    groups = taken.inner_groups
+    groups = blocks.inner_groups
     alike = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
     kinds = [kind + _paces(group, slow) for kind, group in zip(alike, groups, strict=True)]
     times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
     for index, kind in enumerate(kinds):
-        for key in taken.keys(taken.stage(index)):
+        for key in blocks.keys(blocks.stage(index)):
             if (kind, key) not in times:
-                block, ranks = taken.blocks[key], groups[index]
+                block, ranks = blocks.blocks[key], groups[index]
                 own = {rank: slow[rank].blocks[key].on(ranks) for rank in ranks if rank in slow}
                 traces = on_slow_gpus(block.on(ranks), own)
                 inputs = (traces, machine, choice, analytic)

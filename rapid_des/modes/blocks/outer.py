@@ -97,20 +97,20 @@ def run_blocks(
     *,
     cache: BoundedCache | None = None,
 ) -> BlockRun:
-    """Run a job taken apart into blocks; `cache` keeps blocks and templates from one run to the next.
+    """Run a job as blocks into blocks; `cache` keeps blocks and templates from one run to the next.
 
     Raises `UnsupportedByEngine` where a link would carry inner and outer traffic, or faults come and go.
     """
     began = time.perf_counter()
     cache = BoundedCache() if cache is None else cache
-    taken, slow = priced.blocks, priced.on_slow_gpus
+    blocks, slow = priced.blocks, priced.on_slow_gpus
     _require_steady(machine)
-    places = [_lines(taken.job.layout, place) for place in zip(*taken.inner_groups, strict=True)]
+    places = [_lines(blocks.job.layout, place) for place in zip(*blocks.inner_groups, strict=True)]
     place = representative(machine, places)
     if not mode.outer_analytic:
-        require_disjoint(machine, taken.inner_groups, places)
-    kinds, times = block_times(taken, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
-    trace = _outer(taken, kinds, times, slow, place=place)
+        require_disjoint(machine, blocks.inner_groups, places)
+    kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
+    trace = _outer(blocks, kinds, times, slow, place=place)
     trace = replace(trace, notes=(*trace.notes, *priced.notes))
     first = None
     if choice.fold and not mode.outer_analytic:
@@ -122,7 +122,7 @@ def run_blocks(
     else:
         lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, cache=cache)
         run = Run(lowered, execute(lowered.program, choice, name=lowered.name), machine)
-    return BlockRun(mode, taken, slow, trace, run, kinds, times, time.perf_counter() - began)
+    return BlockRun(mode, blocks, slow, trace, run, kinds, times, time.perf_counter() - began)
 
 
 def _require_steady(machine: Machine) -> None:
@@ -139,14 +139,14 @@ def _lines(layout: Layout, ranks: Sequence[int]) -> list[Int64s]:
     return [table[np.isin(table[:, 0], ranks)] for table in tables if table.shape[1] > 1]
 
 
-def _pace(taken: Blocks) -> int:
+def _pace(blocks: Blocks) -> int:
     """Return how long all blocks compute at a pace: the larger the slower."""
-    tables = [block.table for block in taken.blocks.values()]
+    tables = [block.table for block in blocks.blocks.values()]
     return sum(int(table.duration[table.kind == NodeKind.COMPUTE].sum()) for table in tables)
 
 
 def _outer(
-    taken: Blocks,
+    blocks: Blocks,
     kinds: Sequence[bytes],
     times: Mapping[tuple[bytes, PieceKey], BlockTimes],
     slow: Mapping[int, Blocks],
@@ -159,17 +159,17 @@ def _outer(
     """
     programs: dict[tuple[int, bytes], FinishedProgram] = {}
     for index, kind in enumerate(kinds):
-        stage = taken.stage(index)
+        stage = blocks.stage(index)
         if (stage, kind) not in programs:
-            durations = {key: times[kind, key].cuts for key in taken.keys(stage)}
-            paced = [slow[rank] for rank in taken.inner_groups[index] if rank in slow]
-            programs[stage, kind] = max([taken, *paced], key=_pace).outer_program(stage, durations)
+            durations = {key: times[kind, key].cuts for key in blocks.keys(stage)}
+            paced = [slow[rank] for rank in blocks.inner_groups[index] if rank in slow]
+            programs[stage, kind] = max([blocks, *paced], key=_pace).outer_program(stage, durations)
     by_stage: dict[int, FinishedProgram] = {}
     for (stage, _), program in programs.items():
         by_stage.setdefault(stage, program)
-    trace = taken.assembled([by_stage[stage] for stage in range(taken.job.stages)], place)
+    trace = blocks.assembled([by_stage[stage] for stage in range(blocks.job.stages)], place)
     ranks = tuple(
-        replace(rank, nodes=programs[taken.stage(index), kinds[index]].table)
+        replace(rank, nodes=programs[blocks.stage(index), kinds[index]].table)
         for index, rank in enumerate(trace.traces.ranks)
     )
     return replace(trace, traces=TraceSet(ranks, trace.traces.groups))

@@ -33,11 +33,11 @@ def require_disjoint(machine: Machine, inner: Sequence[Sequence[int]], outer: Se
     for place, rings in enumerate(outer, start=1):
         branches = [tree_pairs(machine, table.tolist()) for table in rings if machine.switch_trees]
         links = _links(machine, np.concatenate((_neighbours(rings), *branches)))
-        taken = links[(owner[links] >= 0) & (owner[links] != place)]
-        if len(taken):
-            other = "traffic inside blocks" if owner[taken[0]] == 0 else "that of another rank of its block"
+        blocks = links[(owner[links] >= 0) & (owner[links] != place)]
+        if len(blocks):
+            other = "traffic inside blocks" if owner[blocks[0]] == 0 else "that of another rank of its block"
             raise UnsupportedByEngine(
-                f"{machine.path}: link {machine.fabric.link_name(int(taken[0]))} carries pipeline or "
+                f"{machine.path}: link {machine.fabric.link_name(int(blocks[0]))} carries pipeline or "
                 f"data-parallel traffic and {other}; hierarchical execution needs them on links of their "
                 "own: use --mode flattened, or place the axes on other dimensions"
             )
@@ -56,10 +56,10 @@ def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> Non
 
 
 def _links(machine: Machine, pairs: Int64s) -> Int64s:
-    taken = np.zeros(len(machine.fabric), np.bool_)
+    blocks = np.zeros(len(machine.fabric), np.bool_)
     for begin in range(0, len(pairs), _BATCH):
-        taken[machine.router.routes(pairs[begin : begin + _BATCH]).links] = True
-    return np.flatnonzero(taken)
+        blocks[machine.router.routes(pairs[begin : begin + _BATCH]).links] = True
+    return np.flatnonzero(blocks)
 
 
 def _neighbours(rings: Rings) -> Int64s:
