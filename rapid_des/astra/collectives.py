@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from rapid_des.astra.algorithms import is_flat
-from rapid_des.astra.endpoint import Endpoint
 from rapid_des.astra.files import Setup
-from rapid_des.astra.phases import A2A, AG, AR, RS, Phase, final_size
+from rapid_des.astra.phases import A2A, AG, AR, RS, Endpoint, Phase, final_size
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
 from rapid_des.units import PS_PER_NS

@@ -2,23 +2,73 @@
 
 Member m sends to m + 1, m + 2, … (or downwards), and awaits messages from m - 1, m - 2, … in return. With the
 full window everything is sent on arrival; an all-reduce scatters so, awaits and reduces all messages, then
-gathers so. With a window, each reduced message releases the next.
+gathers so. With a window, each reduced message releases the next. Through a switch port messages arrive one
+after the other, so that an all-reduce's second half starts while the last ones are still being reduced.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import trunc
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
-from rapid_des.astra.endpoint import reducing_steps
-from rapid_des.astra.exchange import Exchange
-from rapid_des.astra.phases import AR, Phase, message_size
-from rapid_des.astra.windows import staggered_all_reduce, windowed
+from rapid_des.arrays import Bools, Int32s, Int64s
+from rapid_des.astra.phases import AR, Phase, message_size, reducing_steps
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.program.builders import edges, joined, make_template
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import Sizes
 from rapid_des.units import PS_PER_NS
+
+_MOST_EDGES = 2**24
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Everyone to everyone: task j·n + m is member m's message j; pairs ascend by (source, destination)."""
+
+    members: int
+    source: Int32s
+    destination: Int32s
+    pair: Int32s
+    pair_source: Int32s
+    pair_destination: Int32s
+
+    @staticmethod
+    def of(phase: Phase) -> Exchange:
+        """Return the messages of a phase's members."""
+        n = phase.members
+        member = np.arange(n, dtype=np.int32)
+        number = np.arange(1, n, dtype=np.int32)[:, None]
+        peer = (member + phase.step * number) % n
+        others = np.arange(n - 1, dtype=np.int32)
+        return Exchange(
+            members=n,
+            source=np.tile(member, n - 1),
+            destination=peer.ravel().astype(np.int32),
+            pair=(member * (n - 1) + peer - (peer > member)).ravel().astype(np.int32),
+            pair_source=np.repeat(member, n - 1),
+            pair_destination=(others + (others >= member[:, None])).ravel().astype(np.int32),
+        )
+
+    def edges(self, tasks: int, lag: int) -> tuple[Int64s, Int32s, Int64s, Bools]:
+        """Return (lengths of rows, targets, lags, at injection) of edges that count towards `tasks` + member.
+
+        A message counts for its destination when it arrives, and a member's first message, which is sent
+        together with all its others, stands for having asked for what it receives.
+        """
+        n, count = self.members, len(self.source)
+        lengths = np.ones(count, np.int64)
+        lengths[:n] = 2
+        target = np.empty(count + n, np.int32)
+        target[0 : 2 * n : 2] = self.destination[:n]
+        target[1 : 2 * n : 2] = self.source[:n]
+        target[2 * n :] = self.destination[n:]
+        target += tasks
+        at_injection = np.zeros(count + n, np.bool_)
+        at_injection[1 : 2 * n : 2] = True
+        return lengths, target, np.full(count + n, lag, np.int64), at_injection
 
 
 def direct(phase: Phase, rows: Sizes) -> Template:
@@ -29,10 +79,10 @@ def direct(phase: Phase, rows: Sizes) -> Template:
     row = int(rows.rows(np.array([size]))[0])
     lags = _lags(phase, window, size)
     if window < phase.members - 1:
-        return windowed(phase, window, lags, row)
+        return _windowed(phase, window, lags, row)
     unprocessed = _unprocessed(phase, size, int(lags[phase.members - 1]))
     if phase.collective is AR and unprocessed > 1:
-        return staggered_all_reduce(phase, unprocessed, lags, row)
+        return _staggered_all_reduce(phase, unprocessed, lags, row)
     return _all_at_once(phase, lags, row)
 
 
@@ -95,3 +145,99 @@ def _all_at_once(phase: Phase, lags: Int64s, row: int) -> Template:
         member_need=np.full(n, n, np.int32),
         name=phase.title,
     )
+
+
+def _windowed(phase: Phase, window: int, lags: Int64s, row: int) -> Template:
+    """Return the template with one join a receipt: the message is there and its receive was posted.
+
+    The i-th join to be met, whichever it is, releases send window + i (R1's counting predecessor). An
+    all-reduce sends nothing of its second half before all of the first was received.
+    """
+    exchange = Exchange.of(phase)
+    n, sends = phase.members, 2 * (phase.members - 1) if phase.collective is AR else phase.members - 1
+    tasks = sends * n
+    number = np.arange(sends)
+    awaited = np.maximum(number - window + 1, 0)
+    if phase.collective is AR:
+        awaited[n - 1 :] = np.maximum(awaited[n - 1 :], n - 1)
+    earlier, later = np.nonzero(number[:, None] < np.where(awaited > 0, number, 0))
+    _require_few(phase, len(earlier) * n)
+    task, member = np.arange(tasks), np.arange(n)
+    received = np.repeat(number, n) * n + np.tile(exchange.destination, sends // (n - 1))
+    release_lag = lags[window + np.maximum(awaited, 1) - 1]
+    need = np.concatenate((np.repeat(np.maximum(awaited, 1), n), np.full(tasks, 2)))
+    pair = np.concatenate((np.tile(exchange.pair, sends // (n - 1)), np.full(tasks, NONE)))
+    first = np.arange(window)[:, None] * n
+    return make_template(
+        n,
+        (np.tile(member, 2 * sends), np.full(2 * tasks, row)),
+        (pair, exchange.pair_source, exchange.pair_destination),
+        edges=joined(
+            [
+                edges(task, tasks + received),
+                edges(task, tasks + task, at_start=True),
+                edges(
+                    tasks + earlier[:, None] * n + member,
+                    later[:, None] * n + member,
+                    release_lag[later][:, None],
+                ),
+                edges(tasks + task, 2 * tasks + np.tile(member, sends), np.repeat(lags[window:], n)),
+            ]
+        ),
+        arrivals=edges(member, first + member, phase.endpoint.delay),
+        need=need,
+        name=phase.title,
+    )
+
+
+def _staggered_all_reduce(phase: Phase, unprocessed: int, lags: Int64s, row: int) -> Template:
+    """Return the all-reduce whose last `unprocessed` receipts of the first half are still being reduced.
+
+    A member starts its second half once all of the first was received and the next reduction is over; each
+    later reduction releases one more message. Task groups: first half, all-received joins, the joins that
+    count reductions, second half.
+    """
+    exchange = Exchange.of(phase)
+    n, count = phase.members, len(exchange.source)
+    _require_few(phase, count * (unprocessed + 2))
+    member = np.arange(n)
+    thresholds = np.arange(n - unprocessed, n)
+    counting = count + n + np.arange(unprocessed)[:, None] * n
+    second = count + n + unprocessed * n
+    total = second + count
+    reduced, last = int(lags[n - 1]), int(lags[-1])
+    first, place = np.arange(count), np.maximum(np.arange(1, n), thresholds[0]) - thresholds[0]
+    sends = second + np.arange(n - 1)[:, None] * n + member
+    need = np.ones(total, np.int32)
+    need[count : count + n] = n - 1
+    need[count + n : second] = np.repeat(thresholds, n)
+    need[second:] = 3
+    joins = np.full(second - count, NONE, np.int32)
+    return make_template(
+        n,
+        (np.tile(member, total // n), np.full(total, row)),
+        (
+            np.concatenate((exchange.pair, joins, exchange.pair)),
+            exchange.pair_source,
+            exchange.pair_destination,
+        ),
+        edges=joined(
+            [
+                edges(first, count + exchange.destination),
+                edges(first, counting + exchange.destination, reduced),
+                edges(member, sends, reduced, at_start=True),
+                edges(count + member, sends),
+                edges(count + n + place[:, None] * n + member, sends),
+                edges(second + first, total + exchange.destination, last),
+                edges(second + member, total + member, last, at_start=True),
+            ]
+        ),
+        arrivals=edges(exchange.source, first, lags[0]),
+        need=need,
+        name=phase.title,
+    )
+
+
+def _require_few(phase: Phase, edges: int) -> None:
+    if edges > _MOST_EDGES:
+        raise UnsupportedByEngine(f"{phase.title}: {edges} dependencies; allowed: up to {_MOST_EDGES}")

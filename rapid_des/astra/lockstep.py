@@ -11,8 +11,7 @@ from math import ceil, isqrt, log
 import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
-from rapid_des.astra.endpoint import reducing_steps
-from rapid_des.astra.phases import A2A, AG, AR, RS, Phase, message_size, nonzero
+from rapid_des.astra.phases import A2A, AG, AR, RS, Phase, message_size, nonzero, reducing_steps
 from rapid_des.program.program import Template
 from rapid_des.program.rounds import Rounds, rounds_template
 from rapid_des.program.services import Sizes

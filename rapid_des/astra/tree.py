@@ -11,29 +11,12 @@ Members stand in order in the tree; its root has one child, whose subtree is com
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from rapid_des.astra.phases import Phase, nonzero
+from rapid_des.program.builders import Edges, edges, joined, make_template
 from rapid_des.program.program import Template
 from rapid_des.program.services import Sizes
-
-
-@dataclass
-class _Edges:
-    """Edges of one origin kind, in the order that they are named."""
-
-    origin: list[int] = field(default_factory=list)
-    target: list[int] = field(default_factory=list)
-    lag: list[int] = field(default_factory=list)
-    at_injection: list[bool] = field(default_factory=list)
-
-    def add(self, origin: int, target: int, lag: int, *, at_injection: bool = False) -> None:
-        self.origin.append(origin)
-        self.target.append(target)
-        self.lag.append(lag)
-        self.at_injection.append(at_injection)
 
 
 def parents(members: int, *, highest_root: bool) -> list[int]:
@@ -64,58 +47,45 @@ def double_binary_tree(phase: Phase, rows: Sizes) -> Template:
     n = phase.members
     parent = parents(n, highest_root=phase.tree == 0)
     root = next(member for member in range(n) if parent[member] == member)
-    edges, arrivals = _edges(phase, parent, root)
-    tasks = 2 * (n - 1)
-    need = np.bincount([*edges.target, *arrivals.target], minlength=tasks + n).astype(np.int32)
-    child = np.delete(np.arange(n, dtype=np.int32), root)
-    above = np.array(parent, np.int32)[child]
-    sender = np.concatenate((child, above))
-    order, first = np.argsort(edges.origin, kind="stable"), np.argsort(arrivals.origin, kind="stable")
-    return Template(
-        members=n,
-        pair=np.arange(tasks, dtype=np.int32),
-        pair_source=sender,
-        pair_destination=np.concatenate((above, child)),
-        source=sender,
-        size=np.full(tasks, rows.row(nonzero(phase.size, phase)), np.int32),
-        need=need[:tasks],
-        edge_starts=_starts(edges.origin, tasks),
-        edge_target=np.array(edges.target, np.int32)[order],
-        edge_lag=np.array(edges.lag, np.int64)[order],
-        edge_at_injection=np.array(edges.at_injection, np.bool_)[order],
-        arrival_starts=_starts(arrivals.origin, n),
-        arrival_target=np.array(arrivals.target, np.int32)[first],
-        arrival_lag=np.array(arrivals.lag, np.int64)[first],
-        member_need=need[tasks:],
+    child = np.delete(np.arange(n), root)
+    sender = np.concatenate((child, np.array(parent)[child]))
+    receiver = np.concatenate((sender[n - 1 :], child))
+    from_tasks, arrivals = _edges(phase, parent, root)
+    return make_template(
+        n,
+        (sender, np.full(len(sender), rows.row(nonzero(phase.size, phase)))),
+        (np.arange(len(sender)), sender, receiver),
+        edges=joined(from_tasks),
+        arrivals=joined(arrivals),
         name=phase.title,
     )
 
 
-def _starts(origin: list[int], rows: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return np.concatenate(([0], np.cumsum(np.bincount(origin, minlength=rows)))).astype(np.int64)
-
-
-def _edges(phase: Phase, parent: list[int], root: int) -> tuple[_Edges, _Edges]:
-    """Return the edges among tasks and members, and those from arrivals."""
+def _edges(phase: Phase, parent: list[int], root: int) -> tuple[list[Edges], list[Edges]]:
+    """Return the edges among tasks and to members done, and those from arrivals."""
     n, plain = phase.members, phase.endpoint.delay
     reduced = plain + phase.endpoint.reduction(phase.size)
     up = [member - (member > root) for member in range(n)]
     down = [n - 1 + number for number in up]
-    edges, arrivals = _Edges(), _Edges()
+    children: list[list[int]] = [[] for _ in range(n)]
     for member in range(n):
-        below = [child for child in range(n) if parent[child] == member != child]
+        if member != root:
+            children[parent[member]].append(member)
+    from_tasks, arrivals = [], []
+    for member, below in enumerate(children):
         done = 2 * (n - 1) + member
+        ups, downs = [up[child] for child in below], [down[child] for child in below]
         if not below:
-            arrivals.add(member, up[member], plain)
-            edges.add(up[member], done, plain, at_injection=True)
-            edges.add(down[member], done, plain)
+            arrivals.append(edges(member, up[member], plain))
+            from_tasks += [edges(up[member], done, plain, at_start=True), edges(down[member], done, plain)]
             continue
-        for task in [down[child] for child in below] if member == root else [up[member]]:
-            arrivals.add(member, task, reduced)
-            for child in below:
-                edges.add(up[child], task, reduced)
-        for child in below if member != root else ():
-            edges.add(up[member], down[child], reduced, at_injection=True)
-            edges.add(down[member], down[child], reduced)
-        edges.add(down[below[0]], done, 0, at_injection=True)
-    return edges, arrivals
+        for task in downs if member == root else [up[member]]:
+            arrivals.append(edges(member, task, reduced))
+            from_tasks.append(edges(ups, task, reduced))
+        if member != root:
+            from_tasks += [
+                edges(up[member], downs, reduced, at_start=True),
+                edges(down[member], downs, reduced),
+            ]
+        from_tasks.append(edges(downs[0], done, at_start=True))
+    return from_tasks, arrivals

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, starts_by
 from rapid_des.program.program import NONE, Level, RankProgram, Template
@@ -50,15 +50,27 @@ class Edges:
         return starts_by(self.origin, origins), target, lag[order], at_start[order]
 
 
+def edges(origin: ArrayLike, target: ArrayLike, lag: ArrayLike = 0, *, at_start: bool = False) -> Edges:
+    """Return edges of columns of any shapes, which are broadcast against each other."""
+    columns = np.broadcast_arrays(*(np.asarray(column, np.int64) for column in (origin, target, lag)))
+    rows = [column.ravel() for column in columns]
+    return Edges(rows[0], rows[1], rows[2], np.full(len(rows[0]), at_start))
+
+
 def joined(parts: Sequence[Edges]) -> Edges:
-    """Return the edges of all parts, none of which states lags."""
-    at_start = [
-        np.zeros(len(part.origin), np.bool_) if part.at_start is None else part.at_start for part in parts
+    """Return the edges of all parts."""
+    filled = [
+        (
+            np.zeros(len(part.origin), np.int64) if part.lag is None else part.lag,
+            np.zeros(len(part.origin), np.bool_) if part.at_start is None else part.at_start,
+        )
+        for part in parts
     ]
     return Edges(
         np.concatenate([part.origin for part in parts]),
         np.concatenate([part.target for part in parts]),
-        at_start=np.concatenate(at_start),
+        np.concatenate([lag for lag, _ in filled]),
+        np.concatenate([at_start for _, at_start in filled]),
     )
 
 
@@ -101,12 +113,14 @@ def make_template(  # noqa: PLR0913 - a template's parts
     *,
     edges: Edges,
     arrivals: Edges,
+    need: Rows | None = None,
     name: str = "",
 ) -> Template:
     """Return the template of these tasks; what each awaits follows from the edges to it.
 
     `tasks` are who injects each and its row of sizes; `pairs` the pair of each task, and of each pair the
-    source and the destination. `arrivals` are the edges from members, `edges` those from tasks.
+    source and the destination. `arrivals` are the edges from members, `edges` those from tasks. `need`: how
+    many of the edges to each task must pass, if not all.
     """
     source, size = tasks
     awaited = np.bincount(
@@ -122,7 +136,7 @@ def make_template(  # noqa: PLR0913 - a template's parts
         pair_destination=pair_destination,
         source=source.astype(np.int32),
         size=size.astype(np.int32),
-        need=awaited[: len(source)],
+        need=awaited[: len(source)] if need is None else need.astype(np.int32),
         edge_starts=edge_starts,
         edge_target=edge_target,
         edge_lag=edge_lag,

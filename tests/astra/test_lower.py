@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rapid_des.astra import AstraResult, lower, windows
+from rapid_des.astra import AstraResult, direct, lower
 from rapid_des.astra.collectives import Planner, Scope
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import TraceError, UnsupportedByEngine
@@ -89,7 +89,7 @@ def test_few_pairs_are_numbered_by_sorting_alike(plane, monkeypatch):
 
 
 def test_windows_among_too_many_are_refused_not_approximated(bench, monkeypatch):
-    monkeypatch.setattr(windows, "_MOST_EDGES", 10)
+    monkeypatch.setattr(direct, "_MOST_EDGES", 10)
     bench.system["all-reduce-implementation"] = ["direct1"]
     # each of 6 sends waits for receipts among all before it: 1 + 2 + 3 + 4 + 5, on each of 4 ranks
     with pytest.raises(UnsupportedByEngine, match="all-reduce, direct1, 4096 B among 4: 60 dependencies"):
