@@ -9,6 +9,7 @@ come with their durations; from `lower` on all go the same way.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,9 @@ from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.flattened import run_traces
 from rapid_des.modes.pricing import price, price_blocks
+from rapid_des.network.faults import drawn_names
 from rapid_des.report.result import Result, result_of
+from rapid_des.report.result_text import drawn_line
 
 if TYPE_CHECKING:
     from rapid_des.chakra import ReadOptions, TraceSet
@@ -54,7 +57,9 @@ def replay(
         from rapid_des.program.faults.slow_gpus import stretched
 
         traces = stretched(traces, machine)
-    return result_of(run_traces(traces, machine, EngineChoice.of(engine), trail=trail, cache=cache))
+    return _noted(
+        result_of(run_traces(traces, machine, EngineChoice.of(engine), trail=trail, cache=cache)), machine
+    )
 
 
 def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
@@ -79,11 +84,17 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     if mode == FLATTENED:
         trace = price(job, machine, cache=cache)
         run = run_traces(trace.traces, machine, choice, trail=trail, cache=cache)
-        return result_of(run, trace=trace, memory=memory)
+        return _noted(result_of(run, trace=trace, memory=memory), machine)
     blocks = run_blocks(
         price_blocks(job, machine, cache=cache), machine, BLOCK_MODES[mode], choice, cache=cache
     )
-    return result_of(blocks.run, trace=blocks.trace, memory=memory, blocks=blocks)
+    return _noted(result_of(blocks.run, trace=blocks.trace, memory=memory, blocks=blocks), machine)
+
+
+def _noted(result: Result, machine: Machine) -> Result:
+    """Return the result with a note of what `random` faults of the machine drew."""
+    drawn = drawn_names(machine.healthy, machine.faults, machine.spec.gpus_per_node)
+    return replace(result, notes=(*result.notes, drawn_line(drawn))) if drawn else result
 
 
 def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) -> dict[str, Result | str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
 from rapid_des.cli.options import (
-    announce,
     echo,
     engine_choice,
     engine_option,
@@ -22,7 +22,7 @@ from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.pictures.fabric import draw
 from rapid_des.report.study_text import criticality_lines, scenario_lines
-from rapid_des.report.writing import check_outputs
+from rapid_des.report.writing import check_outputs, printable
 from rapid_des.simulation import MODES
 from rapid_des.studies.criticality import KINDS, PLURALS, criticality
 from rapid_des.studies.faults import How, scenario
@@ -49,6 +49,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
         raise InputError("faults run needs at least one --fault 'KEY=VALUE …'")
     wanted, loaded = open_job(job, machine, settings)
     found = scenario(wanted, loaded, [parse_fault(text) for text in faults], _how(options))
+    _end_line()
     plain = found.as_json()
     echo(options["as_json"], plain, scenario_lines(plain))
 
@@ -74,16 +75,28 @@ def criticality_command(
     wanted, loaded = open_job(job, machine, settings, faults)
     kinds = [PLURALS[kind] for kind in options["kinds"]] or KINDS
     ranked = criticality(wanted, loaded, derate=options["derate"], kinds=kinds, how=_how(options))
+    _end_line()
     plain = ranked.as_json(options["top"])
     echo(options["as_json"], plain, criticality_lines(plain, len(ranked.rows)))
     if options["plot"] is not None:
         draw(ranked.heat_map(loaded), options["plot"])
 
 
+def _on_one_line(text: str) -> None:
+    """Say on a terminal what is going on, each text in the place of the one before; elsewhere nothing."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[2K{printable(text)}", err=True, nl=False)
+
+
+def _end_line() -> None:
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[2K", err=True, nl=False)
+
+
 def _how(options: dict[str, Any]) -> How:
     return How(
         mode=options["mode"],
         engine=engine_choice(options["engine"]),
-        report=announce,
+        report=_on_one_line,
         symmetry=not options.get("every", False),
     )

@@ -14,6 +14,7 @@ import click
 
 from rapid_des import __version__
 from rapid_des.errors import RapidDesError
+from rapid_des.report.writing import printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("rapid_des.cli.run:run", "Predict a job's step time on a machine."),
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(text: str, code: int) -> None:
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [printable(line) for line in text.splitlines() if line.strip()]
     if len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES - 1], f"… and {len(lines) - _MOST_LINES + 1} more lines"]
     click.echo("\n".join(lines), err=True)

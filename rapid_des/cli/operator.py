@@ -137,13 +137,13 @@ def attention(batch: int, query_length: int, key_length: int, device: str, **opt
 @click.option("-o", "--output", required=True, metavar="FILE", help="PNG or SVG.")
 @json_option
 def roofline(job: str, machine: str, settings: tuple[str, ...], output: str, as_json: bool) -> None:
-    """Draw the device's roofline with the operators of JOB on it."""
-    from rapid_des.report.pictures.charts import draw_job_roofline
+    """Draw the device's roofline with the operators of JOB on it, at the clock that the job runs at."""
+    from rapid_des.report.pictures.charts import draw_roofline
 
     check_outputs([], pictures=[output])
     wanted, loaded = open_job(job, machine, settings)
     title = f"{job} on {loaded.device.spec.name}"
-    count = draw_job_roofline(wanted, loaded.device, Path(output), title=title)
+    count = draw_roofline(wanted, loaded, Path(output), title=title)
     echo(as_json, {"operators": count, "written": output}, [f"{count} operators in {output}"])
 
 

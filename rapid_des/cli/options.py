@@ -12,7 +12,7 @@ import click
 
 from rapid_des.errors import ConfigError
 from rapid_des.network.faults import parse_fault
-from rapid_des.report.writing import check_outputs
+from rapid_des.report.writing import check_outputs, printable
 
 if TYPE_CHECKING:
     from rapid_des.frontend import Job
@@ -192,12 +192,12 @@ def write_outputs(result: Result, options: dict[str, Any]) -> None:
 
 def echo(as_json: bool, plain: object, lines: Iterable[str]) -> None:
     """Print plain data as JSON if asked for, else the lines."""
-    click.echo(json.dumps(plain, indent=1) if as_json else "\n".join(lines))
+    click.echo(json.dumps(plain, indent=1) if as_json else printable("\n".join(lines)))
 
 
 def announce(text: str) -> None:
     """Say on stderr what is going on."""
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)
 
 
 def engine_choice(engine: str, *, no_shortcuts: bool = False) -> EngineChoice:

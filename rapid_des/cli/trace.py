@@ -29,6 +29,7 @@ from rapid_des.report.trace_text import (
     statistics_lines,
     table_lines,
 )
+from rapid_des.report.writing import check_outputs
 
 _prefix = click.argument("prefix")
 
@@ -43,9 +44,7 @@ def trace() -> None:
 @click.option("--rank", default=None, type=int, help="Which rank; the first if not said.")
 @click.option("--first", default=0, help="Position of the first node.")
 @click.option("--count", default=50, help="How many nodes.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw the window's graph into an .svg or .png file."
-)
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the window's graph: PNG, SVG or PDF.")
 @json_option
 @trace_options
 def show(
@@ -58,6 +57,7 @@ def show(
     reading: ReadOptions,
 ) -> None:
     """Show a rank's nodes, or a window of them, as a table, as JSON or as a picture."""
+    check_outputs([], pictures=[plot])
     traces = read_set(prefix, reading)
     chosen = rank_of(traces, rank)
     rows = node_rows(chosen, first, count)

@@ -9,7 +9,7 @@ import click
 
 from rapid_des.report.pictures.charts import draw_residuals
 from rapid_des.report.study_text import validation_lines
-from rapid_des.report.writing import require_extra
+from rapid_des.report.writing import printable, require_extra
 from rapid_des.validation import open_folder
 from rapid_des.validation import validate as run_validation
 
@@ -24,7 +24,7 @@ def validate(topics: tuple[str, ...], data: Path | None, as_json: bool, plot: Pa
     if plot is not None:
         require_extra("matplotlib", "plot", "--plot")
     report = run_validation(open_folder(data), topics)
-    click.echo(json.dumps(report) if as_json else "\n".join(validation_lines(report)))
+    click.echo(json.dumps(report) if as_json else printable("\n".join(validation_lines(report))))
     if plot is not None:
         written = draw_residuals(report, plot)
         click.echo(f"{len(written)} pictures in {plot}", err=True)

@@ -11,7 +11,10 @@ import msgspec
 from rapid_des.device.device import Device
 from rapid_des.device.learned import LearnedFile
 from rapid_des.device.operators import Estimate, Operator
-from rapid_des.units import PS_PER_S, PS_PER_US, Duration, FlopRate, Size
+from rapid_des.report.result_text import time_text
+from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size
+
+_PICOSECONDS = {"ps": 1, "ns": PS_PER_NS, "us": PS_PER_US}
 
 
 def estimate_as_plain(operator: Operator, estimate: Estimate, device: Device) -> dict[str, object]:
@@ -56,8 +59,16 @@ def _conditions(device: Device) -> Mapping[str, str]:
 
 
 def _detail(name: str, value: Any) -> str:
-    if name == "energy_pj":
-        name, value = "energy", f"{value * 1e-12:.3g} J"
+    """Return a detail as people write it; its name loses the unit that the value then carries."""
+    base, _, unit = name.rpartition("_")
+    if unit == "pj":
+        name, value = base, f"{value * 1e-12:.3g} J"
+    elif unit in _PICOSECONDS:
+        name, value = base, time_text(round(value * _PICOSECONDS[unit]))
+    elif isinstance(value, float):
+        value = f"{value:.4g}"
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = f"{value:,}"
     shown = " x ".join(str(item) for item in value) if isinstance(value, list | tuple) else value
     return f"  {name:<14} {shown}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rapid_des.report.figures import JobFigures
@@ -20,6 +20,7 @@ _PARTS = {
 _GIB = 2**30
 _OPERATORS = 6
 _RANKS = 16
+_DRAWN = 12
 
 
 def time_text(picoseconds: int) -> str:
@@ -31,6 +32,12 @@ def time_text(picoseconds: int) -> str:
     if picoseconds == 0:
         return "0"
     return f"{'-' if picoseconds < 0 else ''}{Duration(abs(picoseconds))}"
+
+
+def drawn_line(names: Sequence[str]) -> str:
+    """Return what faults drew at random, the first dozen by name."""
+    more = len(names) - _DRAWN
+    return f"drawn at random: {', '.join(names[:_DRAWN])}" + (f" and {more} more" if more > 0 else "")
 
 
 def result_lines(result: Result, title: str) -> Iterator[str]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rapid_des.report.result_text import time_text
+from rapid_des.report.result_text import drawn_line, time_text
 from rapid_des.units import PS_PER_S, PS_PER_US, Size
 
 Plain = Mapping[str, Any]
 
 _CHANGES = 8
-_DRAWN = 12
 
 
 def scenario_lines(scenario: Plain) -> Iterator[str]:
@@ -23,9 +22,10 @@ def scenario_lines(scenario: Plain) -> Iterator[str]:
     yield f"healthy      {time_text(healthy['step_time_ps'])}"
     yield f"with faults  {time_text(faulty['step_time_ps'])}  ({scenario['slowdown'] - 1:+.2%})"
     yield f"critical rank {healthy['critical_rank']} without, {faulty['critical_rank']} with the faults"
+    if scenario["faster"]:
+        yield f"faster with the faults: {scenario['faster']}"
     if scenario["drawn"]:
-        shown, more = scenario["drawn"][:_DRAWN], len(scenario["drawn"]) - _DRAWN
-        yield f"drawn at random: {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
+        yield drawn_line(scenario["drawn"])
     titles = {
         "kinds": f"where the time of rank {scenario['rank']} goes, critical with the faults",
         "collectives": "collectives, summed over their members",

@@ -16,7 +16,7 @@ from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.flattened import Run
-from rapid_des.network.faults import Fault, hits
+from rapid_des.network.faults import Fault, drawn_names
 from rapid_des.program.program import VisitKind
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay, simulate
@@ -68,6 +68,8 @@ class Scenario:
     """The rank that is critical with the faults."""
     drawn: tuple[str, ...]
     """The links or GPUs that `random` faults hit, a fault after the other."""
+    faster: str
+    """If the faults speed the step up: why they can; else empty."""
     kinds: tuple[Change, ...]
     """Parts of the time of `rank`."""
     collectives: tuple[Change, ...] = ()
@@ -92,6 +94,7 @@ class Scenario:
             "slowdown": self.slowdown,
             "rank": self.rank,
             "drawn": list(self.drawn),
+            "faster": self.faster,
             **{
                 name: [row.as_json() for row in getattr(self, name)]
                 for name in ("kinds", "collectives", "links", "busy", "ranks")
@@ -105,8 +108,11 @@ def scenario(subject: Job | TraceSet, machine: Machine, faults: Sequence[Fault],
     how.report("healthy run")
     healthy = measured(subject, machine, how, cache)
     how.report("run with faults")
-    faulty = measured(subject, machine.with_faults(faults), how, cache)
-    return _compared(healthy, faulty, _drawn(machine, faults))
+    hurt = machine.with_faults(faults)
+    faulty = measured(subject, hurt, how, cache)
+    faster = _why_faster(machine, hurt) if faulty.step_time < healthy.step_time else ""
+    drawn = drawn_names(machine.healthy, faults, machine.spec.gpus_per_node)
+    return _compared(healthy, faulty, drawn, faster)
 
 
 def measured(subject: Job | TraceSet, machine: Machine, how: How, cache: BoundedCache) -> Result:
@@ -118,18 +124,16 @@ def measured(subject: Job | TraceSet, machine: Machine, how: How, cache: Bounded
     return replay(subject, machine, engine=how.engine, cache=cache)
 
 
-def _drawn(machine: Machine, faults: Sequence[Fault]) -> tuple[str, ...]:
-    """Return the names of what `random` faults hit: GPUs, else links."""
-    fabric, names = machine.healthy, list[str]()
-    for fault, hit in hits(fabric, faults, machine.spec.gpus_per_node):
-        if fault.random is not None and len(hit.gpus):
-            names += [fabric.node_name(gpu) for gpu in hit.gpus.tolist()]
-        elif fault.random is not None:
-            names += [fabric.link_name(link) for link in hit.links.tolist()]
-    return tuple(names)
+def _why_faster(machine: Machine, hurt: Machine) -> str:
+    """Return what lets a machine with more faults be faster: none of them makes a part of it faster."""
+    if hurt.replans:
+        return "collectives are planned for what survives, and that plan suits this job better"
+    if hurt.dead != machine.dead or any(fault.down for fault in hurt.faults):
+        return "traffic takes other routes, which here share their links less"
+    return "transfers come to the links that they share in another order, which here delays the step less"
 
 
-def _compared(healthy: Result, faulty: Result, drawn: tuple[str, ...]) -> Scenario:
+def _compared(healthy: Result, faulty: Result, drawn: tuple[str, ...], faster: str) -> Scenario:
     """Return what changed from one result to the other; in blocks only what one rank's time is made of."""
     rank, before, after = faulty.critical_rank, healthy.run, faulty.run
     found = Scenario(
@@ -137,6 +141,7 @@ def _compared(healthy: Result, faulty: Result, drawn: tuple[str, ...]) -> Scenar
         replace(faulty, run=None, blocks=None),
         rank,
         drawn,
+        faster,
         kinds=_changes(healthy.rank_breakdown(rank), faulty.breakdown),
     )
     if before is None or after is None:

@@ -51,7 +51,7 @@ BAD_WORDS = [
     ("trace show {trace} --first x", "not a valid integer"),
     ("trace show {trace} --count -1", "out of range"),
     ("trace show {trace} --plot /nowhere/x.svg", "can not be written"),
-    ("trace show {trace} --plot x.docx", ".svg or .png"),
+    ("trace show {trace} --plot x.docx", ".png, .svg or .pdf"),
     ("trace check nothing", "nothing: no trace files"),
     ("trace stats {root}/README.md", "corrupt at byte"),
     ("trace convert {trace}", "--output"),

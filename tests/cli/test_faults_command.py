@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,31 @@ def test_a_random_fault_names_what_it_drew():
     assert len(found["drawn"]) == 2
     assert all(name.startswith("gpu") for name in found["drawn"])
     assert f"drawn at random: {', '.join(found['drawn'])}" in invoke("faults", "run", *subject).stdout
+
+
+def test_a_run_and_a_replay_name_what_a_random_fault_drew_too():
+    fault = ("--fault", "random=links count=1 seed=1 bandwidth=0.5")
+    for command in (("run", *JOB), ("replay", TRACES, *RING)):
+        notes = printed(*command, *fault)["notes"]
+        assert [note for note in notes if re.match(r"drawn at random: \w+>\w+, \w+>\w+$", note)]
+        assert not [note for note in printed(*command)["notes"] if "drawn" in note]
+
+
+def test_faults_that_speed_a_job_up_say_how_they_can():
+    subject = ["llama2_7b_train", "--on", "king_mesh_a100", "--set", "job.training.global_batch=8"]
+    # rings that were laid out anew around three dead links overlap less than the rings of the whole mesh
+    faults = "random=links count=3 seed=4 down=true policy=replan"
+    found = printed("faults", "run", *subject, "--fault", faults)
+    assert found["slowdown"] < 1
+    assert found["faster"].startswith("collectives are planned for what survives")
+    text = invoke("faults", "run", *subject, "--fault", faults).stdout
+    assert f"faster with the faults: {found['faster']}" in text
+    slower = printed("faults", "run", *subject, "--fault", "gpu=0 compute=0.5")
+    assert (slower["slowdown"] > 1, slower["faster"]) == (True, "")
+
+
+def test_a_study_leaves_stderr_alone_where_nobody_watches():
+    ended = invoke("faults", "criticality", *JOB, "--kind", "gpus")
+    assert [
+        line for line in ended.stderr.splitlines() if "simulat" not in line and "kernel" not in line
+    ] == []

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,40 @@ def run(command, *arguments):
     if result.exception is not None:
         raise result.exception
     return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("norm", "4096", "4096"), {"transfer": "37.19 us", "kernels": "1"}),
+        (
+            ("attention", "1", "128", "4096", "--heads", "32"),
+            {"compute": "151.4 us", "tiles_visited": "2,048"},
+        ),
+        (("gemm", "512", "1024", "2048"), {"launch": "1 us"}),
+    ],
+)
+def test_details_are_written_as_people_write_them(arguments, shown):
+    text = run(operator, *arguments, "--device", "a100_sxm_80gb")
+    details = dict(line.split(maxsplit=1) for line in text.splitlines()[1:])
+    assert {name: details[name] for name in shown} == shown
+    assert not [name for name in details if name.endswith(("_us", "_ps", "_pj"))]
+
+
+@pytest.mark.parametrize(
+    ("job", "marks"),
+    [
+        # no learned file or fault: a run prices the same, at the clock that the title names
+        ("llama2_7b_train", ("sustained clock", "forward.attention.qkv", "optimizer")),
+        ("llama2_7b_inference", ("boost clock", "prefill attention.qkv", "decode step 199 attention.core")),
+    ],
+)
+def test_a_roofline_shows_what_a_run_prices(job, marks, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "roofline.svg"
+    run(operator, "roofline", job, "--on", "dgx_a100", "-o", str(picture))
+    words = " ".join(re.findall("<!-- (.*?) -->", picture.read_text()))
+    assert [mark for mark in marks if mark not in words] == []
 
 
 @pytest.mark.parametrize(

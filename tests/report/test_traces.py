@@ -1,7 +1,7 @@
 """What people see of a rank's nodes: rows and pictures."""
 
 import re
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,19 +63,28 @@ def test_a_drawing_names_the_critical_nodes(tmp_path):
     assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_one_line_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    rank = read_set(one_rank(tmp_path, node(1, us=1))).ranks[0]
-    with pytest.raises(InputError, match=r"pip install 'rapid-des\[plot\]'"):
-        draw(rank, tmp_path / "graph.svg")
-
-
 def test_unreadable_drawings_are_refused(tmp_path):
     rank = read_set(one_rank(tmp_path, *(node(i, us=1) for i in range(401)))).ranks[0]
     with pytest.raises(TraceError, match="a window of at most 400"):
         draw(rank, tmp_path / "graph.svg", count=500)
-    with pytest.raises(TraceError, match=r"\.svg or \.png"):
-        draw(rank, tmp_path / "graph.pdf", count=5)
+    with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
+        draw(rank, tmp_path / "graph.gif", count=5)
+
+
+def test_a_drawing_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure")
+    rank, target = read_set(one_rank(tmp_path, *DIAMOND)).ranks[0], tmp_path / "graph.png"
+    target.write_text("old")
+
+    def half(_, path, **__):
+        Path(path).write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure.Figure, "savefig", half)
+    with pytest.raises(InputError, match="can not be written: No space left"):
+        draw(rank, target)
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir() if "graph" in path.name] == ["graph.png"]
 
 
 def test_rows_say_what_a_node_takes_and_whom_it_talks_to(tmp_path):

@@ -1,11 +1,13 @@
 """Output files: whole or not at all, and refused before the work."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from rapid_des.errors import InputError
+from rapid_des.machine import load_machine
 from rapid_des.report.writing import check_outputs, replacing
 from tests.cli.shell import call, refused
 
@@ -23,6 +25,16 @@ def test_a_file_takes_its_place_only_when_it_is_whole(tmp_path):
         beside.write_text("new")
     assert path.read_text() == "new"
     assert [file.name for file in tmp_path.iterdir()] == ["links.csv"]
+
+
+def test_escapes_in_a_file_are_spelled_not_obeyed(tmp_path):
+    machine = tmp_path / "m.yaml"
+    preset = load_machine("hgx_a100_x4").as_yaml()
+    machine.write_text(re.sub("(?m)^name: .*$", r'name: "red \\e[31m, back \\u202e"', preset))
+    shown = call("topology", "show", machine)
+    assert shown.out.splitlines()[0] == r"red \x1b[31m, back \u202e"
+    said = call("topology", "route", machine, "0", "\x1b[2J")
+    assert (said.code, "\x1b" in said.err, r"\x1b[2J" in said.err) == (2, False, True)
 
 
 def test_what_is_no_file_is_written_itself():

@@ -1,6 +1,13 @@
 """Faults: what is hit, how and when; one language for machine files and the command line."""
 
-from rapid_des.network.faults.effects import GpuFactors, apply_static, gpu_factors, hits, touches_links
+from rapid_des.network.faults.effects import (
+    GpuFactors,
+    apply_static,
+    drawn_names,
+    gpu_factors,
+    hits,
+    touches_links,
+)
 from rapid_des.network.faults.specs import Fault, check_fault, parse_fault
 from rapid_des.network.faults.timing import dead_at, gpu_timetables, link_timetables, placed_in_time
 
@@ -10,6 +17,7 @@ __all__ = [
     "apply_static",
     "check_fault",
     "dead_at",
+    "drawn_names",
     "gpu_factors",
     "gpu_timetables",
     "hits",

@@ -52,6 +52,17 @@ def hits(
         yield fault, hit
 
 
+def drawn_names(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None = None) -> tuple[str, ...]:
+    """Return the names of what `random` faults hit, a fault after the other: GPUs, else links."""
+    names = list[str]()
+    for fault, hit in hits(fabric, [fault for fault in faults if fault.random is not None], gpus_per_node):
+        if fault.random in {"gpus", "nodes"} and len(hit.gpus):
+            names += [fabric.node_name(gpu) for gpu in hit.gpus.tolist()]
+        else:
+            names += [fabric.link_name(link) for link in hit.links.tolist()]
+    return tuple(names)
+
+
 def link_effect(fault: Fault, bandwidth: int, latency: int) -> LinkEffect:
     """Return what a fault, while it lasts, leaves of a link of this bandwidth and latency."""
     if fault.down:

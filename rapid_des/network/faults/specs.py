@@ -186,7 +186,7 @@ def _loss_problem(fault: Fault) -> str:
         return f"{lossy[0]}: needs packet (a size) and retransmission (selective_repeat or go_back_n)"
     if fault.packet == 0:
         return "packet: must be above 0 B"
-    lost = f"bit_error_rate: {fault.bit_error_rate} loses every packet of {fault.packet}"
+    lost = f"{lossy[0]}: {getattr(fault, lossy[0])} loses every packet of {fault.packet}"
     return lost if fault.loss == 1 else ""
 
 

@@ -3,56 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rapid_des.device.device import Device
-from rapid_des.device.operators import Operator
-from rapid_des.device.pricing import operator_model
-from rapid_des.frontend import Job
-from rapid_des.frontend.parts import training_lists
+from rapid_des.frontend import Job, PricedOperator
+from rapid_des.machine import Machine
+from rapid_des.modes.pricing import at_job_clock, price
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.units import PS_PER_S
+from rapid_des.units import PS_PER_S, FlopRate
 
-_MARKS = {
+_SHAPES = {
     "tensor": "o", "vector": "s", "shared": "D", "l2": "^", "hbm": "v", "latency": "x", "launch": "+",
 }  # fmt: skip
 
 
-def draw_job_roofline(job: Job, device: Device, path: Path, *, title: str) -> int:
-    """Draw the device's roofline with a training job's operators on it; return how many there are."""
-    operators = {
-        f"{key.section.name} {key.phase}: {step.name}": step.operator
-        for key, steps in training_lists(job).items()
-        for step in steps
-        if step.operator is not None
-    }
-    draw_roofline(operators, device, path, title=title)
-    return len(operators)
+@dataclass(frozen=True)
+class _Mark:
+    """An operator in a roofline's picture."""
+
+    label: str
+    intensity: float
+    """FLOP per byte of HBM."""
+    rate: float
+    """FLOP/s."""
+    bound: str
 
 
-def draw_roofline(operators: Mapping[str, Operator], device: Device, path: Path, *, title: str) -> None:
-    """Write a picture: FLOP/s over FLOP per HBM byte, a mark an operator by what bounds it."""
-    figure = new_figure(path, figsize=(9, 6))
+def draw_roofline(job: Job, machine: Machine, path: Path, *, title: str) -> int:
+    """Write a picture: FLOP/s over FLOP per HBM byte, a mark an operator of the job as a run prices it.
+
+    Of a training job all operators at the clock that it runs at; of an inference job those of the prefill, of
+    the first decode step and of the last. Returns how many there are with FLOPs and bytes.
+    """
+    device = at_job_clock(job, machine, machine.device)
+    marks = _marks(price(job, machine).operators)
+    figure = new_figure(path, figsize=(9, max(6.0, 0.145 * len(marks))))
     axes = figure.subplots()
-    points = _points(operators, device)
-    for number, (name, intensity, rate, bound) in enumerate(points, start=1):
-        axes.plot(intensity, rate, _MARKS[bound], color=f"C{list(_MARKS).index(bound)}", markersize=6)
-        axes.plot([], [], " ", label=f"{number} {name} ({bound}, {rate / 1e12:.3g} TFLOP/s)")
-    for numbers in _neighbours([point[1:3] for point in points]):
-        _, intensity, rate, _ = min((points[number - 1] for number in numbers), key=lambda point: point[2])
+    for number, mark in enumerate(marks, start=1):
+        colour = f"C{list(_SHAPES).index(mark.bound)}"
+        axes.plot(mark.intensity, mark.rate, _SHAPES[mark.bound], color=colour, markersize=6)
+        text = f"{number} {mark.label} ({mark.bound}, {FlopRate(round(mark.rate))})"
+        axes.plot([], [], " ", label=text)
+    for numbers in _neighbours([(mark.intensity, mark.rate) for mark in marks]):
+        lowest = min((marks[number - 1] for number in numbers), key=lambda mark: mark.rate)
         text = "\n".join(" ".join(map(str, numbers[i : i + 6])) for i in range(0, len(numbers), 6))
-        axes.annotate(
-            text, (intensity, rate), fontsize=6, textcoords="offset points", xytext=(6, -6), va="top"
-        )
-    _roofs(axes, device, [point[1] for point in points])
+        where = (lowest.intensity, lowest.rate)
+        axes.annotate(text, where, fontsize=7, textcoords="offset points", xytext=(6, -6), va="top")
+    _roofs(axes, device, [mark.intensity for mark in marks])
     axes.set_xlabel("FLOP per byte of HBM")
     axes.set_ylabel("FLOP/s")
-    axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=5, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    axes.set_title(f"{title}, {device.conditions.clock} clock", fontsize=10)
+    figure.legend(fontsize=6.5, loc="center left", bbox_to_anchor=(0.91, 0.5), frameon=False, handlelength=0)
+    for bound in dict.fromkeys(mark.bound for mark in marks):
+        colour = f"C{list(_SHAPES).index(bound)}"
+        axes.plot([], [], _SHAPES[bound], color=colour, label=f"bound by {bound}")
+    bounds = [line for line in axes.lines if str(line.get_label()).startswith("bound by")]
+    axes.legend(handles=bounds, fontsize=8, loc="upper left")
     save(figure, path, dpi=130, bbox_inches="tight")
+    return len(marks)
+
+
+def _marks(operators: Sequence[PricedOperator]) -> list[_Mark]:
+    """Return the operators that have FLOPs and bytes, one a name, kind of layer and pass."""
+    last = max((operator.step for operator in operators), default=0)
+    passes = {0: "prefill ", 1: "decode step 1 ", last: f"decode step {last} "} if last else {0: ""}
+    kinds = len({operator.kind for operator in operators}) > 1
+    marks: dict[tuple[str, int, int], _Mark] = {}
+    for operator in operators:
+        if operator.flops and operator.hbm_bytes and operator.step in passes:
+            layer = f" (layer kind {operator.kind})" if kinds and operator.section == "block" else ""
+            rate = operator.flops * PS_PER_S / max(operator.duration, 1)
+            label = passes[operator.step] + operator.name.removeprefix("forward." if last else "") + layer
+            mark = _Mark(label, operator.flops / operator.hbm_bytes, rate, operator.bound)
+            marks.setdefault((operator.name, operator.kind, operator.step), mark)
+    return list(marks.values())
 
 
 def _neighbours(places: list[tuple[float, float]]) -> list[list[int]]:
@@ -67,18 +95,6 @@ def _neighbours(places: list[tuple[float, float]]) -> list[list[int]]:
         else:
             groups.append([number])
     return groups
-
-
-def _points(operators: Mapping[str, Operator], device: Device) -> list[tuple[str, float, float, str]]:
-    points: dict[Operator, tuple[str, float, float, str]] = {}
-    prices = operator_model(device)
-    for name, operator in operators.items():
-        estimate = prices.estimate(operator)
-        moved = estimate.bytes.get("hbm", 0)
-        if estimate.flops and moved and operator not in points:
-            rate = estimate.flops * PS_PER_S / max(estimate.duration, 1)
-            points[operator] = (name, estimate.flops / moved, rate, estimate.bound)
-    return list(points.values())
 
 
 def _roofs(axes: Any, device: Device, intensities: list[float]) -> None:

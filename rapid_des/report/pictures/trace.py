@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from rapid_des.chakra.statistics import depths, edges_of, path_lengths
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace
-from rapid_des.errors import InputError, TraceError
+from rapid_des.errors import TraceError
+from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.trace_text import node_rows
 
 MOST_NODES = 400
@@ -121,33 +122,19 @@ def critical_chain(nodes: NodeTable) -> Integers:
 
 
 def draw(rank: RankTrace, target: Path, *, first: int = 0, count: int = MOST_NODES) -> None:
-    """Draw a rank's graph into an SVG or PNG file; more than `MOST_NODES` nodes are refused as unreadable."""
-    if target.suffix not in {".svg", ".png"}:
-        raise TraceError(f"{target}: a plot is .svg or .png")
+    """Draw a rank's graph into a PNG, SVG or PDF file; more than `MOST_NODES` nodes are refused."""
     shown = min(count, len(rank.nodes) - first)
     if shown > MOST_NODES:
         raise TraceError(
             f"{shown} nodes would not be readable; choose a window of at most {MOST_NODES} (--first, --count)"
         )
     part = replace(rank, nodes=window(rank.nodes, first, count))
-    figure = _figure()
+    figure = new_figure(target)
     layout = lay_out(part.nodes)
     width = (int(layout.column.max()) + 2) * _COLUMN_INCHES
     figure.set_size_inches(width, (float(np.ptp(layout.height)) + 3.5) * _LINE_INCHES + 0.6)
     _paint(figure.add_subplot(), part, layout)
-    stamp = {"Date": None} if target.suffix == ".svg" else None
-    try:
-        figure.savefig(target, dpi=110, bbox_inches="tight", metadata=stamp)
-    except OSError as error:
-        raise TraceError(f"{target}: can not be written: {error.strerror or error}") from error
-
-
-def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("plots need matplotlib: pip install 'rapid-des[plot]'") from error
-    return Figure()
+    save(figure, target, dpi=110, bbox_inches="tight")
 
 
 def _paint(axes: Any, rank: RankTrace, layout: Layout) -> None:

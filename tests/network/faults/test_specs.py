@@ -46,6 +46,10 @@ def test_words_state_what_how_and_when():
             "link=0-1 bit_error_rate=0.9 packet='4 KiB' retransmission=go_back_n",
             "loses every packet of 4 KiB",
         ),
+        (
+            "link=0-1 packet_loss=0.9999999999999 packet='4 KiB' retransmission=go_back_n",
+            "packet_loss: 0.9999999999999 loses every packet of 4 KiB",
+        ),
         ("gpu=3 down=true seed=4", "seed: only with"),
         ("link=3-4 down=true bandwidth=0.5", "down: leaves nothing for bandwidth to change"),
         ("all=planets down=true", "'planets' is not one of"),
