@@ -12,7 +12,7 @@ from msgspec import structs
 
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve, to_yaml
 from rapid_des.device.device import Device, device_of, load_device
-from rapid_des.device.spec import DeviceSpec
+from rapid_des.device.spec import DeviceSpec, with_settings
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.collectives.in_switch import IN_SWITCH
@@ -197,8 +197,8 @@ def _device(spec: MachineSpec, document: Document, settings: Iterable[tuple[str,
     if isinstance(spec.device, str):
         resolve(spec.device, "device", folder=document.folder, named_in=str(document.path), key="device")
         return load_device(spec.device, settings=settings, folder=document.folder)
-    inline = apply_overrides(Document(document.path, document.tree["device"]), settings)
-    return device_of(decode(inline, DeviceSpec), document.folder.absolute())
+    inline = Document(document.path, document.tree["device"])
+    return device_of(with_settings(inline, settings), document.folder.absolute())
 
 
 def _built(spec: MachineSpec, document: Document, faults: tuple[Fault, ...], device: Device) -> Machine:

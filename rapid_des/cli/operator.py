@@ -186,7 +186,7 @@ def sharded_gemm(m: int, k: int, n: int, machine: str, settings: tuple[str, ...]
     from rapid_des.report.study_text import sharded_lines
     from rapid_des.studies.sharded_gemm import ShardedGemm, run_sharded
 
-    loaded = open_machine(machine, settings)
+    loaded = open_machine(machine, settings, priced=True)
     cut = {name: options[name] for name in ("tp", "axis", "sequence_parallel", "dtype")}
     phases = run_sharded(ShardedGemm(m, k, n, **cut), loaded)
     plain = [phase.as_plain() for phase in phases]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -146,20 +146,56 @@ def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) ->
     return result
 
 
-def open_machine(machine: str, settings: Iterable[str], faults: Iterable[str] = ()) -> Machine:
-    """Return the machine with --set and --fault."""
-    return _machine(machine, split_settings(settings, ("machine", "device")), faults)
+def open_machine(
+    machine: str, settings: Sequence[str], faults: Iterable[str] = (), *, priced: bool = False
+) -> Machine:
+    """Return the machine with --set and --fault; settings that change nothing are named on stderr.
+
+    `priced` says whether operators are priced on its device: else nothing depends on that.
+    """
+    faults = tuple(faults)
+
+    def opened(chosen: Sequence[str]) -> Machine:
+        return _machine(machine, split_settings(chosen, ("machine", "device")), faults)
+
+    loaded = opened(settings)
+    if settings and not priced:
+        from rapid_des.studies.settings import idle_settings
+
+        for line in idle_settings(settings, lambda chosen: (None, opened(chosen)), (None, loaded)):
+            announce(line)
+    return loaded
 
 
 def open_job(
-    job: str, machine: str, settings: Iterable[str], faults: Iterable[str] = ()
+    job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = ()
 ) -> tuple[Job, Machine]:
-    """Return the job and the machine with --set and --fault."""
+    """Return the job and the machine with --set and --fault; idle settings are named on stderr."""
+    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults)
+    for line in idle:
+        announce(line)
+    return wanted, loaded
+
+
+def open_job_with_notes(
+    job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = ()
+) -> tuple[Job, Machine, tuple[str, ...]]:
+    """Return the job, the machine, and a line for every setting that changes nothing."""
     from rapid_des.frontend import load_job
 
-    chosen = split_settings(settings)
-    opened = _machine(machine, chosen, faults)
-    return load_job(job, settings=chosen["job"]), opened
+    faults = tuple(faults)
+
+    def opened(chosen: Sequence[str]) -> tuple[Job, Machine]:
+        split = split_settings(chosen)
+        loaded = _machine(machine, split, faults)
+        return load_job(job, settings=split["job"]), loaded
+
+    wanted, loaded = opened(settings)
+    if not settings:
+        return wanted, loaded, ()
+    from rapid_des.studies.settings import idle_settings
+
+    return wanted, loaded, idle_settings(settings, opened, (wanted, loaded))
 
 
 def _machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from rapid_des.cli.options import (
+    announce,
     echo,
     engine_choice,
     engine_options,
     fault_option,
     job_options,
-    open_job,
+    open_job_with_notes,
     output_options,
     require_outputs,
     write_outputs,
@@ -35,8 +37,10 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)
-    wanted, loaded = open_job(job, machine, settings, faults)
+    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults)
     if options["compare_modes"]:
+        for line in idle:
+            announce(line)
         results = compare(wanted, loaded, engine=engine)
         plain = {m: {"refused": r} if isinstance(r, str) else r.as_json() for m, r in results.items()}
         echo(options["as_json"], plain, modes_lines(results))
@@ -44,6 +48,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     mode = options["mode"] or MODES[0]
     trail = options["timeline"] is not None
     result = simulate(wanted, loaded, mode=mode, engine=engine, trail=trail)
+    result = replace(result, notes=(*idle, *result.notes))
     write_outputs(result, options)
     echo(options["as_json"], result.as_json(), result_lines(result, f"{job} on {loaded.name}"))
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from msgspec import structs
 
@@ -25,10 +25,9 @@ from rapid_des.device.spec import (
     Store,
     load_device_spec,
     load_family,
+    scaled,
 )
 from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
-
-_Quantity = TypeVar("_Quantity", bound=int)
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,15 @@ class Device:
             raise UnsupportedByEngine(
                 f"{spec.name}: operators {spec.operators} can not price a slowed device"
             )
-        clock = {name: _scaled(getattr(spec.clock, name), compute) for name in spec.clock.__struct_fields__}
+        clock = {name: scaled(getattr(spec.clock, name), compute) for name in spec.clock.__struct_fields__}
         chip = {name: _narrowed(getattr(spec, name), compute) for name in ("registers", "shared", "l2")}
         return replace(
             self,
             spec=structs.replace(
                 spec,
                 clock=structs.replace(spec.clock, **clock),
-                tensor_peak={dtype: _scaled(peak, compute) for dtype, peak in spec.tensor_peak.items()},
-                vector_peak={dtype: _scaled(peak, compute) for dtype, peak in spec.vector_peak.items()},
+                tensor_peak={dtype: scaled(peak, compute) for dtype, peak in spec.tensor_peak.items()},
+                vector_peak={dtype: scaled(peak, compute) for dtype, peak in spec.vector_peak.items()},
                 hbm=_narrowed(spec.hbm, hbm),
                 **chip,
             ),
@@ -250,8 +249,4 @@ def miss_share(device: Device, working_set: float, *, activations: bool = True) 
 
 
 def _narrowed(store: Store, share: Fraction) -> Store:
-    return structs.replace(store, bandwidth=_scaled(store.bandwidth, share))
-
-
-def _scaled(quantity: _Quantity, share: Fraction) -> _Quantity:
-    return type(quantity)(max(1, quantity * share // 1))
+    return structs.replace(store, bandwidth=scaled(store.bandwidth, share))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from msgspec import structs
 
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
 from rapid_des.config.presets import preset_folder
 from rapid_des.device.operators import Dtype
 from rapid_des.errors import ConfigError
 from rapid_des.units import Bandwidth, Duration, FlopRate, Frequency, Power, Size
+
+_Quantity = TypeVar("_Quantity", bound=int)
 
 LEARNED = "learned:"
 """What `operators` starts with where a file of regressors prices them."""
@@ -102,7 +108,8 @@ class DeviceSpec(Spec, frozen=True):
     kind: Literal["gpu", "tpu"]
     """What it is."""
     sms: int
-    """Streaming multiprocessors (TPU: cores) in use; at least 1."""
+    """Streaming multiprocessors (TPU: cores) in use; at least 1. Set over a file by `--set`, it takes with it
+    what all SMs have together: peaks, and the bandwidths of registers and shared memory; L2 stays."""
     clock: Clock
     """Its clocks."""
     tensor_peak: dict[Dtype, FlopRate]
@@ -201,8 +208,56 @@ def load_device_spec(
     what the base has.
     """
     path = resolve(reference, "device", folder=folder)
-    document = apply_overrides(_with_base(load_document(path), (path,)), settings)
-    return decode(document, DeviceSpec)
+    return with_settings(_with_base(load_document(path), (path,)), settings)
+
+
+def with_settings(document: Document, settings: Iterable[tuple[str, str]]) -> DeviceSpec:
+    """Return the spec of a device file with settings (key path, YAML text) over it.
+
+    Numbers that stand for one thing move together: `sms` takes with it what all SMs have together, as far as
+    the settings do not state it. `clock.peak`, which the peaks are stated at, is refused without them.
+    """
+    chosen = list(settings)
+    spec = decode(apply_overrides(document, chosen), DeviceSpec)
+    keys = {key for key, _ in chosen}
+    if "clock.peak" in keys and not any(key.startswith(("tensor_peak", "vector_peak")) for key in keys):
+        problem = "the peaks and bandwidths are stated at this clock: set tensor_peak and vector_peak too, "
+        raise ConfigError(
+            problem + "or clock.boost and clock.sustained to run faster", file="--set", key="clock.peak"
+        )
+    if "sms" not in keys:
+        return spec
+    return _with_their_rates(spec, Fraction(spec.sms, decode(document, DeviceSpec).sms), keys)
+
+
+def _with_their_rates(spec: DeviceSpec, factor: Fraction, stated: AbstractSet[str]) -> DeviceSpec:
+    """Return a device whose SMs grew by a factor with the rates that all of them have together."""
+
+    def peaks(name: str) -> dict[Dtype, FlopRate]:
+        kept = stated if name not in stated else {f"{name}.{dtype}" for dtype in getattr(spec, name)}
+        return {
+            dtype: peak if f"{name}.{dtype}" in kept else scaled(peak, factor)
+            for dtype, peak in getattr(spec, name).items()
+        }
+
+    def store(name: str) -> Store:
+        present: Store = getattr(spec, name)
+        if not stated.isdisjoint((name, f"{name}.bandwidth")):
+            return present
+        return structs.replace(present, bandwidth=scaled(present.bandwidth, factor))
+
+    return structs.replace(
+        spec,
+        tensor_peak=peaks("tensor_peak"),
+        vector_peak=peaks("vector_peak"),
+        registers=store("registers"),
+        shared=store("shared"),
+    )
+
+
+def scaled(quantity: _Quantity, share: Fraction) -> _Quantity:
+    """Return a share of a quantity, rounded down, at least 1."""
+    return type(quantity)(max(1, quantity * share // 1))
 
 
 def load_family(name: str, *, folder: Path) -> FamilySpec:

@@ -174,7 +174,7 @@ class InferenceSpec(Spec, frozen=True):
     """How many decode steps are simulated, spread evenly from the first to the last; the report
     interpolates between them."""
     cuda_graphs: bool = True
-    """Decode launches its kernels as one graph."""
+    """Decode launches its kernels as one graph; false: one by one, whatever the device's `launch`."""
 
 
 class JobSpec(Spec, frozen=True):

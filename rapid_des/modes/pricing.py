@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.device import Device
@@ -16,6 +16,7 @@ from rapid_des.device.pricing import learned_notes, operator_model
 from rapid_des.frontend import Job, JobTrace, build
 from rapid_des.frontend.blocks import Blocks, blocks
 from rapid_des.frontend.build import check_size
+from rapid_des.frontend.spec import InferenceSpec
 from rapid_des.machine import Machine
 
 _Priced = TypeVar("_Priced")
@@ -74,6 +75,11 @@ def at_job_clock(job: Job, machine: Machine, device: Device) -> Device:
     return device if clock is None else device.under(clock=clock)
 
 
+def decode_launch(serving: InferenceSpec) -> Literal["eager", "graph"]:
+    """Return how decode steps launch their kernels: as the job says, not the device."""
+    return "graph" if serving.cuda_graphs else "eager"
+
+
 def _priced(
     job: Job, machine: Machine, price_on: Callable[[Device], _Priced]
 ) -> tuple[_Priced, Mapping[int, _Priced]]:
@@ -95,13 +101,16 @@ class _Models:
         self._used: list[OperatorModel] = []
 
     def on(self, device: Device) -> tuple[OperatorModel, OperatorModel | None]:
-        """Return what prices operators, and decode steps where these are launched as graphs."""
+        """Return what prices operators and, where they are launched otherwise, those of decode steps."""
         clocked, serving = at_job_clock(self._job, self._machine, device), self._job.spec.inference
         operators = operator_model(clocked, self._cache)
         self._used.append(operators)
-        if serving is None or not serving.cuda_graphs:
+        if serving is None:
             return operators, None
-        decode = operator_model(clocked.under(launch="graph"), self._cache)
+        launch = decode_launch(serving)
+        if clocked.conditions.launch == launch:
+            return operators, None
+        decode = operator_model(clocked.under(launch=launch), self._cache)
         self._used.append(decode)
         return operators, decode
 

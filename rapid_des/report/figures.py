@@ -15,6 +15,44 @@ from rapid_des.units import Duration, seconds
 
 
 @dataclass(frozen=True)
+class Basis:
+    """What a run was priced with; of foreign traces, whose durations are stated, the collectives alone."""
+
+    collectives: Mapping[str, str]
+    """The algorithm by collective, `default` for those that the machine file leaves open."""
+    device: Device | None = None
+    """At the clock, and with the launches, that the job runs at."""
+    decode_launch: str = ""
+    """How decode steps launch their kernels; empty in training."""
+    validated: tuple[str, ...] = ()
+    """Of what there are measurements of this device."""
+
+    @property
+    def launch(self) -> str:
+        """How kernels are launched."""
+        stated = "" if self.device is None else self.device.conditions.launch
+        differs = self.decode_launch not in ("", stated)
+        return f"{stated}, decode {self.decode_launch}" if differs else stated
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON; the clock in Hz."""
+        plain: dict[str, Any] = {"collectives": dict(self.collectives)}
+        if self.device is None:
+            return plain
+        spec, used = self.device.spec, self.device.conditions
+        return plain | {
+            "device": spec.name,
+            "clock": used.clock,
+            "clock_hz": int(getattr(spec.clock, used.clock)),
+            "launch": self.launch,
+            "l2": used.l2,
+            "library": used.library,
+            "operators": spec.operators,
+            "validated": list(self.validated),
+        }
+
+
+@dataclass(frozen=True)
 class RequestTimes:
     """A static batch of requests: picoseconds."""
 

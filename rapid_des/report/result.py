@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError, UnsupportedByEngine
-from rapid_des.frontend import JobMemory, JobTrace, PricedOperator
+from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
+from rapid_des.machine import Machine
 from rapid_des.modes.blocks import BlockRun
 from rapid_des.modes.flattened import Run
+from rapid_des.modes.pricing import at_job_clock, decode_launch
+from rapid_des.program.plans import PLAIN
 from rapid_des.report.breakdown import (
     breakdown,
     busiest,
@@ -20,7 +24,15 @@ from rapid_des.report.breakdown import (
     operator_times,
     with_inside,
 )
-from rapid_des.report.figures import JobFigures, RequestTimes, job_figures, request_times, until_last_token
+from rapid_des.report.devices import measured_topics
+from rapid_des.report.figures import (
+    Basis,
+    JobFigures,
+    RequestTimes,
+    job_figures,
+    request_times,
+    until_last_token,
+)
 from rapid_des.report.pictures.fabric import draw, picture
 from rapid_des.report.rows import (
     LinkRow,
@@ -64,6 +76,8 @@ class Result:
     folded: float = 1.0
     """How many ranks each simulated rank stood for (symmetry folding, exact)."""
     figures: JobFigures | None = None
+    basis: Basis | None = None
+    """What the run was priced with."""
     notes: tuple[str, ...] = ()
     run: Run | None = field(default=None, repr=False, compare=False)
     stream_kinds: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
@@ -150,6 +164,7 @@ class Result:
             "hops": self.hops,
             "folded": self.folded,
             "simulation_wall_s": round(self.wall_s, 6),
+            "priced_with": {} if self.basis is None else self.basis.as_json(),
             "notes": list(self.notes),
         }
         return plain | (self.figures.as_json() if self.figures else {})
@@ -192,12 +207,30 @@ def result_of(
         hops=records.hops if blocks is None else blocks.simulated_hops,
         folded=run.execution.folded,
         figures=figures,
+        basis=_basis(run.machine, None if trace is None else trace.job),
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         run=run if blocks is None else None,
         stream_kinds=kinds,
         priced=() if trace is None else trace.operators,
         blocks=blocks,
     )
+
+
+def _basis(machine: Machine, job: Job | None) -> Basis:
+    """Return what a machine prices a job with, or traces that state their durations."""
+    stated = machine.collectives
+    names = {
+        operation: "/".join([choice.algorithm] if isinstance(choice.algorithm, str) else choice.algorithm)
+        for operation in stated.__struct_fields__
+        if (operation == "default" or getattr(stated, operation) is not None)
+        and (choice := stated.choice(operation)) is not None
+    }
+    collectives = {"default": PLAIN[CollectiveType.ALL_REDUCE]} | names
+    if job is None:
+        return Basis(collectives)
+    device, serving = at_job_clock(job, machine, machine.device), job.spec.inference
+    decode = "" if serving is None else decode_launch(serving)
+    return Basis(collectives, device, decode, measured_topics(machine.device))
 
 
 def _time_and_parts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rapid_des.report.figures import JobFigures
+from rapid_des.report.figures import Basis, JobFigures
 from rapid_des.report.result import Result
 from rapid_des.units import Duration
 
@@ -61,8 +61,28 @@ def result_lines(result: Result, title: str) -> Iterator[str]:
         f"\n  {result.mode}, {result.switching}, engine {result.engine}: "
         f"{result.hops:,} link hops in {result.wall_s:.2f} s{folded}"
     )
+    if result.basis is not None:
+        yield from _basis_lines(result.basis)
     for note in result.notes:
         yield f"  note: {note}"
+
+
+def _basis_lines(basis: Basis) -> Iterator[str]:
+    names = ", ".join(
+        name if operation == "default" else f"{operation} {name}"
+        for operation, name in basis.collectives.items()
+    )
+    if basis.device is None:
+        yield f"  collectives {names}"
+        return
+    spec, used = basis.device.spec, basis.device.conditions
+    clock = f"{used.clock} clock {getattr(spec.clock, used.clock)}"
+    yield f"  {spec.name}, {clock}, launch {basis.launch}, library {used.library}, collectives {names}"
+    yield (
+        f"  validated against measurements of {', '.join(basis.validated)}"
+        if basis.validated
+        else "  not validated: there are no measurements of this device as it is stated here"
+    )
 
 
 def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:

@@ -1,0 +1,130 @@
+"""Settings that changed nothing: each is left out in turn, and what a run is made of is compared.
+
+Nothing is simulated: a job is priced again, and its traces, memory and figures compared. What of a machine
+file no message of the job notices (servers, algorithms of collectives that it does not run) is listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, TraceSet
+from rapid_des.errors import RapidDesError
+from rapid_des.frontend import Job, JobTrace, memory
+from rapid_des.machine import Machine
+from rapid_des.modes.pricing import price
+
+Subject = tuple[Job | None, Machine]
+"""A job on a machine, or a machine alone: traces, whose durations are stated, or a fabric."""
+
+MOST_GPUS = 1 << 14
+"""GPUs of a job up to which it is priced again for every setting."""
+_ALREADY = "that is what stands there already"
+_NOTHING = "nothing in this run depends on it"
+
+
+def idle_settings(
+    settings: Sequence[str], opened: Callable[[Sequence[str]], Subject], subject: Subject
+) -> tuple[str, ...]:
+    """Return a line for every setting (`root.key=value`) that changes nothing of what is run.
+
+    `opened` reads the subject's files with some settings; `subject` is what it returns with all.
+    """
+    job, machine = subject
+    if not settings or max(machine.fabric.gpus, job.gpus if job else 0) > MOST_GPUS:
+        return ()
+    cache, lines = BoundedCache(), list[str]()
+    for number, setting in enumerate(settings):
+        try:
+            other = opened([*settings[:number], *settings[number + 1 :]])
+            why = _why_idle(subject, other, cache)
+        except RapidDesError:  # without it there is no run at all
+            continue
+        if why:
+            lines.append(f"--set {setting}: {why}")
+    return tuple(lines)
+
+
+def _why_idle(subject: Subject, other: Subject, cache: BoundedCache) -> str:
+    """Return why a setting changes nothing, given the subject with it and without; empty if it does."""
+    (job, machine), (other_job, other_machine) = subject, other
+    if job == other_job and machine == other_machine and machine.spec == other_machine.spec:
+        return _ALREADY
+    traces = None
+    if job is not None and other_job is not None:
+        if _figures(job, machine) != _figures(other_job, other_machine):
+            return ""
+        trace, other_trace = price(job, machine, cache=cache), price(other_job, other_machine, cache=cache)
+        if not _same_prices(trace, other_trace):
+            return ""
+        traces = trace.traces
+    elif machine.slowed and machine.device != other_machine.device:
+        return ""
+    return _NOTHING if _same_fabric(machine, other_machine, traces) else ""
+
+
+def _figures(job: Job, machine: Machine) -> tuple[object, ...]:
+    """Return what a report says of a job besides its step."""
+    precision, device = job.spec.precision, machine.device.spec
+    peak = device.tensor_peak.get(precision.gemm or precision.activations)
+    return memory(job), job.tokens, job.model_flops, peak, device.name, device.hbm.capacity, machine.name
+
+
+def _same_prices(trace: JobTrace, other: JobTrace) -> bool:
+    """Tell whether two jobs have the same traces, at the same prices."""
+    mine, theirs = trace.traces, other.traces
+    named = (trace.operators, trace.segments, mine.groups) == (other.operators, other.segments, theirs.groups)
+    if not named or len(mine.ranks) != len(theirs.ranks):
+        return False
+    tables: list[tuple[NodeTable, NodeTable]] = []
+    for one, two in zip(mine.ranks, theirs.ranks, strict=True):
+        if (one.rank, one.groups, one.peers) != (two.rank, two.groups, two.peers):
+            return False
+        if not any(one.nodes is known and two.nodes is beside for known, beside in tables):
+            tables.append((one.nodes, two.nodes))
+    return all(_same_tables(one, two) for one, two in tables)
+
+
+def _same_tables(one: NodeTable, two: NodeTable) -> bool:
+    return all(_same(getattr(one, name), getattr(two, name)) for name in NodeTable.__dataclass_fields__)
+
+
+def _same(one: Any, two: Any) -> bool:
+    return np.array_equal(one, two) if isinstance(one, np.ndarray) else bool(one == two)
+
+
+def _same_fabric(machine: Machine, other: Machine, traces: TraceSet | None) -> bool:
+    """Tell whether messages (of some traces; any, if None) fare alike on two machines."""
+    if machine.healthy != other.healthy or machine.faults != other.faults or machine.dead != other.dead:
+        return False
+    rest = (_without_what_is_not_read(each, traces) for each in (machine, other))
+    return next(rest) == next(rest)
+
+
+def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tuple[object, ...]:
+    spec, fabric = machine.spec, machine.healthy
+    routing = spec.routing
+    if len(spec.fabric) == 1:
+        routing = structs.replace(routing, order="innermost_first")
+    if fabric.nodes == fabric.gpus + fabric.nics:
+        routing = structs.replace(routing, ecmp="hash")
+    named = traces is not None and any(fault.node is not None for fault in machine.faults)
+    operations = _operations(traces) or spec.collectives.__struct_fields__
+    served = tuple((name, spec.collectives.choice(name)) for name in operations)
+    servers = spec.gpus_per_node if named or traces is None else None
+    return routing, spec.switching, spec.links, served, servers
+
+
+def _operations(traces: TraceSet | None) -> list[str]:
+    """Return the collectives of some traces, of which many ranks share a table."""
+    kinds, last = set[int](), None
+    for trace in () if traces is None else traces.ranks:
+        if trace.nodes is not last:
+            last = trace.nodes
+            kinds.update(np.unique(last.collective[last.kind == NodeKind.COLLECTIVE]).tolist())
+    return [CollectiveType(kind).name.lower() for kind in sorted(kinds)]

@@ -1,0 +1,91 @@
+"""Which devices stand against measurements: the list in the wheel is that of `validation/data`."""
+
+import csv
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+
+import rapid_des as rd
+from rapid_des.device import load_device
+from rapid_des.report.devices import MEASURED, measured_topics
+from rapid_des.validation.measurements import CHECKOUT_DATA, PRESETS
+from tests.cli.shell import call
+
+TOPICS = {
+    "attention_": "attention",
+    "custom_allreduce_": "collectives",
+    "gemm_": "gemm",
+    "layer_ops_": "layers",
+    "mla_": "attention",
+    "moe_aic": "experts",
+    "moe_alltoall_": "collectives",
+    "nccl_": "collectives",
+    "network_vidur": "collectives",
+    "operator_samples": "layers",
+    "ops_llmcompass": "layers",
+    "sustained_": "gemm",
+}
+
+
+def preset_of(gpu):
+    plain = gpu.split(" (")[0].removesuffix("-NVL72")
+    return PRESETS.get(gpu) or PRESETS.get(plain)
+
+
+def devices_in_the_data():
+    """Return the topics that have rows, by the name of the device."""
+    found = {}
+    for path in sorted(Path(CHECKOUT_DATA).glob("*/*.csv.gz")):
+        topic = next((topic for start, topic in TOPICS.items() if path.name.startswith(start)), None)
+        if topic is None:
+            continue
+        rows = csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
+        for preset in {preset_of(gpu) for gpu in {row["gpu"] for row in rows}} - {None}:
+            found.setdefault(load_device(preset).spec.name, set()).add(topic)
+    return found
+
+
+def test_the_list_of_the_wheel_is_that_of_the_measurements():
+    assert {name: set(topics) for name, (_, topics) in MEASURED.items()} == devices_in_the_data()
+
+
+def test_a_device_under_other_conditions_is_still_the_one_that_was_measured():
+    device = load_device("a100_sxm_80gb").under(clock="sustained", l2="warm")
+    assert "gemm" in measured_topics(device)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [load_device("h100_case_a"), load_device("tpu_v5p"), load_device("h100_sxm", settings=[("sms", "100")])],
+    ids=lambda device: device.spec.name,
+)
+def test_a_device_without_measurements_or_with_other_numbers_is_not_validated(device):
+    assert measured_topics(device) == ()
+
+
+def test_a_run_says_with_what_it_was_priced():
+    plain = call("run", "llama2_7b_train", "--on", "dgx_a100", "--json").json["priced_with"]
+    assert plain["device"] == "A100-SXM4-80GB"
+    assert (plain["clock"], plain["clock_hz"], plain["launch"]) == ("sustained", 1.23e9, "graph")
+    assert (plain["library"], plain["operators"]) == ("cublas", "native")
+    assert plain["collectives"] == {"default": "ring"}
+    assert "gemm" in plain["validated"]
+
+
+def test_a_run_on_a_device_that_nobody_measured_says_so():
+    words = ["run", "llama2_7b_train", "--on", "dgx_a100", "--set"]
+    assert "not validated" not in call(*words, "device.conditions.l2=warm").out
+    assert "not validated" in call(*words, "machine.device=h100_case_a").out
+
+
+def test_a_serving_run_names_how_decode_steps_are_launched():
+    job = rd.load_job("llama2_7b_inference", settings=[("inference.cuda_graphs", "false")])
+    result = rd.simulate(job, rd.load_machine("dgx_a100"), mode="analytical")
+    assert result.as_json()["priced_with"]["launch"] == "graph, decode eager"
+
+
+def test_a_replay_names_its_collectives_only():
+    plain = call("replay", "two_stages", "--on", "dgx_a100", "--json").json["priced_with"]
+    assert plain == {"collectives": {"default": "ring"}}
