@@ -15,6 +15,7 @@ from typing import Literal
 from msgspec import structs
 
 from rapid_des.config import resolve, to_yaml
+from rapid_des.device.constants import LIBRARIES, libraries_of
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
     LEARNED,
@@ -138,18 +139,13 @@ class Device:
     def chosen_constants(self, section: str, names: Collection[str], dtype: str = "") -> tuple[float, ...]:
         """Return constants in the order of `names`.
 
-        One that is missing or negative, or a utilisation or share above 1, is a `ConfigError` that names it.
+        One that is missing is a `ConfigError` that names it; ranges were checked when the files were read.
         """
         known = self.constants(section, dtype)
         for name in names:
-            key = f"constants.{section}.{name}"
             if name not in known:
-                raise ConfigError(
-                    f"neither {self.spec.name} nor its family {self.family.name} has it", key=key
-                )
-            value = known[name]
-            if value < 0 or (value > 1 and name.endswith(("utilisation", "share", "overlap"))):
-                raise ConfigError(f"{value} is out of range; a utilisation or share lies in 0 to 1", key=key)
+                problem = f"neither {self.spec.name} nor its family {self.family.name} has it"
+                raise ConfigError(problem, key=f"constants.{section}.{name}")
         return tuple(known[name] for name in names)
 
     def kernels(self, dtype: str) -> KernelMenu:
@@ -175,10 +171,24 @@ def load_device(reference: str, *, settings: Iterable[tuple[str, str]] = (), fol
 def device_of(spec: DeviceSpec, home: Path) -> Device:
     """Return the device of a spec whose family and learned operators are looked for from `home`."""
     family = load_family(spec.family, folder=home) if isinstance(spec.family, str) else spec.family
+    _check_library(spec, family)
     operators = spec.operators
     if operators.startswith(LEARNED):
         operators = LEARNED + str((home / operators.removeprefix(LEARNED)).absolute())
     return Device(structs.replace(spec, family=family.name, operators=operators), family)
+
+
+def _check_library(spec: DeviceSpec, family: FamilySpec) -> None:
+    scopes = {scope for part in (spec, family) for scopes in part.constants.values() for scope in scopes}
+    known = LIBRARIES | libraries_of(scopes | set(family.kernels))
+    library = spec.conditions.library
+    if library not in known:
+        raise ConfigError(
+            f"{library[:60]!r} is no library of kernels that is known; allowed: {', '.join(sorted(known))}, "
+            f"and those that `constants` has a scope for",
+            file=spec.name,
+            key="conditions.library",
+        )
 
 
 @dataclass(frozen=True)

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from msgspec import structs
+from msgspec import Meta, structs
 
 from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
 from rapid_des.config.presets import preset_folder
+from rapid_des.device.constants import Constants, check_constants
 from rapid_des.device.operators import Dtype
 from rapid_des.errors import ConfigError
-from rapid_des.units import Bandwidth, Duration, FlopRate, Frequency, Power, Size
+from rapid_des.units import PS_PER_S, Bandwidth, Duration, FlopRate, Frequency, Power, Size
 
 _Quantity = TypeVar("_Quantity", bound=int)
 
+_FAMILY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 LEARNED = "learned:"
 """What `operators` starts with where a file of regressors prices them."""
 
-Constants = dict[str, dict[str, dict[str, float]]]
-"""Fitted constants: section (`gemm`, …), scope (`default`, a dtype, a library or `library/dtype`), name."""
+_MOST = 2**20
+"""Of what a device counts: SMs, bytes of an L2 port a clock, rows of a GEMM's tile."""
+_LONGEST_LAUNCH = Duration(PS_PER_S)
 
-CONSTANT_SECTIONS = (
-    "gemm",
-    "memory",
-    "attention",
-    "attention_backward",
-    "decode",
-    "decode_mha",
-    "mla_prefill",
-    "mla_decode",
-    "vector",
-)
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=_MOST)]
+Picojoules: TypeAlias = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class Clock(Spec, frozen=True):
@@ -66,21 +61,25 @@ class Launch(Spec, frozen=True):
     """What a kernel costs beyond its work: issued one by one by the host, or inside a CUDA graph."""
 
     eager: Duration
-    """What the host needs to launch one kernel."""
+    """What the host needs to launch one kernel; at most 1 s."""
     graph: Duration
-    """The gap between two kernels of a CUDA graph."""
+    """The gap between two kernels of a CUDA graph; at most 1 s."""
+
+    def __post_init__(self) -> None:
+        if max(self.eager, self.graph) > _LONGEST_LAUNCH:
+            raise ValueError(f"a launch takes at most {_LONGEST_LAUNCH}")
 
 
 class Energy(Spec, frozen=True):
     """Picojoules a FLOP by dtype, and picojoules a byte moved at each level."""
 
-    flop_pj: dict[Dtype, float]
+    flop_pj: dict[Dtype, Picojoules]
     """Picojoules of a floating-point operation, by dtype."""
-    shared_pj_per_byte: float
+    shared_pj_per_byte: Picojoules
     """Picojoules of a byte from shared memory."""
-    l2_pj_per_byte: float
+    l2_pj_per_byte: Picojoules
     """Picojoules of a byte from L2."""
-    hbm_pj_per_byte: float
+    hbm_pj_per_byte: Picojoules
     """Picojoules of a byte from HBM."""
 
 
@@ -107,7 +106,7 @@ class DeviceSpec(Spec, frozen=True):
     """The architecture: the name of a file below `families/`, or its content."""
     kind: Literal["gpu", "tpu"]
     """What it is."""
-    sms: int
+    sms: Count
     """Streaming multiprocessors (TPU: cores) in use; at least 1. Set over a file by `--set`, it takes with it
     what all SMs have together: peaks, and the bandwidths of registers and shared memory; L2 stays."""
     clock: Clock
@@ -122,7 +121,7 @@ class DeviceSpec(Spec, frozen=True):
     """Shared memory (L1)."""
     l2: Store
     """The L2 cache."""
-    l2_port_bytes_per_clock: int
+    l2_port_bytes_per_clock: Count
     """What one SM takes from L2 in a clock."""
     hbm: Store
     """The main memory of the device."""
@@ -140,21 +139,13 @@ class DeviceSpec(Spec, frozen=True):
     """What holds for this device alone; anything missing comes from its family's file."""
 
     def __post_init__(self) -> None:
-        if self.sms < 1:
-            raise ValueError(f"sms must be at least 1, it is {self.sms}")
         if not 0 < self.clock.sustained <= self.clock.boost or not 0 < self.clock.peak <= self.clock.boost:
             raise ValueError("clock.sustained and clock.peak must be above 0 and at most clock.boost")
-        if self.l2_port_bytes_per_clock < 1:
-            raise ValueError(
-                f"l2_port_bytes_per_clock must be at least 1, it is {self.l2_port_bytes_per_clock}"
-            )
         if "fp32" not in self.vector_peak:
             raise ValueError("vector_peak must state fp32, which stands in for narrower types")
         if not all((*self.tensor_peak.values(), *self.vector_peak.values())):
             raise ValueError("tensor_peak and vector_peak must be above 0")
-        unknown = sorted(set(self.constants) - set(CONSTANT_SECTIONS))
-        if unknown:
-            raise ValueError(f"constants.{unknown[0]} is not one of {', '.join(CONSTANT_SECTIONS)}")
+        check_constants(self.constants)
         if self.operators not in {"native", "roofline"} and not self.operators.startswith(LEARNED):
             raise ValueError(f"operators: {self.operators!r} is not one of native, roofline, learned:FILE")
 
@@ -162,24 +153,24 @@ class DeviceSpec(Spec, frozen=True):
 class TileRule(Spec, frozen=True):
     """CTA tiles that a library may choose for GEMMs of up to `up_to_m` rows (None: any number)."""
 
-    tiles: list[tuple[int, int]]
+    tiles: Annotated[list[tuple[Count, Count]], Meta(min_length=1)]
     """CTA tiles as [rows, columns]."""
-    up_to_m: int | None = None
+    up_to_m: Count | None = None
     """The rule holds for GEMMs of up to this many rows; unset: for all."""
-    pad_m: int = 1
+    pad_m: Count = 1
     """Tiles along M that one cluster takes together; the grid is padded to a multiple."""
 
 
 class KernelMenu(Spec, frozen=True):
     """What a kernel library has for a GEMM: facts of the library, not fitted."""
 
-    rules: list[TileRule]
+    rules: Annotated[list[TileRule], Meta(min_length=1)]
     """In order of `up_to_m`; a GEMM takes the first rule that holds it."""
-    splits: list[int]
+    splits: Annotated[list[Count], Meta(min_length=1)]
     """Ways to cut K over several CTAs; [1]: never."""
-    warp: tuple[int, int]
+    warp: tuple[Count, Count]
     """Largest part of a tile that one warp (or warp group) multiplies from shared memory."""
-    k_bytes: int
+    k_bytes: Count
     """Bytes of K that one pipeline stage holds for each row."""
     gemv: bool = False
     """Whether GEMMs of up to 16 rows or columns may run on a matrix-vector kernel."""
@@ -197,6 +188,11 @@ class FamilySpec(Spec, frozen=True):
     constants: Constants
     """Fitted constants: section (gemm, attention, …), scope (default, a dtype, a library, library/dtype),
     name."""
+
+    def __post_init__(self) -> None:
+        check_constants(self.constants)
+        if "default" not in self.kernels:
+            raise ValueError(f"kernels.default is missing; it has {', '.join(self.kernels) or 'none'}")
 
 
 def load_device_spec(
@@ -262,6 +258,9 @@ def scaled(quantity: _Quantity, share: Fraction) -> _Quantity:
 
 def load_family(name: str, *, folder: Path) -> FamilySpec:
     """Return an architecture's constants: `families/NAME.yaml` beside the device file, else the preset."""
+    if not _FAMILY.match(name):
+        allowed = "a name of letters, digits, _, - and . (the file families/NAME.yaml)"
+        raise ConfigError(f"{name[:60]!r} names no family; allowed: {allowed}", key="family")
     candidates = [folder / "families" / f"{name}.yaml", preset_folder("device") / "families" / f"{name}.yaml"]
     for path in candidates:
         if path.is_file():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from rapid_des.arrays import Floats
+from rapid_des.device.constants import RANGES, check_constant
 from rapid_des.device.device import Rates
 from rapid_des.device.spec import KernelMenu
 from rapid_des.errors import ConfigError
@@ -67,23 +68,21 @@ class GemmConstants:
     """Share of full tensor load up to which the power limit leaves the clock alone."""
 
 
-UTILISATIONS = (
-    "tensor", "vector", "shared", "l2", "hbm", "store", "multicast", "stream_k", "throttled",
-    "power_load",
-)  # fmt: skip
+UTILISATIONS = tuple(name for name, span in RANGES["gemm"].items() if span.high == 1)
 NAMES = tuple(field.name for field in fields(GemmConstants))
 
 
 def gemm_constants(values: Mapping[str, float], where: str) -> GemmConstants:
-    """Return checked constants; missing, unknown, negative or above-1 values are errors naming `where`."""
+    """Return checked constants; missing, unknown or out-of-range values are errors naming `where`."""
     missing, unknown = sorted(set(NAMES) - set(values)), sorted(set(values) - set(NAMES))
     if missing or unknown:
         problem = f"missing {missing[0]!r}" if missing else f"unknown {unknown[0]!r}"
         raise ConfigError(f"{problem}; needed: {', '.join(NAMES)}", file=where, key="constants.gemm")
-    for name, value in values.items():
-        if value < 0 or (name in UTILISATIONS and value > 1):
-            allowed = "0 to 1" if name in UTILISATIONS else "0 or more"
-            raise ConfigError(f"is {value}; allowed: {allowed}", file=where, key=f"constants.gemm.{name}")
+    try:
+        for name, value in values.items():
+            check_constant("gemm", name, value, where=f"constants.gemm.{name}")
+    except ValueError as error:
+        raise ConfigError(str(error), file=where) from None
     return GemmConstants(**values)
 
 
