@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rapid_des.device.operators import DTYPE_BITS
-from rapid_des.device.vector.kinds import KINDS
 
 Constants = dict[str, dict[str, dict[str, float]]]
 """Fitted constants: section (`gemm`, …), scope (`default`, a dtype, a library or `library/dtype`), name."""
@@ -82,7 +81,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
     "decode": _DECODE,
     "decode_mha": _DECODE,
     "mla_decode": _DECODE,
-    "vector": _VECTOR | {f"{kind}_{name}": span for kind in KINDS for name, span in _VECTOR.items()},
+    "vector": _VECTOR,
 }
 """The range of every constant, by section."""
 
@@ -106,12 +105,23 @@ def check_constants(constants: Constants) -> None:
 def check_constant(section: str, name: str, value: float, *, where: str) -> None:
     """Raise `ValueError` naming `where` for an unknown name or a value outside its range."""
     ranges = RANGES[section]
-    if name not in ranges:
-        allowed = [known for known in ranges if section != "vector" or known in _VECTOR]
-        kinds = ", or KERNEL_NAME for one kernel" if section == "vector" else ""
-        raise ValueError(f"{where}: unknown {name!r}; allowed: {', '.join(allowed)}{kinds}")
-    if not math.isfinite(value) or value not in ranges[name]:
-        raise ValueError(f"{where}: {value!r} is out of range; allowed: {ranges[name]}")
+    span = ranges.get(name) or (ranges.get(split_kernel(name)[1]) if section == "vector" else None)
+    if span is None:
+        kernels = ", or KERNEL_NAME for one kernel" if section == "vector" else ""
+        raise ValueError(f"{where}: unknown {name!r}; allowed: {', '.join(ranges)}{kernels}")
+    if not math.isfinite(value) or value not in span:
+        raise ValueError(f"{where}: {value!r} is out of range; allowed: {span}")
+
+
+def split_kernel(name: str) -> tuple[str, str]:
+    """Return the kernel and the constant that a name of section `vector` speaks of; no kernel: all.
+
+    >>> split_kernel("rope_row_us"), split_kernel("row_us")
+    (('rope', 'row_us'), ('', 'row_us'))
+    """
+    ends = (known for known in _VECTOR if name.endswith(f"_{known}") and name not in _VECTOR)
+    constant = next(ends, name)
+    return name.removesuffix(constant).removesuffix("_"), constant
 
 
 def libraries_of(scopes: set[str]) -> set[str]:

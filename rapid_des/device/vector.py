@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rapid_des.device.constants import split_kernel
 from rapid_des.device.device import Device, miss_share, transfer
 from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
-from rapid_des.errors import InputError
+from rapid_des.errors import ConfigError, InputError
 from rapid_des.units import PS_PER_S
 
 
@@ -277,6 +278,10 @@ class VectorKernel:
     def of(cls, device: Device, kind: str, dtype: str) -> VectorKernel:
         """Return the constants of one kind: `KIND_NAME` where there is one, else what holds for all."""
         known = device.constants("vector", dtype)
+        strangers = {split_kernel(name)[0] for name in known} - KINDS.keys() - {""}
+        if strangers:
+            problem = f"{min(strangers)!r} is no vector kernel; allowed: {', '.join(KINDS)}"
+            raise ConfigError(problem, file=device.spec.name, key="constants.vector")
         names = [specific if (specific := f"{kind}_{name}") in known else name for name in cls.__slots__]
         return cls(*device.chosen_constants("vector", names, dtype))
 

@@ -196,8 +196,6 @@ def test_impossible_shapes_are_named(attention, told):
 
 
 def test_a_utilisation_above_one_is_refused():
-    device = load_device(
-        "a100_sxm_80gb", settings=[("constants", "{memory: {default: {hbm_utilisation: 1.2}}}")]
-    )
-    with pytest.raises(ConfigError, match="hbm_utilisation"):
-        estimate_of(device, PREFILL)
+    settings = [("constants", "{memory: {default: {hbm_utilisation: 1.2}}}")]
+    with pytest.raises(ConfigError, match="hbm_utilisation: 1.2 is out of range"):
+        load_device("a100_sxm_80gb", settings=settings)

@@ -1,7 +1,11 @@
+import math
+
 import pytest
 
 from rapid_des.config import preset_names
 from rapid_des.device import Gemm, load_device, load_device_spec
+from rapid_des.device.constants import RANGES, check_constants
+from rapid_des.device.vector import VectorKernel
 from rapid_des.errors import ConfigError, InputError
 from tests.device.prices import estimate_of
 
@@ -51,14 +55,25 @@ def test_bases_in_a_circle_are_refused(tmp_path):
     ("text", "told"),
     [
         ("smms: 3", "did you mean 'sms'"),
-        ("sms: 0", "sms must be at least 1"),
+        ("sms: 0", "sms: Expected `int` >= 1"),
         ("hbm: {bandwidth: 3}", "hbm.bandwidth"),
         ("clock: {sustained: 9 GHz}", "clock.sustained"),
         ("operators: magic", "native, roofline"),
         ("conditions: {l2: hot}", "not one of .*activations"),
         ("family: gothic", "families: "),
         ("constants: {gem: {default: {}}}", "not one of"),
-        ("constants: {gemm: {default: {tensor: 1.2}}}", "allowed: 0 to 1"),
+        ("constants: {gemm: {default: {tensor: 1.2}}}", "allowed: 0.0001 to 1"),
+        ("constants: {gemm: {default: {tensor: 0}}}", "gemm.default.tensor: 0.0 is out of range"),
+        ("constants: {gemm: {default: {step_us: -1}}}", "step_us: -1.0 is out of range; allowed: 0 to"),
+        ("constants: {memory: {default: {l2_shares: 0.5}}}", "unknown 'l2_shares'; allowed: l2_share"),
+        ("constants: {attention: {default: {tile_q: 1.5}}}", "allowed: whole numbers 1 to 65536"),
+        ("constants: {moe: {default: {move: 2}}}", "moe.default.move"),
+        ("constants: {vector: {default: {rope_row_use: 1}}}", "KERNEL_NAME for one kernel"),
+        ("conditions: {library: cubles}", "conditions.library: 'cubles' is no library of kernels"),
+        ("family: ../../../etc/hopper", "family: .* names no family"),
+        ("l2_port_bytes_per_clock: -64", "l2_port_bytes_per_clock: Expected"),
+        ("launch: {eager: 2 s, graph: 1 us}", "a launch takes at most 1 s"),
+        ("energy: {hbm_pj_per_byte: -29}", "energy.hbm_pj_per_byte: Expected"),
         ("constants: {gemm: {default: {tensro: 0.9}}}", "unknown 'tensro'"),
     ],
 )
@@ -110,3 +125,22 @@ def test_a_device_under_other_conditions_is_another_value():
     assert slow != device
     assert device.under(clock="sustained") == slow
     assert slow.under(clock="boost") == device
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+@pytest.mark.parametrize("section", list(RANGES))
+def test_no_constant_takes_what_is_no_finite_number_in_its_range(section, value):
+    for name in RANGES[section]:
+        with pytest.raises(ValueError, match=rf"constants\.{section}\.default\.{name}: .* allowed: "):
+            check_constants({section: {"default": {name: value}}})
+
+
+def test_a_constant_of_a_kernel_that_nobody_knows_is_refused():
+    device = load_device("h100_sxm", settings=[("constants", "{vector: {default: {rop_row_us: 1}}}")])
+    with pytest.raises(InputError, match="'rop' is no vector kernel; allowed: .*rope"):
+        VectorKernel.of(device, "rope", "bf16")
+
+
+def test_a_library_with_constants_of_its_own_is_known():
+    settings = [("constants", "{gemm: {mine: {start_us: 2}}}"), ("conditions.library", "mine")]
+    assert load_device("h100_sxm", settings=settings).constants("gemm", "bf16")["start_us"] == 2
