@@ -7,47 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from msgspec import structs
 
-from rapid_des.device.device import Device, load_device
+from rapid_des.device.device import Device
 from rapid_des.device.learned import LearnedFile
 from rapid_des.device.operators import Estimate, Operator
 from rapid_des.report.result_text import time_text
 from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size
 
 _PICOSECONDS = {"ps": 1, "ns": PS_PER_NS, "us": PS_PER_US}
-
-MEASURED: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "A100-SXM4-80GB": ("a100_sxm_80gb", ("attention", "collectives", "experts", "gemm", "layers")),
-    "A40": ("a40", ("collectives", "layers")),
-    "A6000": ("a6000", ("layers",)),
-    "B200-SXM-180GB": ("b200", ("attention", "collectives", "experts", "gemm")),
-    "B300-SXM-270GB": ("b300", ("collectives",)),
-    "GB200": ("gb200", ("attention", "collectives", "experts", "gemm")),
-    "GB300": ("gb300", ("collectives",)),
-    "GH200-96GB": ("gh200", ("layers",)),
-    "H100-SXM-80GB": ("h100_sxm", ("attention", "collectives", "experts", "gemm", "layers")),
-    "H200-SXM-141GB": ("h200", ("collectives",)),
-    "L40S": ("l40s", ("collectives", "gemm")),
-    "MI210": ("mi210", ("layers",)),
-    "P100-PCIE-16GB": ("p100_pcie", ("gemm",)),
-    "RTX3090": ("rtx_3090", ("layers",)),
-    "RTX4090": ("rtx_4090", ("layers",)),
-    "RTXPRO6000": ("rtx_pro_6000", ("layers",)),
-    "T4": ("t4", ("gemm",)),
-    "TPU-v6e-1": ("tpu_v6e", ("layers",)),
-    "V100-SXM2-16GB": ("v100_sxm2", ("gemm",)),
-}
-"""Devices that `validation/data` holds measurements of: name, preset, and of what."""
-
-
-def measured_topics(device: Device) -> tuple[str, ...]:
-    """Return of what a device was measured: nothing if its numbers are not those of that preset."""
-    preset, topics = MEASURED.get(device.spec.name, ("", ()))
-    if not topics:
-        return ()
-    stated = structs.replace(load_device(preset).spec, conditions=device.conditions)
-    return topics if stated == device.spec else ()
 
 
 def estimate_as_plain(operator: Operator, estimate: Estimate, device: Device) -> dict[str, object]:

@@ -24,12 +24,12 @@ from rapid_des.report.breakdown import (
     operator_times,
     with_inside,
 )
-from rapid_des.report.devices import measured_topics
 from rapid_des.report.figures import (
     Basis,
     JobFigures,
     RequestTimes,
     job_figures,
+    measured_topics,
     request_times,
     until_last_token,
 )

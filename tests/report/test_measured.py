@@ -9,7 +9,7 @@ import pytest
 
 import rapid_des as rd
 from rapid_des.device import load_device
-from rapid_des.report.devices import MEASURED, measured_topics
+from rapid_des.report.figures import MEASURED, measured_topics
 from rapid_des.validation.measurements import CHECKOUT_DATA, PRESETS
 from tests.cli.shell import call
 
