@@ -15,7 +15,7 @@ from rapid_des.program.lowering import lower
 from rapid_des.program.rounds import Rounds, rounds_template
 from tests.engines.agreement import RUN, assert_same
 from tests.modes.symmetric_programs import symmetric_programs
-from tests.program.machines import dimension, machine, ring
+from tests.program.machines import dimension, machine, ring, switch
 from tests.program.tracing import Nodes, same_everywhere
 
 ALWAYS = Budget(inf, discarded=1)
@@ -94,6 +94,26 @@ def test_what_may_have_to_be_discarded_is_folded_only_if_that_costs_little():
     tenth = fold(program, Budget(inf, discarded=0.1))
     assert tenth is not None
     assert not tenth.keeps_order
+    assert fold(program, Budget(20.0, discarded_s=1.9)) is None  # a tenth of 20 s is 2 s
+    assert fold(program, Budget(20.0, discarded_s=2.1)) is not None
+
+
+def test_ranks_apart_above_the_shift_keep_their_order():
+    # the link into GPU 0 carries rank 1 (its pair) and rank 2 (its like in the other pair): two digits of
+    # the shift inside pairs, but in different pairs, which order them whatever the shift does
+    nodes = Nodes()
+    nodes.collective(CollectiveType.ALL_REDUCE, 500, group="pair", stream="tp")
+    nodes.collective(CollectiveType.ALL_REDUCE, 500, group="across", stream="dp")
+    groups = {"pair0": (0, 1), "pair1": (2, 3), "across0": (0, 2), "across1": (1, 3)}
+
+    def groups_of(rank):
+        return f"pair{rank // 2}", f"across{rank % 2}"
+
+    program = lower(same_everywhere(nodes, 4, groups_of, groups=groups), machine(switch(4))).program
+    folding = fold(program, Budget(inf, discarded=0.0))
+    assert folding is not None
+    assert folding.keeps_order
+    assert folding.factor == 2
 
 
 def test_templates_of_rounds_travel_and_have_the_columns_that_engines_want():

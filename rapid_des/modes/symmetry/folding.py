@@ -131,8 +131,10 @@ class _Search:
     def folded_along(self, shift: Shift) -> Folding | None:
         """Return the program folded along a shift; None if it is refuted or not worth comparing."""
         ordered = may_keep_order(self.uses, shift)
-        risk_s, run_s = self.budget.run_s / shift.extent, self.budget.run_s
-        may_be_discarded = risk_s <= max(self.budget.discarded * run_s, self.budget.discarded_s)
+        may_be_discarded = (
+            shift.extent * self.budget.discarded >= 1
+            or self.budget.run_s <= shift.extent * self.budget.discarded_s
+        )
         groups = self.slots.images(shift) if ordered or may_be_discarded else None
         if groups is None:
             return None
