@@ -1,18 +1,20 @@
 """A collective to its chunks, and each chunk to phases over the dimensions, as the system file says.
 
 A collective is cut into chunks of floor(size / splits) bytes; a remainder costs one more whole chunk. Each
-chunk runs through its phases in order. In every dimension a phase takes one of its queues, in turns.
+chunk runs through its phases in order. In every dimension phases take its queues
+round robin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias, TypeVar
 
 from rapid_des.astra.algorithms import is_flat
 from rapid_des.astra.files import Setup
-from rapid_des.astra.phases import A2A, AG, AR, RS, Endpoint, Phase, final_size
+from rapid_des.astra.phases import A2A, AG, AR, RS, CollectivePhase, Endpoint, final_size
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
 from rapid_des.units import PS_PER_NS
@@ -55,22 +57,22 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Step:
+class QueuedPhase:
     """One phase of one chunk: where, and in which queue."""
 
-    phase: Phase
+    phase: CollectivePhase
     axis: Axis
     queue: int
 
 
-State: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+RoundRobinState: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 
-NO_TURNS: State = ((), (), (), ())
+FIRST_ROUND: RoundRobinState = ((), (), (), ())
 
 
 @dataclass
-class Turns:
-    """Whose turn it is: the next queue of each dimension, and the next of the two trees.
+class RoundRobin:
+    """Which queue of each dimension is next, and which of the two trees.
 
     The counts run on from collective to collective, as that simulator's do.
     """
@@ -82,14 +84,14 @@ class Turns:
     tree: dict[int, int] = field(default_factory=dict)
 
     @staticmethod
-    def after(queues: int, state: State) -> Turns:
-        """Return the turns that `state` was taken from."""
-        return Turns(queues, *(dict(kind) for kind in state))
+    def after(queues: int, state: RoundRobinState) -> RoundRobin:
+        """Return the counts that `state` was taken from."""
+        return RoundRobin(queues, *(dict(kind) for kind in state))
 
-    def state(self) -> State:
+    def state(self) -> RoundRobinState:
         """Return what the next collective's chunks depend on."""
         kinds = (self.any_queue, self.lower, self.upper, self.tree)
-        return tuple(tuple(sorted((key, turn) for key, turn in kind.items() if turn)) for kind in kinds)
+        return tuple(tuple(sorted((key, count) for key, count in kind.items() if count)) for kind in kinds)
 
     def next_queue(self, dimension: int) -> tuple[int, bool]:
         """Return the next of all queues, and whether it runs upwards: the upper half runs downwards."""
@@ -111,21 +113,19 @@ class Turns:
 
     @staticmethod
     def _next(counts: dict[int, int], dimension: int, wrap: int) -> int:
-        turn = counts.get(dimension, 0)
-        counts[dimension] = (turn + 1) % wrap
-        return turn
+        count = counts.get(dimension, 0)
+        counts[dimension] = (count + 1) % wrap
+        return count
 
 
-class Planner:
+class CollectivePlanner:
     """Plans collectives of the world (dimension by dimension) and of other groups (one logical ring)."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._system = setup.system
         self._sizes = setup.network.npus_count
-        self._gpus = 1
-        for size in self._sizes:
-            self._gpus *= size
+        self._gpus = prod(self._sizes)
 
     def chunks(self, collective: CollectiveType, size: int) -> tuple[int, int]:
         """Return how many chunks there are and the bytes of each."""
@@ -150,13 +150,15 @@ class Planner:
                 stride *= size
         return tuple(axes)
 
-    def chunk(self, collective: CollectiveType, size: int, scope: Scope, turns: Turns) -> tuple[Step, ...]:
+    def chunk(
+        self, collective: CollectiveType, size: int, scope: Scope, counts: RoundRobin
+    ) -> tuple[QueuedPhase, ...]:
         """Return the phases of one chunk of a collective."""
-        steps: list[Step] = []
-        for kind, axis, (queue, ascending) in self._order(collective, self.axes(collective, scope), turns):
+        phases: list[QueuedPhase] = []
+        for kind, axis, (queue, ascending) in self._order(collective, self.axes(collective, scope), counts):
             name = self._algorithm(collective, axis, scope)
-            tree = turns.next_tree(axis.dimension) if name == "doubleBinaryTree" else 0
-            phase = Phase(
+            tree = counts.next_tree(axis.dimension) if name == "doubleBinaryTree" else 0
+            phase = CollectivePhase(
                 collective=kind,
                 algorithm=name,
                 members=axis.size,
@@ -167,25 +169,25 @@ class Planner:
                 port=self._port(axis, scope),
                 tree=tree,
             )
-            steps.append(Step(phase, axis, queue))
+            phases.append(QueuedPhase(phase, axis, queue))
             size = final_size(phase)
-        return tuple(steps)
+        return tuple(phases)
 
     def _order(
-        self, collective: CollectiveType, axes: tuple[Axis, ...], turns: Turns
+        self, collective: CollectiveType, axes: tuple[Axis, ...], counts: RoundRobin
     ) -> Iterator[tuple[CollectiveType, Axis, tuple[int, bool]]]:
         """Yield each phase's collective, axis, queue and direction."""
         optimization = self._stated("collective-optimization", self._system.collective_optimization)
         if collective is not AR or optimization == "baseline":
             for axis in reversed(axes) if collective is AG else axes:
-                yield collective, axis, turns.next_queue(axis.dimension)
+                yield collective, axis, counts.next_queue(axis.dimension)
             return
         for axis in axes[:-1]:
-            yield RS, axis, (turns.next_lower(axis.dimension), True)
+            yield RS, axis, (counts.next_lower(axis.dimension), True)
         for axis in axes[-1:]:
-            yield AR, axis, (turns.next_lower(axis.dimension), True)
+            yield AR, axis, (counts.next_lower(axis.dimension), True)
         for axis in reversed(axes[:-1]):
-            yield AG, axis, (turns.next_upper(axis.dimension), False)
+            yield AG, axis, (counts.next_upper(axis.dimension), False)
 
     def _algorithm(self, collective: CollectiveType, axis: Axis, scope: Scope) -> str:
         names = self._names(collective)

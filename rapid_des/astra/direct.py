@@ -14,7 +14,7 @@ from math import trunc
 import numpy as np
 
 from rapid_des.arrays import Bools, Int32s, Int64s
-from rapid_des.astra.phases import AR, Phase, message_size, reducing_steps
+from rapid_des.astra.phases import AR, CollectivePhase, message_size, reducing_steps
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.program.builders import edges, joined, make_template
 from rapid_des.program.program import NONE, Template
@@ -36,7 +36,7 @@ class Exchange:
     pair_destination: Int32s
 
     @staticmethod
-    def of(phase: Phase) -> Exchange:
+    def of(phase: CollectivePhase) -> Exchange:
         """Return the messages of a phase's members."""
         n = phase.members
         member = np.arange(n, dtype=np.int32)
@@ -71,7 +71,7 @@ class Exchange:
         return lengths, target, np.full(count + n, lag, np.int64), at_injection
 
 
-def direct(phase: Phase, rows: Sizes) -> Template:
+def direct(phase: CollectivePhase, rows: Sizes) -> Template:
     """Return the template of `direct`, or of `direct4` and the like with their window."""
     digits = "".join(filter(str.isdigit, phase.algorithm))
     window = min(int(digits or phase.members), phase.members - 1)
@@ -86,7 +86,7 @@ def direct(phase: Phase, rows: Sizes) -> Template:
     return _all_at_once(phase, lags, row)
 
 
-def _lags(phase: Phase, window: int, size: int) -> Int64s:
+def _lags(phase: CollectivePhase, window: int, size: int) -> Int64s:
     """Return the delay before each send and after each receipt, in the order that they are processed."""
     n = phase.members
     receipts = 2 * (n - 1) if phase.collective is AR else n - 1
@@ -95,7 +95,7 @@ def _lags(phase: Phase, window: int, size: int) -> Int64s:
     return phase.endpoint.lags(np.full(window + receipts, size, np.int64), reduces)
 
 
-def _unprocessed(phase: Phase, size: int, lag: int) -> int:
+def _unprocessed(phase: CollectivePhase, size: int, lag: int) -> int:
     """Return how many receipts of an all-reduce's first half are unprocessed when its last message arrives.
 
     Through a switch port messages arrive one serialization apart, and each takes `lag` to process.
@@ -106,7 +106,7 @@ def _unprocessed(phase: Phase, size: int, lag: int) -> int:
     return min(lag // apart + 1, phase.members - 1)
 
 
-def _all_at_once(phase: Phase, lags: Int64s, row: int) -> Template:
+def _all_at_once(phase: CollectivePhase, lags: Int64s, row: int) -> Template:
     n = phase.members
     exchange = Exchange.of(phase)
     count = len(exchange.source)
@@ -147,7 +147,7 @@ def _all_at_once(phase: Phase, lags: Int64s, row: int) -> Template:
     )
 
 
-def _windowed(phase: Phase, window: int, lags: Int64s, row: int) -> Template:
+def _windowed(phase: CollectivePhase, window: int, lags: Int64s, row: int) -> Template:
     """Return the template with one join a receipt: the message is there and its receive was posted.
 
     The i-th join to be met, whichever it is, releases send window + i (R1's counting predecessor). An
@@ -190,7 +190,7 @@ def _windowed(phase: Phase, window: int, lags: Int64s, row: int) -> Template:
     )
 
 
-def _staggered_all_reduce(phase: Phase, unprocessed: int, lags: Int64s, row: int) -> Template:
+def _staggered_all_reduce(phase: CollectivePhase, unprocessed: int, lags: Int64s, row: int) -> Template:
     """Return the all-reduce whose last `unprocessed` receipts of the first half are still being reduced.
 
     A member starts its second half once all of the first was received and the next reduction is over; each
@@ -238,6 +238,6 @@ def _staggered_all_reduce(phase: Phase, unprocessed: int, lags: Int64s, row: int
     )
 
 
-def _require_few(phase: Phase, edges: int) -> None:
+def _require_few(phase: CollectivePhase, edges: int) -> None:
     if edges > _MOST_EDGES:
         raise UnsupportedByEngine(f"{phase.title}: {edges} dependencies; allowed: up to {_MOST_EDGES}")

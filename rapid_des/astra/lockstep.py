@@ -11,13 +11,13 @@ from math import ceil, isqrt, log
 import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
-from rapid_des.astra.phases import A2A, AG, AR, RS, Phase, message_size, nonzero, reducing_steps
+from rapid_des.astra.phases import A2A, AG, AR, RS, CollectivePhase, message_size, nonzero, reducing_steps
 from rapid_des.program.program import Template
 from rapid_des.program.rounds import Rounds, rounds_template
 from rapid_des.program.services import Sizes
 
 
-def lockstep(phase: Phase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: Sizes) -> Template:
+def lockstep(phase: CollectivePhase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: Sizes) -> Template:
     """Return the template of members that each send one message a step and then await one.
 
     `partners` is [pattern of a step, member], to whom it sends; steps repeat the patterns from the first on,
@@ -35,7 +35,7 @@ def lockstep(phase: Phase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: 
     return rounds_template(rounds, np.tile(member, patterns), rounds.partner.ravel(), phase.title)
 
 
-def relay(phase: Phase, rows: Sizes, *, steps: int, size: int, reducing: int) -> Template:
+def relay(phase: CollectivePhase, rows: Sizes, *, steps: int, size: int, reducing: int) -> Template:
     """Return a chain of neighbour messages around the ring, one in flight a member."""
     sizes = np.full(steps, size, np.int64)
     reduces = reducing_steps(phase.collective, steps + 1, plain=1, reducing=reducing)
@@ -44,7 +44,7 @@ def relay(phase: Phase, rows: Sizes, *, steps: int, size: int, reducing: int) ->
     return lockstep(phase, neighbour[None, :].astype(np.int32), sizes, lags, rows)
 
 
-def ring(phase: Phase, rows: Sizes) -> Template:
+def ring(phase: CollectivePhase, rows: Sizes) -> Template:
     """Return the ring; an all-to-all relays every message past those in between."""
     n = phase.members
     steps = {AR: 2 * (n - 1), A2A: n * (n - 1) // 2}.get(phase.collective, n - 1)
@@ -52,14 +52,14 @@ def ring(phase: Phase, rows: Sizes) -> Template:
     return relay(phase, rows, steps=steps, size=size, reducing=n - 1)
 
 
-def mesh(phase: Phase, rows: Sizes) -> Template:
+def mesh(phase: CollectivePhase, rows: Sizes) -> Template:
     """Return the extended dialect's mesh: a ring with the stock sizes."""
     n = phase.members
     steps = {AR: 2 * (n - 1), A2A: n * (n - 1) // 2}.get(phase.collective, n - 1)
     return relay(phase, rows, steps=steps, size=message_size(phase, halved=False), reducing=n - 1)
 
 
-def hypercube(phase: Phase, rows: Sizes) -> Template:
+def hypercube(phase: CollectivePhase, rows: Sizes) -> Template:
     """Return the extended dialect's hypercube: ceil(ln n) neighbour messages (the natural logarithm)."""
     n = phase.members
     turns = ceil(log(n))
@@ -67,14 +67,14 @@ def hypercube(phase: Phase, rows: Sizes) -> Template:
     return relay(phase, rows, steps=steps, size=message_size(phase, halved=False), reducing=n - 1)
 
 
-def torus2d(phase: Phase, rows: Sizes) -> Template:
+def torus2d(phase: CollectivePhase, rows: Sizes) -> Template:
     """Return the extended dialect's torus2d: fewer neighbour messages on one logical ring."""
     n, edge = phase.members, isqrt(phase.members)
     steps = {AR: 4 * (edge - 1), A2A: (n - 1) * edge // 2}.get(phase.collective, (n - 1) // 2)
     return relay(phase, rows, steps=steps, size=message_size(phase, halved=False), reducing=edge - 1)
 
 
-def halving_doubling(phase: Phase, rows: Sizes) -> Template:
+def halving_doubling(phase: CollectivePhase, rows: Sizes) -> Template:
     """Return recursive halving and doubling: partners differ in one bit of their number."""
     levels = phase.members.bit_length() - 1
     offsets, sizes = _exchanges(phase, levels)
@@ -85,7 +85,7 @@ def halving_doubling(phase: Phase, rows: Sizes) -> Template:
     return lockstep(phase, partners, np.array(sizes, np.int64), lags, rows)
 
 
-def _exchanges(phase: Phase, levels: int) -> tuple[list[int], list[int]]:
+def _exchanges(phase: CollectivePhase, levels: int) -> tuple[list[int], list[int]]:
     """Return the partner offsets and message sizes of each step."""
     up = [1 << level for level in range(levels)]
     halves = [phase.size >> (level + 1) for level in range(levels)]

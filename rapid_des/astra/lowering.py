@@ -9,11 +9,11 @@ from math import prod
 
 import numpy as np
 
-from rapid_des.astra.algorithms import Library
+from rapid_des.astra.algorithms import PhaseTemplates
 from rapid_des.astra.collectives import Scope
 from rapid_des.astra.files import MemoryFile, Setup
-from rapid_des.astra.ranks import IssueOrder, RankLowering, issue_order
-from rapid_des.astra.topology import Network, hop_table, network_of
+from rapid_des.astra.ranks import IssueOrder, issue_order, lower_rank
+from rapid_des.astra.topology import AstraNetwork, hop_table, network_of
 from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
 from rapid_des.program.groups import Channel, GroupTable, SlotTable
@@ -32,23 +32,22 @@ def lower(traces: TraceSet, setup: Setup) -> Lowered:
     return lower_on(network, traces, setup)
 
 
-def lower_on(network: Network, traces: TraceSet, setup: Setup) -> Lowered:
+def lower_on(network: AstraNetwork, traces: TraceSet, setup: Setup) -> Lowered:
     """Return the program on the network that `setup` describes; see `lower`."""
     _check_ranks(traces, prod(setup.network.npus_count), str(setup.files.network))
     traces = _with_groups(traces, setup, network.gpus)
-    library = Library(setup)
+    templates = PhaseTemplates(setup)
     table = GroupTable(traces, network)
-    programs = _Programs(setup, library, traces.groups, network.gpus)
+    programs = _Programs(setup, templates, traces.groups, network.gpus)
     bindings = tuple(table.bind(position, *programs.of(trace)) for position, trace in enumerate(traces.ranks))
-    templates = tuple(library.templates.numbered)
-    routed = table.routed(templates, both_ways=False)
-    hops = hop_table(network, library.sizes.all())
+    routed = table.routed(templates.numbered, both_ways=False)
+    hops = hop_table(network, templates.sizes.all())
     memories = np.full(routed.links - len(network.fabric), len(network.bandwidth), np.int32)
     program = Program(
         bindings=bindings,
         programs=tuple(programs.distinct),
         groups=routed.groups,
-        templates=templates,
+        templates=templates.numbered,
         hops=_with_memory(hops, setup.memory) if len(memories) else hops,
         route_starts=routed.routes.starts,
         route_links=routed.routes.links.astype(np.int32),
@@ -110,9 +109,9 @@ class _Programs:
     """Rank programs, each lowered once for all ranks that run the same nodes in groups of the same kinds."""
 
     def __init__(
-        self, setup: Setup, library: Library, groups: Mapping[str, tuple[int, ...]], gpus: int
+        self, setup: Setup, templates: PhaseTemplates, groups: Mapping[str, tuple[int, ...]], gpus: int
     ) -> None:
-        self._lowering = RankLowering(setup, library)
+        self._setup, self._templates = setup, templates
         self._groups = groups
         self._gpus = gpus
         self._numbers: dict[object, tuple[int, SlotTable]] = {}
@@ -128,7 +127,9 @@ class _Programs:
             digest = self._digests[id(trace.nodes)] = _digest(trace.nodes, order)
         key = (digest, scopes)
         if key not in self._numbers:
-            program, slots = self._lowering.lower(trace, order or issue_order(trace.nodes), scopes)
+            program, slots = lower_rank(
+                self._setup, self._templates, trace, order or issue_order(trace.nodes), scopes
+            )
             self._numbers[key] = len(self.distinct), slots
             self.distinct.append(program)
         number, slots = self._numbers[key]
@@ -153,7 +154,7 @@ class _Programs:
 def _digest(nodes: NodeTable, order: IssueOrder) -> bytes:
     """Return a fingerprint of all that lowering reads of a table, ids by their order only."""
     columns = (
-        order.place, nodes.kind, nodes.duration, nodes.size, nodes.collective, nodes.group, nodes.peer,
+        order.position, nodes.kind, nodes.duration, nodes.size, nodes.collective, nodes.group, nodes.peer,
         nodes.tag, nodes.flops, nodes.tensor_bytes, nodes.on_cpu, nodes.dependency_starts, nodes.dependencies,
     )  # fmt: skip
     digest = hashlib.blake2b(digest_size=16)

@@ -68,7 +68,7 @@ def reducing_steps(collective: CollectiveType, steps: int, *, plain: int, reduci
 
 
 @dataclass(frozen=True)
-class Phase:
+class CollectivePhase:
     """One collective among the members of one (sub-)group, as an algorithm must do it."""
 
     collective: CollectiveType
@@ -97,7 +97,7 @@ class Phase:
         return f"{name}, {self.algorithm}, {self.size} B among {self.members}"
 
 
-def message_size(phase: Phase, *, halved: bool) -> int:
+def message_size(phase: CollectivePhase, *, halved: bool) -> int:
     """Return the bytes of one neighbour message; `halved` states the extended dialect's sizes."""
     size, members = phase.size, phase.members
     if not halved:
@@ -106,14 +106,14 @@ def message_size(phase: Phase, *, halved: bool) -> int:
     return nonzero(sizes[phase.collective], phase)
 
 
-def final_size(phase: Phase) -> int:
+def final_size(phase: CollectivePhase) -> int:
     """Return what a phase leaves on each member: what the next phase starts from."""
     if phase.collective is RS:
         return phase.size // phase.members
     return phase.size * phase.members if phase.collective is AG else phase.size
 
 
-def nonzero(size: int, phase: Phase) -> int:
+def nonzero(size: int, phase: CollectivePhase) -> int:
     """Return a message size; a `ConfigError` refuses an empty message, which that simulator aborts on."""
     if size < 1:
         raise ConfigError(f"{phase.title}: a message would be empty; make it larger or the splits fewer")

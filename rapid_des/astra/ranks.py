@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int64s
-from rapid_des.astra.algorithms import Library
+from rapid_des.astra.algorithms import PhaseTemplates
 from rapid_des.astra.collectives import Scope
-from rapid_des.astra.expansions import Expansions
+from rapid_des.astra.expansions import CollectiveExpansions
 from rapid_des.astra.files import MemoryFile, Setup
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
 from rapid_des.errors import ConfigError, TraceError
-from rapid_des.program.groups import Channel, Memory, Slots, SlotTable
+from rapid_des.program.groups import Channel, Memory, SlotNumbers, SlotTable
 from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
-from rapid_des.program.ranks import NodeVisits, expanded
+from rapid_des.program.ranks import NodeVisits, expanded_program
 from rapid_des.units import PS_PER_NS
 
 CPU, GPU, COMMUNICATION = 0, 1, 2
@@ -46,7 +46,7 @@ _COMMUNICATES = (_SEND, _RECV, _COLLECTIVE, *_MEMORY)
 class IssueOrder:
     """In which order a rank prefers its nodes, and in which it would issue them if all took equal time."""
 
-    place: Int64s
+    position: Int64s
     """Of each node by ascending id."""
     nodes: Int64s
     """Ascending id among the nodes whose dependencies are done: this order numbers messages that nothing else
@@ -70,8 +70,8 @@ def _earliest_ids_first(nodes: NodeTable, by_id: Int64s, ascending: Int64s, wait
     order = np.argsort(nodes.dependencies, kind="stable")
     followers = np.split(waiting[order], np.cumsum(np.bincount(nodes.dependencies, minlength=count))[:-1])
     missing = np.diff(nodes.dependency_starts).tolist()
-    places = by_id.tolist()
-    free = [place for place, node in enumerate(ascending.tolist()) if missing[node] == 0]
+    positions = by_id.tolist()
+    free = [position for position, node in enumerate(ascending.tolist()) if missing[node] == 0]
     issued = []
     while free:
         node = int(ascending[heapq.heappop(free)])
@@ -79,33 +79,27 @@ def _earliest_ids_first(nodes: NodeTable, by_id: Int64s, ascending: Int64s, wait
         for follower in followers[node].tolist():
             missing[follower] -= 1
             if missing[follower] == 0:
-                heapq.heappush(free, places[follower])
+                heapq.heappush(free, positions[follower])
     rest = [node for node in ascending.tolist() if missing[node]]
     return np.array(issued + rest, np.int64)
 
 
-class RankLowering:
-    """Lowers node tables of one setup with one library of templates."""
-
-    def __init__(self, setup: Setup, library: Library) -> None:
-        self._setup = setup
-        self._library = library
-
-    def lower(
-        self, trace: RankTrace, order: IssueOrder, groups: Sequence[Scope]
-    ) -> tuple[RankProgram, SlotTable]:
-        """Return the program of a rank's table, whose group slots mean `groups`, the last the world."""
-        return _Rank(self._setup, self._library, trace, groups).lower(order)
+def lower_rank(
+    setup: Setup, templates: PhaseTemplates, trace: RankTrace, order: IssueOrder, groups: Sequence[Scope]
+) -> tuple[RankProgram, SlotTable]:
+    """Return the program of a rank's table, whose group slots mean `groups`, the last the world."""
+    return _Rank(setup, templates, trace, groups).lower(order)
 
 
 class _Rank:
-    def __init__(self, setup: Setup, library: Library, trace: RankTrace, groups: Sequence[Scope]) -> None:
-        self.setup, self.library, self.groups = setup, library, groups
+    def __init__(
+        self, setup: Setup, templates: PhaseTemplates, trace: RankTrace, groups: Sequence[Scope]
+    ) -> None:
+        self.setup, self.templates, self.groups = setup, templates, groups
         self.nodes, self.name = trace.nodes, f"rank {trace.rank}"
-        nodes = self.nodes
-        self.slots = Slots()
-        self.expansions = Expansions(setup, library, self.slots, first_queue=_STREAMS)
-        self.visits = NodeVisits(nodes)
+        self.slots = SlotNumbers()
+        self.expansions = CollectiveExpansions(setup, templates, self.slots, first_queue=_STREAMS)
+        self.visits = NodeVisits(self.nodes)
 
     def lower(self, order: IssueOrder) -> tuple[RankProgram, SlotTable]:
         """Fill in the visits of each kind of node."""
@@ -119,11 +113,11 @@ class _Rank:
             self._collectives(order.nodes)
             self._messages(order.nodes)
             self._memory()
-        self.visits.priority[:] = order.place
+        self.visits.priority[:] = order.position
         queues = len(self.setup.network.npus_count) * self.setup.queues
         capacity = np.repeat(np.array([1, self.expansions.capacity], np.int32), [_STREAMS, queues])
         level = np.repeat(np.array([Level.STREAM, Level.SLOT], np.int8), [_STREAMS, queues])
-        program = expanded(
+        program = expanded_program(
             self.visits, self.expansions.distinct, server_capacity=capacity, server_level=level
         )
         return program, self.slots.table()
@@ -201,15 +195,12 @@ class _Rank:
         chosen = issued[messages[issued]]
         sizes, tags = nodes.size[chosen].tolist(), nodes.tag[chosen].tolist()
         ends = list(zip(nodes.peer[chosen].tolist(), sends[chosen].tolist(), strict=True))
-        slots = {
-            (peer, sends): self.slots.number(Channel(peer, None, sends))
-            for peer, sends in dict.fromkeys(ends)
-        }
+        slots = {end: self.slots.number(Channel(end[0], None, end[1])) for end in dict.fromkeys(ends)}
         slot = [slots[end] for end in ends]
-        template = list(map(self.library.message, sizes))
-        sub = list(map(self.library.channel, tags, sizes))
-        for pair in dict.fromkeys(zip(slot, template, strict=True)):
-            self.slots.use(*pair)
+        template = list(map(self.templates.message, sizes))
+        sub = list(map(self.templates.channel, tags, sizes))
+        for slot_and_template in set(zip(slot, template, strict=True)):
+            self.slots.use(*slot_and_template)
         self.visits.slot[chosen] = slot
         self.visits.template[chosen] = template
         self.visits.occurrence[chosen] = _occurrences(zip(slot, sub, strict=True))
@@ -227,10 +218,10 @@ class _Rank:
         slot = self.slots.number(Memory(self._sharers(memory)))
         self.visits.kind[moves] = int(VisitKind.MEMBER)
         self.visits.server[moves] = COMMUNICATION
+        self.visits.slot[moves] = slot
         for node in moves.tolist():
-            template = self.library.visit(int(nodes.size[node]))
+            template = self.templates.visit(int(nodes.size[node]))
             self.visits.template[node] = self.slots.use(slot, template)
-            self.visits.slot[node] = slot
 
     def _sharers(self, memory: MemoryFile) -> int:
         """Return how many neighbouring ranks share a remote memory."""
@@ -251,20 +242,20 @@ def _occurrences(keys: Iterable[tuple[int, int]]) -> list[int]:
     [0, 0, 1]
     """
     counts: dict[tuple[int, int], int] = {}
-    found = []
+    occurrences = []
     for key in keys:
         count = counts.get(key, 0)
         counts[key] = count + 1
-        found.append(count)
-    return found
+        occurrences.append(count)
+    return occurrences
 
 
 def _among(column: NDArray[np.int8], values: Sequence[int]) -> Bools:
     """Tell which entries are one of `values`; much faster on short columns than numpy's own."""
-    found: Bools = column == values[0]
+    among: Bools = column == values[0]
     for value in values[1:]:
-        found |= column == value
-    return found
+        among |= column == value
+    return among
 
 
 def _durations(nodes: NodeTable) -> Int64s:

@@ -52,7 +52,7 @@ _SHAPES: Mapping[Shape, _Maker] = {
 
 
 @dataclass(frozen=True)
-class Network:
+class AstraNetwork:
     """The machine's links and routes; times as that simulator counts them."""
 
     fabric: Fabric
@@ -77,7 +77,7 @@ class Network:
         return
 
 
-def network_of(file: NetworkFile, path: Path) -> Network:
+def network_of(file: NetworkFile, path: Path) -> AstraNetwork:
     """Build the fabric: dimensions outermost first, inside a 2-D shape the first axis first, ties upwards."""
     within = specs.Routing(order="innermost_first", tie="positive")
     dimensions = [_dimension(file, index, path) for index in range(len(file.topology))]
@@ -91,7 +91,7 @@ def network_of(file: NetworkFile, path: Path) -> Network:
     planned = DimensionOrderRouter(layout)
     router: Router = FaultAwareRouter(layout.fabric, planned, dead) if dead else planned
     rates = np.array(classes, np.float64)
-    return Network(layout.fabric, router, file.npus_count, service_class, rates[:, 0], rates[:, 1])
+    return AstraNetwork(layout.fabric, router, file.npus_count, service_class, rates[:, 0], rates[:, 1])
 
 
 def _dimension(file: NetworkFile, index: int, path: Path) -> specs.AnyDimension:
@@ -139,7 +139,7 @@ def _both_directions(fabric: Fabric, ends: tuple[int, int], path: Path, key: str
         raise ConfigError(str(error), file=str(path), key=key) from None
 
 
-def hop_table(network: Network, sizes: list[int]) -> HopTable:
+def hop_table(network: AstraNetwork, sizes: list[int]) -> HopTable:
     """Return the service of every size by every class; whole nanoseconds, a busy link at least one tick."""
     size = np.array(sizes, np.float64)[:, None]
     serialization = np.trunc(size / network.bandwidth)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rapid_des.astra.phases import Phase, nonzero
+from rapid_des.astra.phases import CollectivePhase, nonzero
 from rapid_des.program.builders import Edges, edges, joined, make_template
 from rapid_des.program.program import Template
 from rapid_des.program.services import Sizes
@@ -39,7 +39,7 @@ def parents(members: int, *, highest_root: bool) -> list[int]:
     return parent
 
 
-def double_binary_tree(phase: Phase, rows: Sizes) -> Template:
+def double_binary_tree(phase: CollectivePhase, rows: Sizes) -> Template:
     """Return the template: first each member's message to its parent, then the result back to it.
 
     The root has neither, so that the tasks of member m are number m - (m > root) of their kind.
@@ -61,7 +61,7 @@ def double_binary_tree(phase: Phase, rows: Sizes) -> Template:
     )
 
 
-def _edges(phase: Phase, parent: list[int], root: int) -> tuple[list[Edges], list[Edges]]:
+def _edges(phase: CollectivePhase, parent: list[int], root: int) -> tuple[list[Edges], list[Edges]]:
     """Return the edges among tasks and to members done, and those from arrivals."""
     n, plain = phase.members, phase.endpoint.delay
     reduced = plain + phase.endpoint.reduction(phase.size)

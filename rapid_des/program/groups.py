@@ -69,7 +69,7 @@ class SlotTable:
     labels: tuple[str, ...]
 
 
-class Slots:
+class SlotNumbers:
     """Numbers the slots of one rank program as they come, and gathers what each runs and how it is called."""
 
     def __init__(self, slots: Iterable[Slot] = ()) -> None:

@@ -13,7 +13,7 @@ from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
-from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, Slots, SlotTable, Whole
+from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.plans import Call, Phase, Planner, TreesOver, cut_in_chunks
 from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
 from rapid_des.program.ranks import Expansion, MemberVisit, rank_program, service_times
@@ -269,7 +269,7 @@ class _Expansions:
         self._trace = trace
         self._geometries = geometries
         self._trees = trees
-        self.slots = Slots(map(Whole, range(len(geometries))))
+        self.slots = SlotNumbers(map(Whole, range(len(geometries))))
         self.distinct: list[Expansion] = []
         self.of_node = np.full(len(nodes), NONE, np.int32)
         self._collectives(nodes)

@@ -69,7 +69,7 @@ class NodeVisits:
         )
 
 
-def expanded(
+def expanded_program(
     visits: NodeVisits,
     expansions: Sequence[Expansion],
     *,
@@ -179,7 +179,7 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
     chains = [np.flatnonzero(nodes.stream == stream) for stream in ordered]  # R2
     capacity = np.ones(len(nodes.streams), np.int32)
-    return expanded(visits, expansions, server_capacity=capacity, chains=chains)
+    return expanded_program(visits, expansions, server_capacity=capacity, chains=chains)
 
 
 def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bool) -> Bools:

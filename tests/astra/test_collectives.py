@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rapid_des.astra.collectives import NO_TURNS, Planner, Scope, Turns
+from rapid_des.astra.collectives import FIRST_ROUND, CollectivePlanner, RoundRobin, Scope
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
 
@@ -51,11 +51,11 @@ def test_ring_on_an_idle_ring_is_the_closed_form(bench, ranks, size, collective,
 def test_a_remainder_costs_a_whole_chunk(bench):
     bench.system["preferred-dataset-splits"] = 3
     # 10,000,019 B in 3 splits: floor is 3,333,339 B, three of them leave 2 B over, which are a fourth
-    assert Planner(bench.setup()).chunks(AR, 10_000_019) == (4, 3_333_339)
+    assert CollectivePlanner(bench.setup()).chunks(AR, 10_000_019) == (4, 3_333_339)
 
 
 def test_small_collectives_grow_to_a_byte_a_rank_but_all_gathers_do_not(bench):
-    planner = Planner(bench.setup())
+    planner = CollectivePlanner(bench.setup())
     assert planner.chunks(AR, 1) == (1, 4)  # 4 ranks
     assert planner.chunks(AG, 1) == (1, 1)
 
@@ -84,7 +84,7 @@ def test_local_bandwidth_aware_all_reduce_scatters_inwards_and_gathers_outwards(
         "latency": [1, 1, 1],
     }
     bench.system["all-reduce-implementation"] = ["ring", "ring", "halvingDoubling"]
-    steps = Planner(bench.setup(queues=4)).chunk(AR, 3200, Scope(), Turns(4))
+    steps = CollectivePlanner(bench.setup(queues=4)).chunk(AR, 3200, Scope(), RoundRobin(4))
     # the dimension of one is skipped; 3200 B over 4 are 800 B a rank; gathers run downwards on upper queues
     assert [
         (s.phase.collective, s.axis.dimension, s.phase.size, s.queue, s.phase.ascending) for s in steps
@@ -100,16 +100,16 @@ def test_baseline_runs_the_same_collective_in_every_dimension_gathers_outermost_
     bench.network = {"topology": ["Ring"] * 2, "npus_count": [4, 3], "bandwidth": [1, 1], "latency": [1, 1]}
     bench.system["collective-optimization"] = "baseline"
     bench.system |= {f"all-{name}-implementation": ["ring", "ring"] for name in ("reduce", "gather")}
-    planner = Planner(bench.setup())
+    planner = CollectivePlanner(bench.setup())
     order = {
-        kind: [(s.axis.dimension, s.phase.size) for s in planner.chunk(kind, 120, Scope(), Turns(1))]
+        kind: [(s.axis.dimension, s.phase.size) for s in planner.chunk(kind, 120, Scope(), RoundRobin(1))]
         for kind in (AR, AG)
     }
     assert order == {AR: [(0, 120), (1, 120)], AG: [(1, 120), (0, 360)]}
 
 
 def test_queues_are_taken_in_turns_that_run_on_from_collective_to_collective(bench):
-    turns = Turns(4)
+    turns = RoundRobin(4)
     assert [turns.next_queue(0) for _ in range(5)] == [
         (0, True),
         (1, True),
@@ -119,14 +119,14 @@ def test_queues_are_taken_in_turns_that_run_on_from_collective_to_collective(ben
     ]
     assert [turns.next_lower(0) for _ in range(3)] == [0, 1, 0]
     assert [turns.next_upper(0) for _ in range(3)] == [2, 3, 2]
-    assert Turns.after(4, turns.state()).next_queue(0) == (1, True)
-    assert Turns(4).state() == NO_TURNS
+    assert RoundRobin.after(4, turns.state()).next_queue(0) == (1, True)
+    assert RoundRobin(4).state() == FIRST_ROUND
 
 
 def test_involved_dimensions_leave_the_others_out(bench):
     bench.network = {"topology": ["Ring"] * 2, "npus_count": [4, 3], "bandwidth": [1, 1], "latency": [1, 1]}
     bench.system["all-reduce-implementation"] = ["ring", "ring"]
-    axes = Planner(bench.setup()).axes(AR, Scope(dimensions=(False, True)))
+    axes = CollectivePlanner(bench.setup()).axes(AR, Scope(dimensions=(False, True)))
     assert [(axis.size, axis.stride, axis.dimension) for axis in axes] == [(3, 1, 1)]
 
 
@@ -134,7 +134,9 @@ def test_a_group_of_its_own_is_one_ring_with_a_fixed_delay(bench):
     bench.network = {"topology": ["Ring"] * 2, "npus_count": [4, 3], "bandwidth": [1, 1], "latency": [1, 1]}
     bench.system |= {"all-reduce-implementation": ["direct", "ring"], "endpoint-delay": 99}
     stock, extended = (
-        Planner(bench.setup(dialect=dialect)).chunk(AR, 120, Scope(members=6), Turns(1))[0].phase
+        CollectivePlanner(bench.setup(dialect=dialect))
+        .chunk(AR, 120, Scope(members=6), RoundRobin(1))[0]
+        .phase
         for dialect in ("stock", "extended")
     )
     assert (stock.algorithm, stock.members, stock.endpoint.delay) == ("ring", 6, 10_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rapid_des.astra import AstraResult, direct, lower
-from rapid_des.astra.collectives import Planner, Scope
+from rapid_des.astra.collectives import CollectivePlanner, Scope
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import TraceError, UnsupportedByEngine
 from rapid_des.program import routes
@@ -40,7 +40,7 @@ def test_group_zero_is_the_world_in_the_stock_dialect_only(plane):
 
 def test_flat_algorithms_run_on_one_ring_over_all_ranks(plane):
     plane.system["all-reduce-implementation"] = ["oneRing"]
-    assert [axis.size for axis in Planner(plane.setup()).axes(AR, Scope())] == [12]
+    assert [axis.size for axis in CollectivePlanner(plane.setup()).axes(AR, Scope())] == [12]
     program = lower(plane.traces([([plane.collective(480_000)],)] * 12), plane.setup()).program
     assert [template.members for template in program.templates] == [12]
 

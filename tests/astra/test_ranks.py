@@ -168,5 +168,5 @@ def test_issue_follows_dependencies_where_ids_do_not(bench):
     nodes = bench.traces([([{"ids": 1, "after": [1]}, {"ids": 5}, {"ids": 3}],)]).ranks[0].nodes
     order = issue_order(nodes)
     assert order.nodes.tolist() == [2, 1, 0]
-    assert order.place.tolist() == [0, 2, 1]
-    assert order.place.dtype == np.int64
+    assert order.position.tolist() == [0, 2, 1]
+    assert order.position.dtype == np.int64
