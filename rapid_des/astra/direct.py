@@ -13,10 +13,10 @@ from math import trunc
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int32s, Int64s
-from rapid_des.astra.phases import AR, CollectivePhase, message_size, reducing_steps
+from rapid_des.arrays import Int32s, Int64s
+from rapid_des.astra.phases import AR, CollectivePhase, message_size, reducing_rounds
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.program.builders import edges, joined, make_template
+from rapid_des.program.builders import Edges, edges, joined, make_template
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import Sizes
 from rapid_des.units import PS_PER_NS
@@ -41,7 +41,7 @@ class Exchange:
         n = phase.members
         member = np.arange(n, dtype=np.int32)
         number = np.arange(1, n, dtype=np.int32)[:, None]
-        peer = (member + phase.step * number) % n
+        peer = (member + phase.direction * number) % n
         others = np.arange(n - 1, dtype=np.int32)
         return Exchange(
             members=n,
@@ -52,23 +52,22 @@ class Exchange:
             pair_destination=(others + (others >= member[:, None])).ravel().astype(np.int32),
         )
 
-    def edges(self, tasks: int, lag: int) -> tuple[Int64s, Int32s, Int64s, Bools]:
-        """Return (lengths of rows, targets, lags, at injection) of edges that count towards `tasks` + member.
+    def received(self, sends: int, target: int, lag: int) -> list[Edges]:
+        """Return the edges of the messages, tasks from `sends` on, that count towards `target` + member.
 
         A message counts for its destination when it arrives, and a member's first message, which is sent
         together with all its others, stands for having asked for what it receives.
         """
-        n, count = self.members, len(self.source)
-        lengths = np.ones(count, np.int64)
-        lengths[:n] = 2
-        target = np.empty(count + n, np.int32)
-        target[0 : 2 * n : 2] = self.destination[:n]
-        target[1 : 2 * n : 2] = self.source[:n]
-        target[2 * n :] = self.destination[n:]
-        target += tasks
-        at_injection = np.zeros(count + n, np.bool_)
-        at_injection[1 : 2 * n : 2] = True
-        return lengths, target, np.full(count + n, lag, np.int64), at_injection
+        member, message = np.arange(self.members), np.arange(len(self.source))
+        return [
+            edges(sends + message, target + self.destination, lag),
+            edges(sends + member, target + member, lag, at_start=True),
+        ]
+
+    def sent(self, lag: int) -> Edges:
+        """Return the edges of members that send all their messages `lag` after their arrival."""
+        n = self.members
+        return edges(np.arange(n)[:, None], np.arange(n)[:, None] + n * np.arange(n - 1), lag)
 
 
 def direct(phase: CollectivePhase, rows: Sizes) -> Template:
@@ -91,7 +90,7 @@ def _lags(phase: CollectivePhase, window: int, size: int) -> Int64s:
     n = phase.members
     receipts = 2 * (n - 1) if phase.collective is AR else n - 1
     reducing = (n - 1) * window if phase.endpoint.local else window
-    reduces = reducing_steps(phase.collective, window + receipts, plain=window, reducing=reducing)
+    reduces = reducing_rounds(phase.collective, window + receipts, plain=window, reducing=reducing)
     return phase.endpoint.lags(np.full(window + receipts, size, np.int64), reduces)
 
 
@@ -107,42 +106,27 @@ def _unprocessed(phase: CollectivePhase, size: int, lag: int) -> int:
 
 
 def _all_at_once(phase: CollectivePhase, lags: Int64s, row: int) -> Template:
-    n = phase.members
     exchange = Exchange.of(phase)
-    count = len(exchange.source)
-    member = np.arange(n, dtype=np.int32)
-    firsts = np.arange(count, dtype=np.int32)
-    if phase.collective is AR:
-        joins = np.arange(count + n, 2 * count + n, dtype=np.int32).reshape(n - 1, n).T
-        parts = [
-            exchange.edges(count, int(lags[n - 1])),
-            (np.full(n, n - 1), joins.ravel(), np.zeros(count, np.int64), np.zeros(count, np.bool_)),
-            exchange.edges(2 * count + n, int(lags[-1])),
+    n, count, last = phase.members, len(exchange.source), int(lags[-1])
+    member, source, pair = np.arange(n), exchange.source, exchange.pair
+    if phase.collective is AR:  # one join a member: all of its first half are reduced
+        second = count + n
+        releases = edges(count + member[:, None], second + member[:, None] + n * np.arange(n - 1))
+        received = [
+            *exchange.received(0, count, int(lags[n - 1])),
+            releases,
+            *exchange.received(second, second + count, last),
         ]
-        source = np.concatenate((exchange.source, member, exchange.source))
-        pair = np.concatenate((exchange.pair, np.full(n, NONE, np.int32), exchange.pair))
-        need = np.ones(len(source), np.int32)
-        need[count : count + n] = n
+        source = np.concatenate((source, member, source)).astype(np.int32)
+        pair = np.concatenate((pair, np.full(n, NONE), pair)).astype(np.int32)
     else:
-        parts = [exchange.edges(count, int(lags[-1]))]
-        source, pair, need = exchange.source, exchange.pair, np.ones(count, np.int32)
-    lengths, target, lag, at_injection = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Template(
-        members=n,
-        pair=pair,
-        pair_source=exchange.pair_source,
-        pair_destination=exchange.pair_destination,
-        source=source,
-        size=np.full(len(source), row, np.int32),
-        need=need,
-        edge_starts=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-        edge_target=target.astype(np.int32),
-        edge_lag=lag,
-        edge_at_injection=at_injection,
-        arrival_starts=np.arange(0, count + 1, n - 1, dtype=np.int64),
-        arrival_target=firsts.reshape(n - 1, n).T.ravel(),
-        arrival_lag=np.full(count, lags[0], np.int64),
-        member_need=np.full(n, n, np.int32),
+        received = exchange.received(0, count, last)
+    return make_template(
+        n,
+        (source, np.full(len(source), row)),
+        (pair, exchange.pair_source, exchange.pair_destination),
+        edges=joined(received),
+        arrivals=exchange.sent(int(lags[0])),
         name=phase.title,
     )
 
@@ -206,7 +190,7 @@ def _staggered_all_reduce(phase: CollectivePhase, unprocessed: int, lags: Int64s
     second = count + n + unprocessed * n
     total = second + count
     reduced, last = int(lags[n - 1]), int(lags[-1])
-    first, place = np.arange(count), np.maximum(np.arange(1, n), thresholds[0]) - thresholds[0]
+    first, counted = np.arange(count), np.maximum(np.arange(1, n), thresholds[0]) - thresholds[0]
     sends = second + np.arange(n - 1)[:, None] * n + member
     need = np.ones(total, np.int32)
     need[count : count + n] = n - 1
@@ -227,12 +211,11 @@ def _staggered_all_reduce(phase: CollectivePhase, unprocessed: int, lags: Int64s
                 edges(first, counting + exchange.destination, reduced),
                 edges(member, sends, reduced, at_start=True),
                 edges(count + member, sends),
-                edges(count + n + place[:, None] * n + member, sends),
-                edges(second + first, total + exchange.destination, last),
-                edges(second + member, total + member, last, at_start=True),
+                edges(count + n + counted[:, None] * n + member, sends),
+                *exchange.received(second, total, last),
             ]
         ),
-        arrivals=edges(exchange.source, first, lags[0]),
+        arrivals=exchange.sent(int(lags[0])),
         need=need,
         name=phase.title,
     )

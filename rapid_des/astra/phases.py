@@ -44,7 +44,7 @@ class Endpoint:
         return 3 * trunc(size / self.memory_bandwidth * 1e9) * PS_PER_NS
 
     def lags(self, sizes: Int64s, reduces: Bools) -> Int64s:
-        """Return the delay of each processing step: `sizes` are what is reduced where `reduces` says so."""
+        """Return the delay of each round: `sizes` are what is reduced where `reduces` says so."""
         extra = [
             self.reduction(size) if flag else 0
             for size, flag in zip(sizes.tolist(), reduces.tolist(), strict=True)
@@ -52,18 +52,18 @@ class Endpoint:
         return self.delay + np.array(extra, np.int64)
 
 
-def reducing_steps(collective: CollectiveType, steps: int, *, plain: int, reducing: int) -> Bools:
-    """Tell which of a member's processing steps reduce.
+def reducing_rounds(collective: CollectiveType, rounds: int, *, plain: int, reducing: int) -> Bools:
+    """Tell in which of its rounds a member reduces.
 
-    Steps come in turns of `plain` ones and then `reducing` ones. A reduce-scatter reduces in every turn, an
-    all-reduce in the first, third, …, the others never.
+    Rounds come in cycles of `plain` ones and then `reducing` ones. A reduce-scatter reduces in every cycle,
+    an all-reduce in the first, third, …, the others never.
     """
-    turn, place = np.divmod(np.arange(steps), plain + reducing)
+    cycle, position = np.divmod(np.arange(rounds), plain + reducing)
     if collective is CollectiveType.ALL_REDUCE:
-        place[turn % 2 == 1] = 0
+        position[cycle % 2 == 1] = 0
     elif collective is not CollectiveType.REDUCE_SCATTER:
-        place[:] = 0
-    reduces: Bools = place >= plain
+        position[:] = 0
+    reduces: Bools = position >= plain
     return reduces
 
 
@@ -86,7 +86,7 @@ class CollectivePhase:
     """Double binary tree: 0 for the tree rooted at the highest member, 1 at the lowest."""
 
     @property
-    def step(self) -> int:
+    def direction(self) -> int:
         """Where the next member is."""
         return 1 if self.ascending else -1
 

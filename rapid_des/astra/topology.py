@@ -114,8 +114,8 @@ def _faults(
     service_class = layout.fabric.dimension.astype(np.int32)
     dead: set[int] = set()
     seen: set[tuple[int, int]] = set()
-    for index, (one, other, health) in enumerate(file.faulty_links):
-        ends = (min(one, other), max(one, other))
+    for index, (source, destination, health) in enumerate(file.faulty_links):
+        ends = (min(source, destination), max(source, destination))
         if ends in seen:
             continue
         seen.add(ends)

@@ -28,14 +28,14 @@ def parents(members: int, *, highest_root: bool) -> list[int]:
     root, first = (members - 1, 0) if highest_root else (0, 1)
     parent = [root] * members
 
-    def place(low: int, high: int, above: int) -> None:
+    def hang(low: int, high: int, under: int) -> None:
         if low <= high:
             middle = (low + high) // 2
-            parent[middle] = above
-            place(low, middle - 1, middle)
-            place(middle + 1, high, middle)
+            parent[middle] = under
+            hang(low, middle - 1, middle)
+            hang(middle + 1, high, middle)
 
-    place(first, first + members - 2, root)
+    hang(first, first + members - 2, root)
     return parent
 
 

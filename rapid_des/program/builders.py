@@ -44,8 +44,12 @@ class Edges:
         count = len(self.origin)
         at_start = np.zeros(count, np.bool_) if self.at_start is None else self.at_start
         lag = np.zeros(count, np.int64) if self.lag is None else self.lag
-        keys = (self.target, self.origin) if self.at_start is None else (at_start, self.target, self.origin)
-        order = np.lexsort(keys)
+        key = self.origin.astype(np.int64)
+        key *= int(self.target.max(initial=0)) + 1
+        key += self.target
+        key *= 2
+        key += at_start
+        order = np.argsort(key, kind="stable")  # of one key: rows that stand in order already cost little
         target = self.target[order].astype(np.int32)
         return starts_by(self.origin, origins), target, lag[order], at_start[order]
 
@@ -123,9 +127,8 @@ def make_template(  # noqa: PLR0913 - a template's parts
     many of the edges to each task must pass, if not all.
     """
     source, size = tasks
-    awaited = np.bincount(
-        np.concatenate((edges.target, arrivals.target)), minlength=len(source) + members
-    ).astype(np.int32)
+    awaited = np.bincount(edges.target, minlength=len(source) + members).astype(np.int32)
+    awaited += np.bincount(arrivals.target, minlength=len(awaited)).astype(np.int32)
     edge_starts, edge_target, edge_lag, at_injection = edges.by_origin(len(source))
     arrival_starts, arrival_target, arrival_lag, _ = arrivals.by_origin(members)
     pair, pair_source, pair_destination = (column.astype(np.int32) for column in pairs)
