@@ -9,9 +9,8 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.astra.files import Files, Setup, read_setup
-from rapid_des.astra.lowering import lower_on
+from rapid_des.astra.lowering import lower_with_network
 from rapid_des.astra.ranks import GPU
-from rapid_des.astra.topology import network_of
 from rapid_des.chakra.dialects import ReadOptions
 from rapid_des.chakra.reader import read_set
 from rapid_des.chakra.trace import TraceSet
@@ -98,8 +97,7 @@ def read_traces(prefix: str | Path, setup: Setup, reading: ReadOptions = _AS_FIL
 
 def replay_traces(traces: TraceSet, setup: Setup, engine: EngineChoice = _FASTEST) -> AstraResult:
     """Replay traces that are in memory; see `replay_astra`."""
-    network = network_of(setup.network, setup.files.network)
-    lowered = lower_on(network, traces, setup)
+    lowered, network = lower_with_network(traces, setup)
     execution = execute(lowered.program, engine, name=lowered.name)
     return replace(
         result_of(lowered.program, execution.records),

@@ -14,6 +14,7 @@ from rapid_des.astra.collectives import Scope
 from rapid_des.astra.files import MemoryFile, Setup
 from rapid_des.astra.ranks import IssueOrder, issue_order, lower_rank
 from rapid_des.astra.topology import AstraNetwork, hop_table, network_of
+from rapid_des.chakra.groups import DIMENSIONS, WORLD
 from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
 from rapid_des.program.groups import Channel, GroupTable, SlotTable
@@ -21,20 +22,16 @@ from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import HopTable, Program, RankProgram
 from rapid_des.units import PS_PER_NS
 
-WORLD = "world"
-DIMENSIONS = "dimensions:"
-"""How the reader names groups that a trace states as dimensions: "dimensions:1,0#2", innermost first."""
-
 
 def lower(traces: TraceSet, setup: Setup) -> Lowered:
     """Return the program; errors name the file, or the rank and node, that is wrong."""
-    network = network_of(setup.network, setup.files.network)
-    return lower_on(network, traces, setup)
+    return lower_with_network(traces, setup)[0]
 
 
-def lower_on(network: AstraNetwork, traces: TraceSet, setup: Setup) -> Lowered:
-    """Return the program on the network that `setup` describes; see `lower`."""
+def lower_with_network(traces: TraceSet, setup: Setup) -> tuple[Lowered, AstraNetwork]:
+    """Return the program and the network that it runs on; see `lower`."""
     _check_ranks(traces, prod(setup.network.npus_count), str(setup.files.network))
+    network = network_of(setup.network, setup.files.network)
     traces = _with_groups(traces, setup, network.gpus)
     templates = PhaseTemplates(setup)
     table = GroupTable(traces, network)
@@ -54,7 +51,7 @@ def lower_on(network: AstraNetwork, traces: TraceSet, setup: Setup) -> Lowered:
         route_class=np.append(network.service_class, memories)[routed.routes.links].astype(np.int32),
         links=routed.links,
     )
-    return Lowered(program, traces)
+    return Lowered(program, traces), network
 
 
 def _check_ranks(traces: TraceSet, npus: int, file: str) -> None:
@@ -68,7 +65,8 @@ def _check_ranks(traces: TraceSet, npus: int, file: str) -> None:
 def _with_groups(traces: TraceSet, setup: Setup, gpus: int) -> TraceSet:
     """Return the traces with the groups as that simulator resolves their names.
 
-    A name is a number in the groups' file, else what the trace defines. A group of all ranks is the world in
+    A name is a number in the groups' file, else what the trace defines, as the reader does dimensions:
+    "dimensions:1,0#2" is the third group along the innermost of two. A group of all ranks is the world in
     the order of their ids. The last slot of every rank is the world, for collectives that name no group.
     """
     names = sorted({name for trace in traces.ranks for name in trace.groups})
