@@ -19,6 +19,7 @@ from rapid_des.astra.algorithms import PhaseTemplates
 from rapid_des.astra.collectives import Scope
 from rapid_des.astra.expansions import CollectiveExpansions
 from rapid_des.astra.files import MemoryFile, Setup
+from rapid_des.astra.phases import A2A, AG, AR, RS
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
 from rapid_des.errors import ConfigError, TraceError
 from rapid_des.program.groups import Channel, Memory, SlotNumbers, SlotTable
@@ -29,12 +30,7 @@ from rapid_des.units import PS_PER_NS
 CPU, GPU, COMMUNICATION = 0, 1, 2
 _STREAMS = 3
 
-_SIMULATED = (
-    int(CollectiveType.ALL_REDUCE),
-    int(CollectiveType.ALL_GATHER),
-    int(CollectiveType.REDUCE_SCATTER),
-    int(CollectiveType.ALL_TO_ALL),
-)
+_SIMULATED = (int(AR), int(AG), int(RS), int(A2A))
 _BROADCAST = int(CollectiveType.BROADCAST)
 _COMPUTE, _COLLECTIVE = int(NodeKind.COMPUTE), int(NodeKind.COLLECTIVE)
 _SEND, _RECV = int(NodeKind.SEND), int(NodeKind.RECV)
