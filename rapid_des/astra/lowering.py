@@ -13,7 +13,7 @@ from rapid_des.astra.algorithms import PhaseTemplates
 from rapid_des.astra.collectives import Scope
 from rapid_des.astra.files import MemoryFile, Setup
 from rapid_des.astra.ranks import IssueOrder, issue_order, lower_rank
-from rapid_des.astra.topology import AstraNetwork, hop_table, network_of
+from rapid_des.astra.topology import AstraNetwork, astra_hop_table, network_of
 from rapid_des.chakra.groups import DIMENSIONS, WORLD
 from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
@@ -38,7 +38,7 @@ def lower_with_network(traces: TraceSet, setup: Setup) -> tuple[Lowered, AstraNe
     programs = _Programs(setup, templates, traces.groups, network.gpus)
     bindings = tuple(table.bind(position, *programs.of(trace)) for position, trace in enumerate(traces.ranks))
     routed = table.routed(templates.numbered, both_ways=False)
-    hops = hop_table(network, templates.sizes.all())
+    hops = astra_hop_table(network, templates.sizes.all())
     memories = np.full(routed.links - len(network.fabric), len(network.bandwidth), np.int32)
     program = Program(
         bindings=bindings,

@@ -139,7 +139,7 @@ def _both_directions(fabric: Fabric, ends: tuple[int, int], path: Path, key: str
         raise ConfigError(str(error), file=str(path), key=key) from None
 
 
-def hop_table(network: AstraNetwork, sizes: list[int]) -> HopTable:
+def astra_hop_table(network: AstraNetwork, sizes: list[int]) -> HopTable:
     """Return the service of every size by every class; whole nanoseconds, a busy link at least one tick."""
     size = np.array(sizes, np.float64)[:, None]
     serialization = np.trunc(size / network.bandwidth)

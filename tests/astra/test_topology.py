@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rapid_des.astra.files import NetworkFile
-from rapid_des.astra.topology import hop_table, network_of
+from rapid_des.astra.topology import astra_hop_table, network_of
 from rapid_des.errors import ConfigError, FabricCutError
 
 HERE = Path("net.yml")
@@ -32,13 +32,13 @@ def nodes_on_the_way(one, source, destination):
 
 def test_times_are_truncated_to_whole_nanoseconds_with_the_sum_taken_first():
     # 50 GiB/s = 53.687 B/ns; 1,000,000 B take 18,626.45 ns; with 100.6 ns latency 18,727.05
-    table = hop_table(network(("Ring", 4), latency=100.6), [1_000_000])
+    table = astra_hop_table(network(("Ring", 4), latency=100.6), [1_000_000])
     assert table.occupancy[0, 0] == 18_626_000
     assert table.occupancy[0, 0] + table.lag[0, 0] == 18_727_000
 
 
 def test_a_message_too_short_to_measure_keeps_a_link_busy_for_a_tick():
-    table = hop_table(network(("Ring", 4), latency=0.0), [1])
+    table = astra_hop_table(network(("Ring", 4), latency=0.0), [1])
     assert (table.occupancy[0, 0], table.lag[0, 0]) == (1, 0)
 
 
@@ -65,7 +65,7 @@ def test_two_dimensional_shapes_need_a_square_number():
 
 def test_derated_links_are_slower_both_ways_and_the_first_entry_counts():
     one = network(("Ring", 4), faulty_links=((0, 1, 0.5), (1, 0, 0.1)))
-    table = hop_table(one, [1_000_000])
+    table = astra_hop_table(one, [1_000_000])
     busy = {
         (int(one.fabric.source[link]), int(one.fabric.destination[link])): int(table.occupancy[0, of])
         for link, of in enumerate(one.service_class)
