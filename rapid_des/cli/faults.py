@@ -20,7 +20,7 @@ from rapid_des.cli.options import (
 )
 from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
-from rapid_des.report.pictures.fabric import draw
+from rapid_des.report.pictures.overview import draw
 from rapid_des.report.study_text import criticality_lines, scenario_lines
 from rapid_des.report.writing import check_outputs, printable
 from rapid_des.simulation import MODES

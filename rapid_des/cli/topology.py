@@ -26,7 +26,8 @@ from rapid_des.report.fabric_text import (
     shown_fabric,
     shown_route,
 )
-from rapid_des.report.pictures.fabric import draw, picture
+from rapid_des.report.pictures.fabric import picture
+from rapid_des.report.pictures.overview import draw
 from rapid_des.report.writing import check_outputs
 
 

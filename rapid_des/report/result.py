@@ -33,7 +33,8 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
-from rapid_des.report.pictures.fabric import draw, picture
+from rapid_des.report.pictures.fabric import picture
+from rapid_des.report.pictures.overview import draw
 from rapid_des.report.rows import (
     LinkRow,
     MessageRow,

@@ -1,5 +1,6 @@
 """What people see of a rank's nodes: rows and pictures."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rapid_des.chakra import (
     read_set,
 )
 from rapid_des.errors import InputError, TraceError
+from rapid_des.report.pictures import trace
 from rapid_des.report.pictures.trace import critical_chain, draw, lay_out, window
 from rapid_des.report.trace_text import node_rows, rank_of, table_lines
 from tests.chakra.writing import all_reduce, node, one_rank, ranks, recv, send
@@ -69,6 +71,23 @@ def test_unreadable_drawings_are_refused(tmp_path):
         draw(rank, tmp_path / "graph.svg", count=500)
     with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
         draw(rank, tmp_path / "graph.gif", count=5)
+
+
+def test_labels_of_a_drawing_do_not_lie_on_each_other(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    # a fork, whose columns stand half a line apart, of nodes with long names, and a tail that is folded
+    fork = [node(i, f"backward.L{i}.attention.output.weight_gradient", us=i, needs=[1]) for i in range(2, 5)]
+    tail = [node(i, f"forward.L{i}.attention.output.scatter", us=1, needs=[i - 1]) for i in range(5, 38)]
+    chain = [node(1, "forward.embedding.position.dropout.cast", us=1), *fork, *tail]
+    rank = read_set(one_rank(tmp_path, *chain)).ranks[0]
+    drawn = []
+    monkeypatch.setattr(trace, "save", lambda figure, *_, **__: drawn.append(figure))
+    draw(rank, tmp_path / "graph.png")
+    figure = drawn[0]
+    boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in figure.axes[0].texts]
+    assert len(boxes) == 37
+    overlapping = [(a, b) for a, b in itertools.combinations(range(37), 2) if boxes[a].overlaps(boxes[b])]
+    assert overlapping == []
 
 
 def test_a_drawing_that_fails_leaves_the_old_one(tmp_path, monkeypatch):

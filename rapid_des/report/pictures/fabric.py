@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s, entries_of
-from rapid_des.errors import TopologyError
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.faults import hits, touches_links
@@ -26,10 +25,36 @@ Points = NDArray[np.float64]
 def node_positions(fabric: Fabric, *, on_circle: bool) -> Points:
     """Return (x, y) of each node, about a unit apart; `on_circle` is for one axis without switches."""
     if fabric.nodes > fabric.gpus:
-        return _layers(fabric)
+        level, across = layers(fabric)
+        return np.stack([across, level * max(1.5, 0.16 * fabric.gpus)], axis=1).astype(np.float64)
+    if is_hypercube(fabric):
+        return _karnaugh(fabric.gpus)
     if on_circle:
         return _circle(fabric.gpus)
     return _grid(fabric)
+
+
+def is_hypercube(fabric: Fabric) -> bool:
+    """Whether every GPU is linked with exactly those whose id differs in one bit."""
+    bits = fabric.gpus.bit_length() - 1
+    if fabric.nodes > fabric.gpus or fabric.gpus != 1 << bits or len(fabric) != bits * fabric.gpus:
+        return False
+    differing = fabric.source ^ fabric.destination
+    return bits > 2 and bool(((differing & (differing - 1)) == 0).all())  # noqa: PLR2004 - a square
+
+
+def _karnaugh(count: int) -> Points:
+    """Lay a hypercube flat as a Karnaugh map: half of the bits across, half up, both in Gray's order.
+
+    Each bit's links then run along a row or a column, next to each other or in arcs of one pattern.
+    """
+    bits = count.bit_length() - 1
+    low = (bits + 1) // 2
+    rank = np.empty(1 << low, np.int64)
+    order = np.arange(1 << low)
+    rank[order ^ (order >> 1)] = order
+    ids = np.arange(count)
+    return 1.4 * np.stack([rank[ids & ((1 << low) - 1)], rank[ids >> low]], axis=1).astype(np.float64)
 
 
 def _circle(count: int) -> Points:
@@ -55,8 +80,11 @@ def _grid(fabric: Fabric) -> Points:
     return np.stack([x, y], axis=1).astype(np.float64)
 
 
-def _layers(fabric: Fabric) -> Points:
-    """Put GPUs in a row, what the innermost dimension adds below, and all else above, tier by tier."""
+def layers(fabric: Fabric) -> tuple[Int64s, Points]:
+    """Return each node's level and place across; GPUs are at level 0, place id.
+
+    What the innermost of several dimensions adds is below, all else above, tier by tier.
+    """
     tier = _tiers(fabric)
     below = np.zeros(fabric.nodes, bool)
     if len(fabric.dimensions) > 1:
@@ -68,11 +96,7 @@ def _layers(fabric: Fabric) -> Points:
     for height in np.unique(level[fabric.gpus :]):
         members = np.flatnonzero(level == height)
         x[members] = _spread(fabric, members, x, tier, width)
-    return np.stack([x, level * _storey(fabric)], axis=1).astype(np.float64)
-
-
-def _storey(fabric: Fabric) -> float:
-    return max(1.5, 0.16 * fabric.gpus)
+    return level, x
 
 
 def _tiers(fabric: Fabric) -> Int64s:
@@ -100,12 +124,14 @@ def _spread(fabric: Fabric, members: Int64s, x: Points, tier: Int64s, width: flo
     return spread
 
 
-MOST_LINKS = 40_000
-"""More lines than this are a grey block that shows nothing."""
-_PALETTE = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31")
-_DERATED, _DEAD = "#E69F00", "#D00000"
-_UNKNOWN = "#CCCCCC"
+PALETTE = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31")
+DERATED, DEAD = "#E69F00", "#D00000"
+_IDLE = "#D9D9D9"
+_BUSY = (_IDLE, "#9ECAE1", "#2B7BBA", "#0B3C7D", "#050B2E")
 _CURVE = np.linspace(0.0, 1.0, 13)[None, :, None]
+
+
+_SCALES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +155,15 @@ class Picture:
     """The same of GPUs, which it colours."""
     node_load: Mapping[int, float] | None = None
     """The same of the fabric's nodes: fills NICs and switches, and outlines GPUs that `gpu_load` fills."""
+    per_server: int | None = None
+    """GPUs of a server."""
+
+    @property
+    def most(self) -> float:
+        """The load that the darkest colour stands for: a round share not below any of the loads."""
+        loads = [0.0, *(self.load or {}).values(), *(self.gpu_load or {}).values()]
+        loads += (self.node_load or {}).values()
+        return next((share for share in _SCALES if share >= max(loads)), 1.0)
 
 
 def picture(machine: Machine, load: Mapping[int, float] | None = None) -> Picture:
@@ -140,27 +175,26 @@ def picture(machine: Machine, load: Mapping[int, float] | None = None) -> Pictur
         for link in hit.links.tolist()
     }
     shapes = [dimension.__struct_config__.tag for dimension in machine.spec.fabric]
-    figures = f"{machine.fabric.gpus} GPUs, {len(machine.fabric)} directed links"
+    figures = f"{machine.fabric.gpus:,} GPUs, {len(machine.fabric):,} directed links"
     return Picture(
-        title=f"{machine.name}: {figures}" + (f", {len(machine.dead)} dead" if machine.dead else ""),
+        title=f"{machine.name}: {figures}" + (f", {len(machine.dead):,} dead" if machine.dead else ""),
         fabric=machine.fabric,
         healthy=machine.healthy,
         dead=machine.dead,
         changing=frozenset(changing),
         load=load,
         circular=shapes != ["mesh"],
+        per_server=machine.spec.gpus_per_node,
     )
 
 
-def draw(picture: Picture, path: Path) -> None:
-    """Write the drawing as PNG, SVG or PDF, by the file's suffix; `InputError` if it can not be drawn."""
+def draw_nodes(picture: Picture, path: Path) -> None:
+    """Write the drawing of every node and link as PNG, SVG or PDF, by the file's suffix."""
     fabric = picture.fabric
-    if len(fabric) > MOST_LINKS:
-        raise TopologyError(f"{fabric.name}: {len(fabric)} links; drawn are up to {MOST_LINKS}")
     points = node_positions(fabric, on_circle=on_circle(picture))
     span = np.maximum(points.max(axis=0) - points.min(axis=0), 1.0)
-    scale = float(np.clip(14 / span.max(), 0.12, 0.9))
-    figure = new_figure(path, figsize=(max(6.5, span[0] * scale + 1), max(4.5, span[1] * scale + 2)))
+    scale = min(14 / float(span.max()), 0.9)
+    figure = new_figure(path, figsize=(max(6.5, span[0] * scale + 1), max(3.0, span[1] * scale + 1.5)))
     from matplotlib.collections import LineCollection
 
     axes = figure.add_subplot()
@@ -171,38 +205,39 @@ def draw(picture: Picture, path: Path) -> None:
     axes.margins(0.04)
     axes.axis("off")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=3, fontsize=8, frameon=False)
-    save(figure, path, dpi=150 if span[0] * scale < 15 else 110, bbox_inches="tight")
+    save(figure, path, dpi=130, bbox_inches="tight")
 
 
 def on_circle(picture: Picture) -> bool:
     """Whether the GPUs stand on a circle."""
     fabric = picture.fabric
-    return picture.circular and len(fabric.axes) == 1 and fabric.nodes == fabric.gpus
+    one_axis = len(fabric.axes) == 1 and fabric.nodes == fabric.gpus
+    return picture.circular and one_axis and not is_hypercube(fabric)
 
 
 def _draw_links(axes: Any, collections: Any, picture: Picture, points: Points) -> None:
     fabric = picture.fabric
-    cables, first = _cables(fabric)
-    dead = _any(cables, first, picture.dead)
-    worse = (fabric.bandwidth < picture.healthy.bandwidth) | (fabric.latency > picture.healthy.latency)
-    derated = _any(cables, first, [*np.flatnonzero(worse).tolist(), *picture.changing]) & ~dead
+    cables, first = cables_of(fabric)
+    dead, derated = broken(picture, cables, first)
     lines = _curves(fabric, first, points, straight=on_circle(picture))
     plain = ~dead & ~derated
     if picture.load is not None:
-        _draw_load(axes, collections(lines[~dead]), cables, first[~dead], picture)
+        shares = busier(picture.load, cables)[~dead]
+        _draw_load(axes, collections, lines[~dead], shares, picture)
     else:
-        for index, name in enumerate(fabric.dimensions or ("links",)):
-            mine = plain & (fabric.dimension[first] == index)
+        sorts, names = _sorts(fabric, first)
+        for index, name in enumerate(names):
+            mine = plain & (sorts == index)
             rates = sorted(set(fabric.bandwidth[first][mine].tolist()))
             label = f"{name}: {', '.join(str(Bandwidth(rate)) for rate in rates[:3])}"
-            colour = _PALETTE[index % len(_PALETTE)]
+            colour = PALETTE[index % len(PALETTE)]
             axes.add_collection(
                 collections(lines[mine], colors=colour, linewidths=0.9, label=label, zorder=1)
             )
         _add(
-            axes, collections, lines[derated], label="derated or timed fault", colors=_DERATED, linewidths=2.4
+            axes, collections, lines[derated], label="derated or timed fault", colors=DERATED, linewidths=2.4
         )
-    _add(axes, collections, lines[dead], label="down", colors=_DEAD, linewidths=1.8, linestyles=(0, (3, 2)))
+    _add(axes, collections, lines[dead], label="down", colors=DEAD, linewidths=1.8, linestyles=(0, (3, 2)))
     axes.autoscale_view()
 
 
@@ -211,23 +246,57 @@ def _add(axes: Any, collections: Any, lines: Points, **style: Any) -> None:
         axes.add_collection(collections(lines, zorder=2, **style))
 
 
-def _draw_load(axes: Any, lines: Any, cables: Int64s, first: Int64s, picture: Picture) -> None:
-    """Colour each cable by its busier direction."""
-    busiest = np.zeros(int(cables.max(initial=0)) + 1)
-    for link, share in (picture.load or {}).items():
-        busiest[cables[link]] = max(busiest[cables[link]], share)
-    if picture.load:
-        lines.set_array(busiest[cables[first]])
-    else:
-        lines.set_color(_UNKNOWN)
-    lines.set_clim(0.0, 1.0)
-    lines.set_cmap("viridis_r")
-    lines.set_linewidths(1.6)
-    axes.add_collection(lines)
-    axes.figure.colorbar(lines, ax=axes, shrink=0.6, label=picture.load_label)
+def _sorts(fabric: Fabric, first: Int64s) -> tuple[Int64s, Sequence[str]]:
+    """Return the sort of each cable, which its colour shows, and the sorts' names: dimensions, or bits."""
+    if not is_hypercube(fabric):
+        return fabric.dimension[first].astype(np.int64), fabric.dimensions or ("links",)
+    bits = np.log2(fabric.source[first] ^ fabric.destination[first]).round().astype(np.int64)
+    return bits, [f"ids {1 << bit} apart" for bit in range(int(bits.max()) + 1)]
 
 
-def _cables(fabric: Fabric) -> tuple[Int64s, Int64s]:
+def broken(picture: Picture, cables: Int64s, first: Int64s) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return of each cable whether it is down, and whether it is derated or a timed fault hits it."""
+    fabric = picture.fabric
+    dead = _any(cables, first, picture.dead)
+    worse = (fabric.bandwidth < picture.healthy.bandwidth) | (fabric.latency > picture.healthy.latency)
+    return dead, _any(cables, first, [*np.flatnonzero(worse).tolist(), *picture.changing]) & ~dead
+
+
+def busier(load: Mapping[int, float], cables: Int64s) -> Points:
+    """Return the load of each cable's busier direction."""
+    shares = np.zeros(int(cables.max(initial=-1)) + 1)
+    np.maximum.at(shares, cables[list(load)], list(load.values()))
+    return shares
+
+
+def busy_colours() -> Any:
+    """Return the colours of loads: what is idle is light grey, the busiest nearly black."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("busy", _BUSY)
+
+
+def add_scale(figure: Any, axes: Any, mappable: Any, picture: Picture) -> None:
+    """Add the legend of the loads' colours."""
+    bar = figure.colorbar(mappable, ax=axes, shrink=0.7, aspect=28, pad=0.02)
+    bar.set_label(picture.load_label, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{share:.3g} %".replace(" ", "\N{NO-BREAK SPACE}"))
+
+
+def _draw_load(axes: Any, collections: Any, lines: Points, shares: Points, picture: Picture) -> None:
+    """Colour each cable by its busier direction, the busiest on top and widest."""
+    order = np.argsort(shares, kind="stable")
+    widths = 0.8 + 2.4 * shares[order] / picture.most
+    drawn = collections(lines[order], linewidths=widths, cmap=busy_colours(), zorder=1)
+    drawn.set_array(100 * shares[order])
+    drawn.set_clim(0.0, 100 * picture.most)
+    axes.add_collection(drawn)
+    if picture.load or picture.gpu_load or picture.node_load:
+        add_scale(axes.figure, axes, drawn, picture)
+
+
+def cables_of(fabric: Fabric) -> tuple[Int64s, Int64s]:
     """Return the cable of each link, and a link of each cable: both directions are one cable."""
     ends = np.sort(np.stack([fabric.source, fabric.destination], axis=1), axis=1)
     _, first, cable = np.unique(ends, axis=0, return_index=True, return_inverse=True)
@@ -266,7 +335,7 @@ def _unit(fabric: Fabric) -> float:
 
 def _draw_nodes(axes: Any, picture: Picture, points: Points, scale: float) -> None:
     fabric = picture.fabric
-    size = float(np.clip(240 * scale * scale, 5, 160))
+    size = float(np.clip(240 * scale * scale, 9, 160))
     ends = (0, fabric.gpus, fabric.gpus + fabric.nics, fabric.nodes)
     kinds = (("GPU", "o", "white"), ("NIC", "v", "#BBBBBB"), ("switch", "s", "#555555"))
     for (name, marker, colour), start, end in zip(kinds, ends[:-1], ends[1:], strict=True):
@@ -274,11 +343,12 @@ def _draw_nodes(axes: Any, picture: Picture, points: Points, scale: float) -> No
             where = points[start:end]
             style = _filling(picture, range(start, end), colour)
             rim = ", rim: their links" if np.ndim(style["edgecolors"]) > 1 else ""
-            label = f"{end - start} {name}{rim}"
-            axes.scatter(where[:, 0], where[:, 1], s=size, marker=marker, zorder=3, label=label, **style)
+            label = f"{end - start} {plural(name, end - start)}{rim}"
+            style |= {"s": size, "marker": marker, "label": label, "clip_on": False}
+            axes.scatter(where[:, 0], where[:, 1], zorder=3, **style)
     if fabric.gpus <= 128 and size > 60:
         for gpu in range(fabric.gpus):
-            dark = (picture.gpu_load or picture.node_load or {}).get(gpu, 0.0) > 0.5
+            dark = (picture.gpu_load or picture.node_load or {}).get(gpu, 0.0) > 0.4 * picture.most
             ink = "white" if dark else "black"
             axes.annotate(str(gpu), points[gpu], ha="center", va="center", fontsize=6, color=ink, zorder=4)
 
@@ -290,14 +360,13 @@ def _filling(picture: Picture, nodes: range, colour: str) -> dict[str, Any]:
     style: dict[str, Any] = {"edgecolors": "black", "linewidths": 0.6, "c": colour}
     if not own.keys().isdisjoint(nodes):
         shares = [own.get(node, 0.0) for node in nodes]
-        style |= {"c": shares, "cmap": "viridis_r", "vmin": 0.0, "vmax": 1.0}
+        style |= {"c": shares, "cmap": busy_colours(), "vmin": 0.0, "vmax": picture.most}
     if own is not loads and not loads.keys().isdisjoint(nodes):
-        outline = _colours([loads.get(node, 0.0) for node in nodes])
+        outline = busy_colours()(np.array([loads.get(node, 0.0) for node in nodes]) / picture.most)
         style |= {"edgecolors": outline, "linewidths": 2.2}
     return style
 
 
-def _colours(shares: Sequence[float]) -> Any:
-    from matplotlib import colormaps
-
-    return colormaps["viridis_r"](np.array(shares))
+def plural(noun: str, count: int) -> str:
+    """Return a noun of a count: GPU, GPUs; switch, switches."""
+    return noun if count == 1 else noun + ("es" if noun.endswith("ch") else "s")

@@ -14,6 +14,7 @@ from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace
 from rapid_des.errors import TraceError
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.trace_text import node_rows
+from rapid_des.report.writing import printable
 
 MOST_NODES = 400
 _LABEL_ALL = 40
@@ -33,7 +34,9 @@ _COLOURS = {
 
 Integers = NDArray[np.int64]
 Heights = NDArray[np.float64]
-_COLUMN_INCHES, _LINE_INCHES = 1.45, 0.62
+_COLUMN_INCHES, _LINE_INCHES = 1.75, 0.62
+_LABEL = 30
+"""Characters of a label's line: what a column is wide enough for."""
 _SHAPE = 1.6
 """Width to height that a picture should have."""
 
@@ -131,9 +134,9 @@ def draw(rank: RankTrace, target: Path, *, first: int = 0, count: int = MOST_NOD
     part = replace(rank, nodes=window(rank.nodes, first, count))
     figure = new_figure(target)
     layout = lay_out(part.nodes)
-    width = (int(layout.column.max()) + 2) * _COLUMN_INCHES
-    figure.set_size_inches(width, (float(np.ptp(layout.height)) + 3.5) * _LINE_INCHES + 0.6)
-    _paint(figure.add_subplot(), part, layout)
+    lines = float(np.ptp(layout.height)) + 2.4
+    figure.set_size_inches((int(layout.column.max()) + 1.6) * _COLUMN_INCHES, lines * _LINE_INCHES)
+    _paint(figure.add_axes((0, 0, 1, 1)), part, layout)
     save(figure, target, dpi=110, bbox_inches="tight")
 
 
@@ -174,16 +177,21 @@ def _label(axes: Any, rank: RankTrace, layout: Layout) -> None:
     for index, row in enumerate(node_rows(rank, 0, len(rank.nodes))):
         if not (everything or layout.critical[index]):
             continue
-        name = row.name if len(row.name) <= 26 else f"{row.name[:11]}…{row.name[-14:]}"
-        above = layout.column[index] % 2 == 0
-        text = f"{row.id} {name}" + (f"\n{row.amount()}" if row.amount() != "-" else "")
+        text = _short(f"{row.id} {row.name}") + (f"\n{_short(row.amount())}" if row.amount() != "-" else "")
         axes.annotate(
             text.replace("$", r"\$"),
             (layout.column[index], layout.height[index]),
-            xytext=(0, 8 if above else -8),
+            xytext=(0, 8),
             textcoords="offset points",
             ha="center",
-            va="bottom" if above else "top",
+            va="bottom",
             fontsize=6,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             zorder=5,
         )
+
+
+def _short(text: str) -> str:
+    """Return a line of a label with its middle left out where it is too long."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _LABEL else f"{line[: _LABEL // 2]}…{line[1 - _LABEL // 2 :]}"
