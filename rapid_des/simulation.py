@@ -9,6 +9,7 @@ come with their durations; from `lower` on all go the same way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,11 +100,16 @@ def _noted(result: Result, machine: Machine) -> Result:
 
 def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) -> dict[str, Result | str]:
     """Return every mode's result for a job, or why the mode refuses it."""
-    results: dict[str, Result | str] = {}
+    return dict(each_mode(job, machine, engine=engine))
+
+
+def each_mode(
+    job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO
+) -> Iterator[tuple[str, Result | str]]:
+    """Yield every mode and its result, as `compare` returns them."""
     cache = BoundedCache()
     for mode in MODES:
         try:
-            results[mode] = simulate(job, machine, mode=mode, engine=engine, cache=cache)
+            yield mode, simulate(job, machine, mode=mode, engine=engine, cache=cache)
         except UnsupportedByEngine as refusal:
-            results[mode] = str(refusal)
-    return results
+            yield mode, str(refusal)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.options import announce, echo, json_option, set_option, split_settings
+from rapid_des.cli.options import announce, echo, force_option, json_option, set_option, split_settings
 from rapid_des.device.learned import FALLBACKS
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs, replacing
@@ -80,6 +80,7 @@ def _conditions(texts: tuple[str, ...]) -> dict[str, str]:
 @click.option("--repeats", type=click.IntRange(1), default=7, show_default=True, help="The median counts.")
 @click.option("--small", is_flag=True, help="A sweep of seconds instead of minutes.")
 @click.option("--only", multiple=True, metavar="NAME", help="Operators whose name starts so. Repeatable.")
+@force_option
 @json_option
 def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -> None:
     """Measure operators through PyTorch and write the table OUTPUT (CSV)."""
@@ -87,7 +88,7 @@ def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -
     from rapid_des.device.learned.sampling import Sampling, choose, default_operators
     from rapid_des.device.learned.sampling import sample as measure
 
-    check_outputs([output])
+    check_outputs([output], replace=options["force"])
     operators = choose(default_operators(small=options["small"] or backend == "cpu"), options["only"])
     rows = []
     for row in measure(operators, Sampling(backend, l2, options["repeats"])):
@@ -106,13 +107,14 @@ def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -
 @click.option("--time", default="time_us", show_default=True, help="Column of the microseconds.")
 @click.option("--fallback", type=click.Choice(FALLBACKS), required=True, help="What prices the rest.")
 @click.option("--boosting", is_flag=True, help="Let XGBoost and LightGBM compete too.")
+@force_option
 @json_option
-def fit(samples: Path, output: Path, as_json: bool, **columns: Any) -> None:
+def fit(samples: Path, output: Path, force: bool, as_json: bool, **columns: Any) -> None:
     """Fit a regressor for each operator in SAMPLES (CSV) and write OUTPUT (.npz)."""
     from rapid_des.device.learned.fit import fit_file
     from rapid_des.report.devices import learned_as_plain, learned_as_text
 
-    check_outputs([output])
+    check_outputs([output], replace=force)
     file = fit_file(samples, **columns)
     with replacing(output) as beside:
         file.save(beside)

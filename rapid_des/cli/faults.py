@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -18,11 +17,12 @@ from rapid_des.cli.options import (
     plot_option,
     together,
 )
+from rapid_des.cli.progress import Bar, progress
 from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.pictures.overview import draw
 from rapid_des.report.study_text import criticality_lines, scenario_lines
-from rapid_des.report.writing import check_outputs, printable
+from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES
 from rapid_des.studies.criticality import KINDS, PLURALS, criticality
 from rapid_des.studies.faults import How, scenario
@@ -48,8 +48,9 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     if not faults:
         raise InputError("faults run needs at least one --fault 'KEY=VALUE …'")
     wanted, loaded = open_job(job, machine, settings)
-    found = scenario(wanted, loaded, [parse_fault(text) for text in faults], _how(options))
-    _end_line()
+    given = [parse_fault(text) for text in faults]
+    with progress("faults") as bar:
+        found = scenario(wanted, loaded, given, _how(options, bar))
     plain = found.as_json()
     echo(options["as_json"], plain, scenario_lines(plain))
 
@@ -71,32 +72,22 @@ def criticality_command(
     A link, NIC, switch or endpoint (a GPU as a node of the fabric) loses bandwidth on all its links, a GPU
     its own speed, a node (a server) both.
     """
-    check_outputs([], pictures=[options["plot"]])
+    check_outputs([], pictures=[options["plot"]], replace=options["force"])
     wanted, loaded = open_job(job, machine, settings, faults)
     kinds = [PLURALS[kind] for kind in options["kinds"]] or KINDS
-    ranked = criticality(wanted, loaded, derate=options["derate"], kinds=kinds, how=_how(options))
-    _end_line()
+    with progress("criticality") as bar:
+        how = _how(options, bar)
+        ranked = criticality(wanted, loaded, derate=options["derate"], kinds=kinds, how=how)
     plain = ranked.as_json(options["top"])
     echo(options["as_json"], plain, criticality_lines(plain, len(ranked.rows)))
     if options["plot"] is not None:
         draw(ranked.heat_map(loaded), options["plot"])
 
 
-def _on_one_line(text: str) -> None:
-    """Say on a terminal what is going on, each text in the place of the one before; elsewhere nothing."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[2K{printable(text)}", err=True, nl=False)
-
-
-def _end_line() -> None:
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[2K", err=True, nl=False)
-
-
-def _how(options: dict[str, Any]) -> How:
+def _how(options: dict[str, Any], bar: Bar) -> How:
     return How(
         mode=options["mode"],
-        engine=engine_choice(options["engine"]),
-        report=_on_one_line,
+        engine=engine_choice(options["engine"], progress=bar),
+        report=bar.name,
         symmetry=not options.get("every", False),
     )

@@ -9,6 +9,7 @@ import click
 
 from rapid_des.cli.options import (
     echo,
+    force_option,
     job_options,
     json_option,
     on_options,
@@ -135,12 +136,15 @@ def attention(batch: int, query_length: int, key_length: int, device: str, **opt
 @operator.command()
 @job_options
 @click.option("-o", "--output", required=True, metavar="FILE", help="PNG or SVG.")
+@force_option
 @json_option
-def roofline(job: str, machine: str, settings: tuple[str, ...], output: str, as_json: bool) -> None:
+def roofline(
+    job: str, machine: str, settings: tuple[str, ...], output: str, force: bool, as_json: bool
+) -> None:
     """Draw the device's roofline with the operators of JOB on it, at the clock that the job runs at."""
     from rapid_des.report.pictures.charts import draw_roofline
 
-    check_outputs([], pictures=[output])
+    check_outputs([], pictures=[output], replace=force)
     wanted, loaded = open_job(job, machine, settings)
     title = f"{job} on {loaded.device.spec.name}"
     count = draw_roofline(wanted, loaded, Path(output), title=title)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.writing import check_outputs, printable
 
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.modes.execution import EngineChoice
+    from rapid_des.program.lowering import Lowered
     from rapid_des.report.result import Result
+    from rapid_des.report.timeline import Extract
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -56,8 +61,10 @@ fault_option = click.option(
 engine_option = click.option(
     "--engine", default="auto", show_default=True, metavar="auto|simpy|compiled", help="Which engine runs it."
 )
-plot_option = click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it: PNG, SVG or PDF."
+force_option = click.option("--force", is_flag=True, help="Write over files that are there.")
+plot_option = together(
+    click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it: PNG, SVG or PDF."),
+    force_option,
 )
 
 on_options = together(
@@ -76,12 +83,24 @@ engine_options = together(
     ),
 )
 output_options = together(
-    click.option("--timeline", metavar="OUT.json", help="Write a timeline for ui.perfetto.dev."),
+    click.option(
+        "--timeline", metavar="OUT.json[.gz]", help="Write a timeline of the ranks for ui.perfetto.dev."
+    ),
+    click.option("--ranks", metavar="0,4,8-15", help="With --timeline: only these ranks."),
+    click.option(
+        "--window", metavar="FROM:UNTIL", help="With --timeline: only what falls into 10ms:20ms, or 10ms:."
+    ),
+    click.option(
+        "--messages", is_flag=True, help="With --timeline: links and messages too; simulates every rank."
+    ),
     click.option(
         "--links", metavar="OUT.csv", help="Write what every link carried: CSV, or Parquet if so named."
     ),
     click.option(
         "--links-plot", metavar="OUT.png", help="Draw the fabric with the links' utilisation as colour."
+    ),
+    click.option(
+        "--force", is_flag=True, help="Write over files that are there, and timelines however large."
     ),
     json_option,
 )
@@ -211,13 +230,29 @@ def _machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:
 
 def require_outputs(options: dict[str, Any]) -> None:
     """Raise `InputError` if a file of `output_options` can not be written; ask before the work."""
-    check_outputs([options["timeline"], options["links"]], pictures=[options["links_plot"]])
+    for name in ("ranks", "window", "messages"):
+        if options[name] and options["timeline"] is None:
+            raise InputError(f"--{name} says what is on a timeline: it needs --timeline OUT.json")
+    timeline_extract(options)
+    check_outputs(
+        [options["timeline"], options["links"]],
+        pictures=[options["links_plot"]],
+        replace=options["force"],
+    )
+
+
+def timeline_extract(options: dict[str, Any]) -> Extract:
+    """Return what --ranks and --window want of a run on its timeline."""
+    from rapid_des.report.timeline import Extract
+
+    return Extract.parse(options["ranks"], options["window"])
 
 
 def write_outputs(result: Result, options: dict[str, Any]) -> None:
     """Write the files of `output_options` that were asked for."""
-    writers = {
-        "timeline": result.write_timeline,
+    extract = timeline_extract(options)
+    writers: dict[str, Callable[[str], None]] = {
+        "timeline": lambda path: result.write_timeline(path, extract, bounded=not options["force"]),
         "links": result.write_links,
         "links_plot": result.draw_links,
     }
@@ -227,8 +262,23 @@ def write_outputs(result: Result, options: dict[str, Any]) -> None:
 
 
 def echo(as_json: bool, plain: object, lines: Iterable[str]) -> None:
-    """Print plain data as JSON if asked for, else the lines."""
+    """Print plain data as JSON if asked for, else the lines, on a terminal no wider than it is."""
+    if not as_json and sys.stdout.isatty():
+        lines = fitted(lines, shutil.get_terminal_size().columns)
     click.echo(json.dumps(plain, indent=1) if as_json else printable("\n".join(lines)))
+
+
+def fitted(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Yield lines of at most `width` characters: rows of tables are cut, sentences wrapped."""
+    for line in (part for text in lines for part in text.split("\n")):
+        words = line.strip()
+        if len(line) <= width:
+            yield line
+        elif "  " in words:
+            yield f"{line[: width - 1].rstrip()}…"
+        else:
+            indent = line[: len(line) - len(line.lstrip())]
+            yield from textwrap.wrap(words, width, initial_indent=indent, subsequent_indent=f"{indent}  ")
 
 
 def announce(text: str) -> None:
@@ -236,8 +286,31 @@ def announce(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
-def engine_choice(engine: str, *, no_shortcuts: bool = False) -> EngineChoice:
+def engine_choice(
+    engine: str, *, no_shortcuts: bool = False, progress: Callable[[int, int], None] | None = None
+) -> EngineChoice:
     """Return the choice of --engine and --no-shortcuts; compiling is announced on stderr."""
     from rapid_des.modes.execution import EngineChoice
 
-    return EngineChoice(engine, announce=announce, fold=not no_shortcuts)
+    return EngineChoice(engine, announce=announce, fold=not no_shortcuts, progress=progress)
+
+
+def run_choice(options: dict[str, Any], progress: Callable[[int, int], None]) -> EngineChoice:
+    """Return the choice of `engine_options` for a run that leaves `output_options` behind.
+
+    A timeline that would be too large is refused before the simulation.
+    """
+    from dataclasses import replace
+
+    from rapid_des.modes.execution import expected_hops
+    from rapid_des.report.timeline import check_size
+
+    choice = engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"], progress=progress)
+    if options["timeline"] is None or options["force"]:
+        return choice
+    extract = timeline_extract(options)
+
+    def inspect(lowered: Lowered) -> None:
+        check_size(lowered, extract, messages=expected_hops(lowered.program) if options["messages"] else 0)
+
+    return replace(choice, inspect=inspect)

@@ -10,17 +10,18 @@ import click
 from rapid_des.chakra import ReadOptions
 from rapid_des.cli.options import (
     echo,
-    engine_choice,
     engine_options,
     fault_option,
     open_machine,
     output_options,
     require_outputs,
+    run_choice,
     set_option,
     together,
     trace_options,
     write_outputs,
 )
+from rapid_des.cli.progress import progress
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.report.result import Result
 from rapid_des.report.result_text import astra_lines, result_lines
@@ -61,17 +62,17 @@ def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: An
         return
     if machine is None:
         raise InputError("replay needs a machine: --on MACHINE (`rapid-des presets` lists them)")
-    traces = load_trace(prefix, reading)
-    loaded = open_machine(machine, options["settings"], options["faults"])
-    engine = engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"])
-    try:
-        result = replay_traces(traces, loaded, engine=engine, trail=options["timeline"] is not None)
-    except DeadlockError as error:
-        hint = f"`rapid-des trace check {prefix}` looks for unmatched messages and near misses"
-        raise DeadlockError(f"{error}\n  {hint}") from None
-    write_outputs(result, options)
+    with progress(f"{prefix} on {machine}") as bar:
+        traces = load_trace(prefix, reading)
+        loaded = open_machine(machine, options["settings"], options["faults"])
+        try:
+            result = replay_traces(traces, loaded, engine=run_choice(options, bar), trail=options["messages"])
+        except DeadlockError as error:
+            hint = f"`rapid-des trace check {prefix}` looks for unmatched messages and near misses"
+            raise DeadlockError(f"{error}\n  {hint}") from None
     title = f"{prefix} on {loaded.name}: {len(result.finish)} ranks"
     echo(options["as_json"], _with_ranks(result), result_lines(result, title))
+    write_outputs(result, options)
 
 
 def _with_ranks(result: Result) -> dict[str, Any]:
@@ -107,8 +108,8 @@ def _replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], r
     for key, option in elsewhere.items():
         if options[key]:
             raise InputError(f"--{option} does not go with --astra-network")
-    engine = engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"])
-    result = replay_astra(prefix, files, engine=engine, reading=reading)
+    with progress(f"{prefix} on {files.network}") as bar:
+        result = replay_astra(prefix, files, engine=run_choice(options, bar), reading=reading)
     if options["links"] is not None:
         _write_astra_links(Path(options["links"]), result)
     echo(options["as_json"], result.tree(), astra_lines(result, f"{prefix} on {files.network}"))

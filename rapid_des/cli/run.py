@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rapid_des.cli.options import (
     announce,
     echo,
-    engine_choice,
     engine_options,
     fault_option,
     job_options,
     open_job_with_notes,
     output_options,
     require_outputs,
+    run_choice,
     write_outputs,
 )
+from rapid_des.cli.progress import progress, until_interrupted
 from rapid_des.errors import InputError
 from rapid_des.report.result_text import modes_lines, result_lines
-from rapid_des.simulation import MODES, compare, simulate
+from rapid_des.simulation import MODES, each_mode, simulate
+
+if TYPE_CHECKING:
+    from rapid_des.frontend import Job
+    from rapid_des.machine import Machine
+    from rapid_des.modes.execution import EngineChoice
 
 
 @click.command()
@@ -33,24 +39,32 @@ from rapid_des.simulation import MODES, compare, simulate
 @output_options
 def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
     """Predict a step of JOB (file or preset) on a machine: time, breakdown, memory."""
-    engine = engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"])
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)
     wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults)
-    if options["compare_modes"]:
-        for line in idle:
-            announce(line)
-        results = compare(wanted, loaded, engine=engine)
-        plain = {m: {"refused": r} if isinstance(r, str) else r.as_json() for m, r in results.items()}
-        echo(options["as_json"], plain, modes_lines(results))
-        return
-    mode = options["mode"] or MODES[0]
-    trail = options["timeline"] is not None
-    result = simulate(wanted, loaded, mode=mode, engine=engine, trail=trail)
+    title = f"{job} on {loaded.name}"
+    with progress(title) as bar:
+        engine = run_choice(options, bar)
+        if options["compare_modes"]:
+            for line in idle:
+                announce(line)
+            _compare_modes(wanted, loaded, engine, options)
+            return
+        mode = options["mode"] or MODES[0]
+        result = simulate(wanted, loaded, mode=mode, engine=engine, trail=options["messages"])
     result = replace(result, notes=(*idle, *result.notes))
+    echo(options["as_json"], result.as_json(), result_lines(result, title))
     write_outputs(result, options)
-    echo(options["as_json"], result.as_json(), result_lines(result, f"{job} on {loaded.name}"))
+
+
+def _compare_modes(job: Job, machine: Machine, engine: EngineChoice, options: dict[str, Any]) -> None:
+    pairs, interrupted = until_interrupted(each_mode(job, machine, engine=engine))
+    results = dict(pairs)
+    plain = {m: {"refused": r} if isinstance(r, str) else r.as_json() for m, r in results.items()}
+    echo(options["as_json"], plain, modes_lines(results))
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _refuse_with_modes(options: dict[str, Any]) -> None:

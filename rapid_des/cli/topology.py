@@ -15,6 +15,7 @@ from rapid_des.cli.options import (
     open_machine,
     plot_option,
 )
+from rapid_des.cli.progress import progress, until_interrupted
 from rapid_des.network.checks import check_routes
 from rapid_des.network.metrics import summary
 from rapid_des.network.nodes import find_gpu
@@ -40,10 +41,15 @@ def topology() -> None:
 @machine_options
 @plot_option
 def show(
-    machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_json: bool, plot: Path | None
+    machine: str,
+    settings: tuple[str, ...],
+    faults: tuple[str, ...],
+    as_json: bool,
+    plot: Path | None,
+    force: bool,
 ) -> None:
     """Print node and link counts, degree, diameter and bisection bandwidth."""
-    check_outputs([], pictures=[plot])
+    check_outputs([], pictures=[plot], replace=force)
     opened = open_machine(machine, settings, faults)
     dimensions = opened.spec.fabric
     figures = summary(opened.fabric, dimensions, opened.dead, opened.lost)
@@ -99,19 +105,23 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
     from rapid_des.report.study_text import collective_lines
     from rapid_des.studies import collective_bench as study
 
-    check_outputs([], pictures=[options["plot"]])
+    check_outputs([], pictures=[options["plot"]], replace=options["force"])
     operation, gpus = options["op"], options["gpus"]
     algorithm, changes = study.chosen(operation, options["algorithm"], options["chunks"])
     question = study.Question(
         operation, study.sizes_between(options["sizes"], options["factor"]), gpus, algorithm
     )
     opened = open_machine(machine, (*settings, *changes), faults)
-    rows = study.answer(opened, question, engine=engine_choice(options["engine"]))
+    with progress(f"{operation} on {opened.name}") as bar:
+        engine = engine_choice(options["engine"], progress=bar)
+        rows, interrupted = until_interrupted(study.each_answer(opened, question, engine=engine))
     if options["nccl"] is not None:
         rows = study.with_nccl(rows, options["nccl"], question, opened)
     plain = [row.as_json() for row in rows]
     title = f"{operation} on {opened.name}, {gpus or opened.fabric.gpus} GPUs"
     lines = collective_lines(plain, f"# {title}, {opened.switching.mode}")
     echo(options["as_json"], {"machine": opened.name, "op": operation, "rows": plain}, lines)
+    if interrupted:
+        raise KeyboardInterrupt
     if options["plot"] is not None:
         draw_collective(plain, title, options["plot"])

@@ -18,7 +18,7 @@ from rapid_des.chakra import (
     statistics_json,
     write_set,
 )
-from rapid_des.cli.options import echo, job_options, json_option, open_job, trace_options
+from rapid_des.cli.options import echo, force_option, job_options, json_option, open_job, trace_options
 from rapid_des.errors import TraceError
 from rapid_des.report.pictures.trace import draw
 from rapid_des.report.trace_text import (
@@ -45,6 +45,7 @@ def trace() -> None:
 @click.option("--first", default=0, help="Position of the first node.")
 @click.option("--count", default=50, help="How many nodes.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the window's graph: PNG, SVG or PDF.")
+@force_option
 @json_option
 @trace_options
 def show(
@@ -53,11 +54,12 @@ def show(
     first: int,
     count: int,
     plot: Path | None,
+    force: bool,
     as_json: bool,
     reading: ReadOptions,
 ) -> None:
     """Show a rank's nodes, or a window of them, as a table, as JSON or as a picture."""
-    check_outputs([], pictures=[plot])
+    check_outputs([], pictures=[plot], replace=force)
     traces = read_set(prefix, reading)
     chosen = rank_of(traces, rank)
     rows = node_rows(chosen, first, count)

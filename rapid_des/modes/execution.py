@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -14,10 +14,11 @@ from rapid_des.compiling import Kernel
 from rapid_des.engines.deadlock import require_finished
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.modes.symmetry import Budget, Folding, fold, unfold
-from rapid_des.program.program import NONE, Namer, Program, Records
+from rapid_des.program.program import NONE, Namer, Program, Progress, Records
 
 if TYPE_CHECKING:
     from rapid_des.program.faults.closures import Closures
+    from rapid_des.program.lowering import Lowered
 
 Announce = Callable[[str], None]
 EngineName = Literal["simpy", "compiled"]
@@ -51,6 +52,10 @@ class EngineChoice:
     announce: Announce | None = None
     fold: bool = True
     """Simulate ranks that provably live alike once."""
+    progress: Callable[[int, int], None] | None = field(default=None, compare=False)
+    """Told some times a second what is done of a run, and about how much that will be."""
+    inspect: Callable[[Lowered], None] | None = field(default=None, compare=False)
+    """Shown a flattened run before it begins; what it raises is raised."""
 
     @classmethod
     def of(cls, engine: str | EngineChoice) -> EngineChoice:
@@ -98,10 +103,11 @@ def execute(
     folding = _folding(program, choice.engine) if choice.fold and not trail else None
     chosen = choice.engine_for(folding.program if folding else program)
     may_tie = folding is not None and not folding.keeps_order
-    records = _run(folding.program if folding else program, chosen, trail=trail, ties=ties or may_tie)
+    played = folding.program if folding else program
+    records = _run(played, chosen, choice, trail=trail, ties=ties or may_tie)
     if may_tie and records.ties:
         folding, chosen = None, choice.engine_for(program)
-        records = _run(program, chosen, trail=trail, ties=ties)
+        records = _run(program, chosen, choice, trail=trail, ties=ties)
     elif folding is not None:
         records = unfold(folding, program, records)
     wall_s = time.perf_counter() - began
@@ -139,11 +145,20 @@ def execute_closing(
     if choice.engine == "compiled":
         raise UnsupportedByEngine("engine compiled does not reroute in mid-flight: use --engine simpy")
     began = time.perf_counter()
-    records = simpy_engine.run(program, closures=closures, trail=trail)
+    records = simpy_engine.run(program, closures=closures, trail=trail, progress=_teller(program, choice))
     return _checked(program, Execution(records, "simpy", time.perf_counter() - began), name)
 
 
-def _run(program: Program, engine: str, *, trail: bool, ties: bool = False) -> Records:
+def _teller(program: Program, choice: EngineChoice) -> Progress | None:
+    """Return what an engine tells of a program's progress."""
+    told = choice.progress
+    if told is None:
+        return None
+    expected = expected_hops(program)
+    return lambda done: told(done, expected)
+
+
+def _run(program: Program, engine: str, choice: EngineChoice, *, trail: bool, ties: bool = False) -> Records:
     """Run a program; each engine is imported with its library only if it is the one.
 
     With `ties` the records count them, as whoever folds must know; the compiled engine always does.
@@ -151,10 +166,10 @@ def _run(program: Program, engine: str, *, trail: bool, ties: bool = False) -> R
     if engine == "simpy":
         from rapid_des.engines.simpy import engine as simpy_engine
 
-        return simpy_engine.run(program, trail=trail, ties=ties)
+        return simpy_engine.run(program, trail=trail, ties=ties, progress=_teller(program, choice))
     from rapid_des.engines import compiled
 
-    return compiled.run(program, trail=trail)
+    return compiled.run(program, trail=trail, progress=_teller(program, choice))
 
 
 def _kernel(program: Program) -> Kernel:

@@ -35,6 +35,8 @@ def run_traces(
     kind and size. Raises `DeadlockError` if the replay can not finish.
     """
     lowered = lower(traces, machine, cache=cache)
+    if choice.inspect is not None:
+        choice.inspect(lowered)
     try:
         return Run(lowered, _execute(lowered, machine, choice, trail=trail), machine)
     except TraceError as disagreement:

@@ -70,6 +70,8 @@ from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 NONE = -1
 UNLIMITED = 2**31 - 1
 
+Progress = Callable[[int], None]
+"""Told now and then during a run how much is done, of about `expected_hops`."""
 Namer = Callable[[int, int], str]
 """(position in bindings, visit) to a name that a person knows."""
 

@@ -45,7 +45,7 @@ from rapid_des.report.rows import (
     utilisation,
     write_links,
 )
-from rapid_des.report.timeline import write_timeline
+from rapid_des.report.timeline import EVERYTHING, Extract, write_timeline
 from rapid_des.units import Duration, seconds
 
 
@@ -106,10 +106,15 @@ class Result:
         _, spent = _time_and_parts(run, position, self.stream_kinds, requests, self.blocks)
         return {part: Duration(time) for part, time in spent.items()}
 
-    def write_timeline(self, path: str | Path) -> None:
-        """Write a timeline for ui.perfetto.dev; links and messages are on it if run with `trail=True`."""
-        run = self._run("timeline")
-        write_timeline(Path(path), run.lowered, run.execution.records, run.machine.fabric)
+    def write_timeline(
+        self, path: str | Path, extract: Extract = EVERYTHING, *, bounded: bool = False
+    ) -> None:
+        """Write a timeline for ui.perfetto.dev, packed if the path ends in .gz.
+
+        Links and messages are on it if run with `trail=True`. `extract` chooses ranks and a window of time;
+        if it is `bounded`, one above 200 MB is an `InputError`.
+        """
+        write_timeline(Path(path), self._run("timeline"), extract, bounded=bounded)
 
     def write_links(self, path: str | Path) -> None:
         """Write what every link carried, by kind of traffic: Parquet if so named, else CSV."""

@@ -128,7 +128,7 @@ def message_rows(
 
 @dataclass(frozen=True)
 class LinkRow:
-    """What one directed link carried of one kind of traffic."""
+    """What one directed link carried of one kind of traffic; an idle link has one row, of no kind."""
 
     link: str
     source: int
@@ -148,20 +148,25 @@ COLUMNS = tuple(field.name for field in fields(LinkRow))
 
 
 def link_rows(program: Program, records: Records, fabric: Fabric) -> Iterator[LinkRow]:
-    """Yield one row a link and kind that carried something."""
+    """Yield one row a link and kind that carried something, and one without a kind for each idle link."""
     makespan = max(records.makespan, 1)
-    for link, label in zip(*records.link_bytes.nonzero(), strict=True):
-        busy = int(records.link_busy[link, label])
+    idle = np.flatnonzero(~records.link_bytes.any(axis=1))
+    links, labels = records.link_bytes.nonzero()
+    both = np.concatenate([links, idle]), np.concatenate([labels, np.full(len(idle), NONE)])
+    order = np.lexsort(both[::-1])
+    for link, label in zip(both[0][order].tolist(), both[1][order].tolist(), strict=True):
+        carries = label != NONE
+        busy = int(records.link_busy[link, label]) if carries else 0
         dimension = int(fabric.dimension[link])
         yield LinkRow(
-            fabric.link_name(int(link)),
+            fabric.link_name(link),
             int(fabric.source[link]),
             int(fabric.destination[link]),
             fabric.dimensions[dimension] if 0 <= dimension < len(fabric.dimensions) else "",
-            program.labels[label],
-            int(records.link_bytes[link, label]),
+            program.labels[label] if carries else "",
+            int(records.link_bytes[link, label]) if carries else 0,
             seconds(busy),
-            seconds(int(records.link_wait[link, label])),
+            seconds(int(records.link_wait[link, label])) if carries else 0.0,
             busy / makespan,
         )
 

@@ -60,11 +60,19 @@ def _named(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: can not be written: {error.strerror or error}") from None
 
 
-def check_outputs(paths: Iterable[str | Path | None], *, pictures: Iterable[str | Path | None] = ()) -> None:
+def check_outputs(
+    paths: Iterable[str | Path | None],
+    *,
+    pictures: Iterable[str | Path | None] = (),
+    replace: bool = True,
+) -> None:
     """Raise `InputError` for the first path that can not be written, or whose extra is not installed.
 
-    To be called before a simulation whose result is to be written; None stands for no output.
+    To be called before a simulation whose result is to be written; None stands for no output. Without
+    `replace` files that are there are refused too.
     """
+    paths, pictures = tuple(paths), tuple(pictures)
+    refuse_present((*paths, *pictures), force=replace)
     for path in (Path(name) for name in paths if name is not None):
         _check_place(path)
         if path.suffix == ".parquet":
@@ -74,6 +82,13 @@ def check_outputs(paths: Iterable[str | Path | None], *, pictures: Iterable[str 
         if path.suffix not in PICTURES:
             raise InputError(f"{path}: allowed: a name that ends in .png, .svg or .pdf")
         require_extra("matplotlib", "plot", f"{path}: a picture")
+
+
+def refuse_present(paths: Iterable[str | Path | None], *, force: bool) -> None:
+    """Raise `InputError` for the first file that is there already, unless it is to be written over."""
+    for path in (Path(name) for name in paths if name is not None):
+        if not force and path.is_file():
+            raise InputError(f"{path}: is there already; --force writes over it")
 
 
 def require_extra(package: str, extra: str, what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -141,6 +141,13 @@ def bench(
 
 def answer(machine: Machine, question: Question, *, engine: str | EngineChoice = "auto") -> list[BenchRow]:
     """Return a row for every size; `InputError` where the question does not fit the machine."""
+    return list(each_answer(machine, question, engine=engine))
+
+
+def each_answer(
+    machine: Machine, question: Question, *, engine: str | EngineChoice = "auto"
+) -> Iterator[BenchRow]:
+    """Yield the rows of `answer`, each when it is simulated."""
     if question.operation not in OPERATIONS:
         raise InputError(f"--op: {question.operation!r} is not one of {', '.join(OPERATIONS)}")
     members = machine.fabric.gpus if question.gpus is None else question.gpus
@@ -150,7 +157,6 @@ def answer(machine: Machine, question: Question, *, engine: str | EngineChoice =
     kind = CollectiveType[question.operation.upper()]
     halving = _halving(machine, members)
     schedule = None if own is None else _scheduler(own, kind, geometry(machine.fabric, group)[0])
-    rows = []
     for size in question.sizes:
         share = size // members if kind in _TOTALS else size
         if schedule is None:
@@ -161,8 +167,7 @@ def answer(machine: Machine, question: Question, *, engine: str | EngineChoice =
         names = _algorithms(kind, group, share, machine) if own is None else (own.name,)
         inside = not IN_SWITCH.keys().isdisjoint(names)
         lower = bounds(machine.fabric, group, kind, share, halving=halving, in_switch=inside)
-        rows.append(BenchRow(size, int(result.step_time), lower, "/".join(names), _factor(kind, members)))
-    return rows
+        yield BenchRow(size, int(result.step_time), lower, "/".join(names), _factor(kind, members))
 
 
 def chosen(operation: str, algorithm: str | None, chunks: int) -> tuple[Own | None, tuple[str, ...]]:

@@ -55,7 +55,7 @@ def open_folder(data: Path | None) -> DataFolder:
         return DataFolder(data, split=False)
     if not CHECKOUT_DATA.is_dir():
         raise InputError(
-            "the measured data ships with a checkout, not with the wheel; name it with --data DIR"
+            "the measured data ships with a checkout, not with the wheel: --data CHECKOUT/validation/data"
         )
     return DataFolder(CHECKOUT_DATA, split=True)
 

@@ -16,7 +16,7 @@ silence. Rows that are known to be bad go to topics named `…/excluded-REASON`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rapid_des.errors import InputError
 from rapid_des.validation.measurements import DataFolder
@@ -39,15 +39,31 @@ PROVIDERS: dict[str, str] = {
 prefix may be its."""
 
 
-def validate(data: DataFolder, prefixes: Sequence[str] = ()) -> Report:
-    """Return `{"topics": {name: figures}, "constants": …, "absent": [files]}` for the chosen topics."""
+def validate(
+    data: DataFolder,
+    prefixes: Sequence[str] = (),
+    *,
+    report: Callable[[str, int, int], None] = lambda *_: None,
+) -> Report:
+    """Return `{"topics": {name: figures}, "constants": …, "absent": [files]}` for the chosen topics.
+
+    `report` is told each topic that is begun, how many were before it and how many there are. A keyboard
+    interrupt ends it with what is scored, if anything is; what is not is in "unfinished".
+    """
     chosen = select(list(all_topics(data, prefixes)), prefixes)
     constants: dict[str, object] = {}
     reports: dict[str, Report] = {}
-    for topic in chosen:
-        reports[topic.name] = score(topic, split=data.split)
-        constants |= topic.constants
-    return {"topics": reports, "constants": constants, "absent": list(data.absent)}
+    try:
+        for number, topic in enumerate(chosen):
+            report(topic.name, number, len(chosen))
+            reports[topic.name] = score(topic, split=data.split)
+            constants |= topic.constants
+    except KeyboardInterrupt:
+        if not reports:
+            raise
+    unfinished = [topic.name for topic in chosen if topic.name not in reports]
+    absent = list(data.absent)
+    return {"topics": reports, "constants": constants, "absent": absent, "unfinished": unfinished}
 
 
 def all_topics(data: DataFolder, prefixes: Sequence[str] = ()) -> Iterator[Topic]:

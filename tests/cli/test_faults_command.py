@@ -78,7 +78,7 @@ def test_criticality_ranks_switches_and_nics(tmp_path):
     assert rows[0]["cost_s"] > 0
     assert [row["source"] for row in rows[1:]] == ["carries nothing"] * (16 + 8 + 1)
     with pytest.raises(InputError, match="has no nics or switches"):
-        invoke("faults", "criticality", *subject, *arguments, "--on", "torus_2d_a100")
+        invoke("faults", "criticality", *subject, *arguments, "--force", "--on", "torus_2d_a100")
 
 
 def test_astra_sims_own_files_take_no_faults(tmp_path):

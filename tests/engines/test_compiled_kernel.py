@@ -5,14 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rapid_des
 from rapid_des.engines import compiled
-from rapid_des.engines.compiled import kernel_of
+from rapid_des.engines.compiled import engine, kernel_of
 from rapid_des.engines.simpy import engine as simpy_engine
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
+from rapid_des.modes.execution import expected_hops
 from rapid_des.modes.pricing import price
 from rapid_des.program.lowering import lower
 
@@ -80,3 +82,32 @@ def test_a_kernel_is_named_after_all_its_sources():
     for fluid, more in ((False, "program/timetable.py"), (True, "network/fluid/filling.py")):
         sources = [path.relative_to(package).as_posix() for path in kernel_of(fluid=fluid).sources]
         assert {more, "engines/compiled/steps.py", "engines/compiled/calendar.py"} <= set(sources)
+
+
+@pytest.mark.parametrize("mode", ["cut_through", "fluid"])
+def test_a_run_in_many_slices_is_the_same_run_and_tells_its_progress(mode, monkeypatch):
+    program = small_job(mode)
+    at_once = compiled.run(program)
+    monkeypatch.setattr(engine, "_FIRST_SLICE", 1)
+    monkeypatch.setattr(engine, "_SLICE_S", 1e-9)
+    told = []
+    sliced = compiled.run(program, progress=told.append)
+    assert len(told) > 100
+    assert told == sorted(told)
+    assert 0.9 * expected_hops(program) < told[-1] <= expected_hops(program)
+    for column in ("start", "finish", "met", "link_bytes", "link_busy", "link_wait"):
+        np.testing.assert_array_equal(getattr(sliced, column), getattr(at_once, column))
+    assert (sliced.hops, sliced.events) == (at_once.hops, at_once.events)
+
+
+def test_an_interrupt_ends_a_run_between_slices_with_what_happened(monkeypatch):
+    monkeypatch.setattr(engine, "_FIRST_SLICE", 1_000)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    simulation = engine.CompiledSimulation(small_job("cut_through"), progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        simulation.run()
+    finish = simulation.records().finish
+    assert 0 < np.count_nonzero(finish >= 0) < len(finish)

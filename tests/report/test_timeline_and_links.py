@@ -1,14 +1,18 @@
 """What a person loads into ui.perfetto.dev and into a spreadsheet: complete, valid, and equal to the run."""
 
 import csv
+import gzip
 import json
 from collections import Counter
 
 import pytest
 
+from rapid_des.errors import InputError
+from rapid_des.report import timeline
 from rapid_des.report.rows import COLUMNS
-from rapid_des.report.timeline import LINKS_PROCESS
+from rapid_des.report.timeline import LINKS_PROCESS, Extract
 from rapid_des.simulation import replay
+from tests.cli.shell import call, refused
 from tests.program.machines import machine, ring
 from tests.program.tracing import ALL_REDUCE, Nodes, trace_set
 
@@ -109,6 +113,72 @@ def test_a_timeline_without_a_trail_has_ranks_only(tmp_path):
     assert Counter(e["ph"] for e in events)["X"] == 2
 
 
+def test_ranks_and_a_window_choose_what_is_on_a_timeline(result, tmp_path):
+    result.write_timeline(tmp_path / "t.json", Extract.parse("0,3-4", "1us:2us"))
+    events = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert {e["pid"] for e in events} == {0, 3, 4, LINKS_PROCESS}
+    slices = [e for e in events if e["ph"] == "X"]
+    assert slices
+    assert all(e["ts"] < 2 and e["ts"] + e["dur"] > 1 for e in slices)
+    assert {e["args"]["rank"] for e in slices if e["pid"] == LINKS_PROCESS} <= {0, 3, 4}
+    with pytest.raises(InputError, match="rank 5: the run has ranks 0 to 4"):
+        result.write_timeline(tmp_path / "t.json", Extract.parse("5", None))
+
+
+def test_a_timeline_that_ends_in_gz_is_packed(result, tmp_path):
+    result.write_timeline(tmp_path / "t.json")
+    result.write_timeline(tmp_path / "t.json.gz")
+    assert gzip.decompress((tmp_path / "t.json.gz").read_bytes()) == (tmp_path / "t.json").read_bytes()
+
+
+def test_compute_slices_say_their_work(tmp_path):
+    path = tmp_path / "t.json"
+    assert call("run", "llama2_7b_train", "--on", "dgx_a100", "--timeline", path, "--ranks", 0).code == 0
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    assert {e["pid"] for e in events} == {0}
+    assert any(e["args"].get("flops", 0) > 0 and e["args"]["hbm_bytes"] > 0 for e in events if e["ph"] == "X")
+
+
+def test_a_timeline_that_is_too_large_is_refused_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline, "LARGEST", 10_000)
+    path = tmp_path / "t.json"
+    words = ("run", "llama2_7b_train", "--on", "dgx_a100", "--timeline", path)
+    answer = call(*words)
+    assert "--timeline: about 12 MB in" in refused(answer)
+    assert not answer.out
+    windowed = call(*words, "--window", "1s:2s")  # known only afterwards: the report is there
+    assert "more than" in refused(windowed)
+    assert "step time" in windowed.out
+    assert call(*words, "--force").code == 0
+    assert path.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ranks", "0"), "--ranks says what is on a timeline"),
+        (("--messages",), "--messages says what is on a timeline"),
+        (("--timeline", "t.json", "--ranks", "1-x"), "--ranks: '1-x' is no rank"),
+        (("--timeline", "t.json", "--ranks", ""), "--ranks: '' is no rank"),
+        (("--timeline", "t.json", "--ranks", "3-1"), "--ranks: '3-1' holds no rank"),
+        (("--timeline", "t.json", "--window", "1s"), "--window: '1s' is not FROM:UNTIL"),
+        (("--timeline", "t.json", "--window", "2s:1s"), "--window: '2s:1s' is not FROM:UNTIL"),
+        (("--timeline", "t.json", "--window", "1:2"), "--window: '1' has no unit"),
+    ],
+)
+def test_what_is_wanted_of_a_timeline_is_checked_first(words, said):
+    assert said in refused(call("run", "nowhere.yaml", "--on", "dgx_a100", *words))
+
+
+def test_idle_links_are_in_the_table(result, tmp_path):
+    rows = result.links()
+    assert {row.link for row in rows} == {
+        f"gpu{a}>gpu{b}" for a in range(5) for b in ((a + 1) % 5, (a - 1) % 5)
+    }
+    idle = [row for row in rows if row.link == "gpu1>gpu0"]
+    assert [(row.kind, row.bytes, row.busy_s, row.utilisation) for row in idle] == [("", 0, 0.0, 0.0)]
+
+
 def test_the_link_table_has_its_columns_and_adds_up(result, tmp_path):
     result.write_links(tmp_path / "links.csv")
     with (tmp_path / "links.csv").open(encoding="utf-8", newline="") as file:
@@ -124,4 +194,4 @@ def test_the_link_table_has_its_columns_and_adds_up(result, tmp_path):
         assert float(row["busy_s"]) == pytest.approx(int(row["bytes"]) / 1e9, rel=1e-9)
         assert float(row["utilisation"]) == pytest.approx(float(row["busy_s"]) / (result.step_time / 1e12))
     # two hops of 500 B; every rank sends 8 pieces of 100 B
-    assert by_kind == {"pp": 1000, "dp": 5 * 800}
+    assert by_kind == {"pp": 1000, "dp": 5 * 800, "": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from pathlib import Path
 
@@ -14,11 +15,15 @@ from rapid_des.engines.compiled.flat import flatten
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
 from rapid_des.network.fluid.state import new_fluid, widened
-from rapid_des.program.program import Program, Records, Trail
+from rapid_des.program.program import Program, Progress, Records, Trail
 from rapid_des.program.services import widest
 from rapid_des.program.timetable import FOREVER
 
 _NEVER = FOREVER - 1
+_SLICE_S = 0.2
+"""How long the kernel plays before Python looks for signals, as ^C, and progress is told."""
+_FIRST_SLICE = 20_000
+"""Events of the first slice; the others are as many as take the time."""
 
 
 @cache
@@ -37,8 +42,9 @@ def kernel_of(*, fluid: bool) -> Kernel:
 class CompiledSimulation:
     """One run of a program; `run` plays it to the end or to a given time."""
 
-    def __init__(self, program: Program, *, trail: bool = False) -> None:
+    def __init__(self, program: Program, *, trail: bool = False, progress: Progress | None = None) -> None:
         self.program = program
+        self._progress = progress
         self._flat = flatten(program)
         fluid = program.fluid is not None
         self._state = pools.new_state(
@@ -85,16 +91,31 @@ class CompiledSimulation:
         kernel_of(fluid=True)(self._flat, self._state, self._pools, self._fluid, limit)
 
     def run(self, until: int | None = None) -> None:
-        """Play until nothing is left to happen, or up to and including a time in picoseconds."""
+        """Play until nothing is left to happen, or up to and including a time in picoseconds.
+
+        An interrupt ends it between two slices; `records` then returns what happened until then.
+        """
         limit = _NEVER if until is None else until
-        totals = self._state.totals
-        self._play(limit)
-        while totals[kernel.STATUS] not in (kernel.DONE, kernel.DISAGREES):
-            self._pools = _with_room(self._pools, int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
-            self._play(limit)
+        totals, events = self._state.totals, _FIRST_SLICE
+        while self._play_slice(limit, events) == kernel.PAUSED:
+            if self._progress is not None:
+                self._progress(int(totals[kernel.WORKED]))
+            took = time.perf_counter() - self._slice_began
+            events = max(1, int(events * min(2.0, _SLICE_S / took)))
         if totals[kernel.STATUS] == kernel.DISAGREES:
             group, number, sub, one, other = totals[2:7].tolist()
             raise TraceError(explain_disagreement(self.program, (group, number, sub), (one, other)))
+
+    def _play_slice(self, limit: int, events: int) -> int:
+        """Play until about so many more events were made; return why it ended."""
+        self._slice_began = time.perf_counter()
+        self._state.cursor[kernel.PAUSE] = self._pools.calendar.counts[PUSHED] + events
+        totals = self._state.totals
+        self._play(limit)
+        while totals[kernel.STATUS] not in (kernel.DONE, kernel.DISAGREES, kernel.PAUSED):
+            self._pools = _with_room(self._pools, int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
+            self._play(limit)
+        return int(totals[kernel.STATUS])
 
     def records(self) -> Records:
         """Return what happened so far."""
@@ -132,8 +153,8 @@ def _with_room(had: pools.Pools, status: int, wanted: int) -> pools.Pools:
     return pools.with_trail(had, wanted)
 
 
-def run(program: Program, *, trail: bool = False) -> Records:
+def run(program: Program, *, trail: bool = False, progress: Progress | None = None) -> Records:
     """Play a program to its end; visits that never finish are left at NONE in the records."""
-    simulation = CompiledSimulation(program, trail=trail)
+    simulation = CompiledSimulation(program, trail=trail, progress=progress)
     simulation.run()
     return simulation.records()

@@ -11,7 +11,7 @@ hundred arrays took five times as long as the rules. The clear form is the SimPy
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
-from rapid_des.engines.compiled.calendar import HEAP, USED, pop, push, recycle, recycle_bucket
+from rapid_des.engines.compiled.calendar import HEAP, PUSHED, USED, pop, push, recycle, recycle_bucket
 from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.pools import (
     ARENA,
@@ -49,14 +49,17 @@ HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
 FLUID_LINKS = 7
 """The fluid mode's links choose next (see `fluid_kernel`)."""
-SENT, RECEIVED, TIES = 7, 8, 9
+PAUSED = 8
+"""Enough events for one call (`cursor[PAUSE]`): Python looks for signals, and calls again."""
+SENT, RECEIVED, TIES, WORKED = 7, 8, 9, 10
+"""In `State.totals`; WORKED are visits that ended and tasks that fired, see `expected_hops`."""
 WANTED = 2
 """In `State.totals`: how much more room is needed."""
-PHASE, DEPTH, LINKS, SERVER, ASKING, NOW, JOINING, ENDING = 0, 1, 2, 3, 4, 5, 6, 7
+PHASE, DEPTH, LINKS, SERVER, ASKING, NOW, JOINING, ENDING, PAUSE = 0, 1, 2, 3, 4, 5, 6, 7, 8
 """In `State.cursor`: where the loop stands, so that it can go on after a call that ended for want of room.
 
 Phase 0 is between instants, 1 works off what happens, 2 and 3 let streams and slots choose, 4 links. JOINING
-and ENDING begin lists of flows."""
+and ENDING begin lists of flows; PAUSE is the count of events made at which a call ends, between instants."""
 _SPARE = 4
 _FREED = -2
 """In `State.asked`: a link that nobody asked, but that became free."""
@@ -64,7 +67,7 @@ _FREED = -2
 
 @compilable
 def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
-    """Play until nothing is left to happen, past `until`, or until room is wanted (`State.totals`)."""
+    """Play until nothing is left to happen, past `until`, to a pause, or until room is wanted."""
     visits, ranks, tasks, network = flat.visits, flat.ranks, flat.tasks, flat.network
     calendar, instances, transfers, trail = pools.calendar, pools.instances, pools.transfers, pools.trail
     pending, ready = pools.pending, pools.ready
@@ -81,6 +84,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
     while totals[STATUS] == DONE:
         if phase == 0:  # the next instant: all its events become work items, in any order (R4)
             if calendar.counts[HEAP] == 0 or calendar.time[0] > until:
+                break
+            if calendar.counts[PUSHED] >= cursor[PAUSE]:
+                totals[STATUS] = PAUSED
                 break
             if calendar.counts[USED] + _SPARE >= len(stack_kind):
                 totals[STATUS], totals[WANTED] = MORE_STACK, calendar.counts[USED] + _SPARE
@@ -326,6 +332,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
 
         elif kind == END:
             state.finish[ranks.flat[a] + b] = now
+            totals[WORKED] += 1
             server = visits.server[visit]
             if server != NONE:
                 server += ranks.server[a]
@@ -357,6 +364,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 if instances.left[a] == 0:
                     close_instance(instances, state, a)
                 continue
+            totals[WORKED] += 1
             entry = tasks.first_task[template] + b
             edge_instance = a
             edge_first, edge_last = tasks.edge_starts[entry], tasks.edge_starts[entry + 1]

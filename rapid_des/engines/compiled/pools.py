@@ -17,6 +17,7 @@ from rapid_des.program.program import NONE
 
 TIME_CACHE = 4096
 """Slots of the direct-mapped cache from a time to its bucket of events."""
+_UNPAUSED = 2**62
 
 
 class Calendar(NamedTuple):
@@ -190,8 +191,8 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         link_bytes=np.zeros((links, labels), np.int64),
         link_busy=np.zeros((links, labels), np.int64),
         link_wait=np.zeros((links, labels), np.int64),
-        totals=np.zeros(10, np.int64),
-        cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE], np.int64),
+        totals=np.zeros(11, np.int64),
+        cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE, _UNPAUSED], np.int64),
         flags=np.array([(visits.link_priority == visits.link_priority[:1]).all(), trail, fluid], np.bool_),
     )
 

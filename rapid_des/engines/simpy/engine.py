@@ -22,7 +22,7 @@ from simpy.events import Event, Timeout
 from rapid_des.engines.simpy.collectives import Collectives
 from rapid_des.engines.simpy.links import Links, Steps, TieCounter, trail_of
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Request, Server
-from rapid_des.program.program import NONE, Level, Program, RankProgram, Records, VisitKind
+from rapid_des.program.program import NONE, Level, Program, Progress, RankProgram, Records, VisitKind
 from rapid_des.program.timetable import FOREVER, advance
 
 if TYPE_CHECKING:
@@ -65,10 +65,16 @@ class Simulation:
     """
 
     def __init__(
-        self, program: Program, *, closures: Closures | None = None, trail: bool = False, ties: bool = False
+        self,
+        program: Program,
+        *,
+        closures: Closures | None = None,
+        trail: bool = False,
+        ties: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         self.program = program
-        self.env = Clock()
+        self.env = Clock(progress)
         self.offsets: list[int] = program.visits().tolist()
         tables = [RankTable(rank_program) for rank_program in program.programs]
         self.tables = [tables[binding.program] for binding in program.bindings]
@@ -237,9 +243,14 @@ class Simulation:
 
 
 def run(
-    program: Program, *, closures: Closures | None = None, trail: bool = False, ties: bool = False
+    program: Program,
+    *,
+    closures: Closures | None = None,
+    trail: bool = False,
+    ties: bool = False,
+    progress: Progress | None = None,
 ) -> Records:
     """Play a program to its end; visits that never finish are left at NONE in the records."""
-    simulation = Simulation(program, closures=closures, trail=trail, ties=ties)
+    simulation = Simulation(program, closures=closures, trail=trail, ties=ties, progress=progress)
     simulation.run()
     return simulation.records()

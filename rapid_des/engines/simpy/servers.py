@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from simpy import Environment
 from simpy.events import Event, EventPriority, Timeout
 
+if TYPE_CHECKING:
+    from rapid_des.program.program import Progress
+
 Key = tuple[object, ...]
 """(priority, ready time, …): of the waiting requests the smallest is served; no two are equal."""
 _AFTER_NORMAL_EVENTS = 2
 """SimPy takes events of an instant by priority: 0 is urgent, 1 normal."""
+_TOLD_EVERY = 1024
+"""Actions from one report of progress to the next, some milliseconds."""
 
 
 class Clock(Environment):
@@ -30,14 +35,17 @@ class Clock(Environment):
             """The current time in picoseconds."""
             ...
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
         super().__init__(0)
+        self._progress = progress
         self.actions = 0
         """How often something was to happen `at` a time."""
 
     def at(self, moment: int, action: Callable[[], None]) -> None:
         """Have something happen at a moment: at once if that is now."""
         self.actions += 1
+        if self._progress is not None and self.actions % _TOLD_EVERY == 0:
+            self._progress(self.actions)
         if moment == self.now:
             action()
         else:

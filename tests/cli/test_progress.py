@@ -1,0 +1,114 @@
+"""What a person sees while waiting, and what is left of a command after ^C."""
+
+import io
+import sys
+
+import pytest
+
+from rapid_des.cli import options, progress
+from rapid_des.studies import collective_bench
+from rapid_des.validation import registry
+from tests.cli.shell import call
+
+BENCH = ("topology", "bench", "dgx_a100", "--sizes", "4KiB:64KiB")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def drawn(monkeypatch, title):
+    """What stands on a terminal after a bar was told something, and how it was coloured."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    bar = progress.Bar(title)
+    bar.draw()
+    bar(500, 1000)
+    bar.close()
+    return terminal.getvalue()
+
+
+def test_a_bar_shows_what_and_how_much(monkeypatch):
+    shown = drawn(monkeypatch, "a job on a machine")
+    assert "a job on a machine" in shown
+    assert "50 %" in shown
+
+
+def test_no_color_is_honoured(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[38;" in drawn(monkeypatch, "x") or "\x1b[3" in drawn(monkeypatch, "x")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in drawn(monkeypatch, "x")
+
+
+def test_nothing_is_drawn_in_a_pipe_and_nothing_before_it_takes_long(monkeypatch):
+    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    monkeypatch.setattr(progress.Bar, "draw", lambda _: pytest.fail("drawn"))
+    answer = call(*BENCH)
+    assert (answer.code, answer.err) == (0, "")
+
+
+def test_rich_is_imported_only_to_draw():
+    assert "rich" not in vars(progress)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_bench_that_is_interrupted_prints_what_is_finished(as_json, monkeypatch):
+    answer = collective_bench.replay
+
+    def third_is_interrupted(*arguments, **options):
+        third_is_interrupted.calls += 1
+        if third_is_interrupted.calls == 3:
+            raise KeyboardInterrupt
+        return answer(*arguments, **options)
+
+    third_is_interrupted.calls = 0
+    monkeypatch.setattr(collective_bench, "replay", third_is_interrupted)
+    left = call(*BENCH, *(["--json"] if as_json else []))
+    assert left.code == 130
+    assert left.err.splitlines()[-1] == "interrupted"
+    if as_json:
+        assert [row["size_bytes"] for row in left.json["rows"]] == [4096, 16384]
+    else:
+        assert "16384" in left.out
+
+
+def test_a_validation_that_is_interrupted_prints_what_is_finished(monkeypatch):
+    scored = []
+
+    def second_is_interrupted(topic, **_):
+        if scored:
+            raise KeyboardInterrupt
+        scored.append(topic.name)
+        return {"residuals": [], "calibration": {}}
+
+    monkeypatch.setattr(registry, "score", second_is_interrupted)
+    left = call("validate", "operators/gemm", "--json")
+    assert left.code == 130
+    assert list(left.json["topics"]) == scored
+    assert left.json["unfinished"]
+
+
+def test_lines_fit_the_terminal():
+    table = "name     " + "12.5 us  " * 12
+    prose = "  a note " + "of many words " * 12
+    lines = list(options.fitted([table, prose, "short"], 40))
+    assert all(len(line) <= 40 for line in lines)
+    assert lines[0].endswith("…")
+    assert " ".join(" ".join(lines[1:-1]).split()) == prose.strip()
+    assert lines[-1] == "short"
+
+
+def test_outputs_that_are_there_are_kept_unless_forced(tmp_path):
+    path = tmp_path / "links.csv"
+    path.write_text("old")
+    words = ("run", "llama2_7b_train", "--on", "dgx_a100", "--links", path)
+    answer = call(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == f"error: {path}: is there already; --force writes over it\n"
+    assert path.read_text() == "old"
+    assert call(*words, "--force").code == 0
+    assert path.read_text() != "old"
