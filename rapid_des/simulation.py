@@ -94,6 +94,8 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
 
 def _noted(result: Result, machine: Machine) -> Result:
     """Return the result with a note of what `random` faults of the machine drew."""
+    if not machine.faults:
+        return result
     drawn = drawn_names(machine.healthy, machine.faults, machine.spec.gpus_per_node)
     return replace(result, notes=(*result.notes, drawn_line(drawn))) if drawn else result
 
