@@ -152,6 +152,22 @@ class Power(Quantity):
     shown: ClassVar = ("kW", "W", "mW")
 
 
+_WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,18})\Z")
+
+
+def whole_number(text: str, least: int = 0, most: int = _INT64_MAX) -> int:
+    """Return the whole number that ASCII digits without leading zeros state; `ValueError` says the range.
+
+    >>> whole_number("17"), whole_number("-5", least=-8)
+    (17, -5)
+    """
+    number = int(text) if _WHOLE.match(text) else None
+    if number is None or not least <= number <= most:
+        shown = text if len(text) <= _LONGEST else f"{text[:60]}…"
+        raise ValueError(f"{shown!r} is no whole number; allowed: {least} to {most}")
+    return number
+
+
 def seconds(picoseconds: int) -> float:
     """Return a time in seconds, for people and for JSON.
 

@@ -19,6 +19,7 @@ from rapid_des.cli.progress import progress, until_interrupted
 from rapid_des.network.checks import check_routes
 from rapid_des.network.metrics import summary
 from rapid_des.network.nodes import find_gpu
+from rapid_des.network.specs import MOST_CHUNKS
 from rapid_des.report.fabric_text import (
     check_lines,
     fabric_lines,
@@ -95,7 +96,13 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
 @click.option("--factor", default=4, show_default=True, help="From one size to the next.")
 @click.option("--gpus", type=int, help="The first so many GPUs; all if absent.")
 @click.option("--algorithm", help="ring, …, torus, mesh_bucket, rail, …, or a file (XML, JSON, CSV).")
-@click.option("--chunks", default=1, show_default=True, help="Parts that pipeline, with --algorithm.")
+@click.option(
+    "--chunks",
+    default=1,
+    type=click.IntRange(1, MOST_CHUNKS),
+    show_default=True,
+    help="Parts that pipeline, with --algorithm.",
+)
 @click.option("--nccl", metavar="FABRIC", help="NCCL's own time beside it: a100_nvswitch, h100_ndr, …")
 @engine_option
 @plot_option

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import stat
 from collections.abc import Iterator
@@ -162,6 +164,34 @@ def _scalar(event: Any) -> Any:
 
 def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+def parse_json(text: str, path: Path) -> Any:
+    """Return the JSON value that `text` holds; numbers are finite and nesting is bounded as in YAML."""
+    try:
+        value = json.loads(
+            text.removeprefix("\ufeff"), parse_constant=_no_number, parse_float=_finite, parse_int=_integer
+        )
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deep" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"not valid JSON: {problem}", file=str(path)) from None
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:40]!r} is too large a number")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"{text[:40]!r} … is too long a number")
+    return int(text)
 
 
 def read_text(path: Path) -> str:

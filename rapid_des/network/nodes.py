@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric
+from rapid_des.units import whole_number
 
-_NAMED = re.compile(r"(gpu|nic|switch)?\s*(\d+)\Z")
-_COORDINATES = re.compile(r"\(\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*\)\Z")
+_NAMED = re.compile(r"(gpu|nic|switch)?\s*(0|[1-9][0-9]{0,8})\Z")
+_COORDINATES = re.compile(r"\(\s*([0-9]{1,9}(?:\s*,\s*[0-9]{1,9}){0,31})\s*,?\s*\)\Z")
 _LINK = re.compile(r"(.+?)\s*([->])\s*(.+)\Z")
 
 
@@ -47,7 +48,7 @@ def find_node(fabric: Fabric, text: str | int) -> int:
     named = _NAMED.match(written)
     if named is None:
         allowed = "a GPU's id or coordinates as in (1, 0), gpu5, nic0 or switch2"
-        raise TopologyError(f"{fabric.name}: {written!r} names no node; allowed: {allowed}")
+        raise TopologyError(f"{fabric.name}: {written[:60]!r} names no node; allowed: {allowed}")
     kind, number = named[1] or "gpu", int(named[2])
     first, count = node_range(fabric, kind)
     if number >= count:
@@ -85,10 +86,11 @@ def find_links(fabric: Fabric, text: str) -> tuple[int, ...]:
 
 
 def _by_id(fabric: Fabric, written: str) -> int:
-    number = written[1:].strip()
-    if not number.isdigit() or int(number) >= len(fabric):
-        raise TopologyError(f"{fabric.name}: there is no link {written!r}; allowed: #0 to #{len(fabric) - 1}")
-    return int(number)
+    try:
+        return whole_number(written[1:].strip(), most=len(fabric) - 1)
+    except ValueError:
+        allowed = f"#0 to #{len(fabric) - 1}"
+        raise TopologyError(f"{fabric.name}: there is no link {written!r}; allowed: {allowed}") from None
 
 
 def _at(fabric: Fabric, coordinates: tuple[int, ...], written: str) -> int:

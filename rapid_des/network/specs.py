@@ -10,8 +10,13 @@ from rapid_des.config import Spec
 from rapid_des.network.protocol import Protocol
 from rapid_des.units import Bandwidth, Duration, Size
 
+MOST_CHUNKS = 4096
+"""Into how many parts one collective is cut."""
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
 Extent: TypeAlias = Count | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
+
+
+Chunks: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHUNKS)]
 
 
 class Rate(Spec, frozen=True, kw_only=True):
@@ -234,7 +239,7 @@ class Choice(Spec, frozen=True, kw_only=True):
 
     algorithm: str | Annotated[tuple[str, ...], Meta(min_length=1)]
     """A name, or a list of one for each dimension: `rapid-des topology bench --help` lists names."""
-    chunks: Count = 1
+    chunks: Chunks = 1
     """Into how many chunks the data is cut, which pipeline through the algorithm."""
 
 

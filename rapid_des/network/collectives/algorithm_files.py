@@ -24,6 +24,7 @@ from rapid_des.network.collectives.written import (
     load_written,
     written,
 )
+from rapid_des.units import whole_number
 
 _COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -36,6 +37,9 @@ _RECEIVES = {"r", "rcs", "rrc", "rrs", "rrcs"}
 _REDUCES = {"rrc", "rrs", "rrcs"}
 _SENDS = {"s", "rcs", "rrs", "rrcs"}
 _KNOWN = _RECEIVES | _SENDS | {"cpy", "re", "nop"}
+MOST_STEPS = 2**16
+MOST_CHUNKS = 2**20
+"""Also the largest number that an attribute may be."""
 Slot = tuple[int, str, int]
 """GPU, buffer, offset."""
 
@@ -78,24 +82,28 @@ class _Player:
 
     def __init__(self, root: ElementTree.Element, name: str) -> None:
         self.name = name
-        self.members = int(root.attrib["ngpus"])
+        self.members = _count(root.attrib["ngpus"], least=1)
         coll = root.attrib["coll"].lower()
         if coll not in _COLLECTIVES:
             raise ConfigError(f"{coll!r} is not one of {', '.join(_COLLECTIVES)}", file=name, key="coll")
         self.collective = _COLLECTIVES[coll]
         self.in_place = root.attrib.get("inplace", "0") == "1"
         self.threads = {
-            (int(gpu.attrib["id"]), int(block.attrib["id"])): _Thread(
-                int(gpu.attrib["id"]),
-                int(block.attrib["send"]),
-                int(block.attrib["recv"]),
-                int(block.attrib["chan"]),
-                sorted(block, key=lambda step: int(step.attrib["s"])),
+            (_count(gpu.attrib["id"]), _count(block.attrib["id"])): _Thread(
+                _count(gpu.attrib["id"]),
+                _count(block.attrib["send"], least=-1),
+                _count(block.attrib["recv"], least=-1),
+                _count(block.attrib["chan"]),
+                _in_order(block),
             )
             for gpu in root
             for block in gpu
         }
-        chunks = max([int(gpu.attrib["i_chunks"]) for gpu in root] + [1])
+        chunks = max([_count(gpu.attrib["i_chunks"]) for gpu in root] + [1])
+        self._check_work(chunks)
+        if self.collective not in ("all_gather", "all_reduce") and chunks % self.members:
+            problem = f"{chunks} chunks do not cut {coll} of {self.members} GPUs; allowed: a multiple of them"
+            raise ConfigError(problem, file=name, key="i_chunks")
         self.per_rank = chunks if self.collective in ("all_gather", "all_reduce") else chunks // self.members
         self.holds: dict[Slot, int] = {}
         self.brought: dict[Slot, list[int]] = defaultdict(list)
@@ -103,6 +111,17 @@ class _Player:
         self.transfers: list[WrittenTransfer] = []
         self.reduced: set[int] = set()
         self._fill(chunks)
+
+    def _check_work(self, chunks: int) -> None:
+        """Refuse what would take more than an algorithm of that size can need, before it is played."""
+        steps = [step for thread in self.threads.values() for step in thread.steps]
+        for what, amount, most in (
+            ("steps", len(steps), MOST_STEPS),
+            ("GPUs x chunks", self.members * chunks, MOST_CHUNKS),
+            ("chunks in all steps", sum(_count(step.attrib["cnt"]) for step in steps), MOST_CHUNKS),
+        ):
+            if amount > most:
+                raise ConfigError(f"{amount:,} {what}; allowed: up to {most:,}", file=self.name)
 
     @property
     def blocks(self) -> int:
@@ -173,18 +192,19 @@ class _Player:
         return True
 
     def _awaited_is_done(self, thread: _Thread, step: dict[str, str]) -> bool:
-        awaited = int(step["depid"])
-        return awaited < 0 or self.threads[thread.gpu, awaited].done > int(step["deps"])
+        awaited = _count(step["depid"], least=-1)
+        return awaited < 0 or self.threads[thread.gpu, awaited].done > _count(step["deps"])
 
     def _known(self, thread: _Thread, step: dict[str, str]) -> frozenset[int]:
         """Return the arrivals that a thread block knows of, with those of the step it has waited for."""
         known = thread.knows[-1] if thread.knows else frozenset()
-        if int(step["depid"]) >= 0:
-            known |= self.threads[thread.gpu, int(step["depid"])].knows[int(step["deps"])]
+        awaited = _count(step["depid"], least=-1)
+        if awaited >= 0:
+            known |= self.threads[thread.gpu, awaited].knows[_count(step["deps"])]
         return known
 
     def _range(self, gpu: int, step: dict[str, str], side: str) -> list[Slot]:
-        offset, count = int(step[f"{side}off"]), int(step["cnt"])
+        offset, count = _count(step[f"{side}off"]), _count(step["cnt"])
         return [self._slot(gpu, step[f"{side}buf"], offset + index) for index in range(count)]
 
     def _source_blocks(self, gpu: int, step: dict[str, str]) -> list[int]:
@@ -232,6 +252,14 @@ class _Player:
             )
             start = end
         self.wires[thread.gpu, thread.send, thread.channel].append(_Message(blocks, numbers))
+
+
+def _in_order(block: ElementTree.Element) -> list[ElementTree.Element]:
+    return sorted(block, key=lambda step: _count(step.attrib["s"]))
+
+
+def _count(text: str, least: int = 0) -> int:
+    return whole_number(text.strip(), least, MOST_CHUNKS)
 
 
 READERS = {".xml": load_msccl, ".json": load_written, ".yaml": load_written, ".csv": load_written}

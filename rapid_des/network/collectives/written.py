@@ -25,7 +25,12 @@ from rapid_des.config.documents import Document, load_document, read_text
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collectives.proof import prove
 from rapid_des.network.collectives.schedule import Demand, Draft, Schedule, demand, even_bounds
+from rapid_des.units import whole_number
 
+MOST_STATE = 2**30
+"""Bytes of who holds what, (members + switches) x members x blocks, that a proof may take."""
+MOST_WORK = 2**35
+"""Of transfers x members x blocks."""
 _CUT_ANYWHERE = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE)
 
 
@@ -115,6 +120,7 @@ def written(file: WrittenFile, name: str) -> WrittenAlgorithm:
         raise ConfigError(problem, file=name, key="collective")
     kind = kinds[file.collective]
     _check_numbers(file, kind, name)
+    _check_work(file, name)
     algorithm = WrittenAlgorithm(kind, file)
     size = file.blocks if kind in _CUT_ANYWHERE else max(file.blocks // file.members, 1)
     size = file.blocks if kind in (CollectiveType.REDUCE_SCATTER, CollectiveType.SCATTER) else size
@@ -149,6 +155,16 @@ def _check_numbers(file: WrittenFile, kind: CollectiveType, name: str) -> None:
             raise ConfigError(problem, file=name, key=f"transfers[{number}].after")
 
 
+def _check_work(file: WrittenFile, name: str) -> None:
+    """Refuse what would take more memory and time to prove than any algorithm that somebody wrote."""
+    state = (file.members + file.switches) * file.members * file.blocks
+    work = len(file.transfers) * file.members * file.blocks
+    for what, amount, most in (("state", state, MOST_STATE), ("work", work, MOST_WORK)):
+        if amount > most:
+            problem = f"{file.members} members, {file.blocks} blocks and {len(file.transfers)} transfers"
+            raise ConfigError(f"{problem}: the proof's {what} is {amount:,}; allowed: {most:,}", file=name)
+
+
 def _csv_document(path: Path) -> Document:
     text = read_text(path)
     head, _, body = text.partition("\n")
@@ -157,7 +173,10 @@ def _csv_document(path: Path) -> Document:
         example = "# collective=all_reduce members=4 blocks=4"
         raise ConfigError(f"the first line must be like {example!r}", file=str(path))
     tree: dict[str, Any] = {key: _number(value) for key, _, value in pairs}
-    tree["transfers"] = [_row(row) for row in csv.DictReader(io.StringIO(body))]
+    try:
+        tree["transfers"] = [_row(row) for row in csv.DictReader(io.StringIO(body))]
+    except csv.Error as error:
+        raise ConfigError(f"not valid CSV: {error}", file=str(path)) from None
     return Document(path, tree)
 
 
@@ -170,4 +189,8 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(text: str | Sequence[str] | None) -> object:
-    return int(text) if isinstance(text, str) and text.strip().lstrip("-").isdigit() else text
+    """Return what a cell states; text that is no number is for the spec to refuse."""
+    try:
+        return whole_number(text.strip(), least=-(2**63)) if isinstance(text, str) else text
+    except ValueError:
+        return text

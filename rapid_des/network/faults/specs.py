@@ -15,12 +15,12 @@ from msgspec import Meta
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
 from rapid_des.network.specs import Count
-from rapid_des.units import Duration, Size
+from rapid_des.units import Duration, Size, whole_number
 
 Factor: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Probability: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
 Progress: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Natural: TypeAlias = Annotated[int, Meta(ge=0)]
+Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Named: TypeAlias = int | str
 Kind: TypeAlias = Literal["links", "directions", "gpus", "nics", "switches", "nodes"]
 
@@ -29,6 +29,13 @@ LINK_EFFECTS = ("bandwidth", "latency", "packet_loss", "bit_error_rate", "down",
 GPU_EFFECTS = ("compute", "hbm")
 _SPANS = (("from_", "until"), ("from_step", "until_step"), ("from_progress", "until_progress"))
 """Beginning and end in time, in steps, and in progress."""
+
+
+_DECIMAL = re.compile(
+    r"[+-]?(?=[0-9.]*[.eE])(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,2})?\Z"
+)
+    r"[+-]?(?:[0-9]{1,40}\.[0-9]{0,40}|[0-9]{0,40}\.?[0-9]{1,40}(?=[eE])|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,2})?\Z"
+)
 
 
 class Fault(Spec, frozen=True, kw_only=True):
@@ -245,6 +252,7 @@ def parse_fault(text: str) -> Fault:
 def _value(text: str) -> object:
     if text in {"true", "false"}:
         return text == "true"
-    if re.fullmatch(r"[+-]?\d+", text):
-        return int(text)
-    return float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) else text
+    try:
+        return whole_number(text, least=-(2**63))
+    except ValueError:
+        return float(text) if _DECIMAL.match(text) else text

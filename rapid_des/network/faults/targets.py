@@ -18,7 +18,7 @@ from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import UNSTATED, Fabric
 from rapid_des.network.faults.specs import Fault
 from rapid_des.network.nodes import find_links, find_node, node_range
-from rapid_des.units import Bandwidth, Duration
+from rapid_des.units import Bandwidth, Duration, whole_number
 
 _SINGULAR = {"gpus": "gpu", "nics": "nic", "switches": "switch"}
 _SHARED = -1
@@ -179,7 +179,7 @@ def _constant(fabric: Fabric, field: str, text: str) -> int:
     try:
         if field in {"bandwidth", "latency"}:
             return int((Bandwidth if field == "bandwidth" else Duration).parse(text))
-        return int(text)
+        return whole_number(text)
     except ValueError as error:
         raise TopologyError(f"where: {field}: {error}") from None
 

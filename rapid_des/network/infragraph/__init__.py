@@ -155,7 +155,10 @@ class _Rates:
         if rate is None or delay is None:
             chosen = bandwidth.choice if rate is None else latency.choice
             raise self.error(edge, f"link {edge.link!r} chooses {chosen} and states none")
-        return Bandwidth.parse(f"{rate!r} {unit}"), Duration.parse(f"{delay!r} {latency.choice}")
+        try:
+            return Bandwidth.parse(f"{rate!r} {unit}"), Duration.parse(f"{delay!r} {latency.choice}")
+        except ValueError as error:
+            raise self.error(edge, f"link {edge.link!r}: {error}") from None
 
     def _instead(self, edge: Edge) -> str:
         return f"state it, or rates: {{{edge.link}: …}} in dimension {self._dimension.name}"

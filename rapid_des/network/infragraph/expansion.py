@@ -23,6 +23,12 @@ from rapid_des.network.infragraph.specs import (
     Kind,
 )
 
+MOST_PIECES = 2**20
+"""Devices and components of a file that are expanded."""
+MOST_EDGES = 2**21
+DEEPEST = 32
+"""Devices inside each other."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -58,10 +64,12 @@ class Expansion:
 
     def __init__(self, file: Infrastructure, path: Path) -> None:
         self.path = path
+        self._edges_left = MOST_EDGES
         self.devices = {device.name: device for device in file.devices}
         self.instances = {instance.name: instance for instance in file.instances}
         for key, names in (("devices", file.devices), ("instances", file.instances)):
             self._distinct(key, [named.name for named in names])
+        self._check_pieces(file)
         self._inside = {
             device.name: list(self._device_edges(device, f"devices[{position}]"))
             for position, device in enumerate(file.devices)
@@ -79,7 +87,40 @@ class Expansion:
                 _known(edge.link, [link.name for link in file.links], "link of the infrastructure")
             ends = [self._ends(end, f"{key}.{name}") for name, end in (("ep1", edge.ep1), ("ep2", edge.ep2))]
             with self._at(f"{key}.scheme"):
-                self.edges += [Edge(pair, edge.link, "") for pair in _pairs(edge.scheme, *ends)]
+                self.edges += [Edge(pair, edge.link, "") for pair in self._pairs(edge.scheme, *ends)]
+
+    def _check_pieces(self, file: Infrastructure) -> None:
+        """Refuse a file whose instances hold more pieces than are expanded, before any is made."""
+        pieces: dict[str, int] = {}
+
+        def inside(name: str, around: tuple[str, ...]) -> int:
+            if name in around:
+                raise ConfigError(f"device {name} is inside itself", file=str(self.path), key="devices")
+            if len(around) == DEEPEST:
+                raise ConfigError(f"more than {DEEPEST} devices inside each other", file=str(self.path))
+            if name not in pieces and name in self.devices:
+                pieces[name] = 1 + sum(
+                    part.count * (inside(part.name, (*around, name)) if part.choice == "device" else 1)
+                    for part in self.devices[name].components
+                )
+            return pieces.get(name, 0)
+
+        count = sum(instance.count * inside(instance.device, ()) for instance in file.instances)
+        count += sum(inside(device.name, ()) for device in file.devices)
+        if count > MOST_PIECES:
+            problem = f"{count:,} devices and components; allowed: up to {MOST_PIECES:,}"
+            raise ConfigError(problem, file=str(self.path), key="instances")
+
+    def _pairs(self, scheme: str, firsts: list[str], seconds: list[str]) -> list[tuple[str, str]]:
+        """Return the ends of an edge's copies, as long as all of the file stay below the limit."""
+        one2one = scheme == "one2one"
+        self._count(min(len(firsts), len(seconds)) if one2one else len(firsts) * len(seconds))
+        return _pairs(scheme, firsts, seconds)
+
+    def _count(self, edges: int) -> None:
+        self._edges_left -= edges
+        if self._edges_left < 0:
+            raise ConfigError(f"more than {MOST_EDGES:,} edges, which is the most that is read")
 
     @contextmanager
     def _at(self, key: str) -> Iterator[None]:
@@ -115,7 +156,7 @@ class Expansion:
                     name = f"{end.device}.{end.component}" if end.device else end.component
                     ends.append(paths(device, name, self.devices))
             with self._at(f"{key}.edges[{position}].scheme"):
-                yield from (Edge(pair, edge.link, device.name) for pair in _pairs(edge.scheme, *ends))
+                yield from (Edge(pair, edge.link, device.name) for pair in self._pairs(edge.scheme, *ends))
 
     def _copy(self, device: Device, path: str, around: tuple[tuple[str, str], ...]) -> None:
         """Add the nodes and edges of one copy of a device."""
@@ -129,6 +170,8 @@ class Expansion:
                     self._copy(self._device(component.name), name, inside)
                 else:
                     self.nodes.append(Node(name, component.choice, inside))
+        with self._at("instances"):
+            self._count(len(self._inside[device.name]))
         self.edges += [
             Edge((f"{path}.{edge.ends[0]}", f"{path}.{edge.ends[1]}"), edge.link, edge.scope)
             for edge in self._inside[device.name]
@@ -158,7 +201,7 @@ def _pairs(scheme: str, firsts: list[str], seconds: list[str]) -> list[tuple[str
 
 
 _ELEMENT = re.compile(r"([^\[\].]+)(?:\[([^\[\]]*)\])?\Z")
-_SLICE = re.compile(r"(-?\d*)(?::(-?\d*))?(?::(-?\d*))?\Z")
+_SLICE = re.compile(r"(-?[0-9]{0,9})(?::(-?[0-9]{0,9}))?(?::(-?[0-9]{0,9}))?\Z")
 
 
 def split(element: str) -> tuple[str, str]:
@@ -179,7 +222,7 @@ def indices(element: str, count: int) -> range:
     match = _SLICE.match(written)
     if match is None:
         raise ConfigError(f"{element!r}: {written!r} is no slice; allowed: 0, 0:4, 0:8:2")
-    start, stop, step = (int(part) if part else None for part in match.groups())
+    start, stop, step = (int(part) if part and part != "-" else None for part in match.groups())
     single = match[2] is None and start is not None
     outside = [part for part in (start, stop) if part is not None and not -count <= part <= count]
     if step == 0 or outside or (single and start == count):
@@ -197,6 +240,9 @@ def paths(device: Device, name: str, devices: Mapping[str, Device]) -> list[str]
     for position, element in enumerate(elements):
         component = component_of(inside, split(element)[0])
         chosen = indices(element, component.count)
+        if len(reached) * len(chosen) > MOST_PIECES:
+            problem = f"means {len(reached) * len(chosen):,} components; allowed: up to {MOST_PIECES:,}"
+            raise ConfigError(f"{name!r} {problem}")
         reached = [f"{path}.{component.name}.{index}" for path in reached for index in chosen]
         nested = component.choice == "device"
         if nested == (position + 1 == len(elements)):

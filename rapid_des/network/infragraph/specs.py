@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from rapid_des.config import Spec
 
-Positive: TypeAlias = Annotated[float, Meta(gt=0)]
-NotNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+Positive: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e9)]
+NotNegative: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 Plain: TypeAlias = Annotated[str, Meta(pattern=r"^[^.\[\]]+$")]
 """A name that stands in dotted names and slices."""
 Many: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]

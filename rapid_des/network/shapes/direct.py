@@ -117,6 +117,7 @@ def hypercube(dimension: Hypercube, routing: Routing) -> Block:  # noqa: ARG001 
     A route flips the lowest differing bit whose flip stays inside the (possibly incomplete) cube.
     """
     size = dimension.size
+    check_links(size * len(_bits(size)), dimension.name)
     laid = [wires(np.zeros(0, np.int64), np.zeros(0, np.int64), dimension)]
     for bit in _bits(size):
         low = np.flatnonzero((np.arange(size) & bit == 0) & (np.arange(size) | bit < size))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.network.blocks import Block, Wires, block
 from rapid_des.network.infragraph import read_infragraph
@@ -25,7 +25,7 @@ from rapid_des.units import Bandwidth, Duration
 
 _ROOM = 2**25
 """Distances, of four bytes each, that the routes of a graph may remember."""
-_NUMBERED = re.compile(r"(?:gpu)?(\d+)\Z")
+_NUMBERED = re.compile(r"(?:gpu)?(0|[1-9][0-9]{0,8})\Z")
 _COLUMNS = ("source", "destination", "bandwidth", "latency", "direction")
 
 
@@ -111,42 +111,61 @@ def read_graph(dimension: Graph) -> NamedGraph:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    lines = [line for line in _text(path).splitlines() if line.strip() and not line.startswith("#")]
+    text = read_text(path).removeprefix("\ufeff")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     table = csv.DictReader(lines)
-    header = table.fieldnames or []
+    try:
+        header, rows = table.fieldnames or [], list(table)
+    except csv.Error as error:
+        raise ConfigError(f"not valid CSV: {error}", file=str(path)) from None
     if not {"source", "destination"} <= set(header) <= set(_COLUMNS):
         problem = (
             f"the header is {','.join(header)}; allowed: source,destination and {', '.join(_COLUMNS[2:])}"
         )
         raise ConfigError(problem, file=str(path))
-    for number, row in enumerate(table, 1):
+    for number, row in enumerate(rows, 1):
         if None in row or None in row.values():
             raise ConfigError(f"row {number} has not {len(header)} cells", file=str(path))
         yield f"row {number}", {key: value.strip() for key, value in row.items() if value.strip()}
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        tree = json.loads(_text(path))
-    except ValueError as error:
-        raise ConfigError(f"not valid JSON: {error}", file=str(path)) from None
+    tree = parse_json(read_text(path), path)
     edges = tree.get("links", tree.get("edges")) if isinstance(tree, dict) else None
     if not isinstance(edges, list) or not all(isinstance(edge, dict) for edge in edges):
         raise ConfigError("is no node-link graph: it needs a list `links` or `edges`", file=str(path))
+    directed = tree.get("directed", False)
+    if not isinstance(directed, bool):
+        raise ConfigError(f"{directed!r:.60} is not one of true, false", file=str(path), key="directed")
+    names = _node_names(tree.get("nodes"), path)
     for number, edge in enumerate(edges):
-        row = {key: str(value) for key, value in edge.items() if key != "target"}
-        if "target" in edge:
-            row["destination"] = str(edge["target"])
-        if tree.get("directed"):
-            row["direction"] = "one"
-        yield f"edge {number}", row
+        row = {"destination" if key == "target" else key: value for key, value in edge.items()}
+        for key in set(row) & set(_COLUMNS):
+            if isinstance(row[key], bool) or not isinstance(row[key], str | int):
+                raise ConfigError(f"{row[key]!r:.60} is no text", file=str(path), key=f"edge {number}: {key}")
+            row[key] = str(row[key])
+        for end in ("source", "destination"):
+            if names is not None and row.get(end, "") not in names and end in row:
+                problem = f"{row[end]!r:.60} does not stand in `nodes`"
+                raise ConfigError(problem, file=str(path), key=f"edge {number}: {end}")
+        yield f"edge {number}", row | ({"direction": "one"} if directed else {})
+    ends = {str(edge.get(key)) for edge in edges for key in ("source", "target", "destination")}
+    if names is not None and names - ends:
+        raise ConfigError(f"{min(names - ends)!r:.60} has no link", file=str(path), key="nodes")
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can not be read: {error}", file=str(path)) from None
+def _node_names(nodes: object, path: Path) -> set[str] | None:
+    """Return the names in `nodes`; None where a file has no such list."""
+    if nodes is None:
+        return None
+    named = [node.get("id") if isinstance(node, dict) else None for node in _listed(nodes)]
+    if not isinstance(nodes, list) or not all(type(name) in (str, int) for name in named):
+        raise ConfigError("must be a list of nodes, each with an `id`", file=str(path), key="nodes")
+    return {str(name) for name in named}
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _edges(row: Mapping[str, str], dimension: Graph, where: str) -> Iterator[NamedLink]:
@@ -178,4 +197,9 @@ def _numbered(edges: list[NamedLink], dimension: Graph) -> dict[str, int]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    """Return a key that sorts digits in names as numbers, without making numbers of them."""
+    parts = re.split(r"([0-9]+)", name)
+    digits = [part.lstrip("0") for part in parts[1::2]]
+    keys = [(-1, part) for part in parts]
+    keys[1::2] = [(len(part), part) for part in digits]
+    return keys
