@@ -16,12 +16,16 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from rapid_des.chakra.groups import is_rank
+from rapid_des.chakra.trace import MOST_RANKS
 from rapid_des.config import Spec, decode
 from rapid_des.config.documents import Document, load_document, read_text
 from rapid_des.errors import ConfigError
+from rapid_des.units import whole_number
 
-Positive: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+Positive: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e9)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+Rate: TypeAlias = Literal[0] | Positive
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
 Switch: TypeAlias = bool | Literal[0, 1]
 Dialect: TypeAlias = Literal["stock", "extended"]
@@ -29,9 +33,11 @@ Shape: TypeAlias = Literal[
     "Ring", "FullyConnected", "Switch", "Mesh", "Torus2D", "Mesh2D", "KingMesh2D", "HyperCube"
 ]
 
+Health: TypeAlias = Literal[0] | Annotated[float, Meta(ge=1e-6, le=1)]
+
 S = TypeVar("S", bound=Spec)
 
-_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+\Z")
+_EXPONENT = re.compile(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})[eE][+-]?[0-9]{1,2}\Z")
 
 
 class NetworkFile(Spec, frozen=True, kw_only=True):
@@ -43,7 +49,7 @@ class NetworkFile(Spec, frozen=True, kw_only=True):
     """GiB/s (2**30) of each directed link."""
     latency: tuple[NonNegative, ...]
     """Nanoseconds of each directed link."""
-    faulty_links: tuple[tuple[int, int, Annotated[float, Meta(ge=0, le=1)]], ...] = ()
+    faulty_links: tuple[tuple[int, int, Health], ...] = ()
     """[one end, other end, what is left of both directions' bandwidth]; 0 is a dead link."""
     non_recursive_from: int | None = None
     non_recursive_topology: tuple[int, ...] | None = None
@@ -150,7 +156,7 @@ def _mapping(path: Path) -> Document:
         return load_document(path)
     try:
         tree = msgspec.json.decode(read_text(path))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"not valid JSON: {error}", file=str(path)) from None
     if not isinstance(tree, dict):
         raise ConfigError(f"the top level must be a mapping, it is a {type(tree).__name__}", file=str(path))
@@ -213,12 +219,16 @@ def _check_memory(memory: MemoryFile, path: Path) -> None:
 def _groups(document: Document) -> dict[int, tuple[int, ...]]:
     groups: dict[int, tuple[int, ...]] = {}
     for key, ranks in document.tree.items():
-        if not key.strip().isdigit():
-            raise ConfigError("a group's name must be a number", file=str(document.path), key=key)
-        valid = isinstance(ranks, list) and all(isinstance(rank, int) and rank >= 0 for rank in ranks)
+        try:
+            name = whole_number(key.strip(), most=MOST_RANKS)
+        except ValueError as error:
+            raise ConfigError(
+                f"a group's name must be a number: {error}", file=str(document.path), key=key[:60]
+            ) from None
+        valid = isinstance(ranks, list) and all(map(is_rank, ranks))
         if not valid or not ranks or len(set(ranks)) != len(ranks):
             raise ConfigError(
                 "a group must be a list of distinct ranks such as [0, 1]", file=str(document.path), key=key
             )
-        groups[int(key)] = tuple(ranks)
+        groups[name] = tuple(ranks)
     return groups

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +19,11 @@ from rapid_des.chakra.wire import UNREADABLE, Spans, message_class
 from rapid_des.errors import TraceError
 
 CHUNK = 1 << 20
+_UNPACKED = 1 << 24
+_RATIO = 200
+"""Bytes that a gzip container may hold: so many, or so many times its own size."""
+_MOST_EMPTY = 4096
+"""Frames of no bytes, which are nodes that state nothing, among those read at once."""
 _GZIP = b"\x1f\x8b"
 _REFUSED = {
     b"version https://git-lfs": "is a Git-LFS pointer, not the trace; run `git lfs pull` where it came from",
@@ -60,6 +67,8 @@ def is_bare(content: bytes) -> bool:
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a trace file for reading, unpacking gzip (known by its first bytes) on the way."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise TraceError(f"{path}: can not be read: it is no regular file")
         with path.open("rb") as probe:
             head = probe.read(512)
         problem = _problem(head)
@@ -68,13 +77,16 @@ def open_bytes(path: Path) -> IO[bytes]:
         if head.startswith(_GZIP):
             return cast("IO[bytes]", gzip.open(path, "rb"))
         return path.open("rb")
-    except OSError as error:
-        raise TraceError(f"{path}: can not be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+        raise TraceError(f"{path}: can not be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def read_some(stream: IO[bytes], size: int, *, path: Path) -> bytes:
-    """Read up to `size` bytes; a damaged gzip container is a `TraceError`."""
+    """Read up to `size` bytes; a damaged gzip container, or one that is a bomb, is a `TraceError`."""
     try:
+        packed = isinstance(cast("object", stream), gzip.GzipFile)
+        if packed and stream.tell() > max(_UNPACKED, _RATIO * path.stat().st_size):
+            raise TraceError(f"{path}: unpacks to more than {_RATIO} times its size, which no trace does")
         return stream.read(size)
     except (EOFError, zlib.error, OSError) as error:
         where = stream.tell()
@@ -106,6 +118,8 @@ def read_chunks(path: Path, *, salvage: bool = False) -> Iterator[Chunk]:
             pending += block
             starts, ends = (np.empty(len(pending) // 2 + 1, np.int64) for _ in range(2))
             count, position, problem = on_bytes(scan_frames, pending, 0, starts, ends)
+            if int((starts[:count] == ends[:count]).sum()) > _MOST_EMPTY:
+                raise TraceError(f"{path}: more than {_MOST_EMPTY} empty frames; it is no trace")
             if count:
                 chunk = Chunk(pending, Spans(starts[:count], ends[:count]), offset)
                 last = chunk.frame(count - 1)
@@ -156,7 +170,7 @@ def write_frames(path: Path, frames: Iterable[bytes]) -> None:
 
 def write_parts(path: Path, parts: Iterable[bytes]) -> None:
     """Write bytes to a file beside `path` and give it that name once all are there."""
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.urandom(6).hex()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as stream:

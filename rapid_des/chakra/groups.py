@@ -19,14 +19,19 @@ import numpy as np
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.chakra.columns import Attribute, RawTable
-from rapid_des.chakra.trace import UNSTATED, NodeKind
+from rapid_des.chakra.trace import MOST_RANKS, UNSTATED, NodeKind
 from rapid_des.chakra.wire import UNREADABLE, message_class
-from rapid_des.errors import TraceError
+from rapid_des.config.documents import parse_json, read_text
+from rapid_des.errors import ConfigError, TraceError
 
 WORLD = "world"
 DIMENSIONS = "dimensions:"
-_PARAM_TAIL = re.compile(r"[(\[]'([^']+)', '[^']*'[)\]],.*, (\d+), (\d+), (\d+)\]\s*\Z", re.DOTALL)
+_PARAM_TAIL = re.compile(
+    r"[(\[]'([^']+)', '[^']*'[)\]],.*, ([0-9]{1,9}), ([0-9]{1,9}), ([0-9]{1,9})\]\s*\Z", re.DOTALL
+)
 _LARGEST_FILE = 1 << 24
+_RANK = re.compile(r"[0-9]{1,8}\Z")
+_NUMBER = re.compile(r"-?[0-9]{1,18}(?:\.0*)?\Z")
 
 Groups = dict[str, tuple[int, ...]]
 
@@ -34,22 +39,26 @@ Groups = dict[str, tuple[int, ...]]
 def load_groups(path: Path) -> Groups:
     """Read a group file, `{name: [ranks]}`; any other content is a `TraceError` naming the key."""
     try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise TraceError(f"{path}: can not be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: is not JSON: {error}") from error
+        content = parse_json(read_text(path), path)
+    except ConfigError as error:
+        raise TraceError(str(error)) from None
     if not isinstance(content, dict):
         raise TraceError(f"{path}: is no object of the form {{name: [ranks]}}")
     return {name: _members(members, f"{path}: {name}") for name, members in content.items()}
 
 
 def _members(members: object, where: str) -> tuple[int, ...]:
-    if not isinstance(members, list) or not all(type(rank) is int and rank >= 0 for rank in members):
-        raise TraceError(f"{where}: {str(members)[:60]} is no list of ranks (whole numbers from 0 on)")
+    if not isinstance(members, list) or not all(map(is_rank, members)):
+        allowed = f"whole numbers from 0 to {MOST_RANKS - 1}"
+        raise TraceError(f"{where}: {repr(members)[:60]} is no list of ranks ({allowed})")
     if len(set(members)) != len(members):
         raise TraceError(f"{where}: names a rank twice")
     return tuple(members)
+
+
+def is_rank(value: object) -> bool:
+    """Return whether a value of a file is a rank: a whole number in range, no text and no truth value."""
+    return type(value) is int and 0 <= value < MOST_RANKS
 
 
 def find_group_file(folder: Path, prefix: str, trace_files: Iterable[Path]) -> tuple[Path | None, str]:
@@ -58,11 +67,12 @@ def find_group_file(folder: Path, prefix: str, trace_files: Iterable[Path]) -> t
     if named_alike.is_file():
         return named_alike, "named after the traces"
     traces = set(trace_files)
-    shaped = [path for path in sorted(folder.glob("*.json")) if path not in traces and _is_group_file(path)]
+    named = [path for path in sorted(folder.glob("*.json")) if path not in traces and path.is_file()]
+    shaped = [path for path in named if _is_group_file(path)]
     if len(shaped) == 1:
         return shaped[0], "the folder's only group file"
-    named = ", ".join(path.name for path in shaped[:6])
-    return None, f"several group files, none taken: {named}; choose one with --groups" if shaped else ""
+    several = ", ".join(path.name for path in shaped[:6])
+    return None, f"several group files, none taken: {several}; choose one with --groups" if shaped else ""
 
 
 def _is_group_file(path: Path) -> bool:
@@ -98,13 +108,13 @@ def _from_init(values: str, world: tuple[int, ...]) -> Groups:
     try:
         outer = ast.literal_eval(values)
         entries = json.loads(outer[0] if isinstance(outer, list) and outer else values)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return {}
     groups: Groups = {}
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and isinstance(entry.get("ranks"), list | dict) and "pg_name" in entry:
-            ranks = [rank for rank in entry["ranks"] if str(rank).isdigit()]
-            groups[str(entry["pg_name"])] = tuple(int(rank) for rank in ranks) or world
+            ranks = [int(rank) for rank in entry["ranks"] if _RANK.match(str(rank))]
+            groups[str(entry["pg_name"])] = tuple(dict.fromkeys(ranks)) or world
     return groups
 
 
@@ -131,10 +141,9 @@ def which_group(name: str, known: Mapping[str, Any], *, zero_is_world: bool = Fa
         return WORLD
     if name in known:
         return name
-    try:
-        integer = str(int(float(name)))
-    except (ValueError, OverflowError):
+    if not _NUMBER.match(name):
         return name
+    integer = str(int(name.partition(".")[0]))
     if integer in known:
         return integer
     return WORLD if integer == "0" else name

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from rapid_des.chakra.files import open_bytes, read_some
+from rapid_des.chakra.files import CHUNK, open_bytes, read_some
 from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 
@@ -20,6 +20,7 @@ _REFUSED = {
     "nodes": "is a PyTorch host execution trace or another JSON graph, not a Chakra trace; link it with "
     "the Kineto timeline (chakra_trace_link), then convert it (chakra_converter PyTorch)",
 }
+LARGEST_JSON = 1 << 28
 _SPACE = re.compile(r"\s*")
 _ALLOWED = "allowed: jsonizer output, or an object with 'workload_graph'"
 
@@ -27,7 +28,10 @@ _ALLOWED = "allowed: jsonizer output, or an object with 'workload_graph'"
 def read_json(path: Path) -> tuple[Any, Iterator[bytes]]:
     """Return (the `GlobalMetadata`, the nodes as today's frames) of a JSON trace."""
     with open_bytes(path) as stream:
-        packed = read_some(stream, -1, path=path)
+        parts = list(iter(lambda: read_some(stream, CHUNK, path=path), b""))
+    if sum(map(len, parts)) > LARGEST_JSON:
+        raise TraceError(f"{path}: JSON of more than {LARGEST_JSON >> 20} MiB is not read; convert it to .et")
+    packed = b"".join(parts)
     try:
         text = packed.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,7 +74,7 @@ def _first_after_space(text: str, position: int) -> int:
 def _parse(document: Any, message: Any, where: str) -> None:
     try:
         json_format.ParseDict(document, message)
-    except (json_format.ParseError, TypeError, ValueError, AttributeError) as error:
+    except (json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise TraceError(f"{where}: {str(error).splitlines()[0]}") from error
 
 

@@ -16,11 +16,12 @@ from rapid_des.arrays import Int64s
 from rapid_des.chakra.files import Chunk, describe_node, looks_like_json, open_bytes, read_chunks, read_some
 from rapid_des.chakra.generations import Generation, is_metadata, metadata_message, sniff, transcoder
 from rapid_des.chakra.json_forms import read_json
+from rapid_des.chakra.trace import MOST_RANKS
 from rapid_des.chakra.wire import UNREADABLE, MalformedMessageError, Spans, message_class, split_fields
 from rapid_des.config.presets import expanded, preset_folder
 from rapid_des.errors import TraceError
 
-_NUMBERED = re.compile(r"(?P<prefix>.+)\.(?P<rank>\d+)\.(?P<suffix>et|eg|json)(?:\.gz)?\Z")
+_NUMBERED = re.compile(r"(?P<prefix>.+)\.(?P<rank>[0-9]+)\.(?P<suffix>et|eg|json)(?:\.gz)?\Z")
 _BARE = re.compile(r"(?P<prefix>.+)\.(?P<suffix>et|eg)(?:\.gz)?\Z")
 _PATTERN = re.compile(r"\.(%d|\*|\{rank\})\.(et|eg)\Z")
 
@@ -72,8 +73,14 @@ def _listing(folder: Path, sets: dict[str, TraceFiles]) -> str:
 def _single(path: Path) -> TraceFiles:
     match = _NUMBERED.match(path.name)
     if match:
-        return TraceFiles(path.parent, match["prefix"], {int(match["rank"]): path})
+        return TraceFiles(path.parent, match["prefix"], {_rank(match["rank"], path): path})
     return TraceFiles(path.parent, path.name.split(".")[0], {0: path})
+
+
+def _rank(digits: str, path: Path) -> int:
+    if len(digits) > 9 or (rank := int(digits)) >= MOST_RANKS:
+        raise TraceError(f"{path}: the rank in its name is too large; allowed: 0 to {MOST_RANKS - 1}")
+    return rank
 
 
 def _only_set(folder: Path) -> TraceFiles:
@@ -110,7 +117,7 @@ def _sets(folder: Path) -> dict[str, TraceFiles]:
         if match is None or not path.is_file():
             continue
         ranks = sets.setdefault(match["prefix"], {}).setdefault(match["suffix"], {})
-        rank = int(match["rank"])
+        rank = _rank(match["rank"], path)
         if rank in ranks:
             raise TraceError(f"{folder}: rank {rank} has two files, {ranks[rank].name} and {path.name}")
         ranks[rank] = path

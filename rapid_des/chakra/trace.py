@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.errors import TraceError
 
+MOST_RANKS = 2**24
+"""Ranks are numbered below this."""
 UNSTATED = -1
 """In `duration`: to be computed from `flops` and `tensor_bytes`. In `group` and `peer`: none."""
 

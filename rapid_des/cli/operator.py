@@ -26,7 +26,12 @@ from rapid_des.device.vector import KINDS
 from rapid_des.errors import InputError
 from rapid_des.report.devices import estimate_as_plain, estimate_as_text
 from rapid_des.report.writing import check_outputs
+from rapid_des.units import whole_number
 
+LARGEST = 2**31
+"""Of every dimension of an operator."""
+MOST_EXPERTS = 2**16
+_size = click.IntRange(1, LARGEST)
 _CONDITIONS = ("clock", "launch", "l2", "library")
 _ALIASES = {"norm": "rms_norm", "activation": "swiglu", "residual": "residual_add"}
 
@@ -84,10 +89,10 @@ def operator() -> None:
 
 
 @operator.command()
-@click.argument("m", type=click.IntRange(1))
-@click.argument("n", type=click.IntRange(1))
-@click.argument("k", type=click.IntRange(1))
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
+@click.argument("m", type=_size)
+@click.argument("n", type=_size)
+@click.argument("k", type=_size)
+@click.option("--batch", type=_size, default=1, show_default=True)
 @dtype_option
 @click.option(
     "--out-dtype", type=click.Choice(list(DTYPE_BITS)), help="Of C; as --dtype (16 bit for narrow)."
@@ -103,8 +108,8 @@ def gemm(m: int, n: int, k: int, device: str, **options: Any) -> None:
 
 @operator.command("grouped")
 @click.argument("rows")
-@click.argument("n", type=click.IntRange(1))
-@click.argument("k", type=click.IntRange(1))
+@click.argument("n", type=_size)
+@click.argument("k", type=_size)
 @dtype_option
 @device_options
 def grouped(rows: str, n: int, k: int, dtype: Dtype, device: str, **options: Any) -> None:
@@ -113,13 +118,13 @@ def grouped(rows: str, n: int, k: int, dtype: Dtype, device: str, **options: Any
 
 
 @operator.command()
-@click.argument("batch", type=click.IntRange(1))
-@click.argument("query_length", type=click.IntRange(1))
-@click.argument("key_length", type=click.IntRange(1))
-@click.option("--heads", type=click.IntRange(1), required=True, help="Query heads of this GPU.")
-@click.option("--kv-heads", type=click.IntRange(1), help="As --heads if absent.")
-@click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--window", type=click.IntRange(1), help="Sliding window in positions.")
+@click.argument("batch", type=_size)
+@click.argument("query_length", type=_size)
+@click.argument("key_length", type=_size)
+@click.option("--heads", type=_size, required=True, help="Query heads of this GPU.")
+@click.option("--kv-heads", type=_size, help="As --heads if absent.")
+@click.option("--head-dim", type=_size, default=128, show_default=True)
+@click.option("--window", type=_size, help="Sliding window in positions.")
 @click.option("--full", is_flag=True, help="Without a causal mask.")
 @click.option("--unfused", is_flag=True, help="Scores go through memory.")
 @phase_option
@@ -153,8 +158,8 @@ def roofline(
 
 def _vector_command(name: str, kind: str) -> click.Command:
     @click.command(name, help=f"{KINDS[kind].summary[:1].upper()}{KINDS[kind].summary[1:]}: ROWS x COLUMNS.")
-    @click.argument("rows", type=click.IntRange(1))
-    @click.argument("columns", type=click.IntRange(1))
+    @click.argument("rows", type=_size)
+    @click.argument("columns", type=_size)
     @phase_option
     @dtype_option
     @device_options
@@ -167,19 +172,19 @@ def _vector_command(name: str, kind: str) -> click.Command:
 def _rows(text: str) -> tuple[int, ...]:
     groups, times, each = text.partition("x")
     try:
-        rows = (int(each),) * int(groups) if times else tuple(int(part) for part in text.split(","))
-    except ValueError:
-        rows = (-1,)
-    if min(rows, default=-1) < 0:
-        raise InputError(f"ROWS: {text!r} is neither a list such as 128,64,0 nor EXPERTSxROWS such as 32x128")
-    return rows
+        if times:
+            return (whole_number(each, most=LARGEST),) * whole_number(groups, 1, MOST_EXPERTS)
+        return tuple(whole_number(part.strip(), most=LARGEST) for part in text.split(","))
+    except ValueError as error:
+        shapes = "a list such as 128,64,0 or EXPERTSxROWS such as 32x128"
+        raise InputError(f"ROWS: {error}; {shapes}") from None
 
 
 @click.command("gemm")
-@click.argument("m", type=click.IntRange(1))
-@click.argument("k", type=click.IntRange(1))
-@click.argument("n", type=click.IntRange(1))
-@click.option("--tp", type=click.IntRange(1), required=True, help="GPUs that share the GEMM.")
+@click.argument("m", type=_size)
+@click.argument("k", type=_size)
+@click.argument("n", type=_size)
+@click.option("--tp", type=_size, required=True, help="GPUs that share the GEMM.")
 @click.option("--axis", type=click.Choice(["row", "col"]), required=True, help="How the weight is cut.")
 @click.option("--sequence-parallel", is_flag=True, help="Activations outside are cut along M.")
 @dtype_option

@@ -16,6 +16,7 @@ import click
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.writing import check_outputs, printable
+from rapid_des.units import whole_number
 
 if TYPE_CHECKING:
     from rapid_des.frontend import Job
@@ -109,9 +110,9 @@ output_options = together(
 
 def _integers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:  # noqa: ARG001
     try:
-        return tuple(int(part) for part in value.split(",")) if value else ()
+        return tuple(whole_number(part.strip(), 1, 2**24) for part in value.split(",")) if value else ()
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no list of whole numbers such as 8,8") from error
+        raise click.BadParameter(f"{error}; a list such as 8,8") from error
 
 
 def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +127,9 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "dependencies": choice("--deps", "dependencies", "Which dependencies count."),
         "time_unit": choice("--time-unit", "time_unit", "Of durations: what duration_micros really counts."),
         "dtype_bytes": click.option(
-            "--dtype-bytes", type=int, help="Bytes of an element, for writers that count elements."
+            "--dtype-bytes",
+            type=int,
+            help="Bytes of an element, for writers that count elements.",
         ),
         "groups": click.option(
             "--groups", type=click.Path(path_type=Path), help="Process groups: {name: [ranks]} as JSON."

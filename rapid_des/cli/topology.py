@@ -32,6 +32,8 @@ from rapid_des.report.pictures.fabric import picture
 from rapid_des.report.pictures.overview import draw
 from rapid_des.report.writing import check_outputs
 
+_chunks = click.IntRange(1, MOST_CHUNKS)
+
 
 @click.group()
 def topology() -> None:
@@ -96,13 +98,7 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
 @click.option("--factor", default=4, show_default=True, help="From one size to the next.")
 @click.option("--gpus", type=int, help="The first so many GPUs; all if absent.")
 @click.option("--algorithm", help="ring, …, torus, mesh_bucket, rail, …, or a file (XML, JSON, CSV).")
-@click.option(
-    "--chunks",
-    default=1,
-    type=click.IntRange(1, MOST_CHUNKS),
-    show_default=True,
-    help="Parts that pipeline, with --algorithm.",
-)
+@click.option("--chunks", default=1, type=_chunks, show_default=True, help="Parts, with --algorithm.")
 @click.option("--nccl", metavar="FABRIC", help="NCCL's own time beside it: a100_nvswitch, h100_ndr, …")
 @engine_option
 @plot_option

@@ -99,4 +99,4 @@ def test_options_reach_the_reader(tmp_path):
     assert json.loads(run("show", folder, "--time-unit", "ns", "--json"))["nodes"][0]["duration"] == 5_000
     with pytest.raises(TraceError, match="dangling"):
         run("show", folder, "--strict")
-    assert "no list of whole numbers" in run("show", folder, "--dimensions", "2,x")
+    assert "'x' is no whole number" in run("show", folder, "--dimensions", "2,x")

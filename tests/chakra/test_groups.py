@@ -55,7 +55,7 @@ def test_of_several_group_files_none_is_guessed(tmp_path):
         ("[1]", "is no object"),
         ('{"1": [0, "a"]}', "1: .*is no list of ranks"),
         ('{"1": [0, 0]}', "twice"),
-        ("{", "not JSON"),
+        ("{", "not valid JSON"),
     ],
 )
 def test_a_wrong_group_file_is_named(tmp_path, content, problem):

@@ -8,6 +8,7 @@ Every estimate says which it was; `fallbacks` and `unused` sum up where FILE and
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,9 +21,12 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.learned.regressors import Forest, Regressor, Trend
 from rapid_des.device.learned.samples import Shape, shape_of
 from rapid_des.device.operators import Estimate, Operator, OperatorModel
-from rapid_des.errors import InputError
+from rapid_des.errors import InputError, RapidDesError
 
 FORMAT = "rapid-des learned operators 1"
+LARGEST_FILE = 1 << 28
+"""Bytes that a file's arrays may take."""
+_LONGEST_US = 1e12
 
 Fallback = Literal["native", "roofline"]
 FALLBACKS: tuple[Fallback, ...] = ("native", "roofline")
@@ -58,15 +62,29 @@ def load_learned(path: Path) -> LearnedFile:
     if not path.is_file():
         raise InputError(f"{path}: there is no such file of learned operators")
     try:
+        _check_size(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         head = json.loads(bytes(arrays["head"]).decode())
         if head["format"] != FORMAT:
             raise InputError(f"{path}: format {head['format']!r}, this version reads {FORMAT!r}")
         regressors = {name: _restore(entry, arrays) for name, entry in head["operators"].items()}
+        if head["fallback"] not in FALLBACKS or not isinstance(head["source"], str):
+            raise ValueError(f"fallback {head['fallback']!r} is not one of {', '.join(FALLBACKS)}")
         return LearnedFile(regressors, head["source"], head["fallback"])
-    except (ValueError, KeyError, OSError, EOFError) as error:
-        raise InputError(f"{path}: no file of learned operators ({error})") from None
+    except RapidDesError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the readers of zip and npy make of damaged bytes
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path}: no file of learned operators ({problem:.200})") from None
+
+
+def _check_size(path: Path) -> None:
+    """Refuse a container whose parts unpack to more than any file of regressors holds."""
+    with zipfile.ZipFile(path) as packed:
+        size = sum(part.file_size for part in packed.infolist())
+    if size > LARGEST_FILE:
+        raise ValueError(f"unpacks to {size:,} bytes; allowed: {LARGEST_FILE:,}")
 
 
 class LearnedOperators:
@@ -113,6 +131,8 @@ class LearnedOperators:
             return replace(below, detail={**below.detail, "fallback": why})
         regressor, model = self.file.regressors[shape.name], f"learned:{self.name}"
         microseconds = float(regressor.predict(np.array([shape.sizes], dtype=np.float64))[0])
+        if not 0 < microseconds < _LONGEST_US:
+            raise InputError(f"{model}: {shape.name}: predicts {microseconds} us, which is no time")
         detail = {
             "model": model,
             "regressor": regressor.kind,
@@ -137,13 +157,16 @@ def _describe(regressor: Regressor, prefix: str) -> dict[str, object]:
 
 def _restore(entry: Mapping[str, Any], arrays: dict[str, Any]) -> Regressor:
     prefix = entry["prefix"]
-    return Regressor(
-        names=tuple(entry["names"]),
-        low=np.array(entry["low"]),
-        high=np.array(entry["high"]),
-        kind=entry["kind"],
-        trend=Trend(entry["degree"], arrays[f"{prefix}.coefficients"]),
+    names, low, high = (list(entry[key]) for key in ("names", "low", "high"))
+    regressor = Regressor(
+        names=tuple(str(name) for name in names),
+        low=np.array(low, np.float64),
+        high=np.array(high, np.float64),
+        kind=str(entry["kind"]),
+        trend=Trend(int(entry["degree"]), arrays[f"{prefix}.coefficients"].astype(np.float64)),
         forest=Forest.from_arrays(arrays, prefix),
-        error=entry["error"],
-        rows=entry["rows"],
+        error=float(entry["error"]),
+        rows=int(entry["rows"]),
     )
+    regressor.check()
+    return regressor

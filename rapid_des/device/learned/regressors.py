@@ -41,6 +41,19 @@ class Regressor:
         values = np.array(sizes, dtype=np.float64)
         return bool(np.all(values >= self.low) and np.all(values <= self.high))
 
+    def check(self) -> None:
+        """Raise `ValueError` for what no fit makes: parts that do not match, numbers that are none."""
+        count, degree = len(self.names), self.trend.degree
+        terms = 1 + count + (count * (count + 1) // 2 if degree == 2 else 0)
+        if degree not in (1, 2) or self.trend.coefficients.shape != (terms,):
+            raise ValueError(f"a trend of degree {degree} with {self.trend.coefficients.size} coefficients")
+        if not self.low.shape == self.high.shape == (count,) or not count:
+            raise ValueError(f"{count} sizes with a range for {self.low.size}")
+        numbers = (self.low, self.high, self.trend.coefficients, np.array([self.error]))
+        if not all(np.isfinite(part).all() for part in numbers):
+            raise ValueError("a number that is not finite")
+        self.forest.check(features=count * count + 1)
+
     def predict(self, sizes: Floats) -> Floats:
         """Return microseconds, a number a row of `sizes`."""
         lifted = positive(sizes)
@@ -124,6 +137,24 @@ class Forest:
             nodes = np.where(inner, np.where(low, self.left[nodes], self.right[nodes]), nodes)
         total: Floats = self.value[nodes].astype(np.float64).sum(axis=1)
         return self.offset + self.scale * total
+
+    def check(self, features: int) -> None:
+        """Raise `ValueError` unless the trees are trees: every node leads to later ones, leaves end it."""
+        columns = [getattr(self, name) for name in _COLUMNS if name != "roots"]
+        count = len(self.feature)
+        if any(column.shape != (count,) for column in columns) or self.roots.ndim != 1:
+            raise ValueError("the trees' columns differ in length")
+        inner, here = self.feature != LEAF, np.arange(count)
+        if not ((self.feature >= LEAF) & (self.feature < features)).all():
+            raise ValueError("a tree asks for a feature that there is not")
+        for child in (self.left[inner], self.right[inner]):
+            if not ((child > here[inner]) & (child < count)).all():
+                raise ValueError("a tree's node leads nowhere, or back")
+        if not ((self.roots >= 0) & (self.roots < count)).all():
+            raise ValueError("a tree begins nowhere")
+        numbers = (self.threshold[inner], self.value, np.array([self.scale, self.offset]))
+        if not all(np.isfinite(part).all() for part in numbers):
+            raise ValueError("a tree holds a number that is not finite")
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
         """Return what a file holds of the forest, under names that start with `prefix`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rapid_des.arrays import Floats
+from rapid_des.config.documents import read_text
 from rapid_des.device.operators import Attention, Gemm, Operator, Vector
 from rapid_des.errors import InputError
 
@@ -20,6 +23,10 @@ VECTOR_SIZES = ("rows", "columns")
 SIZES = tuple(dict.fromkeys(GEMM_SIZES + ATTENTION_SIZES + VECTOR_SIZES))
 COLUMNS = ("operator", *SIZES, "time_us", "spread_us", "device", "method")
 """The columns that `rapid-des device sample` writes; a size that an operator has not is blank."""
+
+
+_LARGEST = 1e15
+_NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +74,9 @@ def read_samples(
     `InputError` naming the file and the line.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            records = list(csv.DictReader(file))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+        records = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+    except csv.Error as error:
+        raise InputError(f"{path}: not valid CSV: {error}") from None
     if not records:
         raise InputError(f"{path}: no samples in it")
     missing = [name for name in (*by, time) if name not in records[0]]
@@ -78,6 +84,8 @@ def read_samples(
         raise InputError(f"{path}: no column {missing[0]!r}; it has {', '.join(records[0])}")
     groups: dict[str, list[tuple[int, Mapping[str, str]]]] = defaultdict(list)
     for line, record in enumerate(records, start=2):
+        if None in record or None in record.values():
+            raise InputError(f"{path}: line {line} has not {len(records[0])} cells")
         groups["/".join(record[name] for name in by)].append((line, record))
     return {name: _samples(path, rows, sizes, time) for name, rows in groups.items()}
 
@@ -102,10 +110,12 @@ def _samples(
 
 
 def _number(path: Path, line: int, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{path}: line {line}: {text!r} is no number") from None
+    """Return a size or a time; what is no finite number from 0 on is an `InputError`."""
+    number = float(text) if _NUMBER.match(text.strip()) else -1.0
+    if not 0 <= number <= _LARGEST:
+        problem = f"{text[:60]!r} is no number; allowed: 0 to {_LARGEST:.0e}"
+        raise InputError(f"{path}: line {line}: {problem}")
+    return number
 
 
 def _shape(name: str, operator: Operator, names: tuple[str, ...]) -> Shape:

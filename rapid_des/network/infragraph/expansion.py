@@ -115,7 +115,10 @@ class Expansion:
         """Return the ends of an edge's copies, as long as all of the file stay below the limit."""
         one2one = scheme == "one2one"
         self._count(min(len(firsts), len(seconds)) if one2one else len(firsts) * len(seconds))
-        return _pairs(scheme, firsts, seconds)
+        if scheme == "ring":
+            raise ConfigError("'ring' is not read: InfraGraph does not say what it means")
+        pairs = zip(firsts, seconds, strict=False) if one2one else product(firsts, seconds)
+        return [pair for pair in pairs if pair[0] != pair[1]]
 
     def _count(self, edges: int) -> None:
         self._edges_left -= edges
@@ -191,13 +194,6 @@ def _known(name: str, names: Iterable[str], what: str) -> str:
     if name not in names:
         raise ConfigError(f"{name!r} is no {what}; allowed: {', '.join(names) or 'none'}")
     return name
-
-
-def _pairs(scheme: str, firsts: list[str], seconds: list[str]) -> list[tuple[str, str]]:
-    if scheme == "ring":
-        raise ConfigError("'ring' is not read: InfraGraph does not say what it means")
-    pairs = zip(firsts, seconds, strict=False) if scheme == "one2one" else product(firsts, seconds)
-    return [pair for pair in pairs if pair[0] != pair[1]]
 
 
 _ELEMENT = re.compile(r"([^\[\].]+)(?:\[([^\[\]]*)\])?\Z")

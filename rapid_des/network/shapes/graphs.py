@@ -137,35 +137,35 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     directed = tree.get("directed", False)
     if not isinstance(directed, bool):
         raise ConfigError(f"{directed!r:.60} is not one of true, false", file=str(path), key="directed")
-    names = _node_names(tree.get("nodes"), path)
-    for number, edge in enumerate(edges):
-        row = {"destination" if key == "target" else key: value for key, value in edge.items()}
-        for key in set(row) & set(_COLUMNS):
-            if isinstance(row[key], bool) or not isinstance(row[key], str | int):
-                raise ConfigError(f"{row[key]!r:.60} is no text", file=str(path), key=f"edge {number}: {key}")
-            row[key] = str(row[key])
-        for end in ("source", "destination"):
-            if names is not None and row.get(end, "") not in names and end in row:
-                problem = f"{row[end]!r:.60} does not stand in `nodes`"
-                raise ConfigError(problem, file=str(path), key=f"edge {number}: {end}")
+    rows = [_json_row(edge, f"edge {number}", path) for number, edge in enumerate(edges)]
+    _check_nodes(tree.get("nodes"), rows, path)
+    for number, row in enumerate(rows):
         yield f"edge {number}", row | ({"direction": "one"} if directed else {})
-    ends = {str(edge.get(key)) for edge in edges for key in ("source", "target", "destination")}
-    if names is not None and names - ends:
-        raise ConfigError(f"{min(names - ends)!r:.60} has no link", file=str(path), key="nodes")
 
 
-def _node_names(nodes: object, path: Path) -> set[str] | None:
-    """Return the names in `nodes`; None where a file has no such list."""
-    if nodes is None:
-        return None
-    named = [node.get("id") if isinstance(node, dict) else None for node in _listed(nodes)]
-    if not isinstance(nodes, list) or not all(type(name) in (str, int) for name in named):
+def _json_row(edge: Mapping[str, Any], where: str, path: Path) -> dict[str, str]:
+    row = {"destination" if key == "target" else key: value for key, value in edge.items()}
+    row = {key: value for key, value in row.items() if key in _COLUMNS}
+    for key, value in row.items():
+        if type(value) not in (str, int):
+            raise ConfigError(f"{repr(value)[:60]} is no text", file=str(path), key=f"{where}: {key}")
+    return {key: str(value) for key, value in row.items()}
+
+
+def _check_nodes(nodes: object, rows: list[dict[str, str]], path: Path) -> None:
+    """Refuse a list `nodes` that is none, or that names other nodes than the links do."""
+    if nodes in (None, []):
+        return
+    listed = nodes if isinstance(nodes, list) else [None]
+    named = [node.get("id") if isinstance(node, dict) else None for node in listed]
+    if not all(type(name) in (str, int) for name in named):
         raise ConfigError("must be a list of nodes, each with an `id`", file=str(path), key="nodes")
-    return {str(name) for name in named}
-
-
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+    stated = {str(name) for name in named}
+    ends = {row[key] for row in rows for key in ("source", "destination") if key in row}
+    if stated != ends:
+        name = min(stated ^ ends)
+        problem = "has no link" if name in stated else "has links and does not stand here"
+        raise ConfigError(f"{name[:60]!r} {problem}", file=str(path), key="nodes")
 
 
 def _edges(row: Mapping[str, str], dimension: Graph, where: str) -> Iterator[NamedLink]:
