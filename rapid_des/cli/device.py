@@ -58,7 +58,9 @@ def calibrate(data: Path, reference: str, settings: tuple[str, ...], **options: 
     from rapid_des.validation.calibrate import Wanted
     from rapid_des.validation.calibrate import calibrate as fit_file
 
-    loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
+    loaded = load_device(
+        reference, settings=split_settings(settings, ("device",))["device"], new_library=True
+    )
     names = tuple(options["names"].split(",")) if options["names"] else ()
     wanted = Wanted(options["section"], options["scope"], _conditions(options["where"]), names)
     found = fit_file(data, loaded, wanted)

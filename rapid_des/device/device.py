@@ -158,20 +158,30 @@ class Device:
         return "default", dtype, library, f"{library}/{dtype}"
 
 
-def load_device(reference: str, *, settings: Iterable[tuple[str, str]] = (), folder: Path = Path()) -> Device:
+def load_device(
+    reference: str,
+    *,
+    settings: Iterable[tuple[str, str]] = (),
+    folder: Path = Path(),
+    new_library: bool = False,
+) -> Device:
     """Return the device that a preset's name or a file names, with `settings` (key path, value) applied.
+
+    With `new_library` its conditions may name a kernel library that nothing is known of yet, to calibrate it.
 
     >>> load_device("h100_sxm").spec.sms
     132
     """
     home = resolve(reference, "device", folder=folder).parent
-    return device_of(load_device_spec(reference, settings=settings, folder=folder), home)
+    spec = load_device_spec(reference, settings=settings, folder=folder)
+    return device_of(spec, home, new_library=new_library)
 
 
-def device_of(spec: DeviceSpec, home: Path) -> Device:
+def device_of(spec: DeviceSpec, home: Path, *, new_library: bool = False) -> Device:
     """Return the device of a spec whose family and learned operators are looked for from `home`."""
     family = load_family(spec.family, folder=home) if isinstance(spec.family, str) else spec.family
-    _check_library(spec, family)
+    if not new_library:
+        _check_library(spec, family)
     operators = spec.operators
     if operators.startswith(LEARNED):
         operators = LEARNED + str((home / operators.removeprefix(LEARNED)).absolute())

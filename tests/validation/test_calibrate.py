@@ -9,7 +9,7 @@ from rapid_des.validation import is_calibration
 from rapid_des.validation.calibrate import Wanted, calibrate
 from tests.device.prices import estimate_of
 
-A100 = load_device("a100_sxm_80gb", settings=[("conditions.library", "mine")])
+A100 = load_device("a100_sxm_80gb", settings=[("conditions.library", "mine")], new_library=True)
 SHAPE = ["batch", "q_len", "kv_len", "n_heads", "n_kv_heads", "head_dim"]
 ATTENTION = [*SHAPE, "dtype", "kv_dtype", "time_us", "case_id"]
 VECTOR = ["kind", "rows", "columns", "dtype", "time_us", "case_id"]
