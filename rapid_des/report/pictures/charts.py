@@ -14,7 +14,8 @@ from rapid_des.frontend import Job, PricedOperator
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import at_job_clock, price
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.units import PS_PER_S, FlopRate
+from rapid_des.report.result_text import time_text
+from rapid_des.units import PS_PER_S, PS_PER_US, FlopRate, Size
 
 _SHAPES = {
     "tensor": "o", "vector": "s", "shared": "D", "l2": "^", "hbm": "v", "latency": "x", "launch": "+",
@@ -118,16 +119,23 @@ def draw_collective(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -
     times, rates = figure.subplots(1, 2)
     times.loglog(sizes, [row["time_us"] for row in rows], "o-", label="simulated")
     times.loglog(sizes, [max(row["bound_us"], 1e-3) for row in rows], "k--", label="lower bound")
-    times.set_ylabel("time (us)")
+    times.set_ylabel("time")
+    times.yaxis.set_major_formatter(lambda time, _: time_text(round(time * PS_PER_US)))
     times.legend()
     rates.semilogx(sizes, [row["busbw_GBps"] for row in rows], "o-")
     rates.set_ylabel("bus bandwidth (GB/s)")
     rates.set_ylim(bottom=0)
     for axes in (times, rates):
-        axes.set_xlabel("size (bytes)")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda size, _: str(Size(round(size))))
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_xlabel("size")
         axes.grid(visible=True, alpha=0.3)
     figure.suptitle(title)
     save(figure, path)
+
+
+_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100)
 
 
 def draw_residuals(report: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -144,12 +152,24 @@ def draw_residuals(report: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def _draw_residuals(name: str, figures: Mapping[str, Any], path: Path) -> None:
     figure = new_figure(path, figsize=(6, 4))
+    from matplotlib.ticker import LogLocator
+
     measured = [row["measured"] for row in figures["residuals"]]
     ratio = [row["predicted"] / row["measured"] for row in figures["residuals"]]
     axes = figure.subplots()
     axes.semilogx(measured, ratio, ".", markersize=3)
     axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_yscale("log", base=2)
+    axes.set_yscale("log")
+    farthest = 1.15 * max(1.2, *ratio, *(1 / share for share in ratio))
+    axes.set_ylim(1 / farthest, farthest)
+    axes.set_yticks([share for share in _RATIOS if 1 / farthest <= share <= farthest], minor=False)
+    axes.set_yticks([], minor=True)
+    axes.yaxis.set_major_formatter("{x:g}")
+    decades = np.log10(max(measured) / min(measured)) if min(measured) > 0 else 0.0
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))  # noqa: PLR2004
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.grid(visible=True, alpha=0.3)
     axes.set_xlabel(f"measured ({figures['unit']})")
     axes.set_ylabel("predicted / measured")
     mean, bias = figures["mean_abs_pct"], figures["bias_pct"]

@@ -247,11 +247,39 @@ def _add(axes: Any, collections: Any, lines: Points, **style: Any) -> None:
 
 
 def _sorts(fabric: Fabric, first: Int64s) -> tuple[Int64s, Sequence[str]]:
-    """Return the sort of each cable, which its colour shows, and the sorts' names: dimensions, or bits."""
-    if not is_hypercube(fabric):
-        return fabric.dimension[first].astype(np.int64), fabric.dimensions or ("links",)
-    bits = np.log2(fabric.source[first] ^ fabric.destination[first]).round().astype(np.int64)
-    return bits, [f"ids {1 << bit} apart" for bit in range(int(bits.max()) + 1)]
+    """Return the sort of each cable, which its colour shows, and the names of the sorts.
+
+    A sort is a dimension; of hypercubes a bit, of deep grids an axis, which would be hard to tell apart.
+    """
+    if is_hypercube(fabric):
+        bits = np.log2(fabric.source[first] ^ fabric.destination[first]).round().astype(np.int64)
+        return bits, [f"ids {1 << bit} apart" for bit in range(int(bits.max()) + 1)]
+    dimension = fabric.dimension[first].astype(np.int64)
+    if len(fabric.dimensions) > 1 or fabric.nodes > fabric.gpus or len(fabric.axes) < 3:  # noqa: PLR2004
+        return dimension, fabric.dimensions or ("links",)
+    axis = axis_of(fabric, first)
+    return axis, [axis_name(fabric, 0, number) for number in range(int(axis.max()) + 1)]
+
+
+def axis_of(fabric: Fabric, first: Int64s) -> Int64s:
+    """Return the axis along which a cable joins two GPUs, the number of axes if several; 0 with switches."""
+    if fabric.nodes > fabric.gpus or len(fabric.axes) < 2:  # noqa: PLR2004 - else there is one axis
+        return np.zeros(len(first), np.int64)
+    start, end = fabric.source[first].astype(np.int64), fabric.destination[first].astype(np.int64)
+    axis, steps = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+    for number, size in enumerate(fabric.axes):
+        moves = start % size != end % size
+        axis[moves], steps = number, steps + moves
+        start, end = start // size, end // size
+    return np.where(steps > 1, len(fabric.axes), axis)
+
+
+def axis_name(fabric: Fabric, dimension: int, axis: int) -> str:
+    """Return what cables of a dimension along an axis are called."""
+    name = fabric.dimensions[dimension] if fabric.dimensions else "links"
+    if fabric.nodes > fabric.gpus or len(fabric.axes) < 2:  # noqa: PLR2004 - one axis needs no number
+        return name
+    return f"{name}, diagonal" if axis == len(fabric.axes) else f"{name}, axis {axis}"
 
 
 def broken(picture: Picture, cables: Int64s, first: Int64s) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -315,10 +343,13 @@ def _curves(fabric: Fabric, first: Int64s, points: Points, *, straight: bool) ->
     start, end = points[fabric.source[first]][:, None, :], points[fabric.destination[first]][:, None, :]
     along = end - start
     length = np.linalg.norm(along, axis=2, keepdims=True)
-    nearest = length.min(initial=np.inf) if fabric.nodes > fabric.gpus else _unit(fabric)
-    flat = np.abs(along) < 1e-9
     layered = fabric.nodes > fabric.gpus
-    level = flat[..., 1:] if layered else flat.any(axis=2, keepdims=True)
+    flat = np.abs(along) < 1e-9
+    level, nearest = flat[..., 1:], length.min(initial=np.inf)
+    if not layered:
+        deep = (axis_of(fabric, first) == 2)[:, None, None]  # noqa: PLR2004 - the axis that leans
+        level = flat.any(axis=2, keepdims=True) | deep
+        nearest = np.where(deep, length[deep].min(initial=np.inf), _unit(fabric))
     height = (
         0.08 * fabric.gpus**0.5 * length**0.5 if layered else 0.12 * np.minimum(length, 6.0 + 0.1 * length)
     )

@@ -23,6 +23,8 @@ from rapid_des.report.pictures.fabric import (
     Picture,
     Points,
     add_scale,
+    axis_name,
+    axis_of,
     broken,
     busier,
     busy_colours,
@@ -86,7 +88,7 @@ def _rows(fabric: Fabric) -> list[_Row]:
     _, tier = np.unique(3 * level + kind, return_inverse=True)
     _, first = cables_of(fabric)
     ends = np.sort(np.stack([tier[fabric.source[first]], tier[fabric.destination[first]]]), axis=0)
-    sorts = np.stack([*ends, fabric.dimension[first], _axis(fabric, first)], axis=1)
+    sorts = np.stack([*ends, fabric.dimension[first], axis_of(fabric, first)], axis=1)
     keys, sort = np.unique(sorts, axis=0, return_inverse=True)
     rows = []
     for number in range(int(tier.max()) + 1):
@@ -101,23 +103,8 @@ def _rows(fabric: Fabric) -> list[_Row]:
     return rows
 
 
-def _axis(fabric: Fabric, first: Int64s) -> Int64s:
-    """Return the axis along which a cable joins two GPUs, the number of axes if several; 0 with switches."""
-    if fabric.nodes > fabric.gpus or len(fabric.axes) < 2:  # noqa: PLR2004 - else there is one axis
-        return np.zeros(len(first), np.int64)
-    start, end = fabric.source[first].astype(np.int64), fabric.destination[first].astype(np.int64)
-    axis, steps = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
-    for number, size in enumerate(fabric.axes):
-        moves = start % size != end % size
-        axis[moves], steps = number, steps + moves
-        start, end = start // size, end // size
-    return np.where(steps > 1, len(fabric.axes), axis)
-
-
 def _label(fabric: Fabric, links: Int64s, dimension: int, axis: int) -> str:
-    name = fabric.dimensions[dimension] if fabric.dimensions else "links"
-    if fabric.nodes == fabric.gpus and len(fabric.axes) > 1:
-        name += ", diagonal" if axis == len(fabric.axes) else f", axis {axis}"
+    name = axis_name(fabric, dimension, axis)
     rates = " or ".join(str(Bandwidth(rate)) for rate in np.unique(fabric.bandwidth[links]).tolist()[:2])
     delays = " or ".join(str(Duration(delay)) for delay in np.unique(fabric.latency[links]).tolist()[:2])
     return f"{name}: {len(links):,} x {rates}, {delays}"

@@ -35,6 +35,8 @@ _COLOURS = {
 Integers = NDArray[np.int64]
 Heights = NDArray[np.float64]
 _COLUMN_INCHES, _LINE_INCHES = 1.75, 0.62
+_GAP = 1.7
+"""Lines from one band to the next."""
 _LABEL = 30
 """Characters of a label's line: what a column is wide enough for."""
 _SHAPE = 1.6
@@ -91,7 +93,7 @@ def lay_out(nodes: NodeTable) -> Layout:
 
 def _fold(depth: Integers, line: Heights) -> tuple[Integers, Heights, Integers]:
     """Break a long graph into bands below each other so that the picture gets near `_SHAPE`."""
-    columns, lines = int(depth.max(initial=0)) + 1, float(np.ptp(line)) + 2.5
+    columns, lines = int(depth.max(initial=0)) + 1, float(np.ptp(line)) + _GAP
     ratio = columns * _COLUMN_INCHES / (lines * _LINE_INCHES * _SHAPE)
     across = -(-columns // max(1, round(ratio**0.5)))
     band = depth // across
@@ -100,7 +102,7 @@ def _fold(depth: Integers, line: Heights) -> tuple[Integers, Heights, Integers]:
     for number in range(int(band.max(initial=0)) + 1):
         members = band == number
         height[members] = top - (line[members] - line[members].min())
-        top = float(height[members].min()) - 2.5
+        top = float(height[members].min()) - _GAP
     return depth % across, height, band
 
 
