@@ -1,12 +1,17 @@
 """Predict how long a distributed LLM training step or inference request takes, by discrete events.
 
-import rapid_des as rd
+>>> import rapid_des as rd
+>>> machine = rd.load_machine("dgx_a100")
+>>> job = rd.load_job("llama2_7b_train", settings={"training.global_batch": 16})
+>>> result = rd.simulate(job, machine, mode="analytical")
+>>> result.bound, result.figures.gpus
+('compute', 8)
 
-machine = rd.load_machine("dgx_a100_x8")
-job = rd.load_job("llama2_7b_train")
-result = rd.simulate(job, machine)
-print(result.step_time, result.breakdown)
-result.write_timeline("step.perfetto.json")
+Load: load_job, load_machine, load_device, load_model (a path, a preset's name, a mapping, or what was loaded
+before, with settings over it) and load_trace. Run: simulate, compare, replay; a BoundedCache shares work.
+Read: Result, its rows (operators, messages, links) and pictures. Ask: estimate (an operator's time), bench (a
+collective's), memory, machine.route, machine.check, machine.summary. Break: Fault, parse_fault,
+machine.with_faults, scenario, criticality. Errors are all below RapidDesError.
 """
 
 from __future__ import annotations
@@ -15,33 +20,165 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rapid_des.frontend import Job, load_job
+    from rapid_des.bounded_cache import BoundedCache
+    from rapid_des.chakra.dialects import ReadOptions
+    from rapid_des.chakra.writer import write_set
+    from rapid_des.device.device import Device, load_device
+    from rapid_des.device.operators import Attention, Estimate, Gemm, GroupedGemm, Vector
+    from rapid_des.device.pricing import estimate
+    from rapid_des.errors import (
+        CannotFinishError,
+        ConfigError,
+        DeadlockError,
+        FabricCutError,
+        InfeasibleJobError,
+        InputError,
+        RapidDesError,
+        TopologyError,
+        TraceError,
+        UnsupportedByEngine,
+    )
+    from rapid_des.frontend.job import Job
+    from rapid_des.frontend.loading import load_job, load_model
+    from rapid_des.frontend.memory import JobMemory, check_memory, memory
+    from rapid_des.frontend.model import Model
     from rapid_des.machine import Machine, load_machine
+    from rapid_des.modes.execution import EngineChoice
+    from rapid_des.modes.pricing import price
+    from rapid_des.network.faults.specs import Fault, parse_fault
+    from rapid_des.report.pictures.charts import draw_collective, draw_roofline
+    from rapid_des.report.pictures.fabric import picture
+    from rapid_des.report.pictures.overview import draw
     from rapid_des.report.result import Result
-    from rapid_des.simulation import load_trace, replay, simulate
+    from rapid_des.report.rows import LinkRow, MessageRow, OperatorRow
+    from rapid_des.simulation import MODES, compare, load_trace, replay, simulate
+    from rapid_des.studies.collective_bench import BenchRow, bench
+    from rapid_des.studies.criticality import Criticality, criticality
+    from rapid_des.studies.faults import How, Scenario, scenario
+    from rapid_des.units import Bandwidth, Duration, Size, seconds
 
 _HOMES = {
-    "Job": "rapid_des.frontend",
+    "Attention": "rapid_des.device.operators",
+    "Bandwidth": "rapid_des.units",
+    "BenchRow": "rapid_des.studies.collective_bench",
+    "BoundedCache": "rapid_des.bounded_cache",
+    "CannotFinishError": "rapid_des.errors",
+    "ConfigError": "rapid_des.errors",
+    "Criticality": "rapid_des.studies.criticality",
+    "DeadlockError": "rapid_des.errors",
+    "Device": "rapid_des.device.device",
+    "Duration": "rapid_des.units",
+    "EngineChoice": "rapid_des.modes.execution",
+    "Estimate": "rapid_des.device.operators",
+    "FabricCutError": "rapid_des.errors",
+    "Fault": "rapid_des.network.faults.specs",
+    "Gemm": "rapid_des.device.operators",
+    "GroupedGemm": "rapid_des.device.operators",
+    "How": "rapid_des.studies.faults",
+    "InfeasibleJobError": "rapid_des.errors",
+    "InputError": "rapid_des.errors",
+    "Job": "rapid_des.frontend.job",
+    "JobMemory": "rapid_des.frontend.memory",
+    "LinkRow": "rapid_des.report.rows",
+    "MODES": "rapid_des.simulation",
     "Machine": "rapid_des.machine",
+    "MessageRow": "rapid_des.report.rows",
+    "Model": "rapid_des.frontend.model",
+    "OperatorRow": "rapid_des.report.rows",
+    "RapidDesError": "rapid_des.errors",
+    "ReadOptions": "rapid_des.chakra.dialects",
     "Result": "rapid_des.report.result",
-    "load_job": "rapid_des.frontend",
+    "Scenario": "rapid_des.studies.faults",
+    "Size": "rapid_des.units",
+    "TopologyError": "rapid_des.errors",
+    "TraceError": "rapid_des.errors",
+    "UnsupportedByEngine": "rapid_des.errors",
+    "Vector": "rapid_des.device.operators",
+    "bench": "rapid_des.studies.collective_bench",
+    "check_memory": "rapid_des.frontend.memory",
+    "compare": "rapid_des.simulation",
+    "criticality": "rapid_des.studies.criticality",
+    "draw": "rapid_des.report.pictures.overview",
+    "draw_collective": "rapid_des.report.pictures.charts",
+    "draw_roofline": "rapid_des.report.pictures.charts",
+    "estimate": "rapid_des.device.pricing",
+    "load_device": "rapid_des.device.device",
+    "load_job": "rapid_des.frontend.loading",
     "load_machine": "rapid_des.machine",
+    "load_model": "rapid_des.frontend.loading",
     "load_trace": "rapid_des.simulation",
+    "memory": "rapid_des.frontend.memory",
+    "parse_fault": "rapid_des.network.faults.specs",
+    "picture": "rapid_des.report.pictures.fabric",
+    "price": "rapid_des.modes.pricing",
     "replay": "rapid_des.simulation",
+    "scenario": "rapid_des.studies.faults",
+    "seconds": "rapid_des.units",
     "simulate": "rapid_des.simulation",
+    "write_set": "rapid_des.chakra.writer",
 }
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attention",
+    "Bandwidth",
+    "BenchRow",
+    "BoundedCache",
+    "CannotFinishError",
+    "ConfigError",
+    "Criticality",
+    "DeadlockError",
+    "Device",
+    "Duration",
+    "EngineChoice",
+    "Estimate",
+    "FabricCutError",
+    "Fault",
+    "Gemm",
+    "GroupedGemm",
+    "How",
+    "InfeasibleJobError",
+    "InputError",
     "Job",
+    "JobMemory",
+    "LinkRow",
+    "MODES",
     "Machine",
+    "MessageRow",
+    "Model",
+    "OperatorRow",
+    "RapidDesError",
+    "ReadOptions",
     "Result",
+    "Scenario",
+    "Size",
+    "TopologyError",
+    "TraceError",
+    "UnsupportedByEngine",
+    "Vector",
+    "bench",
+    "check_memory",
+    "compare",
+    "criticality",
+    "draw",
+    "draw_collective",
+    "draw_roofline",
+    "estimate",
+    "load_device",
     "load_job",
     "load_machine",
+    "load_model",
     "load_trace",
+    "memory",
+    "parse_fault",
+    "picture",
+    "price",
     "replay",
+    "scenario",
+    "seconds",
     "simulate",
+    "write_set",
 ]
 
 
@@ -50,3 +187,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'rapid_des' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not imported yet."""
+    return sorted({*globals(), *__all__})

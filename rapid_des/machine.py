@@ -6,15 +6,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from msgspec import structs
 
-from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve, to_yaml
+from rapid_des.config import (
+    Document,
+    Settings,
+    Spec,
+    apply_overrides,
+    as_pairs,
+    decode,
+    open_document,
+    resolve,
+    to_tree,
+    to_yaml,
+)
 from rapid_des.device.device import Device, device_of, load_device
 from rapid_des.device.spec import DeviceSpec, with_settings
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
+from rapid_des.network.checks import RouteCheck, check_routes
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.fabric import Fabric, Router
@@ -25,6 +37,7 @@ from rapid_des.network.faults import (
     check_fault,
     gpu_factors,
 )
+from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
 from rapid_des.network.specs import (
     AnyDimension,
@@ -66,7 +79,12 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """What simulations ask of a machine."""
+    """What simulations ask of a machine.
+
+    >>> machine = load_machine("dgx_a100")
+    >>> machine.fabric.gpus, machine.device.spec.name
+    (8, 'A100-SXM4-80GB')
+    """
 
     name: str
     path: Path
@@ -106,10 +124,12 @@ class Machine:
 
         Fabrics that come from files of their own are named by absolute paths.
         """
+        return to_yaml(self.as_spec())
+
+    def as_spec(self) -> MachineSpec:
+        """Return the spec of that file."""
         fabric = tuple(_located(dimension, self.path.parent.absolute()) for dimension in self.spec.fabric)
-        return to_yaml(
-            structs.replace(self.spec, device=self.device.as_spec(), fabric=fabric, faults=self.faults)
-        )
+        return structs.replace(self.spec, device=self.device.as_spec(), fabric=fabric, faults=self.faults)
 
     @cached_property
     def switch_trees(self) -> SwitchTrees | None:
@@ -131,7 +151,13 @@ class Machine:
             raise InputError(f"{self.path}: {names} is down, and rank {used[0]} of the job runs on it")
 
     def with_faults(self, faults: Iterable[Fault]) -> Machine:
-        """Return the machine with faults on top of its own."""
+        """Return the machine with faults on top of its own; `TopologyError` for one that hits nothing.
+
+        >>> from rapid_des.network.faults import parse_fault
+        >>> torus = load_machine("torus_2d_a100").with_faults([parse_fault("link=0-1 down=true")])
+        >>> torus.route(0, 1), len(torus.dead)
+        (('gpu0>gpu8', 'gpu8>gpu9', 'gpu9>gpu1'), 2)
+        """
         every = (*self.faults, *faults)
         try:
             return replace(self, faults=every, **_left_by(every, self.healthy, self.planned, self.spec))
@@ -141,6 +167,30 @@ class Machine:
     def without(self, dead: frozenset[int]) -> Machine:
         """Return the machine as it is while these links are down too."""
         return replace(self, dead=self.dead | dead, router=self.router_around(dead))
+
+    def route(self, source: int, destination: int) -> tuple[str, ...]:
+        """Return the names of the links from one GPU to another, around dead ones; `FabricCutError` if none.
+
+        >>> load_machine("dgx_a100").route(0, 7)
+        ('gpu0>switch0', 'switch0>gpu7')
+        """
+        return tuple(self.fabric.link_name(link) for link in self.router.route(source, destination))
+
+    def check(self) -> RouteCheck:
+        """Return what a check of the routes finds; `FabricCutError` if GPUs can not reach each other.
+
+        >>> load_machine("dgx_a100").check().dependency_cycle
+        ()
+        """
+        return check_routes(self.fabric, self.router, self.dead, self.lost)
+
+    def summary(self) -> Summary:
+        """Return counts of nodes and links, degree, diameter in hops and bisection in bytes a second.
+
+        >>> load_machine("torus_3d_a100").summary().diameter.hops
+        6
+        """
+        return summary(self.fabric, self.spec.fabric, self.dead, self.lost)
 
     @property
     def replans(self) -> bool:
@@ -159,27 +209,37 @@ class Machine:
 
 
 def load_machine(
-    reference: str | Path,
+    reference: str | Path | Mapping[str, Any] | Machine,
     *,
-    settings: Iterable[tuple[str, str]] = (),
-    device_settings: Iterable[tuple[str, str]] = (),
+    settings: Settings = (),
+    device_settings: Settings = (),
     faults: Iterable[Fault] = (),
     folder: Path | None = None,
 ) -> Machine:
-    """Return the machine that a path or a preset's name stands for, with `settings` (key path, text) set.
+    """Return the machine that a path, a preset, a mapping (as a file would hold) or a machine stands for.
 
-    `device_settings` change the device file that the machine names; `faults` come on top of the file's.
+    `settings` are set over it, `device_settings` over the device file that it names: mappings such as
+    {"fabric.0.bandwidth": "0.5x"}, or (key path, YAML text) pairs. `faults` come on top of the file's.
+
+    >>> machine = load_machine("dgx_a100", device_settings={"hbm.capacity": "40 GiB"})
+    >>> half = load_machine(machine, settings={"fabric.0.bandwidth": "0.5x"})
+    >>> int(half.fabric.bandwidth[0]), int(machine.fabric.bandwidth[0])  # bytes a second
+    (150000000000, 300000000000)
 
     Paths are relative to `folder`, else the working directory; every error names the file.
     """
-    path = resolve(str(reference), "machine", folder=folder or Path())
-    document = apply_overrides(load_document(path), _with_whole_messages(settings))
+    if isinstance(reference, Machine):
+        document = Document(reference.path, to_tree(reference.as_spec(), "machine"))
+    else:
+        document = open_document(reference, "machine", folder=folder or Path())
+    path = document.path
+    document = apply_overrides(document, _with_whole_messages(as_pairs(settings)))
     spec = decode(document, MachineSpec)
     _check_switching(document, spec.switching)
     _check_collectives(document, spec.collectives)
     for index, fault in enumerate(spec.faults):
         check_fault(fault, file=str(path), key=f"faults[{index}]")
-    stated = list(device_settings)
+    stated = as_pairs(device_settings)
     clock = dict(stated).get("conditions.clock")
     try:
         device = _device(spec, document, stated)

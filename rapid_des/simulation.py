@@ -35,7 +35,14 @@ AUTO = EngineChoice()
 
 
 def load_trace(reference: str | Path, options: ReadOptions | None = None) -> TraceSet:
-    """Read the Chakra trace set that a prefix, a folder or a file stands for."""
+    """Read the Chakra trace set that a prefix, a folder, a file or a preset's name stands for.
+
+    Durations are picoseconds, sizes bytes; `options` decide what the files leave open. A `TraceError` names
+    the file and the place.
+
+    >>> [len(rank.nodes) for rank in load_trace("workloads/traces/two_stages").ranks]
+    [4, 4]
+    """
     from rapid_des.chakra.reader import read_set  # protobuf is for those who read files
 
     return read_set(reference, options)
@@ -52,7 +59,12 @@ def replay(
     """Replay traces on a machine.
 
     `engine` names an engine; `trail` records every hop, for timelines; `cache`, see `simulate`.
-    Raises `DeadlockError` if the replay can not finish.
+    Raises `DeadlockError` if the replay can not finish, `FabricCutError` if a message has no route left.
+
+    >>> from rapid_des.machine import load_machine
+    >>> result = replay(load_trace("workloads/traces/two_stages"), load_machine("dgx_a100"))
+    >>> result.step_time, result.critical_rank
+    (Duration('608.8 us'), 0)
     """
     if machine.slowed:
         from rapid_des.program.faults.slow_gpus import stretched
@@ -76,7 +88,14 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
 
     Simulations that are given one `cache` share what they have in common: prices of operators, blocks on
     equal machines, and templates of collectives. Results do not depend on it.
-    Raises `InfeasibleJobError` if it does not fit into the GPUs' memory.
+    Raises `InfeasibleJobError` if it does not fit into the GPUs' memory, `UnsupportedByEngine` if the mode
+    (one of `MODES`) leaves out what it asks for.
+
+    >>> from rapid_des.frontend import load_job
+    >>> from rapid_des.machine import load_machine
+    >>> result = simulate(load_job("llama2_7b_train"), load_machine("dgx_a100"), mode="analytical")
+    >>> result.bound, sum(result.breakdown.values()) == result.step_time
+    ('compute', True)
     """
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
@@ -101,7 +120,14 @@ def _noted(result: Result, machine: Machine) -> Result:
 
 
 def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) -> dict[str, Result | str]:
-    """Return every mode's result for a job, or why the mode refuses it."""
+    """Return every mode's result for a job by the mode's name, or why the mode refuses it.
+
+    >>> from rapid_des.frontend import load_job
+    >>> from rapid_des.machine import load_machine
+    >>> results = compare(load_job("llama2_7b_train"), load_machine("dgx_a100"))
+    >>> list(results), results["flattened"].step_time >= results["analytical"].step_time
+    (['flattened', 'hierarchical', 'hybrid', 'analytical'], True)
+    """
     return dict(each_mode(job, machine, engine=engine))
 
 

@@ -90,7 +90,11 @@ class Quantity(int):
 
 
 class Duration(Quantity):
-    """A time in picoseconds."""
+    """A time in picoseconds.
+
+    >>> Duration.parse("1.5 ms"), int(Duration.parse("1.5 ms"))
+    (Duration('1.5 ms'), 1500000000)
+    """
 
     units: ClassVar = {
         "ps": Decimal(1),
@@ -107,7 +111,11 @@ class Duration(Quantity):
 
 
 class Size(Quantity):
-    """A size in bytes."""
+    """A size in bytes.
+
+    >>> int(Size.parse("4 KiB"))
+    4096
+    """
 
     units: ClassVar = _byte_units()
     example: ClassVar = "80 GiB"
@@ -115,7 +123,11 @@ class Size(Quantity):
 
 
 class Bandwidth(Quantity):
-    """A data rate in bytes a second."""
+    """A data rate in bytes a second.
+
+    >>> int(Bandwidth.parse("400 Gb/s"))
+    50000000000
+    """
 
     units: ClassVar = _byte_units("/s") | {
         f"{prefix}bps": Decimal(factor) / 8 for prefix, factor in _DECIMAL_PREFIXES.items()

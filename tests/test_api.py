@@ -12,22 +12,92 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("numpy", "numpy.ma", "numba", "networkx", "simpy", "scipy", "google.protobuf", "matplotlib")
 
 
-def test_the_public_names_are_these():
-    assert rd.__all__ == [
-        "Job",
-        "Machine",
-        "Result",
-        "load_job",
-        "load_machine",
-        "load_trace",
-        "replay",
-        "simulate",
-    ]
+CALLABLE = [name for name in rd.__all__ if callable(getattr(rd, name))]
 
 
-@pytest.mark.parametrize("name", rd.__all__)
+def test_the_public_names_are_sorted_listed_and_importable():
+    assert list(rd._HOMES) == rd.__all__
+    assert set(rd.__all__) <= set(dir(rd))
+
+
+@pytest.mark.parametrize("name", CALLABLE)
 def test_every_public_name_is_there(name):
     assert getattr(rd, name).__name__ == name
+
+
+@pytest.mark.parametrize("name", CALLABLE)
+def test_every_public_name_says_what_it_is_and_shows_it(name):
+    thing = getattr(rd, name)
+    assert thing.__doc__.splitlines()[0].endswith(".")
+    is_error = isinstance(thing, type) and issubclass(thing, Exception)
+    assert is_error or ">>>" in thing.__doc__, f"{name} has no doctest"
+
+
+def test_the_typing_of_the_package_is_public():
+    assert (ROOT / "rapid_des" / "py.typed").is_file()
+
+
+def test_an_editor_completes_what_results_machines_and_jobs_have():
+    used = {
+        rd.Result: (
+            "operators",
+            "messages",
+            "links",
+            "write_timeline",
+            "write_links",
+            "draw_links",
+            "as_json",
+        ),
+        rd.Machine: ("route", "check", "summary", "with_faults", "as_yaml"),
+        rd.Job: ("as_yaml", "gpus", "tokens"),
+        rd.Device: ("under", "as_yaml"),
+    }
+    for kind, names in used.items():
+        assert [name for name in names if not hasattr(kind, name)] == []
+
+
+JOB = {
+    "model": "llama2_7b",
+    "phase": "training",
+    "parallelism": {"tp": 2, "pp": 2, "dp": 2},
+    "training": {"global_batch": 8, "micro_batch": 1, "sequence_length": 4096, "schedule": "1f1b"},
+}
+
+
+def test_a_job_is_built_from_python_values():
+    job = rd.load_job(JOB)
+    assert (job.gpus, job.name, job.model.name) == (8, "job", "llama2_7b")
+    with pytest.raises(rd.ConfigError, match=r"job: training.global_batch: global_batch 7 does not divide"):
+        rd.load_job(JOB, settings={"training.global_batch": 7})
+    with pytest.raises(rd.ConfigError, match=r"job: holds what no file can"):
+        rd.load_job(JOB | {"training": object()})
+
+
+def test_a_loaded_job_is_changed_and_stays_as_it_was():
+    job = rd.load_job("llama2_7b_train")
+    wider = rd.load_job(job, settings={"parallelism.tp": 4, "model.layers": 16})
+    assert (wider.gpus, wider.spec.parallelism.tp, wider.model.spec.layers) == (16, 4, 16)
+    assert (job.spec.parallelism.tp, job.model.spec.layers, wider.name) == (2, 32, job.name)
+    assert rd.load_job(job) == job
+
+
+def test_a_machine_is_built_from_python_values_and_changed():
+    plain = {
+        "name": "ring",
+        "device": "a100_sxm_80gb",
+        "fabric": [{"name": "ring", "shape": "ring", "size": 8, "bandwidth": "50 GB/s", "latency": "1 us"}],
+        "routing": {"order": "innermost_first", "tie": "positive"},
+        "switching": {"mode": "cut_through", "segment": "4 KiB"},
+    }
+    ring = rd.load_machine(plain)
+    faulty = ring.with_faults([rd.parse_fault("link=0-1 bandwidth=0.5")])
+    assert rd.load_machine(ring) == ring
+    assert rd.load_machine(faulty).faults == faulty.faults
+    larger = rd.load_machine(ring, settings={"fabric.0.size": 16}, device_settings={"hbm.capacity": "40 GiB"})
+    assert (larger.fabric.gpus, ring.fabric.gpus) == (16, 8)
+    assert larger.device.spec.hbm.capacity * 2 == ring.device.spec.hbm.capacity
+    quicker = rd.simulate(rd.load_job(JOB), ring).step_time
+    assert rd.simulate(rd.load_job(JOB), faulty).step_time > quicker
 
 
 def test_other_names_are_an_attribute_error():

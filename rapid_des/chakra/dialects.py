@@ -150,7 +150,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read a trace set; every default means that the files decide, and the choice is noted."""
+    """How to read a trace set; every default means that the files decide, and the choice is noted.
+
+    >>> ReadOptions(time_unit="ns", strict=True).dialect
+    'auto'
+    """
 
     dialect: str = "auto"
     """A name in `DIALECTS`."""

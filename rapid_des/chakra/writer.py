@@ -26,7 +26,15 @@ def write_set(traces: TraceSet, folder: str | Path, prefix: str) -> tuple[Path, 
     """Write PREFIX.<rank>.et for every rank and PREFIX.groups.json; return the paths.
 
     `duration_micros` is rounded up to whole microseconds as other tools expect; the attribute
-    `rapid_duration_ps` carries the exact time. Reading the files gives the same trace set.
+    `rapid_duration_ps` carries the exact time. Reading the files gives the same trace set. A `TraceError`
+    says that the folder holds ranks which would become part of the set.
+
+    >>> import tempfile
+    >>> from rapid_des.chakra.reader import read_set
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     paths = write_set(read_set("workloads/traces/two_stages"), folder, "copy")
+    >>> [path.name for path in paths]
+    ['copy.groups.json', 'copy.0.et', 'copy.1.et']
     """
     folder = Path(folder)
     _refuse_leftovers(traces, folder, prefix)

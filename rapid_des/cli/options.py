@@ -169,16 +169,22 @@ def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) ->
 
 
 def open_machine(
-    machine: str, settings: Sequence[str], faults: Iterable[str] = (), *, priced: bool = False
+    machine: str,
+    settings: Sequence[str],
+    faults: Iterable[str] = (),
+    *,
+    besides: Sequence[str] = (),
+    priced: bool = False,
 ) -> Machine:
     """Return the machine with --set and --fault; settings that change nothing are named on stderr.
 
-    `priced` says whether operators are priced on its device: else nothing depends on that.
+    `besides` are settings that other options stand for; `priced` says whether operators are priced on its
+    device: else nothing depends on that.
     """
     faults = tuple(faults)
 
     def opened(chosen: Sequence[str]) -> Machine:
-        return _machine(machine, split_settings(chosen, ("machine", "device")), faults)
+        return _machine(machine, split_settings((*chosen, *besides), ("machine", "device")), faults)
 
     loaded = opened(settings)
     if settings and not priced:

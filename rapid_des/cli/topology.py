@@ -114,7 +114,7 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
     question = study.Question(
         operation, study.sizes_between(options["sizes"], options["factor"]), gpus, algorithm
     )
-    opened = open_machine(machine, (*settings, *changes), faults)
+    opened = open_machine(machine, settings, faults, besides=changes)
     with progress(f"{operation} on {opened.name}") as bar:
         engine = engine_choice(options["engine"], progress=bar)
         rows, interrupted = until_interrupted(study.each_answer(opened, question, engine=engine))

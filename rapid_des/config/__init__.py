@@ -1,19 +1,23 @@
 """YAML and JSON files to frozen, strict specs; errors name file, key path, value and what was allowed."""
 
 from rapid_des.config.documents import Document, load_document
-from rapid_des.config.overrides import apply_overrides
-from rapid_des.config.presets import preset_file, preset_names, resolve
-from rapid_des.config.specs import Spec, decode, json_schema, to_yaml
+from rapid_des.config.overrides import Settings, apply_overrides, as_pairs
+from rapid_des.config.presets import open_document, preset_file, preset_names, resolve
+from rapid_des.config.specs import Spec, decode, json_schema, to_tree, to_yaml
 
 __all__ = [
     "Document",
+    "Settings",
     "Spec",
     "apply_overrides",
+    "as_pairs",
     "decode",
     "json_schema",
     "load_document",
+    "open_document",
     "preset_file",
     "preset_names",
     "resolve",
+    "to_tree",
     "to_yaml",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rapid_des.config.documents import Document, parse_text
 from rapid_des.errors import ConfigError
@@ -14,6 +15,29 @@ from rapid_des.errors import ConfigError
 _FACTOR = re.compile(r"([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})x\Z")
 _ITEM = re.compile(r"[0-9]{1,9}\Z")
 _QUANTITY = re.compile(r"\s*([0-9._]+(?:[eE][+-]?[0-9]{1,3})?)\s*([^0-9].*)\Z", re.DOTALL)
+
+
+Settings: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, str]]
+"""Key paths and what is set there: Python values, or the YAML text of `--set`."""
+
+
+def as_pairs(settings: Settings) -> list[tuple[str, str]]:
+    """Return settings as (key path, YAML text) pairs; text in a mapping is what `--set` would be given.
+
+    >>> as_pairs({"parallelism.tp": 8, "training.recompute": "full"})
+    [('parallelism.tp', '8'), ('training.recompute', 'full')]
+    """
+    if not isinstance(settings, Mapping):
+        return list(settings)
+    return [(key, value if isinstance(value, str) else _text(key, value)) for key, value in settings.items()]
+
+
+def _text(key: str, value: object) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        problem = f"{type(value).__name__} is no value of a file"
+        raise ConfigError(problem, file="settings", key=key) from None
 
 
 def apply_overrides(document: Document, settings: Iterable[tuple[str, str]]) -> Document:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from rapid_des.config.documents import Document, load_document
+from rapid_des.config.specs import to_tree
 from rapid_des.errors import ConfigError
 
 Kind: TypeAlias = Literal["machine", "device", "job", "model"]
@@ -49,6 +52,16 @@ def preset_file(name: str) -> Path:
     known = [preset for kind in KINDS for preset in preset_names(kind)]
     near = ", ".join(difflib.get_close_matches(name, known, n=5)) or ", ".join(known)
     raise ConfigError(f"no preset {name!r}; did you mean one of: {near}")
+
+
+def open_document(source: str | Path | Mapping[str, Any], kind: Kind, *, folder: Path) -> Document:
+    """Return the document that a path, a preset's name or a mapping stands for.
+
+    References inside a mapping start from `folder`, and errors call it by its kind.
+    """
+    if isinstance(source, Mapping):
+        return Document(folder / kind, to_tree(source, kind))
+    return load_document(resolve(str(source), kind, folder=folder))
 
 
 def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key: str = "") -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -47,6 +48,16 @@ def to_yaml(spec: Spec) -> str:
     return text
 
 
+def to_tree(value: object, kind: str) -> Tree:
+    """Return a spec, or a mapping of Python values, as the tree that a file of a kind would hold."""
+    try:
+        tree = _plain(value)
+    except (TypeError, NotImplementedError) as error:
+        raise ConfigError(f"holds what no file can: {error}", file=kind) from None
+    assert isinstance(tree, dict)
+    return tree
+
+
 def _plain(value: Any) -> Any:
     """Return a spec as a plain tree without the None that a missing key means."""
     if isinstance(value, msgspec.Struct):
@@ -58,7 +69,7 @@ def _plain(value: Any) -> Any:
             for field, item in entries
             if item is not None or field.default is not None
         }
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

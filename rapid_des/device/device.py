@@ -6,15 +6,15 @@ writes it back to a file of its format.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import structs
 
-from rapid_des.config import resolve, to_yaml
+from rapid_des.config import Settings, resolve, to_tree, to_yaml
 from rapid_des.device.constants import LIBRARIES, libraries_of
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
@@ -38,6 +38,9 @@ class Device:
     Attributes:
         spec: the device file; a file of learned operators stands in it with its absolute path.
         family: its architecture: kernel menus, and constants that the spec's override.
+
+    >>> load_device("h100_sxm").under(clock="sustained").clock_ratio < 1
+    True
     """
 
     spec: DeviceSpec
@@ -159,20 +162,28 @@ class Device:
 
 
 def load_device(
-    reference: str,
+    reference: str | Path | Mapping[str, Any] | Device,
     *,
-    settings: Iterable[tuple[str, str]] = (),
+    settings: Settings = (),
     folder: Path = Path(),
     new_library: bool = False,
 ) -> Device:
-    """Return the device that a preset's name or a file names, with `settings` (key path, value) applied.
+    """Return the device that a preset's name, a file, a mapping or a device stands for.
 
-    With `new_library` its conditions may name a kernel library that nothing is known of yet, to calibrate it.
+    `settings` are set over it: a mapping {"hbm.capacity": "96 GB"} or (key path, YAML text) pairs; `sms`
+    takes the rates of all SMs with it. With `new_library` its conditions may name a kernel library that
+    nothing is known of yet, to calibrate it. A `ConfigError` says what is wrong.
 
-    >>> load_device("h100_sxm").spec.sms
-    132
+    >>> load_device("h100_sxm").spec.sms, load_device("h100_sxm", settings={"sms": 66}).spec.sms
+    (132, 66)
+    >>> load_device({"base": "h100_sxm", "name": "what if", "l2": {"capacity": "64 MiB"}}).spec.l2.capacity
+    Size('64 MiB')
     """
-    home = resolve(reference, "device", folder=folder).parent
+    if isinstance(reference, Device):
+        reference = to_tree(reference.as_spec(), "device")
+    home = folder
+    if not isinstance(reference, Mapping):
+        home = resolve(str(reference), "device", folder=folder).parent
     spec = load_device_spec(reference, settings=settings, folder=folder)
     return device_of(spec, home, new_library=new_library)
 

@@ -28,7 +28,11 @@ def width(dtype: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """C[b, m, n] = A[b, m, k] · B[b, k, n], b = 0..batch-1, nothing shared between them."""
+    """C[b, m, n] = A[b, m, k] · B[b, k, n], b = 0..batch-1, nothing shared between them.
+
+    >>> Gemm(m=4096, n=4096, k=1024, dtype="fp16").batch
+    1
+    """
 
     m: int
     n: int
@@ -45,7 +49,11 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemm:
-    """One kernel over several experts: group g computes [rows[g], k] · [k, n]."""
+    """One kernel over several experts: group g computes [rows[g], k] · [k, n].
+
+    >>> sum(GroupedGemm(rows=(128, 0, 64), n=4096, k=1024).rows)
+    192
+    """
 
     rows: tuple[int, ...]
     n: int
@@ -59,6 +67,9 @@ class Attention:
 
     Prefill and training: `query_length` new positions attend to `key_length` ≥ query_length positions (the
     last query to all of them when causal). Decode: query_length 1.
+
+    >>> Attention(1, 2048, 2048, heads=32, kv_heads=8, head_dim=128).group_size
+    4
     """
 
     batch: int
@@ -167,6 +178,9 @@ class Vector:
 
     `kind` is one of the registry in the device package (see `rapid-des operator --help`); `rows` × `columns`
     elements; `dtype` of the inputs and outputs.
+
+    >>> Vector("rms_norm", rows=4096, columns=8192).phase
+    'forward'
     """
 
     kind: str
@@ -181,7 +195,11 @@ Operator = Gemm | GroupedGemm | Attention | Vector
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How long one operator takes on one device, and why."""
+    """How long one operator takes on one device, and why.
+
+    >>> Estimate(duration=2_000_000, bound="hbm", flops=0).duration / 1e6  # microseconds
+    2.0
+    """
 
     duration: int
     """Picoseconds, launch included."""

@@ -50,6 +50,20 @@ def operator_model(device: Device, memory: BoundedCache | None = None) -> Operat
     return LearnedOperators(file, path.name, operator_model(device.priced_by(file.fallback), memory), prices)
 
 
+def estimate(operator: Operator, device: Device) -> Estimate:
+    """Return what one operator takes on a device as its conditions state, and why.
+
+    Times are picoseconds, launch included, bytes those moved at each level. `InputError` for arithmetic or
+    kernels that the device has not. Many operators are faster with one `operator_model`.
+
+    >>> from rapid_des.device import load_device
+    >>> known = estimate(Gemm(4096, 4096, 4096), load_device("h100_sxm"))
+    >>> known.bound, known.flops, known.duration < 10**9
+    ('tensor', 137438953472, True)
+    """
+    return operator_model(device).estimate(operator)
+
+
 def learned_notes(models: Iterable[OperatorModel]) -> tuple[str, ...]:
     """Return, for the models that priced one job, where it and a file of regressors missed each other."""
     by_file: dict[str, list[LearnedOperators]] = {}

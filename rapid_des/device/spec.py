@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +12,17 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, structs
 
-from rapid_des.config import Document, Spec, apply_overrides, decode, load_document, resolve
+from rapid_des.config import (
+    Document,
+    Settings,
+    Spec,
+    apply_overrides,
+    as_pairs,
+    decode,
+    load_document,
+    open_document,
+    resolve,
+)
 from rapid_des.config.presets import preset_folder
 from rapid_des.device.constants import Constants, check_constants
 from rapid_des.device.operators import Dtype
@@ -196,24 +206,24 @@ class FamilySpec(Spec, frozen=True):
 
 
 def load_device_spec(
-    reference: str, *, settings: Iterable[tuple[str, str]] = (), folder: Path = Path()
+    reference: str | Path | Mapping[str, Any], *, settings: Settings = (), folder: Path = Path()
 ) -> DeviceSpec:
-    """Read a device file or preset with its chain of `base:` files merged in, then `settings` applied.
+    """Read a device file, preset or mapping, its chain of `base:` files merged in, then `settings` applied.
 
     A what-if file names its `base:` and holds only what differs; a value such as `0.73x` multiplies
     what the base has.
     """
-    path = resolve(reference, "device", folder=folder)
-    return with_settings(_with_base(load_document(path), (path,)), settings)
+    document = open_document(reference, "device", folder=folder)
+    return with_settings(_with_base(document, (document.path,)), settings)
 
 
-def with_settings(document: Document, settings: Iterable[tuple[str, str]]) -> DeviceSpec:
+def with_settings(document: Document, settings: Settings) -> DeviceSpec:
     """Return the spec of a device file with settings (key path, YAML text) over it.
 
     Numbers that stand for one thing move together: `sms` takes with it what all SMs have together, as far as
     the settings do not state it. `clock.peak`, which the peaks are stated at, is refused without them.
     """
-    chosen = list(settings)
+    chosen = as_pairs(settings)
     spec = decode(apply_overrides(document, chosen), DeviceSpec)
     keys = {key for key, _ in chosen}
     if "clock.peak" in keys and not any(key.startswith(("tensor_peak", "vector_peak")) for key in keys):

@@ -69,7 +69,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Job:
-    """A job whose numbers fit together (`loading` checks them)."""
+    """A job whose numbers fit together (`load_job` checks them).
+
+    >>> from rapid_des.frontend import load_job
+    >>> job = load_job("llama2_7b_train")
+    >>> job.gpus, job.micro_batches, job.tokens
+    (8, 16, 131072)
+    """
 
     name: str = field(compare=False)
     file: str = field(compare=False)

@@ -5,17 +5,28 @@ Every refusal names both numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
-from rapid_des.config import apply_overrides, decode, load_document, resolve
+from rapid_des.config import (
+    Document,
+    Settings,
+    apply_overrides,
+    as_pairs,
+    decode,
+    load_document,
+    open_document,
+    resolve,
+    to_tree,
+)
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.layers import layer_pattern
-from rapid_des.frontend.model import Model, load_model
+from rapid_des.frontend.model import Model, model_of
 from rapid_des.frontend.pipeline import SCHEDULES
 from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.spec import JobSpec, ModelSpec
@@ -28,24 +39,32 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
 def load_job(
-    reference: str | Path, *, settings: Iterable[tuple[str, str]] = (), folder: Path | None = None
+    reference: str | Path | Mapping[str, Any] | Job, *, settings: Settings = (), folder: Path | None = None
 ) -> Job:
-    """Return the job that a path or a preset's bare name stands for.
+    """Return the job that a path, a preset's bare name, a mapping (as a file would hold) or a job stands for.
 
-    `settings` are (key path, YAML text) pairs such as ("training.micro_batch", "2"); keys below `model.`
-    change the model file ("model.layers", "4"), the key `model` which one it is. References are looked up in
-    `folder` (default: the working directory), then the presets. A `ConfigError` says what is wrong.
+    `settings` are set over it: a mapping {"training.micro_batch": 2}, or (key path, YAML text) pairs. Keys
+    below `model.` change the model file ("model.layers"), the key `model` which one it is. References are
+    looked up in `folder` (default: the working directory), then the presets. A `ConfigError` says what is
+    wrong: file, key, value and what is allowed.
+
+    >>> job = load_job("llama2_7b_train")
+    >>> load_job(job, settings={"parallelism.tp": 4, "parallelism.dp": 1}).gpus, job.gpus
+    (8, 8)
     """
-    path = resolve(str(reference), "job", folder=folder or Path())
-    settings = tuple(settings)
+    if isinstance(reference, Job):
+        document = Document(Path(reference.file), to_tree(reference.spec, "job"))
+    else:
+        document = open_document(reference, "job", folder=folder or Path())
+    path, settings = document.path, as_pairs(settings)
     of_model = tuple(setting for setting in settings if setting[0].startswith(_MODEL))
-    document = load_document(path)
     document = apply_overrides(document, [setting for setting in settings if setting not in of_model])
     if isinstance(document.tree.get("model"), dict):
         document, of_model = apply_overrides(document, of_model), ()
     spec = decode(document, JobSpec)
     model = _model(spec, path, of_model)
-    job = Job(path.stem, str(path), structs.replace(spec, model=model.spec), model)
+    name = reference.name if isinstance(reference, Job) else path.stem
+    job = Job(name, str(path), structs.replace(spec, model=model.spec), model)
     check_job(job)
     return job
 
@@ -56,7 +75,19 @@ def _model(spec: JobSpec, path: Path, settings: Iterable[tuple[str, str]]) -> Mo
         return Model(path.stem, spec.model, layer_pattern(spec.model, str(path)))
     model_path = resolve(spec.model, "model", folder=path.parent, named_in=str(path), key="model")
     changes = [(key.removeprefix(_MODEL), text) for key, text in settings]
-    return load_model(apply_overrides(load_document(model_path), changes))
+    return model_of(apply_overrides(load_document(model_path), changes))
+
+
+def load_model(
+    reference: str | Path | Mapping[str, Any], *, settings: Settings = (), folder: Path | None = None
+) -> Model:
+    """Return the model that a path, a preset's bare name or a mapping stands for; all as in `load_job`.
+
+    >>> load_model("llama2_7b", settings={"layers": 16}).parameters
+    3500281856
+    """
+    document = open_document(reference, "model", folder=folder or Path())
+    return model_of(apply_overrides(document, as_pairs(settings)))
 
 
 def with_spec(job: Job, spec: JobSpec) -> Job:

@@ -60,7 +60,11 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class JobMemory:
-    """Every stage's memory."""
+    """Every stage's memory, in bytes.
+
+    >>> JobMemory((StageMemory(0, 10, {"weights": 20}), StageMemory(1, 8, {"weights": 16}))).fullest.peak
+    20
+    """
 
     stages: tuple[StageMemory, ...]
 
@@ -80,7 +84,13 @@ class SectionMemory:
 
 
 def memory(job: Job) -> JobMemory:
-    """Return the memory of each stage's ranks."""
+    """Return the memory of each stage's ranks, in bytes.
+
+    >>> from rapid_des.frontend import load_job
+    >>> fullest = memory(load_job("llama2_7b_train")).fullest
+    >>> fullest.stage, fullest.peak == sum(fullest.categories.values())
+    (0, True)
+    """
     if job.spec.phase == "inference":
         return JobMemory(tuple(_serving_stage(job, stage) for stage in range(job.stages)))
     by_section = section_memory(job)
@@ -225,6 +235,10 @@ def check_memory(job: Job, capacity: int) -> JobMemory:
     """Return the job's memory; `InfeasibleJobError` names what is missing and what would help.
 
     `capacity` is one GPU's memory in bytes.
+
+    >>> from rapid_des.frontend import load_job
+    >>> check_memory(load_job("llama2_7b_train"), 80 * 2**30).fullest.stage
+    0
     """
     needed = memory(job)
     full = needed.fullest

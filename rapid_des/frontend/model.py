@@ -13,7 +13,12 @@ from rapid_des.frontend.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Model:
-    """A checked model: what stands before and after its layers (`spec`), and the layers."""
+    """A checked model: what stands before and after its layers (`spec`), and the layers.
+
+    >>> from rapid_des.frontend import load_model
+    >>> len(load_model("llama2_7b").pattern)
+    32
+    """
 
     name: str = field(compare=False)
     spec: ModelSpec
@@ -55,7 +60,7 @@ class Model:
 
         >>> from pathlib import Path
         >>> from rapid_des.config import load_document, resolve
-        >>> load_model(load_document(resolve("llama2_7b", "model", folder=Path()))).parameters
+        >>> model_of(load_document(resolve("llama2_7b", "model", folder=Path()))).parameters
         6738415616
         """
         tables = 1 if self.spec.tied_embeddings else 2
@@ -80,7 +85,7 @@ class Model:
         return tokens * layers + 2 * logits * self.embedding_parameters()
 
 
-def load_model(document: Document) -> Model:
+def model_of(document: Document) -> Model:
     """Return the model of one document; a `ConfigError` names dimensions that do not divide."""
     spec = decode(document, ModelSpec)
     return Model(document.path.stem, spec, layer_pattern(spec, str(document.path)))

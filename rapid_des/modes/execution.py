@@ -45,7 +45,11 @@ class Execution:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Which engine, and who is told that its kernel must be compiled first."""
+    """Which engine, and who is told that its kernel must be compiled first.
+
+    >>> EngineChoice.of("simpy").fold
+    True
+    """
 
     engine: str = "auto"
     """auto takes the one that is faster for the program's size."""

@@ -61,6 +61,17 @@ class Result:
         busiest: the compute operators that take most of the critical rank's time.
         figures: what the step means for the job, if there is one.
         run: the flattened program with what an engine saw; None in the other modes.
+
+    Times are picoseconds that print themselves; `as_json` and rows have seconds. Rows and pictures of links
+    are `UnsupportedByEngine` in modes without a flattened run; a rank that is not there an `InputError`.
+
+    >>> from rapid_des.machine import load_machine
+    >>> from rapid_des.simulation import load_trace, replay
+    >>> result = replay(load_trace("workloads/traces/two_stages"), load_machine("dgx_a100"))
+    >>> [(row.operation, row.bytes) for row in result.messages()]
+    [('send', 1048576), ('recv', 1048576)]
+    >>> [(row.operator, row.runs) for row in result.operators(1)], len(result.links())
+    ([('backward', 1), ('forward', 1)], 16)
     """
 
     step_time: Duration

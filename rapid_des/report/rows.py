@@ -22,7 +22,11 @@ from rapid_des.units import seconds
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One compute operator of a rank, all layers' and micro-batches' runs together."""
+    """One compute operator of a rank, all layers' and micro-batches' runs together.
+
+    >>> OperatorRow(0, "forward.ffn.in", 64, 0.4, 10**15, 10**9, "tensor", "gemm").runs
+    64
+    """
 
     rank: int
     operator: str
@@ -39,7 +43,12 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class MessageRow:
-    """One collective, send or receive of a rank."""
+    """One collective, send or receive of a rank.
+
+    >>> row = MessageRow(0, "send.activation", "send", "pp", "1", 2**20, 0.5, 0.5, 0.75)
+    >>> row.finish_s - row.ready_s
+    0.25
+    """
 
     rank: int
     name: str
@@ -128,7 +137,11 @@ def message_rows(
 
 @dataclass(frozen=True)
 class LinkRow:
-    """What one directed link carried of one kind of traffic; an idle link has one row, of no kind."""
+    """What one directed link carried of one kind of traffic; an idle link has one row, of no kind.
+
+    >>> LinkRow("gpu0>switch0", 0, 8, "nvlink", "tp", 2**20, 3.5e-6, 0.0, 0.25).utilisation
+    0.25
+    """
 
     link: str
     source: int

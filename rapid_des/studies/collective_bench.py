@@ -55,7 +55,13 @@ class Question:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One size: bytes as nccl-tests counts them (all shards of an all-gather together), and its times."""
+    """One size: bytes as nccl-tests counts them (all shards of an all-gather together), and its times.
+
+    `algorithm_bandwidth` and `bus_bandwidth` are bytes a second, `bound_share` at most 1.
+
+    >>> sorted(BenchRow.__dataclass_fields__)
+    ['algorithm', 'bound', 'bus_factor', 'duration', 'nccl', 'size']
+    """
 
     size: int
     duration: int
@@ -135,7 +141,15 @@ def bench(
     gpus: int | None = None,
     engine: str | EngineChoice = "auto",
 ) -> list[BenchRow]:
-    """Return a row for every size of a collective by the machine's algorithm."""
+    """Return a row for every size (bytes) of a collective by the machine's algorithm, on its first `gpus`.
+
+    `InputError` names an unknown operation, or a number of GPUs that the machine has not.
+
+    >>> from rapid_des.machine import load_machine
+    >>> (row,) = bench(load_machine("dgx_a100"), "all_reduce", [2**20])
+    >>> row.algorithm, row.bound.kind, 0 < row.bound_share <= 1
+    ('ring', 'bandwidth', True)
+    """
     return answer(machine, Question(operation, sizes, gpus), engine=engine)
 
 

@@ -87,7 +87,12 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Criticality:
-    """Every part by what it costs, the costliest first, equals in the order of KINDS and ids."""
+    """Every part by what it costs, the costliest first, equals in the order of KINDS and ids.
+
+    >>> from rapid_des.units import Duration
+    >>> Criticality(Duration(10**12), 0.5, (), simulations=1).as_json()["healthy_s"]
+    1.0
+    """
 
     healthy: Duration
     """The step without a slower part."""
@@ -148,7 +153,7 @@ def criticality(
     subject: Job | TraceSet,
     machine: Machine,
     *,
-    derate: float,
+    derate: float = 0.5,
     kinds: Sequence[Kind] = KINDS,
     how: How = How(),  # noqa: B008 - frozen
 ) -> Criticality:
@@ -156,7 +161,15 @@ def criticality(
 
     A link loses bandwidth in both directions, a GPU arithmetic and memory bandwidth; a NIC, a switch and a
     GPU as an endpoint of the fabric the bandwidth of all their links; a server both of its GPUs and links.
-    A keyboard interrupt ends the study with what is finished.
+    A keyboard interrupt ends the study with what is finished. `InputError` for a derate outside 0 to 1, and
+    for kinds that the machine has nothing of.
+
+    >>> from rapid_des.machine import load_machine
+    >>> from rapid_des.simulation import load_trace
+    >>> two_stages = load_trace("workloads/traces/two_stages")
+    >>> ranked = criticality(two_stages, load_machine("dgx_a100"), kinds=["gpu"])
+    >>> len(ranked.rows), ranked.rows[0].cost > 0
+    (2, True)
     """
     if not 0 < derate < 1:
         raise InputError(f"derate {derate}: allowed: above 0 and below 1")

@@ -31,7 +31,11 @@ def _tell_nobody(_: str) -> None:
 
 @dataclass(frozen=True)
 class How:
-    """How a study runs its simulations, and whom it tells about each."""
+    """How a study runs its simulations, and whom it tells about each.
+
+    >>> How(mode="hierarchical").symmetry
+    True
+    """
 
     mode: str = "flattened"
     engine: EngineChoice = EngineChoice()
@@ -60,7 +64,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A step with faults beside the same step without; rows with the largest change first."""
+    """A step with faults beside the same step without; rows with the largest change first.
+
+    `scenario` makes one; times are picoseconds, in `as_json` seconds.
+
+    >>> sorted(Scenario.__dataclass_fields__)[:3]
+    ['busy', 'collectives', 'drawn']
+    """
 
     healthy: Result
     faulty: Result
@@ -102,8 +112,23 @@ class Scenario:
         }
 
 
-def scenario(subject: Job | TraceSet, machine: Machine, faults: Sequence[Fault], how: How) -> Scenario:
-    """Return a step with faults on top of the machine's own, beside the step without them."""
+def scenario(
+    subject: Job | TraceSet,
+    machine: Machine,
+    faults: Sequence[Fault],
+    how: How = How(),  # noqa: B008 - frozen
+) -> Scenario:
+    """Return a step with faults on top of the machine's own, beside the step without them.
+
+    Errors as those of `simulate` and `replay`.
+
+    >>> from rapid_des.machine import load_machine
+    >>> from rapid_des.network.faults import parse_fault
+    >>> from rapid_des.simulation import load_trace
+    >>> two_stages, slow = load_trace("workloads/traces/two_stages"), parse_fault("gpu=0 compute=0.5")
+    >>> scenario(two_stages, load_machine("dgx_a100"), [slow]).slowdown > 1.4
+    True
+    """
     cache = BoundedCache()
     how.report("healthy run")
     healthy = measured(subject, machine, how, cache)

@@ -4,11 +4,11 @@ import pytest
 
 from rapid_des.config import load_document, preset_names, resolve
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.model import load_model
+from rapid_des.frontend.model import model_of
 
 
 def preset(name, tmp_path):
-    return load_model(load_document(resolve(name, "model", folder=tmp_path)))
+    return model_of(load_document(resolve(name, "model", folder=tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_a_model_that_does_not_fit_together_is_refused(tmp_path, line, said):
     path = tmp_path / "m.yaml"
     path.write_text(f"{line}\n{rest}\n")
     with pytest.raises(ConfigError, match="m.yaml") as refused:
-        load_model(load_document(path))
+        model_of(load_document(path))
     assert said in str(refused.value)

@@ -106,6 +106,11 @@ def test_the_device_prices_nothing_in_a_replay_nor_in_a_fabric():
     assert not call(*gemm, "--set", "device.sms=54").err
 
 
+def test_what_other_options_stand_for_is_no_setting_of_the_user():
+    bench = ("topology", "bench", "dgx_a100", "--op", "all_reduce", "--sizes", "1MiB")
+    assert call(*bench, "--algorithm", "ring", "--chunks", 1).err == ""
+
+
 def step(**settings):
     texts = [(name.replace("__", "."), text) for name, text in settings.items()]
     machine = rd.load_machine("dgx_a100", device_settings=texts)

@@ -37,7 +37,11 @@ _DECIMAL = re.compile(
 
 
 class Fault(Spec, frozen=True, kw_only=True):
-    """One fault: exactly one target, at least one effect, and when; without a time it is always there."""
+    """One fault: exactly one target, at least one effect, and when; without a time it is always there.
+
+    >>> Fault(link="0-1", bandwidth=0.5).timed
+    False
+    """
 
     link: str | None = None
     """A-B both directions, A>B one, #17 a link id; ends are gpu5 or 5, nic0, switch2, coordinates (1, 0)."""

@@ -39,6 +39,14 @@ def draw_roofline(job: Job, machine: Machine, path: Path, *, title: str) -> int:
 
     Of a training job all operators at the clock that it runs at; of an inference job those of the prefill, of
     the first decode step and of the last. Returns how many there are with FLOPs and bytes.
+
+    >>> import tempfile
+    >>> from rapid_des.frontend import load_job
+    >>> from rapid_des.machine import load_machine
+    >>> job, machine = load_job("llama2_7b_train"), load_machine("dgx_a100")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw_roofline(job, machine, Path(folder) / "roofline.svg", title="Llama 2 7B") > 30
+    True
     """
     device = at_job_clock(job, machine, machine.device)
     marks = _marks(price(job, machine).operators)
@@ -113,7 +121,15 @@ def _roofs(axes: Any, device: Device, intensities: list[float]) -> None:
 
 
 def draw_collective(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw time and its bound, and bus bandwidth, over the size; the rows are those that `--json` prints."""
+    """Draw time and its bound, and bus bandwidth, over the size; the rows are those that `--json` prints.
+
+    >>> import tempfile
+    >>> from rapid_des.machine import load_machine
+    >>> from rapid_des.studies.collective_bench import bench
+    >>> rows = [row.as_json() for row in bench(load_machine("dgx_a100"), "all_reduce", [2**20, 2**21])]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw_collective(rows, "all_reduce", Path(folder) / "all_reduce.svg")
+    """
     figure = new_figure(path, figsize=(10, 4.2), layout="constrained")
     sizes = [row["size_bytes"] for row in rows]
     times, rates = figure.subplots(1, 2)

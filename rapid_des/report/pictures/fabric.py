@@ -167,7 +167,14 @@ class Picture:
 
 
 def picture(machine: Machine, load: Mapping[int, float] | None = None) -> Picture:
-    """Return what a drawing of a machine shows: its faults, and the utilisation of its links if given."""
+    """Return what a drawing of a machine shows: its faults, and the utilisation of its links if given.
+
+    `load` is the utilisation, 0 to 1, by link id.
+
+    >>> from rapid_des.machine import load_machine
+    >>> picture(load_machine("torus_2d_a100")).title
+    '8x8 torus of A100: 64 GPUs, 256 directed links'
+    """
     changing = {
         link
         for fault, hit in hits(machine.healthy, machine.faults, machine.spec.gpus_per_node)

@@ -57,7 +57,14 @@ class _Row:
 
 
 def draw(picture: Picture, path: Path) -> None:
-    """Write the drawing as PNG, SVG or PDF, by the file's suffix; `InputError` if it can not be drawn."""
+    """Write the drawing as PNG, SVG or PDF, by the file's suffix; `InputError` if it can not be drawn.
+
+    >>> import tempfile
+    >>> from rapid_des.machine import load_machine
+    >>> from rapid_des.report.pictures.fabric import picture
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw(picture(load_machine("dgx_a100")), Path(folder) / "fabric.svg")
+    """
     if picture.fabric.nodes <= MOST_NODES:
         draw_nodes(picture, path)
     else:
