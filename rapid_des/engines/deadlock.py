@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rapid_des.errors import DeadlockError
+from rapid_des.errors import CannotFinishError, DeadlockError
 from rapid_des.program.program import NONE, Namer, Program, Records, VisitKind
+from rapid_des.program.timetable import FOREVER
 
 _SHOWN = 20
 
@@ -32,14 +33,27 @@ def explain_disagreement(program: Program, key: tuple[int, int, int], templates:
 
 
 def require_finished(program: Program, records: Records, name: Namer | None = None) -> None:
-    """Raise `DeadlockError` unless every visit finished; the message says who waits for whom."""
+    """Raise `DeadlockError`, which says who waits for whom, unless every visit finished.
+
+    `CannotFinishError` where they would, but past the last moment that a simulation reaches.
+    """
     if (records.finish != NONE).all():
         return
-    lines = list(_waits(program, records, name or plain_name(program)))
     unfinished = int((records.finish == NONE).sum())
+    if records.beyond and not _stays_down(program):
+        horizon = f"the time horizon of {FOREVER} ps (53 days)"
+        late = f"{unfinished} of {len(records.finish)} steps end later"
+        raise CannotFinishError(f"the replay passes {horizon}: {late}")
+    lines = list(_waits(program, records, name or plain_name(program)))
     more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     head = f"the replay can not finish: {unfinished} of {len(records.finish)} steps never end"
     raise DeadlockError("\n  ".join([head, *lines[:_SHOWN], *more]))
+
+
+def _stays_down(program: Program) -> bool:
+    """Whether a link or stream is closed from some time on: what waits for it waits for ever."""
+    tables = (*program.link_timetables.values(), *program.stream_timetables.values())
+    return any(len(table.rate) > 0 and table.rate[-1] == 0 for table in tables)
 
 
 def _waits(program: Program, records: Records, name: Namer) -> Iterator[str]:

@@ -12,10 +12,11 @@ from msgspec import structs
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
 from rapid_des.network.blocks import Block, through_nics
-from rapid_des.network.fabric import Fabric
+from rapid_des.network.fabric import MOST_LATENCY, Fabric, check_bandwidth
 from rapid_des.network.nodes import find_node
 from rapid_des.network.shapes import SHAPES
 from rapid_des.network.specs import AnyDimension, Dimension, LinkOverride, Rate, Routing, Switched
+from rapid_des.units import Duration
 
 LARGEST_FABRIC = 2**24
 """GPUs."""
@@ -118,8 +119,14 @@ def _block(dimension: AnyDimension, routing: Routing, inner: int) -> Block:
 def _check_rates(dimension: AnyDimension) -> None:
     rates: list[object] = [dimension, *(getattr(dimension, field) for field in dimension.__struct_fields__)]
     for rate in rates:
-        if isinstance(rate, Dimension | Rate) and rate.bandwidth <= 0:
+        if not isinstance(rate, Dimension | Rate):
+            continue
+        if rate.bandwidth <= 0:
             raise TopologyError(f"dimension {dimension.name}: bandwidth: must be above 0")
+        check_bandwidth(rate.bandwidth, f"dimension {dimension.name}")
+        if rate.latency > MOST_LATENCY:
+            allowed = f"allowed: 0 to {Duration(MOST_LATENCY)}"
+            raise TopologyError(f"dimension {dimension.name}: latency: {rate.latency}; {allowed}")
 
 
 def _fabric(

@@ -12,9 +12,14 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int32s, Int64s, frozen, starts_by
 from rapid_des.errors import TopologyError
+from rapid_des.units import PS_PER_S, Bandwidth, Duration
 
 UNSTATED = -1
 """In `Fabric.dimension`: a link that belongs to no dimension."""
+MOST_BANDWIDTH = 10**18
+"""Bytes a second of one link."""
+MOST_LATENCY = 3600 * PS_PER_S
+"""Picoseconds of one link."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +53,12 @@ class Fabric:
         for column in self._values():
             if isinstance(column, np.ndarray):
                 frozen(column)
+        if not len(self):
+            return
+        for link in (int(self.bandwidth.argmin()), int(self.bandwidth.argmax())):
+            check_bandwidth(int(self.bandwidth[link]), f"{self.name}: {self.link_name(link)}")
+        for link in (int(self.latency.argmin()), int(self.latency.argmax())):
+            check_latency(self, int(self.latency[link]), f"{self.name}: {self.link_name(link)}")
 
     def __len__(self) -> int:
         return len(self.source)
@@ -125,6 +136,24 @@ class Fabric:
         """Links by destination as (starts, link ids), each node's in ascending order of source."""
         order = np.lexsort((self.source, self.destination))
         return starts_by(self.destination, self.nodes), order
+
+
+def check_bandwidth(bandwidth: int, name: str) -> None:
+    """Refuse what 64 bits could not add up: `TopologyError` names the link, the value and the range."""
+    if not 0 <= bandwidth <= MOST_BANDWIDTH:
+        shown = Bandwidth(bandwidth) if bandwidth > 0 else f"{bandwidth} B/s"
+        raise TopologyError(f"{name}: bandwidth: {shown}; allowed: 0 to {Bandwidth(MOST_BANDWIDTH)}")
+
+
+def check_latency(fabric: Fabric, latency: int, name: str) -> None:
+    """Refuse a latency of which a route's sum could pass 2**62 ps: `TopologyError`.
+
+    A route visits no node twice, so a fabric of n nodes allows 2**62 ps / n, and at most an hour.
+    """
+    most = min(MOST_LATENCY, 2**62 // fabric.nodes)
+    if not 0 <= latency <= most:
+        shown = Duration(latency) if latency > 0 else f"{latency} ps"
+        raise TopologyError(f"{name}: latency: {shown}; allowed: 0 to {Duration(most)}")
 
 
 def _equal(value: Any, other: Any) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int64s, distinct
+from rapid_des.arrays import Bools, Floats, Int64s, distinct
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.paths import UNREACHED, hops_from
@@ -145,19 +145,20 @@ def _one_way(fabric: Fabric, alive: Bools, near: Int64s, far: Int64s) -> int:
     inner = (side[source] == _BETWEEN) & (side[destination] == _BETWEEN)
     enters = (side[source] == _NEAR) & (side[destination] == _BETWEEN)
     leaves = (side[source] == _BETWEEN) & (side[destination] == _FAR)
-    into = np.bincount(destination[enters], bandwidth[enters], fabric.nodes).astype(np.int64)
-    out = np.bincount(source[leaves], bandwidth[leaves], fabric.nodes).astype(np.int64)
+    # As floats: exact up to 9 PB/s at a node, and no sum wraps.
+    into = np.bincount(destination[enters], bandwidth[enters], fabric.nodes).astype(np.float64)
+    out = np.bincount(source[leaves], bandwidth[leaves], fabric.nodes).astype(np.float64)
     linked = np.zeros(fabric.nodes, bool)
     linked[source[inner]] = linked[destination[inner]] = True
     stars = np.minimum(into, out)[~linked].sum()
-    total = int(bandwidth[direct].sum()) + int(stars)
+    total = int(bandwidth[direct].sum(dtype=np.float64)) + int(stars)
     if np.count_nonzero(inner) > _MOST_FLOW_LINKS:
         return total + int(min(into[linked].sum(), out[linked].sum()))
     between = np.stack([source[inner], destination[inner], bandwidth[inner]], axis=1)
     return total + _flow(between, into, out, np.flatnonzero(linked))
 
 
-def _flow(between: Int64s, into: Int64s, out: Int64s, linked: Int64s) -> int:
+def _flow(between: Int64s, into: Floats, out: Floats, linked: Int64s) -> int:
     import networkx  # slow to import, and most fabrics have no links between switches
 
     graph: networkx.DiGraph[object] = networkx.DiGraph()

@@ -38,7 +38,7 @@ class Protocol(Spec, frozen=True):
     packets_per_acknowledgement: Annotated[int, msgspec.Meta(ge=1)]
     """Data packets that one acknowledgement covers."""
     packet_time: Literal["exact", "whole_ns"]
-    """`whole_ns`: each packet's time on a link is rounded to the nearest nanosecond, as ns-3 does."""
+    """`whole_ns`: packet times on a link are rounded to the nearest nanosecond, at least 1, as ns-3 does."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,17 @@ def effective_bandwidth(protocol: Protocol, bandwidth: int) -> int:
     return int(packet * PS_PER_S / packet_time(protocol, protocol.payload, bandwidth))
 
 
+def payload_bandwidth_bound(protocol: Protocol, bandwidth: int) -> int:
+    """Return payload bytes a second that no packets pass: times are rounded down by at most 0.5 ns.
+
+    A packet with a header of h ns and a payload of p takes at least max(1, p + h - 0.5) ns.
+    """
+    if protocol.packet_time == "exact":
+        return bandwidth
+    header = Fraction(protocol.header * PS_PER_S // PS_PER_NS, bandwidth)
+    return ceil(bandwidth * (1 + max(Fraction(0), Fraction(1, 2) - header)))
+
+
 def acknowledgement_ratio(protocol: Protocol, size: int, bandwidth: int) -> int:
     """Return a message's acknowledgement load on the route back, as a share of its own load.
 
@@ -111,9 +122,7 @@ def acknowledgement_ratio(protocol: Protocol, size: int, bandwidth: int) -> int:
     packets = units(size, protocol.payload)[0]
     acknowledgements = ceil_divide(packets, protocol.packets_per_acknowledgement)
     load = acknowledgements * _time_on_link(protocol, protocol.acknowledgement, bandwidth)
-    service = _service_time(protocol, size, bandwidth)
-    if load >= service:  # also a message of no bytes without headers, which takes no time
-        return ACK_RATIO_ONE if load else 0
+    service = _service_time(protocol, max(size, 1), bandwidth)
     return ceil(load * ACK_RATIO_ONE / service)
 
 
@@ -194,4 +203,4 @@ def _time_on_link(protocol: Protocol, wire: int, bandwidth: int) -> Fraction:
     if protocol.packet_time == "exact":
         return Fraction(wire * PS_PER_S, bandwidth)
     nanoseconds = (2 * wire * (PS_PER_S // PS_PER_NS) + bandwidth) // (2 * bandwidth)
-    return Fraction(nanoseconds * PS_PER_NS)
+    return Fraction((max(nanoseconds, 1) if wire else 0) * PS_PER_NS)

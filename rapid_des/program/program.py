@@ -33,7 +33,7 @@ R5  Duration. A COMPUTE visit lasts its work, at least one tick on a server; a J
     collective instance and lasts until its part in that is done. An instance is (group, k, phase): k is
     counted per rank in program order, or on unordered streams when the visit starts; a HOLD binds k for all
     its members. Members that disagree about the collective are an error naming group, k and both.
-R6  Timetables. A server's rate may follow steps (time, rate in 1/4096, extra lag), known before the run.
+R6  Timetables. A server's rate may follow steps (time, rate in 1/1,048,576, extra lag), known before the run.
     Work is the service time at rate 1; a visit finishes at the least tick by which the rate has done its
     work; at rate 0 it waits. The extra lag is that of the moment at which service starts.
 R7  Fluid links. In that mode a flow is served by all links of its route at once. It joins them after the
@@ -264,7 +264,7 @@ NO_FLUID = FluidTable(_ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROUTES, _ROUTES)
 
 @dataclass(frozen=True)
 class Timetable:
-    """R6: from each time on a server works at `rate`/4096 and adds `lag`; rate 1 and lag 0 before."""
+    """R6: from each time on a server works at `rate` / `FULL_RATE` and adds `lag`; before at 1, without."""
 
     time: Int64s
     rate: Int64s
@@ -324,6 +324,8 @@ class Records:
     ties: int = 0
     """How often a link chose by rank among transfers that became ready at one instant (R3)."""
     trail: Trail | None = None
+    beyond: bool = False
+    """Whether something would have happened past 2**62 ps, the last moment that a simulation reaches."""
 
     @property
     def makespan(self) -> int:

@@ -18,11 +18,12 @@ from rapid_des.network.protocol import (
     fluid_service,
     service_time,
     units,
+    wire_bytes,
 )
 from rapid_des.network.specs import Switching
 from rapid_des.program.groups import Routed
 from rapid_des.program.program import NONE, FluidTable, HopTable, PartTable, Program
-from rapid_des.units import PS_PER_S, Size, ceil_divide, serialization_time
+from rapid_des.units import PS_PER_S, Bandwidth, Size, ceil_divide, serialization_time
 
 LONGEST_S = 100_000
 """What a message may take on a link, in seconds: times are 63 bits of picoseconds (107 days) in all."""
@@ -239,8 +240,10 @@ def _cut(protocol: Protocol, profile: Profile, sizes: Sequence[int]) -> list[lis
     ]
 
 
-_BARE = 2**40
-"""Bytes of a packet where the machine states no protocol: messages are one packet without a header."""
+_BARE = 1
+"""Bytes of a packet where the machine states no protocol: no hop waits for more."""
+_MOST_WIRE = 2**58
+"""Bytes of a message that the fluid mode's arithmetic holds."""
 
 
 def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> FluidTable:
@@ -254,6 +257,14 @@ def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> Fluid
     for route, (first, last) in enumerate(zip(starts, starts[1:], strict=False)):
         hops = tuple(zip(rates[first:last], latencies[first:last], strict=True))
         profile[route] = profiles.setdefault(hops, len(profiles))
+    slowest = int(fabric.bandwidth[routes.links].min(initial=2**62))
+    for size in sizes:
+        wire, longest = wire_bytes(protocol, size), LONGEST_S * slowest
+        if wire > min(longest, _MOST_WIRE):
+            problem = f"a message of {Size(wire)} on a link of {Bandwidth(slowest)}"
+            raise TopologyError(
+                f"{fabric.name}: {problem}; allowed: {LONGEST_S} s and {Size(_MOST_WIRE)} on the wire"
+            )
     services = [[fluid_service(protocol, size, hops) for hops in profiles if hops] for size in sizes]
     empty = [number for hops, number in profiles.items() if not hops]
     table = np.array(

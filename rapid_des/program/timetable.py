@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-FULL_RATE = 4096
+FULL_RATE = 1 << 20
+"""Rate 1 of a timetable: rates are integers in this unit."""
 FOREVER = 1 << 62
 """A moment that no simulation reaches."""
 
@@ -15,23 +16,21 @@ FOREVER = 1 << 62
 def advance(time: Any, rate: Any, start: int, work: int) -> int:
     """Return the least tick by which `work` picoseconds at rate 1, begun at `start`, are done.
 
-    `time` ascends; from time[i] on the server works at rate[i]/4096. Work that stays closed at rate 0 for
-    ever finishes at FOREVER.
+    `time` ascends; from time[i] on the server works at rate[i] / `FULL_RATE`. Work that stays closed at
+    rate 0 for ever finishes at FOREVER.
 
-    >>> advance([100], [2048], 90, 20)
+    >>> advance([100], [FULL_RATE // 2], 90, 20)
     120
-    >>> advance([100, 200], [0, 4096], 90, 20)
+    >>> advance([100, 200], [0, FULL_RATE], 90, 20)
     210
     >>> advance([10**17], [0], 90, 20)
     110
     """
-    left, parts = work, 0  # ticks and 1/4096 ticks: no product of a 64-bit time overflows
+    left, parts = work, 0  # ticks, and shares of one: no product of a 64-bit time overflows
     now = start
-    speed = FULL_RATE
-    for index in range(len(time)):
-        if time[index] <= now:
-            speed = rate[index]
-            continue
+    passed = steps_until(time, start)
+    speed = rate[passed - 1] if passed > 0 else FULL_RATE
+    for index in range(passed, len(time)):
         gone = time[index] - now
         if ticks_for(left, parts, speed) <= gone:
             break
@@ -44,9 +43,9 @@ def advance(time: Any, rate: Any, start: int, work: int) -> int:
 
 
 def ticks_for(left: int, parts: int, speed: int) -> int:
-    """Return how long left + parts/4096 picoseconds of work take at rate speed/4096, at most FOREVER.
+    """Return how long left + parts / `FULL_RATE` picoseconds of work take at a rate, at most FOREVER.
 
-    >>> ticks_for(20, 1, 2048), ticks_for(3 * 10**15, 0, 1) == FOREVER, ticks_for(0, 0, 0)
+    >>> ticks_for(20, 1, FULL_RATE // 2), ticks_for(FOREVER >> 20, 0, 1) == FOREVER, ticks_for(0, 0, 0)
     (41, True, 0)
     """
     if left == 0 and parts == 0:
@@ -62,12 +61,8 @@ def lag_at(time: Any, lag: Any, moment: int) -> int:
     >>> lag_at([100, 200], [7, 0], 150)
     7
     """
-    extra = 0
-    for index in range(len(time)):
-        if time[index] > moment:
-            break
-        extra = lag[index]
-    return extra
+    passed = steps_until(time, moment)
+    return int(lag[passed - 1]) if passed > 0 else 0
 
 
 def hop_times(service: Any, table: Any, start: int) -> tuple[int, int, int]:
@@ -78,7 +73,7 @@ def hop_times(service: Any, table: Any, start: int) -> tuple[int, int, int]:
 
     >>> hop_times((500, 64, 7), ([], [], []), 1000)
     (1500, 1071, 1507)
-    >>> hop_times((500, 64, 7), ([1100], [2048], [3]), 1000)
+    >>> hop_times((500, 64, 7), ([1100], [FULL_RATE // 2], [3]), 1000)
     (1900, 1071, 1907)
     """
     occupancy, head, lag = service
@@ -91,28 +86,41 @@ def hop_times(service: Any, table: Any, start: int) -> tuple[int, int, int]:
 
 
 def rate_at(time: Any, rate: Any, moment: int) -> int:
-    """Return the rate, in 1/4096, at a moment.
+    """Return the rate, in 1 / `FULL_RATE`, at a moment.
 
     >>> rate_at([100, 200], [2048, 0], 199)
     2048
     """
-    speed = FULL_RATE
-    for index in range(len(time)):
-        if time[index] > moment:
-            break
-        speed = rate[index]
-    return speed
+    passed = steps_until(time, moment)
+    return int(rate[passed - 1]) if passed > 0 else FULL_RATE
+
+
+def steps_until(time: Any, moment: int) -> int:
+    """Return how many steps have come by a moment: many flaps cost a few looks, not one each.
+
+    >>> steps_until([100, 200], 199), steps_until([100, 200], 200)
+    (1, 2)
+    """
+    low, high = 0, len(time)
+    while low < high:
+        middle = (low + high) // 2
+        if time[middle] <= moment:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def work_done(time: Any, rate: Any, start: int, end: int) -> int:
-    """Return the work done from `start` to `end`, in picoseconds at rate 1/4096.
+    """Return the work done from `start` to `end`, in picoseconds at rate 1 / `FULL_RATE`.
 
-    >>> work_done([100], [2048], 90, 110) / FULL_RATE
+    >>> work_done([100], [FULL_RATE // 2], 90, 110) / FULL_RATE
     15.0
     """
     done, now, speed = 0, start, rate_at(time, rate, start)
-    for index in range(len(time)):
-        if now < time[index] < end:
-            done += (time[index] - now) * speed
-            now, speed = time[index], rate[index]
+    for index in range(steps_until(time, start), len(time)):
+        if time[index] >= end:
+            break
+        done += (time[index] - now) * speed
+        now, speed = time[index], rate[index]
     return done + (end - now) * speed

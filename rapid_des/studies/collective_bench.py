@@ -8,6 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
@@ -18,7 +20,9 @@ from rapid_des.network.collectives.bounds import Bounds, bounds
 from rapid_des.network.collectives.libraries.nccl import NcclEstimate, nccl_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
 from rapid_des.network.collectives.schedule import SHARDED_INPUT
+from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection
+from rapid_des.network.protocol import payload_bandwidth_bound
 from rapid_des.program.lowering import planner_of
 from rapid_des.program.plans import Call, geometry
 from rapid_des.program.switch_trees import TreesOverGroups
@@ -169,7 +173,8 @@ def each_answer(
         raise InputError(f"--gpus: {members} is not one of 2 to {machine.fabric.gpus}")
     group, own = tuple(range(members)), question.own
     kind = CollectiveType[question.operation.upper()]
-    halving = _halving(machine, members)
+    fabric = _at_most(machine)
+    halving = _halving(machine, fabric, members)
     schedule = None if own is None else _scheduler(own, kind, geometry(machine.fabric, group)[0])
     for size in question.sizes:
         share = size // members if kind in _TOTALS else size
@@ -180,7 +185,7 @@ def each_answer(
         result = replay(traces, machine, engine=engine)
         names = _algorithms(kind, group, share, machine) if own is None else (own.name,)
         inside = not IN_SWITCH.keys().isdisjoint(names)
-        lower = bounds(machine.fabric, group, kind, share, halving=halving, in_switch=inside)
+        lower = bounds(fabric, group, kind, share, halving=halving, in_switch=inside)
         yield BenchRow(size, int(result.step_time), lower, "/".join(names), _factor(kind, members))
 
 
@@ -225,10 +230,19 @@ def with_nccl(rows: Sequence[BenchRow], fabric: str, question: Question, machine
     ]
 
 
-def _halving(machine: Machine, members: int) -> int:
-    if members < machine.fabric.gpus or machine.lost:
+def _at_most(machine: Machine) -> Fabric:
+    """Return the fabric with what its links can carry: packet times that are rounded down are shorter."""
+    protocol = machine.switching.protocol
+    if protocol is None or protocol.packet_time == "exact":
+        return machine.fabric
+    faster = [payload_bandwidth_bound(protocol, rate) for rate in machine.fabric.bandwidth.tolist()]
+    return replace(machine.fabric, bandwidth=np.array(faster, np.int64))
+
+
+def _halving(machine: Machine, fabric: Fabric, members: int) -> int:
+    if members < fabric.gpus or machine.lost:
         return 0
-    return bisection(machine.fabric, machine.spec.fabric, machine.dead).bandwidth
+    return bisection(fabric, machine.spec.fabric, machine.dead).bandwidth
 
 
 def _algorithms(kind: CollectiveType, group: tuple[int, ...], size: int, machine: Machine) -> tuple[str, ...]:

@@ -55,6 +55,10 @@ BAD_MACHINES = [
     ("gpus_per_node: 4", "gpus_per_node: 4.5", "gpus_per_node"),
     ("gpus_per_node: 4", "gpus_per_node: four", "gpus_per_node"),
     ("gpus_per_node: 4", "gpus_per_node: true", "gpus_per_node"),
+    ("latency: 1 us", "latency: 9223372036854775807 ps", "dimension ring: latency: 9223372 s; allowed: 0 to"),
+    ("latency: 1 us", "latency: 61 min", "dimension ring: latency: 3660 s; allowed: 0 to 3600 s"),
+    ("25 GB/s", "2000 PB/s", "dimension ring: bandwidth: 2000000 TB/s; allowed: 0 to 1000000 TB/s"),
+    ("collectives:", LINK % "4, latency: 2 h" , "latency: 7200 s; allowed: 0 to 3600 s"),
     ("shape: switch", "shape: tours", "fabric[0].shape: 'tours' is not one of ring"),
     ("shape: switch", "shape: 3", "fabric[0].shape"),
     (

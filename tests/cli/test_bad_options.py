@@ -30,6 +30,11 @@ BAD_WORDS = [
     ("run llama2_7b_train --on dgx_a100 --links /nowhere/x.csv", "/nowhere/x.csv: can not be written"),
     ("run llama2_7b_train --on dgx_a100 --compare-modes --links x.csv", "--links"),
     ("run llama2_7b_train --on dgx_a100 --compare-modes --mode hybrid", "--mode"),
+    ("replay {trace} --on dgx_a100 --fault 'all=links bandwidth=1e-9 from=0s'", "allowed: 0.0001 and more"),
+    (
+        "replay {trace} --on dgx_a100 --fault 'all=links latency=9223372036854775807ps'",
+        "allowed: 0 to 3600 s",
+    ),
     ("replay {trace}", "--on MACHINE"),
     ("replay nothing --on dgx_a100", "nothing: no trace files"),
     ("replay ~no-such-user/x --on dgx_a100", "~no-such-user"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import Program, Timetable
+from rapid_des.program.timetable import FULL_RATE
 from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import Nodes, trace_set
 
@@ -151,6 +152,8 @@ def _timetable(rng) -> Timetable:
     """Up to four steps; the last rate is above 0."""
     steps = rng.randint(1, 4)
     times = sorted(rng.sample(range(0, 900_000, 12_500), steps))
-    rates = [rng.choice([0, 1, 2048, 4095, 4096]) for _ in range(steps - 1)] + [rng.choice([100, 3000, 4096])]
+    rates = [rng.choice([0, 256, FULL_RATE // 2, FULL_RATE - 1, FULL_RATE]) for _ in range(steps - 1)] + [
+        rng.choice([25_000, 777_777, FULL_RATE])
+    ]
     lags = [rng.choice([0, 0, 50_000]) for _ in range(steps)]
     return Timetable(np.array(times, np.int64), np.array(rates, np.int64), np.array(lags, np.int64))

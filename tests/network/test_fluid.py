@@ -18,10 +18,10 @@ from rapid_des.network.fluid import (
     set_route,
     settle,
 )
-from rapid_des.network.fluid.state import MOST_BANDWIDTH, SCALE, drain_time, drained
+from rapid_des.network.fluid.state import MOST_BANDWIDTH, RATIO_ONE, SCALE, drain_time, drained
 
 GB = 10**9
-HALF = 2**15
+HALF = RATIO_ONE // 2
 """An acknowledgement ratio of one half."""
 
 
@@ -98,21 +98,30 @@ def test_only_flows_connected_to_a_change_are_solved_again() -> None:
     assert fluid.since[2] == 0
 
 
-def test_acknowledgements_go_first_on_the_way_back() -> None:
-    # Two flows against each other over a full-duplex pair of 3 GB/s; each byte costs half a byte the other
-    # way: r + r / 2 = 3, up to half to the power of the passes.
+@pytest.mark.parametrize("ratio", [HALF, 2 * HALF, 5 * HALF, 10**9])
+def test_flows_against_each_other_share_with_heavy_acknowledgements_at_once(ratio: int) -> None:
+    # A full-duplex pair of 3 GB/s: r + ratio x r = 3, both ways; alone, the link back is the limit.
     fluid = network([3 * GB, 3 * GB], [], slots=2)
     set_route(fluid, 0, (0,), (1,))
     set_route(fluid, 1, (1,), (0,))
-    begin_flow(fluid, 0, 1000, HALF, 0)
-    begin_flow(fluid, 1, 1000, HALF, 0)
-    for _ in range(8):
-        settle(fluid, 0)
-        set_capacity(fluid, 0, 3 * GB)
-    assert rates(fluid) == pytest.approx([2 * GB, 2 * GB], rel=1e-6)
+    begin_flow(fluid, 0, 1000, ratio, 0)
+    begin_flow(fluid, 1, 1000, ratio, 0)
+    settle(fluid, 0)
+    assert rates(fluid) == pytest.approx([3 * GB / (1 + ratio / RATIO_ONE)] * 2, rel=1e-3)
     end_flow(fluid, 1)
     settle(fluid, 0)
-    assert rates(fluid) == [3 * GB, 0]
+    assert rates(fluid) == pytest.approx([3 * GB / max(1, ratio / RATIO_ONE), 0], rel=1e-3)
+
+
+def test_light_acknowledgements_go_first_on_the_way_back() -> None:
+    # Flow 0's acknowledgements, a sixteenth of 8 GB/s, go before the two flows on the link back.
+    fluid = network([8 * GB, 8 * GB, 99 * GB], [], slots=3)
+    routes = ((0,), (1,)), ((1,), (2,)), ((1,), (2,))
+    for flow, (route, back) in enumerate(routes):
+        set_route(fluid, flow, route, back)
+        begin_flow(fluid, flow, 1000, RATIO_ONE // 16 if flow == 0 else 0, 0)
+    settle(fluid, 0)
+    assert rates(fluid) == pytest.approx([8 * GB, 3.75 * GB, 3.75 * GB])
 
 
 def test_a_small_acknowledgement_load_converges_at_once() -> None:
@@ -223,3 +232,41 @@ def test_local_solving_has_the_bits_of_solving_everything(
             begin_flow(fresh, other, 10**9, 0, now)
         settle(fresh, now)
         assert fluid.rate.tolist() == fresh.rate.tolist()
+
+
+@st.composite
+def answered(draw: st.DrawFn) -> tuple[list[int], list[tuple[tuple[int, ...], tuple[int, ...], int]]]:
+    """Full-duplex links 2i, 2i + 1 of any rates; flows along some, back along their twins, of any ratio."""
+    capacities = draw(st.lists(st.integers(1, 200).map(lambda rate: rate * GB), min_size=2, max_size=8))
+    capacities += capacities[:1] * (len(capacities) % 2)
+    links = st.integers(0, len(capacities) - 1)
+    routes = st.lists(links, min_size=1, max_size=3, unique_by=lambda link: link // 2).map(tuple)
+    ratios = st.sampled_from([0, 700, HALF // 4, HALF, RATIO_ONE, 3 * RATIO_ONE, 10**7])
+    flows = draw(st.lists(st.tuples(routes, ratios), min_size=1, max_size=12))
+    return capacities, [(route, tuple(link ^ 1 for link in route), ratio) for route, ratio in flows]
+
+
+@given(answered())
+def test_acknowledgements_of_any_size_overload_no_link_and_starve_no_flow(
+    system: tuple[list[int], list[tuple[tuple[int, ...], tuple[int, ...], int]]],
+) -> None:
+    capacities, flows = system
+    fluid = network(capacities, [], slots=len(flows))
+    for flow, (route, back, ratio) in enumerate(flows):
+        set_route(fluid, flow, route, back)
+        begin_flow(fluid, flow, 10**6, ratio, 0)
+    settle(fluid, 0)
+    rate = fluid.rate.tolist()
+    load = [0.0] * len(capacities)
+    for flow, (route, back, ratio) in enumerate(flows):
+        for link in route:
+            load[link] += rate[flow]
+        for link in back:
+            load[link] += rate[flow] * ratio / RATIO_ONE
+    assert all(used <= 1.01 * SCALE * most for used, most in zip(load, capacities, strict=True))
+    for flow, (route, back, ratio) in enumerate(flows):
+        least = min(capacities[link] for link in route)
+        answers = min(capacities[link] for link in back) * RATIO_ONE / ratio if ratio else least
+        # Half of a link is kept for data; the rest is shared by at most all flows and their answers.
+        weights = sum(1 + other / RATIO_ONE for _, _, other in flows)
+        assert rate[flow] >= SCALE * min(least, answers, GB / 2) / weights / 2

@@ -11,6 +11,7 @@ from rapid_des.network.protocol import (
     cut_through_time,
     effective_bandwidth,
     fluid_service,
+    packet_time,
     pipeline_time,
     service_time,
     store_and_forward_time,
@@ -34,6 +35,12 @@ PLAIN = Protocol(
 )
 GB = 10**9
 NS = 1000
+
+
+def test_no_packet_takes_no_time_in_whole_nanoseconds() -> None:
+    # 36 + 64 B at 900 GB/s are 0.11 ns
+    assert packet_time(ROCE, 64, 900 * GB) == NS
+    assert fluid_service(ROCE, 64, [(900 * GB, NS)]).ratio > ACK_RATIO_ONE // 2
 
 
 def recursion(count: int, full: list[int], last: list[int]) -> int:

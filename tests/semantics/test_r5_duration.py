@@ -2,7 +2,8 @@
 
 import pytest
 
-from rapid_des.errors import TraceError
+from rapid_des.engines.deadlock import require_finished
+from rapid_des.errors import CannotFinishError, TraceError
 from rapid_des.program.program import NONE
 from tests.program.machines import dimension, machine, ring
 from tests.program.tracing import ALL_GATHER, ALL_REDUCE, Nodes, same_everywhere, trace_set
@@ -16,6 +17,18 @@ def test_a_visit_lasts_at_least_a_tick_on_a_server(run):
     first = rank.compute(0)
     rank.compute(0, after=[first])
     assert run(sketch.program()).finish.tolist() == [1, 2]
+
+
+def test_work_past_the_last_moment_is_told_from_a_deadlock(run):
+    sketch = Sketch()
+    rank = sketch.rank()
+    month = 30 * 86_400 * 10**12
+    rank.compute(month, after=[rank.compute(month)])
+    program = sketch.program()
+    with pytest.raises(
+        CannotFinishError, match=r"time horizon of 4611686018427387904 ps \(53 days\): 1 of 2"
+    ):
+        require_finished(program, run(program))
 
 
 def test_without_a_server_nothing_has_to_pass(run):

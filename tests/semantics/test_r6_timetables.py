@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rapid_des.program.program import Timetable
+from rapid_des.program.timetable import FULL_RATE
 from tests.semantics.sketch import Sketch
 
 
@@ -23,18 +24,18 @@ def with_link(timetable, *, size=500):
     ("timetable", "finish"),
     [
         # half the rate from the beginning
-        ([(0, 2048, 0)], 1_000_000 + 7),
+        ([(0, FULL_RATE // 2, 0)], 1_000_000 + 7),
         # 100 us done, the other 400 us at a quarter of the rate
-        ([(100_000, 1024, 0)], 100_000 + 1_600_000 + 7),
+        ([(100_000, FULL_RATE // 4, 0)], 100_000 + 1_600_000 + 7),
         # closed from 100 us to 350 us
-        ([(100_000, 0, 0), (350_000, 4096, 0)], 750_000 + 7),
+        ([(100_000, 0, 0), (350_000, FULL_RATE, 0)], 750_000 + 7),
         # flapping: closed for half of each of the first 400 us
-        ([(0, 0, 0), (100_000, 4096, 0), (200_000, 0, 0), (300_000, 4096, 0)], 700_000 + 7),
+        ([(0, 0, 0), (100_000, FULL_RATE, 0), (200_000, 0, 0), (300_000, FULL_RATE, 0)], 700_000 + 7),
         # the extra lag of the moment at which service starts
-        ([(0, 4096, 55), (1, 4096, 0)], 500_000 + 7 + 55),
-        ([(0, 4096, 0), (1, 4096, 55)], 500_000 + 7),
-        # a rate of 3/4096: the least tick by which the work is done
-        ([(0, 3, 0)], -(-500_000 * 4096 // 3) + 7),
+        ([(0, FULL_RATE, 55), (1, FULL_RATE, 0)], 500_000 + 7 + 55),
+        ([(0, FULL_RATE, 0), (1, FULL_RATE, 55)], 500_000 + 7),
+        # a rate of 3 / FULL_RATE: the least tick by which the work is done
+        ([(0, 3, 0)], -(-500_000 * FULL_RATE // 3) + 7),
         # nothing happens before the step of a far day
         ([(3_600 * 10**12, 0, 0)], 500_000 + 7),
     ],
@@ -54,7 +55,7 @@ def test_a_stream_follows_its_timetable(run):
     rank = sketch.rank()
     first = rank.compute(100)
     rank.compute(100, after=[first])
-    columns = (np.array(column, np.int64) for column in ([50, 200], [2048, 0], [0, 0]))
+    columns = (np.array(column, np.int64) for column in ([50, 200], [FULL_RATE // 2, 0], [0, 0]))
     program = sketch.program(stream_timetables={(0, 0): Timetable(*columns)})
     # 50 at full rate, 50 at half: 150; then 50 ps at half rate are 25 of 100 when the GPU stops
     assert run(program).finish.tolist() == [150, -1]
@@ -64,6 +65,6 @@ def test_an_hour_of_work_at_a_changing_rate_does_not_overflow(run):
     second = 10**12
     sketch = Sketch()
     sketch.rank().compute(3600 * second)
-    columns = (np.array(column, np.int64) for column in ([1000 * second], [2048], [0]))
+    columns = (np.array(column, np.int64) for column in ([1000 * second], [FULL_RATE // 2], [0]))
     program = sketch.program(stream_timetables={(0, 0): Timetable(*columns)})
     assert run(program).finish.tolist() == [(1000 + 2 * 2600) * second]

@@ -5,9 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rapid_des.errors import CannotFinishError
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import Timetable
-from tests.program.machines import machine, ring
+from rapid_des.program.timetable import FULL_RATE
+from tests.program.machines import dimension, machine, ring
+from tests.program.tracing import Nodes, trace_set
 from tests.semantics.messages import LATENCY, one_message, two_senders
 
 
@@ -25,10 +28,44 @@ def test_a_fluid_message_of_no_bytes_arrives_too(replayed):
 @pytest.mark.parametrize(("opens", "waits"), [(40_000, 0), (50_000, 0), (60_000, 10_000)])
 def test_a_flow_joins_its_links_after_half_of_its_latency(run, opens, waits):
     program = lower(one_message(500, peer=1, ranks=2), machine(ring(2), switching={"mode": "fluid"})).program
-    closed = Timetable(*(np.array(column, np.int64) for column in ([0, opens], [0, 4096], [0, 0])))
+    closed = Timetable(*(np.array(column, np.int64) for column in ([0, opens], [0, FULL_RATE], [0, 0])))
     records = run(replace(program, link_timetables=dict.fromkeys(range(program.links), closed)))
     # it joins at 50 ns, drains for 500 ns as soon as the link is open, and arrives 50 ns after
     assert records.finish.max() == pytest.approx(600_000 + waits, abs=2)
+
+
+def test_messages_against_each_other_share_with_acknowledgements_larger_than_they(replayed):
+    protocol = {
+        "payload": "64 B",
+        "header": "0 B",
+        "acknowledgement": "128 B",
+        "packets_per_acknowledgement": 1,
+        "packet_time": "exact",
+    }
+    small = machine(ring(2), switching={"mode": "fluid", "protocol": protocol})
+    ranks = Nodes(), Nodes()
+    for rank, nodes in enumerate(ranks):
+        nodes.send(1 - rank, 64, stream="out")
+        nodes.recv(1 - rank, 64, stream="in")
+    done = replayed(trace_set(ranks), small)
+    # r + 2 r = 1 GB/s: 64 B take 192 ns
+    assert [times[1] for times in done.finish] == pytest.approx([192_000 + LATENCY] * 2, abs=10)
+
+
+def test_a_fluid_message_waits_at_no_hop_for_its_end(replayed):
+    line = machine(dimension("mesh", 5), switching={"mode": "fluid"})
+    done = replayed(one_message(10_000_000, peer=4, ranks=5), line)
+    assert done.finish[4][0] == pytest.approx(10_000_000_000 + 4 * LATENCY, abs=10_000)
+
+
+def test_a_flow_that_drains_past_the_horizon_is_not_called_a_deadlock(replayed):
+    slow = machine(dimension("ring", 2, bandwidth="4 B/s"), switching={"mode": "fluid"})
+    sender, receiver = Nodes(), Nodes()
+    for tag in range(64):  # 74 days in all
+        sender.send(1, 399_999, tag=tag, stream=f"stream{tag}")
+        receiver.recv(0, 399_999, tag=tag, stream=f"stream{tag}")
+    with pytest.raises(CannotFinishError, match="passes the time horizon of .* 128 of 128 steps end later"):
+        replayed(trace_set([sender, receiver]), slow)
 
 
 def test_a_flow_that_joins_slows_those_that_are_there(replayed):

@@ -6,6 +6,8 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rapid_des.cli.topology import bench as command
 from rapid_des.errors import InputError, UnsupportedByEngine
@@ -15,6 +17,7 @@ from rapid_des.network.collectives.schedule import CollectiveType
 from rapid_des.simulation import replay
 from rapid_des.studies.collective_bench import OPERATIONS, Own, Question, answer, chosen, sizes_between
 from rapid_des.studies.traffic import messages
+from tests.program.machines import dimension, machine
 
 
 def test_sizes_go_by_the_factor_and_end_within():
@@ -140,3 +143,40 @@ def test_an_unknown_operation_lists_the_known():
         answer(load_machine("dgx_a100"), Question("allreduce", [1024]), engine="simpy")
     with pytest.raises(InputError, match="--gpus: 9 is not one of 2 to 8"):
         answer(load_machine("dgx_a100"), Question("all_reduce", [1024], gpus=9), engine="simpy")
+
+
+@st.composite
+def questions(draw):
+    """A machine of any links, one-sided ones too, and a collective on all or some of its GPUs."""
+    rates = st.sampled_from(["2 GB/s", "50 GB/s", "900 GB/s"])
+    latencies = st.sampled_from(["0 ns", "100 ns", "3 us"])
+    shapes = st.sampled_from(["ring", "mesh", "torus", "fully_connected", "switch", "hypercube"])
+    dimensions = []
+    for _ in range(draw(st.integers(1, 2))):
+        shape = draw(shapes)
+        keys = {"bandwidth": draw(rates), "latency": draw(latencies)}
+        if shape not in ("fully_connected", "hypercube"):
+            keys["reverse"] = {"bandwidth": draw(rates), "latency": draw(latencies)}
+        dimensions.append(dimension(shape, draw(st.sampled_from([2, 3, 4])), **keys))
+    header = draw(st.sampled_from(["0 B", "8 B", "64 B"]))
+    protocol = {
+        "payload": draw(st.sampled_from(["64 B", "4 KiB"])),
+        "header": header,
+        "acknowledgement": header,
+        "packets_per_acknowledgement": 1,
+        "packet_time": draw(st.sampled_from(["exact", "whole_ns"])),
+    }
+    modes = st.sampled_from(["store_and_forward", "cut_through", "fluid"])
+    switching = {"mode": draw(modes), "protocol": protocol}
+    operation = draw(st.sampled_from(OPERATIONS))
+    names = sorted({"ring", "direct", "recursive"} & set(algorithms_for(CollectiveType[operation.upper()])))
+    opened = machine(*dimensions, switching=switching, collectives={"default": draw(st.sampled_from(names))})
+    gpus = draw(st.sampled_from([None, 2, opened.fabric.gpus - 1])) if opened.fabric.gpus > 2 else None
+    return opened, Question(operation, draw(st.sampled_from([[1], [4], [30], [4097], [2**18]])), gpus=gpus)
+
+
+@settings(max_examples=60, deadline=None)
+@given(questions())
+def test_no_collective_on_any_fabric_beats_its_bound(question):
+    for row in answer(*question, engine="simpy"):
+        assert row.bound.time <= row.duration

@@ -10,11 +10,11 @@ import numpy as np
 
 from rapid_des.compiling import Kernel
 from rapid_des.engines.compiled import kernel, pools
-from rapid_des.engines.compiled.calendar import PUSHED, push
+from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
 from rapid_des.engines.compiled.flat import flatten
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
-from rapid_des.network.fluid.state import new_fluid, widened
+from rapid_des.network.fluid.state import never_end, new_fluid, widened
 from rapid_des.program.program import Program, Progress, Records, Trail
 from rapid_des.program.services import widest
 from rapid_des.program.timetable import FOREVER
@@ -133,7 +133,15 @@ class CompiledSimulation:
             ties=int(state.totals[kernel.TIES]),
             events=int(self._pools.calendar.counts[PUSHED]),
             trail=self._trail() if state.flags[1] else None,
+            beyond=self._beyond(),
         )
+
+    def _beyond(self) -> bool:
+        """Whether an event lies past FOREVER, or a flow ends there."""
+        calendar = self._pools.calendar
+        waiting = calendar.time[: calendar.counts[HEAP]]
+        flows = self._fluid is not None and never_end(self._fluid)
+        return flows or int(waiting.max(initial=0)) > FOREVER
 
     def _trail(self) -> Trail:
         rows, trail = int(self._pools.counts[pools.TRAIL]), self._pools.trail

@@ -23,7 +23,7 @@ from rapid_des.engines.compiled.kernel import (
     play,
 )
 from rapid_des.engines.compiled.pools import Pools, State
-from rapid_des.engines.compiled.steps import NONE
+from rapid_des.engines.compiled.steps import NONE, rate_at
 from rapid_des.network.fluid import NEVER, Fluid, begin_flow, end_flow, set_capacity, settle, stride
 from rapid_des.program.timetable import FULL_RATE
 
@@ -51,7 +51,7 @@ def _links_choose(flat: Flat, state: State, pools: Pools, fluid: Fluid) -> None:
     network, transfers, cursor, now = flat.network, pools.transfers, state.cursor, state.cursor[NOW]
     for index in range(cursor[LINKS]):
         link = state.touched[index]
-        set_capacity(fluid, link, network.capacity[link] * _rate(network, link, now) // FULL_RATE)
+        set_capacity(fluid, link, _capacity(network, link, now))
     flow = cursor[ENDING]
     while flow != NONE:
         following = transfers.next[flow]
@@ -75,13 +75,12 @@ def _links_choose(flat: Flat, state: State, pools: Pools, fluid: Fluid) -> None:
 
 
 @inlined
-def _rate(network: Network, link: int, now: int) -> int:
-    """Return a link's rate by its timetable."""
-    rate = FULL_RATE
-    for row in range(network.link_table[link], network.link_table[link + 1]):
-        if network.link_time[row] <= now:
-            rate = network.link_rate[row]
-    return rate
+def _capacity(network: Network, link: int, now: int) -> int:
+    """Return a link's bytes a second by its timetable, rounded down; no product overflows."""
+    first, last = network.link_table[link], network.link_table[link + 1]
+    rate = rate_at(network.link_time[first:last], network.link_rate[first:last], now)
+    full = network.capacity[link]
+    return int(full // FULL_RATE * rate + full % FULL_RATE * rate // FULL_RATE)
 
 
 @inlined

@@ -129,6 +129,7 @@ class Simulation:
 
     def records(self) -> Records:
         """Return what happened so far."""
+        fluid = self.collectives.fluid
         return Records(
             start=np.array(self.start, np.int64),
             finish=np.array(self.finish, np.int64),
@@ -142,6 +143,7 @@ class Simulation:
             received=self.links.received,
             ties=0 if self.ties is None else self.ties.count,
             trail=None if self.links.trail is None else trail_of(self.links.trail),
+            beyond=self.env.beyond(FOREVER) or (fluid is not None and fluid.never_end()),
         )
 
     def _begin(self, position: int, visit: int) -> None:

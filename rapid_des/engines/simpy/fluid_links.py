@@ -20,7 +20,7 @@ from rapid_des.network.fluid import (
     set_route,
     settle,
 )
-from rapid_des.network.fluid.state import widened
+from rapid_des.network.fluid.state import never_end, widened
 from rapid_des.program.program import FluidTable, Program
 from rapid_des.program.services import widest
 from rapid_des.program.timetable import FULL_RATE, rate_at
@@ -63,6 +63,10 @@ class FluidLinks:
         flow = Flow(message, route, size)
         before = int(self.table.before[size, self.table.profile[route]])
         self._later(self.env.now + before, lambda: self.joining.append(flow))
+
+    def never_end(self) -> bool:
+        """Whether a flow that drains does so for longer than can be told."""
+        return never_end(self.fluid)
 
     def choose(self) -> None:
         """Let what happened at this instant change the rates."""

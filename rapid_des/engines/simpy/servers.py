@@ -41,6 +41,10 @@ class Clock(Environment):
         self.actions = 0
         """How often something was to happen `at` a time."""
 
+    def beyond(self, moment: int) -> bool:
+        """Whether anything is to happen after a moment."""
+        return any(time > moment for time, *_ in self._queue)
+
     def at(self, moment: int, action: Callable[[], None]) -> None:
         """Have something happen at a moment: at once if that is now."""
         self.actions += 1

@@ -14,7 +14,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import OUTER_LINES, Blocks
-from rapid_des.frontend.job import Layout
+from rapid_des.frontend.job import Job, Layout
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
@@ -105,7 +105,7 @@ def run_blocks(
     cache = BoundedCache() if cache is None else cache
     blocks, slow = priced.blocks, priced.on_slow_gpus
     _require_steady(machine)
-    places = [_lines(blocks.job.layout, place) for place in zip(*blocks.inner_groups, strict=True)]
+    places = [_lines(blocks.job, place) for place in zip(*blocks.inner_groups, strict=True)]
     place = representative(machine, places)
     if not mode.outer_analytic:
         require_disjoint(machine, blocks.inner_groups, places)
@@ -133,9 +133,13 @@ def _require_steady(machine: Machine) -> None:
         )
 
 
-def _lines(layout: Layout, ranks: Sequence[int]) -> list[Int64s]:
-    """Return the groups outside blocks of the ranks at one place of their inner groups, a table an axis."""
-    tables = [layout.rows(axes) for axes in OUTER_LINES]
+def _lines(job: Job, ranks: Sequence[int]) -> list[Int64s]:
+    """Return the groups outside blocks of the ranks at one place of their inner groups, a table an axis.
+
+    Replicas that infer exchange nothing.
+    """
+    training = job.spec.phase == "training"
+    tables = [job.layout.rows(axes) for axes in OUTER_LINES if training or "dp" not in axes]
     return [table[np.isin(table[:, 0], ranks)] for table in tables if table.shape[1] > 1]
 
 

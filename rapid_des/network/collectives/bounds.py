@@ -3,7 +3,9 @@
 Three arguments, each valid on its own: what members must send and receive over their own links (bandwidth),
 the longest path that somebody's data must take (latency), and what must cross the fabric's narrowest halving
 (bisection). Switches that reduce and multiply data spare members to send or receive on behalf of others: then
-the first counts what each member must send and receive itself. Headers are not counted.
+the first counts what each member must send and receive itself. Headers are not counted. Who has a part of
+less than a byte may have none: latency then counts to the nearest member, or not at all. What one root sends
+or receives crosses a halving in one direction only, which need not be the narrow one: it has no such bound.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -21,6 +24,9 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.units import PS_PER_S
 
 C = CollectiveType
+_FROM_ROOT = frozenset({C.BROADCAST, C.SCATTER})
+_TO_ROOT = frozenset({C.REDUCE, C.GATHER})
+_IN_PARTS = frozenset({C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.ALL_TO_ALL, C.SCATTER})
 _MOST_SOURCES = 64
 """Members whose distances are computed; with more members the latency bound stays valid, if not tight."""
 
@@ -61,20 +67,23 @@ class Traffic:
 
 
 def traffic(collective: CollectiveType, members: int, size: int) -> Traffic:
-    """Return what must move for an input buffer of `size` bytes a member (a shard for all-gather, gather)."""
+    """Return what must move for an input buffer of `size` bytes a member (a shard for all-gather, gather).
+
+    Parts are whole bytes: one of n has size / n rounded up or down, and the root may keep a larger one.
+    """
     n, s = Fraction(members), Fraction(size)
     half, nothing = n // 2, Fraction(0)
-    rest = (n - 1) / n * s
+    rest, part, scattered = (n - 1) / n * s, Fraction(size // members), s - ceil(s / n)
     return {
         C.ALL_REDUCE: Traffic(2 * (n - 1) * s, s, s, s),
         C.ALL_GATHER: Traffic(n * (n - 1) * s, s, (n - 1) * s, half * s),
-        C.REDUCE_SCATTER: Traffic(n * rest, rest, s / n, half * s / n),
-        C.REDUCE_SCATTER_BLOCK: Traffic(n * rest, rest, s / n, half * s / n),
-        C.ALL_TO_ALL: Traffic(n * rest, rest, rest, half * (n - half) * s / n),
+        C.REDUCE_SCATTER: Traffic(n * rest, rest, s / n, half * part),
+        C.REDUCE_SCATTER_BLOCK: Traffic(n * rest, rest, s / n, half * part),
+        C.ALL_TO_ALL: Traffic(n * rest, rest, rest, half * (n - half) * part),
         C.BROADCAST: Traffic((n - 1) * s, s, s, s),
         C.REDUCE: Traffic((n - 1) * s, s, s, s),
         C.GATHER: Traffic((n - 1) * s, s, (n - 1) * s, half * s),
-        C.SCATTER: Traffic(rest, rest, s / n, half * s / n),
+        C.SCATTER: Traffic(scattered, scattered, scattered / (n - 1), half * part),
         C.BARRIER: Traffic(nothing, nothing, nothing, nothing),
     }[collective]
 
@@ -90,8 +99,8 @@ def bounds(  # noqa: PLR0913 - the last two by name
 ) -> Bounds:
     """Return the lower bounds for the GPUs `group`; `halving` bytes/s cross their narrowest known halving.
 
-    `in_switch`: for algorithms whose switches reduce and multiply data. Links of 0 bytes/s do not count. A
-    group of one needs no time.
+    `in_switch`: for algorithms whose switches reduce and multiply data. Links of 0 bytes/s do not count. The
+    first of `group` is the root. A group of one, and one that moves no bytes, needs no time.
     """
     if len(group) < 2:
         return Bounds(0, 0, 0)
@@ -100,14 +109,14 @@ def bounds(  # noqa: PLR0913 - the last two by name
     bandwidth = max(_time(need.send, max(outward)), _time(need.receive, max(inward)))
     if not in_switch:
         bandwidth = max(bandwidth, _time(need.total, sum(outward)), _time(need.total, sum(inward)))
-    bisection = _time(need.crossing, halving) if halving else 0
-    return Bounds(bandwidth, _farthest(fabric, group), bisection)
+    rooted = collective in _FROM_ROOT | _TO_ROOT
+    bisection = _time(need.crossing, halving) if halving and not rooted else 0
+    return Bounds(bandwidth, _latency(fabric, group, collective, size), bisection)
 
 
 def _rates(fabric: Fabric, ends: np.ndarray, group: Sequence[int]) -> list[int]:
     """Return the rate of each member's links, out or in."""
-    total = np.zeros(fabric.nodes, dtype=np.int64)
-    np.add.at(total, ends, fabric.bandwidth)
+    total = np.bincount(ends, fabric.bandwidth, fabric.nodes)  # as floats: no sum wraps
     return [int(total[member]) for member in group]
 
 
@@ -115,14 +124,27 @@ def _time(size: Fraction, rate: int) -> int:
     return -(-size.numerator * PS_PER_S // (size.denominator * rate)) if rate else 0
 
 
-def _farthest(fabric: Fabric, group: Sequence[int]) -> int:
-    """Return the greatest least latency from one of the (first) members to another."""
+def _latency(fabric: Fabric, group: Sequence[int], collective: CollectiveType, size: int) -> int:
+    """Return the longest of the shortest ways that somebody's data must take."""
+    if size == 0 and collective != C.BARRIER:
+        return 0
+    all_have_parts = collective not in _IN_PARTS or size >= len(group)
+    if collective in _FROM_ROOT:
+        return max(_farthest(fabric, group[:1], group)) if all_have_parts else 0
+    if collective in _TO_ROOT:
+        return max(_farthest(fabric, group, group[:1]))
+    farthest = _farthest(fabric, group, group)
+    return max(farthest) if all_have_parts else min(farthest)
+
+
+def _farthest(fabric: Fabric, sources: Sequence[int], destinations: Sequence[int]) -> list[int]:
+    """Return, for each destination, the least latency from the farthest of the (first) sources."""
     outgoing: list[list[tuple[int, int]]] = [[] for _ in range(fabric.nodes)]
     for link in np.flatnonzero(fabric.bandwidth).tolist():
         hop = int(fabric.latency[link]), int(fabric.destination[link])
         outgoing[int(fabric.source[link])].append(hop)
-    distances = [_distances(outgoing, source) for source in group[:_MOST_SOURCES]]
-    return max(distance.get(member, 0) for distance in distances for member in group)
+    distances = [_distances(outgoing, source) for source in sources[:_MOST_SOURCES]]
+    return [max(distance.get(member, 0) for distance in distances) for member in destinations]
 
 
 def _distances(outgoing: list[list[tuple[int, int]]], source: int) -> dict[int, int]:

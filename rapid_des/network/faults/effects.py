@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import Fabric
+from rapid_des.network.fabric import Fabric, check_latency
 from rapid_des.network.faults.specs import Fault
 from rapid_des.network.faults.targets import Hit, hit_by
 from rapid_des.units import PS_PER_S
@@ -118,6 +118,7 @@ def apply_static(
                 effects[link] = effect.combined(effects.get(link, LinkEffect(ONE, 0)))
     bandwidth, latency = fabric.bandwidth.copy(), fabric.latency.copy()
     for link, effect in effects.items():
+        check_latency(fabric, int(latency[link]) + effect.latency, f"faults: {fabric.link_name(link)}")
         latency[link] += effect.latency
         if effect.rate:
             bandwidth[link] = max(1, int(bandwidth[link]) * effect.rate // 1)

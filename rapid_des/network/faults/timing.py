@@ -13,7 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 from msgspec import structs
 
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import Fabric
+from rapid_des.network.fabric import Fabric, check_latency
 from rapid_des.network.faults.effects import (
     ONE,
     GpuFactors,
@@ -27,17 +27,19 @@ from rapid_des.network.faults.specs import Fault
 from rapid_des.network.faults.targets import mixed
 from rapid_des.units import Duration
 
-RATE_ONE = 4096
+RATE_ONE = 1 << 20
 """A rate of 1 in a timetable."""
+LEAST_RATE = Fraction(1, 10_000)
+"""Of what comes and goes: a timetable's steps are then within half a percent of what the fault states."""
 MOST_STEPS = 1_000_000
 """Changes of one fault up to the horizon; more is a mistake in the file."""
 
 _Effect = TypeVar("_Effect")
 Interval: TypeAlias = tuple[int, int | None]
 Timetable: TypeAlias = tuple[tuple[int, int, int], ...]
-"""(time in ps, rate in 1/4096, added latency in ps), ascending from time 0; each lasts until the next."""
+"""(time in ps, rate in 1 / `RATE_ONE`, added latency in ps), from time 0 on; each lasts until the next."""
 GpuTimetable: TypeAlias = tuple[tuple[int, int, int], ...]
-"""(time in ps, compute rate in 1/4096, memory rate in 1/4096), ascending from time 0."""
+"""(time in ps, compute rate and memory rate in 1 / `RATE_ONE`), ascending from time 0."""
 
 
 def placed_in_time(faults: Iterable[Fault], step_time: int, steps: int = 1) -> tuple[Fault, ...]:
@@ -94,7 +96,14 @@ def link_timetables(
             spans.setdefault(link, []).extend([*spanned, *_jitter(fault, link, horizon)])
     tables = {link: _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.combined) for link in sorted(spans)}
     return {
-        link: tuple((time, _in_4096(effect.rate), effect.latency) for time, effect in table)
+        link: tuple(
+            (
+                time,
+                _rate(effect.rate, fabric.link_name(link)),
+                _lag(effect.latency, fabric, link),
+            )
+            for time, effect in table
+        )
         for link, table in tables.items()
     }
 
@@ -120,14 +129,25 @@ def gpu_timetables(
             spans.setdefault(gpu, []).extend(spanned)
     tables = {gpu: _swept(spans[gpu], healthy, GpuFactors.combined) for gpu in sorted(spans)}
     return {
-        gpu: tuple((time, _in_4096(left.compute), _in_4096(left.hbm)) for time, left in table)
+        gpu: tuple(
+            (time, _rate(left.compute, f"gpu{gpu}"), _rate(left.hbm, f"gpu{gpu}")) for time, left in table
+        )
         for gpu, table in tables.items()
     }
 
 
-def _in_4096(rate: Fraction) -> int:
-    """Return a rate in 1/4096, rounded to nearest; what is not down keeps at least the least rate."""
-    return max(1, round(rate * RATE_ONE)) if rate else 0
+def _rate(rate: Fraction, name: str) -> int:
+    """Return a rate in 1 / `RATE_ONE`, rounded to nearest; `TopologyError` for one too small to hold."""
+    if 0 < rate < LEAST_RATE:
+        allowed = f"allowed: {float(LEAST_RATE)} and more, or down=true"
+        raise TopologyError(f"timed faults leave {name} {float(rate):.3g} of its rate; {allowed}")
+    return round(rate * RATE_ONE)
+
+
+def _lag(added: int, fabric: Fabric, link: int) -> int:
+    """Return the latency that faults add; `TopologyError` where the link's would pass what a fabric holds."""
+    check_latency(fabric, int(fabric.latency[link]) + added, fabric.link_name(link))
+    return added
 
 
 @dataclass(frozen=True)

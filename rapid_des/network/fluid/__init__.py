@@ -12,8 +12,13 @@ state is a tuple of arrays.
 Shares (`fill`): the link with the least capacity left per unsettled flow, lowest id first, settles its flows
 at that share; a flow whose ceiling (its slowest link) is lower settles there before. Only links that their
 flows could saturate (`demand > capacity`) connect flows: `settle` re-solves the flows connected to what
-changed and leaves all others alone. Acknowledgements go first: they are taken from the capacity of the links
-on the route back before flows share the rest.
+changed and leaves all others alone.
+
+Acknowledgements are part of a link's load. Where they are at most an eighth of it (`LIGHT`), they go first:
+they are taken from the capacity of the links on the route back before flows share the rest, and each pass of
+`settle` leaves an eighth of the error of the pass before. Heavier ones (of messages of a few bytes) share
+links as flows do: at rate r a flow loads each link of its route by r, and each on the route back by its ratio
+of r, and the filling weighs them so; it is exact, so that flows against each other have one answer.
 """
 
 from __future__ import annotations
@@ -23,8 +28,10 @@ from rapid_des.network.fluid.filling import fill
 from rapid_des.network.fluid.state import (
     NEVER,
     NONE,
+    RATIO_ONE,
     SCALE,
     Fluid,
+    divided,
     drain_time,
     drained,
     new_fluid,
@@ -48,6 +55,8 @@ __all__ = [
 
 ACKNOWLEDGEMENT_PASSES = 4
 """Each pass takes the acknowledgements of the pass before; the rest error is their share to this power."""
+LIGHT = RATIO_ONE // 8
+"""Acknowledgement load, as a share of its own and of links on the route back, up to which it goes first."""
 
 
 @compilable
@@ -55,6 +64,9 @@ def begin_flow(fluid: Fluid, flow: int, wire: int, ratio: int, now: int) -> None
     """Start a flow of `wire` bytes in a slot whose route, of one link or more, has been written."""
     start = flow * stride(fluid)
     fluid.ratio[flow] = ratio
+    fluid.sharing[flow] = fluid.hops[flow]
+    if ratio > _light_up_to(fluid, flow):
+        fluid.sharing[flow] += fluid.hops_back[flow]
     fluid.left[flow] = wire * SCALE
     fluid.fraction[flow] = 0
     fluid.since[flow] = now
@@ -62,9 +74,9 @@ def begin_flow(fluid: Fluid, flow: int, wire: int, ratio: int, now: int) -> None
     fluid.finish[flow] = NEVER
     _find_ceiling(fluid, flow)
     _add_demand(fluid, flow, 1)
-    for hop in range(start, start + fluid.hops[flow]):
+    for hop in range(start, start + fluid.sharing[flow]):
         link = fluid.link[hop]
-        fluid.population[link] += 1
+        fluid.weight[link] += RATIO_ONE if hop < start + fluid.hops[flow] else ratio
         fluid.previous[hop] = NONE
         fluid.next[hop] = fluid.first[link]
         if fluid.first[link] != NONE:
@@ -80,9 +92,9 @@ def end_flow(fluid: Fluid, flow: int) -> None:
     _expand(fluid)
     _untouch(fluid, flow)
     start = flow * stride(fluid)
-    for hop in range(start, start + fluid.hops[flow]):
+    for hop in range(start, start + fluid.sharing[flow]):
         link, before, after = fluid.link[hop], fluid.previous[hop], fluid.next[hop]
-        fluid.population[link] -= 1
+        fluid.weight[link] -= RATIO_ONE if hop < start + fluid.hops[flow] else fluid.ratio[flow]
         if before == NONE:
             fluid.first[link] = after
         else:
@@ -99,15 +111,14 @@ def end_flow(fluid: Fluid, flow: int) -> None:
 @compilable
 def set_capacity(fluid: Fluid, link: int, bandwidth: int) -> None:
     """Give a link another rate, in bytes a second; 0 stops it (R6)."""
-    members = fluid.population[link]
     hop = fluid.first[link]
-    for _ in range(members):
+    while hop != NONE:
         _touch(fluid, hop // stride(fluid))
         hop = fluid.next[hop]
     _expand(fluid)
     fluid.capacity[link] = bandwidth * SCALE
     hop = fluid.first[link]
-    for _ in range(members):
+    while hop != NONE:
         flow = hop // stride(fluid)
         _add_demand(fluid, flow, -1)
         _find_ceiling(fluid, flow)
@@ -169,17 +180,17 @@ def remaining(fluid: Fluid, flow: int, now: int) -> tuple[int, int]:
 
 @compilable
 def _expand(fluid: Fluid) -> bool:
-    """Touch all flows connected to touched ones by links that may be full; True if by acknowledgements."""
+    """Touch all flows connected to touched ones by links that may be full; True if by light answers."""
     coupled = False
     while fluid.counts[1] < fluid.counts[0]:
         flow = fluid.touched[fluid.counts[1]]
         fluid.counts[1] += 1
         start = flow * stride(fluid)
-        there = start + fluid.hops[flow]
-        for hop in range(start, there + fluid.hops_back[flow]):
+        shared = start + fluid.sharing[flow]
+        for hop in range(start, start + fluid.hops[flow] + fluid.hops_back[flow]):
             link = fluid.link[hop]
             if fluid.demand[link] > fluid.capacity[link] and fluid.first[link] != NONE:
-                coupled = coupled or hop >= there
+                coupled = coupled or hop >= shared
                 _visit(fluid, link)
     return coupled
 
@@ -216,11 +227,31 @@ def _untouch(fluid: Fluid, flow: int) -> None:
 
 
 @compilable
+def _light_up_to(fluid: Fluid, flow: int) -> int:
+    """Return the ratio up to which acknowledgements go first, by the slowest link back that is not dead."""
+    start = flow * stride(fluid)
+    there = start + fluid.hops[flow]
+    ceiling = NEVER
+    for hop in range(start, there):
+        ceiling = min(ceiling, fluid.capacity[fluid.link[hop]])
+    light = LIGHT
+    for hop in range(there, there + fluid.hops_back[flow]):
+        capacity = fluid.capacity[fluid.link[hop]]
+        if 0 < capacity < ceiling:
+            light = min(light, divided(capacity, ceiling) // (RATIO_ONE // LIGHT))
+    return light
+
+
+@compilable
 def _find_ceiling(fluid: Fluid, flow: int) -> None:
     start = flow * stride(fluid)
+    there = start + fluid.hops[flow]
     ceiling = NEVER
-    for hop in range(start, start + fluid.hops[flow]):
+    for hop in range(start, there):
         ceiling = min(ceiling, fluid.capacity[fluid.link[hop]])
+    for hop in range(there, start + fluid.sharing[flow]):
+        capacity = fluid.capacity[fluid.link[hop]]
+        ceiling = min(ceiling, max(min(capacity, 1), divided(capacity, fluid.ratio[flow])))
     fluid.ceiling[flow] = ceiling
 
 
@@ -237,6 +268,8 @@ def _add_demand(fluid: Fluid, flow: int, sign: int) -> None:
 
 @compilable
 def _set_background(fluid: Fluid, flow: int, old: int, new: int) -> None:
+    if fluid.sharing[flow] > fluid.hops[flow]:
+        return
     change = portion(new, fluid.ratio[flow]) - portion(old, fluid.ratio[flow])
     start = flow * stride(fluid) + fluid.hops[flow]
     for hop in range(start, start + fluid.hops_back[flow]):

@@ -1,10 +1,15 @@
-"""Progressive filling: max-min fair rates of the touched flows over the visited links."""
+"""Progressive filling: max-min fair rates of the touched flows over the visited links.
+
+A flow weighs `RATIO_ONE` on a link of its route; on the route back it weighs its ratio, if its
+acknowledgements share links. A link's share is the rate r at which its flows fill it: weight x r = what is
+left.
+"""
 
 from __future__ import annotations
 
 from rapid_des.arrays import Int64s
 from rapid_des.compiling import compilable, inlined
-from rapid_des.network.fluid.state import NONE, Fluid, stride
+from rapid_des.network.fluid.state import NONE, RATIO_ONE, Fluid, divided, portion, stride
 
 
 @compilable
@@ -36,8 +41,9 @@ def _load(fluid: Fluid) -> int:
     size = 0
     for i in range(fluid.counts[2]):
         link = fluid.visited[i]
-        fluid.free[link] = max(0, fluid.capacity[link] - fluid.background[link])
-        fluid.waiting[link] = fluid.population[link]
+        # Light acknowledgements of very many flows may come to more than a link carries: half is kept free.
+        fluid.free[link] = max(fluid.capacity[link] // 2, fluid.capacity[link] - fluid.background[link])
+        fluid.waiting[link] = fluid.weight[link]
         if fluid.waiting[link] > 0 and fluid.demand[link] > fluid.capacity[link]:
             size = _push(fluid.heap_key, fluid.heap_id, size, _share(fluid, link), link)
     for i in range(fluid.counts[0]):
@@ -52,7 +58,10 @@ def _load(fluid: Fluid) -> int:
 def _share(fluid: Fluid, link: int) -> int:
     """Return the rate that each waiting flow would get; at least one unit unless the link is dead."""
     least = 1 if fluid.capacity[link] > 0 else 0
-    return int(max(least, fluid.free[link] // fluid.waiting[link]))
+    free, weight = fluid.free[link], fluid.waiting[link]
+    if weight % RATIO_ONE == 0:
+        return int(max(least, free // (weight // RATIO_ONE)))
+    return int(max(least, divided(free, weight)))
 
 
 @compilable
@@ -72,7 +81,14 @@ def _settle_flow(fluid: Fluid, flow: int, rate: int) -> None:
     for hop in range(start, start + fluid.hops[flow]):
         link = fluid.link[hop]
         fluid.free[link] = max(0, fluid.free[link] - rate)
-        fluid.waiting[link] -= 1
+        fluid.waiting[link] -= RATIO_ONE
+    if fluid.sharing[flow] == fluid.hops[flow]:
+        return
+    answer = portion(rate, fluid.ratio[flow])
+    for hop in range(start + fluid.hops[flow], start + fluid.sharing[flow]):
+        link = fluid.link[hop]
+        fluid.free[link] = max(0, fluid.free[link] - answer)
+        fluid.waiting[link] -= fluid.ratio[flow]
 
 
 @compilable

@@ -20,10 +20,13 @@ SCALE = 16
 MOST_BANDWIDTH = 10**14
 """Bytes a second that the arithmetic holds, with 5,000 flows on one link; at a thousandth, with 5 million."""
 NEVER = 2**63 - 1
+RATIO_ONE = 65_536
+"""Acknowledgement ratios are integers in this unit."""
 
 _FRACTION_ONE = 10**12
 _HALF = 10**6
 _MOST_SECONDS = 4 * 10**6
+_MOST_TIMES = 2**46
 
 
 @compilable
@@ -71,11 +74,21 @@ def portion(rate: int, ratio: int) -> int:
     return (rate // 256) * ratio // 256
 
 
+@compilable
+def divided(rate: int, ratio: int) -> int:
+    """Return the rate of which `ratio` / 65,536 is this one, rounded down, at most 2**62 or so.
+
+    >>> divided(300, 3 * RATIO_ONE // 2)
+    200
+    """
+    return min(rate // ratio, _MOST_TIMES) * RATIO_ONE + rate % ratio * RATIO_ONE // ratio
+
+
 NONE = -1
 
-_BY_LINK = ["capacity", "demand", "background", "population", "first"]
+_BY_LINK = ["capacity", "demand", "background", "weight", "first"]
 _LINK_SCRATCH = ["visited", "is_visited", "free", "waiting"]
-_BY_FLOW = ["hops", "hops_back", "ceiling", "ratio", "rate", "left", "fraction", "since", "finish"]
+_BY_FLOW = ["hops", "hops_back", "sharing", "ceiling", "ratio", "rate", "left", "fraction", "since", "finish"]
 _FLOW_SCRATCH = ["changed", "trial", "touched", "position", "settled"]
 
 
@@ -87,9 +100,9 @@ class Fluid(NamedTuple):
     demand: Int64s
     """[link] what its flows and acknowledgements would load if each had its ceiling."""
     background: Int64s
-    """[link] acknowledgement load now."""
-    population: Int64s
-    """[link] flows on it."""
+    """[link] load now of the acknowledgements that go first."""
+    weight: Int64s
+    """[link] what loads it at each unit of its flows' rates, in 1/65,536: a flow weighs 1."""
     first: Int64s
     """[link] its first hop in the list of hops, or NONE."""
     link: Int64s
@@ -100,8 +113,10 @@ class Fluid(NamedTuple):
     hops: Int64s
     """[flow] length of the route; 0 if the slot is free."""
     hops_back: Int64s
+    sharing: Int64s
+    """[flow] hops, from position 0, that share links: its route, with the route back if answers are heavy."""
     ceiling: Int64s
-    """[flow] the capacity of its slowest link."""
+    """[flow] the rate that it has if no other flow is there."""
     ratio: Int64s
     """[flow] acknowledgement load as a share of its own, in 1/65,536."""
     rate: Int64s
@@ -159,6 +174,11 @@ def widened(fluid: Fluid, flows: int) -> Fluid:
     for old, new in zip(fluid, grown, strict=True):
         new[: len(old)] = old
     return grown
+
+
+def never_end(fluid: Fluid) -> bool:
+    """Whether a flow that drains does so for longer than can be told; not one that stands still."""
+    return bool(((fluid.rate > 0) & (fluid.finish == NEVER)).any())
 
 
 def set_route(fluid: Fluid, flow: int, route: tuple[int, ...], back: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Timed faults become timetables: (time ps, rate in 1/4096, added latency ps)."""
+"""Timed faults become timetables: (time ps, rate in 1 / RATE_ONE, added latency ps)."""
 
 import pytest
 
@@ -12,6 +12,7 @@ from rapid_des.network.faults import (
     parse_fault,
     placed_in_time,
 )
+from rapid_des.network.faults.timing import RATE_ONE
 from tests.network.fabrics import INNER, dimension
 
 RING = build("ring", [dimension(shape="ring", size=4)], INNER).fabric
@@ -25,7 +26,7 @@ def tables(*texts, horizon=10 * MS):
 
 def test_a_window_derates_and_ends():
     assert tables("link=0>1 bandwidth=0.25 latency=2us from=1ms until=3ms") == {
-        LINK: ((0, 4096, 0), (1 * MS, 1024, 2_000_000), (3 * MS, 4096, 0))
+        LINK: ((0, RATE_ONE, 0), (1 * MS, RATE_ONE // 4, 2_000_000), (3 * MS, RATE_ONE, 0))
     }
 
 
@@ -33,12 +34,17 @@ def test_overlapping_faults_multiply_while_both_last():
     table = tables(
         "link=0>1 bandwidth=0.5 from=1ms", "link=0>1 bandwidth=0.5 latency=1us from=2ms until=4ms"
     )[LINK]
-    assert table == ((0, 4096, 0), (MS, 2048, 0), (2 * MS, 1024, 1_000_000), (4 * MS, 2048, 0))
+    assert table == (
+        (0, RATE_ONE, 0),
+        (MS, RATE_ONE // 2, 0),
+        (2 * MS, RATE_ONE // 4, 1_000_000),
+        (4 * MS, RATE_ONE // 2, 0),
+    )
 
 
 def test_down_is_rate_zero_and_hits_both_directions():
     found = tables("link=0-1 down=true until=2ms")
-    assert found == dict.fromkeys(sorted([LINK, RING.link(1, 0)]), ((0, 0, 0), (2 * MS, 4096, 0)))
+    assert found == dict.fromkeys(sorted([LINK, RING.link(1, 0)]), ((0, 0, 0), (2 * MS, RATE_ONE, 0)))
 
 
 def test_links_are_dead_from_the_tick_they_go_down_to_the_tick_they_come_back():
@@ -49,8 +55,8 @@ def test_links_are_dead_from_the_tick_they_go_down_to_the_tick_they_come_back():
 
 
 def test_a_flap_repeats_up_to_the_horizon_or_its_end():
-    down = [(1, 0), (2, 4096), (4, 0), (5, 4096), (7, 0), (8, 4096)]
-    expected = ((0, 4096, 0), *((time * MS, rate, 0) for time, rate in down))
+    down = [(1, 0), (2, RATE_ONE), (4, 0), (5, RATE_ONE), (7, 0), (8, RATE_ONE)]
+    expected = ((0, RATE_ONE, 0), *((time * MS, rate, 0) for time, rate in down))
     assert tables("link=0>1 down=true from=1ms every=3ms for=1ms until=9ms")[LINK] == expected
     assert tables("link=0>1 down=true from=1ms every=3ms for=1ms", horizon=9 * MS)[LINK] == expected
 
@@ -60,7 +66,7 @@ def test_jitter_draws_a_latency_a_period_that_depends_on_seed_and_link_alone():
     assert set(table) == {LINK, RING.link(1, 0)}
     times, rates, latencies = zip(*table[LINK], strict=True)
     assert times == tuple(k * MS for k in range(11))
-    assert set(rates) == {4096}
+    assert set(rates) == {RATE_ONE}
     assert len(set(latencies)) > 8
     assert all(0 <= latency <= 1_000_000 for latency in latencies)
     longer = tables("link=0-1 jitter=1us jitter_every=1ms seed=3", horizon=20 * MS)
@@ -76,8 +82,10 @@ def test_steps_and_progress_are_placed_by_the_healthy_run():
     with pytest.raises(TopologyError, match="placed in time first"):
         link_timetables(RING, faults, 10 * MS)
     placed = placed_in_time(faults, step_time=2 * MS, steps=4)
-    assert link_timetables(RING, placed, 10 * MS) == {LINK: ((0, 4096, 0), (4 * MS, 0, 0), (6 * MS, 4096, 0))}
-    assert gpu_timetables(RING, placed, 10 * MS) == {1: ((0, 4096, 4096), (4 * MS, 2048, 4096))}
+    link = (0, RATE_ONE, 0), (4 * MS, 0, 0), (6 * MS, RATE_ONE, 0)
+    gpu = (0, RATE_ONE, RATE_ONE), (4 * MS, RATE_ONE // 2, RATE_ONE)
+    assert link_timetables(RING, placed, 10 * MS) == {LINK: link}
+    assert gpu_timetables(RING, placed, 10 * MS) == {1: gpu}
 
 
 def test_too_many_changes_are_refused():
@@ -93,5 +101,25 @@ def test_constant_faults_are_no_timetables_and_timed_ones_leave_the_fabric():
     assert not dead
 
 
-def test_what_is_not_down_never_stops():
-    assert tables("link=0>1 bandwidth=0.00001 from=1ms")[LINK][1] == (MS, 1, 0)
+@pytest.mark.parametrize("rate", ["0.0001", "0.003", "0.3", "0.999"])
+def test_timed_rates_are_those_of_the_constant_form(rate):
+    fault = f"link=0>1 bandwidth={rate}"
+    constant, _ = apply_static(RING, [parse_fault(fault)])
+    timed = tables(f"{fault} from=1ms")[LINK][1][1] / RATE_ONE
+    assert timed == pytest.approx(constant.bandwidth[LINK] / RING.bandwidth[LINK], rel=0.005)
+
+
+@pytest.mark.parametrize("texts", [["link=0>1 bandwidth=1e-9"], ["link=0>1 bandwidth=0.005"] * 3])
+def test_rates_that_a_timetable_can_not_hold_are_refused(texts):
+    with pytest.raises(TopologyError, match=r"timed faults leave gpu0>gpu1 .*; allowed: 0\.0001 and more"):
+        tables(*(f"{text} from=1ms" for text in texts))
+
+
+@pytest.mark.parametrize("times", ["", " from=1ms"])
+def test_latencies_whose_sum_could_wrap_are_refused(times):
+    faults = [parse_fault(f"link=0>1 latency=9223372036854775807ps{times}")]
+    with pytest.raises(TopologyError, match="gpu0>gpu1: latency: .*; allowed: 0 to 3600 s"):
+        if times:
+            link_timetables(RING, faults, 10 * MS)
+        else:
+            apply_static(RING, faults)
