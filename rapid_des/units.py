@@ -109,6 +109,14 @@ class Duration(Quantity):
     example: ClassVar = "1.2 us"
     shown: ClassVar = ("s", "ms", "us", "ns", "ps")
 
+    def __str__(self) -> str:
+        """Return a quantity's spelling; no time is `0 s`.
+
+        >>> str(Duration(0)), str(Duration(1))
+        ('0 s', '1 ps')
+        """
+        return super().__str__() if self else "0 s"
+
 
 class Size(Quantity):
     """A size in bytes.

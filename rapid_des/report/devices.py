@@ -95,8 +95,7 @@ def device_as_text(device: Device) -> str:
     lines += [f"  tensor {dtype:<6}{peak}" for dtype, peak in spec.tensor_peak.items()]
     lines += [f"  vector {dtype:<6}{peak}" for dtype, peak in spec.vector_peak.items()]
     for name, store in stores.items():
-        size = f"{store.capacity / 1e9:g} GB" if name == "HBM" else str(store.capacity)
-        lines.append(f"  {name:<13}{size}{each.get(name, '')}, {store.bandwidth}")
+        lines.append(f"  {name:<13}{store.capacity}{each.get(name, '')}, {store.bandwidth}")
     lines.append(f"  launch       {spec.launch.eager} eager, {spec.launch.graph} in a graph")
     lines.append(f"  conditions   {', '.join(f'{k} {v}' for k, v in _conditions(device).items())}")
     lines.append(

@@ -39,11 +39,11 @@ def fabric_lines(tree: Tree) -> list[str]:
     cut, far = tree["bisection"], tree["diameter"]
     low, high = tree["degree"]
     hops = f"{far['hops']} hops" if far["exact"] else f"at least {far['hops']} hops"
-    dead = f", {tree['dead_links']} of them dead" if tree["dead_links"] else ""
+    dead = f", {tree['dead_links']:,} of them dead" if tree["dead_links"] else ""
     lines = [
         tree["name"],
-        f"  nodes      {tree['gpus']} GPUs, {tree['nics']} NICs, {tree['switches']} switches",
-        f"  links      {tree['links']} directed{dead}",
+        f"  nodes      {tree['gpus']:,} GPUs, {tree['nics']:,} NICs, {tree['switches']:,} switches",
+        f"  links      {tree['links']:,} directed{dead}",
         f"  degree     {low if low == high else f'{low} to {high}'} links out of a GPU",
         f"  diameter   {hops} between GPUs" + ("" if far["connected"] else "; some GPUs are cut off"),
         f"  bisection  {'' if cut['exact'] else 'at most '}{Bandwidth(cut['bandwidth'])} one way",
@@ -53,7 +53,7 @@ def fabric_lines(tree: Tree) -> list[str]:
         size = "x".join(str(extent) for extent in row["size"])
         rate = _span([str(Bandwidth(value)) for value in row["bandwidth"]])
         delay = _span([str(Duration(value)) for value in row["latency_ps"]])
-        lines.append(f"    {row['name']}: {row['shape']} {size}, {row['links']} links, {rate}, {delay}")
+        lines.append(f"    {row['name']}: {row['shape']} {size}, {row['links']:,} links, {rate}, {delay}")
     return lines
 
 
@@ -122,7 +122,7 @@ def shown_check(fabric: Fabric, check: RouteCheck, dead: frozenset[int], lost: f
 
 def check_lines(tree: Tree) -> list[str]:
     """Return the lines that show `shown_check`'s tree."""
-    routes = f"{tree['routes']} routes" + ("" if tree["all_routes"] else " between some of the GPUs")
+    routes = f"{tree['routes']:,} routes" + ("" if tree["all_routes"] else " between some of the GPUs")
     lines = [tree["name"], "  connected  every GPU reaches every other"]
     if tree["lost_gpus"]:
         lines.append(f"  lost       {_some([f'gpu{gpu}' for gpu in tree['lost_gpus']])}")

@@ -86,7 +86,7 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
 
 
 def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
-    rows = {"GPUs": f"{figures.gpus}"}
+    rows = {"GPUs": f"{figures.gpus:,}"}
     if figures.requests is None:
         rows["step time"] = f"{result.step_time}"
     else:

@@ -5,6 +5,7 @@ Each function takes the plain data that `--json` prints.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from rapid_des.report.result_text import drawn_line, time_text
 from rapid_des.units import PS_PER_S, PS_PER_US, Size
 
 Plain = Mapping[str, Any]
+
+_BINARY = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_BYTES = re.compile(r"\b(\d+) B\b")
 
 _CHANGES = 8
 
@@ -42,16 +46,22 @@ def _changes(title: str, rows: Sequence[Plain]) -> Iterator[str]:
         return
     yield f"\n{title}"
     shown = rows if len(rows) <= _CHANGES else [*rows[: _CHANGES - 2], *rows[-2:]]
-    width = max(len(row["name"]) for row in shown)
-    for row in shown:
+    names = [_BYTES.sub(lambda count: _rounded(int(count[1])), row["name"]) for row in shown]
+    width = max(map(len, names))
+    for name, row in zip(names, shown, strict=True):
         before, after = (round(row[name] * PS_PER_S) for name in ("healthy_s", "faulty_s"))
         sign = "" if after < before else "+"
         yield (
-            f"  {row['name']:<{width}}  {time_text(before):>10} to {time_text(after):>10}  "
+            f"  {name:<{width}}  {time_text(before):>10} to {time_text(after):>10}  "
             f"{sign}{time_text(after - before)}"
         )
     if len(rows) > len(shown):
         yield f"  … {len(rows) - len(shown)} more in between"
+
+
+def _rounded(size: int) -> str:
+    unit, factor = next(((u, f) for u, f in _BINARY.items() if size >= f), ("B", 1))
+    return f"{size / factor:.4g} {unit}"
 
 
 def criticality_lines(study: Plain, parts: int) -> Iterator[str]:
@@ -171,4 +181,4 @@ def validation_lines(report: Mapping[str, Any]) -> Iterator[str]:
 def _cell(value: float | None) -> str:
     if value is None:
         return "-"
-    return str(value) if isinstance(value, int) else f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"

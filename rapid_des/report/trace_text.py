@@ -8,7 +8,7 @@ from typing import Any
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, RankTrace, TraceSet
 from rapid_des.errors import TraceError
-from rapid_des.units import Duration, Size
+from rapid_des.units import Duration, FlopRate, Size
 
 _FINDINGS = 38
 _RANKS = 64
@@ -34,19 +34,24 @@ def finding_lines(findings: Sequence[str]) -> Iterator[str]:
 def statistics_lines(counts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the counts of a set, in total and by rank."""
     total = counts["total"]
-    yield f"{total['ranks']} ranks, {total['nodes']} nodes, {total['dependencies']} dependencies"
+    yield f"{total['ranks']:,} ranks, {total['nodes']:,} nodes, {total['dependencies']:,} dependencies"
     for kind, count in total["kinds"].items():
-        yield f"  {kind:<20} {count}"
+        yield f"  {kind:<20} {count:,}"
     for kind, count in total["collectives"].items():
-        yield f"  {kind:<20} {count} collectives, {Size(total['collective_bytes'][kind])} of input"
+        yield f"  {kind:<20} {count:,} collectives, {Size(total['collective_bytes'][kind])} of input"
     yield f"  {'sent':<20} {Size(total['sent_bytes'])}"
-    yield f"  {'compute':<20} {Duration(total['compute_time'])} stated, {total['flops']:.4g} FLOP"
-    yield f"  {'without duration':<20} {total['untimed']} compute nodes"
+    yield f"  {'compute':<20} {Duration(total['compute_time'])} stated, {_work(total['flops'])}"
+    yield f"  {'without duration':<20} {total['untimed']:,} compute nodes"
     yield "  rank      nodes  depth  compute"
     for row in counts["ranks"][:_RANKS]:
         yield f"  {row['rank']:<6} {row['nodes']:>8} {row['depth']:>6}  {Duration(row['compute_time'])}"
     if total["ranks"] > _RANKS:
         yield f"  … {total['ranks'] - _RANKS} more ranks (--json lists all)"
+
+
+def _work(flops: int) -> str:
+    """Return a count of floating-point operations with the prefix that fits."""
+    return str(FlopRate(flops)).removesuffix("/s")
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class NodeRow:
         if self.duration is not None:
             parts.append(str(Duration(self.duration)))
         elif self.flops:
-            parts.append(f"{self.flops:.4g} FLOP")
+            parts.append(_work(self.flops))
         if self.size is not None and self.kind not in {"compute", "metadata"}:
             parts.append(str(Size(self.size)))
         return ", ".join(parts) or "-"

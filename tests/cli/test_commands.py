@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -121,3 +123,22 @@ def test_what_nobody_expected_is_still_a_few_lines(monkeypatch, raised, code, sa
     assert len(answer.err.splitlines()) <= 40
     if code != 1:
         refused(answer, code)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("device show a100_sxm_80gb", "HBM          80 GiB, 2.039 TB/s"),
+        ("topology show dgx_h100_superpod_128", "1,024 GPUs, 1,024 NICs, 176 switches"),
+        ("trace stats two_stages", "600 us stated, 0 FLOP"),
+        ("trace stats all_reduce_4", "40 us stated"),
+        (
+            "faults run llama2_7b_train --on torus_2d_a100 --fault 'link=0-1 bandwidth=0.25'",
+            "all_gather of 16 MiB by ring",
+        ),
+    ],
+)
+def test_numbers_are_written_as_people_write_them(words, shown):
+    answer = call(*shlex.split(words))
+    assert shown in answer.out
+    assert re.findall(r"(?<![\w.,])\d{6,}(?![\w.,])|\de[+-]?\d", answer.out) == []
