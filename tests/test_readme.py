@@ -14,6 +14,9 @@ BLOCKS = re.findall(r"```console\n\$ rapid-des ([^\n|]+?)(?: \| head -\d+)?\n(.*
 
 
 def masked(line):
+    """Return a line without its numbers; which engine runs depends on what is compiled already."""
+    if ", engine " in line:
+        return line.strip().split(", engine ")[0]
     return re.sub(r"[\d.,]+ ?\w*", "#", line.strip())
 
 
@@ -21,7 +24,9 @@ def masked(line):
 def test_commands_of_the_readme_print_what_it_shows_but_for_numbers(words, shown):
     answer = call(*shlex.split(words))
     assert answer.code == 0, answer.err
-    assert masked(answer.out.splitlines()[0]) == masked(shown.splitlines()[0])
+    lines = shown.splitlines()
+    printed = answer.out.splitlines()[: len(lines)]
+    assert [masked(line) for line in printed] == [masked(line) for line in lines]
 
 
 @pytest.mark.parametrize("setting", re.findall(r"--set (\S+)", README))
