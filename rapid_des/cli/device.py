@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from rapid_des.cli.completion import names_or_files
 from rapid_des.cli.options import announce, echo, force_option, json_option, set_option, split_settings
 from rapid_des.device.learned import FALLBACKS
 from rapid_des.errors import InputError
@@ -19,7 +20,7 @@ def device() -> None:
 
 
 @device.command()
-@click.argument("reference", metavar="DEVICE")
+@click.argument("reference", metavar="DEVICE", shell_complete=names_or_files("device"))
 @set_option
 @json_option
 def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
@@ -33,7 +34,14 @@ def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
 
 @device.command()
 @click.argument("data", type=click.Path(path_type=Path), metavar="DATA.csv")
-@click.option("--device", "reference", required=True, metavar="DEVICE", help="Device file or preset.")
+@click.option(
+    "--device",
+    "reference",
+    required=True,
+    metavar="DEVICE",
+    shell_complete=names_or_files("device"),
+    help="Device file or preset.",
+)
 @click.option(
     "--section",
     default="gemm",

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rapid_des.cli.completion import words
 from rapid_des.cli.options import (
     echo,
     engine_choice,
@@ -30,7 +31,13 @@ from rapid_des.studies.faults import How, scenario
 _study_options = together(
     job_options,
     fault_option,
-    click.option("--mode", default="flattened", show_default=True, help=", ".join(MODES)),
+    click.option(
+        "--mode",
+        default="flattened",
+        show_default=True,
+        shell_complete=words(MODES),
+        help=", ".join(MODES),
+    ),
     engine_option,
     json_option,
 )

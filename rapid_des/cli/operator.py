@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import click
 
+from rapid_des.cli.completion import names_or_files
 from rapid_des.cli.options import (
     echo,
     force_option,
@@ -44,7 +45,13 @@ phase_option = click.option(
 
 
 device_options = together(
-    click.option("--device", required=True, metavar="DEVICE", help="Device file or preset."),
+    click.option(
+        "--device",
+        required=True,
+        metavar="DEVICE",
+        shell_complete=names_or_files("device"),
+        help="Device file or preset.",
+    ),
     *(
         click.option(f"--{name}", help=f"Instead of the device file's conditions.{name}.")
         for name in _CONDITIONS

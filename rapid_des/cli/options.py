@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from rapid_des.cli.completion import names_or_files, setting_keys, words
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.writing import check_outputs, printable
@@ -50,6 +51,7 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=setting_keys,
     help="Override a key: job.…, machine.… or device.…; 0.73x multiplies. Repeatable.",
 )
 fault_option = click.option(
@@ -60,7 +62,12 @@ fault_option = click.option(
     help="A fault in the words of machine files, as in: link=0-1 bandwidth=0.5. Repeatable.",
 )
 engine_option = click.option(
-    "--engine", default="auto", show_default=True, metavar="auto|simpy|compiled", help="Which engine runs it."
+    "--engine",
+    default="auto",
+    show_default=True,
+    metavar="auto|simpy|compiled",
+    shell_complete=words(("auto", "simpy", "compiled")),
+    help="Which engine runs it.",
 )
 force_option = click.option("--force", is_flag=True, help="Write over files that are there.")
 plot_option = together(
@@ -69,13 +76,22 @@ plot_option = together(
 )
 
 on_options = together(
-    click.option("--on", "machine", required=True, metavar="MACHINE", help="Machine file or preset."),
+    click.option(
+        "--on",
+        "machine",
+        required=True,
+        metavar="MACHINE",
+        shell_complete=names_or_files("machine"),
+        help="Machine file or preset.",
+    ),
     set_option,
 )
 """A machine beside something else, and what changes it."""
-job_options = together(click.argument("job"), on_options)
+job_options = together(click.argument("job", shell_complete=names_or_files("job")), on_options)
 """JOB on a machine; `open_job` reads them."""
-machine_options = together(click.argument("machine"), set_option, fault_option, json_option)
+machine_options = together(
+    click.argument("machine", shell_complete=names_or_files("machine")), set_option, fault_option, json_option
+)
 """MACHINE alone; `open_machine` reads them."""
 engine_options = together(
     engine_option,

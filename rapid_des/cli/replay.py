@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rapid_des.chakra import ReadOptions
+from rapid_des.cli.completion import names_or_files
 from rapid_des.cli.options import (
     echo,
     engine_options,
@@ -45,8 +46,14 @@ _astra_options = together(
 
 
 @click.command()
-@click.argument("prefix")
-@click.option("--on", "machine", metavar="MACHINE", help="Machine file or preset.")
+@click.argument("prefix", shell_complete=names_or_files("trace"))
+@click.option(
+    "--on",
+    "machine",
+    metavar="MACHINE",
+    shell_complete=names_or_files("machine"),
+    help="Machine file or preset.",
+)
 @set_option
 @fault_option
 @trace_options

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rapid_des.cli.completion import words
 from rapid_des.cli.options import (
     announce,
     echo,
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 @click.command()
 @job_options
 @fault_option
-@click.option("--mode", metavar="MODE", help=f"{', '.join(MODES)}; the first if absent.")
+@click.option(
+    "--mode", metavar="MODE", shell_complete=words(MODES), help=f"{', '.join(MODES)}; the first if absent."
+)
 @click.option("--compare-modes", is_flag=True, help="Run every mode; print the gaps and times.")
 @engine_options
 @output_options

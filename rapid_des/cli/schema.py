@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from rapid_des.cli.completion import setting_keys
 from rapid_des.cli.options import echo, json_option
 from rapid_des.config import Spec, preset_file, preset_names
 from rapid_des.config.descriptions import Field, described_schema, explain
@@ -38,7 +39,7 @@ def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON
 
 
 @click.command("explain")
-@click.argument("key")
+@click.argument("key", shell_complete=setting_keys)
 @json_option
 def explain_key(key: str, as_json: bool) -> None:
     """Say what KEY of a file means: fabric.spans_inner, job.training.schedule, device.clock.sustained."""

@@ -18,6 +18,7 @@ from rapid_des.chakra import (
     statistics_json,
     write_set,
 )
+from rapid_des.cli.completion import names_or_files
 from rapid_des.cli.options import echo, force_option, job_options, json_option, open_job, trace_options
 from rapid_des.errors import TraceError
 from rapid_des.report.pictures.trace import draw
@@ -31,7 +32,7 @@ from rapid_des.report.trace_text import (
 )
 from rapid_des.report.writing import check_outputs
 
-_prefix = click.argument("prefix")
+_prefix = click.argument("prefix", shell_complete=names_or_files("trace"))
 
 
 @click.group()

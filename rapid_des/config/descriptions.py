@@ -60,6 +60,23 @@ def explain(spec: type[Spec], key: str) -> tuple[Field, ...]:
     return tuple(dict.fromkeys(rows))
 
 
+def keys_below(spec: type[Spec], path: str) -> dict[str, bool]:
+    """Return the keys that a file format has below a path, and whether keys stand below each of them too.
+
+    >>> from rapid_des.device.spec import DeviceSpec
+    >>> keys_below(DeviceSpec, "clock")
+    {'peak': False, 'boost': False, 'sustained': False}
+    """
+    steps = [step for step in path.split(".") if step and not step.isdecimal()]
+    kinds = types_at(types.type_info(spec), steps)
+    return {
+        field.encode_name: any(_flat(field.type)) or isinstance(field.type, types.DictType)
+        for kind in kinds
+        for struct in _flat(kind)
+        for field in struct.fields
+    }
+
+
 def structs(kind: types.Type) -> Iterator[types.StructType]:
     """Yield every struct that a file format is made of, each once."""
     seen: set[type] = set()
