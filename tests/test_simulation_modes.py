@@ -6,6 +6,8 @@ import pytest
 
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, load_job
+from rapid_des.machine import load_machine
+from rapid_des.network.faults import parse_fault
 from rapid_des.simulation import MODES, compare, simulate
 from tests.program.machines import dimension, machine, ring, switch
 
@@ -147,6 +149,14 @@ def test_an_unknown_mode_or_engine_is_refused(job):
         simulate(job(), fabric, mode="quick")
     with pytest.raises(InputError, match=r"engine 'c' is not one of auto, simpy, compiled"):
         simulate(job(), fabric, engine="c")
+
+
+def test_replicas_that_exchange_nothing_need_no_fabric_in_any_mode(job):
+    cut = machine(ring(2, **SLOW), switching=PACKETS)
+    cut = load_machine(cut.path, faults=[parse_fault("all=links down=true")])
+    steps = [("inference.decode_steps", "2")]
+    times = {mode: simulate(job("service", steps, dp=2), cut, mode=mode).step_time for mode in MODES}
+    assert len(set(times.values())) == 1, times
 
 
 def test_decode_steps_that_were_not_simulated_are_interpolated(job):
