@@ -33,6 +33,7 @@ class ConfigError(InputError):
     """A configuration file or option is wrong: names file, key path, value and what was allowed."""
 
     def __init__(self, message: str, *, file: str = "", key: str = "") -> None:
+        self.message = message
         self.file = file
         self.key = key
         super().__init__(": ".join(part for part in (file, key, message) if part))

@@ -19,6 +19,7 @@ from rapid_des.config import (
     decode,
     open_document,
     resolve,
+    settings_named,
     to_tree,
     to_yaml,
 )
@@ -36,6 +37,7 @@ from rapid_des.network.faults import (
     apply_static,
     check_fault,
     gpu_factors,
+    require_hits,
 )
 from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
@@ -158,6 +160,8 @@ class Machine:
         >>> torus.route(0, 1), len(torus.dead)
         (('gpu0>gpu8', 'gpu8>gpu9', 'gpu9>gpu1'), 2)
         """
+        faults = tuple(faults)
+        require_hits(self.healthy, faults, self.spec.gpus_per_node)
         every = (*self.faults, *faults)
         try:
             return replace(self, faults=every, **_left_by(every, self.healthy, self.planned, self.spec))
@@ -233,23 +237,27 @@ def load_machine(
     else:
         document = open_document(reference, "machine", folder=folder or Path())
     path = document.path
-    document = apply_overrides(document, _with_whole_messages(as_pairs(settings)))
-    spec = decode(document, MachineSpec)
-    _check_switching(document, spec.switching)
-    _check_collectives(document, spec.collectives)
-    for index, fault in enumerate(spec.faults):
-        check_fault(fault, file=str(path), key=f"faults[{index}]")
+    chosen = _with_whole_messages(as_pairs(settings))
+    document = apply_overrides(document, chosen, root="machine", folder=folder or Path())
+    with settings_named(document):
+        spec = decode(document, MachineSpec)
+        _check_switching(document, spec.switching)
+        _check_collectives(document, spec.collectives)
+        for index, fault in enumerate(spec.faults):
+            check_fault(fault, file=str(path), key=f"faults[{index}]")
     stated = as_pairs(device_settings)
     clock = dict(stated).get("conditions.clock")
     try:
-        device = _device(spec, document, stated)
+        with settings_named(document):
+            device = _device(spec, document, stated)
         if clock is not None:
             spec = structs.replace(spec, clock=device.conditions.clock)
-        machine = _built(spec, document, (*spec.faults, *faults), device)
+        machine = _built(spec, document, spec.faults, device)
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
     _check_switches(machine)
-    return machine
+    faults = tuple(faults)
+    return machine.with_faults(faults) if faults else machine
 
 
 def _device(spec: MachineSpec, document: Document, settings: Iterable[tuple[str, str]]) -> Device:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.errors import InputError, UnsupportedByEngine
+from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, check_memory
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
@@ -38,14 +38,21 @@ def load_trace(reference: str | Path, options: ReadOptions | None = None) -> Tra
     """Read the Chakra trace set that a prefix, a folder, a file or a preset's name stands for.
 
     Durations are picoseconds, sizes bytes; `options` decide what the files leave open. A `TraceError` names
-    the file and the place.
+    the file and the place, or says that no rank has any work.
 
     >>> [len(rank.nodes) for rank in load_trace("workloads/traces/two_stages").ranks]
     [4, 4]
     """
     from rapid_des.chakra.reader import read_set  # protobuf is for those who read files
 
-    return read_set(reference, options)
+    traces = read_set(reference, options)
+    if not any(rank.nodes.has_work for rank in traces.ranks):
+        nodes = sum(len(rank.nodes) for rank in traces.ranks)
+        raise TraceError(
+            f"{reference}: nothing to replay: {nodes} nodes on {len(traces.ranks)} ranks, and none computes "
+            "for any time, communicates or moves memory (`rapid-des trace show` lists them)"
+        )
+    return traces
 
 
 def replay(

@@ -94,6 +94,12 @@ class NodeTable:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether any node takes time, counts operations, communicates or moves memory."""
+        talks = np.isin(self.kind, (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE))
+        return bool(((self.duration > 0) | (self.flops > 0) | (self.size > 0) | talks).any())
+
 
 @dataclass(frozen=True)
 class RankTrace:

@@ -1,7 +1,7 @@
 """YAML and JSON files to frozen, strict specs; errors name file, key path, value and what was allowed."""
 
 from rapid_des.config.documents import Document, load_document
-from rapid_des.config.overrides import Settings, apply_overrides, as_pairs
+from rapid_des.config.overrides import Settings, apply_overrides, as_pairs, settings_named
 from rapid_des.config.presets import open_document, preset_file, preset_names, resolve
 from rapid_des.config.specs import Spec, decode, json_schema, to_tree, to_yaml
 
@@ -18,6 +18,7 @@ __all__ = [
     "preset_file",
     "preset_names",
     "resolve",
+    "settings_named",
     "to_tree",
     "to_yaml",
 ]

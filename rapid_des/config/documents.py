@@ -44,6 +44,8 @@ class Document:
 
     path: Path
     tree: Tree = field(hash=False)
+    settings: tuple[tuple[str, str], ...] = ()
+    """What was set over the file: (as it was written, key path in the tree), for errors."""
 
     @property
     def folder(self) -> Path:

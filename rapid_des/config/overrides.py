@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,22 +41,69 @@ def _text(key: str, value: object) -> str:
         raise ConfigError(problem, file="settings", key=key) from None
 
 
-def apply_overrides(document: Document, settings: Iterable[tuple[str, str]]) -> Document:
+_FILES = re.compile(r"machine\.(?:device|fabric\.[0-9]+\.file)|job\.model|device\.operators")
+"""Settings that name a file."""
+_LEARNED = "learned:"
+
+
+def apply_overrides(
+    document: Document, settings: Iterable[tuple[str, str]], *, root: str = "", folder: Path = Path()
+) -> Document:
     """Return the document with each (key path, YAML text) set, in order.
 
     Keys are joined by dots and list items are numbers (`fabric.0.bandwidth`). A value such as `0.73x`
     multiplies the number or quantity that stands there. Missing mappings on the way are made; whether
-    the key is known is for the spec to say.
+    the key is known is for the spec to say. A file that is named is looked for in `folder` first; `root` is
+    what `--set` has before the keys.
     """
     tree = copy.deepcopy(document.tree)
+    settings, prefix = tuple(settings), f"{root}." if root else ""
     for key, text in settings:
         steps = key.split(".")
         holder: Any = tree
         for step in steps[:-1]:
             holder = _enter(holder, step, key)
-        value = parse_text(text, Path(f"--set {key}"))
+        value = parse_text(text, Path(f"--set {prefix}{key}"))
+        if isinstance(value, str) and _FILES.fullmatch(f"{prefix}{key}"):
+            value = _located(value, folder)
         _assign(holder, steps[-1], value, key)
-    return Document(document.path, tree)
+    stated = ((f"--set {prefix}{key}={text}", key) for key, text in settings)
+    return Document(document.path, tree, (*document.settings, *stated))
+
+
+def _located(reference: str, folder: Path) -> str:
+    """Return the absolute path of a file if it is in a folder, else the reference as it is written."""
+    scheme = _LEARNED if reference.startswith(_LEARNED) else ""
+    written = folder / reference.removeprefix(scheme)
+    with suppress(OSError, ValueError):
+        for path in (written, written.with_name(f"{written.name}.yaml")):
+            if path.is_file():
+                return scheme + str(path.absolute())
+    return reference
+
+
+@contextmanager
+def settings_named(document: Document) -> Iterator[None]:
+    """Have errors about what was set over a file name the setting instead of the file."""
+    try:
+        yield
+    except ConfigError as error:
+        guilty = [
+            written
+            for written, key in document.settings
+            if error.file == str(document.path) and _is_about(error, key.split("."))
+        ]
+        if not guilty:
+            raise
+        raise ConfigError(error.message, file=guilty[-1], key=error.key) from None
+
+
+def _is_about(error: ConfigError, steps: list[str]) -> bool:
+    """Tell whether an error is about what stands at some steps, or about a key that they brought."""
+    place = re.findall(r"[^.\[\]]+", error.key)
+    if place == steps[: len(place)] and len(place) < len(steps):
+        return f"unknown key {steps[len(place)]!r}" in error.message
+    return place[: len(steps)] == steps
 
 
 def _enter(holder: Any, step: str, key: str) -> Any:

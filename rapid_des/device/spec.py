@@ -22,6 +22,7 @@ from rapid_des.config import (
     load_document,
     open_document,
     resolve,
+    settings_named,
 )
 from rapid_des.config.presets import preset_folder
 from rapid_des.device.constants import Constants, check_constants
@@ -224,7 +225,9 @@ def with_settings(document: Document, settings: Settings) -> DeviceSpec:
     the settings do not state it. `clock.peak`, which the peaks are stated at, is refused without them.
     """
     chosen = as_pairs(settings)
-    spec = decode(apply_overrides(document, chosen), DeviceSpec)
+    changed = apply_overrides(document, chosen, root="device")
+    with settings_named(changed):
+        spec = decode(changed, DeviceSpec)
     keys = {key for key, _ in chosen}
     if "clock.peak" in keys and not any(key.startswith(("tensor_peak", "vector_peak")) for key in keys):
         problem = "the peaks and bandwidths are stated at this clock: set tensor_peak and vector_peak too, "

@@ -21,6 +21,7 @@ from rapid_des.config import (
     load_document,
     open_document,
     resolve,
+    settings_named,
     to_tree,
 )
 from rapid_des.errors import ConfigError
@@ -58,14 +59,16 @@ def load_job(
         document = open_document(reference, "job", folder=folder or Path())
     path, settings = document.path, as_pairs(settings)
     of_model = tuple(setting for setting in settings if setting[0].startswith(_MODEL))
-    document = apply_overrides(document, [setting for setting in settings if setting not in of_model])
+    of_job = [setting for setting in settings if setting not in of_model]
+    document = apply_overrides(document, of_job, root="job", folder=folder or Path())
     if isinstance(document.tree.get("model"), dict):
-        document, of_model = apply_overrides(document, of_model), ()
-    spec = decode(document, JobSpec)
-    model = _model(spec, path, of_model)
-    name = reference.name if isinstance(reference, Job) else path.stem
-    job = Job(name, str(path), structs.replace(spec, model=model.spec), model)
-    check_job(job)
+        document, of_model = apply_overrides(document, of_model, root="job"), ()
+    with settings_named(document):
+        spec = decode(document, JobSpec)
+        model = _model(spec, path, of_model)
+        name = reference.name if isinstance(reference, Job) else path.stem
+        job = Job(name, str(path), structs.replace(spec, model=model.spec), model)
+        check_job(job)
     return job
 
 
@@ -75,7 +78,9 @@ def _model(spec: JobSpec, path: Path, settings: Iterable[tuple[str, str]]) -> Mo
         return Model(path.stem, spec.model, layer_pattern(spec.model, str(path)))
     model_path = resolve(spec.model, "model", folder=path.parent, named_in=str(path), key="model")
     changes = [(key.removeprefix(_MODEL), text) for key, text in settings]
-    return model_of(apply_overrides(load_document(model_path), changes))
+    document = apply_overrides(load_document(model_path), changes, root="job.model")
+    with settings_named(document):
+        return model_of(document)
 
 
 def load_model(

@@ -163,6 +163,13 @@ def chain(pieces: Sequence[Piece]) -> Piece:
     return replace(writer.piece(output), marks=tuple(marks), cache_rows=tuple(cache_rows))
 
 
+def _repeated(counts: Int64s, targets: Int64s) -> Int64s:
+    """Return which dependencies their nodes, each with so many, have already."""
+    wanted = np.stack((rows_of(counts), targets), axis=1)
+    first = np.unique(wanted, axis=0, return_index=True)[1]
+    return np.setdiff1d(np.arange(len(targets)), first)
+
+
 @dataclass
 class Writer:
     """Collects placed pieces; the only mutable thing in making a table."""
@@ -194,6 +201,8 @@ class Writer:
         targets = piece.edges.targets + offset
         for port, positions in piece.edges.ports:
             targets[positions] = ports.get(port, _DROPPED)
+        if len(set(ports.values())) < len(ports):
+            targets[_repeated(piece.edges.counts, targets)] = _DROPPED
         if piece not in self._numbered:
             rows = piece.rows.copy()
             rows[:, Column.NAME] = self._name_ids(piece.names)[rows[:, Column.NAME]]

@@ -121,7 +121,7 @@ BAD_SETTINGS = [
     ("job..=3", "unknown key ''"),
     ("job.x=1", "unknown key 'x'"),
     ("job.training.micro_batch=", "training.micro_batch"),
-    ("job.training.micro_batch=[", "--set training.micro_batch: line"),
+    ("job.training.micro_batch=[", "--set job.training.micro_batch: line"),
     ("job.training=3", "training"),
     ("job.training.micro_batch.x=3", "training.micro_batch"),
     ("job.model=nope", "no model file 'nope'"),
@@ -185,3 +185,49 @@ def test_a_job_that_does_not_fit_the_memory_is_code_4_and_says_what_would_help()
 def test_a_fabric_that_is_cut_is_code_3_and_names_the_cut():
     cut = "machine.faults=[{link: 1-switch0, down: true}]"
     assert "gpu1" in refused(call("run", "llama2_7b_train", "--on", "dgx_a100", "--set", cut), 3)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "machine.fabric.0.bandwidth=7",
+        "machine.switching.mode=foo",
+        "machine.switching.modus=foo",
+        "machine.fabrick=3",
+        "machine.device=nowhere",
+        "job.training.global_batch=x",
+        "job.model=nowhere",
+        "job.model.layers=x",
+        "device.sms=x",
+        "device.conditions.l2=tepid",
+    ],
+)
+def test_a_wrong_setting_is_named_and_no_file(setting):
+    said = refused(call("run", "llama2_7b_train", "--on", "dgx_a100", "--set", setting))
+    assert said.startswith(f"error: --set {setting}: ")
+    assert ".yaml" not in said
+
+
+@pytest.mark.parametrize("command", [("run",), ("faults", "run")])
+def test_a_fault_of_the_command_line_is_spelled_and_no_file_named(command):
+    words = ("link=0-1 bandwidth=0.5", "gpu=77 compute=0.5")
+    faults = [word for text in words for word in ("--fault", text)]
+    said = refused(call(*command, "llama2_7b_train", "--on", "torus_2d_a100", *faults))
+    assert said.startswith("error: --fault 'gpu=77 compute=0.5': ")
+    assert "faults[" not in said
+    assert ".yaml" not in said
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "mine"])
+def test_a_device_set_by_hand_is_looked_for_in_the_current_folder(name, tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text("base: a100_sxm_80gb\nname: Mine\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    answer = call("run", "llama2_7b_train", "--on", "dgx_a100", "--set", f"machine.device={name}")
+    assert "Mine" in answer.out
+
+
+def test_a_written_set_has_nothing_to_repair(tmp_path):
+    job = ("llama2_7b_train", "--on", "dgx_a100", "--set", "job.model.layers=2")
+    assert call("trace", "write", *job, "-o", tmp_path / "t").code == 0
+    checked = call("trace", "check", tmp_path / "t", "--repairs")
+    assert (checked.code, "dropped" in checked.out) == (0, False)

@@ -80,6 +80,7 @@ REFUSED = {  # name: (nodes of each rank, what must be said)
     "cycle of two ranks": ([CYCLE, [node(1)]], "job.0.et"),
     "duplicate id": ([[node(1, "a"), node(1, "b")]], "node id 1 occurs twice"),
     "no nodes": ([[], []], "0 nodes"),
+    "no work": ([[node(1)], [node(1)]], "nothing to replay: 2 nodes on 2 ranks"),
     "unknown collective": ([[node(1, type=7, comm_type=99, comm_size=8)]], "states no known type"),
     "send without a peer": ([[node(1, type=5, comm_size=8, comm_tag=1)]], ""),
     "send to a rank without a file": ([[send(1, to=5, tag=0)]], "5"),

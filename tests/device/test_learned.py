@@ -211,5 +211,5 @@ def test_fit_prints_what_it_fitted(tmp_path):
     run = CliRunner().invoke(fit, arguments)
     assert run.exit_code == 0, run.output
     assert "gemm/bf16" in run.output
-    plain = json.loads(CliRunner().invoke(fit, [*arguments, "--json"]).output)
+    plain = json.loads(CliRunner().invoke(fit, [*arguments, "--json", "--force"]).output)
     assert plain["operators"]["gemm/bf16"]["rows"] == 36

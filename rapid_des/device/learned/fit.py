@@ -105,7 +105,7 @@ def _grow(rows: Floats, target: Floats, kind: str, *, small: bool = False) -> Fo
     try:
         from sklearn import ensemble
     except ImportError:
-        raise InputError("fitting needs scikit-learn: pip install 'rapid-des[learned]'") from None
+        raise InputError("fitting needs: pip install scikit-learn (rapid-des's extra 'learned')") from None
     settings = dict(TREES[kind])
     if small:
         settings["n_estimators"] = settings["n_estimators"] // 5
@@ -143,7 +143,7 @@ def grow_booster(rows: Floats, target: Floats, kind: str) -> Forest:
     try:
         return _xgboost(rows, target) if kind == "xgboost" else _lightgbm(rows, target)
     except ImportError:
-        raise InputError(f"{kind} is not installed: pip install 'rapid-des[boosting]'") from None
+        raise InputError(f"{kind} is not there: pip install {kind} (rapid-des's extra 'boosting')") from None
 
 
 def _xgboost(rows: Floats, target: Floats) -> Forest:

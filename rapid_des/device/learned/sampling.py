@@ -115,7 +115,7 @@ def _torch(backend: Backend) -> Any:
     try:
         import torch
     except ImportError:
-        raise InputError("sampling needs PyTorch: pip install 'rapid-des[sample]'") from None
+        raise InputError("sampling needs PyTorch: pip install torch (rapid-des's extra 'sample')") from None
     if backend == "cuda" and not torch.cuda.is_available():
         raise InputError("--on cuda: PyTorch sees no CUDA GPU here; --on cpu measures on the CPU")
     return torch

@@ -6,6 +6,7 @@ from rapid_des.network.faults.effects import (
     drawn_names,
     gpu_factors,
     hits,
+    require_hits,
     touches_links,
 )
 from rapid_des.network.faults.specs import Fault, check_fault, parse_fault
@@ -24,5 +25,6 @@ __all__ = [
     "link_timetables",
     "parse_fault",
     "placed_in_time",
+    "require_hits",
     "touches_links",
 ]

@@ -52,6 +52,15 @@ def hits(
         yield fault, hit
 
 
+def require_hits(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None = None) -> None:
+    """Raise a `TopologyError` that spells the first of some given faults which names what is not there."""
+    for fault in faults:
+        try:
+            hit_by(fabric, fault, gpus_per_node)
+        except TopologyError as error:
+            raise TopologyError(f"--fault {fault.words!r}: {error}") from None
+
+
 def drawn_names(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None = None) -> tuple[str, ...]:
     """Return the names of what `random` faults hit, a fault after the other: GPUs, else links."""
     names = list[str]()

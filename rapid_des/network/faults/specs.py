@@ -116,6 +116,18 @@ class Fault(Spec, frozen=True, kw_only=True):
     """How long after a link closes its traffic finds other routes; with reroute and replan."""
 
     @property
+    def words(self) -> str:
+        """The fault as `parse_fault` reads it: key=value of what is stated."""
+        stated = {
+            field.encode_name: getattr(self, field.name)
+            for field in msgspec.structs.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        texts = {key: "true" if value is True else str(value) for key, value in stated.items()}
+        texts = {key: f"'{text}'" if " " in text else text for key, text in texts.items()}
+        return " ".join(f"{key}={text}" for key, text in texts.items())
+
+    @property
     def timed(self) -> bool:
         """Whether the fault is not simply always there."""
         names = ("from_", "until", "every", "jitter")
