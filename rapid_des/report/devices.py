@@ -12,25 +12,25 @@ from rapid_des.device.device import Device
 from rapid_des.device.learned import LearnedFile
 from rapid_des.device.operators import Estimate, Operator
 from rapid_des.report.result_text import time_text
-from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size
+from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds
 
 _PICOSECONDS = {"ps": 1, "ns": PS_PER_NS, "us": PS_PER_US}
 
 
 def estimate_as_plain(operator: Operator, estimate: Estimate, device: Device) -> dict[str, object]:
-    """Return an estimate as plain data; times are microseconds, sizes bytes, energy picojoules."""
+    """Return an estimate as plain data; times are seconds, sizes bytes, energy picojoules."""
     rate = estimate.flops * PS_PER_S / max(estimate.duration, 1)
     return {
         "device": device.spec.name,
         "conditions": _conditions(device),
         "operator": type(operator).__name__,
         "shape": asdict(operator),
-        "time_us": estimate.duration / PS_PER_US,
+        "time_s": seconds(estimate.duration),
         "bound": estimate.bound,
         "flops": estimate.flops,
         "flop_per_s": rate,
         "bytes": dict(estimate.bytes),
-        "detail": dict(estimate.detail),
+        "detail": _in_seconds(estimate.detail),
     }
 
 
@@ -56,6 +56,24 @@ def estimate_as_text(operator: Operator, estimate: Estimate, device: Device) -> 
 def _conditions(device: Device) -> Mapping[str, str]:
     used = device.conditions
     return {"clock": used.clock, "launch": used.launch, "l2": used.l2, "library": used.library}
+
+
+def _in_seconds(detail: Mapping[str, object]) -> dict[str, Any]:
+    """Return details with their times, and those of kernels among them, in seconds.
+
+    >>> _in_seconds({"launch_ps": 1_000_000, "tile": (128, 64), "kernels": [{"duration_ps": 10**12}]})
+    {'launch_s': 1e-06, 'tile': (128, 64), 'kernels': [{'duration_s': 1.0}]}
+    """
+    plain: dict[str, Any] = {}
+    for name, value in detail.items():
+        base, _, unit = name.rpartition("_")
+        if unit in _PICOSECONDS and isinstance(value, int | float):
+            plain[f"{base}_s"] = value * _PICOSECONDS[unit] / PS_PER_S
+        elif isinstance(value, list):
+            plain[name] = [_in_seconds(item) if isinstance(item, dict) else item for item in value]
+        else:
+            plain[name] = value
+    return plain
 
 
 def _detail(name: str, value: Any) -> str:

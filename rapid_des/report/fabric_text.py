@@ -12,7 +12,7 @@ from rapid_des.network.checks import RouteCheck
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import Summary
 from rapid_des.network.specs import AnyDimension
-from rapid_des.units import Bandwidth, Duration
+from rapid_des.units import PS_PER_S, Bandwidth, Duration, seconds
 
 Tree: TypeAlias = dict[str, Any]
 
@@ -29,7 +29,7 @@ def shown_fabric(fabric: Fabric, dimensions: Sequence[AnyDimension], figures: Su
             "size": list(fabric.extents[index]),
             "links": int(np.count_nonzero(mine)),
             "bandwidth": [int(rates.min()), int(rates.max())] if len(rates) else [0, 0],
-            "latency_ps": [int(delays.min()), int(delays.max())] if len(rates) else [0, 0],
+            "latency_s": [seconds(int(delays.min())), seconds(int(delays.max()))] if len(rates) else [0, 0],
         })  # fmt: skip
     return {"name": fabric.name, **asdict(figures), "dimensions": rows}
 
@@ -52,9 +52,13 @@ def fabric_lines(tree: Tree) -> list[str]:
     for row in tree["dimensions"]:
         size = "x".join(str(extent) for extent in row["size"])
         rate = _span([str(Bandwidth(value)) for value in row["bandwidth"]])
-        delay = _span([str(Duration(value)) for value in row["latency_ps"]])
+        delay = _span([str(_duration(value)) for value in row["latency_s"]])
         lines.append(f"    {row['name']}: {row['shape']} {size}, {row['links']:,} links, {rate}, {delay}")
     return lines
+
+
+def _duration(value: float) -> Duration:
+    return Duration(round(value * PS_PER_S))
 
 
 def _span(ends: list[str]) -> str:
@@ -70,7 +74,7 @@ def shown_route(fabric: Fabric, links: Sequence[int], source: int) -> Tree:
             "to": _node(fabric, int(fabric.destination[link])),
             "dimension": fabric.dimensions[fabric.dimension[link]] if fabric.dimensions else "",
             "bandwidth": int(fabric.bandwidth[link]),
-            "latency_ps": int(fabric.latency[link]),
+            "latency_s": seconds(int(fabric.latency[link])),
         }
         for link in links
     ]
@@ -78,7 +82,7 @@ def shown_route(fabric: Fabric, links: Sequence[int], source: int) -> Tree:
         "name": fabric.name,
         "source": _node(fabric, source),
         "hops": hops,
-        "latency_ps": int(fabric.latency[list(links)].sum()) if hops else 0,
+        "latency_s": seconds(int(fabric.latency[list(links)].sum())) if hops else 0,
         "bandwidth": min((int(fabric.bandwidth[link]) for link in links), default=0),
     }
 
@@ -87,10 +91,10 @@ def route_lines(tree: Tree) -> list[str]:
     """Return the lines that show `shown_route`'s tree."""
     if not tree["hops"]:
         return [f"{_place(tree['source'])} is there already: no hops"]
-    narrowest, delay = Bandwidth(tree["bandwidth"]), Duration(tree["latency_ps"])
+    narrowest, delay = Bandwidth(tree["bandwidth"]), _duration(tree["latency_s"])
     lines = [f"{len(tree['hops'])} hops, {delay} of latency, {narrowest} at the narrowest"]
     for hop in tree["hops"]:
-        rate, latency = Bandwidth(hop["bandwidth"]), Duration(hop["latency_ps"])
+        rate, latency = Bandwidth(hop["bandwidth"]), _duration(hop["latency_s"])
         ends = f"{_place(hop['from'])} > {_place(hop['to'])}"
         lines.append(f"  #{hop['link']:<8} {ends:<44} {hop['dimension']:<12} {rate}, {latency}")
     return lines

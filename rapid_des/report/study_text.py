@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rapid_des.report.result_text import drawn_line, time_text
-from rapid_des.units import PS_PER_S, PS_PER_US, Size
+from rapid_des.units import PS_PER_S, Size
 
 Plain = Mapping[str, Any]
 
@@ -86,21 +86,21 @@ def collective_lines(rows: Sequence[Plain], title: str) -> Iterator[str]:
     """Yield a collective over its sizes, columns as in nccl-tests, then the bound."""
     columns = {
         "size_bytes": ("size", "(B)"),
-        "time_us": ("time", "(us)"),
+        "time_s": ("time", "(us)"),
         "algbw_GBps": ("algbw", "(GB/s)"),
         "busbw_GBps": ("busbw", "(GB/s)"),
-        "bound_us": ("bound", "(us)"),
+        "bound_s": ("bound", "(us)"),
         "bound_pct": ("of bound", "(%)"),
     }
     yield title
     yield "".join(f"{name:>13}" for name, _ in columns.values()) + "  limited by  algorithm"
     yield "".join(f"{unit:>13}" for _, unit in columns.values())
     for row in rows:
-        size, *figures = (row[name] for name in columns)
+        size, *figures = (row[name] * (1e6 if name.endswith("_s") else 1) for name in columns)
         cells = "".join(f"{figure:>13.2f}" for figure in figures)
         nccl = ""
-        if "nccl_us" in row:
-            nccl = f"  NCCL {row['nccl_us']:.2f} us ({row['nccl_algorithm']}, {row['nccl_protocol']})"
+        if "nccl_s" in row:
+            nccl = f"  NCCL {row['nccl_s'] * 1e6:.2f} us ({row['nccl_algorithm']}, {row['nccl_protocol']})"
         yield f"{size:>13}{cells}  {row['bound']:<11} {row['algorithm']}{nccl}"
 
 
@@ -109,18 +109,19 @@ def sharded_lines(phases: Sequence[Plain]) -> Iterator[str]:
     yield f"{'phase':<16} {'GEMM m x n x k':>22} {'GEMM':>12} {'bound':>8} {'collective':>34} {'total':>12}"
     for phase in phases:
         moved = ", ".join(
-            f"{one['name']} {Size(one['bytes'])} {_from_us(one['time_us'])}" for one in phase["collectives"]
+            f"{one['name']} {Size(one['bytes'])} {_from_seconds(one['time_s'])}"
+            for one in phase["collectives"]
         )
         shape = " x ".join(str(phase["gemm"][axis]) for axis in "mnk")
         yield (
-            f"{phase['phase']:<16} {shape:>22} {_from_us(phase['gemm_us']):>12} {phase['bound']:>8} "
-            f"{moved or '-':>34} {_from_us(phase['total_us']):>12}"
+            f"{phase['phase']:<16} {shape:>22} {_from_seconds(phase['gemm_s']):>12} {phase['bound']:>8} "
+            f"{moved or '-':>34} {_from_seconds(phase['total_s']):>12}"
         )
-    yield f"{'all':<16} {_from_us(sum(phase['total_us'] for phase in phases)):>107}"
+    yield f"{'all':<16} {_from_seconds(sum(phase['total_s'] for phase in phases)):>107}"
 
 
-def _from_us(microseconds: float) -> str:
-    return time_text(round(microseconds * PS_PER_US))
+def _from_seconds(seconds: float) -> str:
+    return time_text(round(seconds * PS_PER_S))
 
 
 SPEED_HEADER = (

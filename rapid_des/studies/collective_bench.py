@@ -28,7 +28,7 @@ from rapid_des.program.plans import Call, geometry
 from rapid_des.program.switch_trees import TreesOverGroups
 from rapid_des.simulation import replay
 from rapid_des.studies.traffic import messages, one_collective
-from rapid_des.units import PS_PER_S, PS_PER_US, Size
+from rapid_des.units import PS_PER_S, Size, seconds
 
 C = CollectiveType
 OPERATIONS = tuple(kind.name.lower() for kind in C)
@@ -92,18 +92,18 @@ class BenchRow:
         return self.bound.time / self.duration if self.duration else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return plain data for JSON; times in seconds."""
         plain: dict[str, Any] = {
             "size_bytes": self.size,
-            "time_us": self.duration / PS_PER_US,
+            "time_s": seconds(self.duration),
             "algbw_GBps": self.algorithm_bandwidth / 1e9,
             "busbw_GBps": self.bus_bandwidth / 1e9,
-            "bound_us": self.bound.time / PS_PER_US,
+            "bound_s": seconds(self.bound.time),
             "bound": self.bound.kind,
-            "bounds_us": {
-                "bandwidth": self.bound.bandwidth / PS_PER_US,
-                "latency": self.bound.latency / PS_PER_US,
-                "bisection": self.bound.bisection / PS_PER_US,
+            "bounds_s": {
+                "bandwidth": seconds(self.bound.bandwidth),
+                "latency": seconds(self.bound.latency),
+                "bisection": seconds(self.bound.bisection),
             },
             "bound_pct": 100 * self.bound_share,
             "algorithm": self.algorithm,
@@ -111,7 +111,7 @@ class BenchRow:
         if self.nccl is None:
             return plain
         names = {"nccl_algorithm": self.nccl.algorithm, "nccl_protocol": self.nccl.protocol}
-        return plain | {"nccl_us": self.nccl.duration / PS_PER_US} | names
+        return plain | {"nccl_s": seconds(self.nccl.duration)} | names
 
 
 def sizes_between(text: str, factor: int = 2) -> list[int]:

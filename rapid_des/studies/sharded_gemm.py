@@ -17,7 +17,7 @@ from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.studies.collective_bench import bench
-from rapid_des.units import PS_PER_US
+from rapid_des.units import seconds
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class Phase:
         return self.estimate.duration + sum(time for _, _, time in self.collectives)
 
     def as_plain(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return plain data for JSON; times in seconds."""
         return {
             "phase": self.name,
             "gemm": {"m": self.gemm.m, "n": self.gemm.n, "k": self.gemm.k},
-            "gemm_us": self.estimate.duration / PS_PER_US,
+            "gemm_s": seconds(self.estimate.duration),
             "bound": self.estimate.bound,
             "collectives": [
-                {"name": name, "bytes": size, "time_us": time / PS_PER_US}
+                {"name": name, "bytes": size, "time_s": seconds(time)}
                 for name, size, time in self.collectives
             ],
-            "total_us": self.duration / PS_PER_US,
+            "total_s": seconds(self.duration),
         }
 
 

@@ -64,7 +64,7 @@ def test_nccls_own_time_stands_beside(tmp_path):
     words = ["dgx_a100", "--sizes", "64MiB", "--nccl", "a100_nvswitch", "--json", "--engine", "simpy"]
     (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
     # measured on 8 A100: 616 us
-    assert row["nccl_us"] == pytest.approx(616, rel=0.1)
+    assert row["nccl_s"] == pytest.approx(616e-6, rel=0.1)
     assert (row["nccl_algorithm"], row["nccl_protocol"]) == ("ring", "simple")
 
 
@@ -105,7 +105,8 @@ def test_an_algorithm_of_a_file_is_timed(tmp_path):
     words = ["dgx_a100", "--gpus", "2", "--sizes", "1MiB", "--algorithm", str(path), "--json"]
     (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
     # 1 MiB each way at 300 GB/s less headers, two hops of 350 ns
-    assert row["time_us"] == pytest.approx(2**20 / 300e3 * 272 / 256 + 0.7, rel=0.01)
+    microseconds = 2**20 / 300e3 * 272 / 256 + 0.7
+    assert row["time_s"] == pytest.approx(microseconds * 1e-6, rel=0.01)
     with pytest.raises(InputError, match="does all_reduce of 2 members, not all_reduce of 8"):
         answer(load_machine("dgx_a100"), Question("all_reduce", [1024], own=Own(str(path))))
 

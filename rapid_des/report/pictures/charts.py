@@ -15,7 +15,7 @@ from rapid_des.machine import Machine
 from rapid_des.modes.pricing import at_job_clock, price
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.result_text import time_text
-from rapid_des.units import PS_PER_S, PS_PER_US, FlopRate, Size
+from rapid_des.units import PS_PER_S, FlopRate, Size
 
 _SHAPES = {
     "tensor": "o", "vector": "s", "shared": "D", "l2": "^", "hbm": "v", "latency": "x", "launch": "+",
@@ -133,10 +133,10 @@ def draw_collective(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -
     figure = new_figure(path, figsize=(10, 4.2), layout="constrained")
     sizes = [row["size_bytes"] for row in rows]
     times, rates = figure.subplots(1, 2)
-    times.loglog(sizes, [row["time_us"] for row in rows], "o-", label="simulated")
-    times.loglog(sizes, [max(row["bound_us"], 1e-3) for row in rows], "k--", label="lower bound")
+    times.loglog(sizes, [row["time_s"] for row in rows], "o-", label="simulated")
+    times.loglog(sizes, [max(row["bound_s"], 1e-9) for row in rows], "k--", label="lower bound")
     times.set_ylabel("time")
-    times.yaxis.set_major_formatter(lambda time, _: time_text(round(time * PS_PER_US)))
+    times.yaxis.set_major_formatter(lambda time, _: time_text(round(time * PS_PER_S)))
     times.legend()
     rates.semilogx(sizes, [row["busbw_GBps"] for row in rows], "o-")
     rates.set_ylabel("bus bandwidth (GB/s)")
