@@ -38,7 +38,7 @@ class Protocol(Spec, frozen=True):
     packets_per_acknowledgement: Annotated[int, msgspec.Meta(ge=1)]
     """Data packets that one acknowledgement covers."""
     packet_time: Literal["exact", "whole_ns"]
-    """`whole_ns`: packet times on a link are rounded to the nearest nanosecond, at least 1, as ns-3 does."""
+    """`whole_ns`: packet times on a link are rounded to nanoseconds, as ns-3 does, but to at least one."""
 
 
 @dataclass(frozen=True)

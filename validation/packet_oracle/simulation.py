@@ -51,7 +51,9 @@ class _Network:
 
         def time(wire: int) -> int:
             if wire not in times:
-                times[wire] = -int(-packet_time(protocol, wire - protocol.header, rate) // 1)
+                exact = -int(-packet_time(protocol, wire - protocol.header, rate) // 1)
+                rounds = protocol.packet_time == "whole_ns"  # ns-3 rounds less than half a nanosecond to none
+                times[wire] = 0 if rounds and 2 * wire * 10**9 < rate else exact
             return times[wire]
 
         room = control.buffer if isinstance(control, Credits) else None
