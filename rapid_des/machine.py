@@ -23,6 +23,7 @@ from rapid_des.config import (
     to_tree,
     to_yaml,
 )
+from rapid_des.config.presets import beside
 from rapid_des.device.device import Device, device_of, load_device
 from rapid_des.device.spec import DeviceSpec, with_settings
 from rapid_des.errors import ConfigError, InputError, TopologyError
@@ -271,6 +272,9 @@ def _device(spec: MachineSpec, document: Document, settings: Iterable[tuple[str,
 
 def _built(spec: MachineSpec, document: Document, faults: tuple[Fault, ...], device: Device) -> Machine:
     plan = _plan(spec, document)
+    if (spec.gpus_per_node or 1) > plan.fabric.gpus:
+        problem = f"{spec.gpus_per_node}; allowed: up to the machine's {plan.fabric.gpus} GPUs"
+        raise ConfigError(problem, file=str(document.path), key="gpus_per_node")
     planned = AnyNodeRouter(plan.fabric, DimensionOrderRouter(plan))
     return Machine(
         name=spec.name,
@@ -315,7 +319,7 @@ def _plan(spec: MachineSpec, document: Document) -> FabricLayout:
 
 def _located(dimension: AnyDimension, folder: Path) -> AnyDimension:
     if isinstance(dimension, Graph | InfraGraph):
-        return structs.replace(dimension, file=str(folder / dimension.file))
+        return structs.replace(dimension, file=str(beside(folder, dimension.file, key=dimension.name)))
     return dimension
 
 

@@ -78,6 +78,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; every deliberate error is one to forty lines on stderr and its exit code."""
     gc.set_threshold(_NEW_OBJECTS)
+    _replace_unknown_letters()
     try:
         cli(arguments, prog_name="rapid-des", standalone_mode=False)
     except RapidDesError as error:
@@ -94,6 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave("error: out of memory; a smaller job, fewer ranks or --mode hierarchical needs less", 3)
     except Exception as defect:  # noqa: BLE001 - the last door: what gets here is a defect of ours
         _leave(_report(defect), 1)
+
+
+def _replace_unknown_letters() -> None:
+    """Give terminals that do not know a letter, as latin-1 ones █, a question mark for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _leave(text: str, code: int) -> None:

@@ -84,6 +84,16 @@ def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key
     raise ConfigError(problem, file=named_in, key=key)
 
 
+def beside(folder: Path, reference: str, *, key: str) -> Path:
+    """Return the file that a data file in `folder` names: below that folder, or an absolute path.
+
+    `..` is refused, so that a folder of files that somebody sent reads nothing around it by chance.
+    """
+    if ".." in Path(reference).parts:
+        raise ConfigError(f"{reference[:60]!r} leads out of {folder}; name the file in full", key=key)
+    return folder / reference
+
+
 def expanded(reference: str) -> Path:
     """Return a path with `~` replaced by the home folder; a user who is not there is left as written."""
     try:

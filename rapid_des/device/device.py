@@ -15,6 +15,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from rapid_des.config import Settings, resolve, to_tree, to_yaml
+from rapid_des.config.presets import beside
 from rapid_des.device.constants import LIBRARIES, libraries_of
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
@@ -195,7 +196,7 @@ def device_of(spec: DeviceSpec, home: Path, *, new_library: bool = False) -> Dev
         _check_library(spec, family)
     operators = spec.operators
     if operators.startswith(LEARNED):
-        operators = LEARNED + str((home / operators.removeprefix(LEARNED)).absolute())
+        operators = LEARNED + str(beside(home, operators.removeprefix(LEARNED), key="operators").absolute())
     return Device(structs.replace(spec, family=family.name, operators=operators), family)
 
 

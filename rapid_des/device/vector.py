@@ -294,6 +294,8 @@ def price_vector(vector: Vector, device: Device) -> Estimate:
         )
     kind, traffic = kind_of(vector.kind), traffic_of(vector.kind, vector.phase)
     kernel = VectorKernel.of(device, vector.kind, vector.dtype)
+    if traffic.flops:
+        device.tensor_rate(vector.dtype)  # refuses a dtype that the device can not compute in
     moved = vector_bytes(vector)
     elements = vector.rows * vector.columns
     body = transfer(device, moved + _reread(vector, traffic, kernel, device), moved)

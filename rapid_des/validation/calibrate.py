@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -37,6 +36,8 @@ SECTIONS = ("gemm", *BOUNDS)
 MOST_SAMPLES = 1200
 """Rows that enter a fit: every evaluation prices each of them."""
 
+_LARGEST = 2.0**31
+_LONGEST_US = 1e12
 _MEASURED = ("time_us", "case_id")
 GEMM_COLUMNS = ("M", "N", "K", "dtype", *_MEASURED)
 ATTENTION_COLUMNS = ("batch", "q_len", "kv_len", "n_heads", "n_kv_heads", "head_dim", "dtype", "kv_dtype")
@@ -173,7 +174,7 @@ def by_split(cases: Iterable[_Case], name: Callable[[_Case], str]) -> dict[str, 
 def time_of(record: Record) -> float:
     """Return a row's microseconds; anything but a time above 0 is a `ValueError`."""
     time = float(record["time_us"])
-    if not 0 < time < math.inf:
+    if not 0 < time <= _LONGEST_US:
         raise ValueError(f"time_us: {record['time_us']} is no time above 0")
     return time
 
@@ -206,17 +207,22 @@ def _error_pct(predicted: Floats, measured: Floats, weights: Floats) -> float:
 def _samples(rows: Sequence[Record], device: Device) -> Samples:
     try:
         gemms = tuple(
-            Gemm(
-                int(float(row["M"])), int(float(row["N"])), int(float(row["K"])), dtype=dtype_of(row["dtype"])
-            )
+            Gemm(_size(row, "M"), _size(row, "N"), _size(row, "K"), dtype=dtype_of(row["dtype"]))
             for row in rows
         )
-        times = np.array([float(row["time_us"]) for row in rows])
-    except ValueError as error:
+        times = np.array([time_of(row) for row in rows])
+    except (ValueError, OverflowError) as error:
         raise InputError(f"a row is no GEMM: {error}") from None
     if times.min() <= device.launch_overhead / PS_PER_US * 0.1:
         raise InputError(f"time_us: {times.min()} is too short to be a kernel's time in microseconds")
     return Samples(device, gemms, times, tuple(row["case_id"] for row in rows))
+
+
+def _size(row: Record, name: str) -> int:
+    size = float(row[name])
+    if not 1 <= size <= _LARGEST:
+        raise ValueError(f"{name}: {row[name]} is not within 1 to {_LARGEST:.0f}")
+    return int(size)
 
 
 def _names(calls: Calls, wanted: Wanted) -> Sequence[str]:

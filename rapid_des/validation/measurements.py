@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import cast
 
+from rapid_des.config.documents import LARGEST_FILE, read_text
 from rapid_des.device import Device, load_device
 from rapid_des.device.operators import DTYPE_BITS, Dtype, OperatorModel
 from rapid_des.device.pricing import operator_model
@@ -43,8 +45,19 @@ class DataFolder:
         path = self.find(name)
         if path is None:
             return []
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return list(csv.DictReader(io.StringIO(raw.decode("utf-8"), newline="")))
+        try:
+            text = _unpacked(path) if path.suffix == ".gz" else read_text(path)
+            return list(csv.DictReader(io.StringIO(text, newline="")))
+        except (csv.Error, EOFError, UnicodeDecodeError, OSError, zlib.error) as error:
+            raise InputError(f"{path}: is no table of measurements: {error}") from None
+
+
+def _unpacked(path: Path) -> str:
+    with gzip.open(path) as file:
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise InputError(f"{path}: unpacks to more than {LARGEST_FILE >> 20} MiB, which no table does")
+    return content.decode("utf-8")
 
 
 def open_folder(data: Path | None) -> DataFolder:

@@ -1,0 +1,1 @@
+"""Hostile inputs: good files of every kind, and what a seeded attacker makes of them."""

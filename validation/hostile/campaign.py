@@ -1,0 +1,222 @@
+"""An attack on the command line: good inputs of every kind, changed by a seeded attacker, and how each run ended.
+
+    python -m validation.hostile.campaign [--inputs 100000] [--seed 0] [--jobs 2]
+
+prints a line a kind: how many inputs ended with which exit code. Exit codes 0 (accepted), 2, 3 and 4 (refused
+on purpose) are good; 1, a death by signal, a timeout, more than forty lines of error or a raw escape is a
+defect: it is printed with its seed, and the command ends with 1. `--only KIND --seed SEED --inputs 1` runs one
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import io
+import multiprocessing
+import random
+import re
+import resource
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rapid_des.cli.main import main as rapid_des
+from validation.hostile.samples import Sample, samples
+
+SECONDS = 30
+"""How long one input may take."""
+_MEMORY = 6 << 30
+_GOOD = {"0", "2", "3", "4"}
+_TOKEN = re.compile(r"[A-Za-z_][\w.-]*|[-+]?\d[\w.]*(?: [A-Za-z/]+)?|\"[^\"]*\"|'[^']*'")
+NASTY = (
+    "nan", ".nan", ".inf", "-inf", "NaN", "Infinity", "-1", "0", "-0", "1e308", "1e999999999", "-1e-320", "1e-300",
+    "1e20", "0.5", "2", "3", "9223372036854775807", "-9223372036854775808", "9223372036854775808", "18446744073709551616",
+    "4294967296", "16777216", "16777217", "1000000", "9" * 22, "7" * 4301, "²", "１２", "--5", "+-3", "0x10", "010", "0-1", "1:30",
+    "1_0", "1_", "1__0", "1e3", "", "null", "~", "true", "[]", "{}", "[0, 0]", "{a: 1}", "'x", '"x', "&a [*a]", "*a",
+    "!!timestamp x", "!!python/object:os.system x", "\0", "\x1b[31m", "\x07", "\ufeff", "\u202e", "é", "😀", "../../x",
+    "/dev/zero", "/dev/null", "/", "x" * 300, "9223372036854775807 ps", "9223372036854775807 B", "1e999999999 s", "1_ us", "１２ us",
+    "-1 us", "0 s", "0 B/s", "1 B/s", "1e-9 GB/s", "999999 PB/s", "300 GB", "0.5x", "-2x", "1e308x", "x", "%s%n",
+    "[" * 3000, "{" * 200, "a:" * 100, "dimension = x", "(1, 2, 3)", "gpu99999999999999999999", "#-1", "a>b",
+)  # fmt: skip
+"""What stands in place of a value."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended: an exit code, `timeout` or `memory`, and what is wrong with that."""
+
+    code: str
+    problem: str = ""
+
+
+def inputs(kind: str, sample: Sample, seed: int) -> tuple[list[str], dict[str, bytes]]:
+    """Return (arguments, files by name) of one attack: the same for the same kind and seed."""
+    chance = random.Random(f"{kind}/{seed}")  # noqa: S311 - no secret
+    files, arguments = dict(sample.files), list(sample.command)
+    if sample.attacked is None:
+        at = chance.randrange(2, len(arguments))
+        arguments[at] = _text_attack(chance, arguments[at]).replace("\0", "")
+    elif sample.binary:
+        files[sample.attacked] = _binary_attack(chance, files[sample.attacked])
+    else:
+        changed = _text_attack(chance, files[sample.attacked].decode())
+        content = changed.encode("utf-8", "surrogatepass")
+        files[sample.attacked] = _binary_attack(chance, content) if chance.random() < 0.1 else content
+    return arguments, files
+
+
+def _text_attack(chance: random.Random, text: str) -> str:
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        text = chance.choice(_TEXT)(chance, text)
+    return text
+
+
+def _value(chance: random.Random, text: str) -> str:
+    tokens = list(_TOKEN.finditer(text))
+    if not tokens:
+        return chance.choice(NASTY)
+    numbers = [token for token in tokens if re.search(r"\d", token[0])]
+    token = chance.choice(numbers if numbers and chance.random() < 0.6 else tokens)
+    new = chance.choice(NASTY)
+    if token[0][0] in "\"'" and chance.random() < 0.5:
+        new = token[0][0] + new + token[0][0]
+    return text[: token.start()] + new + text[token.end() :]
+
+
+def _swap(chance: random.Random, text: str) -> str:
+    tokens = list(_TOKEN.finditer(text))
+    if len(tokens) < 2:
+        return text * 2
+    one, other = sorted(chance.sample(tokens, 2), key=lambda token: token.start())
+    between = text[one.end() : other.start()]
+    return text[: one.start()] + other[0] + between + one[0] + text[other.end() :]
+
+
+def _line(chance: random.Random, text: str) -> str:
+    lines = text.split("\n")
+    at = chance.randrange(len(lines))
+    kind = chance.randrange(3)
+    lines[at : at + 1] = [[], [lines[at]] * 2, [lines[at], chance.choice(NASTY)]][kind]
+    return "\n".join(lines)
+
+
+def _letter(chance: random.Random, text: str) -> str:
+    at = chance.randrange(len(text) + 1)
+    return text[:at] + chance.choice("0-9:[]{},&*!'\"\\\t\n#=x\x01é²") + text[at + chance.randrange(2) :]
+
+
+def _cut(chance: random.Random, text: str) -> str:
+    return text[: chance.randrange(len(text) + 1)]
+
+
+_TEXT = (_value, _value, _value, _value, _value, _value, _swap, _line, _letter, _cut)
+
+
+def _binary_attack(chance: random.Random, content: bytes) -> bytes:
+    packed = content[:2] == b"\x1f\x8b" and chance.random() < 0.7
+    changed = bytearray(gzip.decompress(content) if packed else content)
+    for _ in range(chance.choice((1, 1, 2, 8))):
+        at = chance.randrange(len(changed) + 1)
+        kind = chance.randrange(5)
+        if kind == 0 and at < len(changed):
+            changed[at] ^= 1 << chance.randrange(8)
+        elif kind == 1 and at < len(changed):
+            changed[at] = chance.choice((0, 1, 127, 128, 255))
+        elif kind == 2:
+            changed[at:at] = chance.choice((b"\xff" * 10, b"\0" * 5000, b"\x80" * 12, b"\x02\x08\x00" * 500))
+        elif kind == 3:
+            del changed[at : at + chance.randrange(1, 40)]
+        else:
+            del changed[at:]
+    return gzip.compress(bytes(changed), mtime=0) if packed else bytes(changed)
+
+
+def run(arguments: list[str], files: dict[str, bytes], seconds: float = SECONDS) -> Outcome:
+    """Run the command line in this process on the files, in a folder of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        return _call([argument.replace("@", folder) for argument in arguments], seconds)
+
+
+def _call(arguments: list[str], seconds: float) -> Outcome:
+    out, err, code = io.StringIO(), io.StringIO(), "0"
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _alarm(seconds):
+        try:
+            rapid_des(arguments)
+        except SystemExit as leaving:
+            code = str(leaving.code or 0)
+        except _TimeoutError:
+            return Outcome("timeout", f"more than {seconds:g} s")
+    shown = err.getvalue()
+    problem = "" if code in _GOOD else shown.strip()[-600:]
+    if len(shown.splitlines()) > 40:
+        problem = f"{len(shown.splitlines())} lines of error"
+    if any(sign in out.getvalue() + shown for sign in ("\x1b", "\x07", "Traceback")):
+        problem = f"a raw escape or a traceback: {shown[:300]!r}"
+    return Outcome(code, problem)
+
+
+class _TimeoutError(BaseException):
+    """The alarm; no `Exception`, which the command line would catch."""
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def ring(_signal: int, _frame: object) -> None:
+        raise _TimeoutError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _attack(task: tuple[str, int]) -> tuple[str, int, Outcome]:
+    kind, seed = task
+    return kind, seed, run(*inputs(kind, samples()[kind], seed))
+
+
+def _limited() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+
+
+def main() -> None:
+    """Run the campaign that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=100_000, help="in all, over the kinds in turn")
+    parser.add_argument("--seed", type=int, default=0, help="of the first input of each kind")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", help="one kind")
+    asked = parser.parse_args()
+    kinds = [asked.only] if asked.only else list(samples())
+    tasks = [(kinds[n % len(kinds)], asked.seed + n // len(kinds)) for n in range(asked.inputs)]
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
+    bad = 0
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(asked.jobs, _limited, maxtasksperchild=2000) as pool:
+        for kind, seed, outcome in pool.imap_unordered(_attack, tasks, chunksize=8):
+            counts[kind][outcome.code] += 1
+            if outcome.problem:
+                bad += 1
+                print(f"DEFECT {kind!r} seed {seed}: {outcome.code}: {outcome.problem}", flush=True)
+    codes = sorted({code for counter in counts.values() for code in counter})
+    print(f"{'kind':<18}" + "".join(f"{code:>9}" for code in codes))
+    for kind, counter in counts.items():
+        print(f"{kind:<18}" + "".join(f"{counter[code]:>9}" for code in codes))
+    print(f"{'all':<18}" + "".join(f"{sum(c[code] for c in counts.values()):>9}" for code in codes))
+    print(f"{bad} defects in {asked.inputs} inputs")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
