@@ -257,6 +257,11 @@ def load_machine(
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
     _check_switches(machine)
+    gpus, node = machine.fabric.gpus, spec.gpus_per_node or 1
+    if node > gpus and not any(key.startswith("fabric") for key, _ in chosen):
+        # a fabric that was made smaller by hand is a part of a node
+        problem = f"{node}; allowed: up to the machine's {gpus} GPUs"
+        raise ConfigError(problem, file=str(document.path), key="gpus_per_node")
     faults = tuple(faults)
     return machine.with_faults(faults) if faults else machine
 
@@ -272,9 +277,6 @@ def _device(spec: MachineSpec, document: Document, settings: Iterable[tuple[str,
 
 def _built(spec: MachineSpec, document: Document, faults: tuple[Fault, ...], device: Device) -> Machine:
     plan = _plan(spec, document)
-    if (spec.gpus_per_node or 1) > plan.fabric.gpus:
-        problem = f"{spec.gpus_per_node}; allowed: up to the machine's {plan.fabric.gpus} GPUs"
-        raise ConfigError(problem, file=str(document.path), key="gpus_per_node")
     planned = AnyNodeRouter(plan.fabric, DimensionOrderRouter(plan))
     return Machine(
         name=spec.name,
