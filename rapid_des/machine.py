@@ -240,12 +240,7 @@ def load_machine(
     path = document.path
     chosen = _with_whole_messages(as_pairs(settings))
     document = apply_overrides(document, chosen, root="machine", folder=folder or Path())
-    with settings_named(document):
-        spec = decode(document, MachineSpec)
-        _check_switching(document, spec.switching)
-        _check_collectives(document, spec.collectives)
-        for index, fault in enumerate(spec.faults):
-            check_fault(fault, file=str(path), key=f"faults[{index}]")
+    spec = _checked_spec(document)
     stated = as_pairs(device_settings)
     clock = dict(stated).get("conditions.clock")
     try:
@@ -257,13 +252,27 @@ def load_machine(
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
     _check_switches(machine)
-    gpus, node = machine.fabric.gpus, spec.gpus_per_node or 1
-    if node > gpus and not any(key.startswith("fabric") for key, _ in chosen):
-        # a fabric that was made smaller by hand is a part of a node
-        problem = f"{node}; allowed: up to the machine's {gpus} GPUs"
-        raise ConfigError(problem, file=str(document.path), key="gpus_per_node")
+    if not any(key.startswith("fabric") for key, _ in chosen):
+        _check_nodes(machine)  # a fabric that was made smaller by hand may be a part of a node
     faults = tuple(faults)
     return machine.with_faults(faults) if faults else machine
+
+
+def _checked_spec(document: Document) -> MachineSpec:
+    with settings_named(document):
+        spec = decode(document, MachineSpec)
+        _check_switching(document, spec.switching)
+        _check_collectives(document, spec.collectives)
+        for index, fault in enumerate(spec.faults):
+            check_fault(fault, file=str(document.path), key=f"faults[{index}]")
+    return spec
+
+
+def _check_nodes(machine: Machine) -> None:
+    gpus, node = machine.fabric.gpus, machine.spec.gpus_per_node or 1
+    if node > gpus:
+        problem = f"{node}; allowed: up to the machine's {gpus} GPUs"
+        raise ConfigError(problem, file=str(machine.path), key="gpus_per_node")
 
 
 def _device(spec: MachineSpec, document: Document, settings: Iterable[tuple[str, str]]) -> Device:

@@ -17,7 +17,7 @@ from rapid_des.program.builders import Edges, make_template
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import Sizes, hop_table
 from rapid_des.program.switch_trees import with_switches
-from rapid_des.program.templates import template_of
+from rapid_des.program.templates import one_transfer, template_of
 
 _INTERPRETED = 50_000
 """Tasks up to which the longest chain is walked in Python; above, compiled."""
@@ -55,17 +55,7 @@ def message_alone(size: int, machine: Machine, source: int, destination: int) ->
     """Return the picoseconds of one message between two GPUs at zero load."""
     if source == destination:
         return 0
-    schedule = Schedule(
-        members=2,
-        source=np.array([0], np.int32),
-        destination=np.array([1], np.int32),
-        size=np.array([size], np.int64),
-        reduces=np.zeros(1, np.bool_),
-        offset=np.zeros(1, np.int64),
-        dependency_starts=np.zeros(2, np.int64),
-        dependencies=np.zeros(0, np.int32),
-    )
-    return alone(schedule, machine, (source, destination))
+    return alone(one_transfer(size), machine, (source, destination))
 
 
 def _uncongested(switching: Switching) -> Switching:

@@ -71,7 +71,7 @@ class Templates:
         """Return the template of a message: member 0 sends, member 1 receives."""
         name = f"a message of {size} B"
         if segment is not None and size > segment:
-            return template_of(_one_transfer(size), self._sizes, name=name, segment=segment)
+            return template_of(one_transfer(size), self._sizes, name=name, segment=segment)
         return self.transfer(size, name)
 
     def transfer(self, size: int, name: str, members: int = 2) -> Template:
@@ -238,7 +238,8 @@ def transfer_template(size: int, sizes: Sizes, *, name: str, members: int = 2) -
     )
 
 
-def _one_transfer(size: int) -> Schedule:
+def one_transfer(size: int) -> Schedule:
+    """Return the schedule of one message from member 0 to member 1."""
     return Schedule(
         members=2,
         source=np.array([0], np.int32),
