@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from rapid_des.device.calibration import Samples, error, pattern_search
+from rapid_des.device.gemm import MOE_NAMES, gated_ffn_us
 from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants, gemm_constants
-from rapid_des.device.gemm.kernels import MOE_NAMES, gated_ffn_us
 from rapid_des.validation import DataFolder, is_calibration
 from rapid_des.validation.measurements import device_for
 from rapid_des.validation.operators.gemm import measured_gemms

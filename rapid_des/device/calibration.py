@@ -17,8 +17,8 @@ from msgspec import structs
 
 from rapid_des.arrays import Floats
 from rapid_des.device.device import Device
+from rapid_des.device.gemm import build_model, gemm_work
 from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants
-from rapid_des.device.gemm.kernels import build_model, gemm_work
 from rapid_des.device.operators import Gemm, Operator, Vector
 from rapid_des.device.pricing import operator_model
 from rapid_des.units import PS_PER_US

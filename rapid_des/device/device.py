@@ -16,15 +16,16 @@ from msgspec import structs
 
 from rapid_des.config import Settings, resolve, to_tree, to_yaml
 from rapid_des.config.presets import beside
-from rapid_des.device.constants import LIBRARIES, libraries_of
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
     LEARNED,
+    LIBRARIES,
     Conditions,
     DeviceSpec,
     FamilySpec,
     KernelMenu,
     Store,
+    libraries_of,
     load_device_spec,
     load_family,
     scaled,

@@ -15,8 +15,7 @@ from rapid_des.device import roofline
 from rapid_des.device.attention import price_attention, price_unfused
 from rapid_des.device.attention.flash import BlockScheduler
 from rapid_des.device.device import Device
-from rapid_des.device.gemm import price_gemm, price_grouped_gemm
-from rapid_des.device.gemm.kernels import gemm_model, grouped_model
+from rapid_des.device.gemm import gemm_model, grouped_model, price_gemm, price_grouped_gemm
 from rapid_des.device.learned import LearnedOperators, load_learned
 from rapid_des.device.operators import Attention, Estimate, Gemm, GroupedGemm, Operator, OperatorModel, Vector
 from rapid_des.device.spec import LEARNED

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rapid_des.device.constants import split_kernel
 from rapid_des.device.device import Device, miss_share, transfer
 from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
+from rapid_des.device.spec import split_kernel
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.units import PS_PER_S
 

@@ -19,9 +19,8 @@ from rapid_des.frontend.parts import (
     stage_parameters,
     training_lists,
 )
-from rapid_des.frontend.reduction import step_kernels
 from rapid_des.frontend.trace import FinishedProgram, JobTrace, job_trace
-from rapid_des.frontend.training import stage_program
+from rapid_des.frontend.training import stage_program, step_kernels
 
 
 @dataclass(frozen=True)

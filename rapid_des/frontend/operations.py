@@ -1,4 +1,8 @@
-"""Ordered operator lists, kernels and messages with what they wait for and keep, and what they cost."""
+"""Ordered operator lists: kernels and messages with what they wait for and keep, and what they cost.
+
+Layers are written with the functions that append: matrices split over tp, norms and residual additions, and
+what is fused around them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from rapid_des.chakra.trace import NodeKind
-from rapid_des.device.operators import Operator, OperatorModel
+from rapid_des.device.operators import Gemm, Operator, OperatorModel, Vector
+from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import InputError
-from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC
+from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC, Shard
 from rapid_des.frontend.template import INPUT, PORTS, Mark, Node, Piece, make_piece
 
 _INT64_MAX = 2**63 - 1
@@ -90,6 +95,212 @@ class OperationList:
     def _append(self, operation: Operation) -> int:
         self.entries.append(operation)
         return self.last
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One weight matrix of this rank, `columns` outputs by `inner` inputs."""
+
+    name: str
+    columns: int
+    inner: int
+    bias: bool
+    rows: int
+    """Positions that pass it."""
+    narrow: bool = True
+    """Multiplies in the job's GEMM format with its stored weights; otherwise in that of activations."""
+    tied: bool = False
+    """Its weights are another operator's, whose backward completes their gradient."""
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases of this rank that are its own."""
+        return 0 if self.tied else self.columns * self.inner + self.columns * self.bias
+
+
+def _gathers(shard: Shard) -> bool:
+    return shard.tp > 1 and shard.sequence_parallel
+
+
+def _forward_gemm(operations: OperationList, shard: Shard, linear: Linear, saved: int) -> None:
+    output = shard.activation_bytes(linear.rows * linear.columns)
+    gemm = shard.gemm(linear.rows, linear.columns, linear.inner, narrow=linear.narrow)
+    weights = linear.columns * linear.inner if linear.narrow else 0
+    operations.kernel(linear.name, gemm, saved=saved, output=output, weights=weights)
+
+
+def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
+    """Append the forward of a column-parallel matrix whose kept input has `saved` bytes."""
+    if _gathers(shard):
+        elements = linear.rows * linear.inner
+        size = shard.message("sp.gather", elements)
+        operations.message(
+            f"{linear.name}.gather", "sp.gather", size, output=shard.activation_bytes(elements)
+        )
+    _forward_gemm(operations, shard, linear, saved)
+
+
+def row_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
+    """Append the forward of a row-parallel matrix and the reduction of its output."""
+    _forward_gemm(operations, shard, linear, saved)
+    reduce_output(operations, shard, linear.name, linear.rows * linear.columns)
+
+
+def reduce_output(operations: OperationList, shard: Shard, name: str, elements: int) -> None:
+    """Append the sum of partial results over tp: whole, or to sequence shards."""
+    if shard.tp > 1:
+        role = "sp.scatter" if shard.sequence_parallel else "tp.reduce"
+        size = shard.message(role, elements)
+        operations.message(f"{name}.{role.partition('.')[2]}", role, size, output=size)
+
+
+def gather_gradient(operations: OperationList, shard: Shard, name: str, elements: int) -> None:
+    """Append the gather of a gradient that stands in sequence shards."""
+    if _gathers(shard):
+        size = shard.message("sp.gather", elements)
+        name = f"{name}.gather_gradient"
+        operations.message(name, "sp.gather", size, output=shard.activation_bytes(elements))
+
+
+def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> int:
+    """Append the backward of a column-parallel matrix; return the position that holds the input gradient."""
+    incoming = operations.last
+    elements = linear.rows * linear.inner
+    output = shard.activation_bytes(elements)
+    gathered = incoming
+    if _gathers(shard):
+        size = shard.message("sp.gather", elements)
+        gathered = operations.message(f"{linear.name}.regather", "sp.gather", size, output=output)
+    gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
+    ready = operations.kernel(f"{linear.name}.input_gradient", gemm, after=incoming, output=output)
+    if shard.tp > 1:
+        role = "sp.scatter" if shard.sequence_parallel else "tp.reduce_gradient"
+        ready = operations.message(f"{linear.name}.reduce_gradient", role, shard.message(role, elements))
+    _weight_gradient(operations, shard, linear, gathered)
+    return ready
+
+
+def row_backward(operations: OperationList, shard: Shard, linear: Linear) -> None:
+    """Append the backward of a row-parallel matrix."""
+    gather_gradient(operations, shard, linear.name, linear.rows * linear.columns)
+    incoming = operations.last
+    output = shard.activation_bytes(linear.rows * linear.inner)
+    gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
+    operations.kernel(f"{linear.name}.input_gradient", gemm, output=output)
+    _weight_gradient(operations, shard, linear, incoming)
+
+
+def _accumulating_gemm(shard: Shard, linear: Linear) -> Gemm:
+    return Gemm(
+        linear.columns,
+        linear.inner,
+        linear.rows,
+        dtype=shard.gemm_dtype if linear.narrow else shard.precision.activations,
+        out_dtype=shard.precision.gradients,
+        accumulate=True,
+    )
+
+
+def _weight_gradient(operations: OperationList, shard: Shard, linear: Linear, after: int) -> None:
+    gemm = _accumulating_gemm(shard, linear)
+    name = f"{linear.name}.weight_gradient"
+    if not linear.bias:
+        operations.kernel(name, gemm, after=after, parameters=linear.parameters)
+        return
+    operations.kernel(name, gemm, after=after)
+    reduction = Vector("bias_gradient", linear.rows, linear.columns, shard.precision.activations)
+    operations.kernel(f"{linear.name}.bias_gradient", reduction, after=after, parameters=linear.parameters)
+
+
+DEFERRED_BIAS: frozenset[Policy] = frozenset({"megatron"})
+"""Policies whose matrices leave the bias to the kernel that follows; elsewhere it rides in the GEMM."""
+
+
+def defers_bias(shard: Shard) -> bool:
+    """Return whether biases are added after the GEMM, not in it."""
+    return shard.fusion in DEFERRED_BIAS
+
+
+def launch(
+    operations: OperationList, shard: Shard, name: str, kinds: tuple[str, ...], shape: tuple[int, int],
+    **counts: Unpack[Counts],
+) -> None:  # fmt: skip
+    """Append the kernels that the policy launches for operators in a row on one tensor.
+
+    `kinds` names the operators, `shape` is (rows, columns) of the tensor; the counts go to the last kernel.
+    """
+    *early, last = fused(kinds, shard.fusion)
+    output = counts.get("output", 0)
+    for index, kind in enumerate(early):
+        operations.kernel(f"{name}.{index}.{kind}", _kernel(shard, kind, shape), output=output)
+    operations.kernel(name, _kernel(shard, last, shape), **counts)
+
+
+def _kernel(shard: Shard, kind: str, shape: tuple[int, int]) -> Vector:
+    rows, columns = shape
+    return shard.vector(kind, rows, 1 if kind == "row_scalar" else columns)
+
+
+def _before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
+    """Return what runs between a row-parallel matrix and the residual addition.
+
+    A deferred bias without dropout is added by the residual's kernel at no cost in traffic.
+    """
+    if not shard.dropout:
+        return ()
+    return ("bias_add", "dropout") if bias and defers_bias(shard) else ("dropout",)
+
+
+def _residual_in_norm(shard: Shard) -> bool:
+    """Return whether the norm that follows adds the residual."""
+    norm = shard.model.norm
+    kinds = (*_before_residual(shard, bias=False), "residual_add", norm)
+    return fused(kinds, shard.fusion)[-1] == f"add_{norm}"
+
+
+def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int) -> None:
+    """Append a norm, with the residual addition in it where the policy fuses them."""
+    norm = shard.model.norm
+    kind = f"add_{norm}" if _residual_in_norm(shard) else norm
+    size = shard.activation_bytes(rows * shard.hidden)
+    launch(operations, shard, name, (kind,), (rows, shard.hidden), saved=size, output=size)
+
+
+def norm_backward(operations: OperationList, shard: Shard, name: str, after: int) -> None:
+    """Append a norm's backward, which waits for the input gradient of what follows it."""
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    kernel = shard.vector(shard.model.norm, rows, columns, backward=True)
+    operations.kernel(name, kernel, after=after, output=size, parameters=shard.model.norm_parameters)
+
+
+def residual_forward(operations: OperationList, shard: Shard, name: str, *, bias: bool) -> None:
+    """Append dropout and the residual addition; `bias`: the matrix before has one."""
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    mask = rows * columns * shard.dropout
+    kinds = _before_residual(shard, bias=bias) + (() if _residual_in_norm(shard) else ("residual_add",))
+    if kinds:
+        launch(operations, shard, f"{name}.residual", kinds, (rows, columns), saved=mask, output=size)
+
+
+def residual_backward(operations: OperationList, shard: Shard, name: str) -> None:
+    """Append the sum of a half's input gradient with the gradient that passed beside it."""
+    kernel = shard.vector("residual_add", shard.norm_tokens, shard.hidden)
+    operations.kernel(f"{name}.residual", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns))
+
+
+def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias: bool) -> None:
+    """Append the backward of the dropout before the residual addition."""
+    if shard.dropout:
+        before = _before_residual(shard, bias=bias)
+        after = () if _residual_in_norm(shard) else ("residual_add",)
+        kinds = fused((*before, *after), shard.fusion)
+        kind = next(kind for kind in kinds if kind in {"dropout", "dropout_add"})
+        kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
+        operations.kernel(
+            f"{name}.dropout", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns)
+        )
 
 
 @dataclass(frozen=True)

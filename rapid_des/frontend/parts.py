@@ -12,16 +12,18 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.linear import (
+from rapid_des.frontend.operations import (
     Linear,
+    Operation,
+    OperationList,
     column_backward,
     column_forward,
     gather_gradient,
     norm_backward,
     norm_forward,
+    price,
     reduce_output,
 )
-from rapid_des.frontend.operations import Operation, OperationList, price
 from rapid_des.frontend.pipeline import Phase
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.template import Piece, renamed

@@ -1,21 +1,19 @@
-"""One optimizer step: the program of every pipeline stage, from priced pieces and a schedule."""
+"""One optimizer step: the program of every pipeline stage, from priced pieces and a schedule.
+
+After the passes of a schedule come gradient buckets, their reductions, the norm, the optimizer, the gathers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rapid_des.device.operators import OperatorModel
+from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.operations import kernel_node
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
 from rapid_des.frontend.pipeline import Item, predecessor
-from rapid_des.frontend.reduction import (
-    gather_buckets,
-    optimizer_step,
-    reduce_buckets,
-    small_reductions,
-    zero_gradients,
-)
+from rapid_des.frontend.shard import message_size
 from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, Mark, Piece, chain
 from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
 
@@ -158,3 +156,128 @@ def _finish_step(state: _Stage, operators: OperatorModel) -> None:
         for chunk in range(job.chunks):
             gather_buckets(program, job, state.marks(chunk), after=(last,))
     program.segment("optimizer", start)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together: how many, and the last mark that completes them."""
+
+    parameters: int
+    last_mark: int
+
+
+def gradient_buckets(marks: Sequence[Mark], size: int) -> tuple[Bucket, ...]:
+    """Return buckets in backward order; one closes as soon as it holds `size` parameters.
+
+    >>> gradient_buckets([Mark(0, 3), Mark(1, 3), Mark(2, 3)], 5)
+    (Bucket(parameters=6, last_mark=1), Bucket(parameters=3, last_mark=2))
+    """
+    buckets: list[Bucket] = []
+    collected = 0
+    for index, mark in enumerate(marks):
+        collected += mark.parameters
+        if collected >= size or index == len(marks) - 1:
+            buckets.append(Bucket(collected, index))
+            collected = 0
+    return tuple(buckets)
+
+
+def reduce_buckets(
+    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: int | None
+) -> tuple[int, ...]:
+    """Append the reduction of a chunk's gradients; return the positions.
+
+    `marks` hold absolute positions; a bucket waits for its own, or for `after` where nothing overlaps.
+    """
+    sharding = job.sharding
+    if sharding.replicas == 1:
+        return ()
+    role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
+    positions = []
+    for index, bucket in enumerate(gradient_buckets(marks, job.training.bucket_parameters)):
+        size = message_size(role, bucket.parameters, dtype, sharding.replicas)
+        ready = marks[bucket.last_mark].position if after is None else after
+        positions.append(program.message(f"gradients.{role}.{index}", role, size, after=(ready,)))
+    return tuple(positions)
+
+
+def gather_buckets(
+    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]
+) -> tuple[int, ...]:
+    """Append the gathers of a chunk's updated parameters in forward order; return a position per mark."""
+    role, replicas = job.sharding.gathers, job.sharding.replicas
+    assert role is not None
+    buckets = gradient_buckets(marks, job.training.bucket_parameters)
+    position = [0] * len(marks)
+    for index in reversed(range(len(buckets))):
+        first = buckets[index - 1].last_mark + 1 if index else 0
+        size = message_size(role, buckets[index].parameters, job.spec.precision.activations, replicas)
+        gathered = program.message(f"parameters.gather.{index}", role, size, after=after)
+        for mark in range(first, buckets[index].last_mark + 1):
+            position[mark] = gathered
+    return tuple(position)
+
+
+def small_reductions(
+    program: ProgramWriter, job: Job, stage: int, *, norms: Piece | None, after: Sequence[int]
+) -> tuple[int, ...]:
+    """Append what is reduced besides the buckets: norms over tp, a tied table over its two stages.
+
+    `after` begins with the end of the last backward and goes on with the buckets in order.
+    """
+    precision = job.spec.precision
+    done = tuple(after)
+    if norms is not None:
+        done = (program.writer.place(norms, {GATE: done[0], INPUT: done[-1]}),)
+    if job.ties_across_stages and stage in {0, job.stages - 1}:
+        elements = job.training_shard.vocabulary_part * job.model.spec.hidden
+        size = message_size("embedding.reduce", elements, precision.gradients, 2)
+        done = (program.message("gradients.embedding", "embedding.reduce", size, after=done),)
+    return done
+
+
+def step_kernels(job: Job, parameters: int) -> dict[str, Vector]:
+    """Return what a rank of so many parameters runs once a step, in order, by name.
+
+    Clearing the gradient accumulators, with which a step begins; loss unscaling (fp16), gradient norm and
+    optimizer on the part of the parameters that the rank updates.
+    """
+    dtype, updated = job.spec.precision.gradients, job.sharding.held("optimizer", parameters)
+    kernels = {"gradients.zero": Vector("fill", 1, parameters, dtype)}
+    if job.spec.precision.activations == "fp16":
+        kernels["gradient_unscale"] = Vector("gradient_clip", 1, updated, dtype)
+    if job.training.gradient_norm:
+        kernels["gradient_norm"] = Vector("gradient_norm", 1, updated, dtype)
+    return kernels | {"optimizer": Vector(job.training.optimizer, 1, updated, dtype)}
+
+
+SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradient_norm.reduce"}
+"""The scalar that ranks agree on after a kernel, by the kernel's name."""
+
+
+def zero_gradients(program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int) -> None:
+    """Append the clearing of the gradient accumulators, with which a step begins."""
+    kernel = step_kernels(job, parameters)["gradients.zero"]
+    program.writer.append(kernel_node("gradients.zero", kernel, operators, ()), ())
+
+
+def optimizer_step(
+    program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int, after: Sequence[int]
+) -> int:
+    """Append the end of the step, each node after the one before; return the position of the optimizer."""
+    done = tuple(after)
+    for name, kernel in list(step_kernels(job, parameters).items())[1:]:
+        done = (program.writer.append(kernel_node(name, kernel, operators, ()), done),)
+        if name in SUMS:
+            done = _sum_scalar(program, job, SUMS[name], done)
+    return done[0]
+
+
+def _sum_scalar(program: ProgramWriter, job: Job, name: str, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Sum one fp32 over all ranks that hold different gradients: replicas first, then the model's."""
+    for group in job.sharding.norm_groups:
+        if job.members(group) > 1:
+            role = f"{group}.gradient_norm"
+            size = message_size(role, 1, "fp32", job.members(group))
+            after = (program.message(name, role, size, after=after),)
+    return after

@@ -14,9 +14,9 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Switching
 from rapid_des.program.builders import Edges, make_template
+from rapid_des.program.plans import with_switches
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import Sizes, hop_table
-from rapid_des.program.switch_trees import with_switches
 from rapid_des.program.templates import one_transfer, template_of
 
 _INTERPRETED = 50_000

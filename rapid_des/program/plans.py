@@ -1,11 +1,18 @@
-"""Which algorithm serves a collective of a trace on a machine: one template, or phases over dimensions."""
+"""Which algorithm serves a collective of a trace on a machine: one template, or phases over dimensions.
+
+Algorithms that work inside switches need the tree of switches over a group: `TreesOverGroups` finds it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
+import numpy as np
+
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.machine import Machine
@@ -23,6 +30,7 @@ from rapid_des.network.collectives import (
 )
 from rapid_des.network.collectives.ordering import RingOrder, ordered_schedule
 from rapid_des.network.fabric import Fabric
+from rapid_des.network.switches import SwitchTrees
 
 PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} | {
     CollectiveType.BARRIER: "dissemination"
@@ -30,7 +38,6 @@ PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} 
 """What serves a collective that the machine file leaves open, or that its `default` algorithm does not do."""
 SCALAR = "one_shot"
 """What serves an all-reduce of fewer bytes than members, which can not be cut into pieces."""
-
 
 Parents = tuple[int, ...]
 """Of each member, then of each switch of a tree of switches: who is above; empty where there is no tree."""
@@ -115,11 +122,6 @@ Plan = tuple[tuple[Phase, ...], ...]
 """The phases of each chunk, in order; chunks pipeline through them."""
 
 
-def cut_in_chunks(chunks: Plan) -> bool:
-    """Tell whether chunks follow one another: their messages then leave in order, not in turns of parts."""
-    return len(chunks) > 1 or chunks[0][0].chunks > 1
-
-
 def plan(call: Call, machine: Machine) -> Plan:
     """Return how a machine does a collective; a `ConfigError` names a choice that does not fit.
 
@@ -195,6 +197,24 @@ def _serving(name: str, call: Call, machine: Machine, *, axis: int | None) -> st
     raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
 
 
+def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[str, ...]:
+    axes = len(machine.fabric.axes)
+    if len(stated) == len(machine.fabric.extents) != axes:
+        stated = tuple(
+            name for name, extent in zip(stated, machine.fabric.extents, strict=True) for _ in extent
+        )
+    if len(stated) != axes:
+        key = f"collectives.{call.collective.name.lower()}"
+        problem = f"{len(stated)} algorithms for {axes} axes; state one, or one for each dimension"
+        raise ConfigError(problem, file=str(machine.path), key=key)
+    return tuple(stated[axis] for axis in call.dimensions)
+
+
+def cut_in_chunks(chunks: Plan) -> bool:
+    """Tell whether chunks follow one another: their messages then leave in order, not in turns of parts."""
+    return len(chunks) > 1 or chunks[0][0].chunks > 1
+
+
 def geometry(fabric: Fabric, gpus: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (extents, axes) of a group: whole axes of the fabric if it is their product, in id order.
 
@@ -217,17 +237,80 @@ def geometry(fabric: Fabric, gpus: Sequence[int]) -> tuple[tuple[int, ...], tupl
     return tuple(axes[axis] for axis in spans), tuple(spans)
 
 
-def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[str, ...]:
-    axes = len(machine.fabric.axes)
-    if len(stated) == len(machine.fabric.extents) != axes:
-        stated = tuple(
-            name for name, extent in zip(stated, machine.fabric.extents, strict=True) for _ in extent
-        )
-    if len(stated) != axes:
-        key = f"collectives.{call.collective.name.lower()}"
-        problem = f"{len(stated)} algorithms for {axes} axes; state one, or one for each dimension"
-        raise ConfigError(problem, file=str(machine.path), key=key)
-    return tuple(stated[axis] for axis in call.dimensions)
+def lines_through(group: Sequence[int], extents: Sequence[int], rank: int) -> list[tuple[int, ...]]:
+    """Return the ranks that differ from `rank` only along each extent of the group, in member order.
+
+    >>> lines_through((0, 1, 2, 3), (2, 2), 1)
+    [(0, 1), (1, 3)]
+    """
+    place, lines, stride = group.index(rank), [], 1
+    for extent in extents:
+        base = place - place // stride % extent * stride
+        lines.append(tuple(group[base + step * stride] for step in range(extent)))
+        stride *= extent
+    return lines
+
+
+class TreesOverGroups:
+    """Finds the switches over the groups of a machine's traces; what all members of a group share, once."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._known: dict[str, TreesOver] = {}
+
+    @cached_property
+    def _healthy(self) -> SwitchTrees:
+        return SwitchTrees(self._machine.healthy, frozenset(), self._machine.spec.routing)
+
+    def of(self, name: str, group: tuple[int, ...], extents: tuple[int, ...], rank: int) -> TreesOver:
+        """Return the trees over a group and over the lines through one of its ranks."""
+        if self._machine.switch_trees is None or len(group) < 2:
+            return NO_TREES
+        if name not in self._known:
+            whole, cut = self._over(group)
+            self._known[name] = TreesOver(whole, (), _one_axis(self._machine, group), name, cut)
+        shared = self._known[name]
+        if len(extents) == 1:
+            return shared
+        found = [self._over(line) for line in lines_through(group, extents, rank)]
+        cut = shared.cut or any(cut for _, cut in found)
+        return replace(shared, lines=tuple(parents for parents, _ in found), cut=cut)
+
+    def _over(self, group: tuple[int, ...]) -> tuple[Parents, bool]:
+        """Return the tree over a group, and whether dead links took away the one that there was."""
+        trees = self._machine.switch_trees
+        assert trees is not None
+        tree = trees.over(group)
+        if tree is not None:
+            return tree.parents, False
+        return (), bool(self._machine.dead) and self._healthy.over(group) is not None
+
+
+def _one_axis(machine: Machine, group: Sequence[int]) -> int | None:
+    """Return the only axis along which the places of the ranks differ."""
+    if prod(machine.fabric.axes) != machine.fabric.gpus:
+        return None
+    places = np.array([machine.fabric.coordinates(rank) for rank in group])
+    varied = np.flatnonzero((places != places[0]).any(axis=0))
+    return int(varied[0]) if len(varied) == 1 else None
+
+
+def with_switches(trees: SwitchTrees | None, group: Sequence[int]) -> tuple[int, ...]:
+    """Return the nodes of a group's members, then of the switches of the tree over them, if there is one."""
+    tree = None if trees is None else trees.over(tuple(group))
+    return (*group, *(() if tree is None else tree.switches))
+
+
+def tree_pairs(machine: Machine, groups: Sequence[Sequence[int]]) -> Int64s:
+    """Return the ends of every branch of the trees over groups, up and down, if the machine uses any."""
+    pairs, trees = list[tuple[int, int]](), machine.switch_trees
+    for group in groups:
+        tree = trees.over(tuple(group)) if trees is not None and len(group) > 1 else None
+        if tree is not None:
+            nodes = (*group, *tree.switches)
+            ups = [(nodes[child], nodes[up]) for child, up in enumerate(tree.parents) if up >= 0]
+            pairs += [pair for low, high in ups for pair in ((low, high), (high, low))]
+    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 class Planner:

@@ -12,8 +12,8 @@ import numpy as np
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.switches import SwitchTrees
+from rapid_des.program.plans import with_switches
 from rapid_des.program.program import Template
-from rapid_des.program.switch_trees import with_switches
 
 _LARGE = 1 << 12
 """Pairs of a pattern from which on its routes are looked for among those of equal members only."""

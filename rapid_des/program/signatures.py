@@ -9,7 +9,7 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric
-from rapid_des.program.switch_trees import tree_pairs
+from rapid_des.program.plans import tree_pairs
 
 
 def all_pairs(groups: Sequence[Sequence[int]]) -> Int64s:

@@ -24,8 +24,7 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection
 from rapid_des.network.protocol import payload_bandwidth_bound
 from rapid_des.program.lowering import planner_of
-from rapid_des.program.plans import Call, geometry
-from rapid_des.program.switch_trees import TreesOverGroups
+from rapid_des.program.plans import Call, TreesOverGroups, geometry
 from rapid_des.simulation import replay
 from rapid_des.studies.traffic import messages, one_collective
 from rapid_des.units import PS_PER_S, Size, seconds

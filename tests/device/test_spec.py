@@ -4,7 +4,7 @@ import pytest
 
 from rapid_des.config import preset_names
 from rapid_des.device import Gemm, load_device, load_device_spec
-from rapid_des.device.constants import RANGES, check_constants
+from rapid_des.device.spec import RANGES, check_constants
 from rapid_des.device.vector import VectorKernel
 from rapid_des.errors import ConfigError, InputError
 from tests.device.prices import estimate_of

@@ -1,15 +1,165 @@
-"""GEMMs priced: the fastest kernel's time, and why it takes that long: bound, waves, bytes, energy."""
+"""GEMMs priced, dense and grouped over the experts of a rank: the fastest kernel's time and what bounds it.
+
+A `GemmModel` holds what device, library and operand types fix (tiles, rates, constants) and prices many GEMMs
+at once, each by the fastest kernel of the library's menu. An `Estimate` of one GEMM names its bound, waves,
+bytes and energy.
+
+In a grouped GEMM each expert's rows are cut into tiles that no other expert shares, so few rows an expert
+waste most of a tile; weights of experts without rows are not read. Its constants are the dense GEMM's with
+the section `grouped_gemm` on top.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from rapid_des.arrays import Floats
-from rapid_des.device.device import Device
-from rapid_des.device.gemm.kernels import GemmModel, Priced, gemm_work, grouped_work
-from rapid_des.device.gemm.timing import Work
-from rapid_des.device.operators import Bound, Dtype, Estimate, Gemm, GroupedGemm
+import numpy as np
+import numpy.typing as npt
+
+from rapid_des.arrays import Bools, Floats
+from rapid_des.device.device import Device, Rates, rates_of
+from rapid_des.device.gemm.candidates import (
+    Candidates,
+    GemmConstants,
+    Timing,
+    Work,
+    candidates,
+    gemm_constants,
+    time_candidates,
+)
+from rapid_des.device.operators import Bound, Dtype, Estimate, Gemm, GroupedGemm, width
+from rapid_des.device.spec import KernelMenu
 from rapid_des.units import PS_PER_US
+
+_GEMV_ROWS = 16
+_CHUNK = 32
+"""GEMMs priced together: their arrays stay in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class GemmModel:
+    """The GEMM kernels of one device and library for operands of given widths."""
+
+    dtype: Dtype
+    rates: Rates
+    menu: KernelMenu
+    tiles: Candidates
+    fit: GemmConstants
+    l2: str
+    burst: bool
+    """Whether the clock starts at boost and falls with the kernel's duration."""
+
+    def price(self, work: Work) -> Priced:
+        """Price every GEMM of `work`: kernel microseconds without the launch, and what was chosen."""
+        timing = time_candidates(work, self.tiles, self.rates, self.fit, l2=self.l2)
+        chosen = np.argmin(timing.total, axis=1)
+        tiled = timing.total[np.arange(len(chosen)), chosen]
+        gemv = self._gemv(work)
+        busy = np.minimum(tiled, gemv)
+        start = np.where(gemv < tiled, self.fit.gemv_start_us, self.fit.start_us)
+        quantise = self._quantise(work)
+        throttle = self._throttle(work, busy)
+        return Priced(start + quantise + busy * throttle, chosen, gemv < tiled, throttle, quantise, timing)
+
+    def _gemv(self, work: Work) -> Floats:
+        thin = np.minimum(work.high, work.n) <= _GEMV_ROWS
+        if not self.menu.gemv or not thin.any():
+            return np.full(len(work.rows), np.inf)
+        moved = (work.a_bytes + work.b_bytes + work.c_bytes) / (self.rates.hbm * self.fit.hbm)
+        time = 1e6 * np.maximum(moved, work.flops / (self.rates.vector * self.fit.vector))
+        priced: Floats = np.where(thin, time, np.inf)[:, 0]
+        return priced
+
+    def _quantise(self, work: Work) -> Floats:
+        if not self.menu.quantise:
+            return np.zeros(len(work.rows))
+        moved = 1e6 * (work.a_bytes + 2 * work.rows * work.k) / (self.rates.hbm * self.fit.hbm)
+        row_us = self.fit.quantise_row_us + work.k * self.fit.quantise_element_ns / 1000
+        priced: Floats = np.maximum(moved, work.rows * row_us / self.rates.sms)[:, 0]
+        return priced
+
+    def _throttle(self, work: Work, busy: Floats) -> Floats:
+        """Return by how much a kernel is stretched because its power draw lowers the clock."""
+        if not self.burst:
+            return np.ones(len(busy))
+        load = np.minimum(1.0, 1e6 * work.flops[:, 0] / self.rates.tensor / (busy + self.fit.start_us))
+        free = min(self.fit.power_load, 0.99)
+        excess = np.maximum(0.0, (load - free) / (1.0 - free))
+        slowest = 1.0 / self.fit.throttled - 1.0
+        stretch: Floats = 1.0 + slowest * excess * busy / (busy + self.fit.throttle_us)
+        return stretch
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The chosen kernels of some GEMMs, one entry a GEMM (and `timing` for every candidate)."""
+
+    kernel_us: Floats
+    chosen: npt.NDArray[np.intp]
+    gemv: Bools
+    throttle: Floats
+    quantise_us: Floats
+    timing: Timing
+
+
+def gemm_model(device: Device, dtype: Dtype, weight_dtype: Dtype | None = None) -> GemmModel:
+    """Return the dense kernels for operands of these types; the weights' is the other's if None."""
+    values = gemm_constants(device.constants("gemm", dtype), device.spec.name)
+    return build_model(device, dtype, weight_dtype or dtype, values)
+
+
+def grouped_model(device: Device, dtype: Dtype, changes: Mapping[str, float] | None = None) -> GemmModel:
+    """Return the grouped kernels for operands of this type, with some constants changed."""
+    values = {**device.constants("gemm", ""), **device.constants("grouped_gemm", dtype), **(changes or {})}
+    return build_model(device, dtype, dtype, gemm_constants(values, device.spec.name), grouped=True)
+
+
+def build_model(
+    device: Device, dtype: Dtype, weight_dtype: Dtype, fit: GemmConstants, *, grouped: bool = False
+) -> GemmModel:
+    """Return the GEMM model with the given constants; `grouped` takes the menu of that name."""
+    rates, menu = rates_of(device, dtype), device.kernels("grouped" if grouped else dtype)
+    tiles = candidates(menu, (operand_width(dtype), operand_width(weight_dtype)), rates, fit)
+    conditions = device.conditions
+    return GemmModel(dtype, rates, menu, tiles, fit, conditions.l2, conditions.clock == "boost")
+
+
+def operand_width(dtype: Dtype) -> float:
+    """Return an operand's bytes an element with its block scales (fp4: one byte for 16 elements)."""
+    return width(dtype) + (1 / 16 if dtype == "fp4" else 0.0)
+
+
+def gemm_work(gemms: Sequence[Gemm]) -> Work:
+    """Return GEMMs of equal dtypes as columns."""
+    first = gemms[0]
+    shape = np.array([(g.m, g.n, g.k, g.batch, 1 + g.accumulate) for g in gemms], dtype=np.float64)
+    m, n, k, batch, touches = (shape[:, index : index + 1] for index in range(5))
+    rows = batch * m
+    a_bytes = rows * k * operand_width(first.dtype)
+    b_bytes = batch * n * k * operand_width(first.weight_dtype or first.dtype)
+    return Work(rows, m, batch, n, k, a_bytes, b_bytes, touches * rows * n * result_width(first))
+
+
+def result_width(gemm: Gemm) -> float:
+    """Return the bytes of an element of C: 16 bit for narrow operands unless `out_dtype` says otherwise."""
+    return width(gemm.out_dtype) if gemm.out_dtype else max(2.0, width(gemm.dtype))
+
+
+def grouped_work(gemms: Sequence[GroupedGemm], tiles: Candidates) -> Work:
+    """Return grouped GEMMs of one dtype as columns, tiles counted expert by expert; each has some row."""
+    counts = [np.array([rows for rows in gemm.rows if rows], dtype=np.float64) for gemm in gemms]
+    heights, which = np.unique(tiles.tile_m, return_inverse=True)
+    by_height = np.array([[np.ceil(rows / height).sum() for height in heights] for rows in counts])
+    size, stored = operand_width(gemms[0].dtype), max(2.0, width(gemms[0].dtype))
+    total, high, groups = (_column([value(rows) for rows in counts]) for value in (np.sum, np.max, np.size))
+    n, k = _column([gemm.n for gemm in gemms]), _column([gemm.k for gemm in gemms])
+    moved = total * k * size, groups * n * k * size, total * n * stored
+    return Work(total, high, groups, n, k, *moved, row_tiles=by_height[:, which])
+
+
+def _column(values: Sequence[float]) -> Floats:
+    return np.array(values, dtype=np.float64)[:, None]
 
 
 def price_gemm(gemm: Gemm, model: GemmModel, device: Device) -> Estimate:
@@ -100,3 +250,37 @@ def _energy(device: Device, dtype: Dtype, flops: int, moved: Mapping[str, int]) 
         return None
     levels = {"shared": table.shared_pj_per_byte, "l2": table.l2_pj_per_byte, "hbm": table.hbm_pj_per_byte}
     return round(flops * table.flop_pj[dtype] + sum(count * levels[level] for level, count in moved.items()))
+
+
+def gemm_times_us(gemms: Sequence[Gemm], device: Device) -> Floats:
+    """Return the microseconds of many GEMMs of equal dtypes at once, launch included."""
+    model = gemm_model(device, gemms[0].dtype, gemms[0].weight_dtype)
+    chunks = [gemms[first : first + _CHUNK] for first in range(0, len(gemms), _CHUNK)]
+    kernels: Floats = np.concatenate([model.price(gemm_work(chunk)).kernel_us for chunk in chunks])
+    return kernels + device.launch_overhead / PS_PER_US
+
+
+def gated_ffn_us(
+    pairs: Sequence[tuple[GroupedGemm, GroupedGemm]],
+    device: Device,
+    changes: Mapping[str, float] | None = None,
+) -> Floats:
+    """Return the microseconds of fused gated feed-forwards: route, gate and up, SwiGLU, down, combine.
+
+    Each pair is the gate-and-up and the down product of one rank. `changes` replaces constants (calibration).
+    """
+    changes = changes or {}
+    first = pairs[0][0]
+    model = grouped_model(device, first.dtype, {k: v for k, v in changes.items() if k not in MOE_NAMES})
+    moe = {**device.constants("moe", first.dtype), **{k: v for k, v in changes.items() if k in MOE_NAMES}}
+    up, down = (grouped_work([pair[index] for pair in pairs], model.tiles) for index in (0, 1))
+    gathered = up.rows * up.k * 2 * 2 + up.rows * up.n * 1.5 * 2 + down.rows * down.n * 2 * 2
+    moving = 1e6 * gathered[:, 0] / (model.rates.hbm * moe["move"])
+    products: Floats = model.price(up).kernel_us + model.price(down).kernel_us
+    routing = moe["route_us"] + moe["row_ns"] / 1000 * up.rows[:, 0]
+    return products + moving + routing + device.launch_overhead / PS_PER_US
+
+
+MOE_NAMES = ("route_us", "row_ns", "move")
+"""Constants of section `moe`: fixed time of the routing, permutation and combination kernels (µs), their time
+for a row (ns), and the share of the HBM bandwidth at which they move the activations."""

@@ -11,8 +11,10 @@ from typing import Unpack
 from rapid_des.device.operators import Attention
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers.layer import Parameters
-from rapid_des.frontend.linear import (
+from rapid_des.frontend.operations import (
+    Counts,
     Linear,
+    OperationList,
     column_backward,
     column_forward,
     defers_bias,
@@ -20,7 +22,6 @@ from rapid_des.frontend.linear import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import Counts, OperationList
 from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.spec import AttentionSpec, ModelSpec
 

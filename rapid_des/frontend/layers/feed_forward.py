@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from rapid_des.device.vector import fused
 from rapid_des.frontend.layers.layer import Parameters
-from rapid_des.frontend.linear import (
+from rapid_des.frontend.operations import (
     Linear,
+    OperationList,
     column_backward,
     column_forward,
     defers_bias,
@@ -15,7 +16,6 @@ from rapid_des.frontend.linear import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import OperationList
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import FeedForwardSpec, ModelSpec
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from rapid_des.frontend.linear import (
+from rapid_des.frontend.operations import (
+    Operation,
+    OperationList,
     dropout_backward,
     norm_backward,
     norm_forward,
     residual_backward,
     residual_forward,
 )
-from rapid_des.frontend.operations import Operation, OperationList
 from rapid_des.frontend.shard import Shard
 
 

@@ -12,10 +12,9 @@ from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.ordering import line_of
 from rapid_des.program.faults.planning import FaultPlanner, Ranks
-from rapid_des.program.plans import Call, Phase, cut_in_chunks, geometry
+from rapid_des.program.plans import Call, Phase, TreesOverGroups, cut_in_chunks, geometry, with_switches
 from rapid_des.program.program import Template
 from rapid_des.program.services import Sizes, part_sizes
-from rapid_des.program.switch_trees import TreesOverGroups, with_switches
 from rapid_des.program.templates import template_of
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from rapid_des.device.gemm.kernels import gemm_times_us
+from rapid_des.device.gemm import gemm_times_us
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm
 from rapid_des.device.roofline import gemm_bytes
 from rapid_des.errors import RapidDesError

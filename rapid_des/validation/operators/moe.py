@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from rapid_des.device import Device, GroupedGemm
-from rapid_des.device.gemm.kernels import gated_ffn_us
+from rapid_des.device.gemm import gated_ffn_us
 from rapid_des.device.operators import Dtype
 from rapid_des.device.roofline import price_grouped_gemm
 from rapid_des.validation.measurements import DTYPES, PRESETS, DataFolder, Record, device_for

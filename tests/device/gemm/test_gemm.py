@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid_des.device import Gemm, GroupedGemm, load_device
-from rapid_des.device.gemm.kernels import gemm_times_us
+from rapid_des.device.gemm import gemm_times_us
 from rapid_des.device.roofline import gemm_bytes
 from tests.device.prices import estimate_of
 
