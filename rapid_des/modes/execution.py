@@ -13,10 +13,10 @@ import numpy as np
 from rapid_des.compiling import Kernel
 from rapid_des.engines.deadlock import require_finished
 from rapid_des.errors import InputError, UnsupportedByEngine
-from rapid_des.modes.symmetry import Budget, Folding, fold, unfold
 from rapid_des.program.program import NONE, Namer, Program, Progress, Records
 
 if TYPE_CHECKING:
+    from rapid_des.modes.symmetry import Folding
     from rapid_des.program.faults.closures import Closures
     from rapid_des.program.lowering import Lowered
 
@@ -28,8 +28,8 @@ SMALL, SMALL_COLD = 1_000, 60_000
 than compiling it (15 s) with some patience."""
 _INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
 """What a transfer takes, about."""
-_PATIENCE_S = 2.5
-"""What an interpreted run may lose for the sake of a folded one, which takes half the time or less."""
+_WORTH_FOLDING_S = 0.1
+"""Shorter runs are not searched for a symmetry: importing and searching would take as long as they do."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def execute(
         folding, chosen = None, choice.engine_for(program)
         records = _run(program, chosen, choice, trail=trail, ties=ties)
     elif folding is not None:
-        records = unfold(folding, program, records)
+        records = folding.unfolded(program, records)
     wall_s = time.perf_counter() - began
     return _checked(program, Execution(records, chosen, wall_s, folding.factor if folding else 1.0), name)
 
@@ -125,14 +125,22 @@ def _checked(program: Program, execution: Execution, name: Namer | None) -> Exec
 
 
 def _folding(program: Program, engine: str) -> Folding | None:
-    """Return the program folded along its symmetry, as long as looking for it costs little beside the run."""
+    """Return the program folded along its symmetry, if a run takes so long that looking for one pays."""
+    run_s = _expected_s(program, engine)
+    if run_s < _WORTH_FOLDING_S:
+        return None
+    from rapid_des.modes import symmetry
+
+    return symmetry.fold(program, symmetry.Budget(run_s))
+
+
+def _expected_s(program: Program, engine: str) -> float:
+    """Return about how long running a program takes, the kernel's compilation aside."""
     hops = expected_hops(program)
     if engine == "auto":
         is_cold = SMALL <= hops < 4 * SMALL_COLD and _kernel(program).is_cold()
         engine = "simpy" if hops < SMALL or is_cold else "compiled"
-    if engine == "simpy":
-        return fold(program, Budget(hops * _INTERPRETED_S, discarded_s=_PATIENCE_S))
-    return fold(program, Budget(hops * _COMPILED_S))
+    return hops * (_INTERPRETED_S if engine == "simpy" else _COMPILED_S)
 
 
 def execute_closing(

@@ -11,6 +11,7 @@ from rapid_des.engines import compiled
 from rapid_des.errors import FabricCutError, UnsupportedByEngine
 from rapid_des.modes.blocks.placement import require_disjoint
 from rapid_des.modes.execution import EngineChoice, execute
+from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.network.collectives import IN_SWITCH, demand, prove
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.lowering import lower
@@ -104,9 +105,11 @@ def _nodes_and_rails():
 def test_nodes_that_live_alike_are_folded():
     where = inside(switch(2), ring(4), algorithm=["sharp", "ring"])
     program = lower(_nodes_and_rails(), where).program
-    done = execute(program, EngineChoice("compiled"))
-    assert done.folded == 4
-    assert_same(done.records, compiled.run(program), ties=False)
+    folding = fold(program, Budget(run_s=1))
+    assert folding is not None
+    assert folding.factor == 4
+    records = compiled.run(folding.program)
+    assert_same(folding.unfolded(program, records), compiled.run(program), ties=False)
 
 
 def test_two_flows_of_one_tree_share_fluid_links():

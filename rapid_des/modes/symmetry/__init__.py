@@ -5,7 +5,7 @@
 `folding`: the program with one rank for each orbit, and its records for all ranks.
 """
 
-from rapid_des.modes.symmetry.folding import Budget, Folding, fold, unfold
+from rapid_des.modes.symmetry.folding import Budget, Folding, fold
 from rapid_des.modes.symmetry.rotation import Rotation, rotations
 
-__all__ = ["Budget", "Folding", "Rotation", "fold", "rotations", "unfold"]
+__all__ = ["Budget", "Folding", "Rotation", "fold", "rotations"]

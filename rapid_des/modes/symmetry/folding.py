@@ -54,8 +54,6 @@ class Budget:
     """For refuting shifts; what no sample refutes is compared if that takes half of what it saves."""
     discarded: float = 0.02
     """For a folded run that is discarded because a link chose by rank."""
-    discarded_s: float = 0.0
-    """What that may always take."""
     least_s: float = 1e-3
     """What the search may always take."""
 
@@ -76,6 +74,25 @@ class Folding:
     def factor(self) -> float:
         """How many ranks one simulated rank stands for, on average."""
         return len(self.stands_for) / len(self.program.bindings)
+
+    def unfolded(self, whole: Program, records: Records) -> Records:
+        """Return what an engine would have seen on the whole program, given what it saw on the folded one."""
+        before, after = self.program.visits(), whole.visits()
+        lengths = np.diff(after)
+        visit = np.repeat(before[self.stands_for], lengths) + ranges(0, lengths)
+        factor = len(self.stands_for) // len(self.program.bindings)
+        return replace(
+            records,
+            start=records.start[visit],
+            finish=records.finish[visit],
+            met=records.met[visit],
+            link_bytes=records.link_bytes[self.link],
+            link_busy=records.link_busy[self.link],
+            link_wait=records.link_wait[self.link],
+            hops=records.hops * factor,
+            sent=records.sent * factor,
+            received=records.received * factor,
+        )
 
 
 def fold(program: Program, budget: Budget) -> Folding | None:
@@ -131,10 +148,7 @@ class _Search:
     def folded_along(self, shift: Shift) -> Folding | None:
         """Return the program folded along a shift; None if it is refuted or not worth comparing."""
         ordered = may_keep_order(self.uses, shift)
-        may_be_discarded = (
-            shift.extent * self.budget.discarded >= 1
-            or self.budget.run_s <= shift.extent * self.budget.discarded_s
-        )
+        may_be_discarded = shift.extent * self.budget.discarded >= 1
         groups = self.slots.images(shift) if ordered or may_be_discarded else None
         if groups is None:
             return None
@@ -290,26 +304,6 @@ def compact(program: Program) -> Program:
         route_starts=np.concatenate(([0], np.cumsum(lengths[taken]))).astype(np.int64),
         route_links=program.route_links[hops],
         route_class=program.route_class[hops],
-    )
-
-
-def unfold(folding: Folding, whole: Program, records: Records) -> Records:
-    """Return what an engine would have seen on the whole program."""
-    before, after = folding.program.visits(), whole.visits()
-    lengths = np.diff(after)
-    visit = np.repeat(before[folding.stands_for], lengths) + ranges(0, lengths)
-    factor = len(folding.stands_for) // len(folding.program.bindings)
-    return replace(
-        records,
-        start=records.start[visit],
-        finish=records.finish[visit],
-        met=records.met[visit],
-        link_bytes=records.link_bytes[folding.link],
-        link_busy=records.link_busy[folding.link],
-        link_wait=records.link_wait[folding.link],
-        hops=records.hops * factor,
-        sent=records.sent * factor,
-        received=records.received * factor,
     )
 
 
