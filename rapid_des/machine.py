@@ -41,7 +41,7 @@ from rapid_des.network.faults import (
     require_hits,
 )
 from rapid_des.network.metrics import Summary, summary
-from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
+from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter
 from rapid_des.network.specs import (
     AnyDimension,
     Collectives,
@@ -52,7 +52,7 @@ from rapid_des.network.specs import (
     Routing,
     Switching,
 )
-from rapid_des.network.switches import AnyNodeRouter, SwitchTrees
+from rapid_des.network.switches import SwitchTrees
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):

@@ -15,8 +15,8 @@ from rapid_des.astra.collectives import (
 from rapid_des.astra.files import Setup
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
+from rapid_des.program.builders import Expansion, MemberVisit
 from rapid_des.program.groups import Along, SlotNumbers, Whole
-from rapid_des.program.ranks import Expansion, MemberVisit
 
 
 class CollectiveExpansions:

@@ -22,9 +22,9 @@ from rapid_des.astra.files import MemoryFile, Setup
 from rapid_des.astra.phases import A2A, AG, AR, RS
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
 from rapid_des.errors import ConfigError, TraceError
+from rapid_des.program.builders import NodeVisits, expanded_program
 from rapid_des.program.groups import Channel, Memory, SlotNumbers, SlotTable
 from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
-from rapid_des.program.ranks import NodeVisits, expanded_program
 from rapid_des.units import PS_PER_NS
 
 CPU, GPU, COMMUNICATION = 0, 1, 2

@@ -7,8 +7,15 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.completion import names_or_files
-from rapid_des.cli.options import announce, echo, force_option, json_option, set_option, split_settings
+from rapid_des.cli.options import (
+    announce,
+    echo,
+    force_option,
+    json_option,
+    names_or_files,
+    set_option,
+    split_settings,
+)
 from rapid_des.device.learned import FALLBACKS
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs, replacing

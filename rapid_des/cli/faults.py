@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.completion import words
 from rapid_des.cli.options import (
     echo,
     engine_choice,
@@ -14,6 +13,7 @@ from rapid_des.cli.options import (
     fault_option,
     job_options,
     json_option,
+    one_of,
     open_job,
     plot_option,
     together,
@@ -35,7 +35,7 @@ _study_options = together(
         "--mode",
         default="flattened",
         show_default=True,
-        shell_complete=words(MODES),
+        shell_complete=one_of(MODES),
         help=", ".join(MODES),
     ),
     engine_option,

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import click
 
-from rapid_des.cli.completion import names_or_files
 from rapid_des.cli.options import (
     echo,
     force_option,
     job_options,
     json_option,
+    names_or_files,
     on_options,
     open_job,
     open_machine,

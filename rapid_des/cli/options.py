@@ -1,4 +1,4 @@
-"""Options that several commands share, one decorator a kind, and what they stand for."""
+"""Options that several commands share, one decorator a kind: what they mean, and what a shell completes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from rapid_des.cli.completion import names_or_files, setting_keys, words
+from rapid_des.config import Spec
+from rapid_des.config.presets import Kind, preset_names, trace_names
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.writing import check_outputs, printable
@@ -30,8 +32,51 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
 Settings = dict[str, list[tuple[str, str]]]
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 ROOTS = ("job", "machine", "device")
+
+
+def names_or_files(kind: Kind | Literal["trace"]) -> Complete:
+    """Return what completes a preset's name; where none begins so, the shell completes files."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+        names = trace_names() if kind == "trace" else preset_names(kind)
+        return _beginning(names, incomplete) or [CompletionItem(incomplete, type="file")]
+
+    return complete
+
+
+def one_of(choices: Iterable[str]) -> Complete:
+    """Return what completes one of some words."""
+    known = tuple(choices)
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+        return _beginning(known, incomplete)
+
+    return complete
+
+
+def setting_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+    """Complete a key of --set, one step at a time: `device.clock.su` to `device.clock.sustained=`."""
+    from rapid_des.config.descriptions import keys_below
+    from rapid_des.device.spec import DeviceSpec
+    from rapid_des.frontend import JobSpec
+    from rapid_des.machine import MachineSpec
+
+    specs: dict[str, type[Spec]] = {"job": JobSpec, "machine": MachineSpec, "device": DeviceSpec}
+    path, _, _ = incomplete.rpartition(".")
+    root, _, above = path.partition(".")
+    if not path:
+        return _beginning((f"{name}." for name in specs), incomplete)
+    if root not in specs or "=" in incomplete:
+        return []
+    keys = keys_below(specs[root], above)
+    return _beginning((f"{path}.{key}{'.' if more else '='}" for key, more in keys.items()), incomplete)
+
+
+def _beginning(known: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in known if name.startswith(incomplete)]
 
 
 def together(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -66,7 +111,7 @@ engine_option = click.option(
     default="auto",
     show_default=True,
     metavar="auto|simpy|compiled",
-    shell_complete=words(("auto", "simpy", "compiled")),
+    shell_complete=one_of(("auto", "simpy", "compiled")),
     help="Which engine runs it.",
 )
 force_option = click.option("--force", is_flag=True, help="Write over files that are there.")
@@ -258,7 +303,8 @@ def require_outputs(options: dict[str, Any]) -> None:
     for name in ("ranks", "window", "messages"):
         if options[name] and options["timeline"] is None:
             raise InputError(f"--{name} says what is on a timeline: it needs --timeline OUT.json")
-    timeline_extract(options)
+    if options["timeline"] is not None:
+        timeline_extract(options)
     check_outputs(
         [options["timeline"], options["links"]],
         pictures=[options["links_plot"]],
@@ -275,9 +321,10 @@ def timeline_extract(options: dict[str, Any]) -> Extract:
 
 def write_outputs(result: Result, options: dict[str, Any]) -> None:
     """Write the files of `output_options` that were asked for."""
-    extract = timeline_extract(options)
     writers: dict[str, Callable[[str], None]] = {
-        "timeline": lambda path: result.write_timeline(path, extract, bounded=not options["force"]),
+        "timeline": lambda path: result.write_timeline(
+            path, timeline_extract(options), bounded=not options["force"]
+        ),
         "links": result.write_links,
         "links_plot": result.draw_links,
     }

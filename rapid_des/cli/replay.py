@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rapid_des.chakra import ReadOptions
-from rapid_des.cli.completion import names_or_files
 from rapid_des.cli.options import (
     echo,
     engine_options,
     fault_option,
+    names_or_files,
     open_machine,
     output_options,
     require_outputs,

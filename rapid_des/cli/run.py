@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rapid_des.cli.completion import words
 from rapid_des.cli.options import (
     announce,
     echo,
     engine_options,
     fault_option,
     job_options,
+    one_of,
     open_job_with_notes,
     output_options,
     require_outputs,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @job_options
 @fault_option
 @click.option(
-    "--mode", metavar="MODE", shell_complete=words(MODES), help=f"{', '.join(MODES)}; the first if absent."
+    "--mode", metavar="MODE", shell_complete=one_of(MODES), help=f"{', '.join(MODES)}; the first if absent."
 )
 @click.option("--compare-modes", is_flag=True, help="Run every mode; print the gaps and times.")
 @engine_options

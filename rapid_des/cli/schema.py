@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from rapid_des.cli.completion import setting_keys
-from rapid_des.cli.options import echo, json_option
+from rapid_des.cli.options import echo, json_option, setting_keys
 from rapid_des.config import Spec, preset_file, preset_names
 from rapid_des.config.descriptions import Field, described_schema, explain
 from rapid_des.config.documents import read_text

@@ -18,8 +18,15 @@ from rapid_des.chakra import (
     statistics_json,
     write_set,
 )
-from rapid_des.cli.completion import names_or_files
-from rapid_des.cli.options import echo, force_option, job_options, json_option, open_job, trace_options
+from rapid_des.cli.options import (
+    echo,
+    force_option,
+    job_options,
+    json_option,
+    names_or_files,
+    open_job,
+    trace_options,
+)
 from rapid_des.errors import TraceError
 from rapid_des.report.pictures.trace import draw
 from rapid_des.report.trace_text import (

@@ -1,7 +1,13 @@
 """YAML and JSON files to frozen, strict specs; errors name file, key path, value and what was allowed."""
 
-from rapid_des.config.documents import Document, load_document
-from rapid_des.config.overrides import Settings, apply_overrides, as_pairs, settings_named
+from rapid_des.config.documents import (
+    Document,
+    Settings,
+    apply_overrides,
+    as_pairs,
+    load_document,
+    settings_named,
+)
 from rapid_des.config.presets import open_document, preset_file, preset_names, resolve
 from rapid_des.config.specs import Spec, decode, json_schema, to_tree, to_yaml
 

@@ -25,9 +25,7 @@ from rapid_des.config import (
     to_tree,
 )
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.job import Job
-from rapid_des.frontend.layers import layer_pattern
-from rapid_des.frontend.model import Model, model_of
+from rapid_des.frontend.job import Job, Model, model_of
 from rapid_des.frontend.pipeline import SCHEDULES
 from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.spec import JobSpec, ModelSpec
@@ -75,12 +73,12 @@ def load_job(
 def _model(spec: JobSpec, path: Path, settings: Iterable[tuple[str, str]]) -> Model:
     """Return the model that a job file holds, or that of the file which it names, with settings applied."""
     if isinstance(spec.model, ModelSpec):
-        return Model(path.stem, spec.model, layer_pattern(spec.model, str(path)))
+        return model_of(spec.model, path)
     model_path = resolve(spec.model, "model", folder=path.parent, named_in=str(path), key="model")
     changes = [(key.removeprefix(_MODEL), text) for key, text in settings]
     document = apply_overrides(load_document(model_path), changes, root="job.model")
     with settings_named(document):
-        return model_of(document)
+        return model_of(decode(document, ModelSpec), model_path)
 
 
 def load_model(
@@ -92,7 +90,8 @@ def load_model(
     3500281856
     """
     document = open_document(reference, "model", folder=folder or Path())
-    return model_of(apply_overrides(document, as_pairs(settings)))
+    changed = apply_overrides(document, as_pairs(settings))
+    return model_of(decode(changed, ModelSpec), changed.path)
 
 
 def with_spec(job: Job, spec: JobSpec) -> Job:

@@ -1,94 +1,23 @@
-"""Switches as ends of routes, and trees of them over groups of GPUs, for collectives that work inside."""
+"""Trees of switches over groups of GPUs, for collectives that work inside them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int32s, Int64s
+from rapid_des.arrays import Bools, Int32s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.errors import TopologyError
 from rapid_des.network.collectives.trees import NO_PARENT
-from rapid_des.network.fabric import Fabric, Router, Routes
+from rapid_des.network.fabric import Fabric
 from rapid_des.network.paths import UNREACHED, levels, pick
-from rapid_des.network.routing import as_pairs, replaced
 from rapid_des.network.specs import Routing
 
 _ROOM = 2**24
-"""Distances, of four bytes each, that a router or the trees of a fabric may remember."""
-
-
-@dataclass(frozen=True, eq=False)
-class AnyNodeRouter:
-    """Routes between GPUs as `between_gpus` has them, and between any other nodes the shortest path.
-
-    Such a path leads through no GPU, from the lower node to the higher one over the lowest nodes, and back
-    over the same nodes where those links exist. It is blind to faults, as planned routes are.
-    """
-
-    fabric: Fabric
-    between_gpus: Router
-    hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """By destination: each node's hops to it."""
-
-    def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell what the router between GPUs tells."""
-        return self.between_gpus.joins_arms(gpus)
-
-    def route(self, source: int, destination: int) -> tuple[int, ...]:
-        """Return the ids of the links between two nodes, in order."""
-        if max(source, destination) < self.fabric.gpus:
-            return self.between_gpus.route(source, destination)
-        if source < destination:
-            return self._shortest(source, destination)
-        fabric, nodes = self.fabric, [destination]
-        for link in self._shortest(destination, source):
-            nodes.append(int(fabric.destination[link]))
-        try:
-            return tuple(fabric.link(*hop) for hop in zip(nodes[:0:-1], nodes[-2::-1], strict=True))
-        except TopologyError:
-            return self._shortest(source, destination)
-
-    def routes(self, pairs: Iterable[tuple[int, int]]) -> Routes:
-        """Return the routes of many pairs of nodes at once."""
-        table = as_pairs(pairs)
-        beyond = np.flatnonzero((table >= self.fabric.gpus).any(axis=1))
-        if not len(beyond):
-            return self.between_gpus.routes(table)
-        between = table.copy()
-        between[beyond] = 0  # a GPU's route to itself has no links
-        ends, which = np.unique(table[beyond], axis=0, return_inverse=True)
-        routes = [self.route(*pair) for pair in ends.tolist()]
-        others = {
-            flow: routes[row] for flow, row in zip(beyond.tolist(), which.ravel().tolist(), strict=True)
-        }
-        return replaced(self.between_gpus.routes(between), others)
-
-    def _shortest(self, source: int, destination: int) -> tuple[int, ...]:
-        fabric, links, node = self.fabric, list[int](), source
-        hops = self.hops.get_or_make(destination, lambda: self._hops_to(destination), weight=len)
-        if hops[source] == UNREACHED:
-            ends = f"{fabric.node_name(source)} to {fabric.node_name(destination)}"
-            raise TopologyError(f"{fabric.name}: no path leads from {ends} but through GPUs")
-        starts, outgoing = fabric.outgoing
-        while node != destination:
-            candidates = outgoing[starts[node] : starts[node + 1]]
-            ends_of = fabric.destination[candidates]
-            nearer = (hops[ends_of] == hops[node] - 1) & ((ends_of >= fabric.gpus) | (ends_of == destination))
-            links.append(
-                int(candidates[np.argmax(nearer)])
-            )  # they ascend by destination: the lowest is first
-            node = int(fabric.destination[links[-1]])
-        return tuple(links)
-
-    def _hops_to(self, destination: int) -> Int32s:
-        fabric = self.fabric
-        passes = (fabric.destination >= fabric.gpus) | (fabric.destination == destination)
-        return levels(fabric.incoming, fabric.source, destination, passes, fabric.nodes)
+"""Distances, of four bytes each, that the trees of a fabric may remember."""
 
 
 @dataclass(frozen=True)

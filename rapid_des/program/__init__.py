@@ -13,7 +13,7 @@ The way of a collective, and what it is called on it. A message is a collective 
         │             templates.template_of, of all schedules but for sizes once
     Template          the same as engines read it: tasks joined by edges, what    program.program,
         │             waits for a member's arrival, what a member's end awaits    program.templates
-        │             lowering: a node's Expansion, one MemberVisit a phase       program.ranks
+        │             lowering: a node's Expansion, one MemberVisit a phase       program.builders
     visits            HOLD, MEMBER …, JOIN of the rank, each with slot and template
         │             groups.GroupTable.bind: slots to groups and member numbers  program.groups,
     Group             who meets, and the route of every pair of each template     program.routes

@@ -1,4 +1,7 @@
-"""Rank programs and templates from what sets them apart: all other columns follow or have a default."""
+"""Rank programs and templates, built from what sets them apart: all other columns follow or have a default.
+
+A rank's nodes become visits: streams, service times, dependencies, and what each collective becomes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, starts_by
-from rapid_des.program.program import NONE, Level, RankProgram, Template
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
+from rapid_des.device.device import Device
+from rapid_des.program.program import NONE, Level, RankProgram, Template, VisitKind
+from rapid_des.units import PS_PER_S
 
 Rows = NDArray[np.integer[Any]]
 
@@ -76,6 +82,225 @@ def joined(parts: Sequence[Edges]) -> Edges:
         np.concatenate([lag for lag, _ in filled]),
         np.concatenate([at_start for _, at_start in filled]),
     )
+
+
+@dataclass(frozen=True)
+class MemberVisit:
+    """One rank's part in one phase of a collective: with whom, by which template, in which chunk."""
+
+    slot: int
+    template: int
+    chunk: int
+    server: int = NONE
+    """What else of the rank it takes meanwhile, such as a queue of its phases; NONE: nothing."""
+    priority: int = 0
+    """Its place among those that wait for that server."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """How a node that communicates becomes visits.
+
+    No member visit: nothing to do (a group of one). One that takes no server: the node itself is it. Else the
+    node holds its stream while those of each chunk run one after the other, chunks side by side.
+    """
+
+    slot: int
+    members: tuple[MemberVisit, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the node holds its stream for its member visits."""
+        return len(self.members) > 1 or any(member.server != NONE for member in self.members)
+
+    @property
+    def extra(self) -> int:
+        """Visits beyond the node's own: the member visits and the join that ends them."""
+        return len(self.members) + 1 if self.holds else 0
+
+
+class NodeVisits:
+    """The visit that each node is itself, columns of one row a node: joins without a server until told.
+
+    Nodes with an expansion become what that says, and need state their server and priorities only.
+    """
+
+    def __init__(self, nodes: NodeTable) -> None:
+        count = len(nodes)
+        self.nodes = nodes
+        self.kind = np.full(count, int(VisitKind.JOIN), np.int8)
+        self.work, self.priority = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.link_priority, self.sub = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        self.server, self.slot, self.occurrence, self.template, self.expansion = np.full(
+            (5, count), NONE, np.int32
+        )
+
+
+def rank_program(  # noqa: PLR0913 - one call, all by name
+    nodes: NodeTable,
+    durations: Int64s,
+    *,
+    expansion: Int32s,
+    expansions: Sequence[Expansion],
+    unordered: frozenset[str] = frozenset(),
+    overlap: bool = False,
+) -> RankProgram:
+    """Return the visits of a node table.
+
+    `durations` are the nodes' service times in picoseconds with nothing left unstated; `expansion` gives for
+    each node its place in `expansions`, or NONE for nodes that do not communicate. `overlap` lets collectives
+    on unordered streams run side by side.
+    """
+    free = _free_of_streams(nodes, unordered, overlap=overlap)
+    visits = NodeVisits(nodes)
+    serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
+    visits.kind[serves] = int(VisitKind.COMPUTE)
+    visits.work[serves] = durations[serves]
+    takes_stream = serves | ((expansion != NONE) & ~free)
+    visits.server[takes_stream] = nodes.stream[takes_stream]
+    visits.priority[:] = visits.link_priority[:] = nodes.priority
+    visits.occurrence[:] = _occurrences(nodes, expansion, expansions, free, unordered)
+    visits.expansion = expansion
+    ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
+    chains = [np.flatnonzero(nodes.stream == stream) for stream in ordered]  # R2
+    capacity = np.ones(len(nodes.streams), np.int32)
+    return expanded_program(visits, expansions, server_capacity=capacity, chains=chains)
+
+
+def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bool) -> Bools:
+    """Tell which nodes start as soon as they are ready: receives that no stream puts in order.
+
+    A receive that held its stream until its message came would keep the others from being asked for.
+    With `overlap` also collectives that no stream puts in order.
+    """
+    loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
+    kinds = (NodeKind.RECV, NodeKind.COLLECTIVE) if overlap else (NodeKind.RECV,)
+    return loose & np.isin(nodes.kind, kinds)
+
+
+def _occurrences(
+    nodes: NodeTable,
+    expansion: Int32s,
+    expansions: Sequence[Expansion],
+    free: Bools,
+    unordered: frozenset[str],
+) -> Int64s:
+    """Count each slot's nodes in program order; NONE where they count when they start (R5).
+
+    That is so for all calls of a group that an unordered stream calls.
+    """
+    slots = np.array([one.slot for one in expansions] or [NONE], np.int64)
+    slot = np.where(expansion == NONE, NONE, slots[expansion])
+    order = np.argsort(slot, kind="stable")
+    ordered = slot[order]
+    begins = np.concatenate(([True], ordered[1:] != ordered[:-1])) if len(order) else np.zeros(0, np.bool_)
+    group_start = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+    count = np.empty(len(order), np.int64)
+    count[order] = np.arange(len(order)) - group_start
+    loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
+    counted_later = loose & ~free & (nodes.kind == NodeKind.COLLECTIVE)
+    counted_later = np.isin(slot, slot[counted_later])  # one way of counting for all calls of a group
+    return np.where((slot == NONE) | counted_later, NONE, count)
+
+
+def service_times(nodes: NodeTable, device: Device) -> Int64s:
+    """Return the nodes' durations, unstated ones by the device's roofline.
+
+    Compute: the longer of `flops` at the matrix unit's bf16 peak and `tensor_bytes` through HBM, plus
+    a launch. Memory nodes: `size` through HBM.
+    """
+    duration = nodes.duration.copy()
+    unstated = duration == UNSTATED
+    if not unstated.any():
+        return duration
+    bandwidth = float(device.spec.hbm.bandwidth)
+    moved = np.where(nodes.kind == NodeKind.COMPUTE, nodes.tensor_bytes, nodes.size).astype(np.float64)
+    arithmetic = np.where(nodes.kind == NodeKind.COMPUTE, nodes.flops, 0) / device.tensor_rate("bf16")
+    busy = np.ceil(np.maximum(arithmetic, np.maximum(moved, 0) / bandwidth) * PS_PER_S).astype(np.int64)
+    launched = np.where((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu, device.launch_overhead, 0)
+    return np.where(unstated, busy + launched, duration)
+
+
+def expanded_program(
+    visits: NodeVisits,
+    expansions: Sequence[Expansion],
+    *,
+    server_capacity: Int32s,
+    server_level: Int8s | None = None,
+    chains: Sequence[Int64s] = (),
+) -> RankProgram:
+    """Return all visits of a rank: those of its nodes, each followed by what its expansion adds.
+
+    The nodes of each of `chains` run one after the other, besides what they depend on. Servers are streams
+    unless `server_level` says otherwise.
+    """
+    extra = np.array([expansion.extra for expansion in expansions] or [0], np.int64)
+    lengths = 1 + np.where(visits.expansion == NONE, 0, extra[visits.expansion])
+    first = np.concatenate(([0], np.cumsum(lengths)))
+    columns = {
+        name: _spread(getattr(visits, name), first, fill)
+        for name, fill in (
+            ("kind", VisitKind.JOIN), ("server", NONE), ("work", 0), ("priority", 0), ("link_priority", 0),
+            ("slot", NONE), ("occurrence", NONE), ("sub", 0), ("template", NONE),
+        )
+    }  # fmt: skip
+    columns["node"] = _spread(np.arange(len(visits.nodes)), first, NONE)
+    columns["release"], columns["parent"] = np.full((2, first[-1]), NONE, np.int64)
+    edges = [_dependencies(visits.nodes, first), *(_chain(first[chain]) for chain in chains)]
+    for index, expansion in enumerate(expansions):
+        positions = first[:-1][visits.expansion == index]
+        if len(positions):
+            edges += _expand(columns, expansion, positions)
+    return make_rank_program(
+        columns, joined(edges), server_capacity=server_capacity, server_level=server_level
+    )
+
+
+def _spread(values: NDArray[np.integer[Any]], first: Int64s, fill: int) -> Int64s:
+    column = np.full(int(first[-1]), fill, np.int64)
+    column[first[:-1]] = values
+    return column
+
+
+def _dependencies(nodes: NodeTable, first: Int64s) -> Edges:
+    target = np.repeat(first[:-1], np.diff(nodes.dependency_starts))
+    return Edges(first[nodes.dependencies], target)
+
+
+def _chain(positions: Int64s) -> Edges:
+    return Edges(positions[:-1], positions[1:])
+
+
+def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int64s) -> list[Edges]:
+    """Fill in the visits of all nodes of one expansion; return the edges among them."""
+    members = expansion.members
+    if not members:
+        columns["server"][positions] = NONE
+        return []
+    if not expansion.holds:
+        columns["kind"][positions] = int(VisitKind.MEMBER)
+        columns["slot"][positions] = members[0].slot
+        columns["template"][positions] = members[0].template
+        return []
+    join = positions + len(members) + 1
+    columns["kind"][positions] = int(VisitKind.HOLD)
+    columns["slot"][positions] = expansion.slot
+    columns["release"][positions] = join
+    inner = positions[:, None] + 1 + np.arange(len(members))
+    columns["kind"][inner] = int(VisitKind.MEMBER)
+    columns["parent"][inner] = positions[:, None]
+    columns["link_priority"][inner] = columns["link_priority"][positions][:, None]
+    columns["sub"][inner] = np.arange(len(members))
+    for name in ("slot", "template", "server", "priority"):
+        columns[name][inner] = [getattr(member, name) for member in members]
+    chunk = np.array([member.chunk for member in members])
+    begins = np.append(True, chunk[1:] != chunk[:-1])
+    last = inner[:, np.append(begins[1:], True)]
+    origin = np.where(begins, positions[:, None], inner - 1)
+    return [
+        Edges(origin.ravel(), inner.ravel(), at_start=np.tile(begins, len(positions))),
+        Edges(last.ravel(), np.repeat(join, last.shape[1])),
+    ]
 
 
 def make_rank_program(

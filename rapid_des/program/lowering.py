@@ -13,10 +13,10 @@ from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
+from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.plans import Call, Phase, Planner, TreesOver, TreesOverGroups, cut_in_chunks
 from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
-from rapid_des.program.ranks import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.replicas import Replicas, cut_of, link_orbits
 from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
 from rapid_des.program.signatures import signatures

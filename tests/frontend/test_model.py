@@ -2,13 +2,13 @@
 
 import pytest
 
-from rapid_des.config import load_document, preset_names, resolve
+from rapid_des.config import preset_names
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.model import model_of
+from rapid_des.frontend import load_model
 
 
 def preset(name, tmp_path):
-    return model_of(load_document(resolve(name, "model", folder=tmp_path)))
+    return load_model(name, folder=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_a_model_that_does_not_fit_together_is_refused(tmp_path, line, said):
     path = tmp_path / "m.yaml"
     path.write_text(f"{line}\n{rest}\n")
     with pytest.raises(ConfigError, match="m.yaml") as refused:
-        model_of(load_document(path))
+        load_model(path)
     assert said in str(refused.value)

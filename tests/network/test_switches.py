@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid_des.network.build import build
-from rapid_des.network.routing import DimensionOrderRouter
+from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter
 from rapid_des.network.specs import Routing
-from rapid_des.network.switches import AnyNodeRouter, SwitchTrees
+from rapid_des.network.switches import SwitchTrees
 from tests.network.fabrics import INNER, dimension, graph_of
 
 LINK = {"bandwidth": "50 GB/s", "latency": "500 ns"}

@@ -15,9 +15,9 @@ from rapid_des.network.build import build
 from rapid_des.network.collectives import ALGORITHMS, prove
 from rapid_des.network.collectives.schedule import CollectiveType, demand
 from rapid_des.network.faults import parse_fault
-from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
+from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter
 from rapid_des.network.specs import Routing
-from rapid_des.network.switches import AnyNodeRouter, SwitchTrees
+from rapid_des.network.switches import SwitchTrees
 from rapid_des.simulation import simulate
 
 from .fabrics import INNER, dimension

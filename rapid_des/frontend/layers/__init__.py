@@ -23,12 +23,4 @@ FEED_FORWARDS: Mapping[type, Callable[[Any, ModelSpec, str], Sublayer]] = {
 }
 """By the spec in the model file: how its kind is made of (spec, model, file name for errors)."""
 
-
-def layer_pattern(model: ModelSpec, file: str) -> tuple[Layer, ...]:
-    """Return the layers of a model file in order; a `ConfigError` names dimensions that do not divide."""
-    mixer = MIXERS[type(model.attention)](model.attention, model, file)
-    feed_forward = FEED_FORWARDS[type(model.feed_forward)](model.feed_forward, model, file)
-    return (Layer(mixer, feed_forward),) * model.layers
-
-
-__all__ = ["FEED_FORWARDS", "MIXERS", "Layer", "Mixer", "Parameters", "Sublayer", "layer_pattern"]
+__all__ = ["FEED_FORWARDS", "MIXERS", "Layer", "Mixer", "Parameters", "Sublayer"]
