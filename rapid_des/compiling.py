@@ -1,12 +1,12 @@
 """Loops that run as they stand, and as machine code that a process calls without importing numba.
 
-Importing numba takes longer than most runs. So numba compiles a `Kernel` once, as a C function (`cfunc`) of
-one address: that of a table with the kernel's arguments, an integer as a word and an array as numba's struct
-of an array. The object code is kept in numba's cache folder, from where llvmlite alone loads it (0.04 s). Its
-name says what it was made of (sources, Python, numba, llvmlite, processor, `NUMBA_…` settings, types of the
-arguments), its first line is a digest of the rest. A file that is not there, not whole, or not ours alone is
-not used: numba compiles the kernel again; where none can be written it is done without. With
-`NUMBA_DISABLE_JIT` a kernel is its plain function.
+Importing numba takes longer than most runs. So another process (`rapid_des.compiler`) has numba compile a
+`Kernel` once, as a C function (`cfunc`) of one address: that of a table with the kernel's arguments, an
+integer as a word and an array as numba's struct of an array. The object code is kept in numba's cache folder,
+from where llvmlite alone loads it (0.04 s). Its name says what it was made of (sources, Python, numba,
+llvmlite, processor, `NUMBA_…` settings, types of the arguments), its first line is a digest of the rest. A
+file that is not there, not whole, or not ours alone is not used: numba compiles the kernel again; where none
+can be written it is done without. With `NUMBA_DISABLE_JIT` a kernel is its plain function.
 """
 
 from __future__ import annotations
@@ -22,36 +22,14 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkstemp
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from rapid_des.compiler import compilable, object_code
 
-_MARKED: dict[Callable[..., Any], dict[str, bool]] = {}
-"""What numba has yet to be told: functions with their options."""
+_OURS = (Path(__file__), Path(__file__).with_name("compiler.py"))
 _HARMLESS = {"NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS"}
-
-
-def compilable(function: Function) -> Function:
-    """Mark a function that kernels call."""
-    _MARKED[function] = {}
-    return function
-
-
-def inlined(function: Function) -> Function:
-    """Mark a small hot one: a call would copy the whole state, hundreds of words."""
-    _MARKED[function] = {"forceinline": True}
-    return function
-
-
-def register_marked() -> None:
-    """Tell numba what was marked; nothing counts references."""
-    from numba.extending import register_jitable
-
-    while _MARKED:
-        function, options = _MARKED.popitem()
-        register_jitable(_nrt=False, **options)(function)
 
 
 class Kernel:
@@ -105,7 +83,7 @@ class Kernel:
         name = f"{self._name}-{sha256(types.encode()).hexdigest()[:12]}.o"
         with suppress(OSError):
             return _loaded(_read(name))
-        content = _compiled(self.function, arguments)
+        content = object_code(self.function, arguments)
         with suppress(OSError):
             _write(name, content)
         return _loaded(content)
@@ -116,7 +94,7 @@ class Kernel:
         import llvmlite.binding as llvm
 
         made = [Path(spec.origin) for spec in map(find_spec, ("numba", "llvmlite")) if spec and spec.origin]
-        files = [*(path.with_name("_version.py") for path in made), Path(__file__), *self.sources]
+        files = [*(path.with_name("_version.py") for path in made), *_OURS, *self.sources]
         features = llvm.get_host_cpu_features().flatten()
         names = sorted({name for name in os.environ if name.startswith("NUMBA_")} - _HARMLESS)
         settings = [(name, os.environ[name]) for name in names]
@@ -137,30 +115,6 @@ def _leaves(argument: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{argument.dtype.str}{argument.ndim}{argument.flags.writeable:d}", words  # without an owner
     else:
         yield type(argument).__name__, (int(argument),)
-
-
-def _compiled(function: Callable[..., None], arguments: tuple[Any, ...]) -> bytes:
-    """Return the name of a C function and the object code that numba makes of it."""
-    import numba
-    from numba import types
-    from numba.extending import intrinsic
-
-    register_marked()
-    kinds = types.Tuple([numba.typeof(argument) for argument in arguments])  # type: ignore[no-untyped-call]
-
-    def load(context: Any, builder: Any, _: Any, values: Any) -> Any:
-        return builder.load(builder.inttoptr(values[0], context.get_value_type(kinds).as_pointer()))
-
-    unpacked: Any = intrinsic(lambda typing, table: (kinds(types.intp), load))  # noqa: ARG005
-
-    def entry(table: Any) -> int:
-        function(*unpacked(table))
-        return 1
-
-    options: Any = {"_nrt": False}
-    made: Any = numba.cfunc(types.int32(types.intp), **options)(entry)
-    content: bytes = made.native_name.encode() + b"\n" + made._library._get_compiled_object()  # noqa: SLF001
-    return content
 
 
 def _loaded(content: bytes) -> Any:

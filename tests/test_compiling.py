@@ -3,6 +3,10 @@
 import errno
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,13 +92,13 @@ def cache(compiled_once, tmp_path, monkeypatch):
 @pytest.fixture
 def compilations(monkeypatch):
     """What was compiled in this test."""
-    names, compiled = [], compiling._compiled
+    names, compiled = [], compiling.object_code
 
     def counted(function, given):
         names.append(function.__name__)
         return compiled(function, given)
 
-    monkeypatch.setattr(compiling, "_compiled", counted)
+    monkeypatch.setattr(compiling, "object_code", counted)
     return names
 
 
@@ -108,7 +112,7 @@ def test_a_kernel_that_numba_may_not_compile_is_its_function(cache, compilations
 
 
 def test_other_settings_of_numba_are_another_kernel(cache):
-    assert python(AGAIN, NUMBA_OPT="1") == f"True\n{answer()} True\n"
+    assert python(AGAIN, NUMBA_OPT="1") == f"True\n{answer()} False\n"
     assert python(AGAIN, NUMBA_OPT="1") == f"False\n{answer()} False\n"
 
 
@@ -225,3 +229,44 @@ def test_a_cache_that_can_not_be_there_is_done_without(cache, compilations, tmp_
 
 def test_a_kernel_is_asked_for_once(cache):
     assert [kernel().ask() for _ in range(3)] == [False, True, True]
+
+
+CANNOT_BE_IMPORTED = """
+from tests.test_compiling import Kernel, Path, arguments, compiling, weigh
+here = {}
+exec("def lost(outer, by, result): result[0] = by", here)
+given = arguments()
+Kernel(here["lost"], [])(*given)
+print(given[2].tolist())
+"""
+
+
+def test_a_function_that_another_process_can_not_import_is_compiled_in_this_one(cache):
+    assert python(CANNOT_BE_IMPORTED) == "[3, 0]\n"
+
+
+COMPILES = """
+from tests.test_compiling import arguments, kernel
+given = arguments()
+print("begins", flush=True)
+kernel()(*given)
+"""
+
+
+def test_an_interrupt_ends_compiling_and_its_process(cache):
+    shutil.rmtree(cache)
+    run = [sys.executable, "-c", COMPILES]
+    root = str(Path(compiling.__file__).parents[1])
+    with subprocess.Popen(
+        run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=root
+    ) as ours:
+        assert ours.stdout.readline() == "begins\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            ours.wait(0.7)
+        began = time.perf_counter()
+        ours.send_signal(signal.SIGINT)  # to the parent alone, as a notebook does
+        assert "KeyboardInterrupt" in ours.communicate(timeout=60)[1]
+    assert time.perf_counter() - began < 3  # 0.3 s on a quiet machine
+    with pytest.raises(ProcessLookupError):
+        os.killpg(ours.pid, 0)
+    assert not list(cache.glob("*.o"))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.compiling import register_marked
+from rapid_des.compiler import register_marked
 from rapid_des.errors import DeadlockError
 from rapid_des.network import fluid as interpreted
 from rapid_des.network.fluid import Fluid, new_fluid, set_route

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Floats, Int64s
-from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiler import compilable
+from rapid_des.compiling import Kernel
 from rapid_des.device.device import Device, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, Sizes
 from rapid_des.units import PS_PER_S

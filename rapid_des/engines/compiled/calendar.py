@@ -7,7 +7,7 @@ the cache from times to buckets may forget, then a time has two buckets, which a
 
 from __future__ import annotations
 
-from rapid_des.compiling import inlined
+from rapid_des.compiler import inlined
 from rapid_des.engines.compiled.pools import TIME_CACHE, Calendar
 
 HEAP, FREE_BUCKET, FREE_EVENT, PUSHED, USED = 0, 1, 2, 3, 4

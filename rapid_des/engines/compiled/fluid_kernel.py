@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid_des.compiling import compilable, inlined
+from rapid_des.compiler import compilable, inlined
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import (

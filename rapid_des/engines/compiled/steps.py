@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid_des.compiling import inlined
+from rapid_des.compiler import inlined
 from rapid_des.engines.compiled.flat import Array, Flat, Network, Ranks, Visits
 from rapid_des.engines.compiled.pools import FREE_TRANSFER, Instances, State, Transfers
 from rapid_des.program import timetable

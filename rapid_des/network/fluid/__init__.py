@@ -23,7 +23,7 @@ of r, and the filling weighs them so; it is exact, so that flows against each ot
 
 from __future__ import annotations
 
-from rapid_des.compiling import compilable, inlined
+from rapid_des.compiler import compilable, inlined
 from rapid_des.network.fluid.filling import fill
 from rapid_des.network.fluid.state import (
     NEVER,

@@ -8,7 +8,7 @@ left.
 from __future__ import annotations
 
 from rapid_des.arrays import Int64s
-from rapid_des.compiling import compilable, inlined
+from rapid_des.compiler import compilable, inlined
 from rapid_des.network.fluid.state import NONE, RATIO_ONE, Fluid, divided, portion, stride
 
 
