@@ -39,8 +39,8 @@ from rapid_des.frontend.inference import (
     passes,
 )
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
-from rapid_des.frontend.pipeline import Phase
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Mark, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import (

@@ -14,9 +14,8 @@ from rapid_des.arrays import Int64s
 from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers import FEED_FORWARDS, MIXERS, Layer
-from rapid_des.frontend.pipeline import SCHEDULES, Order, Schedule, part_of
+from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES, Order, Schedule, Sharding, part_of
 from rapid_des.frontend.shard import GROUPS, Shard
-from rapid_des.frontend.sharding import ZERO_STAGES, Sharding
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, ModelSpec, TrainingSpec
 from rapid_des.units import ceil_divide
 

@@ -26,8 +26,7 @@ from rapid_des.config import (
 )
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job, Model, model_of
-from rapid_des.frontend.pipeline import SCHEDULES
-from rapid_des.frontend.sharding import ZERO_STAGES
+from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
 from rapid_des.frontend.spec import JobSpec, ModelSpec
 
 NODES_A_LAYER = 40

@@ -18,6 +18,7 @@ from rapid_des.frontend.inference import pass_lists, passes, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.parallelism import ZERO_STAGES, Item, Phase
 from rapid_des.frontend.parts import (
     PieceKey,
     Section,
@@ -27,9 +28,7 @@ from rapid_des.frontend.parts import (
     stage_sections,
     training_lists,
 )
-from rapid_des.frontend.pipeline import Item, Phase
 from rapid_des.frontend.shard import byte_count
-from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.spec import JobSpec
 from rapid_des.units import Size
 

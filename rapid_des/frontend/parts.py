@@ -24,7 +24,7 @@ from rapid_des.frontend.operations import (
     price,
     reduce_output,
 )
-from rapid_des.frontend.pipeline import Phase
+from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.template import Piece, renamed
 

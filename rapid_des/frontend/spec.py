@@ -9,8 +9,7 @@ import msgspec
 from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.pipeline import SCHEDULES
-from rapid_des.frontend.sharding import ZERO_STAGES
+from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
 from rapid_des.units import Size
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]

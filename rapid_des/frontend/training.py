@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import kernel_node
+from rapid_des.frontend.parallelism import Item, predecessor
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
-from rapid_des.frontend.pipeline import Item, predecessor
 from rapid_des.frontend.shard import message_size
 from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, Mark, Piece, chain
 from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter

@@ -9,8 +9,7 @@ from rapid_des.config import json_schema, preset_names
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec, build, load_job, memory
 from rapid_des.frontend.job import Layout
-from rapid_des.frontend.pipeline import SCHEDULES
-from rapid_des.frontend.sharding import ZERO_STAGES
+from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
 
 
 @pytest.mark.parametrize("name", preset_names("job"))

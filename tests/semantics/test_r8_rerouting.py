@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from rapid_des.engines.simpy import engine as simpy_engine
 from rapid_des.errors import FabricCutError, UnsupportedByEngine
+from rapid_des.modes.timed_faults import with_timetables
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.faults.closures import Remaining, closures_of, replan
-from rapid_des.program.faults.timed import with_timetables
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import NONE
 from rapid_des.simulation import replay

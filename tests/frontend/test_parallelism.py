@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid_des.frontend.pipeline import SCHEDULES, Item, execution_order, in_flight, predecessor
+from rapid_des.frontend.parallelism import SCHEDULES, Item, execution_order, in_flight, predecessor
 
 
 @st.composite

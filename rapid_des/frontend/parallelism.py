@@ -1,8 +1,12 @@
-"""Pipeline schedules: the order of work on each stage, and all that the rest must know of a schedule.
+"""How a model's parts and its replicas work together: pipeline schedules and sharding policies.
 
-A stage holds `chunks` model chunks; chunk c of stage s is part c·stages + s of the model (virtual stage).
-A new schedule is a function from (stages, micro_batches, chunks) to one list of items a stage, and its entry
-in `SCHEDULES`.
+A pipeline stage holds `chunks` model chunks; chunk c of stage s is part c·stages + s of the model (virtual
+stage). A new schedule is a function from (stages, micro_batches, chunks) to one list of items a stage, and
+its entry in `SCHEDULES`.
+
+The replicas of a part form the process group `group` of the traffic table. A sharding policy says which of
+their states are split over that group, with which collective gradients are reduced, and with which, and when,
+parameters are gathered. Checks, memory and the written step ask the policy, never for its name.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
+
+from rapid_des.units import ceil_divide
 
 Phase: TypeAlias = Literal["forward", "backward"]
 
@@ -171,3 +177,56 @@ def execution_order(orders: tuple[Order, ...], chunks: int) -> tuple[tuple[int, 
             done.add((stage, item))
         ran += ready
     return tuple(ran)
+
+
+State: TypeAlias = Literal["parameters", "gradients", "optimizer"]
+
+
+@dataclass(frozen=True)
+class ShardingPolicy:
+    """One way to hold a model's state on its replicas."""
+
+    split: frozenset[State]
+    """Of which states a replica holds only its part from step to step."""
+    reduce: str
+    """The role (in `TRAFFIC`) by which a bucket of gradients is summed."""
+    gather: str | None = None
+    """The role by which updated parameters come back; None: every replica updates all of them."""
+
+
+REPLICATED = ShardingPolicy(split=frozenset(), reduce="dp.reduce")
+DISTRIBUTED_OPTIMIZER = ShardingPolicy(
+    split=frozenset({"optimizer"}), reduce="dp.scatter", gather="dp.gather"
+)
+
+ZERO_STAGES: Mapping[int, ShardingPolicy] = {
+    0: REPLICATED,
+    1: DISTRIBUTED_OPTIMIZER,
+}
+"""By `training.zero_stage` (Rajbhandari et al. 2020)."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A policy as one job uses it."""
+
+    policy: ShardingPolicy
+    group: str
+    """The process group that holds the replicas: a key of `GROUPS`."""
+    replicas: int
+    ahead: bool
+    """Gathers stand before the next forward, beside compute; otherwise after the optimizer."""
+
+    @property
+    def gathers(self) -> str | None:
+        """The role by which parameters are gathered; None where nothing has to travel."""
+        return self.policy.gather if self.replicas > 1 else None
+
+    @property
+    def norm_groups(self) -> tuple[str, ...]:
+        """The groups that the gradient norm is summed over: replicas where each knows only its part."""
+        return (self.group, "model") if "optimizer" in self.policy.split else ("model",)
+
+    def held(self, state: State, elements: int) -> int:
+        """Return how many of a rank's `elements` it holds of one state."""
+        return ceil_divide(elements, self.replicas) if state in self.policy.split else elements
