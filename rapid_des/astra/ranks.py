@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.astra.algorithms import PhaseTemplates
-from rapid_des.astra.collectives import Scope
-from rapid_des.astra.expansions import CollectiveExpansions
+from rapid_des.astra.collectives import CollectiveExpansions, Scope
 from rapid_des.astra.files import MemoryFile, Setup
 from rapid_des.astra.phases import A2A, AG, AR, RS
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace

@@ -5,8 +5,14 @@ from click.testing import CliRunner
 
 from rapid_des.device import Attention, Gemm
 from rapid_des.device.learned.samples import shape_of
-from rapid_des.device.learned.sampling import Sampling, choose, default_operators, sample
-from rapid_des.device.learned.torch_calls import VECTORS, operand_bytes
+from rapid_des.device.learned.sampling import (
+    VECTORS,
+    Sampling,
+    choose,
+    default_operators,
+    operand_bytes,
+    sample,
+)
 from rapid_des.device.vector import KINDS
 from rapid_des.errors import InputError
 
