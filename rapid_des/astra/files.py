@@ -67,7 +67,8 @@ class SystemFile(Spec, frozen=True, kw_only=True, rename="kebab"):
     endpoint_delay: Annotated[int, Meta(ge=0, le=10**12)] = 10
     """Nanoseconds; that simulator's own default."""
     active_chunks_per_dimension: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
-    preferred_dataset_splits: Count | None = None
+    preferred_dataset_splits: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    """Chunks of a collective; as many as rapid_des's own collectives may have."""
     local_mem_bw: NonNegative = 0
     """10**9 bytes/s; 0 or absent means that reductions take no time."""
     peak_perf: NonNegative | None = None

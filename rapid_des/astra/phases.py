@@ -22,6 +22,8 @@ AR, AG, RS, A2A = (
     CollectiveType.REDUCE_SCATTER,
     CollectiveType.ALL_TO_ALL,
 )
+LONGEST_S = 30 * 24 * 3600
+"""What one operation may take: with the time before it, it has room in 64 bits of picoseconds."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,11 @@ class Endpoint:
         """Return the picoseconds to reduce one message."""
         if self.memory_bandwidth == 0:
             return 0
-        return 3 * trunc(size / self.memory_bandwidth * 1e9) * PS_PER_NS
+        seconds = size / self.memory_bandwidth
+        if 3 * seconds > LONGEST_S:
+            problem = f"the reduction of {size} B takes longer than {LONGEST_S} s (30 days)"
+            raise ConfigError(f"{problem} at {self.memory_bandwidth:.4g} B/s", key="local-mem-bw")
+        return 3 * trunc(seconds * 1e9) * PS_PER_NS
 
     def lags(self, sizes: Int64s, reduces: Bools) -> Int64s:
         """Return the delay of each round: `sizes` are what is reduced where `reduces` says so."""

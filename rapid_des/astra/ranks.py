@@ -18,7 +18,7 @@ from rapid_des.arrays import Bools, Int64s
 from rapid_des.astra.algorithms import PhaseTemplates
 from rapid_des.astra.collectives import CollectiveExpansions, Scope
 from rapid_des.astra.files import MemoryFile, Setup
-from rapid_des.astra.phases import A2A, AG, AR, RS
+from rapid_des.astra.phases import A2A, AG, AR, LONGEST_S, RS
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
 from rapid_des.errors import ConfigError, TraceError
 from rapid_des.program.builders import NodeVisits, expanded_program
@@ -143,6 +143,10 @@ class _Rank:
         assert system.peak_perf is not None
         rate = np.minimum(system.local_mem_bw * 1e9 * intensity, system.peak_perf * 1e12)
         seconds = np.divide(flops, rate, out=np.zeros_like(flops), where=rate > 0)
+        late = which.copy()
+        late[which] = seconds > LONGEST_S
+        reason = f"takes longer than {LONGEST_S} s (30 days) by peak-perf and local-mem-bw"
+        _refuse(nodes, late, reason, self.name)
         return np.trunc(seconds * 1e9).astype(np.int64) * PS_PER_NS
 
     def _replayed(self) -> None:

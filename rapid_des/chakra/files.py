@@ -19,9 +19,8 @@ from rapid_des.chakra.wire import UNREADABLE, Spans, message_class
 from rapid_des.errors import TraceError
 
 CHUNK = 1 << 20
-_UNPACKED = 1 << 24
-_RATIO = 200
-"""Bytes that a gzip container may hold: so many, or so many times its own size."""
+_UNPACKED, _RATIO, _MOST_UNPACKED = 1 << 24, 200, 1 << 32
+"""Bytes that a gzip container may hold: so many or so many times its size, and never more than the last."""
 _MOST_EMPTY = 4096
 """Frames of no bytes, which are nodes that state nothing, among those read at once."""
 _GZIP = b"\x1f\x8b"
@@ -85,8 +84,9 @@ def read_some(stream: IO[bytes], size: int, *, path: Path) -> bytes:
     """Read up to `size` bytes; a damaged gzip container, or one that is a bomb, is a `TraceError`."""
     try:
         packed = isinstance(cast("object", stream), gzip.GzipFile)
-        if packed and stream.tell() > max(_UNPACKED, _RATIO * path.stat().st_size):
-            raise TraceError(f"{path}: unpacks to more than {_RATIO} times its size, which no trace does")
+        if packed and stream.tell() > min(_MOST_UNPACKED, max(_UNPACKED, _RATIO * path.stat().st_size)):
+            allowed = f"{_RATIO} times its size, or {_UNPACKED:,} bytes, and in no case {_MOST_UNPACKED:,}"
+            raise TraceError(f"{path}: unpacks to more than {stream.tell():,} bytes; allowed: {allowed}")
         return stream.read(size)
     except (EOFError, zlib.error, OSError) as error:
         where = stream.tell()

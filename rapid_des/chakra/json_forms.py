@@ -21,17 +21,15 @@ _REFUSED = {
     "the Kineto timeline (chakra_trace_link), then convert it (chakra_converter PyTorch)",
 }
 LARGEST_JSON = 1 << 28
+_UNFIT = (json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
+"""What protobuf raises for JSON of another form, types or ranges."""
 _SPACE = re.compile(r"\s*")
 _ALLOWED = "allowed: jsonizer output, or an object with 'workload_graph'"
 
 
 def read_json(path: Path) -> tuple[Any, Iterator[bytes]]:
     """Return (the `GlobalMetadata`, the nodes as today's frames) of a JSON trace."""
-    with open_bytes(path) as stream:
-        parts = list(iter(lambda: read_some(stream, CHUNK, path=path), b""))
-    if sum(map(len, parts)) > LARGEST_JSON:
-        raise TraceError(f"{path}: JSON of more than {LARGEST_JSON >> 20} MiB is not read; convert it to .et")
-    packed = b"".join(parts)
+    packed = _whole(path)
     try:
         text = packed.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -50,6 +48,18 @@ def read_json(path: Path) -> tuple[Any, Iterator[bytes]]:
     metadata = message_class("GlobalMetadata")()
     _parse(first, metadata, f"{path}: metadata")
     return metadata, _jsonizer_nodes(documents, path)
+
+
+def _whole(path: Path) -> bytes:
+    parts, size = list[bytes](), 0
+    with open_bytes(path) as stream:
+        while part := read_some(stream, CHUNK, path=path):
+            parts.append(part)
+            size += len(part)
+            if size > LARGEST_JSON:
+                problem = f"JSON of more than {LARGEST_JSON >> 20} MiB is not read; convert it to .et"
+                raise TraceError(f"{path}: {problem}")
+    return b"".join(parts)
 
 
 def _documents(text: str, path: Path) -> Iterator[Any]:
@@ -74,7 +84,7 @@ def _first_after_space(text: str, position: int) -> int:
 def _parse(document: Any, message: Any, where: str) -> None:
     try:
         json_format.ParseDict(document, message)
-    except (json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except _UNFIT as error:
         raise TraceError(f"{where}: {str(error).splitlines()[0]}") from error
 
 

@@ -101,7 +101,10 @@ def _sample(fabric: Fabric, gpus: Int64s) -> Int64s:
         np.arange(min(size, few // len(fabric.axes) + 1)) * stride
         for size, stride in zip(fabric.axes, strides, strict=False)
     ]
-    return np.intersect1d(gpus, np.concatenate([*lines, spaced(gpus, few // 2)]))
+    wanted = distinct(np.concatenate([*lines, spaced(gpus, few // 2)]))
+    at = np.searchsorted(gpus, wanted).clip(max=len(gpus) - 1)
+    chosen: Int64s = wanted[gpus[at] == wanted]
+    return chosen
 
 
 def _raise_cut(fabric: Fabric, router: Router, gpus: list[int]) -> None:

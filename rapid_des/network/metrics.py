@@ -78,7 +78,9 @@ def summary(
 
 def surviving(fabric: Fabric, lost: frozenset[int]) -> Int64s:
     """Return the GPUs that are not lost, ascending."""
-    return np.setdiff1d(np.arange(fabric.gpus), sorted(lost))
+    lives = np.ones(fabric.gpus, bool)
+    lives[np.array(sorted(lost), np.int64)] = False
+    return np.flatnonzero(lives)
 
 
 def diameter(

@@ -27,6 +27,14 @@ def test_absent_endpoint_delay_is_that_simulators_own_ten_nanoseconds(bench):
         ("network", {"npus_count": [0]}, "npus_count[0]"),
         ("network", {"npus_count": "four"}, "npus_count"),
         ("network", {"faulty_links": [[0, 1, 1.5]]}, "faulty_links[0][2]"),
+        *(
+            (
+                "network",
+                {"latency": [text] * 2},
+                f"latency[0]: Expected `float`, got `str`, the value is {text!r}",
+            )
+            for text in ("0-1", "1_000", "１２", "0x10", "1:30")
+        ),
         ("system", {"scheduling-policy": "RANDOM"}, "scheduling-policy: 'RANDOM' is not one of"),
         ("system", {"preferred-dataset-splits": 0}, "preferred-dataset-splits"),
         ("system", {"model-shared-bus": 1}, "model-shared-bus: 1 (the LogGP bus) is not supported"),

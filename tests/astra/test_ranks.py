@@ -64,6 +64,12 @@ def test_roofline_times_operators_by_memory_or_arithmetic(bench):
     assert alone(bench, nodes) == (21_000, 0)
 
 
+def test_an_operator_of_more_than_thirty_days_is_refused(bench):
+    bench.system |= {"roofline-enabled": 1, "peak-perf": 1e-300, "local-mem-bw": 2000}
+    with pytest.raises(TraceError, match=r"node 0 .* takes longer than 2592000 s \(30 days\) by peak-perf"):
+        alone(bench, [{"flops": 6 * 10**9, "tensor_bytes": 1000}])
+
+
 def test_replay_only_takes_recorded_times_for_communication_too(bench):
     bench.system["replay-only"] = 1
     assert alone(bench, [bench.collective(4096, duration=7_000_000)])[0] == 7000

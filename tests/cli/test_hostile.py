@@ -5,11 +5,13 @@ import json
 import os
 import resource
 import time
+import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
 
+from rapid_des.chakra import files, json_forms
 from rapid_des.chakra.groups import load_groups
 from rapid_des.chakra.source import discover
 from rapid_des.device.learned import load_learned
@@ -157,12 +159,36 @@ def test_small_files_that_ask_for_unbounded_work_are_refused_before_it(tmp_path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20
 
 
-@pytest.mark.parametrize("content", [bytes(64 << 20), b"\x02\x08\x00" * (16 << 20)])
-def test_a_bomb_in_gzip_is_no_trace(tmp_path, content):
-    (tmp_path / "t.0.et.gz").write_bytes(gzip.compress(content, 1))
-    assert (
-        "unpacks to more than" in (said := refused(call("trace", "stats", tmp_path / "t"))) or "empty" in said
-    )
+NODES = b"\x02\x08\x00" * (16 << 20)
+"""Frames of a byte each, 48 MiB, which pack to 1/340."""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("t.0.et.gz", NODES, "200 times its size, or 16,777,216 bytes, and in no case 4,294,967,296"),
+        ("t.0.json", b'{"a": ' + b" " * (64 << 20), "bytes; allowed: 200 times its size"),
+        ("t.0.et.gz", bytes(64 << 20), "more than 4096 empty frames"),
+    ],
+)  # fmt: skip
+def test_a_bomb_in_gzip_is_no_trace(tmp_path, name, content, told):
+    (tmp_path / name).write_bytes(gzip.compress(content, 9))
+    assert told in refused(call("trace", "stats", tmp_path / "t"))
+
+
+def test_gzip_has_an_absolute_bound_beside_that_of_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_MOST_UNPACKED", 1 << 20)
+    (tmp_path / "t.0.et.gz").write_bytes(gzip.compress(NODES[: 6 << 20], 0))  # as large as what it holds
+    assert "in no case 1,048,576" in refused(call("trace", "stats", tmp_path / "t"))
+
+
+def test_json_is_read_no_further_than_its_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_forms, "LARGEST_JSON", 1 << 20)
+    (tmp_path / "t.0.json").write_bytes(b'{"a": ' + b" " * (64 << 20))
+    tracemalloc.start()
+    assert "JSON of more than 1 MiB is not read" in refused(call("trace", "stats", tmp_path / "t"))
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
@@ -232,6 +258,34 @@ def test_a_learned_tree_that_is_none_is_refused(column, value):
     columns[column][0] = value
     with pytest.raises(ValueError, match="tree"):
         Forest(**columns, scale=1.0, offset=0.0).check(features=5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "told"),
+    [
+        ("astra system", '"local-mem-bw": 1600', '"local-mem-bw": 1e-300', "local-mem-bw: the reduction of"),
+        ("astra system", '"preferred-dataset-splits": 4', '"preferred-dataset-splits": 1000000', "<= 4096"),
+        ("trace json", '"NodeType": 4', '"NodeType": 1e999', "workload_graph[0]: cannot convert float inf"),
+        ("samples", "operator,m", "operator\x01,m", "no column 'operator'"),
+    ],
+)
+def test_what_the_long_campaign_found_is_refused(tmp_path, kind, old, new, told):
+    sample = SAMPLES[kind]
+    for name, content in sample.files.items():
+        (tmp_path / name).write_bytes(content)
+    attacked = tmp_path / sample.attacked
+    text = attacked.read_text().replace(old, new)
+    assert text != attacked.read_text()
+    attacked.write_text(text.replace("\n", ",7\n") if kind == "samples" else text)
+    assert told in refused(call(*[word.replace("@", str(tmp_path)) for word in sample.command]))
+
+
+def test_a_few_gpus_of_a_huge_ring_are_looked_at_alone():
+    fabric = "machine.fabric=[{name: r, shape: ring, size: 200000, bandwidth: 25 GB/s, latency: 1 us}]"
+    began = time.process_time()
+    bench = call("topology", "bench", "torus_2d_a100", "--set", fabric, "--gpus", "4", "--sizes", "64KiB")
+    assert bench.code == 0
+    assert time.process_time() - began < 4  # 0.7 s; with every node's distance 5 s
 
 
 def test_every_flipped_bit_of_a_learned_file_is_an_input_error_or_nothing(tmp_path):

@@ -81,7 +81,7 @@ def read_samples(
         raise InputError(f"{path}: no samples in it")
     missing = [name for name in (*by, time) if name not in records[0]]
     if missing:
-        raise InputError(f"{path}: no column {missing[0]!r}; it has {', '.join(records[0])}")
+        raise InputError(f"{path}: no column {missing[0]!r}; it has {', '.join(filter(None, records[0]))}")
     groups: dict[str, list[tuple[int, Mapping[str, str]]]] = defaultdict(list)
     for line, record in enumerate(records, start=2):
         if None in record or None in record.values():

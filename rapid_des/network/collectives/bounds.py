@@ -11,9 +11,10 @@ or receives crosses a halving in one direction only, which need not be the narro
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from math import ceil
 from typing import Literal
 
@@ -139,23 +140,30 @@ def _latency(fabric: Fabric, group: Sequence[int], collective: CollectiveType, s
 
 def _farthest(fabric: Fabric, sources: Sequence[int], destinations: Sequence[int]) -> list[int]:
     """Return, for each destination, the least latency from the farthest of the (first) sources."""
-    outgoing: list[list[tuple[int, int]]] = [[] for _ in range(fabric.nodes)]
-    for link in np.flatnonzero(fabric.bandwidth).tolist():
-        hop = int(fabric.latency[link]), int(fabric.destination[link])
-        outgoing[int(fabric.source[link])].append(hop)
-    distances = [_distances(outgoing, source) for source in sources[:_MOST_SOURCES]]
+    starts, links = fabric.outgoing
+    wanted = set(destinations)
+
+    @cache
+    def hops(node: int) -> list[tuple[int, int]]:
+        leaving = links[starts[node] : starts[node + 1]]
+        living = leaving[fabric.bandwidth[leaving] > 0]
+        return list(zip(fabric.latency[living].tolist(), fabric.destination[living].tolist(), strict=True))
+
+    distances = [_distances(hops, source, wanted) for source in sources[:_MOST_SOURCES]]
     return [max(distance.get(member, 0) for distance in distances) for member in destinations]
 
 
-def _distances(outgoing: list[list[tuple[int, int]]], source: int) -> dict[int, int]:
+def _distances(hops: Callable[[int], list[tuple[int, int]]], source: int, wanted: set[int]) -> dict[int, int]:
+    """Return the least latency to every wanted node that is reached, and to those on the way."""
     settled: dict[int, int] = {}
-    waiting = [(0, source)]
-    while waiting:
+    waiting, missing = [(0, source)], set(wanted)
+    while waiting and missing:
         distance, node = heapq.heappop(waiting)
         if node in settled:
             continue
         settled[node] = distance
-        for latency, neighbour in outgoing[node]:
+        missing.discard(node)
+        for latency, neighbour in hops(node):
             if neighbour not in settled:
                 heapq.heappush(waiting, (distance + latency, neighbour))
     return settled
