@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rapid_des.chakra.checking import check, check_report, check_set, repair_lines, require_sound
-    from rapid_des.chakra.convert import NodeFile, convert_set, read_nodes, write_nodes
+    from rapid_des.chakra.convert import NodeFile, convert_set, converted_paths, read_nodes, write_nodes
     from rapid_des.chakra.dialects import ReadOptions
     from rapid_des.chakra.reader import ReadReport, read_report, read_set
     from rapid_des.chakra.statistics import RankStatistics, rank_statistics, statistics_json
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
         RankTrace,
         TraceSet,
     )
-    from rapid_des.chakra.writer import write_set
+    from rapid_des.chakra.writer import set_paths, write_set
 
 _HOMES = {
     "checking": "check check_report check_set repair_lines require_sound",
-    "convert": "NodeFile convert_set read_nodes write_nodes",
+    "convert": "NodeFile convert_set converted_paths read_nodes write_nodes",
     "dialects": "ReadOptions",
     "reader": "ReadReport read_report read_set",
     "statistics": "RankStatistics rank_statistics statistics_json",
     "trace": "UNSTATED CollectiveType Finding NodeKind NodeTable RankTrace TraceSet",
-    "writer": "write_set",
+    "writer": "set_paths write_set",
 }
 
 __all__ = [
@@ -51,12 +51,14 @@ __all__ = [
     "check_report",
     "check_set",
     "convert_set",
+    "converted_paths",
     "rank_statistics",
     "read_nodes",
     "read_report",
     "read_set",
     "repair_lines",
     "require_sound",
+    "set_paths",
     "statistics_json",
     "write_nodes",
     "write_set",

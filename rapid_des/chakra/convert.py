@@ -73,19 +73,22 @@ def convert_set(
     it has none. `json` is what jsonizer writes: one JSON document a message, one after the other.
     """
     files = discover(reference)
-    folder = Path(folder)
-    if folder.resolve() == files.folder.resolve():
-        raise TraceError(f"{folder}: is where the traces lie; choose another folder")
-    written = []
-    for rank, path in files.files.items():
-        target = folder / f"{files.prefix}.{rank}.{form}"
+    written = converted_paths(reference, folder, form)
+    for target, path in zip(written, files.files.values(), strict=True):
         source = _open(path, options, files.files.values())
         if form == "et":
             write_frames(target, _frames(source))
         else:
             write_parts(target, _json_parts(source))
-        written.append(target)
-    return tuple(written)
+    return written
+
+
+def converted_paths(reference: str | Path, folder: str | Path, form: Form) -> tuple[Path, ...]:
+    """Return what `convert_set` writes, a file for each of the set, which must not lie in that folder."""
+    files, folder = discover(reference), Path(folder)
+    if folder.resolve() == files.folder.resolve():
+        raise TraceError(f"{folder}: is where the traces lie; choose another folder")
+    return tuple(folder / f"{files.prefix}.{rank}.{form}" for rank in files.files)
 
 
 def _frames(source: TraceFile) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,15 +38,18 @@ def write_set(traces: TraceSet, folder: str | Path, prefix: str) -> tuple[Path, 
     """
     folder = Path(folder)
     _refuse_leftovers(traces, folder, prefix)
-    groups = folder / f"{prefix}.groups.json"
+    written = set_paths(folder, prefix, [rank.rank for rank in traces.ranks])
     members = {name: list(ranks) for name, ranks in traces.groups.items()}
-    write_parts(groups, [json.dumps(members).encode(), b"\n"])
-    written = [groups]
-    for rank in traces.ranks:
-        path = folder / f"{prefix}.{rank.rank}.et"
+    write_parts(written[0], [json.dumps(members).encode(), b"\n"])
+    for rank, path in zip(traces.ranks, written[1:], strict=True):
         write_frames(path, _frames(rank, traces.unordered_streams))
-        written.append(path)
-    return tuple(written)
+    return written
+
+
+def set_paths(folder: str | Path, prefix: str, ranks: Iterable[int]) -> tuple[Path, ...]:
+    """Return what `write_set` names the groups' file and those of the ranks."""
+    names = (f"{prefix}.groups.json", *(f"{prefix}.{rank}.et" for rank in ranks))
+    return tuple(Path(folder, name) for name in names)
 
 
 def _refuse_leftovers(traces: TraceSet, folder: Path, prefix: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -11,10 +12,12 @@ from rapid_des.chakra import (
     ReadOptions,
     check_report,
     convert_set,
+    converted_paths,
     rank_statistics,
     read_report,
     read_set,
     repair_lines,
+    set_paths,
     statistics_json,
     write_set,
 )
@@ -37,7 +40,7 @@ from rapid_des.report.trace_text import (
     statistics_lines,
     table_lines,
 )
-from rapid_des.report.writing import check_outputs
+from rapid_des.report.writing import check_outputs, refuse_present
 
 _prefix = click.argument("prefix", shell_complete=names_or_files("trace"))
 
@@ -120,15 +123,19 @@ def stats(prefix: str, as_json: bool, reading: ReadOptions) -> None:
 @click.option(
     "--to", "form", type=click.Choice(["et", "json", "rapid"]), default="et", help="rapid: our own reading."
 )
+@force_option
 @json_option
 @trace_options
-def convert(prefix: str, folder: Path, form: str, as_json: bool, reading: ReadOptions) -> None:
+def convert(prefix: str, folder: Path, form: str, force: bool, as_json: bool, reading: ReadOptions) -> None:
     """Convert traces without loss to today's .et or to jsonizer's JSON, or as they are understood."""
     if form == "rapid":
-        report = read_report(prefix, reading)
-        written = write_set(read_set(prefix, reading), folder, report.files.prefix)
+        files = read_report(prefix, reading).files
+        refuse_present(set_paths(folder, files.prefix, files.files), force=force)
+        written = write_set(read_set(prefix, reading), folder, files.prefix)
     else:
-        written = convert_set(prefix, folder, "json" if form == "json" else "et", reading)
+        to: Literal["et", "json"] = "json" if form == "json" else "et"
+        refuse_present(converted_paths(prefix, folder, to), force=force)
+        written = convert_set(prefix, folder, to, reading)
     plain = {"written": [str(path) for path in written]}
     echo(as_json, plain, [f"wrote {len(written)} files to {folder}"])
 
@@ -136,12 +143,15 @@ def convert(prefix: str, folder: Path, form: str, as_json: bool, reading: ReadOp
 @trace.command()
 @job_options
 @click.option("-o", "--output", required=True, metavar="DIR", help="Folder to write into.")
+@force_option
 @json_option
-def write(job: str, machine: str, settings: tuple[str, ...], output: str, as_json: bool) -> None:
+def write(job: str, machine: str, settings: tuple[str, ...], output: str, force: bool, as_json: bool) -> None:
     """Write the traces of JOB on a machine: one file a rank, and its process groups."""
     from rapid_des.modes.pricing import price
 
-    traced = price(*open_job(job, machine, settings))
+    wanted, loaded = open_job(job, machine, settings)
+    refuse_present(set_paths(output, wanted.name, range(wanted.gpus)), force=force)
+    traced = price(wanted, loaded)
     paths = write_set(traced.traces, output, traced.job.name)
     prefix = f"{output}/{traced.job.name}"
     plain = {"files": [str(path) for path in paths], "prefix": prefix}

@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from rapid_des.cli.trace import trace
-from rapid_des.errors import TraceError
+from rapid_des.errors import InputError, TraceError
 from tests.chakra.writing import all_reduce, node, one_rank, ranks, recv, send
 
 
@@ -100,3 +101,33 @@ def test_options_reach_the_reader(tmp_path):
     with pytest.raises(TraceError, match="dangling"):
         run("show", folder, "--strict")
     assert "'x' is no whole number" in run("show", folder, "--dimensions", "2,x")
+
+
+@pytest.mark.parametrize("form", ["et", "json", "rapid"])
+def test_convert_writes_over_nothing_unless_told(tmp_path, form):
+    folder = one_rank(tmp_path / "in", node(1, us=1))
+    convert = ("convert", folder, "-o", tmp_path / "out", "--to", form)
+    run(*convert)
+    first = min((tmp_path / "out").glob("job.0.*"))
+    first.write_text("mine")
+    with pytest.raises(InputError, match="is there already; --force writes over it"):
+        run(*convert)
+    assert first.read_text() == "mine"
+    run(*convert, "--force")
+    assert first.read_text() != "mine"
+
+
+def test_write_writes_over_nothing_unless_told(tmp_path):
+    write = ("write", "llama2_7b_train", "--on", "dgx_a100", "-o", tmp_path, "--set", "job.model.layers=2")
+    prefix = json.loads(run(*write, "--json"))["prefix"]
+    last = Path(f"{prefix}.7.et")
+    content = last.read_bytes()
+    last.write_text("mine")
+    for path in tmp_path.iterdir():
+        if path != last:
+            path.unlink()
+    with pytest.raises(InputError, match=r"\.7\.et: is there already; --force writes over it"):
+        run(*write)
+    assert [path.name for path in tmp_path.iterdir()] == [last.name]
+    run(*write, "--force")
+    assert last.read_bytes() == content

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from rapid_des.chakra import (
     convert_set,
     read_nodes,
     read_set,
+    set_paths,
     write_nodes,
     write_set,
 )
@@ -156,6 +158,18 @@ def test_writing_refuses_a_folder_with_other_ranks_of_the_same_name(tmp_path):
     alone = read_set(tmp_path / "job.0.et")
     with pytest.raises(TraceError, match=r"already holds job\.1\.et"):
         write_set(alone, tmp_path, "job")
+
+
+def test_many_who_write_one_set_at_once_leave_it_whole(tmp_path):
+    ranks(tmp_path / "in", *([node(number, us=number + 1) for number in range(300)] for _ in range(8)))
+    traces = read_set(tmp_path / "in")
+    with ThreadPoolExecutor(8) as writers:
+        names = set(writers.map(lambda _: write_set(traces, tmp_path / "out", "job"), range(24)))
+    assert names == {set_paths(tmp_path / "out", "job", range(8))}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        path.name for path in names.pop()
+    )
+    assert_same(traces, read_set(tmp_path / "out"))
 
 
 PROGRAM = [
