@@ -112,9 +112,9 @@ def test_convert_writes_over_nothing_unless_told(tmp_path, form):
     first.write_text("mine")
     with pytest.raises(InputError, match="is there already; --force writes over it"):
         run(*convert)
-    assert first.read_text() == "mine"
+    assert first.read_bytes() == b"mine"
     run(*convert, "--force")
-    assert first.read_text() != "mine"
+    assert first.read_bytes() != b"mine"
 
 
 def test_write_writes_over_nothing_unless_told(tmp_path):
