@@ -32,22 +32,20 @@ def explain_disagreement(program: Program, key: tuple[int, int, int], templates:
     )
 
 
-def require_finished(program: Program, records: Records, name: Namer | None = None) -> None:
-    """Raise `DeadlockError`, which says who waits for whom, unless every visit finished.
+def why_unfinished(program: Program, records: Records, name: Namer | None = None) -> CannotFinishError:
+    """Return why some visits never finished: a `DeadlockError`, which says who waits for whom.
 
-    `CannotFinishError` where they would, but past the last moment that a simulation reaches.
+    A plain `CannotFinishError` where they would, but past the last moment that a simulation reaches.
     """
-    if (records.finish != NONE).all():
-        return
     unfinished = int((records.finish == NONE).sum())
     if records.beyond and not _stays_down(program):
         horizon = f"the time horizon of {FOREVER} ps (53 days)"
         late = f"{unfinished} of {len(records.finish)} steps end later"
-        raise CannotFinishError(f"the replay passes {horizon}: {late}")
+        return CannotFinishError(f"the replay passes {horizon}: {late}")
     lines = list(_waits(program, records, name or plain_name(program)))
     more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     head = f"the replay can not finish: {unfinished} of {len(records.finish)} steps never end"
-    raise DeadlockError("\n  ".join([head, *lines[:_SHOWN], *more]))
+    return DeadlockError("\n  ".join([head, *lines[:_SHOWN], *more]))
 
 
 def _stays_down(program: Program) -> bool:

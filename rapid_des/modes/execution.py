@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from rapid_des.compiling import Kernel
-from rapid_des.engines.deadlock import require_finished
+from rapid_des.engines.deadlock import why_unfinished
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.program.program import NONE, Namer, Program, Progress, Records
 
@@ -119,7 +119,8 @@ def execute(
 
 
 def _checked(program: Program, execution: Execution, name: Namer | None) -> Execution:
-    require_finished(program, execution.records, name)
+    if not execution.records.finished:
+        raise why_unfinished(program, execution.records, name)
     assert execution.records.sent == execution.records.received, "bytes were lost on the way"
     return execution
 

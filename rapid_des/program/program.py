@@ -328,6 +328,11 @@ class Records:
     """Whether something would have happened past 2**62 ps, the last moment that a simulation reaches."""
 
     @property
+    def finished(self) -> bool:
+        """Whether every visit finished."""
+        return bool((self.finish != NONE).all())
+
+    @property
     def makespan(self) -> int:
         """The finish of the last visit."""
         return int(self.finish.max(initial=0))
