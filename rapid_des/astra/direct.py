@@ -18,6 +18,7 @@ from rapid_des.astra.phases import AR, CollectivePhase, message_size, reducing_r
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.program.builders import Edges, edges, joined, make_template
 from rapid_des.program.program import NONE, Template
+from rapid_des.program.rounds import RoundsAtOnce, rounds_template
 from rapid_des.program.services import Sizes
 from rapid_des.units import PS_PER_NS
 
@@ -39,17 +40,18 @@ class Exchange:
     def of(phase: CollectivePhase) -> Exchange:
         """Return the messages of a phase's members."""
         n = phase.members
-        member = np.arange(n, dtype=np.int32)
-        number = np.arange(1, n, dtype=np.int32)[:, None]
-        peer = (member + phase.direction * number) % n
-        others = np.arange(n - 1, dtype=np.int32)
+        member, others = np.arange(n, dtype=np.int32), np.arange(n - 1, dtype=np.int32)
+        peer = member + phase.direction * (others + 1)[:, None]
+        peer %= n
+        pair = member * np.int32(n - 1) + peer
+        pair -= peer > member
         return Exchange(
             members=n,
             source=np.tile(member, n - 1),
-            destination=peer.ravel().astype(np.int32),
-            pair=(member * (n - 1) + peer - (peer > member)).ravel().astype(np.int32),
+            destination=peer.ravel(),
+            pair=pair.ravel(),
             pair_source=np.repeat(member, n - 1),
-            pair_destination=(others + (others >= member[:, None])).ravel().astype(np.int32),
+            pair_destination=(others + (others >= member[:, None])).ravel(),
         )
 
     def received(self, sends: int, target: int, lag: int) -> list[Edges]:
@@ -58,7 +60,8 @@ class Exchange:
         A message counts for its destination when it arrives, and a member's first message, which is sent
         together with all its others, stands for having asked for what it receives.
         """
-        member, message = np.arange(self.members), np.arange(len(self.source))
+        member = np.arange(self.members, dtype=np.int32)
+        message = np.arange(len(self.source), dtype=np.int32)
         return [
             edges(sends + message, target + self.destination, lag),
             edges(sends + member, target + member, lag, at_start=True),
@@ -67,7 +70,8 @@ class Exchange:
     def sent(self, lag: int) -> Edges:
         """Return the edges of members that send all their messages `lag` after their arrival."""
         n = self.members
-        return edges(np.arange(n)[:, None], np.arange(n)[:, None] + n * np.arange(n - 1), lag)
+        member, first = np.arange(n, dtype=np.int32)[:, None], n * np.arange(n - 1, dtype=np.int32)
+        return edges(member, member + first, lag)
 
 
 def direct(phase: CollectivePhase, rows: Sizes) -> Template:
@@ -106,25 +110,26 @@ def _unprocessed(phase: CollectivePhase, size: int, lag: int) -> int:
 
 
 def _all_at_once(phase: CollectivePhase, lags: Int64s, row: int) -> Template:
-    exchange = Exchange.of(phase)
-    n, count, last = phase.members, len(exchange.source), int(lags[-1])
-    member, source, pair = np.arange(n), exchange.source, exchange.pair
-    if phase.collective is AR:  # one join a member: all of its first half are reduced
-        second = count + n
-        releases = edges(count + member[:, None], second + member[:, None] + n * np.arange(n - 1))
-        received = [
-            *exchange.received(0, count, int(lags[n - 1])),
-            releases,
-            *exchange.received(second, second + count, last),
-        ]
-        source = np.concatenate((source, member, source)).astype(np.int32)
-        pair = np.concatenate((pair, np.full(n, NONE), pair)).astype(np.int32)
-    else:
-        received = exchange.received(0, count, last)
+    exchange, n = Exchange.of(phase), phase.members
+    ends = exchange.pair_source, exchange.pair_destination
+    if phase.collective is not AR:
+        partner, pair = exchange.destination.reshape(n - 1, n), exchange.pair.reshape(n - 1, n)
+        rounds = RoundsAtOnce(partner, pair, np.full(n - 1, row, np.int32), lags[[0, -1]])
+        return rounds_template(rounds, *ends, phase.title)
+    count, member = len(exchange.source), np.arange(n, dtype=np.int32)
+    second = count + n  # one join a member: all of its first half are reduced
+    releases = edges(count + member[:, None], second + member[:, None] + n * np.arange(n - 1))
+    received = [
+        *exchange.received(0, count, int(lags[n - 1])),
+        releases,
+        *exchange.received(second, second + count, int(lags[-1])),
+    ]
+    source = np.concatenate((exchange.source, member, exchange.source))
+    pair = np.concatenate((exchange.pair, np.full(n, NONE, np.int32), exchange.pair))
     return make_template(
         n,
-        (source, np.full(len(source), row)),
-        (pair, exchange.pair_source, exchange.pair_destination),
+        (source, np.full(len(source), row, np.int32)),
+        (pair, *ends),
         edges=joined(received),
         arrivals=exchange.sent(int(lags[0])),
         name=phase.title,

@@ -47,8 +47,8 @@ def lower_with_network(traces: TraceSet, setup: Setup) -> tuple[Lowered, AstraNe
         templates=templates.numbered,
         hops=_with_memory(hops, setup.memory) if len(memories) else hops,
         route_starts=routed.routes.starts,
-        route_links=routed.routes.links.astype(np.int32),
-        route_class=np.append(network.service_class, memories)[routed.routes.links].astype(np.int32),
+        route_links=routed.routes.links.astype(np.int32, copy=False),
+        route_class=np.append(network.service_class, memories).astype(np.int32)[routed.routes.links],
         links=routed.links,
     )
     return Lowered(program, traces), network

@@ -40,48 +40,58 @@ class Edges:
 
     origin: Rows
     target: Rows
-    lag: Int64s | None = None
-    """None: none lag."""
-    at_start: Bools | None = None
-    """Which are anchored at the origin's start, a task's injection; None: none."""
+    lag: Int64s | int = 0
+    """A number: all lag alike."""
+    at_start: Bools | bool = False
+    """Which are anchored at the origin's start, a task's injection."""
 
     def by_origin(self, origins: int) -> tuple[Int64s, Int32s, Int64s, Bools]:
-        """Return where the rows of each origin start, and targets, lags and anchors, ascending by target."""
-        count = len(self.origin)
-        at_start = np.zeros(count, np.bool_) if self.at_start is None else self.at_start
-        lag = np.zeros(count, np.int64) if self.lag is None else self.lag
+        """Return where the rows of each origin start, and targets, lags and anchors, ascending by target.
+
+        What is alike for all takes no memory.
+        """
+        lag, at_start = np.asarray(self.lag, np.int64), np.asarray(self.at_start, np.bool_)
         key = self.origin.astype(np.int64)
         key *= int(self.target.max(initial=0)) + 1
         key += self.target
         key *= 2
         key += at_start
-        order = np.argsort(key, kind="stable")  # of one key: rows that stand in order already cost little
-        target = self.target[order].astype(np.int32)
-        return starts_by(self.origin, origins), target, lag[order], at_start[order]
+        starts, target = starts_by(self.origin, origins), self.target.astype(np.int32, copy=False)
+        if not (key[1:] >= key[:-1]).all():
+            order = np.argsort(key, kind="stable")  # of one key: rows that nearly stand in order cost little
+            target = target[order]
+            lag = lag[order] if lag.ndim else lag
+            at_start = at_start[order] if at_start.ndim else at_start
+        return starts, target, np.broadcast_to(lag, target.shape), np.broadcast_to(at_start, target.shape)
 
 
 def edges(origin: ArrayLike, target: ArrayLike, lag: ArrayLike = 0, *, at_start: bool = False) -> Edges:
     """Return edges of columns of any shapes, which are broadcast against each other."""
-    columns = np.broadcast_arrays(*(np.asarray(column, np.int64) for column in (origin, target, lag)))
+    columns = np.broadcast_arrays(np.asarray(origin), np.asarray(target))
     rows = [column.ravel() for column in columns]
-    return Edges(rows[0], rows[1], rows[2], np.full(len(rows[0]), at_start))
+    lags = np.asarray(lag, np.int64)
+    if not lags.ndim:
+        return Edges(rows[0], rows[1], int(lags), at_start)
+    return Edges(rows[0], rows[1], np.broadcast_to(lags, columns[0].shape).ravel(), at_start)
 
 
 def joined(parts: Sequence[Edges]) -> Edges:
     """Return the edges of all parts."""
-    filled = [
-        (
-            np.zeros(len(part.origin), np.int64) if part.lag is None else part.lag,
-            np.zeros(len(part.origin), np.bool_) if part.at_start is None else part.at_start,
-        )
-        for part in parts
-    ]
+    counts = [len(part.origin) for part in parts]
     return Edges(
         np.concatenate([part.origin for part in parts]),
         np.concatenate([part.target for part in parts]),
-        np.concatenate([lag for lag, _ in filled]),
-        np.concatenate([at_start for _, at_start in filled]),
+        _one_after_another([part.lag for part in parts], counts, np.int64),
+        _one_after_another([part.at_start for part in parts], counts, np.bool_),
     )
+
+
+def _one_after_another(columns: Sequence[Any], counts: Sequence[int], dtype: type[np.generic]) -> Any:
+    """Return columns joined, each of which may be one value; one value if that is all of them."""
+    if all(np.ndim(column) == 0 and column == columns[0] for column in columns):
+        return columns[0]
+    rows = (np.broadcast_to(column, count) for column, count in zip(columns, counts, strict=True))
+    return np.concatenate(list(rows), dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -356,15 +366,15 @@ def make_template(  # noqa: PLR0913 - a template's parts
     awaited += np.bincount(arrivals.target, minlength=len(awaited)).astype(np.int32)
     edge_starts, edge_target, edge_lag, at_injection = edges.by_origin(len(source))
     arrival_starts, arrival_target, arrival_lag, _ = arrivals.by_origin(members)
-    pair, pair_source, pair_destination = (column.astype(np.int32) for column in pairs)
+    pair, pair_source, pair_destination = (column.astype(np.int32, copy=False) for column in pairs)
     return Template(
         members=members,
         pair=pair,
         pair_source=pair_source,
         pair_destination=pair_destination,
-        source=source.astype(np.int32),
-        size=size.astype(np.int32),
-        need=awaited[: len(source)] if need is None else need.astype(np.int32),
+        source=source.astype(np.int32, copy=False),
+        size=size.astype(np.int32, copy=False),
+        need=awaited[: len(source)] if need is None else need.astype(np.int32, copy=False),
         edge_starts=edge_starts,
         edge_target=edge_target,
         edge_lag=edge_lag,

@@ -147,7 +147,7 @@ class _Lowering:
             fluid = fluid_table(self.machine, routed, sizes)
         else:
             hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
-        route_links, links = routes.links.astype(np.int32), routed.links
+        route_links, links = routes.links.astype(np.int32, copy=False), routed.links
         if self.replicas is not None:
             number, links = link_orbits(
                 self.machine, self.replicas, self.groups.proving_pairs(self.templates.numbered)
@@ -159,7 +159,7 @@ class _Lowering:
             groups=routed.groups,
             templates=tuple(self.templates.numbered),
             hops=hops,
-            route_starts=routes.starts.astype(np.int64),
+            route_starts=routes.starts.astype(np.int64, copy=False),
             route_links=route_links,
             route_class=classes,
             links=links,

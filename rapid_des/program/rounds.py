@@ -1,7 +1,8 @@
 """Templates in which every member sends one message a round: written as rounds, columns only for an engine.
 
-A ring of 1,024 members has two million transfers in 2,046 rounds that are all alike. Folding needs the rounds
-only, and what is left of them after folding is one member.
+A ring of 1,024 members has two million transfers in 2,046 rounds that are all alike; 4,096 members that send
+to all others have 17 million. Folding needs the rounds only, and what is left of them after folding is one
+member.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
+from rapid_des.program.builders import edges, joined
 from rapid_des.program.program import Template
 
 
@@ -54,6 +56,39 @@ class Rounds:
             "arrival_target": member,
             "arrival_lag": np.full(members, self.lag[0]),
             "member_need": np.full(members, 2, np.int32),
+        }
+
+
+@dataclass(frozen=True)
+class RoundsAtOnce(Rounds):
+    """Every member sends all its messages at once, `lag[0]` after it arrived, one to each partner.
+
+    It is done once `lag[1]` has passed since it sent its first message and received as many as it sends.
+    """
+
+    def columns(self) -> dict[str, Any]:
+        """Return the template's columns, task k·members + m for message k of member m."""
+        rounds, members = self.partner.shape
+        tasks, member = rounds * members, np.arange(members, dtype=np.int32)
+        task, done, last = np.arange(tasks, dtype=np.int32), tasks + member, int(self.lag[1])
+        awaited = [
+            edges(task, tasks + self.partner.ravel(), last),
+            edges(member, done, last, at_start=True),
+        ]
+        starts, target, lag, at_injection = joined(awaited).by_origin(tasks)
+        return {
+            "pair": self.pair.ravel(),
+            "source": np.tile(member, rounds),
+            "size": np.repeat(self.size, members),
+            "need": np.ones(tasks, np.int32),
+            "edge_starts": starts,
+            "edge_target": target,
+            "edge_lag": lag,
+            "edge_at_injection": at_injection,
+            "arrival_starts": np.arange(0, tasks + 1, rounds, dtype=np.int64),
+            "arrival_target": (member[:, None] + members * np.arange(rounds, dtype=np.int32)).ravel(),
+            "arrival_lag": np.broadcast_to(self.lag[0], tasks),
+            "member_need": np.full(members, rounds + 1, np.int32),
         }
 
 

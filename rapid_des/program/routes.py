@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rapid_des.arrays import Int32s, Int64s
+from rapid_des.arrays import Int32s, Int64s, starts_of
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.switches import SwitchTrees
 from rapid_des.program.plans import with_switches
@@ -68,10 +68,17 @@ class _Pattern:
 
     def pairs(self, lines: Sequence[Line], machine: Wired) -> Int64s:
         """Return source * nodes + destination of the pairs, a row for each line."""
+        (pairs,) = self.batches(lines, machine, len(self.source))
+        return pairs
+
+    def batches(self, lines: Sequence[Line], machine: Wired, batch: int) -> Iterator[Int64s]:
+        """Yield `pairs` by so many columns; what a batch holds beside the result is of its size."""
         if self.source.max(initial=0) >= self.members:
             lines = [with_switches(machine.switch_trees, line) for line in lines]
         nodes = np.array(lines, np.int64)
-        return nodes[:, self.source] * machine.fabric.nodes + nodes[:, self.destination]
+        for begin in range(0, len(self.source) or 1, batch or 1):
+            columns = slice(begin, begin + batch)
+            yield nodes[:, self.source[columns]] * machine.fabric.nodes + nodes[:, self.destination[columns]]
 
 
 def routes_of_groups(
@@ -153,18 +160,19 @@ def _batches(distinct: Int64s, large: Mapping[bytes, _Pattern], machine: Wired) 
     yield distinct
     for one in large.values():
         for line in one.lines:
-            yield one.pairs([line], machine)[0]
+            for (batch,) in one.batches([line], machine, _BATCH):
+                yield batch
 
 
 def _routed(machine: Wired, batches: Iterator[Int64s]) -> Routes:
-    lengths, links = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)]
+    lengths, links = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     for batch in batches:
         for begin in range(0, len(batch), _BATCH):
             ends = np.divmod(batch[begin : begin + _BATCH], machine.fabric.nodes)
             routes = machine.router.routes(np.stack(ends, 1))
-            lengths.append(np.diff(routes.starts))
-            links.append(routes.links.astype(np.int32))
-    return Routes(np.cumsum(np.concatenate(lengths)), np.concatenate(links))
+            lengths.append(np.diff(routes.starts).astype(np.int32))
+            links.append(routes.links.astype(np.int32, copy=False))
+    return Routes(starts_of(np.concatenate(lengths)), np.concatenate(links))
 
 
 def _fingerprints(templates: Sequence[Template]) -> list[bytes]:

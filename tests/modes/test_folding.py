@@ -3,11 +3,14 @@
 import pickle
 from collections import Counter
 from math import inf
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from rapid_des.astra import lower as lower_astra
+from rapid_des.astra.files import Files, NetworkFile, Setup, SystemFile
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
@@ -154,3 +157,31 @@ def test_templates_of_rounds_travel_and_have_the_columns_that_engines_want():
     # each of three members sends in each of four rounds; all but the last round lead to two tasks each
     assert len(template) == len(columns) == 12
     assert columns.edge_target[:2].tolist() == [3 + 1, 3 + 0]
+
+
+@pytest.mark.parametrize("kind", [CollectiveType.ALL_TO_ALL, CollectiveType.ALL_REDUCE])
+def test_of_members_that_send_to_all_others_at_once_one_is_left(kind):
+    nodes = Nodes()
+    nodes.collective(kind, 6400, stream="network")
+    traces = same_everywhere(nodes, 16)
+    network = NetworkFile(topology=("Switch",), npus_count=(16,), bandwidth=(50.0,), latency=(500.0,))
+    system = SystemFile(
+        scheduling_policy="LIFO",
+        collective_optimization="localBWAware",
+        preferred_dataset_splits=1,
+        local_mem_bw=1600,
+        all_reduce_implementation=("direct",),
+        all_gather_implementation=("direct",),
+        reduce_scatter_implementation=("direct",),
+        all_to_all_implementation=("direct",),
+    )
+    files = Files(Path("network"), Path("system"))
+    program = lower_astra(traces, Setup(files, network, system, {}, None, ())).program
+    folding = fold(program, ALWAYS)
+    assert folding is not None
+    (template,) = (one for one in folding.program.templates if one.members == 1 and len(one))
+    # 15 messages; an all-reduce has 15 more, and three joins between its halves
+    assert len(template.expanded()) == (15 if kind is CollectiveType.ALL_TO_ALL else 33)
+    assert_same(
+        folding.unfolded(program, RUN["simpy"](folding.program)), RUN["compiled"](program), ties=False
+    )

@@ -7,6 +7,7 @@ which a member injects its tasks (R3) is kept. It leaves the template as it is i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Invariance:
     """A permutation of members under which a template stays the same."""
 
     member: Int64s
-    pair: Int64s
+    pair: Int32s
     """Where each pair of members goes."""
     order: _TaskOrder | None = None
     """None: tasks go round by round (`RoundsTemplate`)."""
@@ -70,7 +71,8 @@ class _TaskOrder:
         self.source = template.source
         self.counts = np.bincount(template.source, minlength=template.members)
         self.first = starts_of(self.counts)[:-1].astype(np.int32)
-        self.task = np.argsort(template.source, kind="stable").astype(np.int32)
+        few = template.source.astype(np.uint16) if template.members < 1 << 16 else template.source
+        self.task = np.argsort(few, kind="stable").astype(np.int32)  # 16 bits: by radix, many times faster
         self.place = np.empty_like(self.task)
         self.place[self.task] = np.arange(len(self.task), dtype=np.int32)
 
@@ -82,6 +84,8 @@ class _TaskOrder:
 
     def keeps(self, column: Int32s, member: Int64s) -> bool:
         """Tell whether a column has the same entry for each task and its image."""
+        if (column == column[:1]).all():
+            return True
         return all(
             np.array_equal(column[block], column[self.image(block, member)])
             for block in _blocks(len(self.task))
@@ -94,9 +98,9 @@ def _blocks(count: int) -> list[slice]:
 
 def _rounds_invariance(template: RoundsTemplate, member: Int64s) -> Invariance | None:
     rounds = template.rounds
-    if not np.array_equal(rounds.partner[:, member], member[rounds.partner]):
+    if not np.array_equal(rounds.partner[:, member], member.astype(np.int32)[rounds.partner]):
         return None
-    pair = np.arange(len(template.pair_source))
+    pair = np.arange(len(template.pair_source), dtype=np.int32)
     pair[rounds.pair] = rounds.pair[:, member]
     return Invariance(member, pair)
 
@@ -122,25 +126,31 @@ def _invariance(template: Template, order: _TaskOrder, member: Int64s) -> Invari
     return comparison.invariance if agree else None
 
 
-def _pair_images(template: Template, member: Int64s) -> Int64s | None:
+def _pair_images(template: Template, member: Int64s) -> Int32s | None:
     """Return the pair between the images of each pair's members; None if there is none, or of a switch."""
     source, destination = template.pair_source, template.pair_destination
     if not len(source):
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int32)
     if max(source.max(), destination.max()) >= template.members:
         return None
     width = template.members
-    keys = source.astype(np.int64) * width + destination
-    if (np.diff(keys) <= 0).any():
+    number: type[np.signedinteger[Any]] = np.int32 if width < 1 << 15 else np.int64  # of members' pairs
+    keys = source.astype(number)
+    keys *= width
+    keys += destination
+    if (keys[1:] <= keys[:-1]).any():
         return None
-    image = member[source] * width + member[destination]
+    moved = member.astype(number)
+    image = moved[source]
+    image *= width
+    image += moved[destination]
     if width * width <= 4 * len(keys):  # nearly all pairs: a table is several times faster than a search
-        pair_of = np.full(width * width, NONE, np.int64)
-        pair_of[keys] = np.arange(len(keys))
-        place = pair_of[image]
-        return place if (place != NONE).all() else None
+        pair_of = np.full(width * width, NONE, np.int32)
+        pair_of[keys] = np.arange(len(keys), dtype=np.int32)
+        images = pair_of[image]
+        return images if (images != NONE).all() else None
     place = np.minimum(np.searchsorted(keys, image), len(keys) - 1)
-    return place if np.array_equal(keys[place], image) else None
+    return place.astype(np.int32) if np.array_equal(keys[place], image) else None
 
 
 @dataclass(frozen=True)
@@ -172,8 +182,17 @@ class _Comparison:
     def of_arrivals(self) -> bool:
         """Tell whether what the arrival of each member sets off is what that of its image does."""
         template, member = self.template, self.invariance.member
-        columns = template.arrival_target, template.arrival_lag, np.zeros(len(template.arrival_lag), np.bool_)
-        return self._same_rows(template.arrival_starts, columns, (np.arange(template.members), member))
+        columns = (
+            template.arrival_target,
+            template.arrival_lag,
+            np.broadcast_to(np.False_, len(template.arrival_lag)),
+        )
+        few = max(1, _BLOCK * template.members // max(1, len(template.arrival_target)))  # a block's members
+        return all(
+            self._same_rows(template.arrival_starts, columns, (np.arange(begin, end), member[begin:end]))
+            for begin in range(0, template.members, few)
+            for end in [min(begin + few, template.members)]
+        )
 
     def _same_rows(
         self, starts: Int64s, edges: tuple[Int32s, Int64s, Bools], rows: tuple[Int64s, Int64s | Int32s]
@@ -227,9 +246,10 @@ def one_orbit(template: Template, orbits: MemberOrbits, order: _TaskOrder | None
         return _rounds_of_orbits(template, orbits)
     order = order or _TaskOrder(template)
     representative = orbits.lowest[orbits.of_member]
-    stays = representative[template.source] == template.source
+    orbit_of = orbits.of_member.astype(np.int32)
+    stays = (representative == np.arange(template.members))[template.source]
     left = np.flatnonzero(stays)
-    number = (np.cumsum(stays) - 1).astype(np.int32)
+    number = np.cumsum(stays, dtype=np.int32) - np.int32(1)
 
     def nodes(targets: Int32s) -> Int32s:
         is_task = targets < len(template)
@@ -243,12 +263,12 @@ def one_orbit(template: Template, orbits: MemberOrbits, order: _TaskOrder | None
     return Template(
         members=len(orbits.lowest),
         pair=template.pair[left],
-        pair_source=orbits.of_member[template.pair_source].astype(np.int32),
-        pair_destination=orbits.of_member[template.pair_destination].astype(np.int32),
-        source=orbits.of_member[template.source[left]].astype(np.int32),
+        pair_source=orbit_of[template.pair_source],
+        pair_destination=orbit_of[template.pair_destination],
+        source=orbit_of[template.source[left]],
         size=template.size[left],
         need=template.need[left],
-        edge_starts=starts_of(np.diff(template.edge_starts)[left]),
+        edge_starts=starts_of(template.edge_starts[1:][left] - template.edge_starts[left]),
         edge_target=nodes(template.edge_target[edges]),
         edge_lag=template.edge_lag[edges],
         edge_at_injection=template.edge_at_injection[edges],
@@ -268,15 +288,15 @@ def sizes_of_orbits(template: Template, orbits: MemberOrbits) -> Int32s:
 
 
 def _rounds_of_orbits(template: RoundsTemplate, orbits: MemberOrbits) -> RoundsTemplate:
-    rounds, number = template.rounds, orbits.of_member
+    rounds, number = template.rounds, orbits.of_member.astype(np.int32)
     left = replace(
         rounds,
-        partner=number[rounds.partner[:, orbits.lowest]].astype(np.int32),
+        partner=number[rounds.partner[:, orbits.lowest]],
         pair=rounds.pair[:, orbits.lowest],
     )
-    source = number[template.pair_source].astype(np.int32)
-    destination = number[template.pair_destination].astype(np.int32)
-    return rounds_template(left, source, destination, template.name)
+    return rounds_template(
+        left, number[template.pair_source], number[template.pair_destination], template.name
+    )
 
 
 def with_used_pairs(template: Template) -> tuple[Template, Int64s]:
@@ -303,8 +323,10 @@ def injectors(template: Template) -> Int32s:
         pair = template.rounds.pair
         source = np.broadcast_to(np.arange(template.members, dtype=np.int32), pair.shape)
     else:
-        moves = template.pair != NONE
-        pair, source = template.pair[moves], template.source[moves]
+        pair, source = template.pair, template.source
+        moves = pair != NONE
+        if not moves.all():
+            pair, source = pair[moves], source[moves]
     member = np.full(len(template.pair_source), NONE, np.int32)
     member[pair] = source
     member[pair[member[pair] != source]] = SEVERAL

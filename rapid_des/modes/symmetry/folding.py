@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rapid_des.arrays import Int64s, distinct, ranges
+from rapid_des.arrays import Int64s, distinct, entries_of, ranges, starts_of
 from rapid_des.modes.symmetry.collective import (
     MemberOrbits,
     member_orbits,
@@ -208,9 +208,10 @@ class _Quotient:
             templates=tuple(
                 template if place in used else _NO_TASKS for place, template in enumerate(self.templates)
             ),
-            route_links=self.rotation.lowest_link.astype(np.int32)[self.program.route_links],
         )
-        return Folding(compact(folded), self.stands_for.reshape(-1), self.rotation.lowest_link, keeps_order)
+        folded, link = compact(folded), self.rotation.lowest_link
+        folded = replace(folded, route_links=link.astype(np.int32)[folded.route_links])
+        return Folding(folded, self.stands_for.reshape(-1), link, keeps_order)
 
     def _group_orbits(self) -> Int64s:
         """Return the lowest group of each group's orbit; the stretch that is looked at doubles."""
@@ -287,21 +288,24 @@ def compact(program: Program) -> Program:
         {number: column[used[number][1]] for number, column in group.routes.items()}
         for group in program.groups
     ]
-    taken = np.zeros(len(program.route_starts) - 1, np.bool_)
+    is_taken = np.zeros(len(program.route_starts) - 1, np.bool_)
     for of_group in routes:
         for column in of_group.values():
-            taken[column] = True
-    number = (np.cumsum(taken) - 1).astype(np.int32)
-    lengths = np.diff(program.route_starts)
-    hops = np.repeat(taken, lengths)
+            is_taken[column] = True
+    taken, number = np.flatnonzero(is_taken), np.cumsum(is_taken, dtype=np.int32)
+    number -= 1
+    hops = entries_of(program.route_starts, taken)
     return replace(
         program,
         templates=tuple(template for template, _ in used),
         groups=tuple(
-            replace(group, routes={template: number[column] for template, column in of_group.items()})
+            replace(
+                group,
+                routes={template: number[column] for template, column in of_group.items()},
+            )
             for group, of_group in zip(program.groups, routes, strict=True)
         ),
-        route_starts=np.concatenate(([0], np.cumsum(lengths[taken]))).astype(np.int64),
+        route_starts=starts_of(program.route_starts[1:][taken] - program.route_starts[taken]),
         route_links=program.route_links[hops],
         route_class=program.route_class[hops],
     )

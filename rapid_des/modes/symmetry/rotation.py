@@ -170,7 +170,7 @@ class Uses:
         for begin in range(0, len(self.routes), _BLOCK):
             yield slice(begin, min(begin + _BLOCK, len(self.routes)))
 
-    def images(self, block: slice, groups: GroupImages, pairs: dict[int, Int64s]) -> Int32s:
+    def images(self, block: slice, groups: GroupImages, pairs: dict[int, Int32s]) -> Int32s:
         """Return the routes that routes go to; `pairs` says of uses where their pairs go, if anywhere."""
         entries = np.arange(block.start, block.stop)
         use = np.searchsorted(self.starts, entries, side="right") - 1
@@ -294,7 +294,7 @@ def prove(uses: Uses, shift: Shift, groups: GroupImages) -> Rotation | None:
     return Rotation(len(uses.program.bindings), shift, groups, invariances, stays, lowest)
 
 
-def _link_images(uses: Uses, groups: GroupImages, pairs: dict[int, Int64s]) -> Int64s | None:
+def _link_images(uses: Uses, groups: GroupImages, pairs: dict[int, Int32s]) -> Int64s | None:
     """Return where links go with the routes that take them (NONE: no route does).
 
     None if a link would have to go two ways, or routes and their images differ in their hops' services.
