@@ -15,7 +15,17 @@ from rapid_des.machine import Machine
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
-from rapid_des.program.plans import Call, Phase, Planner, TreesOver, TreesOverGroups, cut_in_chunks
+from rapid_des.program.plans import (
+    Call,
+    Phase,
+    Plan,
+    Planner,
+    Served,
+    TreesOver,
+    TreesOverGroups,
+    cut_in_chunks,
+    served_by,
+)
 from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
 from rapid_des.program.replicas import Replicas, cut_of, link_orbits
 from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
@@ -31,6 +41,8 @@ class Lowered:
     traces: TraceSet
     replicas: Replicas | None = None
     """What the program is the first one of; None: it is the whole."""
+    served: frozenset[Served] = frozenset()
+    """Which algorithms its collectives got."""
 
     @property
     def copies(self) -> int:
@@ -94,7 +106,7 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
         replicas=replicas,
         cache=BoundedCache() if cache is None else cache,
     )
-    return Lowered(lowering.program(), traces, replicas)
+    return Lowered(lowering.program(), traces, replicas, frozenset(lowering.served))
 
 
 def planner_of(machine: Machine) -> Planner:
@@ -134,6 +146,7 @@ class _Lowering:
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
         self.likeness: dict[tuple[int, ...], bytes] = {}
         self.planner = planner_of(machine)
+        self.served: set[Served] = set()
 
     def program(self) -> Program:
         bindings = tuple(
@@ -208,9 +221,15 @@ class _Lowering:
         key = ("alone", call, ranks if self.machine.replans else self._likeness(ranks))
         return self.templates.number(key, lambda: self._alone(call, ranks))
 
+    def plan(self, call: Call, ranks: tuple[int, ...], rank: int) -> Plan:
+        """Return how a collective of some ranks is done, and note it."""
+        chunks = self.planner.plan(call, ranks, rank)
+        self.served.add(served_by(call, chunks))
+        return chunks
+
     def _alone(self, call: Call, ranks: tuple[int, ...]) -> Template:
         duration = 0
-        for chunk in self.planner.plan(call, ranks, ranks[0]):
+        for chunk in self.plan(call, ranks, ranks[0]):
             for phase in chunk:
                 line = ranks
                 if phase.axis is not None:
@@ -304,7 +323,7 @@ class _Expansions:
             )
         kept = self._lowering.groups.kept(ranks)
         members_of = []
-        chunks = self._lowering.planner.plan(call, ranks, self._trace.rank)
+        chunks = self._lowering.plan(call, ranks, self._trace.rank)
         for chunk, chunk_phases in enumerate(chunks):
             for phase in chunk_phases:
                 members, slot, here = call.members, whole, kept

@@ -210,6 +210,23 @@ def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[st
     return tuple(stated[axis] for axis in call.dimensions)
 
 
+@dataclass(frozen=True, order=True)
+class Served:
+    """What served a collective among so many ranks of a run."""
+
+    operation: str
+    ranks: int
+    algorithm: str
+    """One for each dimension that the group goes along, innermost first, or one for all."""
+
+
+def served_by(call: Call, chunks: Plan) -> Served:
+    """Return what a plan of a call serves it with."""
+    along = {phase.axis or 0: phase.algorithm for phase in chunks[0]}
+    algorithm = "/".join(along[axis] for axis in sorted(along))
+    return Served(call.collective.name.lower(), call.members, algorithm)
+
+
 def cut_in_chunks(chunks: Plan) -> bool:
     """Tell whether chunks follow one another: their messages then leave in order, not in turns of parts."""
     return len(chunks) > 1 or chunks[0][0].chunks > 1

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from msgspec import structs
 
+from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.device import Device, load_device
 from rapid_des.frontend import Job, JobMemory, JobTrace, decode_time
 from rapid_des.program.lowering import Lowered
+from rapid_des.program.plans import PLAIN, SCALAR, Served
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
 from rapid_des.units import Duration, seconds
@@ -53,7 +55,9 @@ class Basis:
     """What a run was priced with; of foreign traces, whose durations are stated, the collectives alone."""
 
     collectives: Mapping[str, str]
-    """The algorithm by collective, `default` for those that the machine file leaves open."""
+    """The algorithm by collective that the machine file asks for, `default` for those that it leaves open."""
+    served: tuple[Served, ...] = ()
+    """What the run's collectives got."""
     device: Device | None = None
     """At the clock, and with the launches, that the job runs at."""
     decode_launch: str = ""
@@ -68,9 +72,22 @@ class Basis:
         differs = self.decode_launch not in ("", stated)
         return f"{stated}, decode {self.decode_launch}" if differs else stated
 
+    @property
+    def apart(self) -> tuple[Served, ...]:
+        """What collectives got where the machine file leaves that open, as a list of algorithms does."""
+        return tuple(filter(self._is_apart, self.served))
+
+    def _is_apart(self, served: Served) -> bool:
+        asked = self.collectives.get(served.operation, self.collectives["default"]).split("/")
+        plain = {SCALAR, PLAIN[CollectiveType.BARRIER]}
+        return len(set(asked)) > 1 or not set(served.algorithm.split("/")) <= {*asked, *plain}
+
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; the clock in Hz."""
-        plain: dict[str, Any] = {"collectives": dict(self.collectives)}
+        plain: dict[str, Any] = {
+            "collectives": dict(self.collectives),
+            "served": [asdict(served) for served in self.served],
+        }
         if self.device is None:
             return plain
         spec, used = self.device.spec, self.device.conditions

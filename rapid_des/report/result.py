@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rapid_des.machine import Machine
 from rapid_des.modes.blocks import BlockRun
 from rapid_des.modes.flattened import Run
 from rapid_des.modes.pricing import at_job_clock, decode_launch
-from rapid_des.program.plans import PLAIN
+from rapid_des.program.plans import PLAIN, Served
 from rapid_des.report.breakdown import (
     breakdown,
     busiest,
@@ -224,7 +224,7 @@ def result_of(
         hops=records.hops if blocks is None else blocks.simulated_hops,
         folded=run.execution.folded,
         figures=figures,
-        basis=_basis(run.machine, None if trace is None else trace.job),
+        basis=_basis(run.machine, None if trace is None else trace.job, (blocks or lowered).served),
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         run=run if blocks is None else None,
         stream_kinds=kinds,
@@ -233,8 +233,9 @@ def result_of(
     )
 
 
-def _basis(machine: Machine, job: Job | None) -> Basis:
+def _basis(machine: Machine, job: Job | None, got: Iterable[Served]) -> Basis:
     """Return what a machine prices a job with, or traces that state their durations."""
+    served = tuple(sorted(got))
     stated = machine.collectives
     names = {
         operation: "/".join([choice.algorithm] if isinstance(choice.algorithm, str) else choice.algorithm)
@@ -244,10 +245,10 @@ def _basis(machine: Machine, job: Job | None) -> Basis:
     }
     collectives = {"default": PLAIN[CollectiveType.ALL_REDUCE]} | names
     if job is None:
-        return Basis(collectives)
+        return Basis(collectives, served)
     device, serving = at_job_clock(job, machine, machine.device), job.spec.inference
     decode = "" if serving is None else decode_launch(serving)
-    return Basis(collectives, device, decode, measured_topics(machine.device))
+    return Basis(collectives, served, device, decode, measured_topics(machine.device))
 
 
 def _time_and_parts(

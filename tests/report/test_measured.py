@@ -87,5 +87,33 @@ def test_a_serving_run_names_how_decode_steps_are_launched():
 
 
 def test_a_replay_names_its_collectives_only():
-    plain = call("replay", "two_stages", "--on", "dgx_a100", "--json").json["priced_with"]
-    assert plain == {"collectives": {"default": "ring"}}
+    plain = call("replay", "all_reduce_4", "--on", "dgx_a100", "--json").json["priced_with"]
+    served = [{"operation": "all_reduce", "ranks": 4, "algorithm": "ring"}]
+    assert plain == {"collectives": {"default": "ring"}, "served": served}
+
+
+LISTED = "machine.collectives={default: ring, all_reduce: {algorithm: [nvls, ring], chunks: 4}}"
+FABRIC = """machine.fabric=[
+  {name: a, shape: switch, size: 4, bandwidth: 300 GB/s, latency: 1 us},
+  {name: b, shape: ring, size: 2, bandwidth: 25 GB/s, latency: 1 us}]"""
+
+
+@pytest.mark.parametrize("mode", ["flattened", "analytical"])
+def test_a_run_says_what_each_group_got_of_a_list_of_algorithms(mode):
+    # Tensor-parallel pairs lie within the switch; those of the gradient norm span no whole dimensions.
+    words = ["run", "llama2_7b_train", "--on", "dgx_a100", "--set", FABRIC, "--set", LISTED, "--mode", mode]
+    plain = call(*words, "--json").json["priced_with"]
+    assert plain["collectives"]["all_reduce"] == "nvls/ring"
+    assert {(row["operation"], row["ranks"], row["algorithm"]) for row in plain["served"]} >= {
+        ("all_reduce", 2, "nvls"),
+        ("all_gather", 2, "ring"),
+    }
+    assert "collectives in fact: all_reduce of 2 ranks by nvls, all_reduce of" in call(*words).out
+
+
+def test_what_a_default_does_not_do_is_named_with_what_does():
+    words = ["run", "llama2_7b_train", "--on", "dgx_a100"]
+    default = "machine.collectives.default=recursive_doubling"
+    fact = "collectives in fact: all_gather of 2 ranks by ring, reduce_scatter of 2 ranks by ring\n"
+    assert fact in call(*words, "--set", default).out
+    assert "in fact" not in call(*words).out

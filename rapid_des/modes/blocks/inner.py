@@ -16,6 +16,7 @@ from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
+from rapid_des.program.plans import Served
 from rapid_des.program.program import NONE, Records
 from rapid_des.program.signatures import signatures
 
@@ -32,6 +33,8 @@ class BlockTimes:
     compute: int
     """Of that, how long the first rank computes; the rest is exposed communication inside the block."""
     hops: int
+    served: frozenset[Served]
+    """Which algorithms the block's collectives got."""
 
     @property
     def duration(self) -> int:
@@ -89,6 +92,7 @@ def _run(
             cuts=block.durations(np.max(finish, axis=0).tolist()),
             compute=_computes(lowered, records),
             hops=records.hops,
+            served=lowered.served,
         )
 
     key = (machine, key_of(traces, choice, analytic=analytic), block.cuts)

@@ -24,6 +24,7 @@ from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.flattened import Run
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.program.lowering import lower
+from rapid_des.program.plans import Served
 from rapid_des.program.replicas import Replicas
 
 
@@ -87,6 +88,11 @@ class BlockRun:
     def simulated_hops(self) -> int:
         """Link hops of all simulations together."""
         return self.run.execution.records.hops + sum(block.hops for block in self.times.values())
+
+    @property
+    def served(self) -> frozenset[Served]:
+        """Which algorithms collectives got, inside blocks and between them."""
+        return self.run.lowered.served.union(*(block.served for block in self.times.values()))
 
 
 def run_blocks(
