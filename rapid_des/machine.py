@@ -53,6 +53,7 @@ from rapid_des.network.specs import (
     Switching,
 )
 from rapid_des.network.switches import SwitchTrees
+from rapid_des.network.waypoints import by_waypoints
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -99,7 +100,7 @@ class Machine:
     fabric: Fabric
     """The fabric that the constant faults leave; dead links stand in it and are never used."""
     planned: Router
-    """Dimension order, blind to faults."""
+    """Dimension order and stated ways, blind to faults."""
     router: Router
     """Around the links that are down from beginning to end."""
     dead: frozenset[int]
@@ -286,7 +287,8 @@ def _device(spec: MachineSpec, document: Document, settings: Iterable[tuple[str,
 
 def _built(spec: MachineSpec, document: Document, faults: tuple[Fault, ...], device: Device) -> Machine:
     plan = _plan(spec, document)
-    planned = AnyNodeRouter(plan.fabric, DimensionOrderRouter(plan))
+    anywhere = AnyNodeRouter(plan.fabric, DimensionOrderRouter(plan))
+    planned = by_waypoints(plan.fabric, anywhere, spec.routing.waypoints)
     return Machine(
         name=spec.name,
         path=document.path,

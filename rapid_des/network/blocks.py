@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -39,6 +39,8 @@ class Block:
     star: bool = False
     """Every route is one path out of its source, to all destinations the same, and one path in to its
     destination, from all sources the same."""
+    nics_each: int = 1
+    """NICs of a position, where each has some of its own."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -124,36 +126,3 @@ def check_links(links: int, name: str) -> None:
     """Refuse a block of more links than any machine has, before it takes the memory."""
     if links > LARGEST_BLOCK:
         raise TopologyError(f"dimension {name}: {links} links; allowed: up to {LARGEST_BLOCK} in one block")
-
-
-def through_nics(inner: Block, nic: Rate, gpus: int) -> Block:
-    """Put NICs between GPUs and a block: `gpus` neighbours share one NIC, which is the inner endpoint."""
-    count = inner.positions
-    positions = count * gpus
-    gpu = np.arange(positions)
-    moved = Wires(inner.source + positions, inner.destination + positions, inner.bandwidth, inner.latency)
-    laid = [*both_directions(gpu, positions + gpu // gpus, nic), moved]
-
-    built = block(
-        positions, positions + inner.nodes, laid, _ThroughNics(inner.next_node, positions, gpus), nics=count
-    )
-    return replace(built, star=inner.star and gpus == 1)
-
-
-@dataclass(frozen=True)
-class _ThroughNics:
-    """GPU to its NIC, from NIC to NIC as the inner block goes, NIC to GPU."""
-
-    inner: NextNode
-    positions: int
-    gpus: int
-    """Neighbours that share a NIC."""
-
-    def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
-        ends = source // self.gpus, destination // self.gpus
-        at_gpu, arrived = current < self.positions, current - self.positions == ends[1]
-        following = np.where(at_gpu, self.positions + ends[0], destination)
-        between = np.flatnonzero(~at_gpu & ~arrived)
-        walked = self.inner(ends[0][between], ends[1][between], current[between] - self.positions)
-        following[between] = walked + self.positions
-        return following

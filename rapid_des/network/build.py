@@ -11,11 +11,20 @@ from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
-from rapid_des.network.blocks import Block, through_nics
+from rapid_des.network.blocks import Block
 from rapid_des.network.fabric import MOST_LATENCY, Fabric, check_bandwidth
+from rapid_des.network.lanes import endpoints_of_a_plane, with_lanes
 from rapid_des.network.nodes import find_node
 from rapid_des.network.shapes import SHAPES
-from rapid_des.network.specs import AnyDimension, Dimension, LinkOverride, Rate, Routing, Switched
+from rapid_des.network.specs import (
+    AnyDimension,
+    Dimension,
+    LinkOverride,
+    LowDiameter,
+    Rate,
+    Routing,
+    Switched,
+)
 from rapid_des.units import Duration
 
 LARGEST_FABRIC = 2**24
@@ -76,6 +85,9 @@ def build(name: str, dimensions: Sequence[AnyDimension], routing: Routing) -> Fa
     gpus = math.prod(size for extent in extents for size in extent)
     if gpus > LARGEST_FABRIC:
         raise TopologyError(f"{name}: fabric: {gpus} GPUs; allowed: up to {LARGEST_FABRIC}")
+    if routing.non_minimal and not any(isinstance(dimension, LowDiameter) for dimension in dimensions):
+        problem = "no dimension has routes to choose from; allowed with hyperx, slim_fly, dragonfly_plus"
+        raise TopologyError(f"{name}: routing.non_minimal: {problem}")
     layouts = _layouts(dimensions, [math.prod(extent) for extent in extents], routing)
     links = sum(layout.copies * len(layout.block) for layout in layouts)
     if links > LARGEST_LINK_TABLE:
@@ -107,13 +119,8 @@ def _block(dimension: AnyDimension, routing: Routing, inner: int) -> Block:
     shape = SHAPES[str(dimension.__struct_config__.tag)]
     if not isinstance(dimension, Switched):
         return shape(dimension, routing)
-    sharing = dimension.nic.gpus if dimension.nic else 1
-    if inner % sharing:
-        allowed = "a divisor of the inner sizes' product" if dimension.spans_inner else "1 unless spans_inner"
-        raise TopologyError(f"dimension {dimension.name}: nic.gpus: {sharing} GPUs a NIC; allowed: {allowed}")
-    endpoints = structs.replace(dimension, size=inner * dimension.size // sharing)
-    built = shape(endpoints, routing)
-    return through_nics(built, dimension.nic, sharing) if dimension.nic else built
+    endpoints = structs.replace(dimension, size=endpoints_of_a_plane(dimension, inner))
+    return with_lanes(shape(endpoints, routing), dimension)
 
 
 def _check_rates(dimension: AnyDimension) -> None:
@@ -163,8 +170,9 @@ def _node_ids(layout: DimensionLayout, first_nic: int, first_switch: int) -> Int
     block, copy = layout.block, np.arange(layout.copies)[:, None]
     switches = block.nodes - block.positions - block.nics
     gpu = layout.gpu(copy, np.arange(block.positions)[None, :])
-    local = np.arange(block.nics)[None, :]
-    nic = first_nic + (copy * block.nics + local if layout.spans_inner else layout.gpu(copy, local))
+    local, each = np.arange(block.nics)[None, :], block.nics_each
+    served = layout.gpu(copy, local // each) * each + local % each
+    nic = first_nic + (copy * block.nics + local if layout.spans_inner else served)
     switch = first_switch + copy * switches + np.arange(switches)[None, :]
     return np.concatenate([gpu, nic, switch], axis=1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -60,9 +62,14 @@ def pick(
     """
     if routing.ecmp == "lowest_id":
         return np.zeros(len(source), np.int64)
+    return hashed(source, destination, (0, salt)) % choices
+
+
+def hashed(source: Int64s, destination: Int64s, salts: Iterable[Int64s | int]) -> Int64s:
+    """Return 63 bits of each flow's hash with all salts."""
     state = (source * 2**32 + destination).astype(np.uint64)
-    for number in (np.zeros(len(source), np.uint64), np.broadcast_to(salt, len(source)).astype(np.uint64)):
-        state = state + number + np.uint64(0x9E3779B97F4A7C15)
+    for salt in salts:
+        state = state + np.broadcast_to(salt, len(source)).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in _MIX:
             state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
-    return (state >> np.uint64(1)).astype(np.int64) % choices
+    return (state >> np.uint64(1)).astype(np.int64)

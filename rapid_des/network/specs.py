@@ -14,8 +14,7 @@ MOST_CHUNKS = 4096
 """Into how many parts one collective is cut."""
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
 Extent: TypeAlias = Count | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
-
-
+Axis: TypeAlias = Annotated[int, Meta(ge=0, le=7)]
 Chunks: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHUNKS)]
 
 
@@ -32,7 +31,9 @@ class Nic(Rate, frozen=True, kw_only=True):
     """GPUs reach the dimension through NICs: the rate is that of the link between GPU and NIC (PCIe)."""
 
     gpus: Count
-    """How many GPUs share one NIC; above 1 the dimension must span the inner ones."""
+    """How many GPUs share one NIC (or `count` of them); above 1 the dimension must span the inner ones."""
+    count: Count = 1
+    """How many NICs they share; of several, `spread` says which a message takes, the same at both ends."""
 
 
 class Dimension(Spec, frozen=True, kw_only=True, tag_field="shape"):
@@ -69,6 +70,33 @@ class Torus(Dimension, frozen=True, kw_only=True, tag="torus"):
     """GPUs along each axis, innermost first; one number for a cycle."""
 
 
+class Twist(Spec, frozen=True, kw_only=True):
+    """A shift of the links that wrap around one axis, along another."""
+
+    wrap: Axis
+    """The axis whose wrap-around links are shifted; 0 is innermost."""
+    along: Axis
+    """The axis along which they are; itself without a twist."""
+    by: Count
+    """How much further along that axis one is who goes up over the end of axis `wrap`."""
+
+
+class TwistedTorus(Dimension, frozen=True, kw_only=True, tag="twisted_torus"):
+    """A torus whose wrap-around links come in shifted: more bisection and shorter ways for oblong ones.
+
+    Routes are shortest, one axis after the other. There are often several shortest ways round: with
+    `routing.tie: hash` they are used alike, with `positive` the one that goes furthest up the axes that
+    come first. A k x k x 2k torus is twisted along its long axis by k on both short ones, a k x 2k x 2k one
+    along both long axes by k on the short one (Camara et al., IEEE TPDS 21(12), 2010; Jouppi et al., ISCA
+    2023, TPU v4).
+    """
+
+    size: Extent
+    """GPUs along each axis, innermost first."""
+    twists: Annotated[tuple[Twist, ...], Meta(min_length=1)]
+    """Which wrap-around links are shifted."""
+
+
 class KingMesh(Dimension, frozen=True, kw_only=True, tag="king_mesh"):
     """A grid with diagonals: a chess king's moves."""
 
@@ -94,9 +122,17 @@ class Switched(Dimension, frozen=True, kw_only=True):
     """What shapes with switches share."""
 
     size: Count
-    """Endpoints: positions of this dimension."""
+    """Endpoints: positions of this dimension. With several NICs a GPU, shapes count NICs of one plane."""
     nic: Nic | None = None
     """NICs between GPUs and switches; unset: GPUs are cabled to the switches."""
+    planes: Count = 1
+    """Networks of this shape beside each other, no switch of which leads into another.
+
+    One NIC a GPU (or none) has a port into each; of several, NIC n is in plane n % planes.
+    """
+    spread: Literal["hash", "split"] | None = None
+    """How messages use several planes or NICs: each pair of GPUs takes one, by a hash of the two, or every
+    message is split evenly over all, which counts them as one of their common width."""
     spans_inner: bool = False
     """One block joins all coordinates of the inner dimensions instead of one block for each of them."""
 
@@ -160,6 +196,60 @@ class Dragonfly(Switched, frozen=True, kw_only=True, tag="dragonfly"):
     """Of each link between two groups."""
 
 
+class LowDiameter(Switched, frozen=True, kw_only=True):
+    """What networks of routers share whose routes may be other than minimal: `routing.non_minimal`."""
+
+    hosts: Count
+    """Endpoints at a router; in dragonfly_plus at a leaf."""
+
+
+class HyperX(LowDiameter, frozen=True, kw_only=True, tag="hyperx"):
+    """A lattice of routers, each linked to all others on its lines: a Hamming graph.
+
+    Minimal routes correct one axis after the other, in `routing.order` (Ahn et al., SC 2009).
+    """
+
+    routers: Extent
+    """Routers along each axis, innermost first; endpoint e is at router e // hosts."""
+    cables: Extent = 1
+    """Parallel cables between two routers, for each axis or for all: they count as one wider link."""
+    router_link: Rate
+    """Of each cable between two routers."""
+
+
+class SlimFly(LowDiameter, frozen=True, kw_only=True, tag="slim_fly"):
+    """The graph of McKay, Miller and Siran: 2 q^2 routers, no two of them more than two links apart.
+
+    A router has (3 q - d) / 2 links to others, where q = 4 w + d and d is -1, 0 or 1. Between equal minimal
+    routes `routing.ecmp` picks (Besta and Hoefler, SC 2014).
+    """
+
+    q: Annotated[int, Meta(ge=3, le=64)]
+    """A prime power; router y + q (x + q s) is at (x, y) of subgraph s, endpoint e at router e // hosts."""
+    router_link: Rate
+    """Of each link between two routers."""
+
+
+class DragonflyPlus(LowDiameter, frozen=True, kw_only=True, tag="dragonfly_plus"):
+    """Groups of leaves under spines; the spines of all groups are joined by global cables.
+
+    A minimal route goes leaf, spine, spine of the other group, leaf; within a group over one spine. Two
+    groups share spines x global_links / (groups - 1) cables, those of equal ends count as one wider link,
+    and `routing.ecmp` picks one of them (Shpiner et al., HiPINEB 2017; Flajslik et al., ISC 2018, Megafly).
+    """
+
+    leaves: Count
+    """Leaves in a group."""
+    spines: Count
+    """Spines in a group, each linked to all its leaves."""
+    global_links: Count
+    """Global cables of a spine."""
+    local_link: Rate
+    """Of each link between a leaf and a spine."""
+    global_link: Rate
+    """Of each cable between two groups."""
+
+
 class Graph(Dimension, frozen=True, kw_only=True, tag="graph"):
     """Any graph from an edge-list CSV or NetworkX node-link JSON; rates stated there go first."""
 
@@ -194,6 +284,7 @@ AnyDimension: TypeAlias = (
     Ring
     | Mesh
     | Torus
+    | TwistedTorus
     | KingMesh
     | Hypercube
     | FullyConnected
@@ -201,9 +292,39 @@ AnyDimension: TypeAlias = (
     | Clos
     | FatTree
     | Dragonfly
+    | HyperX
+    | SlimFly
+    | DragonflyPlus
     | Graph
     | InfraGraph
 )
+
+
+class NonMinimal(Spec, frozen=True, kw_only=True):
+    """Some pairs of endpoints talk over a third place, which spreads what minimal routes would pile up.
+
+    The place is a hash of seed, source and destination: Valiant's routing (SIAM J. Comput. 11(2), 1982) where
+    all pairs do so, and a fixed mixture in the place of an adaptive choice where some do. Ways that would
+    come by a router twice leave out what lies between.
+    """
+
+    through: Literal["router", "group"]
+    """Through a router (a leaf of dragonfly_plus), or in dragonfly_plus through a group that is neither's."""
+    share: Annotated[float, Meta(ge=0, le=1)]
+    """Of the pairs of endpoints at different routers (groups); the others' routes are minimal."""
+    seed: Annotated[int, Meta(ge=0, le=2**32)]
+    """Which pairs, and through which places."""
+
+
+class Waypoint(Spec, frozen=True, kw_only=True):
+    """A switch or NIC that the messages from one GPU to another come by."""
+
+    source: int | str
+    """The GPU that sends: its id, or its coordinates."""
+    destination: int | str
+    """The GPU that receives."""
+    through: str
+    """The node's name, such as switch0."""
 
 
 class Routing(Spec, frozen=True, kw_only=True):
@@ -211,10 +332,15 @@ class Routing(Spec, frozen=True, kw_only=True):
 
     order: Literal["innermost_first", "outermost_first"]
     """Which dimension a message crosses first."""
-    tie: Literal["positive", "lowest_id"]
-    """Which way round where both are equally long: the positive direction, or the lower next id."""
+    tie: Literal["positive", "lowest_id", "hash"]
+    """Which way round where both are equally long: the positive direction, the lower next id, or either, by a
+    hash of source and destination."""
     ecmp: Literal["hash", "lowest_id"] = "hash"
     """Between equal routes over switches: a hash of source and destination, or the lowest id."""
+    non_minimal: NonMinimal | None = None
+    """Longer ways that spread load, in hyperx, slim_fly and dragonfly_plus; unset: all routes are minimal."""
+    waypoints: tuple[Waypoint, ...] = ()
+    """Pairs of GPUs whose way is stated: as planned to a node, and as planned on from there."""
 
 
 class Switching(Spec, frozen=True, kw_only=True):

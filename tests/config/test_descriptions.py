@@ -35,7 +35,10 @@ def test_a_key_is_explained_once_for_each_struct_that_says_it_differently():
 
 
 def test_an_unknown_key_names_those_that_there_are():
-    with pytest.raises(ConfigError, match=r"no key 'routing\.ordr'; keys of routing: ecmp, order, tie"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no key 'routing\.ordr'; keys of routing: ecmp, non_minimal, order, tie, waypoints",
+    ):
         explain(MachineSpec, "routing.ordr")
 
 

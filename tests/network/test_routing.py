@@ -4,14 +4,21 @@ import networkx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from rapid_des.errors import FabricCutError
 from rapid_des.network.build import build
 from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
-from rapid_des.network.specs import Routing
+from rapid_des.network.specs import NonMinimal, Routing
 from tests.network.fabrics import INNER, dimension, graph_of
 
 RATE = {"bandwidth": "1 GB/s", "latency": "1 us"}
+LOW_DIAMETER = [
+    {"shape": "hyperx", "size": 8, "hosts": 1, "routers": [3, 3], "router_link": RATE},
+    {"shape": "slim_fly", "size": 12, "hosts": 1, "q": 3, "router_link": RATE},
+    {"shape": "dragonfly_plus", "size": 10, "hosts": 1, "leaves": 2, "spines": 2, "global_links": 2,
+     "local_link": RATE, "global_link": RATE},
+]  # fmt: skip
 DIMENSIONS = st.one_of(
     st.builds(lambda size: {"shape": "ring", "size": size}, st.integers(2, 6)),
     st.builds(
@@ -34,18 +41,43 @@ DIMENSIONS = st.one_of(
         },
         st.integers(2, 4),
     ),
+    st.sampled_from(
+        [
+            {"shape": "twisted_torus", "size": [4, 2], "twists": [{"wrap": 1, "along": 0, "by": 2}]},
+            {"shape": "twisted_torus", "size": [2, 2, 4], "twists": [{"wrap": 0, "along": 2, "by": 1}]},
+            {"shape": "switch", "size": 3, "planes": 2, "spread": "hash"},
+            {
+                "shape": "clos",
+                "size": 4,
+                "leaf_size": 2,
+                "spines": 2,
+                "uplink": RATE,
+                "planes": 2,
+                "spread": "hash",
+                "nic": {**RATE, "gpus": 1, "count": 4},
+            },
+            *LOW_DIAMETER,
+        ]
+    ),
 )
 ROUTINGS = st.builds(
     Routing,
     order=st.sampled_from(["innermost_first", "outermost_first"]),
-    tie=st.sampled_from(["positive", "lowest_id"]),
+    tie=st.sampled_from(["positive", "lowest_id", "hash"]),
 )
 
 
 @st.composite
 def broken_fabrics(draw):
-    keys = draw(st.lists(DIMENSIONS, min_size=1, max_size=2))
-    plan = build("x", [dimension(str(i), **each) for i, each in enumerate(keys)], draw(ROUTINGS))
+    keys, routing = draw(st.lists(DIMENSIONS, min_size=1, max_size=2)), draw(ROUTINGS)
+    if any(each in LOW_DIAMETER for each in keys) and draw(st.booleans()):
+        detour = NonMinimal(
+            through="router", share=draw(st.sampled_from([0.5, 1.0])), seed=draw(st.integers(0, 9))
+        )
+        routing = structs.replace(routing, non_minimal=detour)
+    if any(each["shape"] == "twisted_torus" for each in keys):
+        routing = structs.replace(routing, tie=draw(st.sampled_from(["positive", "hash"])))
+    plan = build("x", [dimension(str(i), **each) for i, each in enumerate(keys)], routing)
     links = len(plan.fabric)
     dead = draw(st.sets(st.integers(0, links - 1), max_size=int(0.3 * links))) if links else set()
     return plan, frozenset(dead)

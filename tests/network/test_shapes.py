@@ -14,7 +14,13 @@ from tests.network.fabrics import INNER, dimension, graph_of
 
 UP = {"uplink": {"bandwidth": "50 GB/s", "latency": "500 ns"}}
 CORE = UP | {"core_link": {"bandwidth": "50 GB/s", "latency": "500 ns"}}
+LINK = {"router_link": UP["uplink"]}
 DRAGON = {"local_link": UP["uplink"], "global_link": UP["uplink"]}
+
+
+def twist(wrap, along, by):
+    return {"wrap": wrap, "along": along, "by": by}
+
 
 # name, shape keys, GPUs, nodes, directed links, most hops between two GPUs
 ROWS = [
@@ -75,6 +81,63 @@ ROWS = [
         18,
         42,
         4,
+    ),
+    # The rectangular twisted torus of 2a x a reaches a hops instead of 3a/2 (Camara et al., TPDS 2010).
+    ("twisted 8x4", {"shape": "twisted_torus", "size": [8, 4], "twists": [twist(1, 0, 4)]}, 32, 32, 128, 4),
+    # The doubly twisted a x a x 2a reaches 3a/2 instead of 2a: TPU v4's 4x4x8 (same source).
+    (
+        "twisted 4x4x8",
+        {"shape": "twisted_torus", "size": [4, 4, 8], "twists": [twist(0, 2, 4), twist(1, 2, 4)]},
+        128,
+        128,
+        6 * 128,
+        6,
+    ),
+    # 7x2, around the short way 3 along: both links of a pair (x, 0) and (x + 3, 1) are their own.
+    ("twisted 7x2", {"shape": "twisted_torus", "size": [7, 2], "twists": [twist(1, 0, 3)]}, 14, 14, 56, 3),
+    # L = 2: two hops between routers; 24 hosts, and on 12 routers 3 + 2 links each (Ahn et al., SC 2009).
+    (
+        "hyperx 4x3",
+        {"shape": "hyperx", "size": 24, "hosts": 2, "routers": [4, 3], "cables": [1, 2]} | LINK,
+        24,
+        36,
+        48 + 12 * 5,
+        4,
+    ),
+    ("hyperx 5", {"shape": "hyperx", "size": 9, "hosts": 2, "routers": 5} | LINK, 9, 14, 18 + 5 * 4, 3),
+    # 2 q² routers of (3 q - d) / 2 links, two hops (Besta and Hoefler, SC 2014): 32 of 6, 50 of 7 (the
+    # Hoffman-Singleton graph, where every two routers have one way), 98 of 11, 162 of 13 over GF(9).
+    ("slim fly 4", {"shape": "slim_fly", "q": 4, "size": 64, "hosts": 2} | LINK, 64, 96, 128 + 32 * 6, 4),
+    ("slim fly 5", {"shape": "slim_fly", "q": 5, "size": 100, "hosts": 2} | LINK, 100, 150, 200 + 50 * 7, 4),
+    ("slim fly 7", {"shape": "slim_fly", "q": 7, "size": 98, "hosts": 1} | LINK, 98, 196, 196 + 98 * 11, 4),
+    (
+        "slim fly 9",
+        {"shape": "slim_fly", "q": 9, "size": 162, "hosts": 1} | LINK,
+        162,
+        324,
+        324 + 162 * 13,
+        4,
+    ),
+    # Five hops between GPUs of different groups (Shpiner et al., HiPINEB 2017): 4 groups of 4 leaves and 4
+    # spines, every spine cabled to every other group.
+    (
+        "dragonfly+",
+        {"shape": "dragonfly_plus", "size": 32, "hosts": 2, "leaves": 4, "spines": 4, "global_links": 3}
+        | DRAGON,
+        32,
+        64,
+        64 + 2 * 4 * 16 + 4 * 3 * 4,
+        5,
+    ),
+    # 3 groups of 2 spines with 4 cables each: 4 between any two groups, 2 and 2 of them with the same ends.
+    (
+        "dragonfly+ 2",
+        {"shape": "dragonfly_plus", "size": 12, "hosts": 2, "leaves": 2, "spines": 2, "global_links": 4}
+        | DRAGON,
+        12,
+        24,
+        24 + 2 * 3 * 4 + 3 * 2 * 2,
+        5,
     ),
     ("alone", {"shape": "ring", "size": 1}, 1, 1, 0, 0),
 ]

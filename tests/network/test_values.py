@@ -23,7 +23,7 @@ from rapid_des.simulation import simulate
 from .fabrics import INNER, dimension
 
 MACHINES = sorted(path.stem for path in preset_folder("machine").glob("*.yaml"))
-HASHED = Routing(order="outermost_first", tie="lowest_id")
+HASHED = Routing(order="outermost_first", tie="hash")
 RATE = {"bandwidth": "10 GB/s", "latency": "1 us"}
 SHAPES = {
     "ring": {"shape": "ring", "size": 5},
@@ -40,6 +40,18 @@ SHAPES = {
     "dragonfly": {
         "shape": "dragonfly", "size": 12, "hosts": 2, "routers": 2, "global_links": 1,
         "local_link": RATE, "global_link": RATE,
+    },
+    "twisted_torus": {
+        "shape": "twisted_torus", "size": [2, 4], "twists": [{"wrap": 0, "along": 1, "by": 2}],
+    },
+    "hyperx": {"shape": "hyperx", "size": 12, "hosts": 2, "routers": [3, 2], "router_link": RATE},
+    "slim_fly": {"shape": "slim_fly", "size": 18, "hosts": 1, "q": 3, "router_link": RATE},
+    "dragonfly_plus": {
+        "shape": "dragonfly_plus", "size": 12, "hosts": 2, "leaves": 2, "spines": 2, "global_links": 1,
+        "local_link": RATE, "global_link": RATE,
+    },
+    "planes": {
+        "shape": "switch", "size": 4, "planes": 2, "spread": "hash", "nic": {**RATE, "gpus": 1, "count": 4},
     },
 }  # fmt: skip
 

@@ -7,8 +7,12 @@ from typing import Any, TypeAlias
 
 from rapid_des.network.blocks import Block
 from rapid_des.network.shapes.direct import fully_connected, grid, hypercube
+from rapid_des.network.shapes.dragonfly_plus import dragonfly_plus
 from rapid_des.network.shapes.graphs import graph
+from rapid_des.network.shapes.hyperx import hyperx
+from rapid_des.network.shapes.slim_fly import slim_fly
 from rapid_des.network.shapes.switched import clos, dragonfly, fat_tree, switch
+from rapid_des.network.shapes.twisted import twisted_torus
 from rapid_des.network.specs import Routing
 
 Shape: TypeAlias = Callable[[Any, Routing], Block]
@@ -17,6 +21,7 @@ SHAPES: Mapping[str, Shape] = {
     "ring": grid,
     "mesh": grid,
     "torus": grid,
+    "twisted_torus": twisted_torus,
     "king_mesh": grid,
     "hypercube": hypercube,
     "fully_connected": fully_connected,
@@ -24,6 +29,9 @@ SHAPES: Mapping[str, Shape] = {
     "fat_tree": fat_tree,
     "clos": clos,
     "dragonfly": dragonfly,
+    "hyperx": hyperx,
+    "slim_fly": slim_fly,
+    "dragonfly_plus": dragonfly_plus,
     "graph": graph,
     "infragraph": graph,
 }

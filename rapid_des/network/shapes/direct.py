@@ -10,7 +10,11 @@ import numpy as np
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.network.blocks import Block, block, both_directions, check_links, wires
+from rapid_des.network.paths import hashed
 from rapid_des.network.specs import FullyConnected, Hypercube, KingMesh, Mesh, Ring, Routing, Torus
+
+_TIE = 2
+"""What is hashed beside a flow's ends."""
 
 
 def grid(dimension: Ring | Mesh | Torus | KingMesh, routing: Routing) -> Block:
@@ -62,26 +66,28 @@ class _AxisByAxis:
     routing: Routing
     wraps: bool
 
-    def __call__(self, _source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
+    def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
         axes = range(len(self.sizes))
         following = current.copy()
         for axis in axes if self.routing.order == "innermost_first" else reversed(axes):
             size = self.sizes[axis]
             here, there = _digit(current, self.sizes, axis), _digit(destination, self.sizes, axis)
             moving = (following == current) & (here != there)
-            ahead = _goes_up(here, there, size, self.routing) if self.wraps else there > here
+            ahead = self._goes_up(here, there, axis, (source, destination)) if self.wraps else there > here
             digit = (here + np.where(ahead, 1, -1)) % size
             following += np.where(moving, (digit - here) * math.prod(self.sizes[:axis]), 0)
         return following
 
-
-def _goes_up(here: Int64s, there: Int64s, size: int, routing: Routing) -> Bools:
-    distance = (there - here) % size
-    up_on_tie = np.ones(len(here), bool)
-    if routing.tie == "lowest_id":
-        up_on_tie = (here + 1) % size < (here - 1) % size
-    ahead: Bools = (2 * distance < size) | ((2 * distance == size) & up_on_tie)
-    return ahead
+    def _goes_up(self, here: Int64s, there: Int64s, axis: int, flow: tuple[Int64s, Int64s]) -> Bools:
+        size = self.sizes[axis]
+        distance = (there - here) % size
+        up_on_tie = np.ones(len(here), bool)
+        if self.routing.tie == "lowest_id":
+            up_on_tie = (here + 1) % size < (here - 1) % size
+        elif self.routing.tie == "hash":
+            up_on_tie = hashed(*flow, (_TIE, axis)) % 2 == 0
+        ahead: Bools = (2 * distance < size) | ((2 * distance == size) & up_on_tie)
+        return ahead
 
 
 @dataclass(frozen=True)
