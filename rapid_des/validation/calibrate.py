@@ -157,9 +157,6 @@ def read_rows(path: Path, columns: Sequence[str], where: Mapping[str, str]) -> l
     if missing or not rows:
         problem = f"no column {missing[0]!r}" if missing else "no rows"
         raise InputError(f"{path}: {problem}; needed: {', '.join(needed)}")
-    short = next((index for index, row in enumerate(rows) if any(row[name] is None for name in needed)), None)
-    if short is not None:
-        raise InputError(f"{path}: row {short + 1} ends before its last column")
     return [row for row in rows if all(row[column].startswith(value) for column, value in where.items())]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,9 +19,51 @@ from rapid_des.device.operators import DTYPE_BITS, Dtype, OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
 
-Record = dict[str, str]
+
+class UnsupportedRow(InputError, ValueError):  # noqa: N818 - no error: such rows are counted
+    """A measured row that no model here represents; its text is the reason."""
+
+
+class Record(dict[str, str]):
+    """A row of a file as text by column; a column that is not there is an `InputError`."""
+
+    def __init__(self, columns: Mapping[str, str], where: str) -> None:
+        super().__init__(columns)
+        self.where = where
+        """File and line, for messages."""
+
+    def __missing__(self, column: str) -> str:
+        raise InputError(f"{self.where}: no column {column!r}; there are {', '.join(map(str, self))}")
+
+    def number(self, column: str) -> float:
+        """Return a finite number; `InputError` names the place of anything else."""
+        text = self[column]
+        try:
+            value = float(text)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise InputError(f"{self.where}: {column}: {text!r} is no number")
+        return value
+
+    def count(self, column: str, *, least: int = 1) -> int:
+        """Return a whole number from `least` to 2**53."""
+        value = self.number(column)
+        if not least <= value <= _MOST or value != int(value):
+            raise InputError(f"{self.where}: {column}: {self[column]!r} is no whole number from {least} on")
+        return int(value)
+
+    def time(self, column: str) -> float:
+        """Return a measured time: above 0, in the unit of its column."""
+        value = self.number(column)
+        if value <= 0:
+            raise InputError(f"{self.where}: {column}: {self[column]!r} is no time above 0")
+        return value
+
 
 CHECKOUT_DATA = Path(__file__).parents[2] / "validation" / "data"
+_MOST = 2**53
+_MORE = "fields beyond the last column"
 
 
 @dataclass(frozen=True)
@@ -47,9 +91,18 @@ class DataFolder:
             return []
         try:
             text = _unpacked(path) if path.suffix == ".gz" else read_text(path)
-            return list(csv.DictReader(io.StringIO(text, newline="")))
+            reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_MORE)
+            rows = [Record(row, f"{path}: line {reader.line_num}") for row in reader]
         except (csv.Error, EOFError, UnicodeDecodeError, OSError, zlib.error) as error:
             raise InputError(f"{path}: is no table of measurements: {error}") from None
+        for row in rows:
+            if _MORE in row:
+                raise InputError(
+                    f"{row.where}: more fields than the {len(row) - 1} columns of the first line"
+                )
+            if None in row.values():
+                raise InputError(f"{row.where}: ends before its last column")
+        return rows
 
 
 def _unpacked(path: Path) -> str:
@@ -138,10 +191,15 @@ DTYPES: dict[str, str] = {
 }
 """The dtype of an operator behind the spelling of a data file."""
 
+ENGINES = ("vllm", "trtllm", "sglang")
+"""Engines whose kernels the models know, with constants of their own or without."""
+
 
 @cache
 def device_for(gpu: str, **conditions: str) -> Device:
     """Return the device behind a data file's GPU name, under the conditions that the file states."""
+    if gpu not in PRESETS:
+        raise UnsupportedRow(f"no device file for {gpu}")
     return load_device(PRESETS[gpu]).under(**conditions)
 
 
@@ -152,8 +210,16 @@ def prices_on(device: Device) -> OperatorModel:
 
 
 def dtype_of(text: str) -> Dtype:
-    """Return the dtype behind a data file's spelling; an unknown one is a `ValueError`."""
+    """Return the dtype behind a data file's spelling; an unknown one is an `UnsupportedRow`."""
     dtype = DTYPES.get(text, text)
     if dtype not in DTYPE_BITS:
-        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPE_BITS)}")
+        raise UnsupportedRow(f"dtype {dtype!r} is not one of {', '.join(DTYPE_BITS)}")
     return cast(Dtype, dtype)
+
+
+def engine_of(framework: str, known: Collection[str] = ENGINES) -> str:
+    """Return the engine whose kernels were measured: the first word of the column `framework`."""
+    name = framework.split("-", maxsplit=1)[0]
+    if name not in known:
+        raise UnsupportedRow(f"no kernels of engine {name!r}; there are {', '.join(known)}")
+    return name

@@ -121,9 +121,14 @@ def test_no_utilisation_rises_above_its_bound(tmp_path):
         (VECTOR[1:], [1, 1, "bf16", 1, "a"], Wanted("vector"), "no column 'kind'; needed: kind, rows"),
         (VECTOR, ["rms_norm", 1, 1, "bf17", 1, "a"], Wanted("vector"), "case a: dtype 'bf17' is not one of"),
         (VECTOR, ["rms_norm", 1, 1, "bf16", -1, "a"], Wanted("vector"), "case a: time_us: -1 is no time"),
-        (VECTOR, ["rms_norm", 1, 1], Wanted("vector"), "row 1 ends before its last column"),
+        (VECTOR, ["rms_norm", 1, 1], Wanted("vector"), "line 2: ends before its last column"),
         (VECTOR, ["nope", 1, 1, "bf16", 1, "case1"], Wanted("vector"), "nope"),
-        (ATTENTION, [1, 1, 9, 4, 0, 8, "bf16", "bf16", 1, "a"], Wanted("decode"), "kv_heads is 0"),
+        (
+            ATTENTION,
+            [1, 1, 9, 4, 0, 8, "bf16", "bf16", 1, "a"],
+            Wanted("decode"),
+            "n_kv_heads: '0' is no whole",
+        ),
         (ATTENTION, [1, 1, 9, 4, 4, 8, "bf16", "bf16", 1, "a"], Wanted("decode"), "they are of decode_mha"),
     ],
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rapid_des.errors import InputError
 from rapid_des.validation.scoring import Row, Topic
 
 
@@ -32,18 +33,22 @@ def alpha_beta(measured: Sequence[Measured]) -> tuple[float, float]:
 
 
 def rows(measured: Sequence[Measured]) -> list[Row]:
-    """Return predictions beside measurements; the null model is fitted to these very rows."""
+    """Return predictions beside measurements; the null model is fitted to these very rows.
+
+    What the model refuses is not supported, for the reason that it gives.
+    """
     alpha, beta = alpha_beta(measured)
-    return [
-        Row(
-            case_id=row.case_id,
-            measured=row.time,
-            predicted=None if row.unsupported else row.predict(),
-            null=None if row.unsupported else alpha + beta * row.wire,
-            unsupported=row.unsupported,
-        )
-        for row in measured
-    ]
+    return [_row(row, alpha + beta * row.wire) for row in measured]
+
+
+def _row(row: Measured, null: float) -> Row:
+    try:
+        predicted = None if row.unsupported else row.predict()
+    except InputError as why:
+        return Row(row.case_id, row.time, None, unsupported=str(why))
+    if predicted is None:
+        return Row(row.case_id, row.time, None, unsupported=row.unsupported)
+    return Row(row.case_id, row.time, predicted, null)
 
 
 def grouped(

@@ -20,7 +20,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives.libraries.nccl import nccl_time, send_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
 from rapid_des.units import PS_PER_US
-from rapid_des.validation.measurements import DataFolder, Record
+from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.network import Measured, grouped
 from rapid_des.validation.scoring import Topic
 
@@ -31,6 +31,8 @@ KINDS: Mapping[str, CollectiveType] = {
     "reduce_scatter": C.REDUCE_SCATTER,
     "alltoall": C.ALL_TO_ALL,
 }
+SENDS = ("sendrecv", "send_recv")
+"""Rings of sends to the next rank."""
 FABRICS: Mapping[str, str] = {
     "A100": "a100_nvswitch",
     "A100-SXM4-80GB": "a100_nvswitch",
@@ -88,15 +90,17 @@ def _constants(topic: str) -> Mapping[str, object]:
 def microseconds(fabric: str, op: str, size: int, *, ranks: int, per_node: int) -> float:
     """Return the predicted time of an nccl-tests measurement."""
     known = load_fabric(fabric)
-    if op in ("sendrecv", "send_recv"):
+    if op in SENDS:
         return send_time(known, ranks, size, per_node=per_node).duration / PS_PER_US
+    if op not in KINDS:
+        raise UnsupportedRow(f"the NCCL model has no {op}")
     share = size // ranks if op == "all_gather" else size
     return nccl_time(known, KINDS[op], ranks, share, per_node=per_node).duration / PS_PER_US
 
 
 def measurement(fabric: str, record: Record, time: float, *, per_node: int) -> Measured:
     """Return a row of nccl-tests, its bus bytes for the null model."""
-    op, size, ranks = record["op"], int(record["bytes"]), int(record["ranks"])
+    op, size, ranks = record["op"], record.count("bytes"), record.count("ranks")
     rounds = 2 if op == "all_reduce" else 1
     return Measured(
         case_id=record["case_id"],
@@ -106,41 +110,45 @@ def measurement(fabric: str, record: Record, time: float, *, per_node: int) -> M
     )
 
 
+def unknown(record: Record, time: float, why: str) -> Measured:
+    """Return a row that no model here represents."""
+    return Measured(record["case_id"], time, 0.0, lambda: 0.0, why)
+
+
 def _in_node(data: DataFolder) -> Iterator[tuple[str, Measured]]:
     for record in data.read("collectives/nccl_aiconfigurator.csv"):
-        yield _node_row(record, float(record["time_us"]))
+        yield _node_row(record, record.time("time_us"))
     for record in data.read("collectives/nccl_azure_guide.csv"):
-        name, row = _node_row(record, float(record["time_us_in"]))
-        uncertain = float(record["rel_uncert"] or 0) > 0.02
+        name, row = _node_row(record, record.time("time_us_in"))
+        uncertain = (record.number("rel_uncert") if record["rel_uncert"] else 0.0) > 0.02
         yield name.replace("nccl/", "nccl/excluded-uncertain/") if uncertain else name, row
     for record in data.read("collectives/network_vidur.csv"):
         if record["topology"] in ("a100_dgx", "h100_dgx") and record["ranks"] == record["devices_per_node"]:
-            yield _node_row(record, float(record["time_us"]))
+            yield _node_row(record, record.time("time_us"))
 
 
 def _node_row(record: Record, time: float) -> tuple[str, Measured]:
     gpu, op = record["gpu"], record["op"]
-    fabric, ranks = FABRICS.get(gpu), int(record["ranks"])
-    size = "large" if int(record["bytes"]) >= MIB else "small"
+    fabric, ranks = FABRICS.get(gpu), record.count("ranks")
+    size = "large" if record.count("bytes") >= MIB else "small"
     name = f"network/nccl/{gpu}/{op}/{size}"
-    if fabric is None or (op not in KINDS and op not in ("sendrecv", "send_recv")):
-        why = f"no fabric constants for {gpu}" if fabric is None else f"the NCCL model has no {op}"
-        return name, Measured(record["case_id"], time, 0.0, lambda: 0.0, why)
+    if fabric is None:
+        return name, unknown(record, time, f"no fabric constants for {gpu}")
     return name, measurement(fabric, record, time, per_node=ranks)
 
 
 def _ndr(data: DataFolder) -> Iterator[tuple[str, Measured]]:
     for record in data.read("collectives/nccl_h100_ndr_10node.csv"):
-        size = int(record["bytes"])
+        size = record.count("bytes")
         topic = "large" if size >= 256 * MIB else "medium" if size >= MIB else "small"
-        per_node = int(record["gpus_per_node"])
-        row = measurement("h100_ndr", record, float(record["time_us_out"]), per_node=per_node)
+        per_node = record.count("gpus_per_node")
+        row = measurement("h100_ndr", record, record.time("time_us_out"), per_node=per_node)
         yield f"network/ndr/{topic}", row
 
 
 def _aws(data: DataFolder) -> Iterator[tuple[str, Measured]]:
     for record in data.read("collectives/nccl_aws_p5_efa.csv"):
-        row = measurement("h100_efa", record, float(record["time_us_out"]), per_node=8)
+        row = measurement("h100_efa", record, record.time("time_us_out"), per_node=8)
         yield f"network/aws-p5/{record['op']}", row
 
 
@@ -150,12 +158,12 @@ def _alps(data: DataFolder) -> Iterator[tuple[str, Measured]]:
     for record in data.read("collectives/nccl_alps_gh200_slingshot.csv"):
         if record["valid"] != "True":
             continue
-        key = int(record["nodes"]), int(record["bytes"])
-        if key not in best or float(record["time_us_out"]) < float(best[key]["time_us_out"]):
+        key = record.count("nodes"), record.count("bytes")
+        if key not in best or record.time("time_us_out") < best[key].time("time_us_out"):
             best[key] = record
     for _, record in sorted(best.items()):
-        row = measurement("gh200_slingshot", record, float(record["time_us_out"]), per_node=4)
-        large = int(record["bytes"]) >= 1024 * MIB
+        row = measurement("gh200_slingshot", record, record.time("time_us_out"), per_node=4)
+        large = record.count("bytes") >= 1024 * MIB
         yield "network/alps" if large else "network/excluded-alps-below-1-GiB", row
 
 
@@ -164,11 +172,14 @@ def _digitised(data: DataFolder) -> Iterator[tuple[str, Measured]]:
     for record in data.read("collectives/astra_sim_docs_digitised.csv"):
         if record["series"] != "measured":
             continue
-        gpu, ranks = record["gpu"].split()[0], int(record["ranks"])
-        coarse = float(record["rel_uncert"]) >= 0.05
+        gpu, ranks = (record["gpu"].split() or ["none"])[0], record.count("ranks")
+        coarse = record.number("rel_uncert") >= 0.05
         name = f"network/digitised/{'excluded-coarse/' if coarse else ''}{gpu}"
-        fabric = "h100_ring" if gpu == "H100" else "v100_cube_mesh"
-        yield name, measurement(fabric, record, float(record["time_us"]), per_node=ranks)
+        time, fabric = record.time("time_us"), {"H100": "h100_ring", "V100": "v100_cube_mesh"}.get(gpu)
+        if fabric is None:
+            yield name, unknown(record, time, f"no fabric constants for {gpu}")
+        else:
+            yield name, measurement(fabric, record, time, per_node=ranks)
 
 
 def shaped_topics(data: DataFolder) -> Iterator[Topic]:
@@ -179,22 +190,22 @@ def shaped_topics(data: DataFolder) -> Iterator[Topic]:
 def _shaped(data: DataFolder) -> Iterator[tuple[str, Measured]]:
     for record in data.read("network_congestion/tc_throttled_testbed.csv"):
         op = _SHAPED_NAMES.get(record["op"], record["op"])
-        shaped = float(record["bandwidth_gbps"]) < 10
+        shaped = record.number("bandwidth_gbps") < 10
         family = "tc-unshaped" if not shaped else "tc" if record["lib"] == "nccl" else "tc-gloo"
         yield f"network/{family}/{op}", _shaped_row(record, op)
 
 
 def _shaped_row(record: Record, op: str) -> Measured:
-    size, nodes = float(record["megabytes"]) * 2**20, int(record["nodes"])
-    bytes_a_ms = float(record["bandwidth_gbps"]) * 1e9 / 8 / 1e3
+    size, nodes = record.number("megabytes") * 2**20, record.count("nodes")
+    bytes_a_ms = record.number("bandwidth_gbps") * 1e9 / 8 / 1e3
     wire = size * (2 * (nodes - 1) / nodes if op == "all_reduce" else 1)
     why = ""
     if record["lib"] != "nccl":
         why = "Gloo's algorithms are not modelled"
     elif op not in _SHAPED_NAMES.values():
         why = "parameter-server syncs are not collectives"
-    predict = partial(shaped_milliseconds, op, size, nodes, bytes_a_ms, float(record["delay_ms"]))
-    return Measured(record["case_id"], float(record["time_ms"]), wire / bytes_a_ms, predict, why)
+    predict = partial(shaped_milliseconds, op, size, nodes, bytes_a_ms, record.number("delay_ms"))
+    return Measured(record["case_id"], record.time("time_ms"), wire / bytes_a_ms, predict, why)
 
 
 def shaped_milliseconds(op: str, size: float, nodes: int, bytes_a_ms: float, delay_ms: float) -> float:

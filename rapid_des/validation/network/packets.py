@@ -69,11 +69,11 @@ def _ns3_topic(name: str, data: DataFolder, folder: str, chosen: Sequence[Record
 
 def _ns3_row(data: DataFolder, folder: str, record: Record, mode: Mode) -> Row:
     traffic = read_traffic(data, f"{folder}/{record['case']}")
-    measured = float(record["relaxed_rx_ns"]) / 1000
+    measured = record.time("relaxed_rx_ns") / 1000
     if traffic is None:
         return Row(record["case"], measured, None, unsupported="topo.txt or messages.csv is not there")
     end = max(message.delay for message in traffic.messages)
-    predicted = makespan(traffic, protocol(int(record["payload"])), mode) + end
+    predicted = makespan(traffic, protocol(record.count("payload")), mode) + end
     return Row(record["case"], measured, predicted / 1e6, null=(alone(traffic) + end) / 1e6)
 
 
@@ -100,18 +100,18 @@ def read_traffic(data: DataFolder, folder: str) -> Traffic | None:
     fabric = _ns3_fabric(folder, topology.read_text(encoding="utf-8"))
     place = {record["id"]: number for number, record in enumerate(records)}
     messages = tuple(_message(fabric, record, place) for record in records)
-    return Traffic(fabric, messages, tuple(int(record["src"]) for record in records))
+    return Traffic(fabric, messages, tuple(record.count("src", least=0) for record in records))
 
 
 def _message(fabric: Fabric, record: Record, place: dict[str, int]) -> Message:
     path = [int(node) for node in record["path_nodes"].split("-")]
     return Message(
-        size=int(record["bytes"]),
+        size=record.count("bytes"),
         route=tuple(fabric.link(*ends) for ends in zip(path, path[1:], strict=False)),
         back=tuple(fabric.link(*ends) for ends in zip(path[::-1], path[-2::-1], strict=False)),
         after_arrival=tuple(place[name] for name in record["deps"].split()),
         after_answer=tuple(place[name] for name in record["send_deps"].split()),
-        delay=int(record["start_overhead_ns"]) * PS_PER_NS,
+        delay=record.count("start_overhead_ns", least=0) * PS_PER_NS,
     )
 
 
@@ -226,7 +226,7 @@ def grid_topics(data: DataFolder) -> Iterator[Topic]:
     records = data.read(GRID)
     for mode in GRID_MODES if records else ():
         for name, large in (("large", True), ("small", False)):
-            chosen = [record for record in records if (int(record["bytes"]) >= LARGE) == large]
+            chosen = [record for record in records if (record.count("bytes") >= LARGE) == large]
             yield _grid_topic(f"network/packet-oracle/{mode}/{name}", chosen, mode)
 
 
@@ -235,8 +235,8 @@ def _grid_topic(name: str, chosen: Sequence[Record], mode: Mode) -> Topic:
 
 
 def _grid_row(record: Record, mode: Mode) -> Row:
-    measured = int(record["makespan_ps"]) / 1e6
-    answers = _answers(record["fabric"], record["pattern"], int(record["bytes"]))
+    measured = record.time("makespan_ps") / 1e6
+    answers = _answers(record["fabric"], record["pattern"], record.count("bytes"))
     return Row(record["case_id"], measured, answers[mode], null=answers["alone"])
 
 

@@ -20,7 +20,7 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
     normal_time,
 )
 from rapid_des.units import PS_PER_US
-from rapid_des.validation.measurements import DataFolder, Record
+from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.network import Measured, grouped
 from rapid_des.validation.scoring import Topic
 
@@ -53,17 +53,17 @@ def _constants(topic: str) -> Mapping[str, object]:
 
 def _all_reduces(data: DataFolder) -> Iterator[tuple[str, Measured]]:
     for record in data.read("collectives/custom_allreduce_aiconfigurator.csv"):
-        gpu, kernel, ranks = record["gpu"], record["kernel"], int(record["ranks"])
+        gpu, kernel, ranks = record["gpu"], record["kernel"], record.count("ranks")
         family = "network/custom-all-reduce"
         if kernel.endswith("_eager"):
             family += "/excluded-eager"
         elif gpu.startswith("GB200") and kernel.startswith("vllm") and ranks == 2:
             family += "/excluded-fallback"
-        library, size = kernel.lower().split("_")[0], int(record["bytes"])
+        library, size = kernel.lower().split("_")[0], record.count("bytes")
         name = KERNELS.get(gpu)
         row = Measured(
             case_id=record["case_id"],
-            time=float(record["time_us"]),
+            time=record.time("time_us"),
             wire=2 * (ranks - 1) / ranks * size,
             predict=partial(_all_reduce, name or "", library, ranks, size),
             unsupported="" if name else _NO_KERNELS,
@@ -81,7 +81,7 @@ def _exchanges(data: DataFolder) -> Iterator[tuple[str, Measured]]:
         if not op.startswith("deepep"):
             yield f"network/excluded-trtllm-alltoall/{gpu}", _exchange_row(record, "only DeepEP is modelled")
             continue
-        far = "excluded-four-and-more-nodes/" if "normal" in op and float(record["nodes"]) > 2 else ""
+        far = "excluded-four-and-more-nodes/" if "normal" in op and exchange(record).nodes > 2 else ""
         why = "" if gpu in KERNELS else _NO_KERNELS
         yield f"network/deepep/{far}{gpu}", _exchange_row(record, why)
 
@@ -89,11 +89,11 @@ def _exchanges(data: DataFolder) -> Iterator[tuple[str, Measured]]:
 def exchange(record: Record) -> ExpertExchange:
     """Return what a rank exchanges in a measurement; a tray of GB200 or GB300 holds four GPUs."""
     return ExpertExchange(
-        tokens=int(record["tokens"]),
-        hidden=int(record["hidden"]),
-        topk=int(record["topk"]),
-        experts=int(record["experts"]),
-        nodes=int(float(record["nodes"] or 1)),
+        tokens=record.count("tokens"),
+        hidden=record.count("hidden"),
+        topk=record.count("topk"),
+        experts=record.count("experts"),
+        nodes=(record.count("nodes") if record["nodes"] else 1),
         per_node=4 if record["gpu"].startswith("GB") else 8,
         element_bytes=1 if "dispatch" in record["op"] else 2,
     )
@@ -101,20 +101,22 @@ def exchange(record: Record) -> ExpertExchange:
 
 def _exchange_row(record: Record, why: str) -> Measured:
     what = exchange(record)
+    multiprocessors = record.count("sms") if record["sms"] else 0
     return Measured(
         case_id=record["case_id"],
-        time=float(record["time_us"]),
+        time=record.time("time_us"),
         wire=what.tokens * what.topk * what.copy_bytes,
-        predict=partial(exchange_time, KERNELS.get(record["gpu"], ""), record["op"], record["sms"], what),
+        predict=partial(exchange_time, KERNELS.get(record["gpu"], ""), record["op"], multiprocessors, what),
         unsupported=why,
     )
 
 
-def exchange_time(name: str, op: str, multiprocessors: str, what: ExpertExchange) -> float:
+def exchange_time(name: str, op: str, multiprocessors: int, what: ExpertExchange) -> float:
     """Return the predicted microseconds of one DeepEP measurement."""
     kernels = load_kernels(name)
-    direction = op.rsplit("_", maxsplit=1)[-1]
-    if "low_latency" in op:
+    mode, _, direction = op.removeprefix("deepep_").rpartition("_")
+    if mode == "low_latency" and direction in kernels.low_latency:
         return low_latency_time(kernels.low_latency[direction], what) / PS_PER_US
-    count = int(float(multiprocessors))
-    return normal_time(kernels.normal[direction], what, multiprocessors=count) / PS_PER_US
+    if mode == "normal" and direction in kernels.normal and multiprocessors:
+        return normal_time(kernels.normal[direction], what, multiprocessors=multiprocessors) / PS_PER_US
+    raise UnsupportedRow(f"{kernels.name}: no constants of {op} on {multiprocessors} SMs")

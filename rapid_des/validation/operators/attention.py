@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from rapid_des.device import Attention, Device, Operator, Vector
-from rapid_des.validation.measurements import DataFolder, Record, device_for, dtype_of, prices_on
+from rapid_des.validation.measurements import (
+    DataFolder,
+    Record,
+    UnsupportedRow,
+    device_for,
+    dtype_of,
+    engine_of,
+    prices_on,
+)
 from rapid_des.validation.scoring import Row, Topic, roofline_null
 
 ATTENTION = "operators/attention_aiconfigurator.csv"
 MLA = "operators/mla_aiconfigurator.csv"
-LIBRARIES = {"vllm": "vllm", "trtllm": "trtllm"}
-"""The kernel library behind the first word of the column `framework`."""
+LIBRARIES = ("vllm", "trtllm")
+"""Engines whose attention kernels have constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +43,12 @@ class Measured:
 
 def topics(data: DataFolder) -> Iterable[Topic]:
     """Yield `operators/attention/…`, `operators/mla/…` and the host-bound A100 rows apart."""
-    groups: dict[str, list[Callable[[], Measured]]] = defaultdict(list)
-    for record in data.read(ATTENTION):
-        groups[_attention_topic(record)].append(partial(attention_call, record))
-    for record in data.read(MLA):
-        groups[_mla_topic(record)].append(partial(mla_call, record))
-    for name, calls in groups.items():
-        yield Topic(name, partial(rows, calls, fitted=data.split))
+    for file, topic, call in ((ATTENTION, _attention_topic, attention_call), (MLA, _mla_topic, mla_call)):
+        groups: dict[str, list[Record]] = defaultdict(list)
+        for record in data.read(file):
+            groups[topic(record)].append(record)
+        for name, records in groups.items():
+            yield Topic(name, partial(rows, records, call, fitted=data.split))
 
 
 def measured_calls(data: DataFolder) -> Iterator[Measured]:
@@ -50,9 +57,16 @@ def measured_calls(data: DataFolder) -> Iterator[Measured]:
     yield from map(mla_call, data.read(MLA))
 
 
-def rows(calls: Sequence[Callable[[], Measured]], *, fitted: bool) -> list[Row]:
-    """Return the rows of one topic."""
-    return scored([call() for call in calls], fitted=fitted)
+def rows(records: Sequence[Record], call: Callable[[Record], Measured], *, fitted: bool) -> list[Row]:
+    """Return the rows of one topic, those of unknown devices, engines, dtypes and operators last."""
+    known: list[Measured] = []
+    unknown: list[Row] = []
+    for record in records:
+        try:
+            known.append(call(record))
+        except UnsupportedRow as why:
+            unknown.append(Row(record["case_id"], record.time("time_us"), None, unsupported=str(why)))
+    return (scored(known, fitted=fitted) if known else []) + unknown
 
 
 def scored(calls: Sequence[Measured], *, fitted: bool) -> list[Row]:
@@ -75,10 +89,12 @@ def _roofline_basis(call: Measured) -> tuple[float, float]:
 
 def attention_call(record: Record) -> Measured:
     """Return a row of the prefill and decode file."""
-    library = LIBRARIES[record["framework"].split("-")[0]]
+    if record["op"] not in ("attention_prefill", "attention_decode"):
+        raise UnsupportedRow(f"no attention operator {record['op']!r}")
+    library = engine_of(record["framework"], LIBRARIES)
     operators = attention_operators(record, library)
     device = device_for(record["gpu"], library=library, l2="warm")
-    return Measured(_attention_topic(record), record["case_id"], float(record["time_us"]), operators, device)
+    return Measured(_attention_topic(record), record["case_id"], record.time("time_us"), operators, device)
 
 
 def attention_operators(record: Record, library: str) -> tuple[Operator, ...]:
@@ -94,32 +110,34 @@ def attention_operators(record: Record, library: str) -> tuple[Operator, ...]:
 
 def mla_call(record: Record) -> Measured:
     """Return a row of the MLA file."""
-    library = LIBRARIES[record["framework"].split("-")[0]]
+    if record["op"] not in ("mla_prefill", "mla_decode"):
+        raise UnsupportedRow(f"no MLA operator {record['op']!r}")
+    library = engine_of(record["framework"], LIBRARIES)
     device = device_for(record["gpu"], library=library, l2="warm")
     operators = (mla_operator(record),)
-    return Measured(_mla_topic(record), record["case_id"], float(record["time_us"]), operators, device)
+    return Measured(_mla_topic(record), record["case_id"], record.time("time_us"), operators, device)
 
 
 def mla_operator(record: Record) -> Attention:
     """Return a row's MLA: decode over the absorbed latent, prefill with heads of 192 and 128."""
-    queries, keys = int(record["q_len"]), int(record["past_len"]) + int(record["q_len"])
-    heads = int(record["n_heads"])
+    queries, keys = record.count("q_len"), record.count("past_len", least=0) + record.count("q_len")
+    heads = record.count("n_heads")
     dtype, cache = dtype_of(record["dtype"]), dtype_of(record["kv_dtype"])
     if record["op"] == "mla_decode":
         return Attention(
-            int(record["batch"]), queries, keys, heads, 1, head_dim=576, value_dim=512,
+            record.count("batch"), queries, keys, heads, 1, head_dim=576, value_dim=512,
             dtype=dtype, kv_dtype=cache, shared_latent=True,
         )  # fmt: skip
     return Attention(
-        int(record["batch"]), queries, keys, heads, heads, head_dim=192, value_dim=128,
+        record.count("batch"), queries, keys, heads, heads, head_dim=192, value_dim=128,
         dtype=dtype, kv_dtype=cache,
     )  # fmt: skip
 
 
 def _attention(record: Record) -> Attention:
     return Attention(
-        int(record["batch"]), int(record["q_len"]), int(record["kv_len"]),
-        heads=int(record["n_heads"]), kv_heads=int(record["n_kv_heads"]), head_dim=int(record["head_dim"]),
+        record.count("batch"), record.count("q_len"), record.count("kv_len"),
+        heads=record.count("n_heads"), kv_heads=record.count("n_kv_heads"), head_dim=record.count("head_dim"),
         dtype=dtype_of(record["dtype"]), kv_dtype=dtype_of(record["kv_dtype"]),
     )  # fmt: skip
 

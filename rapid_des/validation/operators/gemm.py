@@ -12,7 +12,7 @@ null model there is compulsory traffic: each operand once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -20,10 +20,20 @@ from rapid_des.device.gemm import gemm_times_us
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm
 from rapid_des.device.roofline import gemm_bytes
 from rapid_des.errors import RapidDesError
-from rapid_des.validation.measurements import DTYPES, PRESETS, DataFolder, Record, device_for, prices_on
+from rapid_des.validation.measurements import (
+    DTYPES,
+    PRESETS,
+    DataFolder,
+    Record,
+    UnsupportedRow,
+    device_for,
+    engine_of,
+    prices_on,
+)
 from rapid_des.validation.scoring import Row, Topic, roofline_null
 
 LARGE = 256
+_NO_GEMM = Gemm(1, 1, 1)
 TRAFFIC_LARGE = 1024
 
 
@@ -37,6 +47,8 @@ class MeasuredGemm:
     conditions: tuple[tuple[str, str], ...]
     case_id: str
     time_us: float
+    unsupported: str = ""
+    """Why its shape or the engine that ran it are not known; `gemm` means nothing then."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +62,19 @@ class Source:
 
 
 def _columns(row: Record) -> tuple[int, int, int, int]:
-    return int(float(row["M"])), int(float(row["N"])), int(float(row["K"])), 1
+    return row.count("M"), row.count("N"), row.count("K"), 1
 
 
 def _library(row: Record) -> dict[str, str]:
     """aiconfigurator: inside a CUDA graph; on L40S the weights too stay in L2 between repetitions."""
     l2 = "warm" if row["gpu"] == "L40S" else "activations"
-    return {"library": row["framework"].split("-")[0], "launch": "graph", "l2": l2}
+    return {"library": engine_of(row["framework"]), "launch": "graph", "l2": l2}
 
 
 def _vidur(row: Record) -> tuple[int, int, int, int] | None:
     if not row["N"]:
         return None
-    return int(row["tokens"]), int(float(row["N"])), int(float(row["K"])), 1
+    return row.count("tokens"), row.count("N"), row.count("K"), 1
 
 
 @dataclass(frozen=True)
@@ -100,8 +112,10 @@ def _serving_layer(row: Record) -> tuple[int, int, int, int] | None:
     layer = _LAYERS.get(row["op"])
     if layer is None:
         return None
-    n, k = layer(_MODELS[row["model"]], int(row["tp"]))
-    return int(row["tokens"]), n, k, 1
+    if row["model"] not in _MODELS:
+        raise UnsupportedRow(f"widths of model {row['model']!r} are not known")
+    n, k = layer(_MODELS[row["model"]], row.count("tp"))
+    return row.count("tokens"), n, k, 1
 
 
 def _matmul(row: Record) -> tuple[int, int, int, int] | None:
@@ -111,7 +125,7 @@ def _matmul(row: Record) -> tuple[int, int, int, int] | None:
 def _neusight(row: Record) -> tuple[int, int, int, int] | None:
     if row["op"] not in {"bmm", "linear"}:
         return None
-    batch = int(float(row["B"])) if row["op"] == "bmm" else 1
+    batch = row.count("B") if row["op"] == "bmm" else 1
     return (*_columns(row)[:3], batch)
 
 
@@ -149,19 +163,20 @@ def measured_gemms(data: DataFolder) -> Iterator[tuple[str, MeasuredGemm]]:
         for row in data.read(source.file):
             found = _measured(row, source)
             if found is not None:
-                repeats.setdefault(found, []).append(float(row["time_us"]))
+                repeats.setdefault(found, []).append(row.time("time_us"))
         for key, times in repeats.items():
-            mean = sum(times) / len(times)
-            yield source.topic, MeasuredGemm(key.gpu, key.dtype, key.gemm, key.conditions, key.case_id, mean)
+            yield source.topic, replace(key, time_us=sum(times) / len(times))
 
 
 def _measured(row: Record, source: Source) -> MeasuredGemm | None:
-    shape = source.shape(row)
+    try:
+        shape, conditions = source.shape(row), tuple(sorted(source.conditions(row).items()))
+    except UnsupportedRow as why:
+        return MeasuredGemm(row["gpu"], row["dtype"], _NO_GEMM, (), row["case_id"], 0.0, str(why))
     if shape is None or not row["time_us"]:
         return None
     m, n, k, batch = shape
     gemm = Gemm(m, n, k, batch=batch, dtype=cast(Dtype, DTYPES.get(row["dtype"], row["dtype"])))
-    conditions = tuple(sorted(source.conditions(row).items()))
     return MeasuredGemm(row["gpu"], row["dtype"], gemm, conditions, row["case_id"], 0.0)
 
 
@@ -182,7 +197,9 @@ def _topic(name: str, measured: Sequence[MeasuredGemm], split: bool) -> Topic:
 
 
 def _constants(measured: Sequence[MeasuredGemm]) -> dict[str, object]:
-    known = [row for row in measured if row.gpu in PRESETS and row.gemm.dtype in DTYPE_BITS]
+    known = [
+        row for row in measured if row.gpu in PRESETS and row.gemm.dtype in DTYPE_BITS and not row.unsupported
+    ]
     used = {(row.gpu, row.gemm.dtype, row.conditions) for row in known}
     return {
         f"gemm/{PRESETS[gpu]}/{device.conditions.library}/{dtype}": dict(device.constants("gemm", dtype))
@@ -193,12 +210,13 @@ def _constants(measured: Sequence[MeasuredGemm]) -> dict[str, object]:
 
 def score_rows(measured: Sequence[MeasuredGemm], split: bool) -> list[Row]:
     """Return the rows with the model's and the null model's predictions."""
-    groups: dict[tuple[tuple[str, str], ...], list[MeasuredGemm]] = {}
+    groups: dict[tuple[bool, tuple[tuple[str, str], ...]], list[MeasuredGemm]] = {}
     for row in measured:
-        groups.setdefault(row.conditions, []).append(row)
-    nulls = dict(zip(map(id, measured), _null(measured, split), strict=True))
+        groups.setdefault((bool(row.unsupported), row.conditions), []).append(row)
+    known = [row for row in measured if not row.unsupported]
+    nulls = dict(zip(map(id, known), _null(known, split), strict=True))
     return [
-        Row(row.case_id, row.time_us, time, nulls[id(row)], reason)
+        Row(row.case_id, row.time_us, time, nulls.get(id(row)), reason)
         for group in groups.values()
         for row, (time, reason) in zip(group, _predict(group), strict=True)
     ]
@@ -206,6 +224,8 @@ def score_rows(measured: Sequence[MeasuredGemm], split: bool) -> list[Row]:
 
 def _predict(group: Sequence[MeasuredGemm]) -> list[tuple[float | None, str]]:
     first = group[0]
+    if first.unsupported:
+        return [(None, row.unsupported) for row in group]
     if first.gpu not in PRESETS:
         return [(None, f"no device file for {first.gpu}")] * len(group)
     if first.gemm.dtype not in DTYPE_BITS:
@@ -219,7 +239,7 @@ def _predict(group: Sequence[MeasuredGemm]) -> list[tuple[float | None, str]]:
 
 
 def _null(measured: Sequence[MeasuredGemm], split: bool) -> Sequence[float | None]:
-    if measured[0].gemm.dtype not in DTYPE_BITS:
+    if not measured or measured[0].gemm.dtype not in DTYPE_BITS:
         return [None] * len(measured)
     basis = [
         (2.0 * row.gemm.batch * row.gemm.m * row.gemm.n * row.gemm.k, float(gemm_bytes(row.gemm)))
@@ -231,7 +251,7 @@ def _null(measured: Sequence[MeasuredGemm], split: bool) -> Sequence[float | Non
 def traffic_topics(data: DataFolder) -> Iterable[Topic]:
     """Yield the two traffic topics where the profiler's file is there."""
     rows = data.read("rapid/ncu_gemm_a100_measured.csv")
-    large = [row for row in rows if min(int(row[key]) for key in ("m", "n", "k")) >= TRAFFIC_LARGE]
+    large = [row for row in rows if min(row.count(key) for key in ("m", "n", "k")) >= TRAFFIC_LARGE]
     small = [row for row in rows if row not in large]
     for name, chosen in (("ncu", large), ("ncu-small", small)):
         if chosen:
@@ -242,9 +262,9 @@ def _traffic_rows(rows: Sequence[Record]) -> list[Row]:
     prices = prices_on(device_for("A100-SXM4-80GB", library="cublas", l2="cold"))
     scored = []
     for row in rows:
-        m, n, k = (int(row[key]) for key in ("m", "n", "k"))
+        m, n, k = (row.count(key) for key in ("m", "n", "k"))
         gemm = Gemm(m, n, k, dtype="fp16")
-        counted = float(row["dram_read"]) + float(row["dram_write"])
+        counted = row.number("dram_read") + row.number("dram_write")
         predicted = prices.estimate(gemm).bytes["hbm"]
         scored.append(Row(f"ncu/{m},{n},{k}", counted, float(predicted), float(gemm_bytes(gemm))))
     return scored

@@ -84,9 +84,11 @@ def predicted_us(group: Group) -> list[tuple[Record, float]]:
     """Fit on the group's training rows and return its test rows with their predictions."""
     train = [record for record in group.rows if not is_test(record)]
     test = [record for record in group.rows if is_test(record)]
+    if not train:
+        raise InputError(f"no row of {group.operator} ({group.phase}) is left to learn from")
     filled = [name for name in SIZES if all(record[name] for record in group.rows)]
-    names = varying([[float(record[name]) for name in filled] for record in train], filled)
-    times = np.array([float(record["time_us"]) for record in train])
+    names = varying([[record.number(name) for name in filled] for record in train], filled)
+    times = np.array([record.time("time_us") for record in train])
     regressor = fit_regressor(_table(train, names), times, names)
     predictions = regressor.predict(_table(test, names)) if test else np.zeros(0)
     return [(record, float(time)) for record, time in zip(test, predictions, strict=True)]
@@ -104,13 +106,13 @@ def _rows(members: Sequence[Group]) -> list[Row]:
 
 def _row(group: Group, record: Record, predicted: float | None, reason: str = "") -> Row:
     """Return a row; in the null model's place stands the paper's regressor, off by its mean error."""
-    case, measured = f"{record['case_id']}/{group.phase}", float(record["time_us"])
+    case, measured = f"{record['case_id']}/{group.phase}", record.time("time_us")
     paper = None if group.paper_error_pct is None else measured * (1 + group.paper_error_pct / 100)
     return Row(case, measured, predicted, paper, unsupported=reason)
 
 
 def _table(records: Sequence[Record], names: Sequence[str]) -> np.ndarray:
-    return np.array([[float(record[name]) for name in names] for record in records])
+    return np.array([[record.number(name) for name in names] for record in records])
 
 
 def _paper_errors(records: Sequence[Record]) -> dict[tuple[str, str, str], float]:
@@ -118,7 +120,7 @@ def _paper_errors(records: Sequence[Record]) -> dict[tuple[str, str, str], float
     errors = {}
     spelled = {word: phase for phase, word in _PHASES.items()}
     for record in records:
-        if record["kind"] == "operator" and float(record["Best_error%"]) <= 1:
+        if record["kind"] == "operator" and record.number("Best_error%") <= 1:
             phase = spelled.get(record["Propagation"], record["Propagation"])
-            errors[record["system"], record["Function"], phase] = 100 * float(record["Best_error%"])
+            errors[record["system"], record["Function"], phase] = 100 * record.number("Best_error%")
     return errors

@@ -7,6 +7,7 @@ measured on the hottest rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import cast
@@ -17,7 +18,15 @@ from rapid_des.device import Device, GroupedGemm
 from rapid_des.device.gemm import gated_ffn_us
 from rapid_des.device.operators import Dtype
 from rapid_des.device.roofline import price_grouped_gemm
-from rapid_des.validation.measurements import DTYPES, PRESETS, DataFolder, Record, device_for
+from rapid_des.validation.measurements import (
+    DTYPES,
+    PRESETS,
+    DataFolder,
+    Record,
+    UnsupportedRow,
+    device_for,
+    engine_of,
+)
 from rapid_des.validation.scoring import Row, Topic, roofline_null
 
 SORTED_EXPERTS = {"vllm-0.14.0"}
@@ -35,17 +44,27 @@ def topics(data: DataFolder) -> Iterable[Topic]:
 
 def expert_rows(row: Record) -> tuple[int, ...]:
     """Return the rows of each local expert of the measured rank."""
-    tokens, topk, experts, ranks = (int(row[key]) for key in ("tokens", "topk", "n_experts", "moe_ep"))
+    tokens, topk, experts, ranks = (row.count(key) for key in ("tokens", "topk", "n_experts", "moe_ep"))
     if row["routing"] == "balanced":
         return hottest_rank(balanced(tokens * topk, experts), ranks)
-    exponent = float(row["routing"].removeprefix("power_law_"))
+    exponent = _power(row["routing"])
     in_blocks = row["framework"] in SORTED_EXPERTS
     return hottest_rank(power_law(tokens, topk, experts, exponent), ranks, sorted_experts=in_blocks)
 
 
+def _power(routing: str) -> float:
+    try:
+        exponent = float(routing.removeprefix("power_law_"))
+    except ValueError:
+        exponent = math.nan
+    if not 1 < exponent < math.inf:
+        raise UnsupportedRow(f"no routing {routing!r}; there are balanced and power_law_EXPONENT above 1")
+    return exponent
+
+
 def kernels_of(row: Record) -> tuple[str, Dtype]:
     """Return the library (with its MoE backend where it has several) and the dtype of a row."""
-    library = row["framework"].split("-")[0]
+    library = engine_of(row["framework"])
     backend = {"deepgemm": "deepgemm", "moe_torch_flow_min_latency": "trtllm_min_latency"}.get(row["kernel"])
     return backend or library, cast(Dtype, DTYPES[row["dtype"]])
 
@@ -57,7 +76,7 @@ def moe_device(row: Record) -> Device:
 
 def products(row: Record) -> tuple[GroupedGemm, GroupedGemm]:
     """Return the gate-and-up and the down product of a row."""
-    hidden, inter = int(row["hidden"]), int(row["inter"]) // int(row["moe_tp"])
+    hidden, inter = row.count("hidden"), row.count("inter") // row.count("moe_tp")
     rows, dtype = expert_rows(row), kernels_of(row)[1]
     return GroupedGemm(rows, 2 * inter, hidden, dtype), GroupedGemm(rows, hidden, inter, dtype)
 
@@ -66,15 +85,33 @@ def score_rows(rows: Sequence[Record], split: bool) -> list[Row]:
     """Return the rows with predictions, priced together by device."""
     why = "" if rows[0]["gpu"] in PRESETS else f"no device file for {rows[0]['gpu']}"
     why = why or ("" if rows[0]["dtype"] in DTYPES else f"no dtype {rows[0]['dtype']}")
-    if why:
-        return [Row(row["case_id"], float(row["time_us"]), None, None, why) for row in rows]
+    reasons = [why or _reason(row) for row in rows]
+    known = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
+    unknown = [
+        Row(row["case_id"], row.time("time_us"), None, None, reason)
+        for row, reason in zip(rows, reasons, strict=True)
+        if reason
+    ]
+    return (_known_rows(known, split) if known else []) + unknown
+
+
+def _reason(row: Record) -> str:
+    """Return why a row can not be predicted; empty where it can."""
+    try:
+        products(row)
+    except UnsupportedRow as why:
+        return str(why)
+    return ""
+
+
+def _known_rows(rows: Sequence[Record], split: bool) -> list[Row]:
     predicted: dict[int, float] = {}
     for group in _by_device(rows):
         times = gated_ffn_us([products(row) for row in group], moe_device(group[0]))
         predicted |= {id(row): float(time) for row, time in zip(group, times, strict=True)}
     nulls = _null(rows, split)
     return [
-        Row(row["case_id"], float(row["time_us"]), predicted[id(row)], null)
+        Row(row["case_id"], row.time("time_us"), predicted[id(row)], null)
         for row, null in zip(rows, nulls, strict=True)
     ]
 
@@ -92,7 +129,7 @@ def _null(rows: Sequence[Record], split: bool) -> list[float]:
         (float(sum(part.flops for part in pair)), float(sum(part.bytes["hbm"] for part in pair)))
         for pair in parts
     ]
-    return roofline_null(basis, [(row["case_id"], float(row["time_us"])) for row in rows], split=split)
+    return roofline_null(basis, [(row["case_id"], row.time("time_us")) for row in rows], split=split)
 
 
 def balanced(pairs: int, experts: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Literal
 from rapid_des.device import Device, Vector
 from rapid_des.device.operators import Dtype, Operator
 from rapid_des.device.vector import fused
-from rapid_des.validation.measurements import PRESETS, DataFolder, Record, device_for
+from rapid_des.validation.measurements import PRESETS, DataFolder, Record, UnsupportedRow, device_for
 from rapid_des.validation.operators.attention import Measured, scored
 from rapid_des.validation.scoring import Row, Topic
 
@@ -99,7 +99,20 @@ def topics(data: DataFolder) -> Iterable[Topic]:
 def measured_calls(data: DataFolder) -> Iterator[Measured | Unsupported]:
     """Yield every measured vector kernel of the five sources."""
     for name, known, read in _SOURCES:
-        yield from (read(record) for record in data.read(name) if record["op"] in known)
+        for record in data.read(name):
+            if record["op"] in known:
+                yield _call_or_reason(record, known[record["op"]], read)
+
+
+def _call_or_reason(
+    record: Record, kind: str | tuple[str, str], read: Callable[[Record], Measured | Unsupported]
+) -> Measured | Unsupported:
+    try:
+        return read(record)
+    except UnsupportedRow as why:
+        topic = kind if isinstance(kind, str) else kind[0]
+        name = f"operators/{topic}/{record['gpu']}"
+        return Unsupported(name, record["case_id"], record.time("time_us"), str(why))
 
 
 def _rows(calls: list[Measured | Unsupported], *, fitted: bool) -> list[Row]:
@@ -111,18 +124,18 @@ def _rows(calls: list[Measured | Unsupported], *, fitted: bool) -> list[Row]:
 
 def _call(record: Record, topic: str, operators: tuple[Operator, ...], device: Device) -> Measured:
     name = f"operators/{topic}/{record['gpu']}"
-    return Measured(name, record["case_id"], float(record["time_us"]), operators, device)
+    return Measured(name, record["case_id"], record.time("time_us"), operators, device)
 
 
 def _vidur(record: Record) -> Measured:
     """Kernels that a profiler saw inside an early vLLM: scalar loads, one block a token."""
-    tokens, tp = int(record["tokens"]), int(record["tp"])
-    hidden, heads = int(float(record["n_embd"])), int(float(record["n_head"]))
-    kv_heads = max(1, int(float(record["n_kv_head"])) // tp)
+    tokens, tp = record.count("tokens"), record.count("tp")
+    hidden, heads = record.count("n_embd"), record.count("n_head")
+    kv_heads = max(1, record.count("n_kv_head") // tp)
     gated = "phi-2" not in record["case_id"]
     columns = {
         "norm": hidden,
-        "activation": int(float(record["n_ffn"])) // tp,
+        "activation": record.count("n_ffn") // tp,
         "rope": (heads // tp + kv_heads) * (hidden // heads),
         "pointwise": hidden,
         "embedding": hidden,
@@ -145,17 +158,17 @@ def _neusight(record: Record) -> Measured:
     """PyTorch kernels in fp32 between CUDA events, the launch from Python included."""
     topic, kind = NEUSIGHT_OPS[record["op"]]
     device = device_for(record["gpu"], library="torch-events", launch="eager", l2="warm")
-    rows, columns = int(float(record["B"])), int(float(record["N"]))
+    rows, columns = record.count("B"), record.count("N")
     return _call(record, topic, (Vector(kind, rows, columns, "fp32"),), device)
 
 
 def _llmcompass(record: Record) -> Measured:
     """PyTorch kernels in fp16 by the wall clock of one call."""
     topic, kind = LLMCOMPASS_OPS[record["op"]]
-    if float(record["time_us"]) < LLMCOMPASS_LEAST_US:
+    if record.time("time_us") < LLMCOMPASS_LEAST_US:
         topic = f"{topic}/excluded-launch-floor"
-    rows = int(float(record["M"]))
-    columns = int(float(record["N"])) if record["N"] else 1
+    rows = record.count("M")
+    columns = record.count("N") if record["N"] else 1
     device = device_for(record["gpu"], library="torch-wall", launch="eager", l2="warm")
     return _call(record, topic, (Vector(kind, rows, columns, "fp16"),), device)
 
@@ -169,19 +182,19 @@ def _training(record: Record) -> Measured | Unsupported:
         return Unsupported(
             f"operators/{topic}/excluded-flagged/{record['gpu']}",
             record["case_id"],
-            float(record["time_us"]),
+            record.time("time_us"),
             reason,
         )
-    batch, length = int(float(record["b"])), int(float(record["l"]))
-    rows, columns = batch * length, int(float(record["dim"] or 0))
+    batch, length = record.count("b"), record.count("l")
+    rows, columns = batch * length, record.count("dim") if record["dim"] else 0
     if kind == "masked_softmax":
-        rows, columns = rows * int(float(record["h"])), length
+        rows, columns = rows * record.count("h"), length
     if kind == "gelu":
-        columns = 4 * columns // int(float(record["mp"]))
+        columns = 4 * columns // record.count("mp")
     phase: Literal["forward", "backward"] = "forward" if record["phase"] == "fwd" else "backward"
     device = device_for(record["gpu"], library="torch")
     operators = (Vector(kind, rows, columns, "fp16", phase),)
-    return Measured(name, record["case_id"], float(record["time_us"]), operators, device)
+    return Measured(name, record["case_id"], record.time("time_us"), operators, device)
 
 
 def _serving(record: Record) -> Measured | Unsupported:
@@ -192,8 +205,8 @@ def _serving(record: Record) -> Measured | Unsupported:
         name = f"operators/{topic}/excluded-fused-by-compiler/{record['gpu']}"
     if model is None or record["gpu"] not in PRESETS or "TPU" in record["gpu"]:
         reason = "TPU vector kernels are fused away" if "TPU" in record["gpu"] else "model sizes unknown"
-        return Unsupported(name, record["case_id"], float(record["time_us"]), reason)
-    tokens, tp = int(record["tokens"]), int(record["tp"])
+        return Unsupported(name, record["case_id"], record.time("time_us"), reason)
+    tokens, tp = record.count("tokens"), record.count("tp")
     rope = (model.heads + model.kv_heads) * model.head_dim // tp
     columns = {"norm": model.hidden, "activation": model.ffn // tp, "rope": rope, "embedding": model.hidden}
     kinds = {"norm": "rms_norm", "activation": "swiglu", "rope": "rope", "embedding": "embedding"}
@@ -231,7 +244,9 @@ def _eager_dtype(kind: str, index: int) -> Dtype:
     return "fp32" if kind == "rms_norm" and 1 <= index <= 6 else "bf16"
 
 
-_SOURCES: Sequence[tuple[str, Mapping[str, object], Callable[[Record], Measured | Unsupported]]] = (
+_SOURCES: Sequence[
+    tuple[str, Mapping[str, str | tuple[str, str]], Callable[[Record], Measured | Unsupported]]
+] = (
     ("operators/layer_ops_vidur.csv", VIDUR_OPS, _vidur),
     ("operators/ops_neusight_nvidia.csv", NEUSIGHT_OPS, _neusight),
     ("operators/ops_neusight_amd.csv", NEUSIGHT_OPS, _neusight),
@@ -240,3 +255,6 @@ _SOURCES: Sequence[tuple[str, Mapping[str, object], Callable[[Record], Measured 
     ("perlmutter_vista_2509.22832/operator_samples.csv", TRAINING_OPS, _training),
 )
 """Files, the operators in them that are vector kernels, and what reads a row."""
+
+VECTOR_FILES: Mapping[str, Mapping[str, object]] = {name: known for name, known, _ in _SOURCES}
+"""By file: the operators that are read here."""
