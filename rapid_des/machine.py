@@ -24,8 +24,8 @@ from rapid_des.config import (
     to_yaml,
 )
 from rapid_des.config.presets import beside
-from rapid_des.device.device import Device, device_of, load_device
-from rapid_des.device.spec import DeviceSpec, with_settings
+from rapid_des.device.device import Device, device_of, load_device, with_settings
+from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.checks import RouteCheck, check_routes

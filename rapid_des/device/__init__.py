@@ -1,6 +1,6 @@
 """A GPU (or TPU) and what its operators cost: device files, conditions, operators and their prices."""
 
-from rapid_des.device.device import Device, load_device
+from rapid_des.device.device import Device, load_device, load_device_spec
 from rapid_des.device.operators import (
     Attention,
     Estimate,
@@ -10,7 +10,7 @@ from rapid_des.device.operators import (
     OperatorModel,
     Vector,
 )
-from rapid_des.device.spec import Conditions, DeviceSpec, load_device_spec
+from rapid_des.device.spec import Conditions, DeviceSpec
 
 __all__ = [
     "Attention",

@@ -7,38 +7,17 @@ name before it: `rope_row_us` holds for `rope` alone.
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, structs
+from msgspec import Meta
 
-from rapid_des.config import (
-    Document,
-    Settings,
-    Spec,
-    apply_overrides,
-    as_pairs,
-    decode,
-    load_document,
-    open_document,
-    resolve,
-    settings_named,
-)
-from rapid_des.config.presets import preset_folder
+from rapid_des.config import Spec
 from rapid_des.device.operators import DTYPE_BITS, Dtype
-from rapid_des.errors import ConfigError
 from rapid_des.units import PS_PER_S, Bandwidth, Duration, FlopRate, Frequency, Power, Size
 
-_Quantity = TypeVar("_Quantity", bound=int)
-
-_FAMILY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 LEARNED = "learned:"
 """What `operators` starts with where a file of regressors prices them."""
 Constants = dict[str, dict[str, dict[str, float]]]
@@ -329,105 +308,3 @@ def libraries_of(scopes: set[str]) -> set[str]:
     ['mine', 'vllm']
     """
     return {scope.split("/")[0] for scope in scopes} - {"default", "grouped", *DTYPE_BITS}
-
-
-def load_device_spec(
-    reference: str | Path | Mapping[str, Any], *, settings: Settings = (), folder: Path = Path()
-) -> DeviceSpec:
-    """Read a device file, preset or mapping, its chain of `base:` files merged in, then `settings` applied.
-
-    A what-if file names its `base:` and holds only what differs; a value such as `0.73x` multiplies
-    what the base has.
-    """
-    document = open_document(reference, "device", folder=folder)
-    return with_settings(_with_base(document, (document.path,)), settings)
-
-
-def with_settings(document: Document, settings: Settings) -> DeviceSpec:
-    """Return the spec of a device file with settings (key path, YAML text) over it.
-
-    Numbers that stand for one thing move together: `sms` takes with it what all SMs have together, as far as
-    the settings do not state it. `clock.peak`, which the peaks are stated at, is refused without them.
-    """
-    chosen = as_pairs(settings)
-    changed = apply_overrides(document, chosen, root="device")
-    with settings_named(changed):
-        spec = decode(changed, DeviceSpec)
-    keys = {key for key, _ in chosen}
-    if "clock.peak" in keys and not any(key.startswith(("tensor_peak", "vector_peak")) for key in keys):
-        problem = "the peaks and bandwidths are stated at this clock: set tensor_peak and vector_peak too, "
-        raise ConfigError(
-            problem + "or clock.boost and clock.sustained to run faster", file="--set", key="clock.peak"
-        )
-    if "sms" not in keys:
-        return spec
-    return _with_their_rates(spec, Fraction(spec.sms, decode(document, DeviceSpec).sms), keys)
-
-
-def _with_their_rates(spec: DeviceSpec, factor: Fraction, stated: AbstractSet[str]) -> DeviceSpec:
-    """Return a device whose SMs grew by a factor with the rates that all of them have together."""
-
-    def peaks(name: str) -> dict[Dtype, FlopRate]:
-        kept = stated if name not in stated else {f"{name}.{dtype}" for dtype in getattr(spec, name)}
-        return {
-            dtype: peak if f"{name}.{dtype}" in kept else scaled(peak, factor)
-            for dtype, peak in getattr(spec, name).items()
-        }
-
-    def store(name: str) -> Store:
-        present: Store = getattr(spec, name)
-        if not stated.isdisjoint((name, f"{name}.bandwidth")):
-            return present
-        return structs.replace(present, bandwidth=scaled(present.bandwidth, factor))
-
-    return structs.replace(
-        spec,
-        tensor_peak=peaks("tensor_peak"),
-        vector_peak=peaks("vector_peak"),
-        registers=store("registers"),
-        shared=store("shared"),
-    )
-
-
-def scaled(quantity: _Quantity, share: Fraction) -> _Quantity:
-    """Return a share of a quantity, rounded down, at least 1."""
-    return type(quantity)(max(1, quantity * share // 1))
-
-
-def load_family(name: str, *, folder: Path) -> FamilySpec:
-    """Return an architecture's constants: `families/NAME.yaml` beside the device file, else the preset."""
-    if not _FAMILY.match(name):
-        allowed = "a name of letters, digits, _, - and . (the file families/NAME.yaml)"
-        raise ConfigError(f"{name[:60]!r} names no family; allowed: {allowed}", key="family")
-    candidates = [folder / "families" / f"{name}.yaml", preset_folder("device") / "families" / f"{name}.yaml"]
-    for path in candidates:
-        if path.is_file():
-            return decode(load_document(path), FamilySpec)
-    known = ", ".join(sorted(path.stem for path in candidates[-1].parent.glob("*.yaml")))
-    raise ConfigError(f"{name!r} is no family file; families: {known}", key="family")
-
-
-def _with_base(document: Document, seen: tuple[Path, ...]) -> Document:
-    tree = dict(document.tree)
-    base = tree.pop("base", None)
-    if base is None:
-        return document
-    if not isinstance(base, str):
-        raise ConfigError(f"base must name a device, it is {base!r}", file=str(document.path), key="base")
-    path = resolve(base, "device", folder=document.folder, named_in=str(document.path), key="base")
-    if path in seen:
-        chain = " -> ".join(str(step) for step in (*seen, path))
-        raise ConfigError(
-            f"the chain of bases runs in a circle: {chain}", file=str(document.path), key="base"
-        )
-    below = _with_base(load_document(path), (*seen, path))
-    merged = apply_overrides(Document(document.path, below.tree), _leaves(tree))
-    return Document(document.path, merged.tree)
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", json.dumps(value)
