@@ -41,7 +41,7 @@ from rapid_des.network.faults import (
     require_hits,
 )
 from rapid_des.network.metrics import Summary, summary
-from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter
+from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
 from rapid_des.network.specs import (
     AnyDimension,
     Collectives,
@@ -53,7 +53,6 @@ from rapid_des.network.specs import (
     Switching,
 )
 from rapid_des.network.switches import SwitchTrees
-from rapid_des.network.waypoints import by_waypoints
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from rapid_des.errors import TopologyError
 from rapid_des.network.build import build
 from rapid_des.network.metrics import bisection
 from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
-from rapid_des.network.shapes.fields import finite_field
+from rapid_des.network.shapes.low_diameter import finite_field
 from rapid_des.network.specs import NonMinimal, Routing
 from tests.network.fabrics import INNER, dimension, graph_of
 

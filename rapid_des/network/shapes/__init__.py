@@ -9,8 +9,7 @@ from rapid_des.network.blocks import Block
 from rapid_des.network.shapes.direct import fully_connected, grid, hypercube
 from rapid_des.network.shapes.dragonfly_plus import dragonfly_plus
 from rapid_des.network.shapes.graphs import graph
-from rapid_des.network.shapes.hyperx import hyperx
-from rapid_des.network.shapes.slim_fly import slim_fly
+from rapid_des.network.shapes.low_diameter import hyperx, slim_fly
 from rapid_des.network.shapes.switched import clos, dragonfly, fat_tree, switch
 from rapid_des.network.shapes.twisted import twisted_torus
 from rapid_des.network.specs import Routing

@@ -1,0 +1,184 @@
+"""Networks of few hops between routers: HyperX, a lattice whose lines are all linked, and Slim Fly.
+
+Slim Fly is the McKay-Miller-Siran graph of diameter two, by arithmetic in a finite field.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid_des.arrays import Bools, Int64s
+from rapid_des.errors import TopologyError
+from rapid_des.network.blocks import Block, Wires, check_links, wires
+from rapid_des.network.paths import pick
+from rapid_des.network.shapes.routers import OverRouters, require_room, require_routers, with_hosts
+from rapid_des.network.specs import HyperX, Rate, Routing, SlimFly
+
+_SALT = 4
+"""What is hashed beside a flow's ends."""
+
+
+def hyperx(dimension: HyperX, routing: Routing) -> Block:
+    """Return a HyperX; router = s0 + S0·(s1 + S1·(…)), and dimension order is the minimal route."""
+    sizes = (dimension.routers,) if isinstance(dimension.routers, int) else dimension.routers
+    cables = (dimension.cables,) * len(sizes) if isinstance(dimension.cables, int) else dimension.cables
+    if len(cables) != len(sizes):
+        problem = f"cables: {len(cables)} numbers; allowed: one, or one for each of {len(sizes)} axes"
+        raise TopologyError(f"dimension {dimension.name}: {problem}")
+    routers = math.prod(sizes)
+    require_room(dimension, routers)
+    require_routers(dimension, routing.non_minimal)
+    check_links(routers * sum(size - 1 for size in sizes), dimension.name)
+    laid = [_line(sizes, axis, dimension.router_link, count) for axis, count in enumerate(cables)]
+    minimal = _AxisByAxis(sizes, routing)
+    return with_hosts(
+        dimension, routers, laid, OverRouters(minimal, dimension.hosts, routers, routing.non_minimal)
+    )
+
+
+def _line(sizes: tuple[int, ...], axis: int, rate: Rate, cables: int) -> Wires:
+    """Return the links of every router to the others that differ from it along one axis."""
+    stride, size = math.prod(sizes[:axis]), sizes[axis]
+    router = np.repeat(np.arange(math.prod(sizes)), size - 1)
+    digit = router // stride % size
+    turn = np.tile(np.arange(1, size), math.prod(sizes))
+    other = router + ((digit + turn) % size - digit) * stride
+    one = wires(router, other, rate)
+    return Wires(one.source, one.destination, one.bandwidth * cables, one.latency)
+
+
+@dataclass(frozen=True)
+class _AxisByAxis:
+    sizes: tuple[int, ...]
+    routing: Routing
+
+    def __call__(self, start: Int64s, goal: Int64s, flow: tuple[Int64s, Int64s]) -> Int64s:  # noqa: ARG002
+        axes = range(len(self.sizes))
+        path = [start]
+        for axis in axes if self.routing.order == "innermost_first" else reversed(axes):
+            stride, size = math.prod(self.sizes[:axis]), self.sizes[axis]
+            path.append(path[-1] + (goal // stride % size - start // stride % size) * stride)
+        return np.stack(path, axis=1)
+
+
+def slim_fly(dimension: SlimFly, routing: Routing) -> Block:
+    """Return a Slim Fly of 2 q² routers; router = y + q·(x + q·subgraph)."""
+    field = finite_field(dimension.q)
+    if field is None:
+        allowed = "a prime power from 3 on: 3, 4, 5, 7, 8, 9, 11, 13, 16, 17, …"
+        raise TopologyError(f"dimension {dimension.name}: q: {dimension.q}; allowed: {allowed}")
+    routers = 2 * dimension.q**2
+    require_room(dimension, routers)
+    require_routers(dimension, routing.non_minimal)
+    edges = _edges(field)
+    near, far = np.concatenate([edges, edges[:, ::-1]]).T
+    adjacent = np.zeros((routers, routers), bool)
+    adjacent[near, far] = True
+    near, far = (ends.astype(np.int64) for ends in np.nonzero(adjacent))
+    minimal = _AtMostTwo(far.reshape(routers, -1), adjacent, routing)
+    paths = OverRouters(minimal, dimension.hosts, routers, routing.non_minimal)
+    return with_hosts(dimension, routers, [wires(near, far, dimension.router_link)], paths)
+
+
+def _edges(field: Field) -> Int64s:
+    """Return the edges, some of them twice: Hafner, J. Symbolic Computation 37(2), 2004, has the geometry.
+
+    (0, x, y) and (0, x, y') where y - y' is of the first set, (1, m, c) and (1, m, c') where c - c' is of the
+    second, and (0, x, y) and (1, m, c) where y = m x + c.
+    """
+    q = field.size
+    index = np.arange(q)
+    found = []
+    for subgraph, generators in enumerate(_generators(field)):
+        x, y, generator = (axis.ravel() for axis in np.meshgrid(index, index, generators, indexing="ij"))
+        line = q * (x + q * subgraph)
+        found.append(np.stack([line + y, line + field.sums[y, generator]], axis=1))
+    x, m, c = (axis.ravel() for axis in np.meshgrid(index, index, index, indexing="ij"))
+    y = field.sums[field.products[m, x], c]
+    found.append(np.stack([y + q * x, c + q * (m + q)], axis=1))
+    return np.concatenate(found)
+
+
+def _generators(field: Field) -> tuple[Int64s, Int64s]:
+    """Return the two sets of differences: even and odd powers of a primitive element; mixed for 4w - 1."""
+    q, powers = field.size, field.powers
+    if q % 4 != 3:
+        return powers[0 : q - 1 : 2], powers[1:q:2]
+    w = (q + 1) // 4
+    first = [*range(0, 2 * w - 1, 2), *range(2 * w - 1, 4 * w - 2, 2)]
+    second = [*range(1, 2 * w, 2), *range(2 * w, 4 * w - 1, 2)]
+    return powers[first], powers[second]
+
+
+@dataclass(frozen=True, eq=False)
+class _AtMostTwo:
+    """The link to the goal, or a way over one of the neighbours that both have."""
+
+    neighbours: Int64s
+    """[router] its neighbours, ascending."""
+    adjacent: Bools
+    routing: Routing
+
+    def __call__(self, start: Int64s, goal: Int64s, flow: tuple[Int64s, Int64s]) -> Int64s:
+        shared = self.adjacent[self.neighbours[start], goal[:, None]]
+        nth = pick(self.routing, *flow, _SALT, np.maximum(shared.sum(axis=1), 1))
+        place = np.argmax(np.cumsum(shared, axis=1) > nth[:, None], axis=1)
+        over = self.neighbours[start, place]
+        direct = (start == goal) | self.adjacent[start, goal]
+        return np.stack([start, np.where(direct, goal, over), goal], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """The field of `size` elements 0..size-1."""
+
+    size: int
+    sums: Int64s
+    """[a, b] their sum."""
+    products: Int64s
+    """[a, b] their product."""
+    powers: Int64s
+    """[e] the e-th power of a primitive element, e from 0 to size - 1: all elements but 0, then 1 again."""
+
+
+def finite_field(size: int) -> Field | None:
+    """Return the field of `size` elements, or None where there is none: `size` is no prime power.
+
+    >>> finite_field(4).products.tolist()
+    [[0, 0, 0, 0], [0, 1, 2, 3], [0, 2, 3, 1], [0, 3, 1, 2]]
+    """
+    prime = next(divisor for divisor in range(2, size + 1) if size % divisor == 0)
+    degree = round(np.log(size) / np.log(prime))
+    if prime**degree != size:
+        return None
+    places = prime ** np.arange(degree)
+    digits = np.arange(size)[:, None] // places % prime
+    sums = (digits[:, None] + digits) % prime @ places
+    tails = (_powers(tail, prime, degree) for tail in range(1, size))
+    powers = next(found for found in tails if len(found) == size and found[-1] == 1)
+    logs = np.zeros(size, np.int64)
+    logs[powers[:-1]] = np.arange(size - 1)
+    products = np.append(powers[:-1], powers[:-1])[logs[:, None] + logs]
+    products[0] = products[:, 0] = 0
+    return Field(size, sums, products, powers)
+
+
+def _powers(tail: int, prime: int, degree: int) -> Int64s:
+    """Return powers of x up to the first that is 0 or 1, at most p**degree, where x**degree is `tail`.
+
+    The last of that many is 1 exactly if x is primitive; every field has a `tail` for which it is.
+    """
+    places = prime ** np.arange(degree)
+    reduced = tail // places % prime
+    element, found = np.eye(1, degree, dtype=np.int64)[0], [1]
+    while len(found) < prime**degree:
+        carry = element[-1]
+        shifted = np.append(0, element[:-1])
+        element = (shifted + carry * reduced) % prime
+        found.append(int(element @ places))
+        if found[-1] <= 1:
+            break
+    return np.array(found)
