@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rapid_des.errors import ConfigError
-from rapid_des.network.infragraph.expansion import Edge, Expansion, Node, read
-from rapid_des.network.infragraph.specs import Infrastructure
+from rapid_des.network.infragraph.expansion import Edge, Expansion, Infrastructure, Node, read
 from rapid_des.network.nodes import NamedGraph, NamedLink
 from rapid_des.network.specs import InfraGraph
 from rapid_des.units import Bandwidth, Duration
