@@ -24,7 +24,7 @@ from rapid_des.modes.flattened import run_traces
 from rapid_des.modes.pricing import price, price_blocks
 from rapid_des.network.faults import drawn_names
 from rapid_des.report.result import Result, result_of
-from rapid_des.report.result_text import drawn_line
+from rapid_des.report.result_text import drawn_line, late_lines
 
 if TYPE_CHECKING:
     from rapid_des.chakra import ReadOptions, TraceSet
@@ -119,11 +119,12 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
 
 
 def _noted(result: Result, machine: Machine) -> Result:
-    """Return the result with a note of what `random` faults of the machine drew."""
+    """Return the result with notes of what `random` faults of the machine drew, and which came too late."""
     if not machine.faults:
         return result
     drawn = drawn_names(machine.healthy, machine.faults, machine.spec.gpus_per_node)
-    return replace(result, notes=(*result.notes, drawn_line(drawn))) if drawn else result
+    notes = [drawn_line(drawn)] if drawn else []
+    return replace(result, notes=(*result.notes, *notes, *late_lines(machine.faults, result.step_time)))
 
 
 def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) -> dict[str, Result | str]:

@@ -22,6 +22,7 @@ from rapid_des.report.writing import check_outputs, printable
 from rapid_des.units import whole_number
 
 if TYPE_CHECKING:
+    from rapid_des.chakra import TraceSet
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.modes.execution import EngineChoice
@@ -236,11 +237,12 @@ def open_machine(
     *,
     besides: Sequence[str] = (),
     priced: bool = False,
+    traces: TraceSet | None = None,
 ) -> Machine:
     """Return the machine with --set and --fault; settings that change nothing are named on stderr.
 
     `besides` are settings that other options stand for; `priced` says whether operators are priced on its
-    device: else nothing depends on that.
+    device: else nothing depends on that; `traces` are what is replayed on it.
     """
     faults = tuple(faults)
 
@@ -251,7 +253,8 @@ def open_machine(
     if settings and not priced:
         from rapid_des.studies.settings import idle_settings
 
-        for line in idle_settings(settings, lambda chosen: (None, opened(chosen)), (None, loaded)):
+        idle = idle_settings(settings, lambda chosen: (None, opened(chosen)), (None, loaded), traces=traces)
+        for line in idle:
             announce(line)
     return loaded
 
@@ -267,9 +270,12 @@ def open_job(
 
 
 def open_job_with_notes(
-    job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = ()
+    job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = (), *, analytic: bool = False
 ) -> tuple[Job, Machine, tuple[str, ...]]:
-    """Return the job, the machine, and a line for every setting that changes nothing."""
+    """Return the job, the machine, and a line for every setting that changes nothing.
+
+    `analytic`: of a run in the mode of closed forms.
+    """
     from rapid_des.frontend import load_job
 
     faults = tuple(faults)
@@ -284,7 +290,7 @@ def open_job_with_notes(
         return wanted, loaded, ()
     from rapid_des.studies.settings import idle_settings
 
-    return wanted, loaded, idle_settings(settings, opened, (wanted, loaded))
+    return wanted, loaded, idle_settings(settings, opened, (wanted, loaded), analytic=analytic)
 
 
 def _machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:

@@ -71,7 +71,7 @@ def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: An
         raise InputError("replay needs a machine: --on MACHINE (`rapid-des presets` lists them)")
     with progress(f"{prefix} on {machine}") as bar:
         traces = load_trace(prefix, reading)
-        loaded = open_machine(machine, options["settings"], options["faults"])
+        loaded = open_machine(machine, options["settings"], options["faults"], traces=traces)
         try:
             result = replay_traces(traces, loaded, engine=run_choice(options, bar), trail=options["messages"])
         except DeadlockError as error:

@@ -45,7 +45,8 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)
-    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults)
+    analytic = options["mode"] == "analytical"
+    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=analytic)
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:
         engine = run_choice(options, bar)

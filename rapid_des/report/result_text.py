@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rapid_des.network.faults import Fault
 from rapid_des.report.figures import Basis, JobFigures
 from rapid_des.report.result import Result
 from rapid_des.units import Duration
@@ -38,6 +39,13 @@ def drawn_line(names: Sequence[str]) -> str:
     """Return what faults drew at random, the first dozen by name."""
     more = len(names) - _DRAWN
     return f"drawn at random: {', '.join(names[:_DRAWN])}" + (f" and {more} more" if more > 0 else "")
+
+
+def late_lines(faults: Iterable[Fault], end: Duration) -> Iterator[str]:
+    """Yield a line for each fault that begins when a run has ended."""
+    for fault in faults:
+        if (fault.from_ is not None and fault.from_ >= end) or (fault.from_step or 0) > 0:
+            yield f"fault {fault.words}: it begins after the run, which ends at {end}"
 
 
 def result_lines(result: Result, title: str) -> Iterator[str]:

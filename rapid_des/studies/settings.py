@@ -1,7 +1,8 @@
 """Settings that changed nothing: each is left out in turn, and what a run is made of is compared.
 
-Nothing is simulated: a job is priced again, and its traces, memory and figures compared. What of a machine
-file no message of the job notices (servers, algorithms of collectives that it does not run) is listed here.
+Nothing is simulated: a job is priced again, and its traces, memory and figures compared; where these are the
+same, the programs that they become on the two machines are. What of a machine file no message of the job
+notices (servers, algorithms of collectives that it does not run) is listed here.
 """
 
 from __future__ import annotations
@@ -18,22 +19,31 @@ from rapid_des.errors import RapidDesError
 from rapid_des.frontend import Job, JobTrace, memory
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import price
+from rapid_des.studies.same_runs import run_alike
 
 Subject = tuple[Job | None, Machine]
 """A job on a machine, or a machine alone: traces, whose durations are stated, or a fabric."""
 
 MOST_GPUS = 1 << 14
 """GPUs of a job up to which it is priced again for every setting."""
+MOST_LOWERED = 1 << 11
+"""Ranks of traces up to which they are lowered again for every setting, which takes 2 s then."""
 _ALREADY = "that is what stands there already"
 _NOTHING = "nothing in this run depends on it"
 
 
 def idle_settings(
-    settings: Sequence[str], opened: Callable[[Sequence[str]], Subject], subject: Subject
+    settings: Sequence[str],
+    opened: Callable[[Sequence[str]], Subject],
+    subject: Subject,
+    *,
+    traces: TraceSet | None = None,
+    analytic: bool = False,
 ) -> tuple[str, ...]:
     """Return a line for every setting (`root.key=value`) that changes nothing of what is run.
 
-    `opened` reads the subject's files with some settings; `subject` is what it returns with all.
+    `opened` reads the subject's files with some settings; `subject` is what it returns with all. `traces` are
+    those that are replayed on a machine alone; `analytic` tells that the mode is of closed forms.
     """
     job, machine = subject
     if not settings or max(machine.fabric.gpus, job.gpus if job else 0) > MOST_GPUS:
@@ -42,7 +52,7 @@ def idle_settings(
     for number, setting in enumerate(settings):
         try:
             other = opened([*settings[:number], *settings[number + 1 :]])
-            why = _why_idle(subject, other, cache)
+            why = _why_idle(subject, other, traces, cache, analytic=analytic)
         except RapidDesError:  # without it there is no run at all
             continue
         if why:
@@ -50,12 +60,13 @@ def idle_settings(
     return tuple(lines)
 
 
-def _why_idle(subject: Subject, other: Subject, cache: BoundedCache) -> str:
+def _why_idle(
+    subject: Subject, other: Subject, traces: TraceSet | None, cache: BoundedCache, *, analytic: bool
+) -> str:
     """Return why a setting changes nothing, given the subject with it and without; empty if it does."""
     (job, machine), (other_job, other_machine) = subject, other
     if job == other_job and machine == other_machine and machine.spec == other_machine.spec:
         return _ALREADY
-    traces = None
     if job is not None and other_job is not None:
         if _figures(job, machine) != _figures(other_job, other_machine):
             return ""
@@ -65,7 +76,11 @@ def _why_idle(subject: Subject, other: Subject, cache: BoundedCache) -> str:
         traces = trace.traces
     elif machine.slowed and machine.device != other_machine.device:
         return ""
-    return _NOTHING if _same_fabric(machine, other_machine, traces) else ""
+    if _same_fabric(machine, other_machine, traces):
+        return _NOTHING
+    if traces is None or len(traces.ranks) > MOST_LOWERED:
+        return ""
+    return _NOTHING if run_alike(machine, other_machine, traces, cache, analytic=analytic) else ""
 
 
 def _figures(job: Job, machine: Machine) -> tuple[object, ...]:

@@ -46,7 +46,28 @@ IDLE = [
     (SERVING, "device.launch.eager=50 us", NOTHING),
     (SERVING, "job.inference.cuda_graphs=true", ALREADY),
 ]
+LINK = "{source: 0, destination: switch0, both_directions: true, bandwidth: %s}"
+FAR = "{source: 15, destination: switch1, both_directions: true, bandwidth: 1 GB/s}"
+OF_TWO_NODES = ("llama2_7b_train", "dgx_a100_x2")  # the job has eight ranks: one node's links
+IDLE += [
+    (TRAINING, "machine.switching.mode=cut_through", ALREADY),
+    (TRAINING, "machine.switching.segment=8 KiB", NOTHING),  # packets are the protocol's
+    (TRAINING, f"machine.links=[{LINK % '300 GB/s'}]", NOTHING),
+    (TRAINING, "machine.faults=[{link: 0-switch0, bandwidth: 1.0}]", NOTHING),
+    (OF_TWO_NODES, f"machine.links=[{FAR}]", NOTHING),
+    (OF_TWO_NODES, "machine.faults=[{link: 15-switch1, bandwidth: 0.5}]", NOTHING),
+    (OF_TWO_NODES, "machine.faults=[{link: 15-switch1, bandwidth: 0.5, from: 1 s}]", NOTHING),
+    (OF_TWO_NODES, "machine.fabric.1.latency=5 us", NOTHING),
+    (OF_TWO_NODES, "machine.routing.ecmp=lowest_id", NOTHING),
+]
 READ = [
+    (TRAINING, "machine.switching.mode=fluid"),
+    (TRAINING, "machine.switching.protocol.header=64 B"),
+    (TRAINING, f"machine.links=[{LINK % '30 GB/s'}]"),
+    (TRAINING, "machine.faults=[{link: 0-switch0, bandwidth: 0.5}]"),
+    (TRAINING, "machine.faults=[{link: 0-switch0, bandwidth: 0.5, from: 1 s}]"),
+    (TRAINING, "machine.faults=[{gpu: 3, compute: 0.5, from: 1 s}]"),
+    (OF_TWO_NODES, "machine.faults=[{link: 0-switch0, latency: 1 us}]"),
     (TRAINING, "device.clock.sustained=1.1 GHz"),
     (TRAINING, "device.launch.graph=2 us"),
     (TRAINING, "device.sms=1.5x"),
@@ -88,6 +109,31 @@ def test_of_several_settings_only_the_idle_ones_are_named():
         "device.power",
         "device.launch.eager",
     ]
+
+
+def test_what_closed_forms_leave_out_is_idle_in_their_mode():
+    words = ["run", "llama2_7b_train", "--on", "dgx_a100", "--set", "machine.switching.parts=1"]
+    note = f"--set machine.switching.parts=1: {NOTHING}"
+    assert note in call(*words, "--mode", "analytical", "--json").json["notes"]
+    assert note not in call(*words, "--json").json["notes"]
+
+
+def test_a_replay_says_which_links_and_switches_its_traces_never_use():
+    words = ["replay", "all_reduce_4", "--on", "dgx_a100_x2", "--set"]
+    assert NOTHING in call(*words, "machine.fabric.1.latency=5 us").err
+    assert NOTHING in call(*words, "machine.switching.segment=8 KiB").err
+    assert call(*words, "machine.fabric.0.latency=5 us").err == ""
+
+
+def test_a_fault_that_begins_after_the_run_is_named():
+    words = ["run", "llama2_7b_train", "--on", "dgx_a100", "--fault"]
+    told = "it begins after the run, which ends at 3.852 s"
+    assert (
+        f"fault link=0-switch0 bandwidth=0.5 from='100 s': {told}"
+        in call(*words, "link=0-switch0 bandwidth=0.5 from=100s").out
+    )
+    assert told in call(*words, "link=0-switch0 bandwidth=0.5 from_step=1").out
+    assert "it begins" not in call(*words, "link=0-switch0 bandwidth=0.5 from=1s").out
 
 
 def test_run_says_it_in_its_notes_and_others_on_stderr():
