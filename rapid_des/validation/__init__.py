@@ -3,10 +3,93 @@
 It ships with the library because `rapid-des validate --data DIR` judges predictions by a user's own
 measurements, and `device calibrate` fits a user's device to them with the same readers and the same split.
 No other command imports it.
+
+To add a family, write a module in `operators` or `network` with a function
+
+    def topics(data: DataFolder) -> Iterable[Topic]
+
+and one line in `PROVIDERS`. The function reads its CSV files with `data.read("folder/file.csv")` (a list of
+dicts of text; `[]` if the file is absent, which the report then lists), groups the rows by the topic they
+belong to, and yields `Topic(name, rows)`, where `rows` is a function without arguments that makes the
+predictions: it runs only if the topic is asked for. Each `Row` holds the case (from the column `case_id`, or
+from a fixed table in the module), the measurement, the prediction, and the null model's (in `scoring`). A row
+that the model does not represent gets `predicted=None` and the reason in `unsupported`; nothing is dropped in
+silence. Rows that are known to be bad go to topics named `…/excluded-REASON`.
 """
 
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+
+from rapid_des.errors import InputError
 from rapid_des.validation.measurements import DataFolder, open_folder
-from rapid_des.validation.registry import validate
-from rapid_des.validation.scoring import Row, Topic, is_calibration, score
+from rapid_des.validation.scoring import Report, Row, Topic, is_calibration, score
 
 __all__ = ["DataFolder", "Row", "Topic", "is_calibration", "open_folder", "score", "validate"]
+
+PROVIDERS: dict[str, str] = {
+    "operators.gemm:topics": "operators/gemm",
+    "operators.moe:topics": "operators/moe",
+    "operators.gemm:traffic_topics": "operators/traffic",
+    "operators.attention:topics": "operators/",
+    "operators.vector:topics": "operators/",
+    "operators.learned:topics": "operators/learned",
+    "operators.others:topics": "operators/other",
+    "network.nccl:topics": "network/",
+    "network.nccl:shaped_topics": "network/",
+    "network.serving_kernels:topics": "network/",
+    "network.packets:ns3_topics": "network/",
+    "network.packets:grid_topics": "network/",
+}
+"""Module and function here, and what its topics' names start with: a provider is asked only if a wanted
+prefix may be its."""
+
+
+def validate(
+    data: DataFolder,
+    prefixes: Sequence[str] = (),
+    *,
+    report: Callable[[str, int, int], None] = lambda *_: None,
+) -> Report:
+    """Return `{"topics": {name: figures}, "constants": …, "absent": [files]}` for the chosen topics.
+
+    `report` is told each topic that is begun, how many were before it and how many there are. A keyboard
+    interrupt ends it with what is scored, if anything is; what is not is in "unfinished".
+    """
+    chosen = select(list(all_topics(data, prefixes)), prefixes)
+    constants: dict[str, object] = {}
+    reports: dict[str, Report] = {}
+    try:
+        for number, topic in enumerate(chosen):
+            report(topic.name, number, len(chosen))
+            reports[topic.name] = score(topic, split=data.split)
+            constants |= topic.constants
+    except KeyboardInterrupt:
+        if not reports:
+            raise
+    unfinished = [topic.name for topic in chosen if topic.name not in reports]
+    absent = list(data.absent)
+    return {"topics": reports, "constants": constants, "absent": absent, "unfinished": unfinished}
+
+
+def all_topics(data: DataFolder, prefixes: Sequence[str] = ()) -> Iterator[Topic]:
+    """Yield the topics of the providers that may have a wanted prefix, in the table's order."""
+    for provider, start in PROVIDERS.items():
+        if not prefixes or any(start.startswith(prefix) or prefix.startswith(start) for prefix in prefixes):
+            module, function = provider.split(":")
+            yield from getattr(importlib.import_module(f"{__package__}.{module}"), function)(data)
+
+
+def select(topics: Sequence[Topic], prefixes: Sequence[str]) -> list[Topic]:
+    """Return the topics whose name starts with one of the prefixes (all without any), sorted by name."""
+    names = [topic.name for topic in topics]
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in names):
+            loaded = {"/".join(name.split("/")[:2]) for name in names}
+            others = {
+                start for start in PROVIDERS.values() if not any(name.startswith(start) for name in names)
+            }
+            raise InputError(f"no topic starts with {prefix!r}; topics: {', '.join(sorted(loaded | others))}")
+    chosen = [topic for topic in topics if not prefixes or topic.name.startswith(tuple(prefixes))]
+    return sorted(chosen, key=lambda topic: topic.name)

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from rapid_des import validation
 from rapid_des.cli import options, progress
 from rapid_des.studies import collective_bench
-from rapid_des.validation import registry
 from tests.cli.shell import call
 
 BENCH = ("topology", "bench", "dgx_a100", "--sizes", "4KiB:64KiB")
@@ -85,7 +85,7 @@ def test_a_validation_that_is_interrupted_prints_what_is_finished(monkeypatch):
         scored.append(topic.name)
         return {"residuals": [], "calibration": {}}
 
-    monkeypatch.setattr(registry, "score", second_is_interrupted)
+    monkeypatch.setattr(validation, "score", second_is_interrupted)
     left = call("validate", "operators/gemm", "--json")
     assert left.code == 130
     assert list(left.json["topics"]) == scored

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
+from rapid_des.validation import all_topics
 from rapid_des.validation.measurements import open_folder
-from rapid_des.validation.registry import all_topics
 from rapid_des.validation.scoring import is_calibration, score
 
 
