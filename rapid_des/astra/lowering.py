@@ -36,7 +36,10 @@ def lower_with_network(traces: TraceSet, setup: Setup) -> tuple[Lowered, AstraNe
     templates = PhaseTemplates(setup)
     table = GroupTable(traces, network)
     programs = _Programs(setup, templates, traces.groups, network.gpus)
-    bindings = tuple(table.bind(position, *programs.of(trace)) for position, trace in enumerate(traces.ranks))
+    bindings = tuple(
+        table.bind(position, *programs.of(trace, number))
+        for position, (trace, number) in enumerate(zip(traces.ranks, traces.table_numbers(), strict=True))
+    )
     routed = table.routed(templates.numbered, both_ways=False)
     hops = astra_hop_table(network, templates.sizes.all())
     memories = np.full(routed.links - len(network.fabric), len(network.bandwidth), np.int32)
@@ -116,13 +119,13 @@ class _Programs:
         self._digests: dict[int, bytes] = {}
         self.distinct: list[RankProgram] = []
 
-    def of(self, trace: RankTrace) -> tuple[int, SlotTable]:
-        """Return the number of a rank's program and what its slots are."""
+    def of(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
+        """Return the number of a rank's program, and what its slots are, given the number of its table."""
         scopes = tuple(map(self._scope, trace.groups))
-        digest = self._digests.get(id(trace.nodes))
+        digest = self._digests.get(table)
         order = issue_order(trace.nodes) if digest is None else None
         if order is not None:
-            digest = self._digests[id(trace.nodes)] = _digest(trace.nodes, order)
+            digest = self._digests[table] = _digest(trace.nodes, order)
         key = (digest, scopes)
         if key not in self._numbers:
             program, slots = lower_rank(

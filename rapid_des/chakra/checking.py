@@ -277,7 +277,7 @@ def _some(values: Iterable[object], limit: int = 12) -> str:
 def _group_findings(traces: TraceSet) -> Iterator[Finding]:
     """Compare, group by group, the collectives that the members issue."""
     by_rank = {rank.rank: rank for rank in traces.ranks}
-    issued = _Issued()
+    issued = _Issued(traces)
     used = {name for rank in traces.ranks for name in rank.groups}
     for name, members in traces.groups.items():
         if name not in used or len(members) < 2:
@@ -293,14 +293,16 @@ def _group_findings(traces: TraceSet) -> Iterator[Finding]:
 class _Issued:
     """The rows of each rank's collectives on a group, once for all ranks that share a table."""
 
-    def __init__(self) -> None:
+    def __init__(self, traces: TraceSet) -> None:
+        ranks = (rank.rank for rank in traces.ranks)
+        self.table = dict(zip(ranks, traces.table_numbers(), strict=True))
         self.known: dict[tuple[int, int], Int64s] = {}
 
     def rows(self, rank: RankTrace, name: str) -> Int64s:
         if name not in rank.groups:
             return np.zeros(0, np.int64)
         slot = rank.groups.index(name)
-        key = (id(rank.nodes), slot)
+        key = (self.table[rank.rank], slot)
         if key not in self.known:
             on_group = (rank.nodes.kind == NodeKind.COLLECTIVE) & (rank.nodes.group == slot)
             self.known[key] = np.flatnonzero(on_group)

@@ -40,11 +40,10 @@ def rank_statistics(traces: TraceSet) -> tuple[RankStatistics, ...]:
     """Return the counts of every rank; ranks that share a table are counted once."""
     known: dict[int, dict[str, Any]] = {}
     rows = []
-    for rank in traces.ranks:
-        counts = known.get(id(rank.nodes))
-        if counts is None:
-            counts = known[id(rank.nodes)] = _table_counts(rank.nodes)
-        rows.append(RankStatistics(rank=rank.rank, groups=len(rank.groups), **counts))
+    for rank, table in zip(traces.ranks, traces.table_numbers(), strict=True):
+        if table not in known:
+            known[table] = _table_counts(rank.nodes)
+        rows.append(RankStatistics(rank=rank.rank, groups=len(rank.groups), **known[table]))
     return tuple(rows)
 
 

@@ -125,6 +125,11 @@ class TraceSet:
     notes: tuple[str, ...] = field(default=())
     """One line for each choice or repair that reading made, for people."""
 
+    def table_numbers(self) -> list[int]:
+        """Return by position the number of each rank's table: one for all ranks that share one."""
+        numbers: dict[int, int] = {}
+        return [numbers.setdefault(id(rank.nodes), len(numbers)) for rank in self.ranks]
+
 
 Severity = Literal["error", "repaired", "warning"]
 

@@ -149,8 +149,10 @@ class _Lowering:
         self.served: set[Served] = set()
 
     def program(self) -> Program:
+        numbered = zip(self.traces.ranks, self.traces.table_numbers(), strict=True)
         bindings = tuple(
-            self.groups.bind(position, *self._rank(trace)) for position, trace in enumerate(self.traces.ranks)
+            self.groups.bind(position, *self._rank(trace, table))
+            for position, (trace, table) in enumerate(numbered)
         )
         fluid_mode = self.machine.switching.mode == "fluid"
         routed = self.groups.routed(self.templates.numbered, both_ways=fluid_mode)
@@ -180,12 +182,12 @@ class _Lowering:
             fluid=fluid,
         )
 
-    def _rank(self, trace: RankTrace) -> tuple[int, SlotTable]:
-        """Return the rank's program: one for all ranks with the same nodes and the same shapes of groups."""
+    def _rank(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
+        """Return the rank's program: one for all ranks with the same table and the same shapes of groups."""
         geometries = tuple(self.groups.geometry(name) for name in trace.groups)
         trees = tuple(self._above(name, trace.rank) for name in trace.groups)
         mark = self.planner.mark(trace.rank, map(self.groups.members, trace.groups))
-        key: tuple[object, ...] = (id(trace.nodes), geometries, trees, mark)
+        key: tuple[object, ...] = (table, geometries, trees, mark)
         if self.analytic:
             members = tuple(self._likeness(self.groups.members(name)) for name in trace.groups)
             key = (*key, members, tuple(self._likeness((trace.rank, peer)) for peer in trace.peers))

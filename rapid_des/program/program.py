@@ -58,7 +58,7 @@ as one loop; `tests/semantics` holds both to each rule by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -173,8 +173,8 @@ class Template:
     member_need: Int32s
     name: str = ""
     """For people: the collective, its algorithm and size."""
-    alike: object = None
-    """Templates with this very object differ in sizes and names only; who changes more takes it away."""
+    shape: Hashable = None
+    """Templates of one shape differ in sizes and names only; who changes more takes it away (None)."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -182,6 +182,11 @@ class Template:
     def expanded(self) -> Template:
         """Return the template with all its columns, as engines want it."""
         return self
+
+
+def shapes(templates: Sequence[Template]) -> list[Hashable]:
+    """Return what templates have in common that share all columns but sizes: the shape, else a number."""
+    return [number if one.shape is None else one.shape for number, one in enumerate(templates)]
 
 
 @dataclass(frozen=True)

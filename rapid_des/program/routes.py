@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from rapid_des.arrays import Int32s, Int64s, starts_of
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.switches import SwitchTrees
 from rapid_des.program.plans import with_switches
-from rapid_des.program.program import Template
+from rapid_des.program.program import Template, shapes
 
 _LARGE = 1 << 12
 """Pairs of a pattern from which on its routes are looked for among those of equal members only."""
@@ -177,10 +177,9 @@ def _routed(machine: Wired, batches: Iterator[Int64s]) -> Routes:
 
 def _fingerprints(templates: Sequence[Template]) -> list[bytes]:
     """Return who sends to whom among how many, as digests: equal ones take equal routes."""
-    known: dict[tuple[int, int, int], bytes] = {}
+    known: dict[Hashable, bytes] = {}
     found = []
-    for one in templates:
-        shared = (one.members, id(one.pair_source), id(one.pair_destination))
+    for one, shared in zip(templates, shapes(templates), strict=True):
         if shared not in known:
             digest = hashlib.blake2b(str(one.members).encode(), digest_size=16)
             digest.update(np.ascontiguousarray(one.pair_source).data)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.program.builders import Edges, make_template
 from rapid_des.program.program import NONE, Template
-from rapid_des.program.rounds import RoundsTemplate
 from rapid_des.program.services import Sizes
 
 
@@ -65,7 +63,7 @@ class Templates:
 
         digest, shape, sizes = self._memory.get_or_make(("template", key, segment), make, weight=_weight)
         shape = self._known.setdefault(digest, shape)
-        return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name, alike=shape)
+        return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name, shape=digest)
 
     def message(self, size: int, segment: int | None = None) -> Template:
         """Return the template of a message: member 0 sends, member 1 receives."""
@@ -79,7 +77,9 @@ class Templates:
         if members not in self._transfers:
             self._transfers[members] = transfer_template(0, Sizes(), name="", members=members)
         shape = self._transfers[members]
-        return replace(shape, size=np.array([self._sizes.row(size)], np.int32), name=name, alike=shape)
+        return replace(
+            shape, size=np.array([self._sizes.row(size)], np.int32), name=name, shape=("transfer", members)
+        )
 
 
 def _weight(made: tuple[bytes, Template, Int64s]) -> int:
@@ -100,22 +100,6 @@ def _structure(schedule: Schedule) -> bytes:
     ):
         digest.update(np.ascontiguousarray(column).data)
     return digest.digest()
-
-
-_SHARED = attrgetter(
-    "pair", "pair_source", "pair_destination", "source", "need", "edge_starts", "edge_target", "edge_lag",
-    "edge_at_injection", "arrival_starts", "arrival_target", "arrival_lag", "member_need",
-)  # fmt: skip
-"""A template's columns but its sizes."""
-
-
-def structure(template: Template) -> tuple[int, ...]:
-    """Return what two templates have in common that share all columns but sizes, as long as both live."""
-    if isinstance(template, RoundsTemplate):
-        return (id(template),)
-    if template.alike is not None:
-        return (id(template.alike), id(template.pair))
-    return tuple(map(id, _SHARED(template)))
 
 
 def template_of(schedule: Schedule, sizes: Sizes, *, name: str, segment: int | None = None) -> Template:

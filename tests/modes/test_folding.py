@@ -15,6 +15,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.program.lowering import lower
+from rapid_des.program.program import shapes
 from rapid_des.program.rounds import Rounds, rounds_template
 from tests.engines.agreement import RUN, assert_same
 from tests.engines.test_compiled_kernel import python
@@ -185,3 +186,16 @@ def test_of_members_that_send_to_all_others_at_once_one_is_left(kind):
     assert_same(
         folding.unfolded(program, RUN["simpy"](folding.program)), RUN["compiled"](program), ties=False
     )
+
+
+def test_templates_of_one_shape_are_told_by_value():
+    # two sizes of one collective share all columns but sizes, also where the values come from a file
+    nodes = Nodes()
+    nodes.collective(CollectiveType.ALL_REDUCE, 500)
+    nodes.collective(CollectiveType.ALL_REDUCE, 600)
+    nodes.collective(CollectiveType.ALL_TO_ALL, 500)
+    program = lower(same_everywhere(nodes, 4), machine(ring(4), collectives={"all_to_all": "direct"})).program
+    travelled = pickle.loads(pickle.dumps(program))
+    first, second, other = shapes(program.templates)
+    assert first == second != other
+    assert shapes(travelled.templates) == [first, second, other]

@@ -9,7 +9,7 @@ same columns, and its row among the records (`Ranks.flat[rank] + visit`), which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +25,8 @@ from rapid_des.program.program import (
     Template,
     Timetable,
     VisitKind,
+    shapes,
 )
-from rapid_des.program.templates import structure
 
 Array = NDArray[Any]
 
@@ -220,8 +220,8 @@ def _tasks(program: Program) -> Tasks:
         return _joined([of(template) for template in distinct], dtype)
 
     templates = [template.expanded() for template in program.templates]
-    numbers: dict[tuple[int, ...], int] = {}
-    shape = np.array([numbers.setdefault(structure(one), len(numbers)) for one in templates], np.int64)
+    numbers: dict[Hashable, int] = {}
+    shape = np.array([numbers.setdefault(one, len(numbers)) for one in shapes(templates)], np.int64)
     distinct = [templates[int(first)] for first in np.unique(shape, return_index=True)[1]]
     return Tasks(
         members=np.array([template.members for template in templates], np.int32),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -58,7 +58,7 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     """
     groups = blocks.inner_groups
     alike = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
-    kinds = [kind + _paces(group, slow) for kind, group in zip(alike, groups, strict=True)]
+    kinds = [kind + _paces(group, machine, slow) for kind, group in zip(alike, groups, strict=True)]
     times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
     for index, kind in enumerate(kinds):
         for key in blocks.keys(blocks.stage(index)):
@@ -71,10 +71,9 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     return kinds, times
 
 
-def _paces(ranks: Sequence[int], slow: Mapping[int, Blocks]) -> bytes:
-    """Return which members of a group are slowed, and which of them equally: those share their blocks."""
-    numbers = {id(blocks): number for number, blocks in enumerate(slow.values())}
-    places = [(place, numbers[id(slow[rank])]) for place, rank in enumerate(ranks) if rank in slow]
+def _paces(ranks: Sequence[int], machine: Machine, slow: Container[int]) -> bytes:
+    """Return which members of a group are slowed, and by what."""
+    places = [(place, machine.slowed[rank]) for place, rank in enumerate(ranks) if rank in slow]
     return repr(places).encode() if places else b""
 
 
@@ -121,10 +120,10 @@ def key_of(traces: TraceSet, choice: EngineChoice, *, analytic: bool) -> Hashabl
 
     Groups count by their members, in order, and not by their names.
     """
-    tables: dict[int, bytes] = {}
+    contents: dict[int, bytes] = {}
     ranks = []
-    for one in traces.ranks:
-        content = tables.get(id(one.nodes)) or tables.setdefault(id(one.nodes), _digest(one.nodes))
+    for one, table in zip(traces.ranks, traces.table_numbers(), strict=True):
+        content = contents.get(table) or contents.setdefault(table, _digest(one.nodes))
         ranks.append((one.rank, content, tuple(traces.groups[name] for name in one.groups), one.peers))
     return ("run", tuple(ranks), traces.unordered_streams, choice.engine, choice.fold, analytic)
 

@@ -6,15 +6,15 @@ which a member injects its tasks (R3) is kept. It leaves the template as it is i
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rapid_des.arrays import Bools, Int32s, Int64s, entries_of, rows_of, starts_of
-from rapid_des.program.program import NONE, Template
+from rapid_des.program.program import NONE, Template, shapes
 from rapid_des.program.rounds import RoundsTemplate, rounds_template
-from rapid_des.program.templates import structure
 
 _BLOCK = 1 << 16
 """Tasks compared at a time: what a comparison holds beside the template is a few megabytes."""
@@ -38,17 +38,17 @@ class Invariance:
 class Invariances:
     """Tells under which permutations templates stay the same; what templates share is compared once."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], tuple[_TaskOrder, Invariance | None]] = {}
-        self._alive: list[Template] = []
+    def __init__(self, templates: Sequence[Template]) -> None:
+        self._templates, self._shapes = templates, shapes(templates)
+        self._known: dict[tuple[Hashable, bytes], tuple[_TaskOrder, Invariance | None]] = {}
 
-    def of(self, template: Template, member: Int64s) -> Invariance | None:
-        """Return the invariance that takes member m to `member[m]`; None if the template changes."""
+    def of(self, number: int, member: Int64s) -> Invariance | None:
+        """Return what takes member m of a template to `member[m]`; None if the template changes."""
+        template = self._templates[number]
         if isinstance(template, RoundsTemplate):
             return _rounds_invariance(template, member)
-        key = (structure(template), member.tobytes())
+        key = (self._shapes[number], member.tobytes())
         if key not in self._known:
-            self._alive.append(template)  # as long as the key, which is made of its columns' identities
             order = _TaskOrder(template)
             self._known[key] = order, _invariance(template, order, member)
         order, invariance = self._known[key]
@@ -313,7 +313,7 @@ def with_used_pairs(template: Template) -> tuple[Template, Int64s]:
     ends = template.pair_source[used], template.pair_destination[used]
     if rounds is not None:
         return rounds_template(replace(rounds, pair=number[rounds.pair]), *ends, template.name), used
-    left = replace(template, pair=number[pair], pair_source=ends[0], pair_destination=ends[1], alike=None)
+    left = replace(template, pair=number[pair], pair_source=ends[0], pair_destination=ends[1], shape=None)
     return left, used
 
 

@@ -11,7 +11,7 @@ always folded alike: see `Budget`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -38,8 +38,16 @@ from rapid_des.modes.symmetry.rotation import (
     prove,
     shifts,
 )
-from rapid_des.program.program import NONE, Group, Program, RankBinding, RankProgram, Records, Template
-from rapid_des.program.templates import structure
+from rapid_des.program.program import (
+    NONE,
+    Group,
+    Program,
+    RankBinding,
+    RankProgram,
+    Records,
+    Template,
+    shapes,
+)
 
 LOOK_S, COMPARE_S = 30e-9, 50e-9
 """What it takes to look at a slot, and to compare a task, an edge or a route with its image."""
@@ -130,6 +138,7 @@ class _Search:
         self.program, self.budget = program, budget
         self.left_s = max(budget.least_s, budget.search * budget.run_s)
         self.slots = Slots(program)
+        self.shapes = shapes(program.templates)
 
     @cached_property
     def uses(self) -> Uses:
@@ -167,11 +176,11 @@ class _Search:
 
     def _rows_to_compare(self, groups: GroupImages) -> int:
         """Return how many rows of the templates of groups that a shift permutes are to be compared."""
-        rows = {}
+        rows: dict[tuple[Hashable, bytes], int] = {}
         for group, member in groups.permuted.items():
             for number in self.program.groups[group].routes:
                 template = self.program.templates[number]
-                rows[structure(template), member.tobytes()] = rows_to_compare(template)
+                rows[self.shapes[number], member.tobytes()] = rows_to_compare(template)
         return sum(rows.values())
 
 
@@ -190,7 +199,8 @@ class _Quotient:
         """By permuted group: what each of its templates becomes."""
         self._known_orbits: dict[bytes, MemberOrbits] = {}
         self._numbers: dict[tuple[int, bytes], int] = {}
-        self._left: dict[tuple[tuple[int, ...], bytes], Template] = {}
+        self._shapes = shapes(program.templates)
+        self._left: dict[tuple[Hashable, bytes], Template] = {}
 
     def folding(self, *, keeps_order: bool) -> Folding | None:
         lowest = self._group_orbits()
@@ -240,13 +250,14 @@ class _Quotient:
         if (number, key) in self._numbers:
             return self._numbers[number, key]
         template, orbits = self.program.templates[number], self.orbits[index]
-        shared = structure(template), key
+        shared = self._shapes[number], key
         left = self._left.get(shared)
         if left is None:
             left = one_orbit(template, orbits, self.rotation.invariances[index, number].order)
-            self._left[shared] = left
+            shape = None if template.shape is None else ("one orbit", *shared)
+            left = self._left[shared] = replace(left, shape=shape)
         else:
-            left = replace(left, size=sizes_of_orbits(template, orbits), name=template.name, alike=left)
+            left = replace(left, size=sizes_of_orbits(template, orbits), name=template.name)
         self._numbers[number, key] = len(self.templates)
         self.templates.append(left)
         return len(self.templates) - 1

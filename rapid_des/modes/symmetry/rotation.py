@@ -277,10 +277,10 @@ def rotations(program: Program) -> Iterator[Rotation]:
 
 def prove(uses: Uses, shift: Shift, groups: GroupImages) -> Rotation | None:
     """Compare all that a shift moves; None if the collectives or the links of their routes change."""
-    known, invariances, pairs = Invariances(), {}, {}
+    known, invariances, pairs = Invariances(uses.program.templates), {}, {}
     for group, member in groups.permuted.items():
         for use, template in enumerate(uses.program.groups[group].routes, int(uses.first[group])):
-            invariance = known.of(uses.program.templates[template], member)
+            invariance = known.of(template, member)
             if invariance is None:
                 return None
             invariances[group, template], pairs[use] = invariance, invariance.pair

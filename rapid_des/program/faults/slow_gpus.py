@@ -47,18 +47,18 @@ def stretched(traces: TraceSet, machine: Machine) -> TraceSet:
     Stated durations of GPU kernels grow by the compute factor, those of memory nodes by the memory's; nodes
     without a duration are priced on the slowed device.
     """
-    tables: dict[tuple[int, GpuFactors], NodeTable] = {}
+    stretched: dict[tuple[int, GpuFactors], NodeTable] = {}
     ranks: list[RankTrace] = []
-    for trace in traces.ranks:
+    for trace, table in zip(traces.ranks, traces.table_numbers(), strict=True):
         share = machine.slowed.get(trace.rank)
         if share is None:
             ranks.append(trace)
             continue
-        key = (id(trace.nodes), share)
-        if key not in tables:
-            tables[key] = _stretched(trace.nodes, machine.device, share)
-        ranks.append(replace(trace, nodes=tables[key]))
-    if not tables:
+        key = (table, share)
+        if key not in stretched:
+            stretched[key] = _stretched(trace.nodes, machine.device, share)
+        ranks.append(replace(trace, nodes=stretched[key]))
+    if not stretched:
         return traces
     note = (
         "slowed GPUs: stated kernel durations grow by the compute factor only, memory nodes by the hbm factor"

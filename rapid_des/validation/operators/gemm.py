@@ -210,15 +210,15 @@ def _constants(measured: Sequence[MeasuredGemm]) -> dict[str, object]:
 
 def score_rows(measured: Sequence[MeasuredGemm], split: bool) -> list[Row]:
     """Return the rows with the model's and the null model's predictions."""
-    groups: dict[tuple[bool, tuple[tuple[str, str], ...]], list[MeasuredGemm]] = {}
-    for row in measured:
-        groups.setdefault((bool(row.unsupported), row.conditions), []).append(row)
-    known = [row for row in measured if not row.unsupported]
-    nulls = dict(zip(map(id, known), _null(known, split), strict=True))
+    groups: dict[tuple[bool, tuple[tuple[str, str], ...]], list[int]] = {}
+    for place, row in enumerate(measured):
+        groups.setdefault((bool(row.unsupported), row.conditions), []).append(place)
+    known = [place for place, row in enumerate(measured) if not row.unsupported]
+    nulls = dict(zip(known, _null([measured[place] for place in known], split), strict=True))
     return [
-        Row(row.case_id, row.time_us, time, nulls.get(id(row)), reason)
+        Row(measured[place].case_id, measured[place].time_us, time, nulls.get(place), reason)
         for group in groups.values()
-        for row, (time, reason) in zip(group, _predict(group), strict=True)
+        for place, (time, reason) in zip(group, _predict([measured[one] for one in group]), strict=True)
     ]
 
 

@@ -107,19 +107,19 @@ def _reason(row: Record) -> str:
 def _known_rows(rows: Sequence[Record], split: bool) -> list[Row]:
     predicted: dict[int, float] = {}
     for group in _by_device(rows):
-        times = gated_ffn_us([products(row) for row in group], moe_device(group[0]))
-        predicted |= {id(row): float(time) for row, time in zip(group, times, strict=True)}
+        times = gated_ffn_us([products(rows[place]) for place in group], moe_device(rows[group[0]]))
+        predicted |= {place: float(time) for place, time in zip(group, times, strict=True)}
     nulls = _null(rows, split)
     return [
-        Row(row["case_id"], row.time("time_us"), predicted[id(row)], null)
-        for row, null in zip(rows, nulls, strict=True)
+        Row(row["case_id"], row.time("time_us"), predicted[place], null)
+        for place, (row, null) in enumerate(zip(rows, nulls, strict=True))
     ]
 
 
-def _by_device(rows: Sequence[Record]) -> list[list[Record]]:
-    groups: dict[tuple[str, Dtype], list[Record]] = {}
-    for row in rows:
-        groups.setdefault(kernels_of(row), []).append(row)
+def _by_device(rows: Sequence[Record]) -> list[list[int]]:
+    groups: dict[tuple[str, Dtype], list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(kernels_of(row), []).append(place)
     return list(groups.values())
 
 
