@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -43,6 +43,8 @@ class Lowered:
     """What the program is the first one of; None: it is the whole."""
     served: frozenset[Served] = frozenset()
     """Which algorithms its collectives got."""
+    plans: Mapping[Call, Plan] = field(default_factory=dict)
+    """How each collective is done, by the first rank that was lowered."""
 
     @property
     def copies(self) -> int:
@@ -106,7 +108,7 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
         replicas=replicas,
         cache=BoundedCache() if cache is None else cache,
     )
-    return Lowered(lowering.program(), traces, replicas, frozenset(lowering.served))
+    return Lowered(lowering.program(), traces, replicas, frozenset(lowering.served), lowering.plans)
 
 
 def planner_of(machine: Machine) -> Planner:
@@ -147,6 +149,7 @@ class _Lowering:
         self.likeness: dict[tuple[int, ...], bytes] = {}
         self.planner = planner_of(machine)
         self.served: set[Served] = set()
+        self.plans: dict[Call, Plan] = {}
 
     def program(self) -> Program:
         numbered = zip(self.traces.ranks, self.traces.table_numbers(), strict=True)
@@ -227,6 +230,7 @@ class _Lowering:
         """Return how a collective of some ranks is done, and note it."""
         chunks = self.planner.plan(call, ranks, rank)
         self.served.add(served_by(call, chunks))
+        self.plans.setdefault(call, chunks)
         return chunks
 
     def _alone(self, call: Call, ranks: tuple[int, ...]) -> Template:

@@ -23,8 +23,8 @@ from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection
 from rapid_des.network.protocol import payload_bandwidth_bound
-from rapid_des.program.lowering import planner_of
-from rapid_des.program.plans import Call, TreesOverGroups, geometry
+from rapid_des.program.plans import geometry
+from rapid_des.report.result import Result
 from rapid_des.simulation import replay
 from rapid_des.studies.traffic import messages, one_collective
 from rapid_des.units import PS_PER_S, Size, seconds
@@ -182,7 +182,7 @@ def each_answer(
         else:
             traces = messages(schedule(share), group)
         result = replay(traces, machine, engine=engine)
-        names = _algorithms(kind, group, share, machine) if own is None else (own.name,)
+        names = _algorithms(result) if own is None else (own.name,)
         inside = not IN_SWITCH.keys().isdisjoint(names)
         lower = bounds(fabric, group, kind, share, halving=halving, in_switch=inside)
         yield BenchRow(size, int(result.step_time), lower, "/".join(names), _factor(kind, members))
@@ -244,13 +244,11 @@ def _halving(machine: Machine, fabric: Fabric, members: int) -> int:
     return bisection(fabric, machine.spec.fabric, machine.dead).bandwidth
 
 
-def _algorithms(kind: CollectiveType, group: tuple[int, ...], size: int, machine: Machine) -> tuple[str, ...]:
-    """Return the algorithms of the plan's first chunk: one for each step, or the one of all."""
-    extents, dimensions = geometry(machine.fabric, group)
-    above = TreesOverGroups(machine).of("world", group, extents, group[0])
-    call = Call(kind, size, extents, dimensions, above)
-    steps = planner_of(machine).plan(call, group, group[0])[0]
-    names = tuple(step.algorithm for step in steps)
+def _algorithms(result: Result) -> tuple[str, ...]:
+    """Return the algorithms of the first chunk of the only collective: one a step, or the one of all."""
+    assert result.run is not None
+    plan = next(iter(result.run.lowered.plans.values()))  # of the first rank, whose switches may be others
+    names = tuple(phase.algorithm for phase in plan[0])
     return names[:1] if len(set(names)) == 1 else names
 
 

@@ -14,10 +14,11 @@ from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.machine import load_machine
 from rapid_des.network.collectives import algorithm, algorithms_for
 from rapid_des.network.collectives.schedule import CollectiveType
+from rapid_des.program.plans import Planner
 from rapid_des.simulation import replay
 from rapid_des.studies.collective_bench import OPERATIONS, Own, Question, answer, chosen, sizes_between
 from rapid_des.studies.traffic import messages
-from tests.program.machines import dimension, machine
+from tests.program.machines import dimension, machine, ring, switch
 
 
 def test_sizes_go_by_the_factor_and_end_within():
@@ -181,3 +182,23 @@ def questions(draw):
 def test_no_collective_on_any_fabric_beats_its_bound(question):
     for row in answer(*question, engine="simpy"):
         assert row.bound.time <= row.duration
+
+
+def test_every_size_is_planned_once(monkeypatch):
+    planned, plan = [], Planner.plan
+
+    def counted(self, call, ranks, rank):
+        planned.append(call.size)
+        return plan(self, call, ranks, rank)
+
+    monkeypatch.setattr(Planner, "plan", counted)
+    rows = answer(load_machine("dgx_a100"), Question("all_reduce", [1024, 2048]))
+    assert [row.algorithm for row in rows] == ["ring", "ring"]
+    assert planned == [1024, 2048]
+
+
+def test_algorithms_are_those_of_the_first_ranks_lines():
+    # the switch of each pair is another one, so that ranks call by different trees
+    where = machine(switch(2), ring(4), collectives={"default": ["sharp", "ring"]})
+    rows = answer(where, Question("all_reduce", [1024]))
+    assert rows[0].algorithm == "sharp/ring/sharp"
