@@ -189,11 +189,11 @@ class Dragonfly(Switched, frozen=True, kw_only=True, tag="dragonfly"):
     routers: Count
     """Routers in a group."""
     global_links: Count
-    """Global links of a router."""
+    """Global links (cables) of a router."""
     local_link: Rate
     """Of each link between two routers of a group."""
     global_link: Rate
-    """Of each link between two groups."""
+    """Of each cable between two groups; those between the same two routers are one link of their sum."""
 
 
 class LowDiameter(Switched, frozen=True, kw_only=True):

@@ -1,5 +1,8 @@
 """Fat trees, rails, ECMP, dragonflies and graphs from files."""
 
+import itertools
+
+import networkx
 import numpy as np
 import pytest
 
@@ -7,9 +10,10 @@ from rapid_des.errors import ConfigError, FabricCutError, TopologyError
 from rapid_des.network.build import build
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import Routing
-from tests.network.fabrics import INNER, dimension
+from tests.network.fabrics import INNER, dimension, graph_of
 
 LINK = {"bandwidth": "50 GB/s", "latency": "500 ns"}
+GLOBAL = {"bandwidth": "25 GB/s", "latency": "1 us"}
 
 
 def names(plan, source, destination):
@@ -95,6 +99,38 @@ def test_a_dragonfly_needs_a_global_link_for_every_other_group():
     # One group has no global links, and its routers are one hop apart.
     alone = build("x", [dimension(size=2, **keys)], INNER)
     assert names(alone, 0, 1) == ["gpu0>switch0", "switch0>switch1", "switch1>gpu1"]
+
+
+def small_dragonfly(size, hosts, routers, global_links):
+    keys = {"hosts": hosts, "routers": routers, "global_links": global_links}
+    stated = dimension(shape="dragonfly", size=size, **keys, local_link=LINK, global_link=GLOBAL)
+    return build("x", [stated], INNER)
+
+
+def test_cables_between_the_same_routers_of_a_dragonfly_add_up():
+    # 4 groups of 4 routers with 6 cables each: 24 of a group, 8 to each of three others, two a router.
+    fabric = small_dragonfly(64, 4, 4, 6).fabric
+    between = (fabric.source >= 64) & (fabric.destination >= 64)
+    group = np.array([(node - 64) // 4 for node in range(fabric.nodes)])
+    for one, other in itertools.permutations(range(4), 2):
+        links = between & (group[fabric.source] == one) & (group[fabric.destination] == other)
+        assert fabric.bandwidth[links].sum() == 8 * 25 * 10**9
+        assert set(fabric.bandwidth[links].tolist()) == {2 * 25 * 10**9}
+
+
+@pytest.mark.parametrize(("groups", "routers", "cables"), [(4, 2, 2), (5, 2, 3), (7, 3, 2), (3, 4, 4)])
+def test_routes_of_a_dragonfly_are_the_shortest_over_one_global_link(groups, routers, cables):
+    built = small_dragonfly(groups * routers, 1, routers, cables)
+    fabric = built.fabric
+    router = DimensionOrderRouter(built)
+    group = [node % (groups * routers) // routers for node in range(fabric.nodes)]
+    for source, goal in itertools.permutations(range(fabric.gpus), 2):
+        inside = [node for node in range(fabric.nodes) if group[node] in (group[source], group[goal])]
+        ways = networkx.all_simple_paths(graph_of(fabric).subgraph(inside), source, goal, cutoff=5)
+        crossings = [
+            (len(way) - 1, sum(group[a] != group[b] for a, b in itertools.pairwise(way))) for way in ways
+        ]
+        assert len(router.route(source, goal)) == min(hops for hops, crossed in crossings if crossed <= 1)
 
 
 def graph(tmp_path, text, size=3, name="g.csv"):

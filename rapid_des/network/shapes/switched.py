@@ -9,6 +9,7 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
 from rapid_des.network.blocks import Block, Wires, block, both_directions, check_links, wires
+from rapid_des.network.fabric import check_bandwidth
 from rapid_des.network.paths import pick
 from rapid_des.network.specs import Clos, Dragonfly, FatTree, Rate, Routing, Switch
 
@@ -173,7 +174,9 @@ def dragonfly(dimension: Dragonfly, routing: Routing) -> Block:
     """Return a dragonfly with minimal routes: at most a local, a global and a local hop between routers.
 
     Global links are spread by the palm tree arrangement; where two groups share several, a flow takes one of
-    those that need fewest local hops.
+    those that need fewest local hops. Several between the same two routers are one link of their bandwidth
+    together. Minimal is meant as in Kim, Dally, Scott and Abts, ISCA 2008: no route crosses two global links,
+    though by way of a third group that would at times be a hop shorter.
     """
     groups = _Groups.of(dimension)
     size, first, each = dimension.size, dimension.size, dimension.routers
@@ -185,9 +188,17 @@ def dragonfly(dimension: Dragonfly, routing: Routing) -> Block:
     near, far = (np.tile(axis.ravel(), groups.count) for axis in np.indices((each, each)))
     local = near != far
     laid.append(wires(first + (group + near)[local], first + (group + far)[local], dimension.local_link))
-    ends = groups.global_links()
-    laid.append(wires(first + ends[:, 0], first + ends[:, 1], dimension.global_link))
+    laid.append(_global_wires(groups, first, dimension))
     return block(size, size + routers, laid, _MinimalHops(groups, size, routing))
+
+
+def _global_wires(groups: _Groups, first: int, dimension: Dragonfly) -> Wires:
+    """Return the links between groups: cables between the same two routers are one of their sum."""
+    ends, cables = np.unique(groups.global_links(), axis=0, return_counts=True)
+    laid = wires(first + ends[:, 0], first + ends[:, 1], dimension.global_link)
+    most = int(cables.max(initial=1)) * dimension.global_link.bandwidth
+    check_bandwidth(most, f"dimension {dimension.name}: global_link")
+    return replace(laid, bandwidth=laid.bandwidth * cables)
 
 
 @dataclass(frozen=True)
@@ -222,7 +233,7 @@ class _Groups:
         return (copy * (self.count - 1) + distance - 1) // self.ports
 
     def global_links(self) -> Int64s:
-        """Return all (router, router) ends of global links, each direction once."""
+        """Return the (router, router) ends of all global links, a row for each cable and direction."""
         if self.count == 1:
             return np.zeros((0, 2), np.int64)
         grid = np.indices((self.count, self.count - 1, self.copies)).reshape(3, -1)
@@ -230,7 +241,7 @@ class _Groups:
         source = group * self.routers + self.gateway(distance, copy)
         peer = (group + distance) % self.count
         destination = peer * self.routers + self.gateway(self.count - distance, copy)
-        return np.unique(np.stack([source, destination], axis=1), axis=0)
+        return np.stack([source, destination], axis=1)
 
     def cheapest(
         self, source: Int64s, destination: Int64s, flow: tuple[Int64s, Int64s], routing: Routing
