@@ -21,7 +21,7 @@ from rapid_des.machine import Machine
 from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.flattened import run_traces
-from rapid_des.modes.pricing import price, price_blocks
+from rapid_des.modes.pricing import pace, price, price_blocks
 from rapid_des.network.faults import drawn_names
 from rapid_des.report.result import Result, result_of
 from rapid_des.report.result_text import drawn_line, late_lines
@@ -73,13 +73,13 @@ def replay(
     >>> result.step_time, result.critical_rank
     (Duration('608.8 us'), 0)
     """
-    if machine.slowed:
-        from rapid_des.program.faults.slow_gpus import stretched
+    paced = None
+    if machine.faults:
+        from rapid_des.program.faults.slow_gpus import pace_of, stretched
 
-        traces = stretched(traces, machine)
-    return _noted(
-        result_of(run_traces(traces, machine, EngineChoice.of(engine), trail=trail, cache=cache)), machine
-    )
+        paced, traces = pace_of(traces, machine), stretched(traces, machine)
+    run = run_traces(traces, machine, EngineChoice.of(engine), trail=trail, cache=cache, pace=paced)
+    return _noted(result_of(run), machine)
 
 
 def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
@@ -110,7 +110,8 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     choice = EngineChoice.of(engine)
     if mode == FLATTENED:
         trace = price(job, machine, cache=cache)
-        run = run_traces(trace.traces, machine, choice, trail=trail, cache=cache)
+        paced = pace(job, machine, cache=cache)
+        run = run_traces(trace.traces, machine, choice, trail=trail, cache=cache, pace=paced)
         return _noted(result_of(run, trace=trace, memory=memory), machine)
     blocks = run_blocks(
         price_blocks(job, machine, cache=cache), machine, BLOCK_MODES[mode], choice, cache=cache

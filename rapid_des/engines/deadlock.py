@@ -50,7 +50,7 @@ def why_unfinished(program: Program, records: Records, name: Namer | None = None
 
 def _stays_down(program: Program) -> bool:
     """Whether a link or stream is closed from some time on: what waits for it waits for ever."""
-    tables = (*program.link_timetables.values(), *program.stream_timetables.values())
+    tables = (*program.link_timetables.values(), *program.visit_timetables.values())
     return any(len(table.rate) > 0 and table.rate[-1] == 0 for table in tables)
 
 

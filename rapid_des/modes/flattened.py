@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import TraceSet
@@ -10,6 +11,9 @@ from rapid_des.errors import DeadlockError, TraceError
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, execute
 from rapid_des.program.lowering import Lowered, lower
+
+if TYPE_CHECKING:
+    from rapid_des.program.faults.slow_gpus import Pace
 
 
 @dataclass(frozen=True)
@@ -21,16 +25,18 @@ class Run:
     machine: Machine = field(repr=False)
 
 
-def run_traces(
+def run_traces(  # noqa: PLR0913 - what is asked for, by name
     traces: TraceSet,
     machine: Machine,
     choice: EngineChoice,
     *,
     trail: bool = False,
     cache: BoundedCache | None = None,
+    pace: Pace | None = None,
 ) -> Run:
     """Lower traces to a program and execute it; `trail` records every hop, `cache` keeps templates.
 
+    `pace` prices the ranks of GPUs that faults slow for a while; without it their stated durations stretch.
     Traces whose ranks reach a group's collectives in different orders on unordered streams are matched by
     kind and size. Raises `DeadlockError` if the replay can not finish.
     """
@@ -38,7 +44,7 @@ def run_traces(
     if choice.inspect is not None:
         choice.inspect(lowered)
     try:
-        return Run(lowered, _execute(lowered, machine, choice, trail=trail), machine)
+        return Run(lowered, _execute(lowered, machine, choice, pace, trail=trail), machine)
     except TraceError as disagreement:
         if not traces.unordered_streams:
             raise
@@ -46,14 +52,18 @@ def run_traces(
         notes = (*traces.notes, f"{disagreement}; {matched}")
         lowered = lower(replace(traces, notes=notes), machine, overlap=True)
         try:
-            return Run(lowered, _execute(lowered, machine, choice, trail=trail), machine)
+            return Run(lowered, _execute(lowered, machine, choice, pace, trail=trail), machine)
         except DeadlockError:
             raise disagreement from None
 
 
-def _execute(lowered: Lowered, machine: Machine, choice: EngineChoice, *, trail: bool) -> Execution:
+def _execute(
+    lowered: Lowered, machine: Machine, choice: EngineChoice, pace: Pace | None, *, trail: bool
+) -> Execution:
     if not any(fault.timed for fault in machine.faults):
         return execute(lowered.program, choice, trail=trail, name=lowered.name)
     from rapid_des.modes.timed_faults import execute_under_timed_faults
+    from rapid_des.program.faults.slow_gpus import pace_of
 
-    return execute_under_timed_faults(lowered, machine, choice, trail=trail)
+    pace = pace or pace_of(lowered.traces, machine)
+    return execute_under_timed_faults(lowered, machine, choice, pace=pace, trail=trail)

@@ -5,10 +5,12 @@ Ranks on GPUs that constant faults slow have prices of their own; a healthy mach
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
+from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.device import Device
 from rapid_des.device.operators import OperatorModel
@@ -18,6 +20,11 @@ from rapid_des.frontend.blocks import Blocks, blocks
 from rapid_des.frontend.build import check_size
 from rapid_des.frontend.spec import InferenceSpec
 from rapid_des.machine import Machine
+from rapid_des.network.faults import GpuFactors
+from rapid_des.program.builders import service_times
+
+if TYPE_CHECKING:
+    from rapid_des.program.faults.slow_gpus import Pace
 
 _Priced = TypeVar("_Priced")
 
@@ -58,6 +65,23 @@ def price(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> J
     return replace(
         trace, traces=on_slow_gpus(trace.traces, {gpu: other.traces for gpu, other in slow.items()})
     )
+
+
+def pace(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> Pace:
+    """Return what tells the durations of a job's nodes on a GPU that faults have slowed; see `price`."""
+    models = _Models(job, machine, cache)
+
+    @functools.cache
+    def on_slow_gpu(factors: GpuFactors) -> tuple[Int64s, ...]:
+        device = machine.device.slowed(compute=factors.compute, hbm=factors.hbm)
+        operators, decode = models.on(device)
+        traces = build(job, operators, gpus=machine.fabric.gpus, decode_operators=decode).traces
+        tables = traces.table_numbers()
+        nodes = {number: rank.nodes for number, rank in zip(tables, traces.ranks, strict=True)}
+        times = {number: service_times(table, device) for number, table in nodes.items()}
+        return tuple(times[number] for number in tables)
+
+    return lambda position, factors: on_slow_gpu(factors)[position]
 
 
 def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> PricedBlocks:

@@ -179,6 +179,30 @@ def cut_through(protocol: Protocol, size: int, hops: Hops) -> CutThrough:
     return CutThrough(occupancy, head, (*lags[:-1], trailing))
 
 
+def tails(protocol: Protocol, size: int, hops: Hops) -> tuple[list[int], list[int]]:
+    """Return (across, along) of each hop of a message in `cut_through`, as `program.TailTable` has them.
+
+    At zero load the last packet leaves each link as `pipeline_time` says. A hop's `across` is the time from
+    the end of its visit until then and the latency; `along` is that from one link to the next, but no more
+    than the last packet needs by itself: so no visit at rate 1 ends too early for the one before it.
+    """
+    visit = cut_through(protocol, size, hops)
+    count, last = units(size, protocol.payload)
+    left = walked = slowest = Fraction(0)
+    start = lags = crossed = 0
+    across, along = list[int](), list[int]()
+    for hop, (rate, lag) in enumerate(hops):
+        full, rest = packet_time(protocol, protocol.payload, rate), packet_time(protocol, last, rate)
+        walked, slowest = walked + full, max(slowest, full)
+        left = left + rest if count == 1 else max(left, walked + (count - 2) * slowest) + rest
+        served = start + visit.occupancy[hop]
+        passed = max(ceil(left) + lags, served) + lag
+        across.append(passed - served)
+        along.append(min(ceil(rest) + lag, passed - crossed) if hop else 0)
+        crossed, lags, start = passed, lags + lag, start + visit.head[hop] + lag
+    return across, along
+
+
 def fluid_service(protocol: Protocol, size: int, hops: Hops) -> FluidService:
     """Return what a message is to the fluid mode; uncontended it arrives when its packets do, to the tick.
 

@@ -33,9 +33,12 @@ R5  Duration. A COMPUTE visit lasts its work, at least one tick on a server; a J
     collective instance and lasts until its part in that is done. An instance is (group, k, phase): k is
     counted per rank in program order, or on unordered streams when the visit starts; a HOLD binds k for all
     its members. Members that disagree about the collective are an error naming group, k and both.
-R6  Timetables. A server's rate may follow steps (time, rate in 1/1,048,576, extra lag), known before the run.
+R6  Timetables. A server's rate may follow steps (time, rate in 1/1,048,576, extra lag), known before the run,
+    that of a stream other ones for each COMPUTE visit: what slows arithmetic need not slow memory.
     Work is the service time at rate 1; a visit finishes at the least tick by which the rate has done its
-    work; at rate 0 it waits. The extra lag is that of the moment at which service starts.
+    work; at rate 0 it waits. The extra lag is that of the moment at which service starts. The last byte of a
+    message crosses a hop no earlier than it crossed the hop before and then takes by itself: a link that is
+    free of a message in time does not wait for what a slow or closed one before it still holds back.
 R7  Fluid links. In that mode a flow is served by all links of its route at once. It joins them after the
     first half (rounded down) of what its message takes besides draining (headers' way, latencies) and
     arrives the second half, at least a tick, after its last byte left. Links share max-min fairly among the
@@ -228,6 +231,18 @@ class PartTable:
 
 
 @dataclass(frozen=True)
+class TailTable:
+    """Where the last byte of a message is, by [size row, service class], in picoseconds (R6).
+
+    It has crossed a hop `across` after the link was done with it, and not within `along` of the hop before.
+    Without timetables `across` rules.
+    """
+
+    across: Int64s
+    along: Int64s
+
+
+@dataclass(frozen=True)
 class HopTable:
     """Service of a hop by [size row, service class], picoseconds at rate 1.
 
@@ -242,6 +257,8 @@ class HopTable:
     """Payload of each size row."""
     parts: PartTable | None = None
     """None: every message goes in one part."""
+    tails: TailTable | None = None
+    """None: no link follows a timetable, or none begins with a message before it has it all."""
 
 
 @dataclass(frozen=True)
@@ -265,6 +282,7 @@ class FluidTable:
 _ROW, _TABLE, _ROUTES = np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int32)
 NO_FLUID = FluidTable(_ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROUTES, _ROUTES)
 """Of a program whose links serve hops."""
+NO_TAILS = TailTable(_TABLE, _TABLE)
 
 
 @dataclass(frozen=True)
@@ -292,8 +310,8 @@ class Program:
     labels: tuple[str, ...] = ("",)
     fluid: FluidTable | None = None
     link_timetables: dict[int, Timetable] = field(default_factory=dict)
-    stream_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
-    """(position in bindings, local server) to its timetable."""
+    visit_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
+    """(position in bindings, COMPUTE visit on a server) to the rate of that server at its work."""
 
     @cached_property
     def template_tasks(self) -> Int64s:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,13 @@ from rapid_des.network.protocol import (
     effective_bandwidth,
     fluid_service,
     service_time,
+    tails,
     units,
     wire_bytes,
 )
 from rapid_des.network.specs import Switching
 from rapid_des.program.groups import Routed
-from rapid_des.program.program import NONE, FluidTable, HopTable, PartTable, Program
+from rapid_des.program.program import NONE, FluidTable, HopTable, PartTable, Program, TailTable
 from rapid_des.units import PS_PER_S, Bandwidth, Size, ceil_divide, serialization_time
 
 LONGEST_S = 100_000
@@ -95,6 +97,25 @@ def hop_table(
     occupancy, head, lag = (np.ascontiguousarray(part) for part in table)
     payload = np.array(sizes, np.int64)
     return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, payload, parts), classes
+
+
+def with_tails(hops: HopTable, fabric: Fabric, switching: Switching, routes: Routes) -> HopTable:
+    """Return the services of `hop_table` with when the last byte of each message crosses its hops (R6)."""
+    if switching.mode != "cut_through":
+        return hops
+    profiles, _ = _by_route(fabric, routes)
+    sizes, protocol = hops.bytes.tolist(), _packets(switching)
+    columns = [np.array([tails(protocol, size, profile) for size in sizes]) for profile in profiles]
+    table = np.concatenate([np.zeros((len(sizes), 2, 0), np.int64), *columns], axis=2)
+    across, along = (np.ascontiguousarray(table[:, which]) for which in (0, 1))
+    return replace(hops, tails=TailTable(across, along))
+
+
+def services_of(hops: HopTable, size: int, classes: Int32s) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield (occupancy, head, lag, across, along) of a size row on hops of some classes."""
+    tails = hops.tails or TailTable(hops.lag, np.zeros_like(hops.lag))
+    columns = (hops.occupancy, hops.head, hops.lag, tails.across, tails.along)
+    return zip(*(column[size, classes].tolist() for column in columns), strict=True)
 
 
 def part_sizes(switching: Switching, size: int) -> list[int]:

@@ -69,7 +69,7 @@ def hop_times(service: Any, table: Any, start: int) -> tuple[int, int, int]:
     """Return when a link is free again, when the next hop is ready, and when the message has arrived.
 
     `service` is (occupancy, head, lag) of the hop at rate 1, `table` the link's timetable as (time, rate,
-    lag), of no steps if it has none; the message has arrived if this is its last hop.
+    lag), of no steps if it has none; the message has arrived if this is its only hop (see `tail_crosses`).
 
     >>> hop_times((500, 64, 7), ([], [], []), 1000)
     (1500, 1071, 1507)
@@ -83,6 +83,22 @@ def hop_times(service: Any, table: Any, start: int) -> tuple[int, int, int]:
     lag += lag_at(time, extra, start)
     free = advance(time, rate, start, occupancy)
     return free, advance(time, rate, start, head) + lag, free + lag
+
+
+def tail_crosses(tail: Any, table: Any, start: int, free: int, before: int) -> int:
+    """Return when the last byte of a message has crossed a hop, which after the last one is its arrival.
+
+    `tail` is (across, along) of the hop as `TailTable` has them; its service began at `start` and ended at
+    `free`; the last byte had crossed the hop before at `before`, 0 if there is none.
+
+    >>> tail_crosses((7, 71), ([], [], []), 1000, 1500, 1200)
+    1507
+    >>> tail_crosses((7, 71), ([900], [FULL_RATE], [3]), 1000, 1500, 9000)
+    9074
+    """
+    across, along = tail
+    time, _, extra = table
+    return int(max(free + across, before + along)) + lag_at(time, extra, start)
 
 
 def rate_at(time: Any, rate: Any, moment: int) -> int:

@@ -56,9 +56,10 @@ def _timed(machine: Machine) -> tuple[Any, ...]:
 def _hit(lowered: Lowered, machine: Machine) -> bool:
     """Tell whether timed faults ever hit a link or a rank of the program."""
     faults = placed_in_time(_timed(machine), PS_PER_S)  # when does not matter here, but what
-    program = with_timetables(lowered, machine, faults, 1)
+    ranks = lowered.traces.ranks
+    program = with_timetables(lowered, machine, faults, 1, lambda position, _: ranks[position].nodes.duration)
     used = set(np.unique(program.route_links).tolist())
-    return bool(program.stream_timetables or used & program.link_timetables.keys())
+    return bool(program.visit_timetables or used & program.link_timetables.keys())
 
 
 def _as_used(program: Program) -> Program:

@@ -8,8 +8,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rapid_des.chakra.trace import CollectiveType
+from rapid_des.machine import Machine
+from rapid_des.network.fabric import Routes
 from rapid_des.program.lowering import lower
-from rapid_des.program.program import Program, Timetable
+from rapid_des.program.program import Program, Timetable, VisitKind
+from rapid_des.program.services import with_tails
 from rapid_des.program.timetable import FULL_RATE
 from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import Nodes, trace_set
@@ -133,19 +136,28 @@ def programs(draw, *, unordered=False, priorities=True, timetables=False, fluid=
     program = lower(
         draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
     ).program
-    return with_timetables(program, draw(st.randoms(use_true_random=False))) if timetables else program
+    rng = draw(st.randoms(use_true_random=False)) if timetables else None
+    return with_timetables(program, where, rng) if timetables else program
 
 
-def with_timetables(program: Program, rng) -> Program:
-    """The program with slow, closed and late links, and slow and closed streams."""
+def with_timetables(program: Program, where: Machine, rng) -> Program:
+    """The program with slow, closed and late links, and visits slowed or stopped on some of the streams."""
     links = {link: _timetable(rng) for link in range(program.links) if rng.random() < 0.4}
-    streams = {
-        (position, server): _timetable(rng)
-        for position, binding in enumerate(program.bindings)
-        for server in range(len(program.programs[binding.program].server_capacity))
-        if rng.random() < 0.4
-    }
-    return replace(program, link_timetables=links, stream_timetables=streams)
+    visits = {}
+    for position, binding in enumerate(program.bindings):
+        own = program.programs[binding.program]
+        slow = [server for server in range(len(own.server_capacity)) if rng.random() < 0.4]
+        computes = np.flatnonzero((own.kind == VisitKind.COMPUTE) & np.isin(own.server, slow))
+        kinds = [_timetable(rng), _timetable(rng)]
+        visits |= {(position, visit): rng.choice(kinds) for visit in computes.tolist()}
+    return with_followed_tails(replace(program, visit_timetables=visits), where, links)
+
+
+def with_followed_tails(program: Program, where: Machine, timetables: dict[int, Timetable]) -> Program:
+    """The program with timetables of its links, and last bytes that are followed over them."""
+    routes = Routes(program.route_starts, program.route_links.astype(np.int64))
+    hops = program.hops if program.fluid else with_tails(program.hops, where.fabric, where.switching, routes)
+    return replace(program, hops=hops, link_timetables=timetables)
 
 
 def _timetable(rng) -> Timetable:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,9 +11,10 @@ from rapid_des.engines.compiled import CompiledSimulation
 from rapid_des.engines.simpy.engine import Simulation
 from rapid_des.errors import TraceError
 from rapid_des.program.lowering import lower
-from rapid_des.program.program import NONE
+from rapid_des.program.program import NONE, Timetable
+from rapid_des.program.timetable import FULL_RATE
 from tests.engines.agreement import RUN, assert_engines_agree, assert_same, outcome
-from tests.engines.random_programs import machines, programs, traces
+from tests.engines.random_programs import machines, programs, traces, with_followed_tails
 from tests.program.machines import machine, ring
 from tests.program.tracing import Nodes, trace_set
 
@@ -45,6 +47,17 @@ def test_streams_without_order_and_programs_that_can_not_finish(program):
 @given(programs(unordered=True, timetables=True))
 def test_rates_that_change(program):
     assert_engines_agree(program, trail=True)
+
+
+@FEW
+@given(st.data())
+def test_timetables_that_change_no_rate_change_nothing(data):
+    where = data.draw(machines())
+    program = lower(data.draw(traces(where.fabric.gpus)), where).program
+    columns = (np.array([column]) for column in (0, FULL_RATE, 0))
+    steady = with_followed_tails(program, where, dict.fromkeys(range(program.links), Timetable(*columns)))
+    assert_same(outcome("simpy", steady), outcome("simpy", program))
+    assert_engines_agree(steady)
 
 
 @FEW

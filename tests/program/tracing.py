@@ -20,9 +20,9 @@ class Nodes:
         self.groups: list[str] = []
         self.peers: list[int] = []
 
-    def compute(self, duration, *, stream="compute", after=(), priority=0) -> int:
-        """Work of `duration` picoseconds."""
-        return self._add(NodeKind.COMPUTE, stream, after, duration=duration, priority=priority)
+    def compute(self, duration, *, stream="compute", after=(), priority=0, **work) -> int:
+        """Work of `duration` picoseconds, or if that is UNSTATED of `flops` and `tensor_bytes`."""
+        return self._add(NodeKind.COMPUTE, stream, after, duration=duration, priority=priority, **work)
 
     def collective(self, kind, size, group="world", *, stream="dp", after=(), priority=0) -> int:
         """A collective with an input buffer of `size` bytes."""
@@ -66,8 +66,8 @@ class Nodes:
             peer=column("peer", np.int32, UNSTATED),
             tag=column("tag", np.int64),
             priority=column("priority", np.int64),
-            flops=np.zeros(count, np.int64),
-            tensor_bytes=np.zeros(count, np.int64),
+            flops=column("flops", np.int64),
+            tensor_bytes=column("tensor_bytes", np.int64),
             on_cpu=np.zeros(count, np.bool_),
             dependency_starts=np.concatenate(([0], np.cumsum([len(row) for row in self.after]))).astype(
                 np.int64

@@ -56,7 +56,7 @@ def test_a_stream_follows_its_timetable(run):
     first = rank.compute(100)
     rank.compute(100, after=[first])
     columns = (np.array(column, np.int64) for column in ([50, 200], [FULL_RATE // 2, 0], [0, 0]))
-    program = sketch.program(stream_timetables={(0, 0): Timetable(*columns)})
+    program = sketch.program(visit_timetables=dict.fromkeys([(0, 0), (0, 1)], Timetable(*columns)))
     # 50 at full rate, 50 at half: 150; then 50 ps at half rate are 25 of 100 when the GPU stops
     assert run(program).finish.tolist() == [150, -1]
 
@@ -66,5 +66,18 @@ def test_an_hour_of_work_at_a_changing_rate_does_not_overflow(run):
     sketch = Sketch()
     sketch.rank().compute(3600 * second)
     columns = (np.array(column, np.int64) for column in ([1000 * second], [FULL_RATE // 2], [0]))
-    program = sketch.program(stream_timetables={(0, 0): Timetable(*columns)})
+    program = sketch.program(visit_timetables={(0, 0): Timetable(*columns)})
     assert run(program).finish.tolist() == [(1000 + 2 * 2600) * second]
+
+
+def test_visits_of_one_stream_may_slow_by_rates_of_their_own(run):
+    sketch = Sketch()
+    rank = sketch.rank()
+    first = rank.compute(100)
+    second = rank.compute(100, after=[first])
+    rank.compute(100, after=[second])
+    time, lag = np.array([150]), np.zeros(1, np.int64)
+    tables = {(0, 1): FULL_RATE // 2, (0, 2): FULL_RATE // 4}
+    tables = {visit: Timetable(time, np.array([rate]), lag) for visit, rate in tables.items()}
+    # the first has none; 50 of the second at full rate, 50 at half: 250; the third at a quarter
+    assert run(sketch.program(visit_timetables=tables)).finish.tolist() == [100, 250, 650]

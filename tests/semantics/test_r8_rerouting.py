@@ -11,6 +11,7 @@ from rapid_des.errors import FabricCutError, UnsupportedByEngine
 from rapid_des.modes.timed_faults import with_timetables
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.faults.closures import Remaining, closures_of, replan
+from rapid_des.program.faults.slow_gpus import pace_of
 from rapid_des.program.lowering import lower
 from rapid_des.simulation import replay
 from tests.engines.agreement import assert_same
@@ -146,7 +147,7 @@ def test_an_all_reduce_survives_a_closing_ring():
 def closing_run(lowered, where, texts, horizon):
     """Return what runs a program under faults and returns its records."""
     faults = tuple(map(parse_fault, texts))
-    program = with_timetables(lowered, where, faults, horizon)
+    program = with_timetables(lowered, where, faults, horizon, pace_of(lowered.traces, where))
     closures = closures_of(where, faults, horizon, lowered.traces)
     return partial(simpy_engine.run, program, closures=closures, trail=True)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import starts_of
 from rapid_des.program.program import (
     NO_FLUID,
+    NO_TAILS,
     NONE,
     PartTable,
     Program,
@@ -121,6 +122,9 @@ class Network(NamedTuple):
     occupancy: Array
     head: Array
     lag: Array
+    across: Array
+    along: Array
+    """As `TailTable` has them; empty where no last byte can be held back."""
     payload: Array
     parts: Array
     first_part: Array
@@ -130,9 +134,11 @@ class Network(NamedTuple):
     link_time: Array
     link_rate: Array
     link_lag: Array
-    stream_table: Array
-    stream_time: Array
-    stream_rate: Array
+    visit_table: Array
+    """By row of the records: which of the timetables below rules the visit, or NONE; empty if none does."""
+    work_table: Array
+    work_time: Array
+    work_rate: Array
     capacity: Array
     wire: Array
     ratio: Array
@@ -249,12 +255,9 @@ def _network(program: Program) -> Network:
     uses = [list(one.items()) if len(one) < 2 else sorted(one.items()) for one in routes]
     flat = [routes for use in uses for _, routes in use]
     link_tables = [program.link_timetables.get(link) for link in range(program.links)]
-    stream_tables = [
-        program.stream_timetables.get((position, server))
-        for position, binding in enumerate(program.bindings)
-        for server in range(len(program.programs[binding.program].server_capacity))
-    ]
+    visit_table, work_tables = _of_visits(program)
     fluid = program.fluid or NO_FLUID
+    tails = program.hops.tails or NO_TAILS
     rows = np.arange(len(program.hops.bytes), dtype=np.int32)
     parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
     return Network(
@@ -269,13 +272,16 @@ def _network(program: Program) -> Network:
         occupancy=np.ascontiguousarray(program.hops.occupancy, np.int64),
         head=np.ascontiguousarray(program.hops.head, np.int64),
         lag=np.ascontiguousarray(program.hops.lag, np.int64),
+        across=np.ascontiguousarray(tails.across, np.int64),
+        along=np.ascontiguousarray(tails.along, np.int64),
         payload=np.ascontiguousarray(program.hops.bytes, np.int64),
         parts=parts.count,
         first_part=parts.first,
         last_part=parts.last,
         **_by_time("link", link_tables),
         link_lag=_steps(link_tables, lambda table: table.lag),
-        **_by_time("stream", stream_tables),
+        visit_table=visit_table,
+        **_by_time("work", work_tables),
         capacity=fluid.capacity,
         wire=fluid.wire,
         ratio=fluid.ratio,
@@ -284,6 +290,19 @@ def _network(program: Program) -> Network:
         profile=fluid.profile,
         back=fluid.back,
     )
+
+
+def _of_visits(program: Program) -> tuple[Array, list[Timetable]]:
+    """Return the timetable of each visit, by row of the records, and the different ones."""
+    if not program.visit_timetables:
+        return np.zeros(0, np.int32), []
+    offsets = program.visits()
+    rows = np.full(int(offsets[-1]), NONE, np.int32)
+    numbers: dict[int, int] = {}
+    for (position, visit), table in program.visit_timetables.items():
+        rows[offsets[position] + visit] = numbers.setdefault(id(table), len(numbers))
+    different = {id(table): table for table in program.visit_timetables.values()}
+    return rows, [different[identity] for identity in numbers]
 
 
 def _by_time(server: str, tables: Sequence[Timetable | None]) -> dict[str, Array]:

@@ -30,6 +30,7 @@ from rapid_des.engines.compiled.steps import (
     enqueue,
     find_instance,
     insert_waiting,
+    last_byte,
     link_times,
     next_part,
     number_of,
@@ -74,7 +75,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
     member_rank, member_visit = pools.member_rank, pools.member_visit
     counts, totals, cursor = pools.counts, state.totals, state.cursor
     stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
-    fifo, recording, fluid = state.flags[0], state.flags[1], state.flags[2]
+    fifo, recording, fluid, tails = state.flags[0], state.flags[1], state.flags[2], state.flags[3]
     phase, depth, touched_links = cursor[PHASE], cursor[DEPTH], cursor[LINKS]
     server_index, asking, now = cursor[SERVER], cursor[ASKING], cursor[NOW]
     totals[STATUS] = DONE
@@ -148,6 +149,8 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                     instance = transfers.instance[first]
                     size = transfers.size[first]
                     free, forward, arrival = link_times(network, link, size, network.route_class[hop], start)
+                    if tails:
+                        arrival = last_byte(network, transfers, first, link, start, free)
                     last_hop = hop + 1 == transfers.end[first]
                     transfers.hop[first] = hop + 1
                     push(calendar, arrival if last_hop else forward, HOP, first, 0)
@@ -388,6 +391,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.hop[transfer] = network.route_starts[route]
                 transfers.end[transfer] = network.route_starts[route + 1]
                 transfers.injected[transfer] = now
+                transfers.crossed[transfer] = 0
                 totals[SENT] += network.payload[size]
                 entry = instances.member[a] + tasks.source[entry]
                 transfers.rank[transfer] = member_rank[entry]

@@ -70,6 +70,8 @@ class Transfers(NamedTuple):
     """Fluid mode: 0 not on links, 1 a flow, 2 a flow that may end at this instant."""
     injected: Array
     ready: Array
+    crossed: Array
+    """When the last byte had crossed the hop before, if that is followed."""
     rank: Array
     visit: Array
     """Who injected it: orders ties on links."""
@@ -140,7 +142,7 @@ class State(NamedTuple):
     cursor: Array
     """Where the loop stands."""
     flags: Array
-    """[all transfers have the same priority, hops are recorded, links are fluid]."""
+    """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -193,7 +195,10 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         link_wait=np.zeros((links, labels), np.int64),
         totals=np.zeros(11, np.int64),
         cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE, _UNPAUSED], np.int64),
-        flags=np.array([(visits.link_priority == visits.link_priority[:1]).all(), trail, fluid], np.bool_),
+        flags=np.array(
+            [(visits.link_priority == visits.link_priority[:1]).all(), trail, fluid, flat.network.along.size],
+            np.bool_,
+        ),
     )
 
 
@@ -205,7 +210,7 @@ def _rows(kind: type[_Columns], room: int, wide: str) -> _Columns:
 
 def new_transfers(room: int = 256) -> Transfers:
     """Return room for transfers, all free."""
-    transfers = _rows(Transfers, room, wide="hop end begin injected ready")
+    transfers = _rows(Transfers, room, wide="hop end begin injected ready crossed")
     transfers.next[:] = np.arange(1, room + 1)
     transfers.next[-1] = NONE
     return transfers

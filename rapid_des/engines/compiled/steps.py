@@ -15,6 +15,7 @@ inlined(timetable.lag_at)
 inlined(timetable.steps_until)
 rate_at = inlined(timetable.rate_at)
 hop_times = inlined(timetable.hop_times)
+tail_crosses = inlined(timetable.tail_crosses)
 
 
 @inlined
@@ -25,20 +26,40 @@ def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     if server == NONE:
         return start + work
     work = max(work, 1)
-    table = flat.ranks.server[rank] + server
-    first, last = flat.network.stream_table[table], flat.network.stream_table[table + 1]
-    if first == last:
+    network = flat.network
+    if len(network.visit_table) == 0:
         return start + work
-    return advance(flat.network.stream_time[first:last], flat.network.stream_rate[first:last], start, work)
+    table = network.visit_table[flat.ranks.flat[rank] + visit - flat.ranks.program[rank]]
+    if table == NONE:
+        return start + work
+    first, last = network.work_table[table], network.work_table[table + 1]
+    return advance(network.work_time[first:last], network.work_rate[first:last], start, work)
 
 
 @inlined
 def link_times(network: Network, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
     """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
     hop = network.occupancy[size, service], network.head[size, service], network.lag[size, service]
+    return hop_times(hop, timetable_of(network, link), start)
+
+
+@inlined
+def timetable_of(network: Network, link: int) -> tuple[Array, Array, Array]:
+    """Return a link's timetable as (time, rate, lag), of no steps if it has none."""
     first, last = network.link_table[link], network.link_table[link + 1]
-    table = network.link_time[first:last], network.link_rate[first:last], network.link_lag[first:last]
-    return hop_times(hop, table, start)
+    return network.link_time[first:last], network.link_rate[first:last], network.link_lag[first:last]
+
+
+@inlined
+def last_byte(  # noqa: PLR0913 - flat arrays
+    network: Network, transfers: Transfers, transfer: int, link: int, start: int, free: int
+) -> int:
+    """Return when the last byte of a transfer has crossed the hop that a link served from start to free."""
+    size, service = transfers.size[transfer], network.route_class[transfers.hop[transfer]]
+    tail = network.across[size, service], network.along[size, service]
+    crossed = tail_crosses(tail, timetable_of(network, link), start, free, transfers.crossed[transfer])
+    transfers.crossed[transfer] = crossed
+    return crossed
 
 
 @inlined
@@ -167,6 +188,7 @@ def next_part(transfers: Transfers, counts: Array, before: int) -> int:
     transfers.visit[part] = transfers.visit[before]
     transfers.last[part] = transfers.last[before]
     transfers.message[part] = transfers.message[before]
+    transfers.crossed[part] = 0
     transfers.part[part] = transfers.part[before] + 1
     transfers.parts[part] = transfers.parts[before] - 1
     transfers.parts[before] = 0

@@ -31,7 +31,7 @@ from rapid_des.errors import FabricCutError, TraceError
 from rapid_des.program.faults.closures import Closures, Remaining, cut_at, replan
 from rapid_des.program.faults.replanning import RankPhase, RoutedPhase
 from rapid_des.program.program import NONE
-from rapid_des.program.timetable import FULL_RATE, hop_times, rate_at, work_done
+from rapid_des.program.timetable import FULL_RATE, hop_times, rate_at, tail_crosses, work_done
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class ClosingLinks:
         unit = self.closures.segment
         if unit is None:
             return 0
-        (occupancy, _, _) = _legs(self.closures, _route(hop.piece), hop.size)[hop.place][1]
+        occupancy = _legs(self.closures, _route(hop.piece), hop.size)[hop.place][1][0]
         time, rate, _ = self.links.timetables[hop.link]
         done = work_done(time, rate, hop.start, self.env.now)
         return hop.size * done // (occupancy * FULL_RATE) // unit * unit
@@ -129,19 +129,27 @@ class ClosingLinks:
         self._stop(piece, closed.place, piece.size - closed.size)
         piece.cut, piece.size = closed.place, closed.size
         piece.legs = _legs(self.closures, _route(piece), piece.size)
+        before = piece.crossed = 0
         for later in piece.hops:
+            free = self._times(later)[0]
             if later.place > closed.place and later in later.server.users:
-                self._shorten(later, max(now, self._times(later)[0]), piece.size)
+                self._shorten(later, max(now, free), piece.size)
+            before, piece.crossed = piece.crossed, self._crosses(later, free, piece.crossed)
         if hop.start != NONE:
-            free, forward, arrival = self._times(hop)
-            through = hop.free + arrival - free
+            through = self._crosses(hop, hop.free, before)
             last = hop.place == len(piece.legs) - 1
-            hop.onward = max(now, through if last else min(forward, through))
+            hop.onward = max(now, through if last else min(self._times(hop)[1], through))
 
     def _times(self, hop: Hop) -> tuple[int, int, int]:
         """Return the times of a hop if its piece had had its present size from the beginning."""
         link, service = hop.piece.legs[hop.place]
-        return hop_times(service, self.links.timetables.get(link, NO_TIMETABLE), hop.start)
+        return hop_times(service[:3], self.links.timetables.get(link, NO_TIMETABLE), hop.start)
+
+    def _crosses(self, hop: Hop, free: int, before: int) -> int:
+        """Return when the last byte of a hop's piece has crossed it, if its link was done at `free`."""
+        link, service = hop.piece.legs[hop.place]
+        table = self.links.timetables.get(link, NO_TIMETABLE)
+        return tail_crosses(service[3:], table, hop.start, free, before)
 
     def _shorten(self, hop: Hop, free: int, size: int) -> None:
         """Have a link done with a hop earlier, after fewer bytes."""

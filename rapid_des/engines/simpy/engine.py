@@ -181,7 +181,7 @@ class Simulation:
         table = self.tables[position]
         server = table.server[visit]
         work: int = table.work[visit] if server == NONE else max(table.work[visit], 1)
-        timetable = self.program.stream_timetables.get((position, server))
+        timetable = self.program.visit_timetables.get((position, visit))
         if timetable is None:
             return start + work
         finish: int = advance(timetable.time.tolist(), timetable.rate.tolist(), start, work)

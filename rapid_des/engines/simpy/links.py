@@ -18,12 +18,13 @@ from simpy.exceptions import Interrupt
 
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Request, Server
 from rapid_des.program.program import NONE, Program, Trail
-from rapid_des.program.timetable import hop_times
+from rapid_des.program.services import services_of
+from rapid_des.program.timetable import hop_times, tail_crosses
 
 Steps = Generator[Event, Any, None]
 """What a SimPy process goes through."""
-Service: TypeAlias = tuple[int, int, int]
-"""(occupancy, head, lag) of a hop, see `HopTable`."""
+Service: TypeAlias = tuple[int, int, int, int, int]
+"""(occupancy, head, lag, across, along) of a hop, see `HopTable` and `TailTable`."""
 Legs: TypeAlias = Sequence[tuple[int, Service]]
 """The links of a route, each with what it takes to cross it."""
 Parts: TypeAlias = Sequence[tuple[int, Legs]]
@@ -64,6 +65,8 @@ class Piece:
     """The how manieth of its message to start."""
     hops: list[Hop] = field(default_factory=list)
     """Those that a link has begun to serve."""
+    crossed: int = 0
+    """When its last byte has crossed the last of them."""
     cut: int = NONE
     """The farthest hop at which bytes were cut off: what earlier hops still serve is lost."""
 
@@ -172,9 +175,7 @@ class Links:
 
     def _legs(self, route: int, size: int) -> Legs:
         program, hops = self._program, slice(self._starts[route], self._starts[route + 1])
-        table, classes = program.hops, program.route_class[hops]
-        services = (table.occupancy[size, classes], table.head[size, classes], table.lag[size, classes])
-        rows = zip(*(column.tolist() for column in services), strict=True)
+        rows = services_of(program.hops, size, program.route_class[hops])
         return list(zip(program.route_links[hops].tolist(), rows, strict=True))
 
     def send(self, message: Message, parts: Parts) -> None:
@@ -234,7 +235,9 @@ class Links:
         """Begin a hop that its link has taken: all its times follow. Return how long the piece is on it."""
         link, service = piece.legs[hop.place]
         start, size = self.env.now, piece.size
-        free, forward, arrival = hop_times(service, self.timetables.get(link, NO_TIMETABLE), start)
+        table = self.timetables.get(link, NO_TIMETABLE)
+        free, forward, _ = hop_times(service[:3], table, start)
+        arrival = piece.crossed = tail_crosses(service[3:], table, start, free, piece.crossed)
         onward = forward if hop.place < len(piece.legs) - 1 else arrival
         hop.start, hop.size, hop.free, hop.onward, hop.arrival = start, size, free, onward, arrival
         Timeout(self.env, free - start).callbacks.append(hop.release)

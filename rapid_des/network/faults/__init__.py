@@ -10,11 +10,18 @@ from rapid_des.network.faults.effects import (
     touches_links,
 )
 from rapid_des.network.faults.specs import Fault, check_fault, parse_fault
-from rapid_des.network.faults.timing import dead_at, gpu_timetables, link_timetables, placed_in_time
+from rapid_des.network.faults.timing import (
+    GpuTimetable,
+    dead_at,
+    gpu_timetables,
+    link_timetables,
+    placed_in_time,
+)
 
 __all__ = [
     "Fault",
     "GpuFactors",
+    "GpuTimetable",
     "apply_static",
     "check_fault",
     "dead_at",

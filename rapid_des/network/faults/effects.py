@@ -35,6 +35,11 @@ class GpuFactors:
     compute: Fraction
     hbm: Fraction
 
+    @classmethod
+    def whole(cls) -> GpuFactors:
+        """Return those of a healthy GPU."""
+        return cls(ONE, ONE)
+
     def combined(self, other: GpuFactors) -> GpuFactors:
         """Return both together: shares multiply."""
         return GpuFactors(self.compute * other.compute, self.hbm * other.hbm)

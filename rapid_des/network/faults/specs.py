@@ -129,9 +129,16 @@ class Fault(Spec, frozen=True, kw_only=True):
 
     @property
     def timed(self) -> bool:
-        """Whether the fault is not simply always there."""
-        names = ("from_", "until", "every", "jitter")
-        return self.relative or any(getattr(self, name) is not None for name in names)
+        """Whether the fault is not simply always there.
+
+        One that slows from 0 on, for ever, is. One that is down from 0 on is not: its traffic waits or finds
+        out, where that of a constant one takes other routes from the beginning.
+        """
+        comes_and_goes = ("until", "every", "jitter", "until_step", "until_progress")
+        if any(getattr(self, name) is not None for name in comes_and_goes):
+            return True
+        begins = [getattr(self, name) for name in ("from_", "from_step", "from_progress")]
+        return any(begin is not None and (begin > 0 or self.down) for begin in begins)
 
     @property
     def relative(self) -> bool:

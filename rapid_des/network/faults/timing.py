@@ -38,8 +38,8 @@ _Effect = TypeVar("_Effect")
 Interval: TypeAlias = tuple[int, int | None]
 Timetable: TypeAlias = tuple[tuple[int, int, int], ...]
 """(time in ps, rate in 1 / `RATE_ONE`, added latency in ps), from time 0 on; each lasts until the next."""
-GpuTimetable: TypeAlias = tuple[tuple[int, int, int], ...]
-"""(time in ps, compute rate and memory rate in 1 / `RATE_ONE`), ascending from time 0."""
+GpuTimetable: TypeAlias = tuple[tuple[int, GpuFactors], ...]
+"""(time in ps, what is left of the GPU from then on), ascending from time 0."""
 
 
 def placed_in_time(faults: Iterable[Fault], step_time: int, steps: int = 1) -> tuple[Fault, ...]:
@@ -119,7 +119,10 @@ def dead_at(tables: Mapping[int, Timetable], time: int) -> frozenset[int]:
 def gpu_timetables(
     fabric: Fabric, faults: Iterable[Fault], horizon: int, gpus_per_node: int | None = None
 ) -> dict[int, GpuTimetable]:
-    """Return the timetable of each GPU that a timed fault slows or stops, by ascending id."""
+    """Return the timetable of each GPU that a timed fault slows or stops, by ascending id.
+
+    `TopologyError` for a share too small to hold.
+    """
     spans: dict[int, list[_Span[GpuFactors]]] = {}
     healthy = GpuFactors(ONE, ONE)
     for fault, hit in hits(fabric, faults, gpus_per_node):
@@ -128,12 +131,11 @@ def gpu_timetables(
             spanned = [_Span(*interval, effect) for interval in active_intervals(fault, horizon)]
             spans.setdefault(gpu, []).extend(spanned)
     tables = {gpu: _swept(spans[gpu], healthy, GpuFactors.combined) for gpu in sorted(spans)}
-    return {
-        gpu: tuple(
-            (time, _rate(left.compute, f"gpu{gpu}"), _rate(left.hbm, f"gpu{gpu}")) for time, left in table
-        )
-        for gpu, table in tables.items()
-    }
+    for gpu, table in tables.items():
+        for _, left in table:
+            _rate(left.compute, f"gpu{gpu}")
+            _rate(left.hbm, f"gpu{gpu}")
+    return {gpu: tuple(table) for gpu, table in tables.items()}
 
 
 def _rate(rate: Fraction, name: str) -> int:

@@ -17,11 +17,11 @@ from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.faults import Fault, hits, touches_links
 from rapid_des.network.faults.timing import active_intervals
 from rapid_des.program.faults.replanning import CollectiveReplanner
-from rapid_des.program.services import hop_table
+from rapid_des.program.services import hop_table, services_of, with_tails
 from rapid_des.units import PS_PER_S, Duration
 
-Services = tuple[tuple[int, int, int], ...]
-"""(occupancy, head, lag) in picoseconds of each hop."""
+Services = tuple[tuple[int, int, int, int, int], ...]
+"""(occupancy, head, lag, across, along) in picoseconds of each hop, see `HopTable` and `TailTable`."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,7 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     def services(links: tuple[int, ...], size: int) -> Services:
         routes = Routes(np.array([0, len(links)]), np.array(links, np.int64))
         table, classes = hop_table(machine.fabric, switching, routes, [size])
-        columns = (table.occupancy[0, classes], table.head[0, classes], table.lag[0, classes])
-        return tuple(zip(*(column.tolist() for column in columns), strict=True))
+        return tuple(services_of(with_tails(table, machine.fabric, switching, routes), 0, classes))
 
     return Closures(
         closures=tuple(sorted(closures, key=attrgetter("start", "link", "noticed"))),

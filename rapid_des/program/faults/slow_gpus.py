@@ -1,20 +1,26 @@
-"""GPUs that a constant fault slows: what their ranks run."""
+"""GPUs that faults slow: what their ranks run, and how long."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.device.device import Device
 from rapid_des.machine import Machine
 from rapid_des.network.faults import GpuFactors
 from rapid_des.program.builders import service_times
 
+Pace: TypeAlias = Callable[[int, GpuFactors], Int64s]
+"""(position of a rank, what is left of its GPU) to the picoseconds that each of its nodes then takes."""
 _Priced = TypeVar("_Priced")
+_HOW_STATED_TIMES_GROW = (
+    "slowed GPUs: stated kernel durations grow by the compute factor only, memory nodes by the hbm factor"
+)
 
 
 def priced_on_slow_gpus(
@@ -58,12 +64,26 @@ def stretched(traces: TraceSet, machine: Machine) -> TraceSet:
         if key not in stretched:
             stretched[key] = _stretched(trace.nodes, machine.device, share)
         ranks.append(replace(trace, nodes=stretched[key]))
-    if not stretched:
-        return traces
-    note = (
-        "slowed GPUs: stated kernel durations grow by the compute factor only, memory nodes by the hbm factor"
-    )
-    return replace(traces, ranks=tuple(ranks), notes=(*traces.notes, note))
+    slow = any(fault.timed and (fault.compute or fault.hbm) for fault in machine.faults)
+    notes = (*traces.notes, _HOW_STATED_TIMES_GROW) if stretched or slow else traces.notes
+    return replace(traces, ranks=tuple(ranks), notes=notes)
+
+
+def pace_of(traces: TraceSet, machine: Machine) -> Pace:
+    """Return what tells the durations of foreign traces' nodes on a GPU that faults have slowed.
+
+    The traces are those of healthy GPUs; see `stretched`.
+    """
+    tables = traces.table_numbers()
+    times: dict[tuple[int, GpuFactors], Int64s] = {}
+
+    def pace(position: int, factors: GpuFactors) -> Int64s:
+        key = (tables[position], factors)
+        if key not in times:
+            times[key] = _stretched(traces.ranks[position].nodes, machine.device, factors).duration
+        return times[key]
+
+    return pace
 
 
 def _stretched(nodes: NodeTable, device: Device, share: GpuFactors) -> NodeTable:

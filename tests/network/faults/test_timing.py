@@ -1,10 +1,13 @@
 """Timed faults become timetables: (time ps, rate in 1 / RATE_ONE, added latency ps)."""
 
+from fractions import Fraction
+
 import pytest
 
 from rapid_des.errors import TopologyError
 from rapid_des.network.build import build
 from rapid_des.network.faults import (
+    GpuFactors,
     apply_static,
     dead_at,
     gpu_timetables,
@@ -83,7 +86,7 @@ def test_steps_and_progress_are_placed_by_the_healthy_run():
         link_timetables(RING, faults, 10 * MS)
     placed = placed_in_time(faults, step_time=2 * MS, steps=4)
     link = (0, RATE_ONE, 0), (4 * MS, 0, 0), (6 * MS, RATE_ONE, 0)
-    gpu = (0, RATE_ONE, RATE_ONE), (4 * MS, RATE_ONE // 2, RATE_ONE)
+    gpu = (0, GpuFactors.whole()), (4 * MS, GpuFactors(Fraction(1, 2), Fraction(1)))
     assert link_timetables(RING, placed, 10 * MS) == {LINK: link}
     assert gpu_timetables(RING, placed, 10 * MS) == {1: gpu}
 
