@@ -18,7 +18,7 @@ from msgspec import structs
 
 from rapid_des.arrays import Int64s, starts_by, starts_of
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import Routes
+from rapid_des.network.fabric import Routes, check_bandwidth
 from rapid_des.network.paths import hashed
 from rapid_des.network.specs import Dimension, Nic, Rate, Switched
 from rapid_des.units import Bandwidth
@@ -158,15 +158,19 @@ def endpoints_of_a_plane(dimension: Switched, inner: int) -> int:
     if count > 1 and (count % planes or (dimension.spread == "split" and count != planes)):
         allowed = f"1 or {planes}" if dimension.spread == "split" else f"1 or a multiple of {planes}"
         raise TopologyError(f"{where}: nic.count: {count} NICs on {planes} planes; allowed: {allowed}")
-    return inner * dimension.size // sharing * max(count // planes, 1)
+    endpoints = inner * dimension.size // sharing * max(count // planes, 1)
+    if count > 1 or planes > 1:
+        check_links(2 * endpoints * planes, dimension.name)
+    return endpoints
 
 
 def with_lanes(plane: Block, dimension: Switched) -> Block:
     """Return the block of all planes of a dimension and its NICs, given one plane over its endpoints."""
     nic, planes = dimension.nic, dimension.planes
     if dimension.spread == "split":
-        plane = replace(plane, bandwidth=plane.bandwidth * planes)
-        nic = nic and _as_one(nic)
+        where = f"dimension {dimension.name}: split over {planes} planes"
+        check_bandwidth(int(plane.bandwidth.max(initial=0)) * planes, where)
+        plane, nic = replace(plane, bandwidth=plane.bandwidth * planes), nic and _as_one(nic, where)
         planes = 1
     apart = nic is not None and nic.count > 1
     check_links(planes * len(plane), dimension.name)
@@ -174,7 +178,8 @@ def with_lanes(plane: Block, dimension: Switched) -> Block:
     return _through_nics(whole, nic) if nic else whole
 
 
-def _as_one(nic: Nic) -> Nic:
+def _as_one(nic: Nic, where: str) -> Nic:
+    check_bandwidth(nic.bandwidth * nic.count, where)
     return structs.replace(nic, bandwidth=Bandwidth(nic.bandwidth * nic.count), count=1)
 
 

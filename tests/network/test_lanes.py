@@ -167,6 +167,12 @@ def test_several_nics_on_one_clos_are_endpoints_of_it():
             {"planes": 2, "spread": "split", "nic": {"count": 4}},
             "nic.count: 4 NICs on 2 planes; allowed: 1 or 2",
         ),
+        (
+            {"planes": 2**21, "spread": "split", "bandwidth": "1 TB/s"},
+            "split over 2097152 planes: bandwidth: .*; allowed",
+        ),
+        ({"planes": 2**24, "spread": "hash"}, "links; allowed"),
+        ({"spread": "hash", "nic": {"count": 2**24}}, "links; allowed"),
         ({"nic": {"gpus": 3}}, "nic.gpus: 3 GPUs a NIC; allowed: a divisor"),
     ],
 )

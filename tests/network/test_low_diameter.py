@@ -194,6 +194,13 @@ def test_every_pair_finds_a_way_around_a_dead_router_link(keys, through):
         (PLUS | {"size": 400}, INNER, "size: 400; allowed: up to 136 with 16 global cables a group"),
         (SLIM_FLY, over("group"), "non_minimal.through: group: dimension a has no groups; allowed: router"),
         (HYPERX, over("group"), "non_minimal.through: group"),
+        (
+            HYPERX | {"cables": 2**24, "router_link": LINK | {"bandwidth": "1 TB/s"}},
+            INNER,
+            "16777216 cables: bandwidth: .*; allowed: 0 to",
+        ),
+        (PLUS | {"spines": 2**24}, INNER, "links; allowed"),
+        (PLUS | {"global_link": LINK | {"bandwidth": "900 PB/s"}}, INNER, "cables of a group: bandwidth"),
         ({"shape": "switch", "size": 4}, over("router"), "no dimension has routes to choose from"),
     ],
 )

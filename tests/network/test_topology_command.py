@@ -92,3 +92,34 @@ def test_what_can_not_be_is_an_error_of_one_line(words, error, says):
         run(*words)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("machine", "shown", "hops"),
+    [
+        # 50 routers of 7 links (Hoffman-Singleton) and 4 endpoints; behind NICs two hops more at both ends.
+        ("slim_fly_a100_200", ["200 GPUs, 200 NICs, 50 switches", "1,150 links"], "6 hops"),
+        # 16 routers of 6 links, 2 cables each; half of 64 x 25 GB/s across the middle.
+        ("hyperx_a100_128", ["128 GPUs, 128 NICs, 16 switches", "800 GB/s"], "6 hops"),
+        # 4 groups of 4 + 4 switches with 4 cables between any two: 2 x 2 x 4 across the middle.
+        ("dragonfly_plus_a100_128", ["128 GPUs, 128 NICs, 32 switches", "400 GB/s"], "7 hops"),
+        ("tpu_v4_twisted_128", ["128 GPUs, 0 NICs, 0 switches", "3.2 TB/s"], "6 hops"),
+        ("gb200_nvl72_x8", ["576 GPUs, 576 NICs, 80 switches", "14.4 TB/s"], "6 hops"),
+    ],
+)
+def test_fabrics_of_the_literature_are_shown_checked_routed_and_timed(machine, shown, hops):
+    text = run("show", machine)
+    assert all(words in text for words in [*shown, hops])
+    assert "every GPU reaches every other" in run("check", machine)
+    assert "hops" in run("route", machine, "0", "77")
+    assert len(run("bench", machine, "--sizes", "1MiB").splitlines()) > 2
+    assert "hops" in run("route", machine, "0", "77", "--fault", "link=#0 down=true")
+
+
+def test_half_of_the_pairs_of_a_dragonfly_plus_go_over_a_third_group():
+    def hops(gpu, *words):
+        return len(run("route", "dragonfly_plus_a100_128", "0", str(gpu), *words).splitlines())
+
+    minimal = "--set", "machine.routing.non_minimal=null"
+    longer = sum(hops(gpu) > hops(gpu, *minimal) for gpu in range(32, 128, 8))
+    assert 2 <= longer <= 10

@@ -9,6 +9,7 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
 from rapid_des.network.blocks import Block, Wires, both_directions, check_links
+from rapid_des.network.fabric import check_bandwidth
 from rapid_des.network.paths import pick
 from rapid_des.network.shapes.routers import OverRouters, takes_detour, third, with_hosts
 from rapid_des.network.specs import DragonflyPlus, NonMinimal, Rate, Routing
@@ -21,6 +22,8 @@ def dragonfly_plus(dimension: DragonflyPlus, routing: Routing) -> Block:
     """Return a Dragonfly+; its routers are all leaves, group by group, and then all spines."""
     groups = _Groups.of(dimension)
     check_links(2 * groups.leaves_in_all * groups.spines + 2 * groups.count * groups.ports, dimension.name)
+    widest = groups.ports * int(dimension.global_link.bandwidth)
+    check_bandwidth(widest, f"dimension {dimension.name}: global cables of a group")
     leaf = np.repeat(np.arange(groups.leaves_in_all), groups.spines)
     spine = np.tile(np.arange(groups.spines), groups.leaves_in_all)
     laid = both_directions(leaf, groups.spine(leaf // groups.leaves, spine), dimension.local_link)

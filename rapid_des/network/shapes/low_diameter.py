@@ -13,6 +13,7 @@ import numpy as np
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.errors import TopologyError
 from rapid_des.network.blocks import Block, Wires, check_links, wires
+from rapid_des.network.fabric import check_bandwidth
 from rapid_des.network.paths import pick
 from rapid_des.network.shapes.routers import OverRouters, require_room, require_routers, with_hosts
 from rapid_des.network.specs import HyperX, Rate, Routing, SlimFly
@@ -32,7 +33,9 @@ def hyperx(dimension: HyperX, routing: Routing) -> Block:
     require_room(dimension, routers)
     require_routers(dimension, routing.non_minimal)
     check_links(routers * sum(size - 1 for size in sizes), dimension.name)
-    laid = [_line(sizes, axis, dimension.router_link, count) for axis, count in enumerate(cables)]
+    rate = dimension.router_link
+    check_bandwidth(int(rate.bandwidth) * max(cables), f"dimension {dimension.name}: {max(cables)} cables")
+    laid = [_line(sizes, axis, rate, count) for axis, count in enumerate(cables)]
     minimal = _AxisByAxis(sizes, routing)
     return with_hosts(
         dimension, routers, laid, OverRouters(minimal, dimension.hosts, routers, routing.non_minimal)
