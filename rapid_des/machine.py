@@ -29,7 +29,9 @@ from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.checks import RouteCheck, check_routes
+from rapid_des.network.collective_specs import Collectives
 from rapid_des.network.collectives.in_switch import IN_SWITCH
+from rapid_des.network.collectives.libraries.library import check_library, uses_switches
 from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults import (
@@ -42,16 +44,7 @@ from rapid_des.network.faults import (
 )
 from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
-from rapid_des.network.specs import (
-    AnyDimension,
-    Collectives,
-    Count,
-    Graph,
-    InfraGraph,
-    LinkOverride,
-    Routing,
-    Switching,
-)
+from rapid_des.network.specs import AnyDimension, Count, Graph, InfraGraph, LinkOverride, Routing, Switching
 from rapid_des.network.switches import SwitchTrees
 
 
@@ -136,8 +129,9 @@ class Machine:
 
     @cached_property
     def switch_trees(self) -> SwitchTrees | None:
-        """The trees for collectives inside switches; None where the file names no such algorithm."""
-        if not any(name in IN_SWITCH for _, names in _stated(self.collectives) for name in names):
+        """The trees for collectives inside switches; None where the file names nothing that uses them."""
+        named = any(name in IN_SWITCH for _, names in _stated(self.collectives) for name in names)
+        if not named and not any(map(uses_switches, self.collectives.libraries.stated().values())):
             return None
         return SwitchTrees(self.fabric, self.dead, self.spec.routing)
 
@@ -362,7 +356,7 @@ def _check_switching(document: Document, switching: Switching) -> None:
 
 def _stated(collectives: Collectives) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (key of the file, one algorithm or those of the dimensions) of what serves each collective."""
-    for operation in collectives.__struct_fields__:
+    for operation in collectives.operations:
         choice = collectives.choice(operation)
         stated = () if choice is None else choice.algorithm
         key = f"collectives.{operation if getattr(collectives, operation) else 'default'}"
@@ -376,6 +370,13 @@ def _check_collectives(document: Document, collectives: Collectives) -> None:
                 collectives_of(name)
         except InputError as error:
             raise ConfigError(str(error), file=str(document.path), key=key) from None
+    for use in ("libraries", "serving"):
+        for kind, library in getattr(collectives, use).stated().items():
+            try:
+                check_library(library)
+            except (ConfigError, InputError) as error:
+                key = f"collectives.{use}.{kind}"
+                raise ConfigError(str(error), file=str(document.path), key=key) from None
 
 
 def _check_switches(machine: Machine) -> None:

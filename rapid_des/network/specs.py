@@ -10,12 +10,9 @@ from rapid_des.config import Spec
 from rapid_des.network.protocol import Protocol
 from rapid_des.units import Bandwidth, Duration, Size
 
-MOST_CHUNKS = 4096
-"""Into how many parts one collective is cut."""
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
 Extent: TypeAlias = Count | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
 Axis: TypeAlias = Annotated[int, Meta(ge=0, le=7)]
-Chunks: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHUNKS)]
 
 
 class Rate(Spec, frozen=True, kw_only=True):
@@ -358,56 +355,6 @@ class Switching(Spec, frozen=True, kw_only=True):
 
     Messages of a collective that is cut into chunks stay whole, as chunks follow one another.
     """
-
-
-class Choice(Spec, frozen=True, kw_only=True):
-    """The algorithm of one collective, or one for each dimension, and into how many chunks it is cut."""
-
-    algorithm: str | Annotated[tuple[str, ...], Meta(min_length=1)]
-    """A name, or a list of one for each dimension: `rapid-des topology bench --help` lists names."""
-    chunks: Chunks = 1
-    """Into how many chunks the data is cut, which pipeline through the algorithm."""
-
-
-Algorithm: TypeAlias = str | Annotated[tuple[str, ...], Meta(min_length=1)] | Choice
-
-
-class Collectives(Spec, frozen=True, kw_only=True):
-    """Which algorithm serves which collective; `default` serves those that are not named.
-
-    `nvls`, `sharp` and `switch_tree` work inside switches. As a default they serve the groups that have such.
-    """
-
-    default: Algorithm | None = None
-    """Serves all that are not named here."""
-    all_reduce: Algorithm | None = None
-    """Sum of every member's data, for all."""
-    reduce: Algorithm | None = None
-    """Sum of every member's data, for one."""
-    all_gather: Algorithm | None = None
-    """Every member's data, for all."""
-    gather: Algorithm | None = None
-    """Every member's data, for one."""
-    scatter: Algorithm | None = None
-    """One member's data, a part for each."""
-    broadcast: Algorithm | None = None
-    """One member's data, for all."""
-    all_to_all: Algorithm | None = None
-    """A part of every member's data for each."""
-    reduce_scatter: Algorithm | None = None
-    """Sum of every member's data, a part for each."""
-    reduce_scatter_block: Algorithm | None = None
-    """As reduce_scatter, in equal blocks."""
-    barrier: Algorithm | None = None
-    """No data: everybody has arrived."""
-
-    def choice(self, operation: str) -> Choice | None:
-        """Return what serves an operation of the schema, or None where the file leaves it open."""
-        stated: Algorithm | None = getattr(self, operation)
-        stated = self.default if stated is None else stated
-        if stated is None or isinstance(stated, Choice):
-            return stated
-        return Choice(algorithm=stated)
 
 
 class LinkOverride(Spec, frozen=True, kw_only=True):

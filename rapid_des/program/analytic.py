@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Int64s
 from rapid_des.compiling import Kernel
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
@@ -33,22 +34,36 @@ def alone(schedule: Schedule, machine: Machine, ranks: Sequence[int]) -> int:
     return max(chain, int(load.max(initial=0)))
 
 
-def chain_and_load(
-    schedule: Schedule, machine: Machine, ranks: Sequence[int]
-) -> tuple[int, NDArray[np.int64]]:
+def chain_and_load(schedule: Schedule, machine: Machine, ranks: Sequence[int]) -> tuple[int, Int64s]:
     """Return the longest chain of transfers at zero load, and every link's service of all that crosses it."""
+    members = with_switches(machine.switch_trees, ranks) if schedule.switches else tuple(ranks)
+    crossed = crossings(schedule, machine, members)
+    return int(finish_times(schedule, crossed.time).max(initial=0)), crossed.load
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """Picoseconds at zero load: each transfer's on its way, of its slowest link, and each link's of all."""
+
+    time: Int64s
+    occupancy: Int64s
+    load: Int64s
+
+
+def crossings(schedule: Schedule, machine: Machine, members: Sequence[int]) -> Crossings:
+    """Return what a schedule's transfers take; `members` are nodes: GPUs, then switches."""
     sizes = Sizes()
     template = template_of(schedule, sizes, name="")
     if not len(template.pair_source):
-        return 0, np.zeros(0, np.int64)
-    members = np.array(with_switches(machine.switch_trees, ranks) if schedule.switches else ranks, np.int64)
+        none = np.zeros(len(schedule), np.int64)
+        return Crossings(none, none, np.zeros(0, np.int64))
+    nodes = np.array(members, np.int64)
     routes = machine.router.routes(
-        np.stack((members[template.pair_source], members[template.pair_destination]), 1)
+        np.stack((nodes[template.pair_source], nodes[template.pair_destination]), 1)
     )
     switching = _uncongested(machine.switching)
     hops, classes = hop_table(machine.fabric, switching, routes, sizes.all())
-    crossing, load = _zero_load(template, hops, routes, classes)
-    return _longest_chain(schedule, crossing), load
+    return _zero_load(template, hops, routes, classes)
 
 
 def message_alone(size: int, machine: Machine, source: int, destination: int) -> int:
@@ -63,10 +78,7 @@ def _uncongested(switching: Switching) -> Switching:
     return switching if switching.mode != "fluid" else switching.__replace__(mode="cut_through")
 
 
-def _zero_load(
-    template: Template, hops: Any, routes: Any, classes: Any
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each task's time on the way, and the time that each link serves."""
+def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Crossings:
     moves = np.flatnonzero(template.pair >= 0)
     pair, size = template.pair[moves], template.size[moves]
     counts = (routes.starts[1:] - routes.starts[:-1])[pair]
@@ -77,18 +89,20 @@ def _zero_load(
     row, service = size[task], classes[hop]
     occupancy = hops.occupancy[row, service]
     step = np.where(last, occupancy, hops.head[row, service]) + hops.lag[row, service]
-    crossing = np.zeros(len(template), np.int64)
+    crossing, slowest = np.zeros((2, len(template)), np.int64)
     np.add.at(crossing, moves[task], step)
+    np.maximum.at(slowest, moves[task], occupancy)
     load = np.zeros(int(routes.links.max(initial=0)) + 1, np.int64)
     np.add.at(load, routes.links[hop], occupancy)
-    return crossing, load
+    return Crossings(crossing, slowest, load)
 
 
-def _longest_chain(schedule: Schedule, crossing: NDArray[np.int64]) -> int:
+def finish_times(schedule: Schedule, crossing: Int64s) -> Int64s:
+    """Return when each transfer has arrived, given how long each takes; all members arrive at 0."""
     walk = _walk if len(schedule) <= _INTERPRETED else _compiled_walk
     done = np.zeros(len(schedule), np.int64)
     walk(schedule.dependency_starts, schedule.dependencies, crossing, done)
-    return int(done.max(initial=0))
+    return done
 
 
 def _walk(starts: Any, dependencies: Any, crossing: Any, done: Any) -> None:

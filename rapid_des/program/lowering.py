@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -12,25 +12,13 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
+from rapid_des.program.communication import Communication
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
-from rapid_des.program.plans import (
-    Call,
-    Phase,
-    Plan,
-    Planner,
-    Served,
-    TreesOver,
-    TreesOverGroups,
-    cut_in_chunks,
-    served_by,
-)
-from rapid_des.program.program import NONE, Namer, Program, RankProgram, Template
-from rapid_des.program.replicas import Replicas, cut_of, link_orbits
-from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
-from rapid_des.program.signatures import signatures
-from rapid_des.program.templates import Templates
+from rapid_des.program.plans import Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks
+from rapid_des.program.program import NONE, Namer, Program, RankProgram
+from rapid_des.program.replicas import Replicas, link_orbits
+from rapid_des.program.services import fluid_table, hop_table, no_hops
 
 
 @dataclass(frozen=True)
@@ -108,16 +96,8 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
         replicas=replicas,
         cache=BoundedCache() if cache is None else cache,
     )
-    return Lowered(lowering.program(), traces, replicas, frozenset(lowering.served), lowering.plans)
-
-
-def planner_of(machine: Machine) -> Planner:
-    """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
-    if not machine.replans:
-        return Planner(machine)
-    from rapid_des.program.faults.planning import FaultPlanner
-
-    return FaultPlanner(machine)
+    program, communication = lowering.program(), lowering.communication
+    return Lowered(program, traces, replicas, frozenset(communication.served), communication.plans)
 
 
 class _Lowering:
@@ -135,21 +115,13 @@ class _Lowering:
     ) -> None:
         self.traces = traces
         self.replicas = replicas
-        self.analytic = analytic
         self.overlap = overlap
         self.machine = machine
-        stores = machine.switching.mode == "store_and_forward"
-        self.segment = machine.switching.segment if stores else None
-        self.sizes = Sizes()
-        self.templates = Templates(self.sizes, cache)
         self.groups = GroupTable(traces, machine, replicas)
         self.above = TreesOverGroups(machine)
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
-        self.likeness: dict[tuple[int, ...], bytes] = {}
-        self.planner = planner_of(machine)
-        self.served: set[Served] = set()
-        self.plans: dict[Call, Plan] = {}
+        self.communication = Communication(machine, self.groups, cache, analytic=analytic)
 
     def program(self) -> Program:
         numbered = zip(self.traces.ranks, self.traces.table_numbers(), strict=True)
@@ -157,9 +129,10 @@ class _Lowering:
             self.groups.bind(position, *self._rank(trace, table))
             for position, (trace, table) in enumerate(numbered)
         )
+        templates, message_sizes = self.communication.templates.numbered, self.communication.sizes
         fluid_mode = self.machine.switching.mode == "fluid"
-        routed = self.groups.routed(self.templates.numbered, both_ways=fluid_mode)
-        routes, sizes, whole, fluid = routed.routes, self.sizes.all(), self.sizes.whole(), None
+        routed = self.groups.routed(templates, both_ways=fluid_mode)
+        routes, sizes, whole, fluid = routed.routes, message_sizes.all(), message_sizes.whole(), None
         if fluid_mode:
             hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)
             fluid = fluid_table(self.machine, routed, sizes)
@@ -167,15 +140,13 @@ class _Lowering:
             hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
         route_links, links = routes.links.astype(np.int32, copy=False), routed.links
         if self.replicas is not None:
-            number, links = link_orbits(
-                self.machine, self.replicas, self.groups.proving_pairs(self.templates.numbered)
-            )
+            number, links = link_orbits(self.machine, self.replicas, self.groups.proving_pairs(templates))
             route_links = number[routes.links]
         return Program(
             bindings=bindings,
             programs=tuple(self.programs),
             groups=routed.groups,
-            templates=tuple(self.templates.numbered),
+            templates=tuple(templates),
             hops=hops,
             route_starts=routes.starts.astype(np.int64, copy=False),
             route_links=route_links,
@@ -189,11 +160,12 @@ class _Lowering:
         """Return the rank's program: one for all ranks with the same table and the same shapes of groups."""
         geometries = tuple(self.groups.geometry(name) for name in trace.groups)
         trees = tuple(self._above(name, trace.rank) for name in trace.groups)
-        mark = self.planner.mark(trace.rank, map(self.groups.members, trace.groups))
+        mark = self.communication.planner.mark(trace.rank, map(self.groups.members, trace.groups))
         key: tuple[object, ...] = (table, geometries, trees, mark)
-        if self.analytic:
-            members = tuple(self._likeness(self.groups.members(name)) for name in trace.groups)
-            key = (*key, members, tuple(self._likeness((trace.rank, peer)) for peer in trace.peers))
+        if self.communication.places:
+            likeness = self.communication.likeness
+            members = tuple(likeness(self.groups.members(name)) for name in trace.groups)
+            key = (*key, members, tuple(likeness((trace.rank, peer)) for peer in trace.peers))
         if key not in self.shared:
             expansions = _Expansions(self, trace, geometries, trees)
             program = rank_program(
@@ -212,70 +184,7 @@ class _Lowering:
         """Return the trees of switches over a group; where nothing takes a link, over its first line only."""
         ranks = self.groups.members(name)
         extents, _ = self.groups.geometry(name)
-        return self.above.of(name, ranks, extents, ranks[0] if self.analytic else rank)
-
-    def _likeness(self, ranks: tuple[int, ...]) -> bytes:
-        """Return a key of what a group's routes are like; a rank may be its own peer."""
-        if ranks not in self.likeness:
-            distinct = tuple(dict.fromkeys(ranks))
-            self.likeness[ranks] = signatures(self.machine, [distinct])[0]
-        return self.likeness[ranks]
-
-    def fixed(self, call: Call, ranks: tuple[int, ...]) -> int:
-        """Return the template of a collective that takes as long as it would alone."""
-        key = ("alone", call, ranks if self.machine.replans else self._likeness(ranks))
-        return self.templates.number(key, lambda: self._alone(call, ranks))
-
-    def plan(self, call: Call, ranks: tuple[int, ...], rank: int) -> Plan:
-        """Return how a collective of some ranks is done, and note it."""
-        chunks = self.planner.plan(call, ranks, rank)
-        self.served.add(served_by(call, chunks))
-        self.plans.setdefault(call, chunks)
-        return chunks
-
-    def _alone(self, call: Call, ranks: tuple[int, ...]) -> Template:
-        duration = 0
-        for chunk in self.plan(call, ranks, ranks[0]):
-            for phase in chunk:
-                line = ranks
-                if phase.axis is not None:
-                    stride = prod(call.extents[: phase.axis])
-                    line = ranks[: stride * call.extents[phase.axis] : stride]
-                schedule = phase.schedule(len(line))
-                duration += alone(schedule, self.machine, line)
-        return fixed_template(call.members, duration, self.sizes, name=call.collective.name.lower())
-
-    def fixed_message(self, size: int, ends: tuple[int, int]) -> int:
-        """Return the template of a message that takes as long as it would alone."""
-        key = ("message alone", size, self._likeness(ends))
-        return self.templates.number(
-            key, lambda: fixed_message(message_alone(size, self.machine, *ends), self.sizes)
-        )
-
-    def message(self, size: int) -> int:
-        """Return the template of a message."""
-        return self.templates.number(("message", size), lambda: self.templates.message(size, self.segment))
-
-    def phase(self, phase: Phase, members: int, *, whole: bool, kept: int) -> int:
-        """Return the template of one phase of a collective; `whole`: its messages never go in parts.
-
-        With fewer `kept` than members, its cut.
-        """
-        key = (phase, members, whole, kept)
-        return self.templates.number(key, lambda: self._collective(phase, members, whole=whole, kept=kept))
-
-    def _collective(self, phase: Phase, members: int, *, whole: bool, kept: int) -> Template:
-        name = f"{phase.collective.name.lower()} of {phase.size} B by {phase.algorithm}"
-        if kept < members:
-            cut = cut_of(phase, members, kept)
-            if self.segment is not None and cut.size.max() > self.segment:
-                raise UnsupportedByEngine("messages in segments have no cut")
-            return replace(
-                cut.template(members, kept), size=self.sizes.rows(cut.size, whole=whole), name=name
-            )
-        return self.templates.of(
-            (phase, members), lambda: phase.schedule(members), name=name, segment=self.segment, whole=whole
-        )
+        return self.above.of(name, ranks, extents, ranks[0] if self.communication.analytic else rank)
 
 
 class _Expansions:
@@ -289,7 +198,7 @@ class _Expansions:
         trees: tuple[TreesOver, ...],
     ) -> None:
         nodes = trace.nodes
-        self._lowering = lowering
+        self._lowering, self._communication = lowering, lowering.communication
         self._trace = trace
         self._geometries = geometries
         self._trees = trees
@@ -323,13 +232,12 @@ class _Expansions:
         if call.members == 1:
             return Expansion(whole)
         ranks = self._lowering.groups.members(self._trace.groups[group])
-        if self._lowering.analytic:
-            return Expansion(
-                whole, (MemberVisit(whole, self.slots.use(whole, self._lowering.fixed(call, ranks)), 0),)
-            )
+        index = self._communication.whole(call, self.slots.label(whole), ranks)
+        if index is not None:
+            return Expansion(whole, (MemberVisit(whole, self.slots.use(whole, index), 0),))
         kept = self._lowering.groups.kept(ranks)
         members_of = []
-        chunks = self._lowering.plan(call, ranks, self._trace.rank)
+        chunks = self._communication.plan(call, ranks, self._trace.rank)
         for chunk, chunk_phases in enumerate(chunks):
             for phase in chunk_phases:
                 members, slot, here = call.members, whole, kept
@@ -339,7 +247,7 @@ class _Expansions:
                     members = here = extents[phase.axis]
                     along = Along(group, phase.axis, members, stride=prod(extents[: phase.axis]))
                     slot = self.slots.number(along, self.slots.label(whole))
-                index = self._lowering.phase(phase, members, whole=cut_in_chunks(chunks), kept=here)
+                index = self._communication.phase(phase, members, whole=cut_in_chunks(chunks), kept=here)
                 members_of.append(MemberVisit(slot, self.slots.use(slot, index), chunk))
         return Expansion(whole, tuple(members_of))
 
@@ -356,11 +264,7 @@ class _Expansions:
                 raise TraceError(f"{where}: the trace states no {what} for this send or receive")
             stream = nodes.streams[nodes.stream[node]].removesuffix("-send").removesuffix("-recv")
             slot = self.slots.number(Channel(peer, tag, kind == NodeKind.SEND), stream)
-            template = self._message(size, peer, sends=kind == NodeKind.SEND)
+            ends = (self._trace.rank, self._trace.peers[peer])
+            sends = kind == NodeKind.SEND
+            template = self._communication.message(size, stream, ends if sends else ends[::-1])
             self.distinct.append(Expansion(slot, (MemberVisit(slot, self.slots.use(slot, template), 0),)))
-
-    def _message(self, size: int, peer: int, *, sends: bool) -> int:
-        if not self._lowering.analytic:
-            return self._lowering.message(size)
-        ends = (self._trace.rank, self._trace.peers[peer])
-        return self._lowering.fixed_message(size, ends if sends else ends[::-1])

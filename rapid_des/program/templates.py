@@ -102,12 +102,15 @@ def _structure(schedule: Schedule) -> bytes:
     return digest.digest()
 
 
-def template_of(schedule: Schedule, sizes: Sizes, *, name: str, segment: int | None = None) -> Template:
+def template_of(
+    schedule: Schedule, sizes: Sizes, *, name: str, segment: int | None = None, whole: bool = False
+) -> Template:
     """Return the template of a schedule.
 
     A task waits for its source member's arrival and for its predecessors; a member is done when it has
     arrived and its last transfers, those that nothing later proves to have arrived, are in. With `segment`
-    a transfer is as many tasks as it has segments, and what follows waits for all of them.
+    a transfer is as many tasks as it has segments, and what follows waits for all of them. `whole`: its
+    messages never go in parts.
     """
     if segment is not None:
         schedule = _segmented(schedule, segment)
@@ -121,7 +124,7 @@ def template_of(schedule: Schedule, sizes: Sizes, *, name: str, segment: int | N
     all_targets = np.concatenate((target, tasks + done_member)).astype(np.int32)
     return make_template(
         schedule.members,
-        (_injectors(schedule), sizes.rows(schedule.size)),
+        (_injectors(schedule), sizes.rows(schedule.size, whole=whole)),
         _pairs(schedule),
         edges=Edges(all_origins, all_targets),
         arrivals=_arrivals(schedule, gated),

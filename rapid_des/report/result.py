@@ -239,7 +239,7 @@ def _basis(machine: Machine, job: Job | None, got: Iterable[Served]) -> Basis:
     stated = machine.collectives
     names = {
         operation: "/".join([choice.algorithm] if isinstance(choice.algorithm, str) else choice.algorithm)
-        for operation in stated.__struct_fields__
+        for operation in stated.operations
         if (operation == "default" or getattr(stated, operation) is not None)
         and (choice := stated.choice(operation)) is not None
     }

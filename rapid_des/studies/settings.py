@@ -129,7 +129,7 @@ def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tupl
     if fabric.nodes == fabric.gpus + fabric.nics:
         routing = structs.replace(routing, ecmp="hash")
     named = traces is not None and any(fault.node is not None for fault in machine.faults)
-    operations = _operations(traces) or spec.collectives.__struct_fields__
+    operations = _operations(traces) or spec.collectives.operations
     served = tuple((name, spec.collectives.choice(name)) for name in operations)
     servers = spec.gpus_per_node if named or traces is None else None
     return routing, spec.switching, spec.links, served, servers

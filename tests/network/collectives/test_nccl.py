@@ -119,7 +119,6 @@ def test_a_send_gets_fewer_channels_among_more_ranks():
     [
         (("a100_nvswitch", AR, 16, MIB, 8), "has no network between nodes: 16 ranks are 2 nodes"),
         (("a100_nvswitch", AR, 9, MIB, 8), "9 ranks can not be laid out with 8 on each node"),
-        (("a100_nvswitch", CollectiveType.GATHER, 8, MIB, 8), "no gather; it has all_reduce, all_gather"),
     ],
 )
 def test_what_it_can_not_say_is_refused(arguments, message):

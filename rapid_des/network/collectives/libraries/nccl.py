@@ -12,7 +12,6 @@ messages follow the fabric's ramp. Sizes are Chakra's: the input buffer of one r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rapid_des.chakra.trace import CollectiveType
@@ -25,35 +24,61 @@ from rapid_des.network.collectives.libraries.nccl_fabric import (
     Node,
     Ramp,
 )
+from rapid_des.network.collectives.libraries.nccl_tuner import choice_across_nodes, choice_in_node
+from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.units import PS_PER_US
 
 C = CollectiveType
 _MICRO = 1e6
-_RING = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
 _LINE = 4096
 _ALL_CHANNELS = 32768
 _SEND_CHANNELS = 32
+_SENDS = "direct", "simple"
+_NVLS_CHANNELS = 16
+_CHAIN_CHUNK = 512 * 2**10
+_MOST_CHUNKS = 512
+_MEETING = 0.4
+"""Of a chunk's time, what it stands at each hop behind one of another rail's chain while links are full."""
 _SEND_GRAIN = 16 * 2**20
 """A send in a node gets its share of 32 channels, or one for each 16 MiB if that is more."""
 
-# NCCL's own latencies by which it chooses (microseconds; public in its tuning source since 2.19), not
-# measurements: NCCL is often wrong about the time, and the choice must be wrong in the same way.
-_TUNER_BASE: Mapping[str, float] = {"ll": 6.6, "ll128": 14.0, "simple": 8.4}
-_TUNER_NODE_HOP: Mapping[str, float] = {"ll": 0.6, "ll128": 1.9, "simple": 3.4}
-_TUNER_NETWORK_HOP: Mapping[str, float] = {"ll": 2.7, "ll128": 4.0, "simple": 14.0}
-_TUNER_NVLS = 25.0
-_LL128_IN_A_RING = 0.92
-_LL128_CHANNEL = 36.7e3
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of a group are: on how many nodes, and with how many others on the emptiest of them."""
+
+    ranks: int
+    nodes: int
+    per_node: int
+
+    @property
+    def even(self) -> bool:
+        """Whether all nodes have as many of its ranks."""
+        return self.ranks == self.nodes * self.per_node
 
 
 @dataclass(frozen=True)
-class NcclEstimate:
-    """How long a collective takes, and how NCCL does it."""
+class LibraryCost:
+    """How long a collective takes that meets no other traffic, how a library does it, and what it takes.
+
+    Times are picoseconds.
+    """
 
     duration: int
-    """Picoseconds."""
     algorithm: str
     protocol: str
+    start: int = 0
+    """From launch to the first byte."""
+    rate: int = 0
+    """Bytes a second at which a rank's sends leave that it could begin at once; 0: as links take them."""
+    far_rate: int = 0
+    """As `rate`, to other nodes."""
+    slack: int = 0
+    """What of the duration its own transfers lose where they meet on links."""
+    channels: int = 0
+    """CTAs of the kernel, each on an SM of its own."""
+    hbm_bytes: int = 0
+    """Bytes that each GPU reads from and writes to its HBM."""
 
 
 @dataclass(frozen=True)
@@ -79,49 +104,78 @@ class _Ring:
     def wire(self) -> float:
         return self.steps * self.block
 
+    @property
+    def hbm(self) -> float:
+        """Bytes through HBM: each step reads a block that came, adds its own or copies, and writes it on."""
+        return self.wire * (2 if self.copies else 3)
+
 
 def nccl_time(
     fabric: NcclFabric, collective: CollectiveType, ranks: int, size: int, *, per_node: int | None = None
-) -> NcclEstimate:
-    """Return the time of a collective with an input buffer of `size` bytes on each of `ranks` ranks.
+) -> LibraryCost:
+    """Return the cost of a collective with an input buffer of `size` bytes on each of `ranks` ranks.
 
-    `per_node` ranks share a node (all of them if None). `InputError` where NCCL has no such collective or the
-    fabric no network.
+    `per_node` ranks share a node (all of them if None). Errors are those of `nccl_cost`.
     """
+    return nccl_cost(fabric, collective, _even(ranks, per_node), size)
+
+
+def _even(ranks: int, per_node: int | None) -> Place:
     share = ranks if per_node is None else per_node
     if ranks < 2 or ranks % share:
         raise InputError(f"{ranks} ranks can not be laid out with {share} on each node")
-    nodes = ranks // share
-    total = size * ranks if collective is C.ALL_GATHER else size
-    if nodes > 1 and fabric.network is None:
-        raise InputError(f"{fabric.name} has no network between nodes: {ranks} ranks are {nodes} nodes")
+    return Place(ranks, ranks // share, share)
+
+
+def nccl_cost(
+    fabric: NcclFabric, collective: CollectiveType, place: Place, size: int, *, switched: bool = True
+) -> LibraryCost:
+    """Return the cost of a collective with an input buffer of `size` bytes on each rank of a group.
+
+    Without `switched` no switch reaches all ranks, so that nothing is reduced in it. `InputError` where the
+    fabric has no network between nodes. Broadcasts and reductions to one rank go along a chain, gathers and
+    scatters are sends, as in NCCL; their times follow from the ring's and the sends' and were not measured.
+    """
+    if place.nodes > 1 and fabric.network is None:
+        raise InputError(
+            f"{fabric.name} has no network between nodes: {place.ranks} ranks are {place.nodes} nodes"
+        )
+    total = size * place.ranks if collective in SHARDED_INPUT else size
     if collective is C.ALL_TO_ALL:
-        micros = _exchange(fabric, total, ranks, share)
-        return _estimate(micros, "direct", "simple")
-    if collective not in _RING:
-        allowed = ", ".join(kind.name.lower() for kind in C if kind in _RING | {C.ALL_TO_ALL})
-        raise InputError(f"the NCCL model has no {collective.name.lower()}; it has {allowed}")
-    rounds = 2 if collective is C.ALL_REDUCE else 1
-    ring = _Ring(total, ranks, rounds, rounds * (nodes - 1), collective is C.ALL_GATHER)
-    if fabric.network is None or nodes == 1:
-        return _in_node(fabric.node, ring)
+        return _exchange(fabric, total, place)
+    if collective in (C.GATHER, C.SCATTER):
+        return _to_one(fabric, total, place)
+    if collective in (C.BROADCAST, C.REDUCE):
+        return _chain(fabric, size, place, begins=1 if collective is C.BROADCAST else place.per_node)
+    rounds = 2 if collective in (C.ALL_REDUCE, C.BARRIER) else 1
+    ring = _Ring(total, place.ranks, rounds, rounds * (place.nodes - 1), collective is C.ALL_GATHER)
+    if fabric.network is None or place.nodes == 1:
+        return _in_node(fabric.node, ring, switched=switched)
     if rounds == 2 and total <= fabric.network.small.limit:
-        return _estimate(_small_tree(fabric.node, fabric.network, ring, share), "tree", "ll")
-    return _across(fabric.network, ring, share)
+        return _small_tree(fabric.node, fabric.network, ring, place.per_node)
+    return _across(fabric, ring, place.per_node)
 
 
-def send_time(fabric: NcclFabric, ranks: int, size: int, *, per_node: int | None = None) -> NcclEstimate:
-    """Return the time in which every rank sends `size` bytes to its successor (one ring of send/recv)."""
-    share = ranks if per_node is None else per_node
-    if ranks == share:
-        direct = fabric.node.point_to_point
+def send_time(fabric: NcclFabric, ranks: int, size: int, *, per_node: int | None = None) -> LibraryCost:
+    """Return the cost of every rank sending `size` bytes to its successor (one ring of send/recv)."""
+    place = _even(ranks, per_node)
+    return send_cost(fabric, ranks, size, far=place.nodes > 1)
+
+
+def send_cost(fabric: NcclFabric, ranks: int, size: int, *, far: bool) -> LibraryCost:
+    """Return the cost of a message of `size` bytes within a group of `ranks`, to another node where `far`."""
+    direct, network = fabric.node.point_to_point, fabric.network
+    if not far:
         channels = max(_SEND_CHANNELS // ranks, size // _SEND_GRAIN)
         rate = min(fabric.node.simple.link, channels * direct.channel) * fabric.node.share(ranks) / _MICRO
-        return _estimate((direct.base + direct.peer) / PS_PER_US + size / rate, "direct", "simple")
-    assert fabric.network is not None
-    network = fabric.network
+        start = (direct.base + direct.peer) / PS_PER_US
+        return _cost(start + size / rate, _SENDS, start=start, channels=channels, hbm=2.0 * size)
+    if network is None:
+        raise InputError(f"{fabric.name} has no network between nodes, which a message would cross")
     rate = _peer_rate(network, ranks) / _MICRO
-    return _estimate(network.exchange_base / PS_PER_US + size / rate, "direct", "simple")
+    start = network.exchange_base / PS_PER_US
+    channels = peer_channels(ranks)
+    return _cost(start + size / rate, _SENDS, start=start, channels=channels, hbm=2.0 * size)
 
 
 def peer_channels(ranks: int) -> int:
@@ -133,21 +187,36 @@ def _peer_rate(network: Network, ranks: int) -> float:
     return float(network.channel * peer_channels(ranks) ** network.channel_scaling)
 
 
-def _estimate(micros: float, algorithm: str, protocol: str) -> NcclEstimate:
-    return NcclEstimate(math.ceil(micros * PS_PER_US), algorithm, protocol)
+def _cost(  # noqa: PLR0913 - a cost's parts, by name
+    micros: float,
+    how: tuple[str, str],
+    *,
+    start: float,
+    channels: int,
+    hbm: float,
+    slack: float = 0.0,
+    rate: float = 0.0,
+    far_rate: float = 0.0,
+) -> LibraryCost:
+    """Return a cost of these microseconds, done by `how` (algorithm, protocol); rates in bytes a us."""
+    duration, first, lost = (math.ceil(time * PS_PER_US) for time in (micros, start, slack))
+    rates = math.ceil(rate * _MICRO), math.ceil(far_rate * _MICRO)
+    return LibraryCost(duration, *how, first, *rates, lost, channels, math.ceil(hbm))
 
 
 def _slowdown(ramp: Ramp, size: float) -> float:
     return 1 + ramp.loss / (1 + size / ramp.half)
 
 
-def _in_node(node: Node, ring: _Ring) -> NcclEstimate:
-    in_switch = _in_switch_bytes(node, ring)
-    choice = _choice_in_node(node, ring.steps, ring.wire, in_switch=in_switch)
+def _in_node(node: Node, ring: _Ring, *, switched: bool) -> LibraryCost:
+    in_switch = _in_switch_bytes(node, ring) if switched else None
+    choice = choice_in_node(node, ring.steps, ring.wire, in_switch=in_switch)
     if choice == "nvls" and node.nvls is not None and in_switch is not None:
-        wire = in_switch / (node.nvls.link / _MICRO)
-        micros = node.nvls.base / PS_PER_US + wire * _slowdown(node.nvls.ramp, ring.size)
-        return _estimate(micros, "nvls", "simple")
+        start = node.nvls.base / PS_PER_US
+        wire = in_switch / (node.nvls.link / _MICRO) * _slowdown(node.nvls.ramp, ring.size)
+        rate, channels = in_switch / wire, min(node.channels, _NVLS_CHANNELS)
+        how = "nvls", "simple"
+        return _cost(start + wire, how, start=start, rate=rate, channels=channels, hbm=2.0 * ring.size)
     protocol: NcclProtocol = {"ll": node.ll, "ll128": node.ll128}.get(choice, node.simple)
     slowdown = 1.0 if choice == "ll" else _slowdown(node.ramp, ring.size)
     chunk = ring.block / (protocol.link * node.share(ring.ranks) / _MICRO) * slowdown
@@ -156,8 +225,14 @@ def _in_node(node: Node, ring: _Ring) -> NcclEstimate:
         hop += node.line / PS_PER_US * min(1.0, ring.block / _LINE)
     own_rate = protocol.copy_rate if ring.copies else protocol.combine_rate
     copy = min(ring.block, node.copy_window) / (own_rate / _MICRO) * slowdown
-    micros = _start(node, ring.block) + ring.steps * max(hop + protocol.exposed * chunk, chunk) + copy
-    return _estimate(micros, "ring", choice)
+    start = _start(node, ring.block)
+    micros = start + ring.steps * max(hop + protocol.exposed * chunk, chunk) + copy
+    return _cost(micros, ("ring", choice), start=start, channels=_channels(node, ring), hbm=ring.hbm)
+
+
+def _channels(node: Node, ring: _Ring) -> int:
+    """Return how many channels carry a ring: fewer for blocks that do not fill all of them."""
+    return math.ceil(node.channels * min(1.0, max(ring.block, 1.0) / _ALL_CHANNELS))
 
 
 def _in_switch_bytes(node: Node, ring: _Ring) -> float | None:
@@ -171,15 +246,18 @@ def _start(node: Node, block: float) -> float:
     return (node.base + node.spread * min(1.0, block / _ALL_CHANNELS)) / PS_PER_US
 
 
-def _across(network: Network, ring: _Ring, per_node: int) -> NcclEstimate:
+def _across(fabric: NcclFabric, ring: _Ring, per_node: int) -> LibraryCost:
+    network = fabric.network
+    assert network is not None
     inner = ring.steps - ring.network_steps
-    choice = _choice_across_nodes(network, per_node, (inner, ring.network_steps), ring.wire)
-    micros, name = _network_ring(network, ring, per_node, choice), "ring"
+    choice = choice_across_nodes(network, per_node, (inner, ring.network_steps), ring.wire)
+    micros, how, start = _network_ring(network, ring, per_node, choice), ("ring", choice), network.base
     if network.tree is not None and ring.rounds == 2:
         tree = _network_tree(network.tree, ring, per_node)
         if tree < micros:
-            return _estimate(tree, "tree", "simple")
-    return _estimate(micros, name, choice)
+            micros, how, start = tree, ("tree", "simple"), network.tree.base
+    channels = _channels(fabric.node, ring)
+    return _cost(micros, how, start=start / PS_PER_US, channels=channels, hbm=ring.hbm)
 
 
 def _network_ring(network: Network, ring: _Ring, per_node: int, choice: str) -> float:
@@ -203,65 +281,94 @@ def _network_tree(tree: NetworkTree, ring: _Ring, per_node: int) -> float:
     return start + max(nics, ring.size / tree.in_node) * _MICRO
 
 
-def _small_tree(node: Node, network: Network, ring: _Ring, per_node: int) -> float:
-    """Return the time of a small all-reduce: in the node, and over a tree of nodes there and back."""
+def _small_tree(node: Node, network: Network, ring: _Ring, per_node: int) -> LibraryCost:
+    """Return the cost of a small all-reduce: in the node, and over a tree of nodes there and back."""
     small, nodes = network.small, ring.ranks // per_node
     inside = node.base / PS_PER_US
     if per_node > 1:
         within = _Ring(ring.size, per_node, ring.rounds, 0, ring.copies)
-        inside = _in_node(node, within).duration / PS_PER_US
+        inside = _in_node(node, within, switched=True).duration / PS_PER_US
     passes = 1 if nodes == 2 else 2
     wire = ring.size * passes / (per_node * network.nic) * _MICRO * _slowdown(small.ramp, ring.size)
-    return inside + 2 * math.ceil(math.log2(nodes)) * small.level / PS_PER_US + wire
+    micros = inside + 2 * math.ceil(math.log2(nodes)) * small.level / PS_PER_US + wire
+    start = node.base / PS_PER_US
+    return _cost(micros, ("tree", "ll"), start=start, channels=_channels(node, ring), hbm=ring.hbm)
 
 
-def _exchange(fabric: NcclFabric, size: int, ranks: int, per_node: int) -> float:
-    direct = fabric.node.point_to_point
-    block = size / ranks
-    rate = direct.link * fabric.node.share(per_node) / _MICRO
-    link = (per_node - 1) * block / rate * _slowdown(direct.ramp, size)
-    if ranks == per_node or fabric.network is None:
+def _exchange(fabric: NcclFabric, size: int, place: Place) -> LibraryCost:
+    direct, node, ranks = fabric.node.point_to_point, fabric.node, place.ranks
+    block, near = size / ranks, place.per_node - 1
+    rate = direct.link * node.share(place.per_node) / _MICRO
+    each = block / rate * _slowdown(direct.ramp, size)
+    hbm, channels = 2.0 * size, min(_SEND_CHANNELS, peer_channels(ranks) * (ranks - 1))
+    if place.nodes == 1 or fabric.network is None:
         copy = block / (direct.copy_rate / _MICRO)
-        spread = fabric.node.spread / PS_PER_US * min(1.0, block / _ALL_CHANNELS)
-        return (direct.base + (ranks - 1) * direct.peer) / PS_PER_US + spread + link + copy
-    network = fabric.network
-    crowding = 1 + network.exchange_crowding * (1 - 2 * per_node / ranks)
-    nic = network.exchange_nic / crowding
-    rate = min(nic, _peer_rate(network, ranks) * (ranks - per_node)) / _MICRO
-    wire = (ranks - per_node) * block / rate * _slowdown(network.exchange_ramp, block)
-    start = (network.exchange_base + (ranks - per_node) * network.exchange_peer) / PS_PER_US
-    return start + max(wire, link) + block / (network.exchange_copy_rate / _MICRO)
+        spread = node.spread / PS_PER_US * min(1.0, block / _ALL_CHANNELS)
+        start = (direct.base + (ranks - 1) * direct.peer) / PS_PER_US + spread
+        micros = start + near * each + copy
+        return _cost(micros, _SENDS, start=start, rate=block / each, channels=channels, hbm=hbm)
+    network, far = fabric.network, ranks - place.per_node
+    crowding = 1 + network.exchange_crowding * (1 - 2 * place.per_node / ranks)
+    nic = min(network.exchange_nic / crowding, _peer_rate(network, ranks) * far) / _MICRO
+    far_each = block / nic * _slowdown(network.exchange_ramp, block)
+    start = (network.exchange_base + far * network.exchange_peer) / PS_PER_US
+    micros = start + max(far * far_each, near * each) + block / (network.exchange_copy_rate / _MICRO)
+    rates = {"rate": block / each, "far_rate": block / far_each}
+    return _cost(micros, _SENDS, start=start, channels=channels, hbm=hbm, **rates)
 
 
-def _choice_in_node(node: Node, steps: int, wire: float, *, in_switch: float | None) -> str:
-    """Return "ll", "ll128", "simple" or "nvls" for a ring of `steps` that moves `wire` bytes a rank.
+def _to_one(fabric: NcclFabric, size: int, place: Place) -> LibraryCost:
+    """Return the cost of one rank's sends to all others, or of theirs to it, one after the other."""
+    direct, block, near = fabric.node.point_to_point, size / place.ranks, place.per_node - 1
+    far, start = place.ranks - place.per_node, direct.base
+    rate, far_rate, wire = fabric.node.simple.link / _MICRO, 0.0, 0.0
+    if fabric.network is not None and far:
+        start, far_rate = fabric.network.exchange_base, fabric.network.exchange_nic / _MICRO
+        wire = far * block / far_rate
+    first = (start + (place.ranks - 1) * direct.peer) / PS_PER_US
+    channels = min(_SEND_CHANNELS, peer_channels(place.ranks) * (place.ranks - 1))
+    rates = {"rate": rate, "far_rate": far_rate}
+    micros = first + max(near * block / rate, wire)
+    return _cost(micros, _SENDS, start=first, channels=channels, hbm=2.0 * size, **rates)
 
-    `in_switch` bytes would go through the NVLink switch each way; None where it can not reduce.
+
+def _chain(fabric: NcclFabric, size: int, place: Place, *, begins: int) -> LibraryCost:
+    """Return the cost of a broadcast or a reduction to one rank: chunks follow one another along a ring.
+
+    Over several nodes so many ranks begin, each with a part of the data.
     """
-    ring = node.tuner.ring / _MICRO
-    rates = {
-        "ll": min(node.tuner.ll / _MICRO, ring / 2),
-        "ll128": min(node.tuner.ll128 / _MICRO, ring * _LL128_IN_A_RING),
-        "simple": ring,
-    }
-    times = {
-        name: _TUNER_BASE[name] + steps * _TUNER_NODE_HOP[name] + wire / rate for name, rate in rates.items()
-    }
-    if in_switch is not None and node.tuner.nvls is not None:
-        times["nvls"] = _TUNER_NVLS + in_switch / (node.tuner.nvls / _MICRO)
-    return min(times, key=lambda name: times[name])
+    ring = _Ring(size * place.ranks, place.ranks, 1, place.nodes - 1, copies=True)
+    node, network, inner = fabric.node, fabric.network, ring.steps - ring.network_steps
+    if network is None or place.nodes == 1:
+        choice = choice_in_node(node, ring.steps, float(size), in_switch=None)
+        protocol: NcclProtocol = {"ll": node.ll, "ll128": node.ll128}.get(choice, node.simple)
+        start, hop = _start(node, size), protocol.hop
+        rate = far_rate = protocol.link * node.share(place.ranks)
+        slowdown = 1.0 if choice == "ll" else _slowdown(node.ramp, size)
+    else:
+        choice = choice_across_nodes(network, place.per_node, (inner, ring.network_steps), float(size))
+        start = network.base / PS_PER_US
+        hop = network.ll128_hop if choice == "ll128" else network.simple_hop
+        rate, far_rate = min(network.link, place.per_node * network.nic), network.nic
+        slowdown = _slowdown(network.ramp, size)
+    wire, chunk = size / rate * _MICRO * slowdown, size / chain_chunks(size)
+    fill = (inner / rate + ring.network_steps / far_rate) * chunk * _MICRO * slowdown
+    railed = place.nodes > 1 and place.per_node > 1
+    slack = _MEETING * fill * wire / (wire + fill) if railed else 0.0
+    micros = start + ring.steps * hop / PS_PER_US + wire + fill + slack
+    channels, leaving = _channels(node, ring), size / wire / (begins if place.nodes > 1 else 1)
+    return _cost(
+        micros,
+        ("ring", choice),
+        start=start,
+        rate=leaving,
+        far_rate=leaving,
+        slack=slack,
+        channels=channels,
+        hbm=2.0 * size,
+    )
 
 
-def _choice_across_nodes(network: Network, per_node: int, steps: tuple[int, int], wire: float) -> str:
-    """Return "ll128" or "simple" for a ring with (in-node, network) steps that moves `wire` bytes a rank."""
-    ring = per_node * network.tuner_ring / _MICRO
-    ll128 = min(ring * network.ll128_share, _LL128_CHANNEL * network.tuner_ll128_channels)
-    rates = {"ll128": ll128, "simple": ring}
-    times = {
-        name: _TUNER_BASE[name]
-        + steps[0] * _TUNER_NODE_HOP[name]
-        + steps[1] * _TUNER_NETWORK_HOP[name]
-        + wire / rate
-        for name, rate in rates.items()
-    }
-    return min(times, key=lambda name: times[name])
+def chain_chunks(size: int) -> int:
+    """Return into how many chunks a chain cuts its data: NCCL's of 512 KiB, up to 512."""
+    return max(1, min(_MOST_CHUNKS, size // _CHAIN_CHUNK))

@@ -6,13 +6,19 @@ local copies, and how much slower short transfers are. They are fitted on measur
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta, structs
 
 from rapid_des.config import Spec, decode, load_document
 from rapid_des.config.presets import preset_folder
 from rapid_des.errors import ConfigError
 from rapid_des.units import Bandwidth, Duration, Size
+
+_Part = TypeVar("_Part", bound=Any)
 
 
 class Ramp(Spec, frozen=True, kw_only=True):
@@ -82,6 +88,10 @@ class Sharing(Spec, frozen=True, kw_only=True):
 class Node(Spec, frozen=True, kw_only=True):
     """The GPUs of one node: NVLink with or without a switch, or PCIe."""
 
+    wire: Bandwidth
+    """One direction of a GPU's links where this was measured; on faster or slower links rates follow it."""
+    channels: Annotated[int, Meta(ge=1, le=64)]
+    """CTAs, each on an SM of its own, with which NCCL runs a ring here."""
     base: Duration
     """From launch to the first byte."""
     spread: Duration
@@ -132,6 +142,8 @@ class SmallMessages(Spec, frozen=True, kw_only=True):
 class Network(Spec, frozen=True, kw_only=True):
     """The network between nodes, as the rings and sends of one job use it."""
 
+    wire: Bandwidth
+    """One direction of one NIC where this was measured; on faster or slower ones rates follow it."""
     nic: Bandwidth
     """Payload of one NIC in one direction; every rank has one."""
     link: Bandwidth
@@ -185,3 +197,33 @@ def load_fabric(name: str) -> NcclFabric:
 def fabric_names() -> list[str]:
     """Return the bare names of the fabrics that ship with rapid_des."""
     return sorted(path.stem for path in (preset_folder("machine") / "fabrics").glob("*.yaml"))
+
+
+def on_links(fabric: NcclFabric, *, node: float, network: float) -> NcclFabric:
+    """Return a fabric whose links in the node and whose NICs are so many times as fast as those measured.
+
+    What crosses them follows; copies within a GPU and latencies stay.
+    """
+    if node == network == 1.0:
+        return fabric
+    inside = {name: _faster(getattr(fabric.node, name), node) for name in ("ll", "ll128", "simple", "nvls")}
+    sends, tuner = _faster(fabric.node.point_to_point, node), fabric.node.tuner
+    own = structs.replace(
+        fabric.node, **inside, point_to_point=sends, tuner=_times(tuner, node, tuner.__struct_fields__)
+    )
+    beyond = fabric.network
+    if beyond is not None:
+        beyond = _times(beyond, network, ("nic", "exchange_nic", "channel", "tuner_ring"))
+        beyond = structs.replace(_times(beyond, node, ("link",)), tree=_faster(beyond.tree, network))
+    return structs.replace(fabric, node=own, network=beyond)
+
+
+def _faster(part: _Part, by: float) -> _Part:
+    """Return a part of a fabric with the rates at which it crosses links."""
+    return part if part is None else _times(part, by, ("link", "channel", "nic"))
+
+
+def _times(part: _Part, by: float, names: Iterable[str]) -> _Part:
+    rates = {name: getattr(part, name, None) for name in names}
+    scaled = {name: Bandwidth(round(rate * by)) for name, rate in rates.items() if rate is not None}
+    return structs.replace(part, **scaled)

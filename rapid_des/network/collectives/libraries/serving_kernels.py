@@ -11,6 +11,7 @@ threads. The normal kernels send a token once to each node and, within it, once 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,8 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.config import Spec, decode, load_document
 from rapid_des.config.presets import preset_folder
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.libraries.nccl import nccl_time
+from rapid_des.network.collective_specs import DeepEp
+from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place, nccl_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
 from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size
 
@@ -27,6 +29,8 @@ _MICRO = 1e6
 _SCALE_BLOCK = 128
 _SCALE_BYTES = 4
 _HEADER = 16
+_ALL_REDUCE_BLOCKS = 36
+"""CTAs of vLLM's custom all-reduce (its own default); the other engines' are near."""
 
 
 class AllReduceKernel(Spec, frozen=True, kw_only=True):
@@ -97,6 +101,14 @@ class ExpertExchange:
     element_bytes: int
     """1 for fp8 (with a scale for each 128 values), 2 for bf16."""
 
+    sent: float | None = None
+    """Bytes of all copies that a rank sends, where not what tokens and hidden size come to."""
+
+    @property
+    def copies(self) -> float:
+        """Bytes of all copies of a rank's tokens."""
+        return self.tokens * self.topk * self.copy_bytes if self.sent is None else self.sent
+
     @property
     def copy_bytes(self) -> float:
         """Bytes of one copy of one token on the wire."""
@@ -121,23 +133,77 @@ def load_kernels(name: str) -> ServingKernels:
 
 def all_reduce_time(kernels: ServingKernels, library: str, ranks: int, size: int) -> int:
     """Return the picoseconds of a library's all-reduce of `size` bytes on each rank of a node."""
+    own = all_reduce_cost(kernels, library, ranks, size)
+    if own is not None:
+        return own.duration
+    return nccl_time(load_fabric(kernels.fabric), CollectiveType.ALL_REDUCE, ranks, size).duration
+
+
+def all_reduce_cost(kernels: ServingKernels, library: str, ranks: int, size: int) -> LibraryCost | None:
+    """Return what a library's own all-reduce takes in a node; None where it calls NCCL."""
     kernel = kernels.all_reduce.get(library)
     if kernel is None:
         known = ", ".join(kernels.all_reduce)
         raise InputError(f"{kernels.name}: no all-reduce kernel of {library!r}; allowed: {known}")
-    fabric = load_fabric(kernels.fabric)
     if size > kernel.largest or ranks > kernel.most_ranks:
-        return nccl_time(fabric, CollectiveType.ALL_REDUCE, ranks, size).duration
-    others, rate = ranks - 1, kernel.link * fabric.node.share(ranks) / _MICRO
-    one_shot = others * size / rate
-    two_shot = kernel.second / PS_PER_US + 2 * others / ranks * size / rate
+        return None
+    share = load_fabric(kernels.fabric).node.share(ranks)
+    others, rate = ranks - 1, kernel.link * share / _MICRO
+    shots = {
+        "one_shot": others * size / rate,
+        "two_shot": kernel.second / PS_PER_US + 2 * others / ranks * size / rate,
+    }
+    name = min(shots, key=lambda shot: shots[shot])
     start = (kernel.base + others * kernel.rank) / PS_PER_US
-    return math.ceil((start + min(one_shot, two_shot)) * PS_PER_US)
+    return LibraryCost(
+        duration=math.ceil((start + shots[name]) * PS_PER_US),
+        algorithm=name,
+        protocol="custom",
+        start=math.ceil(start * PS_PER_US),
+        rate=math.ceil(rate * _MICRO),
+        channels=_ALL_REDUCE_BLOCKS,
+        hbm_bytes=2 * size,
+    )
+
+
+def exchange_cost(kernels: ServingKernels, library: DeepEp, place: Place, size: int) -> LibraryCost | None:
+    """Return what an exchange of `size` bytes a rank takes; None where there are no constants for it.
+
+    An all-to-all of a trace does not say whether it dispatches or combines: the mean of both, unless the
+    library's `direction` says it.
+    """
+    directions = ("dispatch", "combine") if library.direction is None else (library.direction,)
+    known: Mapping[str, LowLatency | Normal] = (
+        kernels.low_latency if library.kernel == "low_latency" else kernels.normal
+    )
+    if any(name not in known for name in directions):
+        return None
+    exchange = ExpertExchange(
+        tokens=1, hidden=0, topk=library.topk, experts=library.experts,
+        nodes=place.nodes, per_node=place.per_node, element_bytes=2, sent=float(size),
+    )  # fmt: skip
+    times, starts = [], []
+    for name in directions:
+        kernel = known[name]
+        if isinstance(kernel, LowLatency):
+            times.append(low_latency_time(kernel, exchange))
+        else:
+            times.append(normal_time(kernel, exchange, multiprocessors=library.multiprocessors))
+        starts.append(int(kernel.base))
+    duration, start = sum(times) // len(times), sum(starts) // len(starts)
+    return LibraryCost(
+        duration=duration,
+        algorithm="deepep",
+        protocol=library.kernel,
+        start=start,
+        channels=library.multiprocessors if library.kernel == "normal" else 0,
+        hbm_bytes=2 * size,
+    )
 
 
 def low_latency_time(kernel: LowLatency, exchange: ExpertExchange) -> int:
     """Return the picoseconds of a low-latency dispatch or combine."""
-    copies = exchange.tokens * exchange.topk * exchange.copy_bytes
+    copies = exchange.copies
     ranks = exchange.nodes * exchange.per_node
     inside = copies / exchange.nodes / (kernel.link / _MICRO)
     outside = copies * (1 - 1 / exchange.nodes) / (kernel.nic / _MICRO)
@@ -148,7 +214,7 @@ def low_latency_time(kernel: LowLatency, exchange: ExpertExchange) -> int:
 
 def normal_time(kernel: Normal, exchange: ExpertExchange, *, multiprocessors: int) -> int:
     """Return the picoseconds of a normal dispatch or combine that runs on so many SMs."""
-    payload = exchange.tokens * exchange.copy_bytes
+    payload = exchange.copies / exchange.topk
     ranks = exchange.distinct(exchange.nodes * exchange.per_node)
     moved = payload * (ranks / exchange.nodes + kernel.local * exchange.nodes)
     inside = moved / (kernel.multiprocessor * multiprocessors / _MICRO)

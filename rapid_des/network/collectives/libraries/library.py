@@ -1,0 +1,175 @@
+"""A communication library is data and one function: what it does with a collective, and what that costs.
+
+    (kind of group, collective, place, size) ──► LibraryCost ──► Schedule (the transfers that cost stands for)
+
+The cost is the closed form that measurements score. `program.paced` gives the transfers the lags by which
+they take as long if nothing is in their way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.network.collective_specs import AnyLibrary, CustomAllReduce, DeepEp, Native, Nccl
+from rapid_des.network.collectives.hierarchical import Hierarchy, flatten
+from rapid_des.network.collectives.in_switch import nvls
+from rapid_des.network.collectives.libraries.nccl import (
+    LibraryCost,
+    Place,
+    chain_chunks,
+    nccl_cost,
+    send_cost,
+)
+from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, load_fabric, on_links
+from rapid_des.network.collectives.libraries.rails import rail_chains, rail_rings
+from rapid_des.network.collectives.libraries.serving_kernels import (
+    all_reduce_cost,
+    exchange_cost,
+    load_kernels,
+)
+from rapid_des.network.collectives.on_fabric import ShapedCollective, build_schedule
+from rapid_des.network.collectives.schedule import Schedule, demand, together
+from rapid_des.units import ceil_divide
+
+C = CollectiveType
+_TREE_CHUNK = 2**20
+_MOST_CHUNKS = 16
+"""A tree, or a reduction in a switch, goes in chunks of 1 MiB, up to 16 of them."""
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """What the rates of a library follow, bytes a second: a GPU's links in its node, and its NIC."""
+
+    node: int
+    network: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A collective of a group as a trace issues it: `size` is the input buffer of each rank in bytes."""
+
+    collective: CollectiveType
+    size: int
+    place: Place
+    parents: tuple[int, ...] = ()
+    """The tree of one switch that all ranks are at: of ranks, then of it; empty: there is none."""
+
+
+def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryCost | None:
+    """Return what a library takes for a collective; None where it has no kernel for that.
+
+    `InputError` where its constants know no network and the group spans nodes.
+    """
+    place = request.place
+    if isinstance(library, Native):
+        return None
+    if isinstance(library, Nccl):
+        fabric = _fabric(library.constants, rates)
+        return nccl_cost(
+            fabric, request.collective, place, request.size, switched=len(request.parents) == place.ranks + 1
+        )
+    kernels = load_kernels(library.kernels)
+    if isinstance(library, CustomAllReduce):
+        if request.collective is not C.ALL_REDUCE or place.nodes > 1:
+            return None
+        return all_reduce_cost(kernels, library.engine, place.ranks, request.size)
+    return exchange_cost(kernels, library, place, request.size) if _exchanges(request) else None
+
+
+def message_cost(
+    library: AnyLibrary, ranks: int, size: int, rates: LinkRates, *, far: bool
+) -> LibraryCost | None:
+    """Return what a message within a group takes; None for libraries without messages."""
+    if not isinstance(library, Nccl):
+        return None
+    return send_cost(_fabric(library.constants, rates), ranks, size, far=far)
+
+
+def library_name(library: AnyLibrary) -> str:
+    """Return what a machine file calls a library."""
+    return str(library.__struct_config__.tag)
+
+
+def check_library(library: AnyLibrary) -> None:
+    """Raise `ConfigError` unless a library's file of constants is there and holds what the library needs."""
+    if isinstance(library, Nccl):
+        load_fabric(library.constants)
+    elif isinstance(library, CustomAllReduce):
+        all_reduce_cost(load_kernels(library.kernels), library.engine, 2, 1)
+    elif isinstance(library, DeepEp):
+        load_kernels(library.kernels)
+
+
+def uses_switches(library: AnyLibrary) -> bool:
+    """Tell whether a library reduces in a node's switch."""
+    return isinstance(library, Nccl) and load_fabric(library.constants).node.nvls is not None
+
+
+def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
+    """Return the transfers of a collective among ranks 0..n-1, which are sorted by node."""
+    place, collective, size = request.place, request.collective, request.size
+    if collective is C.BARRIER:
+        return build_schedule("dissemination", ShapedCollective(collective, (place.ranks,), size))
+    if collective is C.ALL_REDUCE and (size < place.ranks or cost.algorithm == "one_shot"):
+        return build_schedule("one_shot", ShapedCollective(collective, (place.ranks,), size))
+    if cost.algorithm == "tree":
+        return _tree(collective, size, place, 1 if cost.protocol == "ll" else chunks_of(size))
+    if cost.algorithm == "ring" and collective not in (C.BROADCAST, C.REDUCE):
+        return _ring(collective, size, place)
+    if cost.algorithm == "nvls":
+        return together(
+            [nvls(part) for part in demand(collective, place.ranks, size).chunks(chunks_of(size))]
+        )
+    if cost.algorithm == "ring":
+        return _chain(collective, size, place)
+    return build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
+
+
+def _chain(collective: CollectiveType, size: int, place: Place) -> Schedule:
+    chunks = chain_chunks(size)
+    if _railed(place) and size >= place.per_node * chunks:
+        of = demand(collective, place.ranks, size)
+        return rail_chains(of, place.per_node, ceil_divide(chunks, place.per_node))
+    return build_schedule("ring", ShapedCollective(collective, (place.ranks,), size, chunks=chunks))
+
+
+def _railed(place: Place) -> bool:
+    """Tell whether a group has several ranks on each of several nodes, and so several rails."""
+    return place.nodes > 1 and place.per_node > 1 and place.even
+
+
+def chunks_of(size: int) -> int:
+    """Return into how many chunks a tree or a switch takes its data."""
+    return max(1, min(_MOST_CHUNKS, size // _TREE_CHUNK))
+
+
+def _exchanges(request: Request) -> bool:
+    return request.collective is C.ALL_TO_ALL
+
+
+def _ring(collective: CollectiveType, size: int, place: Place) -> Schedule:
+    of = demand(collective, place.ranks, size)
+    if _railed(place) and int(of.size.min()) >= place.per_node:
+        return rail_rings(of, place.per_node, payloads=False)
+    return build_schedule("ring", ShapedCollective(collective, (place.ranks,), size))
+
+
+def _tree(collective: CollectiveType, size: int, place: Place, chunks: int) -> Schedule:
+    if _railed(place):
+        over = Hierarchy((place.per_node, place.nodes), ("direct", "double_binary_tree"))
+        return flatten(collective, over, size, chunks=chunks)
+    return build_schedule(
+        "double_binary_tree", ShapedCollective(collective, (place.ranks,), size, chunks=chunks)
+    )
+
+
+@cache
+def _fabric(constants: str, rates: LinkRates) -> NcclFabric:
+    fabric = load_fabric(constants)
+    network = 1.0
+    if fabric.network is not None and rates.network is not None:
+        network = rates.network / int(fabric.network.wire)
+    return on_links(fabric, node=rates.node / int(fabric.node.wire), network=network)

@@ -1,0 +1,148 @@
+"""What collectives and messages become: templates, by a library or by the machine's own algorithms.
+
+Where nothing takes a link (`analytic`) each is one template that lasts as long as it would alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import prod
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.machine import Machine
+from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
+from rapid_des.program.groups import GroupTable
+from rapid_des.program.library import LaidOut, Libraries
+from rapid_des.program.plans import Call, Phase, Plan, Planner, Served, served_by
+from rapid_des.program.program import Template
+from rapid_des.program.replicas import cut_of
+from rapid_des.program.services import Sizes
+from rapid_des.program.signatures import signatures
+from rapid_des.program.templates import Templates
+
+Ranks = tuple[int, ...]
+
+
+def planner_of(machine: Machine) -> Planner:
+    """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
+    if not machine.replans:
+        return Planner(machine)
+    from rapid_des.program.faults.planning import FaultPlanner
+
+    return FaultPlanner(machine)
+
+
+class Communication:
+    """Numbers the templates of one program as its ranks ask for them."""
+
+    def __init__(
+        self, machine: Machine, groups: GroupTable, remembered: BoundedCache, *, analytic: bool
+    ) -> None:
+        self.analytic = analytic
+        self.sizes = Sizes()
+        self.templates = Templates(self.sizes, remembered)
+        self.planner = planner_of(machine)
+        self.served: set[Served] = set()
+        """What served which collectives, for reports."""
+        self.plans: dict[Call, Plan] = {}
+        """How the machine's algorithms do each of them."""
+        self.places = bool(libraries := Libraries(machine)) or analytic
+        """Whether templates depend on where in the fabric a group lies."""
+        self.likeness = cache(self._likeness)
+        self._machine, self._groups, self._libraries = machine, groups, libraries
+        stores = machine.switching.mode == "store_and_forward"
+        self._segment = machine.switching.segment if stores else None
+
+    def _likeness(self, ranks: Ranks) -> bytes:
+        """Return a key of what a group's routes are like; a rank may be its own peer."""
+        return signatures(self._machine, [tuple(dict.fromkeys(ranks))])[0]
+
+    def whole(self, call: Call, kind: str, ranks: Ranks) -> int | None:
+        """Return the template of a collective that is one; None where it goes in phases (see `plan`).
+
+        `kind` is the stream that it runs on.
+        """
+        laid = self._laid_out(call, kind, ranks)
+        if laid is not None:
+            self.served.add(laid.served)
+            return self._lasting(laid, call) if self.analytic else self._by_library(laid, ranks)
+        if not self.analytic:
+            return None
+        key = ("alone", call, ranks if self._machine.replans else self.likeness(ranks))
+        return self.templates.number(key, lambda: self._alone(call, ranks))
+
+    def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
+        """Return the phases in which the machine's algorithms do a collective, and note these."""
+        chunks = self.planner.plan(call, ranks, rank)
+        self.served.add(served_by(call, chunks))
+        self.plans.setdefault(call, chunks)
+        return chunks
+
+    def phase(self, phase: Phase, members: int, *, whole: bool, kept: int) -> int:
+        """Return the template of one phase of a collective; `whole`: its messages never go in parts.
+
+        With fewer `kept` than members, its cut.
+        """
+        key = (phase, members, whole, kept)
+        return self.templates.number(key, lambda: self._phase(phase, members, whole=whole, kept=kept))
+
+    def message(self, size: int, kind: str, ends: tuple[int, int]) -> int:
+        """Return the template of a message between two GPUs; `kind` is the stream that it runs on."""
+        cost, number = self._libraries.message(kind, size, ends), self.templates.number
+        if cost is None and self.analytic:
+            key: tuple[object, ...] = ("message alone", size, self.likeness(ends))
+            return number(key, lambda: fixed_message(message_alone(size, self._machine, *ends), self.sizes))
+        if cost is None:
+            return number(("message", size), lambda: self.templates.message(size, self._segment))
+        if self.analytic:
+            key = ("message lasting", cost.duration)
+            return number(key, lambda: fixed_message(cost.duration, self.sizes))
+        key = ("library message", cost, size, self.likeness(ends))
+        return number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
+
+    def _laid_out(self, call: Call, kind: str, ranks: Ranks) -> LaidOut | None:
+        """Return how a library does a collective; None where the machine's own algorithms do it."""
+        if not self._libraries or self.planner.mark(ranks[0], [ranks]) is not None:
+            return None
+        parents = call.above.whole
+        switch = parents if len(parents) == len(ranks) + 1 else ()
+        return self._libraries.lay_out(kind, call.collective, call.size, ranks, parents=switch)
+
+    def _lasting(self, laid: LaidOut, call: Call) -> int:
+        duration, members = laid.cost.duration, call.members
+        return self.templates.number(
+            ("lasting", duration, members),
+            lambda: fixed_template(members, duration, self.sizes, name=laid.name),
+        )
+
+    def _by_library(self, laid: LaidOut, ranks: Ranks) -> int:
+        if self._groups.kept(ranks) < len(ranks):
+            raise UnsupportedByEngine(f"{laid.name} has no cut")
+        key = ("library", laid, self.likeness(ranks))
+        return self.templates.number(key, lambda: self._libraries.template(laid, ranks, self.sizes))
+
+    def _alone(self, call: Call, ranks: Ranks) -> Template:
+        duration = 0
+        for chunk in self.plan(call, ranks, ranks[0]):
+            for phase in chunk:
+                line = ranks
+                if phase.axis is not None:
+                    stride = prod(call.extents[: phase.axis])
+                    line = ranks[: stride * call.extents[phase.axis] : stride]
+                schedule = phase.schedule(len(line))
+                duration += alone(schedule, self._machine, line)
+        return fixed_template(call.members, duration, self.sizes, name=call.collective.name.lower())
+
+    def _phase(self, phase: Phase, members: int, *, whole: bool, kept: int) -> Template:
+        name = f"{phase.collective.name.lower()} of {phase.size} B by {phase.algorithm}"
+        if kept < members:
+            cut = cut_of(phase, members, kept)
+            if self._segment is not None and cut.size.max() > self._segment:
+                raise UnsupportedByEngine("messages in segments have no cut")
+            rows = self.sizes.rows(cut.size, whole=whole)
+            return replace(cut.template(members, kept), size=rows, name=name)
+        return self.templates.of(
+            (phase, members), lambda: phase.schedule(members), name=name, segment=self._segment, whole=whole
+        )

@@ -1,0 +1,184 @@
+"""What a machine's communication libraries make of collectives and messages: costs and templates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import numpy as np
+
+from rapid_des.arrays import Bools, Int64s
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.errors import InputError
+from rapid_des.machine import Machine
+from rapid_des.network.collective_specs import Native
+from rapid_des.network.collectives.libraries.library import (
+    LinkRates,
+    Request,
+    cost_of,
+    library_name,
+    message_cost,
+    schedule_of,
+)
+from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place
+from rapid_des.network.collectives.schedule import Schedule, relabel
+from rapid_des.network.specs import FullyConnected, InfraGraph
+from rapid_des.program.analytic import crossings
+from rapid_des.program.paced import Ways, paced
+from rapid_des.program.plans import Served, with_switches
+from rapid_des.program.program import Template
+from rapid_des.program.services import Sizes
+from rapid_des.program.templates import one_transfer, template_of, transfer_template
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A collective as a library does it: what it costs, and its transfers among the group's members."""
+
+    library: str
+    cost: LibraryCost
+    request: Request
+    order: tuple[int, ...]
+    """The members sorted by node."""
+
+    @property
+    def name(self) -> str:
+        """The collective and how it is done, for people."""
+        operation = self.request.collective.name.lower()
+        return f"{operation} of {self.request.size} B by {self.cost.algorithm} {self.cost.protocol}"
+
+    @property
+    def served(self) -> Served:
+        """What serves the collective, for reports."""
+        operation, how = self.request.collective.name.lower(), f"{self.library} {self.cost.algorithm}"
+        return Served(operation, self.request.place.ranks, how)
+
+    @property
+    def chunked(self) -> bool:
+        """Whether the schedule is cut already, so that its messages never go in parts."""
+        return self.cost.algorithm in ("nvls", "tree")
+
+    def schedule(self) -> Schedule:
+        """Return the transfers among members in the group's own order."""
+        schedule = schedule_of(self.cost, self.request)
+        switches = np.arange(schedule.members, schedule.members + schedule.switches)
+        names = np.append(np.array(self.order, np.int64), switches)
+        if self.order == tuple(range(schedule.members)):
+            return schedule
+        return relabel(schedule, names, schedule.members, switches=schedule.switches)
+
+
+class Libraries:
+    """The libraries of a machine, asked for what they take among its GPUs."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._choice = machine.collectives.libraries
+        self._active = machine.switching.mode != "store_and_forward" and any(
+            not isinstance(library, Native) for library in self._choice.stated().values()
+        )
+        self._node = prod(machine.fabric.extents[0]) if machine.fabric.extents else machine.fabric.gpus
+        self._rates = cache(lambda: link_rates(machine))
+
+    def __bool__(self) -> bool:
+        return self._active
+
+    def lay_out(
+        self,
+        kind: str,
+        collective: CollectiveType,
+        size: int,
+        ranks: tuple[int, ...],
+        parents: tuple[int, ...],
+    ) -> LaidOut | None:
+        """Return how a library does a collective; None where the machine's own algorithms do it.
+
+        `kind` is the stream of the collective, `parents` the tree of switches over the group.
+        """
+        if not self._active or self._machine.collectives.choice(collective.name.lower()) is not None:
+            return None
+        order, place = self._place(ranks)
+        request = Request(collective, size, place, parents)
+        with self._naming_the_machine():
+            for library in self._choice.of(kind):
+                cost = cost_of(library, request, self._rates())
+                if cost is not None:
+                    return LaidOut(library_name(library), cost, request, order)
+        return None
+
+    def message(self, kind: str, size: int, ends: tuple[int, int]) -> LibraryCost | None:
+        """Return what a library takes for a message between two GPUs; None where links alone decide."""
+        if not self._active or ends[0] == ends[1]:
+            return None
+        far = ends[0] // self._node != ends[1] // self._node
+        with self._naming_the_machine():
+            for library in self._choice.of(kind):
+                cost = message_cost(library, 2, size, self._rates(), far=far)
+                if cost is not None:
+                    return cost
+        return None
+
+    def template(self, laid: LaidOut, ranks: Sequence[int], sizes: Sizes) -> Template:
+        """Return the transfers of a collective among these GPUs, with the library's lags."""
+        schedule = laid.schedule()
+        template = template_of(schedule, sizes, name=laid.name, whole=laid.chunked)
+        if not len(template.pair_source):
+            return template
+        members = with_switches(self._machine.switch_trees, ranks) if schedule.switches else tuple(ranks)
+        crossed = crossings(schedule, self._machine, members)
+        ways = Ways(crossed.time, crossed.occupancy, *self._peers(schedule, np.array(members, np.int64)))
+        return paced(template, schedule, laid.cost, ways)
+
+    def _peers(self, schedule: Schedule, members: Int64s) -> tuple[Bools, Int64s, Int64s]:
+        """Return which transfers go to another node, by which NIC, and in which order a rank begins its own.
+
+        They leave by the NIC of the peer's place in its node (PXN: over NVLink first, then the rail). A rank
+        begins with the next node and, there, with its own rail, so that all rails are busy at once.
+        """
+        node, place = np.divmod(members, self._node)
+        source, destination = schedule.source, schedule.destination
+        among = np.maximum(source, destination) < schedule.members
+        beyond = (node[destination] - node[source]) % (int(node.max()) + 1)
+        turn = beyond * self._node + (place[destination] - place[source]) % self._node
+        nic = node[source] * self._node + place[destination]
+        return among & (beyond > 0), nic, np.where(among, turn, 0)
+
+    def message_template(self, cost: LibraryCost, size: int, ends: tuple[int, int], sizes: Sizes) -> Template:
+        """Return the template of a message between two GPUs, with the library's lags."""
+        name = f"a message of {size} B by {cost.algorithm} {cost.protocol}"
+        schedule = one_transfer(size)
+        crossed = crossings(schedule, self._machine, ends)
+        template = transfer_template(size, sizes, name=name)
+        ways = Ways(crossed.time, crossed.occupancy, np.zeros(1, np.bool_), *np.zeros((2, 1), np.int64))
+        return paced(template, schedule, cost, ways)
+
+    def _place(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], Place]:
+        """Return the members sorted by node, and where the group lies."""
+        nodes = Counter(rank // self._node for rank in ranks)
+        order = tuple(sorted(range(len(ranks)), key=lambda member: ranks[member] // self._node))
+        return order, Place(len(ranks), len(nodes), min(nodes.values()))
+
+    @contextmanager
+    def _naming_the_machine(self) -> Iterator[None]:
+        try:
+            yield
+        except InputError as error:
+            raise InputError(f"{self._machine.path}: collectives.libraries: {error}") from None
+
+
+def link_rates(machine: Machine) -> LinkRates:
+    """Return what a machine's links give a GPU, as its file states them: in its node, and beyond."""
+    inner, *outer = machine.spec.fabric
+    if isinstance(inner, InfraGraph):
+        return LinkRates(int(machine.fabric.bandwidth.max()))
+    links = inner.size - 1 if isinstance(inner, FullyConnected) else 1
+    if not outer or isinstance(outer[0], InfraGraph):
+        return LinkRates(int(inner.bandwidth) * links)
+    nic = getattr(outer[0], "nic", None)
+    return LinkRates(
+        int(inner.bandwidth) * links, int(outer[0].bandwidth) // (1 if nic is None else nic.gpus)
+    )
