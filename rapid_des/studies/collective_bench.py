@@ -247,6 +247,8 @@ def _halving(machine: Machine, fabric: Fabric, members: int) -> int:
 def _algorithms(result: Result) -> tuple[str, ...]:
     """Return the algorithms of the first chunk of the only collective: one a step, or the one of all."""
     assert result.run is not None
+    if not result.run.lowered.plans:  # a library does it
+        return tuple(sorted(served.algorithm for served in result.run.lowered.served))
     plan = next(iter(result.run.lowered.plans.values()))  # of the first rank, whose switches may be others
     names = tuple(phase.algorithm for phase in plan[0])
     return names[:1] if len(set(names)) == 1 else names
