@@ -66,8 +66,10 @@ class Kernel:
 
     def is_cold(self) -> bool:
         """Tell whether the kernel has yet to be compiled on this machine; an interpreted one always has."""
+        if self.is_interpreted or self.is_loaded:
+            return self.is_interpreted
         with suppress(OSError):
-            return self.is_interpreted or not (self.is_loaded or any(_folder().glob(f"{self._name}-*.o")))
+            return not any(map(_is_whole, _folder().glob(f"{self._name}-*.o")))
         return True
 
     def ask(self) -> bool:
@@ -162,6 +164,12 @@ def _read(name: str) -> bytes:
     if sha256(content).hexdigest().encode() != digest:
         raise OSError(f"{name} is not as it was written")
     return content
+
+
+def _is_whole(file: Path) -> bool:
+    with suppress(OSError):
+        return bool(_read(file.name))
+    return False
 
 
 def _write(name: str, content: bytes) -> None:

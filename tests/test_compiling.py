@@ -160,7 +160,9 @@ def damages(content):
 def test_a_damaged_file_is_compiled_anew_and_mended(cache, compilations, damage):
     (file,) = cache.glob("*.o")
     whole = file.read_bytes()
+    assert not kernel().is_cold()
     file.write_bytes(list(damages(whole))[damage])
+    assert kernel().is_cold()  # so that who waits is told
     assert answer_of(kernel()) == answer()
     assert compilations == ["weigh"]
     assert answer_of(kernel()) == answer()
@@ -178,6 +180,7 @@ def test_a_file_that_others_may_write_is_not_used(cache, compilations, mode):
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_folder_that_others_may_write_is_not_used(cache, compilations, mode):
     cache.chmod(mode)
+    assert kernel().is_cold()
     before = sorted(cache.iterdir())
     assert answer_of(kernel()) == answer()
     assert compilations == ["weigh"]

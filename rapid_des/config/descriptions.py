@@ -34,6 +34,9 @@ def described_schema(spec: type[Spec]) -> Tree:
     schema = json_schema(spec)
     for struct in structs(types.type_info(spec)):
         properties = schema["$defs"][struct.cls.__name__]["properties"]
+        if struct.tag_field is not None:
+            about = (struct.cls.__doc__ or "").partition("\n")[0]
+            properties[struct.tag_field]["description"] = f"{struct.tag}: {about}"
         meanings = meanings_of(struct.cls)
         for field in struct.fields:
             unit = properties[field.encode_name].get("description", "")

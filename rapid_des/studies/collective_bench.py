@@ -185,7 +185,8 @@ def each_answer(
         names = _algorithms(result) if own is None else (own.name,)
         inside = not IN_SWITCH.keys().isdisjoint(names)
         lower = bounds(fabric, group, kind, share, halving=halving, in_switch=inside)
-        yield BenchRow(size, int(result.step_time), lower, "/".join(names), _factor(kind, members))
+        duration = int(result.step_time) if share else 0  # of less than a byte a member nothing moves
+        yield BenchRow(size, duration, lower, "/".join(names), _factor(kind, members))
 
 
 def chosen(operation: str, algorithm: str | None, chunks: int) -> tuple[Own | None, tuple[str, ...]]:

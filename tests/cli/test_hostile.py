@@ -314,3 +314,23 @@ def test_samples_of_impossible_sizes_are_refused(tmp_path, cell):
     assert "line 2" in said
     assert "is no number; allowed: 0 to 1e+15" in said
     assert not (tmp_path / "o.npz").exists()
+
+
+def test_relative_paths_reach_devices_beside_a_folder_and_nothing_that_is_none(tmp_path):
+    for folder in ("machines", "devices"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "devices" / "mine.yaml").write_text("base: a100_sxm_80gb\nname: mine\nsms: 100\n")
+    (tmp_path / "secret.txt").write_text("password\n")
+    machine = tmp_path / "machines" / "m.yaml"
+    text = SAMPLES["machine"].files["m.yaml"].decode()
+    machine.write_text(text.replace("a100_sxm_80gb", "../devices/mine.yaml"))
+    assert call("topology", "show", machine).code == 0
+    for path in ("../secret.txt", "/dev/zero"):
+        machine.write_text(text.replace("a100_sxm_80gb", path))
+        said = refused(call("topology", "show", machine))
+        assert "password" not in said
+    machine.write_text(text.replace("shape: ring, size: 2,", "shape: graph, size: 2, file: ../secret.txt,"))
+    assert "leads out of" in refused(call("topology", "show", machine))
+    assert "names no family" in refused(
+        call("topology", "show", machine, "--set", "device.family=../../secret")
+    )

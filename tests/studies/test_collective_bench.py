@@ -18,6 +18,7 @@ from rapid_des.program.plans import Planner
 from rapid_des.simulation import replay
 from rapid_des.studies.collective_bench import OPERATIONS, Own, Question, answer, chosen, sizes_between
 from rapid_des.studies.traffic import messages
+from tests.cli.shell import call as shell
 from tests.program.machines import dimension, machine, ring, switch
 
 
@@ -63,7 +64,7 @@ def test_the_command_prints_a_table_json_and_a_picture(tmp_path):
 
 def test_nccls_own_time_stands_beside(tmp_path):
     words = ["dgx_a100", "--sizes", "64MiB", "--nccl", "a100_nvswitch", "--json", "--engine", "simpy"]
-    (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
+    (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).stdout)["rows"]
     # measured on 8 A100: 616 us
     assert row["nccl_s"] == pytest.approx(616e-6, rel=0.1)
     assert (row["nccl_algorithm"], row["nccl_protocol"]) == ("ring", "simple")
@@ -104,7 +105,7 @@ def test_an_algorithm_of_a_file_is_timed(tmp_path):
         "0,1,0,1,1,\n1,0,0,1,1,\n"
     )
     words = ["dgx_a100", "--gpus", "2", "--sizes", "1MiB", "--algorithm", str(path), "--json"]
-    (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
+    (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).stdout)["rows"]
     # 1 MiB each way at 300 GB/s less headers, two hops of 350 ns
     microseconds = 2**20 / 300e3 * 272 / 256 + 0.7
     assert row["time_s"] == pytest.approx(microseconds * 1e-6, rel=0.01)
@@ -124,7 +125,7 @@ def test_switches_that_reduce_can_not_send_messages():
 def test_algorithms_inside_switches_are_timed_beside_bounds_that_hold_for_them(operation, algorithm):
     words = ["dgx_h100", "--op", operation, "--sizes", "64KiB:64MiB", "--factor", "32"]
     words += ["--algorithm", algorithm, "--chunks", "8", "--json"]
-    rows = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
+    rows = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).stdout)["rows"]
     assert {row["algorithm"] for row in rows} == {algorithm}
     assert all(0 < row["bound_pct"] <= 100 for row in rows)
     # at 64 MiB each comes within a factor of two of the link's rate
@@ -136,7 +137,7 @@ def test_a_named_algorithm_is_the_machines():
     assert chosen("all_reduce", "torus", 2) == (Own("torus", 2), ())
     assert chosen("all_reduce", "sharp", 1) == (None, ("machine.collectives.all_reduce=sharp",))
     words = ["dgx_a100", "--sizes", "1KiB", "--algorithm", "ring", "--chunks", "2", "--json"]
-    (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).output)["rows"]
+    (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).stdout)["rows"]
     assert row["algorithm"] == "ring"
 
 
@@ -202,3 +203,10 @@ def test_algorithms_are_those_of_the_first_ranks_lines():
     where = machine(switch(2), ring(4), collectives={"default": ["sharp", "ring"]})
     rows = answer(where, Question("all_reduce", [1024]))
     assert rows[0].algorithm == "sharp/ring/sharp"
+
+
+@pytest.mark.parametrize("operation", ["gather", "all_gather"])
+def test_of_less_than_a_byte_a_member_nothing_moves_at_no_rate(operation):
+    answer = shell("topology", "bench", "dgx_a100", "--op", operation, "--sizes", "4B", "--json").json
+    (row,) = answer["rows"]
+    assert (row["time_s"], row["algbw_GBps"], row["bound_pct"]) == (0, 0, 0)
