@@ -19,6 +19,7 @@ from rapid_des.errors import RapidDesError
 from rapid_des.frontend import Job, JobTrace, memory
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import price
+from rapid_des.network.specs import HyperX
 from rapid_des.studies.same_runs import run_alike
 
 Subject = tuple[Job | None, Machine]
@@ -124,7 +125,7 @@ def _same_fabric(machine: Machine, other: Machine, traces: TraceSet | None) -> b
 def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tuple[object, ...]:
     spec, fabric = machine.spec, machine.healthy
     routing = spec.routing
-    if len(spec.fabric) == 1:
+    if len(fabric.axes) == 1 and not isinstance(spec.fabric[0], HyperX):  # whose routers have axes
         routing = structs.replace(routing, order="innermost_first")
     if fabric.nodes == fabric.gpus + fabric.nics:
         routing = structs.replace(routing, ecmp="hash")

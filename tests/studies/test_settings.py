@@ -125,6 +125,14 @@ def test_a_replay_says_which_links_and_switches_its_traces_never_use():
     assert call(*words, "machine.fabric.0.latency=5 us").err == ""
 
 
+@pytest.mark.parametrize(
+    ("machine", "read"), [("dgx_a100", False), ("torus_2d_a100", True), ("hyperx_a100_128", True)]
+)
+def test_the_order_of_axes_is_read_where_there_are_several_of_gpus_or_routers(machine, read):
+    order = call("topology", "route", machine, "0", "7", "--set", "machine.routing.order=outermost_first")
+    assert (NOTHING in order.err) != read
+
+
 def test_a_fault_that_begins_after_the_run_is_named():
     words = ["run", "llama2_7b_train", "--on", "dgx_a100", "--fault"]
     told = "it begins after the run, which ends at 3.852 s"
