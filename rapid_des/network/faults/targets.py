@@ -106,7 +106,17 @@ def _servers(fabric: Fabric, servers: Int64s, gpus_per_node: int | None) -> Int6
         np.minimum.at(low, ends, owners)
         np.maximum.at(high, ends, owners)
         owner = np.where(low == high, low, owner)
+    owner[_between_servers(fabric, owner)] = _SHARED
     return np.flatnonzero(np.isin(owner, servers))
+
+
+def _between_servers(fabric: Fabric, owner: Int64s) -> Int64s:
+    """Return the switches that link to one of another server: such routers belong to the network."""
+    first = fabric.gpus + fabric.nics
+    ends = owner[fabric.source], owner[fabric.destination]
+    apart = (ends[0] != ends[1]) & (ends[0] != _SHARED) & (ends[1] != _SHARED)
+    links = np.flatnonzero(apart & (fabric.source >= first) & (fabric.destination >= first))
+    return np.unique(np.concatenate([fabric.source[links], fabric.destination[links]])).astype(np.int64)
 
 
 def _at_nodes(fabric: Fabric, nodes: Int64s) -> Hit:

@@ -66,6 +66,17 @@ def test_a_node_takes_its_gpus_nics_and_own_switch_but_not_the_rails():
     assert "switch6>nic3" not in dead
 
 
+def test_a_router_that_others_route_through_outlives_its_only_node():
+    # A HyperX of four routers with a node of two GPUs at each: the node takes its two links each way along.
+    rate = {"bandwidth": "25 GB/s", "latency": "1 us"}
+    keys = {"shape": "hyperx", "size": 8, "hosts": 2, "routers": 4, "router_link": rate}
+    fabric = build("x", [dimension(**keys)], INNER).fabric
+    dead = changed(fabric, "node=1 down=true", gpus_per_node=2)[1]
+    assert dead == {
+        "gpu2>switch1", "gpu3>switch1", "switch1>gpu2", "switch1>gpu3",
+    }  # fmt: skip
+
+
 def test_nics_and_switches_are_hit_by_their_number():
     assert changed(CLUSTER, "nic=0 bandwidth=0.5")[0] == {
         "gpu0>nic0",
