@@ -65,6 +65,15 @@ def clusters(data: Path, name: str, keep: Callable[[dict[str, str]], bool]) -> l
     return chosen
 
 
+def vidur(data: Path, nodes: int) -> list[Measured]:
+    """Return Vidur's measurements of one or two DGX A100."""
+    return [
+        (row["op"], int(row["ranks"]), int(row["devices_per_node"]), int(row["bytes"]), float(row["time_us"]))
+        for row in rows(data, "network_vidur.csv")
+        if row["topology"] == "a100_dgx" and int(row["ranks"]) == nodes * int(row["devices_per_node"])
+    ]
+
+
 def alps(data: Path) -> list[Measured]:
     """Return the best of all settings for every number of nodes, up to 4 MiB and from 1 GiB on."""
     best: dict[tuple[int, int], float] = {}
@@ -88,7 +97,7 @@ def digitised(data: Path, gpu: str) -> list[Measured]:
 def predict(fabric: NcclFabric, measured: Measured) -> float:
     """Return microseconds."""
     op, ranks, share, size, _ = measured
-    if op == "sendrecv":
+    if op in ("sendrecv", "send_recv"):
         return send_time(fabric, ranks, size, per_node=share).duration / 1e6
     size = size // ranks if op == "all_gather" else size
     return nccl_time(fabric, KINDS[op], ranks, size, per_node=share).duration / 1e6
@@ -105,6 +114,7 @@ LINK_RATE = {
     "h100_nvswitch": 450e9,
     "h100_ndr": 450e9,
     "h100_ring": 450e9,
+    "a100_slow_network": 300e9,
     "nvlink5": 900e9,
     "gh200_slingshot": 450e9,
 }
@@ -115,7 +125,7 @@ HELD = {"rtx_pro_6000_pcie": ("combine_rate",), "l40s_pcie": ("combine_rate",)}
 """Values that one group size alone would fix: they stay those of a copy."""
 HOLD = 0.03
 """What a change by a factor of e costs: as much as one row that is 3 % off. It holds what no row shows."""
-LINE_RATE = {"h100_ndr": 50e9, "h100_efa": 50e9, "gh200_slingshot": 25e9}
+LINE_RATE = {"h100_ndr": 50e9, "h100_efa": 50e9, "gh200_slingshot": 25e9, "a100_slow_network": 25e9}
 """No fit exceeds what a NIC can send."""
 NODE = ("node.",)
 EFA_FREE = (
@@ -124,8 +134,14 @@ EFA_FREE = (
     "network.exchange_ramp",
 )  # fmt: skip
 """All but the rates of NVLink in a ring and of copies, which are those of the same GPUs in h100_ndr."""
+SLOW_FREE = ("network.nic", "network.base", "network.ramp", "network.small")
+"""What all-reduces of one layout can show."""
 JOBS: dict[str, tuple[tuple[str, ...], Callable[[Path], list[Measured]]]] = {
     "a100_nvswitch": (NODE, lambda data: in_node(data, "A100-SXM4-80GB")),
+    "a100_nvswitch:sends": (
+        ("node.point_to_point.channel",),
+        lambda data: [row for row in vidur(data, nodes=1) if row[0] == "send_recv"],
+    ),
     "h100_nvswitch": (
         NODE,
         lambda data: (
@@ -162,6 +178,7 @@ JOBS: dict[str, tuple[tuple[str, ...], Callable[[Path], list[Measured]]]] = {
         lambda data: digitised(data, "V100"),
     ),
     "gh200_slingshot": (ALPS_FREE, alps),
+    "a100_slow_network": (SLOW_FREE, lambda data: vidur(data, nodes=2)),
 }
 
 FIXED = (
@@ -240,7 +257,7 @@ def fit(path: Path, free: tuple[str, ...], spec: type[Spec], errors: Callable[[A
         for key, value in values.items()
         if value is not None
         and key.startswith(free)
-        and not any(word in key for word in (*FIXED, *HELD.get(path.stem, ())))
+        and (key in free or not any(word in key for word in (*FIXED, *HELD.get(path.stem, ()))))
     ]
 
     begin = start = np.array([math.log(max(values[key] or 0.0, 1e-3)) for key in names])
@@ -284,7 +301,8 @@ def main(data: Path, chosen: list[str]) -> None:
     folder = Path(__file__).parents[1] / "topologies" / "fabrics"
     for name, (free, select) in JOBS.items():
         if not chosen or name in chosen:
-            print(fit(folder / f"{name}.yaml", free, NcclFabric, errors_of(select(data))))
+            path = folder / f"{name.split(':')[0]}.yaml"
+            print(fit(path, free, NcclFabric, errors_of(select(data))))
 
 
 if __name__ == "__main__":
