@@ -189,7 +189,7 @@ def _digitised(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
 
 
 def _b200(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
-    """Yield two nodes of 8 B200; v1 is before and v2 after a tuning of NCCL's settings, which are no input."""
+    """Yield two nodes of 8 B200: v1 before, v2 after a tuning of NCCL's settings, which are no input."""
     for record in data.read("collectives/nccl_b200_2node.csv"):
         ranks, nodes = record.count("ranks"), record.count("nodes")
         row = _test(record, record.time("time_us_out"), "b200_ndr", ranks // nodes)

@@ -8,7 +8,7 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.libraries.nccl import nccl_time, peer_channels, send_time
+from rapid_des.network.collectives.libraries.nccl import Place, nccl_time, peer_channels, send_time
 from rapid_des.network.collectives.libraries.nccl_fabric import fabric_names, load_fabric
 
 AR, AG, RS, A2A = (
@@ -78,6 +78,28 @@ def test_a_large_ring_across_nodes_runs_at_the_rate_of_the_nics():
         assert bus == pytest.approx(per_node * 48.9e9, rel=0.015)
 
 
+def test_no_send_is_faster_than_the_nic():
+    fabric = load_fabric("gh200_slingshot")
+    assert micros(send_time(fabric, 2, GIB, per_node=1)) * 1e-6 > GIB / fabric.network.nic
+
+
+def test_an_all_reduce_over_nodes_keeps_ll128_longer_than_a_gather():
+    fabric = load_fabric("h100_ndr")
+    # NCCL counts on 1.4 times the latency of Simple in an all-reduce: of 60·3.4 + 18·14 us against
+    # 60·1.9 + 18·4, which 512 MiB at 196 and 182 GB/s do not bring in again and 1 GiB do
+    kinds = [nccl_time(fabric, AR, 40, size, per_node=4).protocol for size in (512 * MIB, GIB)]
+    assert kinds == ["ll128", "simple"]
+    # a rank alone on its node gets 0.7 of the ring in NCCL's eyes: 64 MiB go with Simple
+    assert nccl_time(fabric, AR, 10, 64 * MIB, per_node=1).protocol == "simple"
+    assert nccl_time(fabric, AG, 40, 512 * MIB // 40, per_node=4).protocol == "simple"
+
+
+def test_whole_nodes_climb_trees_and_parts_of_them_go_round():
+    fabric = load_fabric("h100_ndr")
+    for per_node, algorithm in ((4, "ring"), (8, "tree")):
+        assert nccl_time(fabric, AR, 10 * per_node, 16 * GIB, per_node=per_node).algorithm == algorithm
+
+
 def test_a_small_all_reduce_across_nodes_climbs_a_tree_and_comes_back():
     fabric = load_fabric("gh200_slingshot")
     small = fabric.network.small
@@ -108,8 +130,24 @@ def test_more_nodes_never_make_a_collective_faster():
         assert times == sorted(times)
 
 
-def test_a_send_gets_fewer_channels_among_more_ranks():
-    assert [peer_channels(ranks) for ranks in (2, 8, 10, 32, 80)] == [4, 4, 2, 2, 1]
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "channels"),
+    [
+        # 4, halved while channels times ranks exceed 4 times the GPU's own channels: 8 a GPU, 32 at most
+        (2, 1, 4),
+        (8, 1, 4),
+        (10, 1, 2),  # 4·10 > 4·8 >= 2·10
+        (2, 8, 4),  # 4·16 <= 4·32
+        (10, 2, 2),
+        (10, 4, 2),  # 4·40 > 4·32 >= 2·40
+        (10, 8, 1),
+    ],
+)
+def test_a_peer_gets_fewer_channels_among_more_ranks(nodes, per_node, channels):
+    assert peer_channels(Place(nodes * per_node, nodes, per_node)) == channels
+
+
+def test_a_send_is_slower_among_more_ranks():
     fabric = load_fabric("h100_ndr")
     assert send_time(fabric, 10, GIB, per_node=1).duration > send_time(fabric, 8, GIB, per_node=1).duration
 
@@ -128,5 +166,5 @@ def test_what_it_can_not_say_is_refused(arguments, message):
 
 
 def test_an_unknown_fabric_lists_the_presets():
-    with pytest.raises(ConfigError, match="no fabric file 'h1000'; presets: a100_nvswitch, "):
+    with pytest.raises(ConfigError, match="no fabric file 'h1000'; presets: a100_hdr, a100_nvswitch, "):
         load_fabric("h1000")

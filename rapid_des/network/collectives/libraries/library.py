@@ -85,7 +85,8 @@ def message_cost(
     """Return what a message within a group takes; None for libraries without messages."""
     if not isinstance(library, Nccl):
         return None
-    return send_cost(_fabric(library.constants, rates), ranks, size, far=far)
+    place = Place(ranks, ranks, 1) if far else Place(ranks, 1, ranks)
+    return send_cost(_fabric(library.constants, rates), place, size, far=far)
 
 
 def library_name(library: AnyLibrary) -> str:

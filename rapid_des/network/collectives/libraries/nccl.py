@@ -34,6 +34,9 @@ _LINE = 4096
 _ALL_CHANNELS = 32768
 _SEND_CHANNELS = 32
 _SENDS = "direct", "simple"
+_PEER_CHANNELS = 4
+_NIC_CHANNELS = 8
+_PEERS_A_CHANNEL = 4
 _NVLS_CHANNELS = 16
 _CHAIN_CHUNK = 512 * 2**10
 _MOST_CHUNKS = 512
@@ -159,32 +162,40 @@ def nccl_cost(
 def send_time(fabric: NcclFabric, ranks: int, size: int, *, per_node: int | None = None) -> LibraryCost:
     """Return the cost of every rank sending `size` bytes to its successor (one ring of send/recv)."""
     place = _even(ranks, per_node)
-    return send_cost(fabric, ranks, size, far=place.nodes > 1)
+    return send_cost(fabric, place, size, far=place.nodes > 1)
 
 
-def send_cost(fabric: NcclFabric, ranks: int, size: int, *, far: bool) -> LibraryCost:
-    """Return the cost of a message of `size` bytes within a group of `ranks`, to another node where `far`."""
+def send_cost(fabric: NcclFabric, place: Place, size: int, *, far: bool) -> LibraryCost:
+    """Return the cost of a message of `size` bytes within a group, to another node where `far`."""
     direct, network = fabric.node.point_to_point, fabric.network
     if not far:
-        channels = max(_SEND_CHANNELS // ranks, size // _SEND_GRAIN)
-        rate = min(fabric.node.simple.link, channels * direct.channel) * fabric.node.share(ranks) / _MICRO
+        channels = max(_SEND_CHANNELS // place.ranks, size // _SEND_GRAIN)
+        shared = fabric.node.share(place.ranks)
+        rate = min(fabric.node.simple.link, channels * direct.channel) * shared / _MICRO
         start = (direct.base + direct.peer) / PS_PER_US
         return _cost(start + size / rate, _SENDS, start=start, channels=channels, hbm=2.0 * size)
     if network is None:
         raise InputError(f"{fabric.name} has no network between nodes, which a message would cross")
-    rate = _peer_rate(network, ranks) / _MICRO
+    rate = min(float(network.nic), _peer_rate(network, place)) / _MICRO
     start = network.exchange_base / PS_PER_US
-    channels = peer_channels(ranks)
+    channels = peer_channels(place)
     return _cost(start + size / rate, _SENDS, start=start, channels=channels, hbm=2.0 * size)
 
 
-def peer_channels(ranks: int) -> int:
-    """Return how many channels NCCL gives each peer: 4 up to 8 ranks, halved for 9 and more, and for 33."""
-    return 4 if ranks <= 8 else 2 if ranks <= 32 else 1
+def peer_channels(place: Place) -> int:
+    """Return how many channels NCCL gives each peer: 4, halved as long as 5 peers or more share a channel.
+
+    A GPU and its NIC bring 8 channels, a node 32 at most. The halving is NCCL's rule (a channel with more
+    than 4 peers' sends loses bandwidth); the 8 a NIC follow from measured sends of 1 GPU a node on 10 nodes.
+    """
+    channels, room = _PEER_CHANNELS, _PEERS_A_CHANNEL * min(_SEND_CHANNELS, _NIC_CHANNELS * place.per_node)
+    while channels > 1 and channels * place.ranks > room:
+        channels //= 2
+    return channels
 
 
-def _peer_rate(network: Network, ranks: int) -> float:
-    return float(network.channel * peer_channels(ranks) ** network.channel_scaling)
+def _peer_rate(network: Network, place: Place) -> float:
+    return float(network.channel * peer_channels(place) ** network.channel_scaling)
 
 
 def _cost(  # noqa: PLR0913 - a cost's parts, by name
@@ -250,9 +261,10 @@ def _across(fabric: NcclFabric, ring: _Ring, per_node: int) -> LibraryCost:
     network = fabric.network
     assert network is not None
     inner = ring.steps - ring.network_steps
-    choice = choice_across_nodes(network, per_node, (inner, ring.network_steps), ring.wire)
+    steps, all_reduce = (inner, ring.network_steps), ring.rounds == 2
+    choice = choice_across_nodes(network, per_node, steps, ring.wire, all_reduce=all_reduce)
     micros, how, start = _network_ring(network, ring, per_node, choice), ("ring", choice), network.base
-    if network.tree is not None and ring.rounds == 2:
+    if network.tree is not None and all_reduce and per_node >= network.tree.least_ranks:
         tree = _network_tree(network.tree, ring, per_node)
         if tree < micros:
             micros, how, start = tree, ("tree", "simple"), network.tree.base
@@ -300,7 +312,7 @@ def _exchange(fabric: NcclFabric, size: int, place: Place) -> LibraryCost:
     block, near = size / ranks, place.per_node - 1
     rate = direct.link * node.share(place.per_node) / _MICRO
     each = block / rate * _slowdown(direct.ramp, size)
-    hbm, channels = 2.0 * size, min(_SEND_CHANNELS, peer_channels(ranks) * (ranks - 1))
+    hbm, channels = 2.0 * size, min(_SEND_CHANNELS, peer_channels(place) * (ranks - 1))
     if place.nodes == 1 or fabric.network is None:
         copy = block / (direct.copy_rate / _MICRO)
         spread = node.spread / PS_PER_US * min(1.0, block / _ALL_CHANNELS)
@@ -309,7 +321,7 @@ def _exchange(fabric: NcclFabric, size: int, place: Place) -> LibraryCost:
         return _cost(micros, _SENDS, start=start, rate=block / each, channels=channels, hbm=hbm)
     network, far = fabric.network, ranks - place.per_node
     crowding = 1 + network.exchange_crowding * (1 - 2 * place.per_node / ranks)
-    nic = min(network.exchange_nic / crowding, _peer_rate(network, ranks) * far) / _MICRO
+    nic = min(network.exchange_nic / crowding, _peer_rate(network, place) * far) / _MICRO
     far_each = block / nic * _slowdown(network.exchange_ramp, block)
     start = (network.exchange_base + far * network.exchange_peer) / PS_PER_US
     micros = start + max(far * far_each, near * each) + block / (network.exchange_copy_rate / _MICRO)
@@ -326,7 +338,7 @@ def _to_one(fabric: NcclFabric, size: int, place: Place) -> LibraryCost:
         start, far_rate = fabric.network.exchange_base, fabric.network.exchange_nic / _MICRO
         wire = far * block / far_rate
     first = (start + (place.ranks - 1) * direct.peer) / PS_PER_US
-    channels = min(_SEND_CHANNELS, peer_channels(place.ranks) * (place.ranks - 1))
+    channels = min(_SEND_CHANNELS, peer_channels(place) * (place.ranks - 1))
     rates = {"rate": rate, "far_rate": far_rate}
     micros = first + max(near * block / rate, wire)
     return _cost(micros, _SENDS, start=first, channels=channels, hbm=2.0 * size, **rates)

@@ -123,6 +123,8 @@ class NetworkTree(Spec, frozen=True, kw_only=True):
     """For each level of the tree, up and down."""
     nic: Bandwidth
     """Payload of one NIC in one direction."""
+    least_ranks: int = 1
+    """Ranks on a node from which on NCCL takes such trees: switches of a node reduce for all of its GPUs."""
     in_node: Bandwidth
     """The rate at which a node reduces and distributes the buffer (bytes of the buffer a second)."""
     ramp: Ramp
@@ -180,6 +182,8 @@ class NcclFabric(Spec, frozen=True, kw_only=True):
 
     name: str
     source: str
+    version: str = ""
+    """The library that was measured, as the source states it; empty: it does not."""
     node: Node
     network: Network | None = None
 
