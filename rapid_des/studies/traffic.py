@@ -22,11 +22,24 @@ def one_collective(
     ranks: Sequence[int], collective: CollectiveType, size: int, *, stream: str, unordered: bool = False
 ) -> TraceSet:
     """Return the trace in which every rank calls the same collective once and does nothing else."""
+    return collectives(ranks, collective, [size], stream=stream, unordered=unordered)
+
+
+def collectives(
+    ranks: Sequence[int],
+    collective: CollectiveType,
+    sizes: Sequence[int],
+    *,
+    stream: str,
+    unordered: bool = False,
+) -> TraceSet:
+    """Return the trace in which every rank calls the same collectives, one after the other, and no more."""
+    count = len(sizes)
     nodes = _table(
-        [NodeKind.COLLECTIVE],
-        [size],
-        collective=[collective],
-        group=[0],
+        [NodeKind.COLLECTIVE] * count,
+        sizes,
+        collective=[collective] * count,
+        group=[0] * count,
         names=(collective.name.lower(),),
         streams=(stream,),
     )

@@ -39,6 +39,7 @@ PROVIDERS: dict[str, str] = {
     "network.nccl:topics": "network/",
     "network.nccl:shaped_topics": "network/",
     "network.serving_kernels:topics": "network/",
+    "network.as_run:topics": "network/as-run/",
     "network.packets:ns3_topics": "network/",
     "network.packets:grid_topics": "network/",
 }

@@ -40,8 +40,8 @@ _NO_KERNELS = "no constants of this GPU's kernels"
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `network/custom-all-reduce/GPU` and `network/deepep/GPU`."""
-    yield from grouped(_all_reduces(data), constants=_constants)
-    yield from grouped(_exchanges(data), constants=_constants)
+    for rows in (reductions, exchanges):
+        yield from grouped(((name, row) for name, row, _ in rows(data)), constants=_constants)
 
 
 def _constants(topic: str) -> Mapping[str, object]:
@@ -51,7 +51,8 @@ def _constants(topic: str) -> Mapping[str, object]:
     return {f"topologies/fabrics/serving/{name}.yaml": msgspec.to_builtins(load_kernels(name), enc_hook=str)}
 
 
-def _all_reduces(data: DataFolder) -> Iterator[tuple[str, Measured]]:
+def reductions(data: DataFolder) -> Iterator[tuple[str, Measured, Record]]:
+    """Yield topic, measurement and record of every all-reduce of a serving engine."""
     for record in data.read("collectives/custom_allreduce_aiconfigurator.csv"):
         gpu, kernel, ranks = record["gpu"], record["kernel"], record.count("ranks")
         family = "network/custom-all-reduce"
@@ -68,22 +69,24 @@ def _all_reduces(data: DataFolder) -> Iterator[tuple[str, Measured]]:
             predict=partial(_all_reduce, name or "", library, ranks, size),
             unsupported="" if name else _NO_KERNELS,
         )
-        yield f"{family}/{gpu}", row
+        yield f"{family}/{gpu}", row, record
 
 
 def _all_reduce(name: str, library: str, ranks: int, size: int) -> float:
     return all_reduce_time(load_kernels(name), library, ranks, size) / PS_PER_US
 
 
-def _exchanges(data: DataFolder) -> Iterator[tuple[str, Measured]]:
+def exchanges(data: DataFolder) -> Iterator[tuple[str, Measured, Record]]:
+    """Yield topic, measurement and record of every exchange among experts."""
     for record in data.read("collectives/moe_alltoall_aiconfigurator.csv"):
         gpu, op = record["gpu"], record["op"]
         if not op.startswith("deepep"):
-            yield f"network/excluded-trtllm-alltoall/{gpu}", _exchange_row(record, "only DeepEP is modelled")
+            row = _exchange_row(record, "only DeepEP is modelled")
+            yield f"network/excluded-trtllm-alltoall/{gpu}", row, record
             continue
         far = "excluded-four-and-more-nodes/" if "normal" in op and exchange(record).nodes > 2 else ""
         why = "" if gpu in KERNELS else _NO_KERNELS
-        yield f"network/deepep/{far}{gpu}", _exchange_row(record, why)
+        yield f"network/deepep/{far}{gpu}", _exchange_row(record, why), record
 
 
 def exchange(record: Record) -> ExpertExchange:
@@ -105,7 +108,7 @@ def _exchange_row(record: Record, why: str) -> Measured:
     return Measured(
         case_id=record["case_id"],
         time=record.time("time_us"),
-        wire=what.tokens * what.topk * what.copy_bytes,
+        wire=what.copies,
         predict=partial(exchange_time, KERNELS.get(record["gpu"], ""), record["op"], multiprocessors, what),
         unsupported=why,
     )
