@@ -1,0 +1,88 @@
+"""Collectives as runs have them, beside the closed form and beside measurements."""
+
+from __future__ import annotations
+
+import pytest
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.validation import DataFolder, open_folder, validate
+from rapid_des.validation.measurements import CHECKOUT_DATA
+from rapid_des.validation.network.as_run import Collective, Runs, alike
+from rapid_des.validation.network.nccl import microseconds
+from rapid_des.validation.network.nccl_tests import NcclTest
+
+AR = CollectiveType.ALL_REDUCE
+KIB, MIB = 2**10, 2**20
+COLUMNS = "gpu,op,ranks,gpus_per_node,bytes,time_us_out,case_id\n"
+
+
+def written(tmp_path, name, columns, *rows):
+    (tmp_path / "collectives").mkdir()
+    (tmp_path / "collectives" / name).write_text(columns + "\n".join(rows) + "\n")
+    return DataFolder(tmp_path, split=False)
+
+
+def closed(fabric, ranks, per_node, size):
+    return microseconds(NcclTest("c", 1.0, "all_reduce", size, ranks, per_node, fabric))
+
+
+@pytest.mark.parametrize("size", [KIB, 64 * KIB, 4 * MIB, 256 * MIB])
+def test_a_collective_in_a_node_takes_what_the_closed_form_says(size):
+    ask = Runs().ask(Collective("hgx_b200", AR, 1, 8), size)
+    assert ask() == pytest.approx(closed("nvlink5", 8, 8, size), rel=0.002)
+
+
+def test_a_group_that_is_no_part_of_the_fabric_takes_as_long():
+    # 4 of 8 GPUs on 3 of 32 nodes: whole nodes, planes or dimensions are none of these
+    ask = Runs().ask(Collective("aws_p5_x32", AR, 3, 4), 64 * MIB)
+    assert ask() == pytest.approx(closed("h100_efa", 12, 4, 64 * MIB), rel=0.02)
+
+
+def test_sizes_of_one_group_are_simulated_together_and_each_as_if_alone():
+    together, case = Runs(), Collective("hgx_b200", AR, 1, 8)
+    asked = {size: together.ask(case, size) for size in (KIB, MIB, 32 * MIB)}
+    alone = {size: Runs().ask(case, size)() for size in asked}
+    assert {size: ask() for size, ask in asked.items()} == alone
+
+
+def test_machines_that_differ_in_their_gpus_alone_share_runs():
+    assert alike("hgx_b300") == alike("hgx_b200") == "hgx_b200"
+    assert alike("gb200_nvl72") == "gb200_nvl72"
+
+
+def test_topics_have_the_rows_of_their_files_and_say_why_some_are_not_run(tmp_path):
+    rows = ["H100,all_reduce,4,2,1073741824,22000,a", "H100,sendrecv,20,2,1073741824,42000,b"]
+    folder = written(tmp_path, "nccl_h100_ndr_10node.csv", COLUMNS, *rows)
+    figures = validate(folder, ["network/as-run"])["topics"]["network/as-run/ndr/large"]
+    assert figures["rows"] == 1
+    assert figures["unsupported"] == {"sendrecv is messages and no collective of a trace": 1}
+
+
+def test_a_layout_that_the_machine_has_not_is_not_supported(tmp_path):
+    folder = written(
+        tmp_path,
+        "nccl_aws_p5_efa.csv",
+        "gpu,op,ranks,bytes,time_us_out,case_id\n",
+        "H100,all_reduce,512,1073741824,22000,a",
+    )
+    figures = validate(folder, ["network/as-run"])["topics"]["network/as-run/aws-p5/all_reduce"]
+    assert figures["unsupported"] == {"aws_p5_x32 has no 64 nodes of 8 GPUs": 1}
+
+
+@pytest.mark.skipif(not CHECKOUT_DATA.is_dir(), reason="the data ships with a checkout only")
+@pytest.mark.parametrize(
+    ("topic", "most"),
+    [
+        ("network/as-run/nccl/B300-SXM/reduce_scatter/large", 8),
+        ("network/as-run/nccl/GB200-NVL72/all_reduce/large", 8),
+        ("network/as-run/nccl/GB200-NVL72/all_reduce/small", 12),
+        ("network/as-run/custom-all-reduce/GB200-NVL72", 8),
+        ("network/as-run/deepep/GB200-NVL72", 14),
+    ],
+)
+def test_runs_are_as_near_to_measurements_as_the_closed_form(topic, most):
+    run, form = topic, topic.replace("as-run/", "")
+    figures = validate(open_folder(None), [run, form])["topics"]
+    assert figures[run]["rows"] == figures[form]["rows"] > 0
+    assert figures[run]["mean_abs_pct"] <= most
+    assert figures[run]["mean_abs_pct"] == pytest.approx(figures[form]["mean_abs_pct"], abs=0.5)
