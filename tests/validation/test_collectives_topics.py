@@ -50,7 +50,9 @@ def test_a_target_is_reached_on_cases_that_no_fit_has_seen(name, most):
 
 def test_rows_are_never_dropped_in_silence():
     folder = open_folder(None)
-    rows = sum(len(topic.rows()) for name, topic in known().items() if name.startswith("network/custom-all-reduce"))
+    rows = sum(
+        len(topic.rows()) for name, topic in known().items() if name.startswith("network/custom-all-reduce")
+    )
     assert rows == len(folder.read("collectives/custom_allreduce_aiconfigurator.csv"))
 
 

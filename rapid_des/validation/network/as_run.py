@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 
 import numpy as np
 from msgspec import structs
@@ -19,13 +20,14 @@ from rapid_des.errors import InputError
 from rapid_des.machine import Machine, MachineSpec, load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.flattened import run_traces
+from rapid_des.network.collectives.libraries.serving_kernels import all_reduce_cost, load_kernels
 from rapid_des.report.breakdown import rank_times
 from rapid_des.studies.traffic import collectives
 from rapid_des.units import PS_PER_US
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.network import Measured, grouped
 from rapid_des.validation.network.nccl import floor, predicted
-from rapid_des.validation.network.nccl_tests import KINDS, NcclTest, measured
+from rapid_des.validation.network.nccl_tests import KINDS, SENDS, NcclTest, measured
 from rapid_des.validation.network.serving_kernels import KERNELS, exchange, exchanges, reductions
 from rapid_des.validation.scoring import Topic
 
@@ -50,6 +52,7 @@ SEVERAL_NODES: Mapping[str, str] = {
     "B200-SXM": "hgx_b200_x2",
 }
 """The machine of exchanges over nodes; an H200's links and NICs are those of an H100."""
+DEEPEP = tuple(product(("low_latency", "normal"), ("dispatch", "combine")))
 _MOST_AT_ONCE = 64
 _MOST_TRANSFERS = 100_000
 """Of a trace: so many collectives, and, of rings, about so many transfers."""
@@ -98,29 +101,33 @@ def _asked(row: Measured, ask: Callable[[], Callable[[], float]]) -> Measured:
 
 
 def _ask_test(runs: Runs, machine: str, test: NcclTest) -> Callable[[], float]:
+    if test.op in SENDS:  # a trace's sends name no communicator, whose size gives NCCL their channels
+        raise UnsupportedRow(f"{test.op} is messages and no collective of a trace")
     kind = KINDS.get(test.op)
     if kind is None:
-        raise UnsupportedRow(f"{test.op} is messages and no collective of a trace")
+        raise UnsupportedRow(f"the NCCL model has no {test.op}")
     share = test.size // test.ranks if kind is C.ALL_GATHER else test.size
     case = Collective(alike(machine), kind, test.ranks // test.per_node, test.per_node)
     return runs.ask(case, share)
 
 
 def _ask_reduction(runs: Runs, record: Record) -> Callable[[], float]:
-    library = {
-        "library": "custom_all_reduce",
-        "kernels": KERNELS[record["gpu"]],
-        "engine": record["kernel"].lower().split("_")[0],
-    }
-    machine, kernels = alike(MACHINES[record["gpu"]]), tuple(library.items())
-    return runs.ask(
-        Collective(machine, C.ALL_REDUCE, 1, record.count("ranks"), kernels), record.count("bytes")
-    )
+    kernels, engine = KERNELS[record["gpu"]], record["kernel"].lower().split("_")[0]
+    try:
+        all_reduce_cost(load_kernels(kernels), engine, 2, 1)
+    except InputError as why:
+        raise UnsupportedRow(str(why)) from None
+    library = {"library": "custom_all_reduce", "kernels": kernels, "engine": engine}
+    machine, ranks = alike(MACHINES[record["gpu"]]), record.count("ranks")
+    case = Collective(machine, C.ALL_REDUCE, 1, ranks, tuple(library.items()))
+    return runs.ask(case, record.count("bytes"))
 
 
 def _ask_exchange(runs: Runs, record: Record) -> Callable[[], float]:
     what, gpu = exchange(record), record["gpu"]
     kernel, _, direction = record["op"].removeprefix("deepep_").rpartition("_")
+    if (kernel, direction) not in DEEPEP:
+        raise UnsupportedRow(f"DeepEP has no kernel {record['op']!r}")
     library: dict[str, object] = {
         "library": "deepep",
         "kernels": KERNELS[gpu],
