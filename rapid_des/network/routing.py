@@ -8,6 +8,7 @@ another process starts without.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -198,8 +199,8 @@ class WaypointRouter:
 def by_waypoints(fabric: Fabric, planned: Router, waypoints: Sequence[Waypoint]) -> Router:
     """Return the router that comes by the stated nodes: planned up to there, and planned on from there.
 
-    Where that would come by a node twice, on by the shortest way that does not. `TopologyError` names the
-    waypoint that can not be.
+    Where that would come by a node twice, one of the two parts takes the shortest way that does not.
+    `TopologyError` names the waypoint that can not be.
     """
     stated: dict[tuple[int, int], tuple[int, ...]] = {}
     for index, waypoint in enumerate(waypoints):
@@ -207,8 +208,7 @@ def by_waypoints(fabric: Fabric, planned: Router, waypoints: Sequence[Waypoint])
             source, destination = (find_gpu(fabric, end) for end in (waypoint.source, waypoint.destination))
             through = find_node(fabric, waypoint.through)
             _check_waypoint(fabric, (source, through, destination), taken=(source, destination) in stated)
-            come = planned.route(source, through)
-            stated[source, destination] = (*come, *_onward(fabric, planned, come, destination))
+            stated[source, destination] = _by(fabric, planned, (source, through, destination))
         except TopologyError as error:
             raise TopologyError(f"routing.waypoints[{index}]: {error}") from None
     return WaypointRouter(planned, stated) if stated else planned
@@ -225,17 +225,25 @@ def _check_waypoint(fabric: Fabric, nodes: tuple[int, int, int], *, taken: bool)
         raise TopologyError(f"{ends} has a waypoint already; allowed: one")
 
 
-def _onward(fabric: Fabric, planned: Router, come: tuple[int, ...], destination: int) -> tuple[int, ...]:
-    """Return the links from a route's end to a GPU: planned, or the shortest by none of its other nodes."""
-    through = int(fabric.destination[come[-1]])
-    closed = np.isin(fabric.destination, fabric.source[list(come)])
-    closed |= (fabric.destination < fabric.gpus) & (fabric.destination != destination)
-    router = FaultAwareRouter(fabric, planned, frozenset(np.flatnonzero(closed).tolist()))
+def _by(fabric: Fabric, planned: Router, nodes: tuple[int, int, int]) -> tuple[int, ...]:
+    """Return the links from a GPU by a node to a GPU: of the two parts at least one is as planned."""
+    source, through, destination = nodes
+    there, on = planned.route(source, through), planned.route(through, destination)
+    with suppress(FabricCutError):
+        return *there, *_avoiding(fabric, planned, nodes[1:], fabric.source[list(there)])
     try:
-        return router.route(through, destination)
+        return *_avoiding(fabric, planned, nodes[:2], fabric.destination[list(on)]), *on
     except FabricCutError:
-        ends = f"{fabric.node_name(through)} to {fabric.node_name(destination)}"
-        raise TopologyError(f"no way leads from {ends} but by nodes that were come by before") from None
+        by, ends = fabric.node_name(through), f"{fabric.node_name(source)} to {fabric.node_name(destination)}"
+        raise TopologyError(f"no way leads by {by} from {ends} but twice by a node") from None
+
+
+def _avoiding(fabric: Fabric, planned: Router, ends: tuple[int, int], nodes: Int32s) -> tuple[int, ...]:
+    """Return the links between two nodes: as planned, or the shortest by no other GPU and none of `nodes`."""
+    closed = np.isin(fabric.destination, nodes)
+    closed |= (fabric.destination < fabric.gpus) & (fabric.destination != ends[1])
+    router = FaultAwareRouter(fabric, planned, frozenset(np.flatnonzero(closed).tolist()))
+    return router.route(*ends)
 
 
 @dataclass(frozen=True, eq=False)

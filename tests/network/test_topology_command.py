@@ -105,6 +105,11 @@ def test_what_can_not_be_is_an_error_of_one_line(words, error, says):
         ("dragonfly_plus_a100_128", ["128 GPUs, 128 NICs, 32 switches", "400 GB/s"], "7 hops"),
         ("tpu_v4_twisted_128", ["128 GPUs, 0 NICs, 0 switches", "3.2 TB/s"], "6 hops"),
         ("gb200_nvl72_x8", ["576 GPUs, 576 NICs, 80 switches", "14.4 TB/s"], "6 hops"),
+        (
+            "gb300_nvl72_x8",
+            ["576 GPUs, 576 NICs, 80 switches", "28.8 TB/s"],
+            "6 hops",
+        ),  # as one plane of twice
     ],
 )
 def test_fabrics_of_the_literature_are_shown_checked_routed_and_timed(machine, shown, hops):

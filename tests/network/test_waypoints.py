@@ -59,6 +59,21 @@ def test_coordinates_name_the_ends_and_a_hyperx_may_go_over_any_router():
     assert len(routes.route(0, 1)) == 6  # up, two hops to (2, 2), two back to (1, 0), down
 
 
+def test_where_the_way_on_is_blocked_the_way_there_gives_way():
+    # Routers 0 1 / 2 3 of a 2x2 HyperX: planned by 1 to 3, but 1 is gpu1's own router, so there by 2.
+    hyperx = {
+        "name": "h",
+        "shape": "hyperx",
+        "size": 4,
+        "hosts": 1,
+        "routers": [2, 2],
+        "router_link": LINK,
+        **LINK,
+    }
+    route = machine((0, 1, "switch3"), fabric=hyperx).route(0, 1)
+    assert route == ("gpu0>switch0", "switch0>switch2", "switch2>switch3", "switch3>switch1", "switch1>gpu1")
+
+
 def test_a_dead_link_on_a_stated_way_is_gone_around():
     broken = machine((0, 7, "switch5")).with_faults([parse_fault("link=switch0-switch5 down=true")])
     assert broken.route(0, 7)[1] == "switch0>switch4"
@@ -80,7 +95,5 @@ def test_a_waypoint_that_can_not_be_is_one_line(waypoints, says):
 
 
 def test_a_leaf_that_only_its_own_spine_joins_is_no_waypoint():
-    with pytest.raises(
-        TopologyError, match="no way leads from switch1 to gpu7 but by nodes that were come by"
-    ):
+    with pytest.raises(TopologyError, match="no way leads by switch1 from gpu0 to gpu7 but twice by a node"):
         machine((0, 7, "switch1"), fabric=CLOS | {"spines": 1})

@@ -41,6 +41,21 @@ fabric:
 routing: {order: outermost_first, tie: lowest_id, ecmp: hash}
 switching: {mode: fluid, protocol: {payload: 4 KiB, header: 64 B, acknowledgement: 64 B, packets_per_acknowledgement: 1, packet_time: exact}}
 """
+_ROUTERS = """name: routers
+device: tpu_v4
+fabric:
+  - {name: a, shape: twisted_torus, size: [2, 2], twists: [{wrap: 0, along: 1, by: 1}], bandwidth: 25 GB/s, latency: 1 us}
+  - {name: b, shape: hyperx, size: 2, hosts: 1, routers: [2, 2], cables: [1, 2], bandwidth: 25 GB/s, latency: 1 us,
+     router_link: {bandwidth: 50 GB/s, latency: 300 ns}}
+  - {name: c, shape: slim_fly, size: 2, hosts: 1, q: 3, bandwidth: 25 GB/s, latency: 1 us,
+     router_link: {bandwidth: 50 GB/s, latency: 300 ns}}
+  - {name: d, shape: dragonfly_plus, size: 4, hosts: 1, leaves: 2, spines: 2, global_links: 1, bandwidth: 25 GB/s,
+     latency: 1 us, planes: 2, spread: hash, local_link: {bandwidth: 50 GB/s, latency: 300 ns},
+     global_link: {bandwidth: 50 GB/s, latency: 1 us}, nic: {gpus: 1, count: 2, bandwidth: 32 GB/s, latency: 1 us}}
+routing: {order: innermost_first, tie: hash, non_minimal: {through: router, share: 0.5, seed: 1},
+  waypoints: [{source: 0, destination: 4, through: switch3}]}
+switching: {mode: cut_through, segment: 4 KiB}
+"""
 _DEVICE = "base: h100_sxm\nname: mine\nsms: 120\nhbm: {bandwidth: 3 TB/s}\npower: 0.9x\n"
 _CONSTANTS = """base: h100_sxm
 name: mine
@@ -256,6 +271,7 @@ def samples() -> dict[str, Sample]:
     kinds = {
         "machine": _of("topology|check|@/m.yaml", m_dot_yaml=MACHINE),
         "shapes": _of("topology|check|@/m.yaml", m_dot_yaml=_SHAPES),
+        "routers": _of("topology|check|@/m.yaml", m_dot_yaml=_ROUTERS),
         "machine bench": _of("topology|bench|@/m.yaml|--sizes|64KiB|--gpus|4", m_dot_yaml=MACHINE),
         "device": _of("device|show|@/d.yaml", d_dot_yaml=_DEVICE),
         "constants": _of("operator|attention|2|64|64|--heads|4|--device|@/d.yaml", d_dot_yaml=_CONSTANTS),
