@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rapid_des.chakra.trace import CollectiveType
+from rapid_des.network.collective_specs import DeepEp
+from rapid_des.network.collectives.libraries.nccl import Place
+from rapid_des.network.collectives.libraries.serving_kernels import exchange_cost, load_kernels
 from rapid_des.validation import DataFolder, open_folder, validate
 from rapid_des.validation.measurements import CHECKOUT_DATA
 from rapid_des.validation.network.as_run import Collective, Runs, alike
@@ -36,6 +40,18 @@ def test_a_group_that_is_no_part_of_the_fabric_takes_as_long():
     # 4 of 8 GPUs on 3 of 32 nodes: whole nodes, planes or dimensions are none of these
     ask = Runs().ask(Collective("aws_p5_x32", AR, 3, 4), 64 * MIB)
     assert ask() == pytest.approx(closed("h100_efa", 12, 4, 64 * MIB), rel=0.02)
+
+
+@pytest.mark.parametrize("kernel", ["low_latency", "normal"])
+@pytest.mark.parametrize("size", [256 * KIB, 64 * MIB])
+def test_an_exchange_over_nodes_takes_what_the_kernel_takes(kernel, size):
+    # the normal kernel sends a token once to each node, not once for each of its eight experts there
+    keys = {"library": "deepep", "kernels": "h100", "kernel": kernel, "direction": "dispatch"}
+    keys |= {"experts": 256, "topk": 8}
+    library = msgspec.convert(keys, DeepEp)
+    cost = exchange_cost(load_kernels("h100"), library, Place(16, 2, 8), size)
+    ask = Runs().ask(Collective("aws_p5_x32", CollectiveType.ALL_TO_ALL, 2, 8, tuple(keys.items())), size)
+    assert ask() == pytest.approx(cost.duration / 1e6, rel=0.02)
 
 
 def test_sizes_of_one_group_are_simulated_together_and_each_as_if_alone():

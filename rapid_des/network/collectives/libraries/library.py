@@ -8,8 +8,10 @@ they take as long if nothing is in their way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+
+import numpy as np
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collective_specs import AnyLibrary, CustomAllReduce, DeepEp, Native, Nccl
@@ -126,7 +128,15 @@ def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
         )
     if cost.algorithm == "ring":
         return _chain(collective, size, place)
-    return build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
+    direct = build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
+    return _once_a_node(direct, place, cost.far_share) if cost.far_share < 1 and place.even else direct
+
+
+def _once_a_node(schedule: Schedule, place: Place, share: float) -> Schedule:
+    """Return a schedule of whose bytes for other nodes only that share is sent."""
+    far = schedule.source // place.per_node != schedule.destination // place.per_node
+    sent = np.maximum(1, (schedule.size * share).astype(np.int64))
+    return replace(schedule, size=np.where(far, sent, schedule.size))
 
 
 def _chain(collective: CollectiveType, size: int, place: Place) -> Schedule:

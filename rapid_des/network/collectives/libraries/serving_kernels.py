@@ -191,10 +191,12 @@ def exchange_cost(kernels: ServingKernels, library: DeepEp, place: Place, size: 
             times.append(normal_time(kernel, exchange, multiprocessors=library.multiprocessors))
         starts.append(int(kernel.base))
     duration, start = sum(times) // len(times), sum(starts) // len(starts)
+    once = library.kernel == "normal" and place.nodes > 1
     return LibraryCost(
         duration=duration,
         algorithm="deepep",
         protocol=library.kernel,
+        far_share=min(1.0, exchange.distinct(place.nodes) / library.topk) if once else 1.0,
         start=start,
         channels=library.multiprocessors if library.kernel == "normal" else 0,
         hbm_bytes=2 * size,
