@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from rapid_des.arrays import Int64s
 from rapid_des.compiling import Kernel
@@ -17,7 +18,7 @@ from rapid_des.network.specs import Switching
 from rapid_des.program.builders import Edges, make_template
 from rapid_des.program.plans import with_switches
 from rapid_des.program.program import NONE, Template
-from rapid_des.program.services import Sizes, hop_table
+from rapid_des.program.services import Sizes, bare_protocol, hop_table
 from rapid_des.program.templates import one_transfer, template_of
 
 _INTERPRETED = 50_000
@@ -61,7 +62,7 @@ def crossings(schedule: Schedule, machine: Machine, members: Sequence[int]) -> C
     routes = machine.router.routes(
         np.stack((nodes[template.pair_source], nodes[template.pair_destination]), 1)
     )
-    switching = _uncongested(machine.switching)
+    switching = uncongested(machine.switching)
     hops, classes = hop_table(machine.fabric, switching, routes, sizes.all())
     return _zero_load(template, hops, routes, classes)
 
@@ -73,9 +74,11 @@ def message_alone(size: int, machine: Machine, source: int, destination: int) ->
     return alone(one_transfer(size), machine, (source, destination))
 
 
-def _uncongested(switching: Switching) -> Switching:
+def uncongested(switching: Switching) -> Switching:
     """Return the visits that price a lone message: a fluid flow alone is a cut-through message."""
-    return switching if switching.mode != "fluid" else switching.__replace__(mode="cut_through")
+    if switching.mode != "fluid":
+        return switching
+    return replace(switching, mode="cut_through", protocol=switching.protocol or bare_protocol())
 
 
 def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Crossings:

@@ -269,7 +269,7 @@ _MOST_WIRE = 2**58
 
 def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> FluidTable:
     """Return the services of every size on every kind of route."""
-    protocol = machine.switching.protocol or _bare_protocol()
+    protocol = machine.switching.protocol or bare_protocol()
     fabric, routes = machine.fabric, routed.routes
     rates, latencies = fabric.bandwidth[routes.links].tolist(), fabric.latency[routes.links].tolist()
     starts = routes.starts.tolist()
@@ -319,7 +319,8 @@ def no_hops(sizes: Sequence[int]) -> HopTable:
     return HopTable(nothing, nothing, nothing, np.array(sizes, np.int64))
 
 
-def _bare_protocol() -> Protocol:
+def bare_protocol() -> Protocol:
+    """Return that of flows on a machine that states none: bytes that follow one another."""
     return Protocol(
         payload=Size(_BARE),
         header=Size(0),

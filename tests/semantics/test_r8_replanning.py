@@ -13,7 +13,7 @@ from rapid_des.network.faults import parse_fault
 from rapid_des.report.breakdown import rank_times
 from rapid_des.simulation import replay
 from tests.engines.random_programs import machines, traces
-from tests.program.machines import dimension, machine, ring, switch
+from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -25,6 +25,7 @@ from tests.program.tracing import (
 )
 
 CUT = {"mode": "cut_through", "segment": "100 B"}
+SEGMENTS = {"mode": "store_and_forward", "segment": "100 B"}
 STATIC = "policy=replan"
 REPLAN = "policy=replan detection=50ns"
 
@@ -269,6 +270,52 @@ def test_the_compiled_engine_takes_a_constant_fault_and_refuses_a_timed_one():
     assert_same_run(result(subject, RING, constant, engine="compiled"), result(subject, RING, constant))
     with pytest.raises(UnsupportedByEngine, match="does not reroute"):
         result(subject, RING, f"link=1-2 down=true from=0ns {REPLAN}", engine="compiled")
+
+
+PARTS = {**CUT, "segment": "64 B", "parts": 4}
+
+
+@pytest.mark.parametrize(
+    ("fabric", "switching", "algorithm", "chunks", "size", "down"),
+    [
+        # by longest chain and busiest link a bucket would take 20.7 and 32.8 us; its turns take 38.4, 50.2
+        ([dimension("torus", [4, 4])], PARTS, "ring", 1, 20_000, (0, 4)),
+        ([ring(5)], PARTS, "ring", 1, 20_000, (2, 0)),
+        ([dimension("hypercube", 8)], STORE, "ring", 4, 20_000, (16,)),
+        # line by line each phase is faster, but the lines of one cross links of others
+        ([dimension("king_mesh", [3, 3])], PARTS, ["ring", "bucket"], 4, 300, (27, 13)),
+        ([switch(4), ring(3)], SEGMENTS, ["bidirectional_ring"] * 2, 2, 300, (28, 25, 7)),
+        ([ring(4), switch(2)], SEGMENTS, ["ring", "bidirectional_ring"], 2, 2000, (10,)),
+        (
+            [dimension("torus", [4, 2])],
+            {"mode": "store_and_forward"},
+            ["bidirectional_ring", "ring"],
+            4,
+            300,
+            (7, 10),
+        ),
+    ],
+)
+def test_a_plan_for_what_survives_is_no_slower_than_detours(fabric, switching, algorithm, chunks, size, down):
+    choice = {"default": {"algorithm": algorithm, "chunks": chunks}}
+    where = machine(*fabric, switching=switching, collectives=choice)
+    nodes = Nodes()
+    nodes.collective(ALL_REDUCE, size)
+    subject = trace_set([nodes] * where.fabric.gpus)
+    detours, planned = (
+        result(subject, where, *(f"link=#{link} down=true {policy}" for link in down)).step_time
+        for policy in ("", STATIC)
+    )
+    assert planned <= detours
+
+
+def test_flows_without_a_protocol_are_planned_too():
+    where = machine(ring(4), switching={"mode": "fluid"})
+    nodes = Nodes()
+    nodes.collective(ALL_REDUCE, 4000)
+    subject = trace_set([nodes] * 4)
+    healthy = result(subject, where).step_time
+    assert result(subject, where, f"link=0-1 down=true {STATIC}").step_time > healthy
 
 
 def test_groups_that_lost_nothing_keep_their_plan():

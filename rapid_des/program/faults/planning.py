@@ -2,9 +2,9 @@
 
 A group that no dead link concerns keeps the machine's plan. Otherwise every line along a dimension (or the
 one ring of all members) that lost a planned way takes, of the algorithm as stated and those of `REPAIRS` for
-it in an order repaired for what survives (`ordering.repaired`), the one that would end first alone by its
-longest chain and its busiest link (see `analytic`; ties in this order). A group over several dimensions does
-so line by line, or leaves the dimensions: all members on one repaired ring, if that would end earlier still.
+it in an order repaired for what survives (`ordering.repaired`), the one that would end first alone (see
+`side_by_side`; ties in this order). A group over several dimensions does so line by line; or it does as
+stated, or leaves the dimensions, all members on one repaired ring, if alone the group would end earlier so.
 Algorithms of other kinds stay as they are, and what is stated as one ring does not become two.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from operator import itemgetter
 
 import numpy as np
 
@@ -22,8 +21,8 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
-from rapid_des.program.analytic import chain_and_load
-from rapid_des.program.plans import Call, Phase, Plan, Planner, plan
+from rapid_des.program.plans import Call, Phase, Plan, Planner, cut_in_chunks, plan
+from rapid_des.program.side_by_side import duration_alone
 from rapid_des.program.signatures import all_pairs
 
 REPAIRS: Mapping[str, tuple[str, ...]] = {
@@ -48,8 +47,8 @@ class FaultPlanner(Planner):
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
         self._phase = cache(self._best)
-        self._load = cache(self._chain_and_load)
-        self._whole = cache(self._one_ring)
+        self._alone = cache(self._played)
+        self._whole = cache(self._alike)
         self._near = cache(self._hops)
         self.concern = cache(self._concern)
 
@@ -60,11 +59,11 @@ class FaultPlanner(Planner):
     def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
         """Return how one rank takes part in a collective of `ranks`; every rank's phases are as many."""
         stated = plan(call, self.machine)
-        by_line = self._along(stated, call, ranks, ranks.index(rank))
-        if all(phase.axis is None for phase in stated[0]):
-            return by_line
-        ring = self._whole(call, ranks)
-        return by_line if ring is None else ring
+        if any(phase.axis is not None for phase in stated[0]):
+            alike = self._whole(call, ranks)
+            if alike is not None:
+                return alike
+        return self._along(stated, call, ranks, ranks.index(rank))
 
     def mark(self, rank: int, groups: Iterable[Ranks]) -> int | None:
         """Return the rank if its part in collectives of its groups may be like no other's, else None."""
@@ -72,29 +71,37 @@ class FaultPlanner(Planner):
 
     def _along(self, stated: Plan, call: Call, ranks: Ranks, place: int) -> Plan:
         """Return a plan with the phases of one member's own lines."""
+        whole = len(stated) > 1
         return tuple(
-            tuple(self._phase(phase, self._line(phase, call, ranks, place)) for phase in chunk)
+            tuple(self._phase(phase, self._line(phase, call, ranks, place), whole) for phase in chunk)
             for chunk in stated
         )
 
     def _line(self, phase: Phase, call: Call, ranks: Ranks, place: int) -> Ranks:
         return ranks if phase.axis is None else tuple(line_of(ranks, call.extents, phase.axis, place)[1])
 
-    def _one_ring(self, call: Call, ranks: Ranks) -> Plan | None:
-        """Return the plan that leaves the dimensions, if it ends before the one along them."""
+    def _alike(self, call: Call, ranks: Ranks) -> Plan | None:
+        """Return the plan of all members, as stated or one ring, that ends before the one line by line."""
         if self._inside_switches(call) or not self.concern(ranks):
             return None
         stated = plan(call, self.machine)
+        lines = [self._along(stated, call, ranks, place) for place in range(len(ranks))]
+        least = self._duration(lines, call, ranks)
+        best = None
+        for other in (stated, *self._one_ring(stated, call, ranks)):
+            duration = self._duration([other] * len(ranks), call, ranks)
+            if duration < least:
+                best, least = other, duration
+        return best
+
+    def _one_ring(self, stated: Plan, call: Call, ranks: Ranks) -> list[Plan]:
+        """Return plans that leave the dimensions: all members on one repaired ring."""
         names = {phase.algorithm for phase in stated[0]}
         if not names <= {"ring", "bidirectional_ring", "bucket"}:
-            return None
-        lines = [self._along(stated, call, ranks, place) for place in range(len(ranks))]
+            return []
         name = "bidirectional_ring" if names == {"bidirectional_ring"} else "ring"
-        ring = self._rings(Phase(None, call.collective, name, call.size, len(stated)), ranks, call.extents)
-        times = [self._together([(phase, ranks)]) for phase in ring]
-        if not ring or min(times) >= self._duration(lines, call, ranks):
-            return None
-        return ((ring[times.index(min(times))],),)
+        ring = Phase(None, call.collective, name, call.size, len(stated))
+        return [((phase,),) for phase in self._rings(ring, ranks, call.extents)]
 
     def _inside_switches(self, call: Call) -> bool:
         """Tell whether the machine asks for switches, which lines of a group may have and others not.
@@ -105,37 +112,34 @@ class FaultPlanner(Planner):
         stated = () if choice is None else choice.algorithm
         return any(name in IN_SWITCH for name in ((stated,) if isinstance(stated, str) else stated))
 
-    def _duration(self, lines: Sequence[Plan], call: Call, ranks: Ranks) -> int:
-        """Return no less than one chunk's phases take, nor than all chunks on one dimension."""
-        chunks, axes = [0], dict[int | None, int]()
-        for number, chunk in enumerate(lines[0]):
-            times = []
+    def _duration(self, plans: Sequence[Plan], call: Call, ranks: Ranks) -> int:
+        """Return what a collective takes alone, given each member's plan of it."""
+        chunks = []
+        for number, chunk in enumerate(plans[0]):
+            phases = []
             for place, stated in enumerate(chunk):
                 mine = {
-                    (plan[number][place], self._line(stated, call, ranks, member))
-                    for member, plan in enumerate(lines)
+                    self._line(stated, call, ranks, member): plan[number][place]
+                    for member, plan in enumerate(plans)
                 }
-                times.append(self._together(sorted(mine, key=itemgetter(1))))
-                axes[stated.axis] = axes.get(stated.axis, 0) + times[-1]
-            chunks.append(sum(times))
-        return max(*chunks, *axes.values())
+                phases.append(tuple((mine[line], line) for line in sorted(mine)))
+            chunks.append(tuple(phases))
+        return self._alone(tuple(chunks), cut_in_chunks(plans[0]))
 
-    def _together(self, lines: Sequence[tuple[Phase, Ranks]]) -> int:
-        """Return what the lines of one phase take side by side: the longest chain or the busiest link."""
-        longest, load = 0, np.zeros(len(self.machine.fabric), np.int64)
-        for phase, ranks in lines:
-            chain, mine = self._load(phase, ranks)
-            longest = max(longest, chain)
-            load[: len(mine)] += mine
-        return max(longest, int(load.max(initial=0)))
+    def _played(self, chunks: tuple[tuple[tuple[tuple[Phase, Ranks], ...], ...], ...], whole: bool) -> int:  # noqa: FBT001
+        schedules = [
+            [[(phase.schedule(len(line)), line) for phase, line in lines] for lines in chunk]
+            for chunk in chunks
+        ]
+        return duration_alone(schedules, self.machine, whole=whole)
 
-    def _best(self, phase: Phase, ranks: Ranks) -> Phase:
+    def _best(self, phase: Phase, ranks: Ranks, whole: bool) -> Phase:  # noqa: FBT001
         schedule = phase.schedule(len(ranks))
         pairs = np.unique(np.stack((schedule.source, schedule.destination), 1), axis=0)
         if schedule.switches or not self._lose_routes(np.array(ranks)[pairs]):
             return phase
         choices = [phase, *self._rings(phase, ranks)]
-        times = [self._together([(choice, ranks)]) for choice in choices]
+        times = [self._alone(((((choice, ranks),),),), whole or choice.chunks > 1) for choice in choices]
         return choices[times.index(min(times))]
 
     def _rings(self, phase: Phase, ranks: Ranks, extents: tuple[int, ...] = ()) -> list[Phase]:
@@ -156,9 +160,6 @@ class FaultPlanner(Planner):
     def _lose_routes(self, pairs: Int64s) -> bool:
         dead = np.array(sorted(self.machine.dead), np.int64)
         return bool(np.isin(self.machine.planned.routes(pairs).links, dead).any())
-
-    def _chain_and_load(self, phase: Phase, ranks: Ranks) -> tuple[int, Int64s]:
-        return chain_and_load(phase.schedule(len(ranks)), self.machine, ranks)
 
     def _hops(self, ranks: Ranks) -> tuple[Int64s, Int64s]:
         """Return the hops between members on what survives, and on the whole fabric."""

@@ -1,0 +1,190 @@
+"""What a plan of a collective takes by itself: its transfers on their links, served as they come.
+
+A small engine for plans that are compared before a run begins: links serve messages, in segments or parts as
+the machine sends them, first come first served; all members arrive at the beginning, and nothing else moves.
+Flows that share links (`fluid`) are taken for messages that cut through, which they are where they are alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from rapid_des.arrays import Int64s
+from rapid_des.machine import Machine
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.program.analytic import chain_and_load, uncongested
+from rapid_des.program.plans import with_switches
+from rapid_des.program.program import NONE, Template
+from rapid_des.program.services import Sizes, hop_table, services_of
+from rapid_des.program.templates import template_of
+
+MOST_SERVED = 100_000
+"""Visits to links up to which they are served one by one, in about half a second."""
+
+Lines: TypeAlias = Sequence[tuple[Schedule, Sequence[int]]]
+"""Schedules that run side by side, each with the ranks that are its members."""
+Chunks: TypeAlias = Sequence[Sequence[Lines]]
+"""By chunk, which run side by side, and phase, which follow one another: a member begins when it is done."""
+Coming: TypeAlias = tuple[int, int, int, int, int, int, int]
+"""(time, part, rank, injected, task, hop, size row): a part that asks a link, or with hop NONE has arrived.
+
+In the order in which links take them (R3)."""
+Leg: TypeAlias = tuple[int, int, int, int]
+"""A link, and the occupancy, head and lag of a part on it."""
+
+
+def duration_alone(chunks: Chunks, machine: Machine, *, whole: bool) -> int:
+    """Return the picoseconds until all members are done; `whole`: messages never go in parts.
+
+    What visits links too often to be played takes the longest chain of transfers or the service of the
+    busiest link, whichever is longer: no less than it would.
+    """
+    play = _Play(chunks, machine, whole=whole)
+    if play.visits > MOST_SERVED:
+        return _at_least(chunks, machine)
+    return play.duration()
+
+
+def _at_least(chunks: Chunks, machine: Machine) -> int:
+    longest, load = 0, np.zeros(len(machine.fabric), np.int64)
+    for chunk in chunks:
+        chain = 0
+        for lines in chunk:
+            found = [chain_and_load(schedule, machine, ranks) for schedule, ranks in lines]
+            chain += max(alone for alone, _ in found)
+            for _, mine in found:
+                load[: len(mine)] += mine
+        longest = max(longest, chain)
+    return max(longest, int(load.max(initial=0)))
+
+
+class _Play:
+    """Transfers, and behind those of each line its members, that wait for one another and for links."""
+
+    def __init__(self, chunks: Chunks, machine: Machine, *, whole: bool) -> None:
+        self._machine, self._whole = machine, whole
+        self._switching = uncongested(machine.switching)
+        stores = self._switching.mode == "store_and_forward"
+        self._segment = self._switching.segment if stores else None
+        self._sizes = Sizes()
+        self._ends: list[Int64s] = [np.zeros((0, 2), np.int64)]
+        self._need: list[int] = []
+        self._edges: list[list[tuple[int, int, bool]]] = []
+        self._rank: list[int] = []
+        self._route: list[int] = []
+        self._row: list[int] = []
+        self._first: list[list[tuple[int, int]]] = []
+        """The edges of members that begin."""
+        for chunk in chunks:
+            before: dict[int, int] = {}
+            for lines in chunk:
+                before = {rank: done for line in lines for rank, done in self._add(*line, before)}
+        routes = machine.router.routes(np.concatenate(self._ends))
+        self.visits = int(np.diff(routes.starts)[[route for route in self._route if route != NONE]].sum())
+        self.visits *= 1 if whole else self._switching.parts
+        self._routes = routes
+
+    def _add(self, schedule: Schedule, ranks: Sequence[int], before: dict[int, int]) -> list[tuple[int, int]]:
+        """Add a line whose members begin as they are done with the one before; return who is done when."""
+        template = template_of(schedule, self._sizes, name="", segment=self._segment)
+        base, first_route = len(self._need), sum(map(len, self._ends))
+        tree = self._machine.switch_trees
+        nodes = np.array(with_switches(tree, ranks) if schedule.switches else ranks, np.int64)
+        self._ends.append(nodes[np.stack((template.pair_source, template.pair_destination), 1)])
+        self._need += [*template.need.tolist(), *template.member_need.tolist()]
+        nowhere = [NONE] * template.members
+        self._rank += [*nodes[template.source].tolist(), *nowhere]
+        self._route += [*np.where(template.pair == NONE, NONE, template.pair + first_route), *nowhere]
+        self._row += [*template.size.tolist(), *nowhere]
+        self._edges += [*_edges(template, base), *([] for _ in range(template.members))]
+        for rank, begins in zip(ranks, _arrivals(template, base), strict=True):
+            if before:
+                self._edges[before[rank]] += [(target, lag, False) for target, lag in begins]
+            else:
+                self._first.append(begins)
+        return [(rank, base + len(template) + member) for member, rank in enumerate(ranks)]
+
+    def duration(self) -> int:
+        """Return when the last member is done."""
+        sizes = self._sizes.all()
+        whole = range(len(sizes)) if self._whole else ()
+        fabric = self._machine.fabric
+        self._hops, self._classes = hop_table(fabric, self._switching, self._routes, sizes, whole=whole)
+        self._legs: dict[tuple[int, int], list[Leg]] = {}
+        self._ready = [0] * len(self._need)
+        self._missing = [1] * len(self._need)
+        self._busy: dict[int, int] = {}
+        self._coming: list[Coming] = []
+        end = 0
+        for target, lag in (edge for begins in self._first for edge in begins):
+            self._pass(target, lag)
+        while self._coming:
+            coming = heapq.heappop(self._coming)
+            end, task, hop = coming[0], coming[4], coming[5]
+            if hop != NONE:
+                self._serve(coming)
+                continue
+            self._missing[task] -= 1
+            for target, lag, early in self._edges[task] if not self._missing[task] else ():
+                if not early:
+                    self._pass(target, end + lag)
+        return end
+
+    def _pass(self, task: int, moment: int) -> None:
+        """Have an edge to a task pass; with the last one its parts set off."""
+        self._need[task] -= 1
+        self._ready[task] = moment = max(self._ready[task], moment)
+        if self._need[task]:
+            return
+        for target, lag, early in self._edges[task]:
+            if early:
+                self._pass(target, moment + lag)
+        route, row, parts = self._route[task], self._row[task], self._hops.parts
+        if route == NONE or not self._way(route, row):
+            heapq.heappush(self._coming, (moment, 0, NONE, moment, task, NONE, row))
+            return
+        rows = [row]
+        if parts is not None:
+            rows = [int(parts.first[row])] * (int(parts.count[row]) - 1) + [int(parts.last[row])]
+        self._missing[task] = len(rows)
+        pace = self._way(route, rows[0])[0][1]
+        for part, size in enumerate(rows):
+            asks = (moment + part * pace, part, self._rank[task], moment, task, 0, size)
+            heapq.heappush(self._coming, asks)
+
+    def _serve(self, coming: Coming) -> None:
+        time, part, rank, injected, task, hop, row = coming
+        legs = self._way(self._route[task], row)
+        link, occupancy, head, lag = legs[hop]
+        start = max(time, self._busy.get(link, 0))
+        self._busy[link] = start + occupancy
+        last = hop + 1 == len(legs)
+        onward = start + (occupancy if last else head) + lag
+        heapq.heappush(self._coming, (onward, part, rank, injected, task, NONE if last else hop + 1, row))
+
+    def _way(self, route: int, row: int) -> list[Leg]:
+        if (route, row) not in self._legs:
+            hops = slice(self._routes.starts[route], self._routes.starts[route + 1])
+            services = services_of(self._hops, row, self._classes[hops])
+            links = self._routes.links[hops].tolist()
+            self._legs[route, row] = [
+                (link, *service[:3]) for link, service in zip(links, services, strict=True)
+            ]
+        return self._legs[route, row]
+
+
+def _edges(template: Template, base: int) -> list[list[tuple[int, int, bool]]]:
+    columns = template.edge_target + base, template.edge_lag, template.edge_at_injection
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    starts = template.edge_starts.tolist()
+    return [rows[first:last] for first, last in zip(starts, starts[1:], strict=False)]
+
+
+def _arrivals(template: Template, base: int) -> list[list[tuple[int, int]]]:
+    rows = list(zip((template.arrival_target + base).tolist(), template.arrival_lag.tolist(), strict=True))
+    starts = template.arrival_starts.tolist()
+    return [rows[first:last] for first, last in zip(starts, starts[1:], strict=False)]
