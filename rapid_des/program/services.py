@@ -25,6 +25,7 @@ from rapid_des.network.protocol import (
 from rapid_des.network.specs import Switching
 from rapid_des.program.groups import Routed
 from rapid_des.program.program import NONE, FluidTable, HopTable, PartTable, Program, TailTable
+from rapid_des.program.timetable import FOREVER
 from rapid_des.units import PS_PER_S, Bandwidth, Size, ceil_divide, serialization_time
 
 LONGEST_S = 100_000
@@ -112,8 +113,11 @@ def with_tails(hops: HopTable, fabric: Fabric, switching: Switching, routes: Rou
 
 
 def services_of(hops: HopTable, size: int, classes: Int32s) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield (occupancy, head, lag, across, along) of a size row on hops of some classes."""
-    tails = hops.tails or TailTable(hops.lag, np.zeros_like(hops.lag))
+    """Yield (occupancy, head, lag, across, along) of a size row on hops of some classes.
+
+    Where last bytes are not followed, `along` is so long ago that it never rules.
+    """
+    tails = hops.tails or TailTable(hops.lag, np.full_like(hops.lag, -FOREVER))
     columns = (hops.occupancy, hops.head, hops.lag, tails.across, tails.along)
     return zip(*(column[size, classes].tolist() for column in columns), strict=True)
 

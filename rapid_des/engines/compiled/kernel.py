@@ -30,7 +30,7 @@ from rapid_des.engines.compiled.steps import (
     enqueue,
     find_instance,
     insert_waiting,
-    last_byte,
+    last_byte_arrives,
     link_times,
     next_part,
     number_of,
@@ -150,7 +150,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                     size = transfers.size[first]
                     free, forward, arrival = link_times(network, link, size, network.route_class[hop], start)
                     if tails:
-                        arrival = last_byte(network, transfers, first, link, start, free)
+                        arrival = last_byte_arrives(network, transfers, first, link, start, free)
                     last_hop = hop + 1 == transfers.end[first]
                     transfers.hop[first] = hop + 1
                     push(calendar, arrival if last_hop else forward, HOP, first, 0)

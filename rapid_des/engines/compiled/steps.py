@@ -51,15 +51,15 @@ def timetable_of(network: Network, link: int) -> tuple[Array, Array, Array]:
 
 
 @inlined
-def last_byte(  # noqa: PLR0913 - flat arrays
+def last_byte_arrives(  # noqa: PLR0913 - flat arrays
     network: Network, transfers: Transfers, transfer: int, link: int, start: int, free: int
 ) -> int:
-    """Return when the last byte of a transfer has crossed the hop that a link served from start to free."""
+    """Return when what a link served from start to free has arrived, and note when the last byte has."""
     size, service = transfers.size[transfer], network.route_class[transfers.hop[transfer]]
     tail = network.across[size, service], network.along[size, service]
     crossed = tail_crosses(tail, timetable_of(network, link), start, free, transfers.crossed[transfer])
     transfers.crossed[transfer] = crossed
-    return crossed
+    return crossed - (network.across[size, service] - network.lag[size, service])
 
 
 @inlined

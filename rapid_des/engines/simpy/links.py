@@ -237,7 +237,9 @@ class Links:
         start, size = self.env.now, piece.size
         table = self.timetables.get(link, NO_TIMETABLE)
         free, forward, _ = hop_times(service[:3], table, start)
-        arrival = piece.crossed = tail_crosses(service[3:], table, start, free, piece.crossed)
+        piece.crossed = tail_crosses(service[3:], table, start, free, piece.crossed)
+        _, _, lag, across, _ = service
+        arrival = piece.crossed - (across - lag)
         onward = forward if hop.place < len(piece.legs) - 1 else arrival
         hop.start, hop.size, hop.free, hop.onward, hop.arrival = start, size, free, onward, arrival
         Timeout(self.env, free - start).callbacks.append(hop.release)
