@@ -128,7 +128,7 @@ class _AtMostTwo:
     def __call__(self, start: Int64s, goal: Int64s, flow: tuple[Int64s, Int64s]) -> Int64s:
         shared = self.adjacent[self.neighbours[start], goal[:, None]]
         nth = pick(self.routing, *flow, _SALT, np.maximum(shared.sum(axis=1), 1))
-        place = np.argmax(np.cumsum(shared, axis=1) > nth[:, None], axis=1)
+        place = np.argmax(np.cumsum(shared, axis=1, dtype=np.int32) > nth[:, None], axis=1)
         over = self.neighbours[start, place]
         direct = (start == goal) | self.adjacent[start, goal]
         return np.stack([start, np.where(direct, goal, over), goal], axis=1)

@@ -66,13 +66,14 @@ class RouterToRouter:
 
     def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
         """Return the next local node of each flow."""
-        table = self.paths(source, destination)
-        width = table.shape[1]
-        there = table == (current - self.first)[:, None]
-        place = width - 1 - np.argmax(there[:, ::-1], axis=1)
-        ahead = table[np.arange(len(table)), np.minimum(place + 1, width - 1)]
-        following = np.where(place == width - 1, destination, self.first + ahead)
-        return np.where(current < self.first, self.first + source // self.hosts, following)
+        start, goal = self.first + source // self.hosts, self.first + destination // self.hosts
+        following = np.where(current == goal, destination, start)
+        between = np.flatnonzero((current >= self.first) & (current != goal))
+        table = self.paths(source[between], destination[between])
+        there = table == (current[between] - self.first)[:, None]
+        last = table.shape[1] - 1 - np.argmax(there[:, ::-1], axis=1)
+        following[between] = self.first + table[np.arange(len(table)), last + 1]
+        return following
 
 
 @dataclass(frozen=True)
