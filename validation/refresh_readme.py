@@ -35,9 +35,18 @@ TOPICS = {
     "custom all-reduce, A100 node": "network/custom-all-reduce/A100-SXM4-80GB",
     "custom all-reduce, L40S over PCIe": "network/custom-all-reduce/L40S",
     "DeepEP dispatch and combine, H100": "network/deepep/H100-SXM-80GB",
-    "ns-3 runs without contention": "network/ns3/clean",
-    "ns-3 runs, flows share links": "network/ns3/contended",
-    "ns-3 runs ruled by congestion control": "network/ns3/cc-dominated",
+    "NCCL all-gather as run, from 1 MiB, A100 node": "network/as-run/nccl/A100-SXM4-80GB/all_gather/large",
+    "NCCL as run on 1 to 10 H100 nodes, from 256 MiB": "network/as-run/ndr/large",
+    "NCCL as run, from 1 MiB to there": "network/as-run/ndr/medium",
+    "NCCL all-gather as run, AWS p5": "network/as-run/aws-p5/all_gather",
+    "custom all-reduce as run, A100 node": "network/as-run/custom-all-reduce/A100-SXM4-80GB",
+    "DeepEP as run, H100": "network/as-run/deepep/H100-SXM-80GB",
+    "ns-3 without contention, `cut_through` as in machine files": "network/ns3-modes/cut_through/clean",
+    "ns-3, flows share links, `cut_through`": "network/ns3-modes/cut_through/contended",
+    "ns-3, ruled by congestion control, `cut_through`": "network/ns3-modes/cut_through/cc-dominated",
+    "ns-3 without contention, `fluid`": "network/ns3/clean",
+    "ns-3, flows share links, `fluid`": "network/ns3/contended",
+    "ns-3, ruled by congestion control, `fluid`": "network/ns3/cc-dominated",
 }
 
 
