@@ -119,6 +119,15 @@ def test_a_way_over_a_third_place_is_a_walk_without_loops_that_another_run_takes
 
 
 @pytest.mark.parametrize(("keys", "through"), ALL)
+def test_a_pair_takes_the_same_way_alone_and_among_others(keys, through):
+    plan = build("x", [dimension(**keys)], over(through, 0.7))
+    pairs = np.random.default_rng(0).integers(0, plan.fabric.gpus, (100, 2))
+    router = DimensionOrderRouter(plan)
+    many = router.routes(pairs)
+    assert [many.of(flow) for flow in range(100)] == [router.route(int(a), int(b)) for a, b in pairs]
+
+
+@pytest.mark.parametrize(("keys", "through"), ALL)
 def test_a_share_is_that_of_the_pairs_whose_way_is_not_minimal(keys, through):
     minimal, every, half = (
         all_routes(keys, routing)[3] for routing in (INNER, over(through), over(through, 0.5))

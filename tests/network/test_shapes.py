@@ -151,15 +151,15 @@ def test_a_shape_has_its_links_and_every_route_is_a_shortest_one(keys, gpus, nod
     fabric, router = plan.fabric, DimensionOrderRouter(plan)
     assert (fabric.gpus, fabric.nodes, len(fabric)) == (gpus, nodes, links)
     distances = dict(networkx.all_pairs_shortest_path_length(graph_of(fabric)))
-    longest = 0
-    for source in range(gpus):
-        for destination in range(gpus):
-            route = router.route(source, destination)
-            ends = [source, *fabric.destination[list(route)].tolist()]
-            assert fabric.source[list(route)].tolist() == ends[:-1]
-            assert ends[-1] == destination
-            assert len(route) == distances[source][destination]
-            longest = max(longest, len(route))
+    pairs = [(source, destination) for source in range(gpus) for destination in range(gpus)]
+    routes, longest = router.routes(pairs), 0
+    for flow, (source, destination) in enumerate(pairs):
+        route = list(routes.of(flow))
+        ends = [source, *fabric.destination[route].tolist()]
+        assert fabric.source[route].tolist() == ends[:-1]
+        assert ends[-1] == destination
+        assert len(route) == distances[source][destination]
+        longest = max(longest, len(route))
     assert longest == diameter
 
 
