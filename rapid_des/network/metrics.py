@@ -12,6 +12,7 @@ import numpy as np
 
 from rapid_des.arrays import Bools, Floats, Int64s, distinct
 from rapid_des.errors import TopologyError
+from rapid_des.network import halvings
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.network.specs import AnyDimension, FullyConnected, Hypercube, Mesh, Ring, Switch, Torus
@@ -114,7 +115,7 @@ def bisection(
 
     It is exact for one switch, and where the shapes are regular and uniform all-to-all traffic, spread
     evenly, proves the cut: (GPUs/2)² flows cross any halving, so none carries less than the busiest link
-    lets through.
+    lets through. Else all halvings are tried where these are few (then it is exact too), or swaps of GPUs.
     """
     alive = fabric.alive(dead)
     gpus = surviving(fabric, lost)
@@ -125,7 +126,15 @@ def bisection(
     plain = not dead and _uniform(fabric)
     single = len(dimensions) == 1 and isinstance(dimensions[0], Switch) and dimensions[0].nic is None
     proven = _lower_bound(fabric, dimensions) if plain else 0
-    return Bisection(narrowest, fabric.gpus > 1 and plain and (single or narrowest == proven))
+    exact = fabric.gpus > 1 and plain and (single or narrowest == proven)
+    if exact or len(gpus) < 2:
+        return Bisection(narrowest, exact)
+    least = halvings.narrowest(fabric, alive, gpus)
+    if least is not None:
+        return Bisection(least, exact=True)
+    found = halvings.by_swaps(fabric, alive, gpus)
+    others = [] if found is None else [_one_way(fabric, alive, *ends) for ends in (found, found[::-1])]
+    return Bisection(min([narrowest, *others]), exact=False)
 
 
 def _axis_halves(fabric: Fabric, gpus: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
