@@ -69,7 +69,9 @@ def test_machines_that_differ_in_their_gpus_alone_share_runs():
 def test_topics_have_the_rows_of_their_files_and_say_why_some_are_not_run(tmp_path):
     rows = ["H100,all_reduce,4,2,1073741824,22000,a", "H100,sendrecv,20,2,1073741824,42000,b"]
     folder = written(tmp_path, "nccl_h100_ndr_10node.csv", COLUMNS, *rows)
-    figures = validate(folder, ["network/as-run"])["topics"]["network/as-run/ndr/large"]
+    report = validate(folder, ["network/as-run"])
+    figures = report["topics"]["network/as-run/ndr/large"]
+    assert "libraries" in report["constants"]["topologies/dgx_h100_superpod_32.yaml"]
     assert figures["rows"] == 1
     assert figures["unsupported"] == {"sendrecv is messages and no collective of a trace": 1}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -61,8 +62,16 @@ _MOST_TRANSFERS = 100_000
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `network/as-run/nccl/…`, `ndr`, `aws-p5`, `custom-all-reduce` and `deepep`."""
     runs = Runs()
-    yield from grouped(_nccl(data, runs), floor=floor)
-    yield from grouped(_serving(data, runs))
+    yield from grouped(_nccl(data, runs), floor=floor, constants=_behind)
+    yield from grouped(_serving(data, runs), constants=_behind)
+
+
+def _behind(topic: str) -> Mapping[str, object]:
+    """Return what a topic's machine file says of collectives, by file."""
+    family, kind = topic.split("/")[2:4]
+    machine = CLUSTERS.get(family) or MACHINES[kind]
+    spec = _machine(machine, ()).spec.collectives
+    return {f"topologies/{machine}.yaml": msgspec.to_builtins(spec, enc_hook=str)}
 
 
 def _nccl(data: DataFolder, runs: Runs) -> Iterator[tuple[str, Measured]]:
