@@ -69,7 +69,9 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 def _behind(topic: str) -> Mapping[str, object]:
     """Return what a topic's machine file says of collectives, by file."""
     family, kind = topic.split("/")[2:4]
-    machine = CLUSTERS.get(family) or MACHINES[kind]
+    machine = CLUSTERS.get(family) or MACHINES.get(kind)
+    if machine is None:
+        return {}
     spec = _machine(machine, ()).spec.collectives
     return {f"topologies/{machine}.yaml": msgspec.to_builtins(spec, enc_hook=str)}
 
