@@ -41,9 +41,10 @@ R6  Timetables. A server's rate may follow steps (time, rate in 1/1,048,576, ext
     free of a message in time does not wait for what a slow or closed one before it still holds back.
 R7  Fluid links. In that mode a flow is served by all links of its route at once. It joins them after the
     first half (rounded down) of what its message takes besides draining (headers' way, latencies) and
-    arrives the second half, at least a tick, after its last byte left. Links share max-min fairly among the
-    flows on them, filled in link order by one function that both engines call; rates change only when flows
-    join or leave or a timetable steps, once an instant, on the links' level. Priority does not count.
+    arrives the second half, at least a tick, after its last byte left, and later by what the timetables of
+    its links add when it joins. Links share max-min fairly among the flows on them, filled in link order by
+    one function that both engines call; rates change only when flows join or leave or a timetable steps, once
+    an instant, on the links' level. Priority does not count.
 R8  Closing links. At a step of a fault timetable that closes a link, the visit in service ends with the
     whole segments that were served (none where the fabric has no segments); these go on. The rest, who
     waits for the link, and who comes to it while it is closed, stops, and is given a new route when the

@@ -34,6 +34,15 @@ def test_a_flow_joins_its_links_after_half_of_its_latency(run, opens, waits):
     assert records.finish.max() == pytest.approx(600_000 + waits, abs=2)
 
 
+@pytest.mark.parametrize(("until", "late"), [(49_000, 0), (51_000, 70_000), (400_000, 70_000)])
+def test_a_flow_arrives_later_by_the_lag_that_its_links_add_when_it_joins(run, until, late):
+    program = lower(one_message(500, peer=1, ranks=2), machine(ring(2), switching={"mode": "fluid"})).program
+    slow = Timetable(*(np.array(column, np.int64) for column in ([0, until], [FULL_RATE] * 2, [70_000, 0])))
+    records = run(replace(program, link_timetables={int(program.route_links[0]): slow}))
+    # it joins at 50 ns
+    assert records.finish.max() == pytest.approx(600_000 + late, abs=2)
+
+
 def test_messages_against_each_other_share_with_acknowledgements_larger_than_they(replayed):
     protocol = {
         "payload": "64 B",

@@ -23,7 +23,7 @@ from rapid_des.engines.compiled.kernel import (
     play,
 )
 from rapid_des.engines.compiled.pools import Pools, State
-from rapid_des.engines.compiled.steps import NONE, rate_at
+from rapid_des.engines.compiled.steps import NONE, lag_at, rate_at, timetable_of
 from rapid_des.network.fluid import NEVER, Fluid, begin_flow, end_flow, set_capacity, settle, stride
 from rapid_des.program.timetable import FULL_RATE
 
@@ -91,8 +91,12 @@ def _join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
     first, last = network.route_starts[route], network.route_starts[route + 1]
     entry = flow * stride(fluid)
     fluid.hops[flow] = last - first
+    transfers.crossed[flow] = 0
     for hop in range(first, last):
-        fluid.link[entry] = network.route_links[hop]
+        link = network.route_links[hop]
+        time, _, lag = timetable_of(network, link)
+        transfers.crossed[flow] += lag_at(time, lag, now)
+        fluid.link[entry] = link
         entry += 1
     first, last = network.route_starts[network.back[route]], network.route_starts[network.back[route] + 1]
     fluid.hops_back[flow] = last - first
@@ -117,4 +121,5 @@ def _leave(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
         state.totals[HOPS] += 1
     transfers.flowing[flow] = 0
     transfers.hop[flow] = transfers.end[flow]
-    push(pools.calendar, now + max(network.after[size, network.profile[route]], 1), HOP, flow, 0)
+    after = max(network.after[size, network.profile[route]], 1) + transfers.crossed[flow]
+    push(pools.calendar, now + after, HOP, flow, 0)

@@ -71,7 +71,7 @@ class Transfers(NamedTuple):
     injected: Array
     ready: Array
     crossed: Array
-    """When the last byte had crossed the hop before, if that is followed."""
+    """When the last byte had crossed the hop before, if that is followed. Fluid mode: what timetables add."""
     rank: Array
     visit: Array
     """Who injected it: orders ties on links."""

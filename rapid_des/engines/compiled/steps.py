@@ -11,7 +11,7 @@ NONE = -1
 
 advance = inlined(timetable.advance)
 inlined(timetable.ticks_for)
-inlined(timetable.lag_at)
+lag_at = inlined(timetable.lag_at)
 inlined(timetable.steps_until)
 rate_at = inlined(timetable.rate_at)
 hop_times = inlined(timetable.hop_times)

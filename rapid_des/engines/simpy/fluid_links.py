@@ -8,7 +8,7 @@ from functools import partial
 
 from simpy.events import Timeout
 
-from rapid_des.engines.simpy.links import Links, Message
+from rapid_des.engines.simpy.links import NO_TIMETABLE, Links, Message
 from rapid_des.engines.simpy.servers import Arbiter
 from rapid_des.network.fluid import (
     NEVER,
@@ -23,7 +23,7 @@ from rapid_des.network.fluid import (
 from rapid_des.network.fluid.state import never_end, widened
 from rapid_des.program.program import FluidTable, Program
 from rapid_des.program.services import widest
-from rapid_des.program.timetable import FULL_RATE, rate_at
+from rapid_des.program.timetable import FULL_RATE, lag_at, rate_at
 from rapid_des.units import PS_PER_S
 
 
@@ -35,6 +35,8 @@ class Flow:
     route: int
     size: int
     """Row of the hop tables."""
+    late: int = 0
+    """Picoseconds that timetables of its links add."""
 
 
 class FluidLinks:
@@ -102,6 +104,10 @@ class FluidLinks:
         time, rate, _ = self.links.timetables[link]
         return int(self.table.capacity[link]) * rate_at(time, rate, now) // FULL_RATE
 
+    def _lag(self, link: int, now: int) -> int:
+        time, _, lag = self.links.timetables.get(link, NO_TIMETABLE)
+        return lag_at(time, lag, now)
+
     def _join(self, flow: Flow, now: int) -> None:
         if not self.free:
             had = len(self.fluid.hops)
@@ -109,6 +115,7 @@ class FluidLinks:
             self.free = list(range(2 * had - 1, had - 1, -1))
         slot = self.free.pop()
         self.flows[slot] = flow
+        flow.late = sum(self._lag(link, now) for link in self._links(flow.route))
         back = int(self.table.back[flow.route])
         set_route(self.fluid, slot, self._links(flow.route), self._links(back))
         ratio = int(self.table.ratio[flow.size, self.table.profile[flow.route]])
@@ -119,8 +126,8 @@ class FluidLinks:
         end_flow(self.fluid, slot)
         self.free.append(slot)
         self._book(flow)
-        after = int(self.table.after[flow.size, self.table.profile[flow.route]])
-        Timeout(self.env, max(after, 1)).callbacks.append(lambda _: self.links.deliver(flow.message))
+        after = max(int(self.table.after[flow.size, self.table.profile[flow.route]]), 1) + flow.late
+        Timeout(self.env, after).callbacks.append(lambda _: self.links.deliver(flow.message))
 
     def _book(self, flow: Flow) -> None:
         """Count the flow on its links, as if each had served it alone at its full rate."""
