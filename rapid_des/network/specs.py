@@ -353,7 +353,8 @@ class Switching(Spec, frozen=True, kw_only=True):
     parts: Count = 1
     """Into how many parts of whole packets cut_through cuts a message at most: parts take turns on links.
 
-    Messages of a collective that is cut into chunks stay whole, as chunks follow one another.
+    Messages of a collective that is cut into chunks stay whole, as chunks follow one another. Messages to one
+    peer take turns like all others, as if each had a queue pair; in one part they leave in order, as on one.
     """
 
 
