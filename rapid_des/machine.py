@@ -29,7 +29,7 @@ from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.checks import RouteCheck, check_routes
-from rapid_des.network.collective_specs import Collectives
+from rapid_des.network.collective_specs import AUTO, Collectives
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.libraries.library import check_library, uses_switches
 from rapid_des.network.collectives.on_fabric import collectives_of
@@ -66,7 +66,7 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     gpus_per_node: Count | None = None
     """GPUs of one server, consecutive ids: what `node` means in faults."""
     collectives: Collectives = Collectives()
-    """Which algorithm serves which collective; unset: a ring."""
+    """Which algorithm serves which collective; unset: the best on each group's links."""
     links: tuple[LinkOverride, ...] = ()
     """Links with a rate of their own."""
     faults: tuple[Fault, ...] = ()
@@ -245,6 +245,7 @@ def load_machine(
         machine = _built(spec, document, spec.faults, device)
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
+    _check_counts(machine)
     _check_switches(machine)
     if not any(key.startswith("fabric") for key, _ in chosen):
         _check_nodes(machine)  # a fabric that was made smaller by hand may be a part of a node
@@ -256,6 +257,7 @@ def _checked_spec(document: Document) -> MachineSpec:
     with settings_named(document):
         spec = decode(document, MachineSpec)
         _check_switching(document, spec.switching)
+        _check_auto(document, spec.collectives)
         _check_collectives(document, spec.collectives)
         for index, fault in enumerate(spec.faults):
             check_fault(fault, file=str(document.path), key=f"faults[{index}]")
@@ -358,9 +360,17 @@ def _stated(collectives: Collectives) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (key of the file, one algorithm or those of the dimensions) of what serves each collective."""
     for operation in collectives.operations:
         choice = collectives.choice(operation)
-        stated = () if choice is None else choice.algorithm
+        stated = () if choice is None or choice.algorithm == AUTO else choice.algorithm
         key = f"collectives.{operation if getattr(collectives, operation) else 'default'}"
         yield key, (stated,) if isinstance(stated, str) else stated
+
+
+def _check_auto(document: Document, collectives: Collectives) -> None:
+    for operation in collectives.operations:
+        choice = collectives.choice(operation)
+        if choice is not None and choice.algorithm == AUTO and choice.chunks > 1:
+            problem = f"{choice.chunks}; allowed: 1, as {AUTO} chooses chunks itself"
+            raise ConfigError(problem, file=str(document.path), key=f"collectives.{operation}.chunks")
 
 
 def _check_collectives(document: Document, collectives: Collectives) -> None:
@@ -377,6 +387,20 @@ def _check_collectives(document: Document, collectives: Collectives) -> None:
             except (ConfigError, InputError) as error:
                 key = f"collectives.{use}.{kind}"
                 raise ConfigError(str(error), file=str(document.path), key=key) from None
+
+
+def _check_counts(machine: Machine) -> None:
+    """Refuse a list of algorithms that has not one for each dimension, or for each axis of all dimensions."""
+    dimensions, axes = len(machine.healthy.extents), len(machine.healthy.axes)
+    for operation in machine.collectives.operations:
+        choice = machine.collectives.choice(operation)
+        names = () if choice is None or isinstance(choice.algorithm, str) else choice.algorithm
+        if names and len(names) not in (dimensions, axes):
+            key = f"collectives.{operation if getattr(machine.collectives, operation) else 'default'}"
+            allowed = f"{dimensions}, one for each dimension"
+            allowed += f", or {axes}, one for each axis" if axes > dimensions else ""
+            problem = f"{len(names)} algorithms; allowed: {allowed}; or one name for all"
+            raise ConfigError(problem, file=str(machine.path), key=key)
 
 
 def _check_switches(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.cli.progress import progress, until_interrupted
+from rapid_des.errors import InputError
+from rapid_des.machine import Machine
 from rapid_des.network.checks import check_routes
 from rapid_des.network.collective_specs import MOST_CHUNKS
 from rapid_des.network.metrics import summary
@@ -97,7 +100,7 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
 @click.option("--sizes", default="1KiB:1GiB", show_default=True, help="FIRST:LAST, in bytes as nccl-tests.")
 @click.option("--factor", default=4, show_default=True, help="From one size to the next.")
 @click.option("--gpus", type=int, help="The first so many GPUs; all if absent.")
-@click.option("--algorithm", help="ring, …, torus, mesh_bucket, rail, …, or a file (XML, JSON, CSV).")
+@click.option("--algorithm", help="ring, …, torus, rail, …, auto, all (a table), or a file (XML, JSON, CSV).")
 @click.option("--chunks", default=1, type=_chunks, show_default=True, help="Parts, with --algorithm.")
 @click.option("--nccl", metavar="FABRIC", help="NCCL's own time beside it: a100_nvswitch, h100_ndr, …")
 @engine_option
@@ -109,6 +112,9 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
     from rapid_des.studies import collective_bench as study
 
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    if options["algorithm"] == "all":
+        _compare(open_machine(machine, settings, faults), options)
+        return
     operation, gpus = options["op"], options["gpus"]
     algorithm, changes = study.chosen(operation, options["algorithm"], options["chunks"])
     question = study.Question(
@@ -128,3 +134,25 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
         raise KeyboardInterrupt
     if options["plot"] is not None:
         draw_collective(plain, title, options["plot"])
+
+
+def _compare(opened: Machine, options: Mapping[str, Any]) -> None:
+    """Print every algorithm at every size."""
+    from rapid_des.report.study_text import compared_lines
+    from rapid_des.studies import collective_bench as study
+    from rapid_des.studies.algorithms import each_compared
+
+    beside = [f"--{name}" for name in ("plot", "nccl") if options[name] is not None]
+    if beside or options["chunks"] != 1:
+        raise InputError(f"--algorithm all goes without {', '.join(beside or ['--chunks'])}")
+    operation, sizes = options["op"], study.sizes_between(options["sizes"], options["factor"])
+    question = study.Question(operation, sizes, options["gpus"])
+    with progress(f"{operation} on {opened.name}") as bar:
+        engine = engine_choice(options["engine"], progress=bar)
+        rows, interrupted = until_interrupted(each_compared(opened, question, engine=engine))
+    plain = [row.as_json() for row in rows]
+    title = f"{operation} on {opened.name}, {options['gpus'] or opened.fabric.gpus} GPUs"
+    tree = {"machine": opened.name, "op": operation, "algorithms": plain}
+    echo(options["as_json"], tree, compared_lines(plain, f"# {title}, {opened.switching.mode}"))
+    if interrupted:
+        raise KeyboardInterrupt

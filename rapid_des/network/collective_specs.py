@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from rapid_des.config import Spec
 
+AUTO = "auto"
+"""The best algorithm on a group's links; what a file leaves open."""
 MOST_CHUNKS = 4096
 """Into how many parts one collective is cut."""
 Chunks: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHUNKS)]
@@ -17,7 +19,7 @@ class Choice(Spec, frozen=True, kw_only=True):
     """The algorithm of one collective, or one for each dimension, and into how many chunks it is cut."""
 
     algorithm: str | Annotated[tuple[str, ...], Meta(min_length=1)]
-    """A name, or a list of one for each dimension: `rapid-des topology bench --help` lists names."""
+    """A name (`auto`: the best on a group's links), or a list of one for each dimension."""
     chunks: Chunks = 1
     """Into how many chunks the data is cut, which pipeline through the algorithm."""
 

@@ -3,9 +3,9 @@
 The way of a collective, and what it is called on it. A message is a collective of two members.
 
     trace node        kind COLLECTIVE, its size and the slot of its group         chakra.trace
-        │             groups.geometry: of which whole dimensions the group is the product
+        │             plans.geometry: the grid that the members of the group are by position
     Call              what is asked: collective, size, extents of the group       program.plans
-        │             plans.plan; fault_planner where links are dead
+        │             planner.Planner by plans.plan, choosing for `auto`; planning where links are dead
     Plan              chunks that pipeline, each a row of phases                  program.plans
     Phase             one algorithm among the members of one line of the group
         │             Phase.schedule

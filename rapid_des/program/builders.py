@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, starts_by
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
+from rapid_des.network.collective_specs import MOST_CHUNKS
 from rapid_des.program.program import NONE, Level, RankProgram, Template, VisitKind
 from rapid_des.units import PS_PER_S
 
@@ -22,7 +23,6 @@ Rows = NDArray[np.integer[Any]]
 
 _NARROW = {
     "server": NONE,
-    "link_priority": 0,
     "release": NONE,
     "slot": NONE,
     "parent": NONE,
@@ -94,6 +94,10 @@ def _one_after_another(columns: Sequence[Any], counts: Sequence[int], dtype: typ
     return np.concatenate(list(rows), dtype=dtype)
 
 
+TURNS = MOST_CHUNKS
+"""How many turns on links lie between two priorities of nodes."""
+
+
 @dataclass(frozen=True)
 class MemberVisit:
     """One rank's part in one phase of a collective: with whom, by which template, in which chunk."""
@@ -105,6 +109,8 @@ class MemberVisit:
     """What else of the rank it takes meanwhile, such as a queue of its phases; NONE: nothing."""
     priority: int = 0
     """Its place among those that wait for that server."""
+    turn: int = 0
+    """Its place on links among transfers of nodes of equal priority, below `TURNS` (R3)."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ class NodeVisits:
         self.nodes = nodes
         self.kind = np.full(count, int(VisitKind.JOIN), np.int8)
         self.work, self.priority = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self.link_priority, self.sub = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        self.link_priority, self.sub = np.zeros(count, np.int64), np.zeros(count, np.int32)
         self.server, self.slot, self.occurrence, self.template, self.expansion = np.full(
             (5, count), NONE, np.int32
         )
@@ -168,7 +174,8 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     visits.work[serves] = durations[serves]
     takes_stream = serves | ((expansion != NONE) & ~free)
     visits.server[takes_stream] = nodes.stream[takes_stream]
-    visits.priority[:] = visits.link_priority[:] = nodes.priority
+    visits.priority[:] = nodes.priority
+    visits.link_priority[:] = nodes.priority * TURNS
     visits.occurrence[:] = _occurrences(nodes, expansion, expansions, free, unordered)
     visits.expansion = expansion
     ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
@@ -299,7 +306,8 @@ def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int6
     inner = positions[:, None] + 1 + np.arange(len(members))
     columns["kind"][inner] = int(VisitKind.MEMBER)
     columns["parent"][inner] = positions[:, None]
-    columns["link_priority"][inner] = columns["link_priority"][positions][:, None]
+    turns = [member.turn for member in members]
+    columns["link_priority"][inner] = columns["link_priority"][positions][:, None] + turns
     columns["sub"][inner] = np.arange(len(members))
     for name in ("slot", "template", "server", "priority"):
         columns[name][inner] = [getattr(member, name) for member in members]
@@ -327,7 +335,8 @@ def make_rank_program(
         for name, default in _NARROW.items()
     }
     wide: dict[str, Any] = {
-        name: columns.get(name, np.zeros(visits)).astype(np.int64) for name in ("work", "priority")
+        name: columns.get(name, np.zeros(visits)).astype(np.int64)
+        for name in ("work", "priority", "link_priority")
     }
     starts, target, lag, at_start = edges.by_origin(visits)
     streams = np.full(servers, int(Level.STREAM), np.int8)

@@ -15,7 +15,8 @@ from rapid_des.machine import Machine
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
-from rapid_des.program.plans import Call, Phase, Plan, Planner, Served, served_by
+from rapid_des.program.planner import Planner
+from rapid_des.program.plans import Call, Phase, Plan, Served, served_by
 from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of
 from rapid_des.program.services import Sizes
@@ -25,25 +26,31 @@ from rapid_des.program.templates import Templates
 Ranks = tuple[int, ...]
 
 
-def planner_of(machine: Machine) -> Planner:
+def planner_of(machine: Machine, memory: BoundedCache | None = None, *, repeats: bool = False) -> Planner:
     """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
     if not machine.replans:
-        return Planner(machine)
+        return Planner(machine, memory, repeats=repeats)
     from rapid_des.program.faults.planning import FaultPlanner
 
-    return FaultPlanner(machine)
+    return FaultPlanner(machine, memory, repeats=repeats)
 
 
 class Communication:
     """Numbers the templates of one program as its ranks ask for them."""
 
     def __init__(
-        self, machine: Machine, groups: GroupTable, remembered: BoundedCache, *, analytic: bool
+        self,
+        machine: Machine,
+        groups: GroupTable,
+        remembered: BoundedCache,
+        *,
+        analytic: bool,
+        repeats: bool = False,
     ) -> None:
         self.analytic = analytic
         self.sizes = Sizes()
         self.templates = Templates(self.sizes, remembered)
-        self.planner = planner_of(machine)
+        self.planner = planner_of(machine, remembered, repeats=repeats)
         self.served: set[Served] = set()
         """What served which collectives, for reports."""
         self.plans: dict[Call, Plan] = {}

@@ -12,7 +12,6 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import RankTrace, TraceSet
 from rapid_des.errors import TraceError, UnsupportedByEngine
 from rapid_des.network.fabric import Routes
-from rapid_des.program.plans import geometry
 from rapid_des.program.program import Group, RankBinding, Template
 from rapid_des.program.replicas import Replicas
 from rapid_des.program.routes import Wired, routes_of_groups
@@ -135,7 +134,6 @@ class GroupTable:
         self._labels: list[str] = []
         self._memories: dict[int, int] = {}
         self.kept = cache(self._kept)
-        self.geometry = cache(self._geometry)
         self.places = cache(self._places)
 
     @property
@@ -153,9 +151,6 @@ class GroupTable:
     def _kept(self, ranks: tuple[int, ...]) -> int:
         """Return how many members of a group, its first ones, are in the program: all without replicas."""
         return len(ranks) if self._replicas is None else self._replicas.kept(ranks, self._present)
-
-    def _geometry(self, name: str) -> Geometry:
-        return geometry(self._fabric, self.members(name))
 
     def bind(self, position: int, program: int, table: SlotTable) -> RankBinding:
         """Resolve one rank's slots."""

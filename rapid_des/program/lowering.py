@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache as remembered
 from math import prod
 
 import numpy as np
@@ -15,7 +16,7 @@ from rapid_des.machine import Machine
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.communication import Communication
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
-from rapid_des.program.plans import Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks
+from rapid_des.program.plans import Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks, geometry
 from rapid_des.program.program import NONE, Namer, Program, RankProgram
 from rapid_des.program.replicas import Replicas, link_orbits
 from rapid_des.program.services import fluid_table, hop_table, no_hops
@@ -71,6 +72,7 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
     overlap: bool = False,
     analytic: bool = False,
     replicas: Replicas | None = None,
+    repeats: bool = False,
     cache: BoundedCache | None = None,
 ) -> Lowered:
     """Return the program of `traces` on `machine`; rank r runs on GPU r.
@@ -79,8 +81,8 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
     `overlap` collectives are counted apart by kind and size instead and may run side by side: for traces
     whose ranks reach them in different orders. With `analytic` nothing takes a link: collectives and
     messages last as long as they would alone (see `zero_load`). With `replicas` the traces are those of
-    replica 0, and `UnsupportedByEngine` says that it can not stand for the others. `cache` keeps templates
-    from one program to the next.
+    replica 0, and `UnsupportedByEngine` says that it can not stand for the others; `repeats` keeps `auto` to
+    algorithms that can. `cache` keeps templates and choices from one program to the next.
     """
     if traces.ranks and traces.ranks[-1].rank >= machine.fabric.gpus:
         raise InputError(
@@ -94,6 +96,7 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
         overlap=overlap,
         analytic=analytic,
         replicas=replicas,
+        repeats=repeats,
         cache=BoundedCache() if cache is None else cache,
     )
     program, communication = lowering.program(), lowering.communication
@@ -111,6 +114,7 @@ class _Lowering:
         overlap: bool,
         analytic: bool,
         replicas: Replicas | None,
+        repeats: bool,
         cache: BoundedCache,
     ) -> None:
         self.traces = traces
@@ -121,7 +125,9 @@ class _Lowering:
         self.above = TreesOverGroups(machine)
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
-        self.communication = Communication(machine, self.groups, cache, analytic=analytic)
+        self.communication = Communication(machine, self.groups, cache, analytic=analytic, repeats=repeats)
+        self.geometry = remembered(lambda name: geometry(machine, self.groups.members(name)))
+        self.kinds: dict[int, tuple[CollectiveType, ...]] = {}
 
     def program(self) -> Program:
         numbered = zip(self.traces.ranks, self.traces.table_numbers(), strict=True)
@@ -158,11 +164,14 @@ class _Lowering:
 
     def _rank(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
         """Return the rank's program: one for all ranks with the same table and the same shapes of groups."""
-        geometries = tuple(self.groups.geometry(name) for name in trace.groups)
+        geometries = tuple(self.geometry(name) for name in trace.groups)
         trees = tuple(self._above(name, trace.rank) for name in trace.groups)
         mark = self.communication.planner.mark(trace.rank, map(self.groups.members, trace.groups))
         key: tuple[object, ...] = (table, geometries, trees, mark)
-        if self.communication.places:
+        if not self.communication.places:
+            alike, kinds = self.communication.planner.alike, self._kinds(trace.nodes, table)
+            key = (*key, tuple(alike(self.groups.members(name), kinds) for name in trace.groups))
+        else:
             likeness = self.communication.likeness
             members = tuple(likeness(self.groups.members(name)) for name in trace.groups)
             key = (*key, members, tuple(likeness((trace.rank, peer)) for peer in trace.peers))
@@ -180,10 +189,17 @@ class _Lowering:
             self.shared[key] = len(self.programs) - 1, expansions.slots.table()
         return self.shared[key]
 
+    def _kinds(self, nodes: NodeTable, table: int) -> tuple[CollectiveType, ...]:
+        """Return the kinds of collectives that are stated in a node table."""
+        if table not in self.kinds:
+            kinds = np.unique(nodes.collective[nodes.kind == NodeKind.COLLECTIVE]).tolist()
+            self.kinds[table] = tuple(CollectiveType(kind) for kind in kinds if kind != UNSTATED)
+        return self.kinds[table]
+
     def _above(self, name: str, rank: int) -> TreesOver:
         """Return the trees of switches over a group; where nothing takes a link, over its first line only."""
         ranks = self.groups.members(name)
-        extents, _ = self.groups.geometry(name)
+        extents, _ = self.geometry(name)
         return self.above.of(name, ranks, extents, ranks[0] if self.communication.analytic else rank)
 
 
@@ -248,7 +264,7 @@ class _Expansions:
                     along = Along(group, phase.axis, members, stride=prod(extents[: phase.axis]))
                     slot = self.slots.number(along, self.slots.label(whole))
                 index = self._communication.phase(phase, members, whole=cut_in_chunks(chunks), kept=here)
-                members_of.append(MemberVisit(slot, self.slots.use(slot, index), chunk))
+                members_of.append(MemberVisit(slot, self.slots.use(slot, index), chunk, turn=chunk))
         return Expansion(whole, tuple(members_of))
 
     def _messages(self, nodes: NodeTable) -> None:

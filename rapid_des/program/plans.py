@@ -5,7 +5,7 @@ Algorithms that work inside switches need the tree of switches over a group: `Tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -16,6 +16,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.machine import Machine
+from rapid_des.network.collective_specs import AUTO, Choice, Collectives
 from rapid_des.network.collectives import (
     HIERARCHICAL,
     IN_SWITCH,
@@ -29,13 +30,12 @@ from rapid_des.network.collectives import (
     hierarchical,
 )
 from rapid_des.network.collectives.ordering import RingOrder, ordered_schedule
-from rapid_des.network.fabric import Fabric
 from rapid_des.network.switches import SwitchTrees
 
 PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} | {
     CollectiveType.BARRIER: "dissemination"
 }
-"""What serves a collective that the machine file leaves open, or that its `default` algorithm does not do."""
+"""What serves a dimension that its stated algorithm does not serve."""
 SCALAR = "one_shot"
 """What serves an all-reduce of fewer bytes than members, which can not be cut into pieces."""
 
@@ -72,9 +72,9 @@ class Call:
     collective: CollectiveType
     size: int
     extents: tuple[int, ...]
-    """The group's geometry: the sizes of the whole dimensions that it is the product of, else (members,)."""
+    """The group's geometry: the grid that its members are by position, innermost first, else (members,)."""
     dimensions: tuple[int, ...]
-    """Which flat axes of the fabric those are; empty for a group that is no such product."""
+    """Along which flat axes of the fabric; empty for a group that is no such grid."""
     above: TreesOver = NO_TREES
 
     @property
@@ -122,26 +122,27 @@ Plan = tuple[tuple[Phase, ...], ...]
 """The phases of each chunk, in order; chunks pipeline through them."""
 
 
-def plan(call: Call, machine: Machine) -> Plan:
+def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> Plan:
     """Return how a machine does a collective; a `ConfigError` names a choice that does not fit.
 
-    One algorithm serves all members as one logical ring; one for each dimension serves a group that is a
-    product of whole dimensions along each of them in turn, its chunks pipelining; a group along one
-    dimension is served by that one's, whole. `FabricCutError`: one inside switches has none left alive.
+    One algorithm serves all members as one logical ring; one for each dimension serves a group of several
+    along each of them in turn, its chunks pipelining; a group along one dimension is served by that one's,
+    whole. What the machine file leaves open `auto` chooses, with one algorithm or one for each of the group's
+    own dimensions. `FabricCutError`: one inside switches has none left alive.
     """
     if call.collective is CollectiveType.ALL_REDUCE and call.size < call.members:
         return ((Phase(None, call.collective, SCALAR, call.size),),)
     operation = call.collective.name.lower()
     choice = machine.collectives.choice(operation)
-    stated = None if choice is None else choice.algorithm
+    stated = None if choice is None or choice.algorithm == AUTO else choice.algorithm
     chunks = 1 if choice is None else int(choice.chunks)
-    if isinstance(stated, tuple) and len(call.extents) > 1 and call.collective in HIERARCHICAL:
+    several = len(set(call.dimensions)) > 1 and call.collective in HIERARCHICAL
+    if isinstance(stated, tuple) and several:
         names = tuple(
-            _serving(name, call, machine, axis=axis)
+            _serving(name, call, machine, axis=axis) or PLAIN[call.collective]
             for axis, name in enumerate(_per_axis(stated, call, machine))
         )
-        phases = chunk_phases(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
-        return tuple(tuple(_phase(phase, call) for phase in chunk) for chunk in phases)
+        return _along(names, chunks, call)
     if isinstance(stated, tuple):
         stated = _of_one_axis(stated, call, machine)
         chunks = chunks if stated in IN_SWITCH else 1
@@ -149,9 +150,28 @@ def plan(call: Call, machine: Machine) -> Plan:
         does = ", ".join(kind.name.lower() for kind in CollectiveType if kind in collectives_of(stated))
         problem = f"{stated!r} does not do {operation}; it does {does}"
         raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
-    name = PLAIN[call.collective] if stated is None else _serving(stated, call, machine, axis=None)
+    name = None if stated is None else _serving(stated, call, machine, axis=None)
+    if name is None:
+        best = auto()
+        if isinstance(best.algorithm, tuple):
+            return _along(best.algorithm, int(best.chunks), call)
+        name, chunks = best.algorithm, int(best.chunks)
     parents = call.above.whole if name in IN_SWITCH else ()
     return ((Phase(None, call.collective, name, call.size, chunks, call.extents, parents),),)
+
+
+def leaves_open(collectives: Collectives, kind: CollectiveType) -> bool:
+    """Tell whether `auto` may have to choose what serves a collective."""
+    choice = collectives.choice(kind.name.lower())
+    if choice is None or isinstance(choice.algorithm, tuple) or choice.algorithm == AUTO:
+        return True
+    return choice.algorithm in IN_SWITCH or kind not in collectives_of(choice.algorithm)
+
+
+def _along(names: tuple[str, ...], chunks: int, call: Call) -> Plan:
+    """Return the plan that goes through the dimensions of a group, each by its algorithm."""
+    phases = chunk_phases(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
+    return tuple(tuple(_phase(phase, call) for phase in chunk) for chunk in phases)
 
 
 def _phase(phase: hierarchical.Phase, call: Call) -> Phase:
@@ -160,11 +180,11 @@ def _phase(phase: hierarchical.Phase, call: Call) -> Phase:
 
 
 def _of_one_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> str | None:
-    """Return the algorithm of the dimension that a group lies along.
+    """Return the algorithm of the dimension that a group lies along, if it is one.
 
-    A part of a dimension is served by an algorithm of its own only inside switches, whose trees fit any part.
+    A group in another order than that of the GPUs is served by it only inside switches.
     """
-    if len(call.dimensions) == 1:
+    if len(set(call.dimensions)) == 1:
         return _per_axis(stated, call, machine)[0]
     if call.above.axis is None:
         return None
@@ -176,19 +196,19 @@ def _named(machine: Machine, operation: str) -> bool:
     return getattr(machine.collectives, operation) is not None
 
 
-def _serving(name: str, call: Call, machine: Machine, *, axis: int | None) -> str:
-    """Return the algorithm if it serves the collective in this group, else the plain one.
+def _serving(name: str, call: Call, machine: Machine, *, axis: int | None) -> str | None:
+    """Return the algorithm if it serves the collective in this group.
 
     One inside switches that the file names for the very collective is not replaced.
     """
     if call.collective not in collectives_of(name):
-        return PLAIN[call.collective]
+        return None
     members = call.members if axis is None else call.extents[axis]
     if name not in IN_SWITCH or members == 1 or fits(name, call.above.over(axis), members):
         return name
     operation = call.collective.name.lower()
     if not _named(machine, operation):
-        return PLAIN[call.collective]
+        return None
     need = "one switch that all members reach" if name == "nvls" else "switches that all members reach"
     who = f"{members} members of group {call.above.who!r}"
     problem = f"{name!r} needs {need} without passing a GPU; the {who} have none"
@@ -203,10 +223,6 @@ def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[st
         stated = tuple(
             name for name, extent in zip(stated, machine.fabric.extents, strict=True) for _ in extent
         )
-    if len(stated) != axes:
-        key = f"collectives.{call.collective.name.lower()}"
-        problem = f"{len(stated)} algorithms for {axes} axes; state one, or one for each dimension"
-        raise ConfigError(problem, file=str(machine.path), key=key)
     return tuple(stated[axis] for axis in call.dimensions)
 
 
@@ -232,26 +248,34 @@ def cut_in_chunks(chunks: Plan) -> bool:
     return len(chunks) > 1 or chunks[0][0].chunks > 1
 
 
-def geometry(fabric: Fabric, gpus: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (extents, axes) of a group: whole axes of the fabric if it is their product, in id order.
+def geometry(machine: Machine, gpus: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return (extents, axes) of a group: the grid that its members are by position, and along which axes.
 
-    Any other group, and one listed in another order, is one logical ring: ((members,), ()).
+    Members ascend, and every block of the fabric that has some (a node, a row, a pod) has as many as any
+    other of its kind: those of a whole fabric, of two of its nodes, or of every other GPU of each. A fabric
+    of one axis, such as a graph, has nodes and the places in them. Any other group, and one listed in another
+    order, is one logical ring: ((members,), ()).
     """
+    fabric, node = machine.fabric, machine.spec.gpus_per_node or 1
     one_ring = (len(gpus),), ()
-    axes = fabric.axes
-    if prod(axes) != fabric.gpus or len(gpus) < 2:
+    blocks = np.array(gpus, np.int64)
+    if prod(fabric.axes) != fabric.gpus or len(gpus) < 2 or not (np.diff(blocks) > 0).all():
         return one_ring
-    spans, stride, expected = [], 1, [0]
-    for axis, extent in enumerate(axes):
-        if extent > 1 and gpus[0] // stride % extent == 0 and gpus[0] + stride in gpus:
-            spans.append(axis)
-            expected = [stride * step + offset for step in range(extent) for offset in expected]
-            if len(expected) > len(gpus):
-                return one_ring
-        stride *= extent
-    if [gpus[0] + offset for offset in expected] != list(gpus):
-        return one_ring
-    return tuple(axes[axis] for axis in spans), tuple(spans)
+    extents, axes, count = list[int](), list[int](), len(gpus)
+    levels = list(enumerate(fabric.axes))
+    if len(levels) == 1 and 1 < node < fabric.gpus and fabric.gpus % node == 0:
+        levels = [(0, node), (0, fabric.gpus // node)]
+    for axis, extent in levels:
+        blocks = blocks[:: len(blocks) // count] // extent  # one member of each block of the axis before
+        above = len(np.unique(blocks))
+        rows = blocks.reshape(above, -1) if count % above == 0 else blocks[None, :]
+        if (rows != rows[:, :1]).any():
+            return one_ring
+        if count > above:
+            extents.append(count // above)
+            axes.append(axis)
+        count = above
+    return tuple(extents), tuple(axes)
 
 
 def lines_through(group: Sequence[int], extents: Sequence[int], rank: int) -> list[tuple[int, ...]]:
@@ -328,18 +352,3 @@ def tree_pairs(machine: Machine, groups: Sequence[Sequence[int]]) -> Int64s:
             ups = [(nodes[child], nodes[up]) for child, up in enumerate(tree.parents) if up >= 0]
             pairs += [pair for low, high in ups for pair in ((low, high), (high, low))]
     return np.array(pairs, np.int64).reshape(-1, 2)
-
-
-class Planner:
-    """Plans for a machine without dead links to plan around."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-
-    def plan(self, call: Call, ranks: tuple[int, ...], rank: int) -> Plan:  # noqa: ARG002 - alike for all ranks
-        """Return how a rank takes part in a collective of `ranks`."""
-        return plan(call, self.machine)
-
-    def mark(self, rank: int, groups: Iterable[tuple[int, ...]]) -> int | None:  # noqa: ARG002
-        """Return the rank if its part in collectives of its groups may be like no other's, else None."""
-        return None

@@ -22,8 +22,10 @@ R3  Choice. Of those that wait a server takes the smallest (priority, ready time
     visits of equal priority and ready time are ordered by (part number, rank's position, moment at which
     that rank injected the transfer, its visit, phase of the collective, the transfer's number in it, hop):
     the first parts of all messages go before the second ones, and one rank's transfers in the order in
-    which it handed them over. All of these are facts of the model, never the order in which something was
-    created.
+    which it handed them over. The priority on links is the node's, then the number of the chunk where a
+    collective goes along dimensions in chunks: first chunks, and what has no chunks, go before second ones,
+    so that a chunk is through all phases before the next takes links from it. All of these are facts of the
+    model, never the order in which something was created.
 R4  Instants. Within an instant everything becomes ready or free first. Then servers choose, level by level:
     streams, then slots, then links. What a choice makes ready without a lag is on a later level, so every
     level chooses once and the instant ends. A visit that takes no time on a server takes one tick, as does
@@ -120,7 +122,8 @@ class RankProgram:
     work: Int64s
     priority: Int64s
     """Of the waiting visits a server takes the smallest (priority, ready time, visit)."""
-    link_priority: Int32s
+    link_priority: Int64s
+    """The same on links, of transfers: the node's priority, then the chunk of its collective (R3)."""
     release: Int32s
     slot: Int32s
     """HOLD and MEMBER: which of the rank's groups; else NONE."""

@@ -92,6 +92,13 @@ class Cut:
         )
 
 
+def has_cut(algorithm: str | tuple[str, ...], collective: CollectiveType) -> bool:
+    """Tell whether every member's part in an algorithm is the next one's, where blocks are of one size."""
+    if algorithm == "one_shot":
+        return collective is CollectiveType.ALL_REDUCE
+    return algorithm in _DIRECTIONS and collective in _TIMES_ROUND
+
+
 def cut_of(phase: Phase, members: int, kept: int) -> Cut:
     """Return the part of the first `kept` members in one phase of a collective, if it is alike for all.
 

@@ -28,17 +28,17 @@ def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]
     """
     pairs = all_pairs(groups).reshape(len(groups), -1, 2)
     if machine.switch_trees is None:
-        return _keys(machine, [(b"", own) for own in pairs])
+        return route_keys(machine, [(b"", own) for own in pairs])
     known = [machine.switch_trees.over(tuple(group)) for group in groups]
     marks = [b"" if tree is None else repr(tree.parents).encode() for tree in known]
     branches = [
         np.concatenate((own, tree_pairs(machine, [group]))) for own, group in zip(pairs, groups, strict=True)
     ]
-    return _keys(machine, list(zip(marks, branches, strict=True)))
+    return route_keys(machine, list(zip(marks, branches, strict=True)))
 
 
-def _keys(machine: Machine, groups: Sequence[tuple[bytes, Int64s]]) -> list[bytes]:
-    """Return a key for each (what tells it apart, pairs of nodes)."""
+def route_keys(machine: Machine, groups: Sequence[tuple[bytes, Int64s]]) -> list[bytes]:
+    """Return a key of the routes of each (what tells it apart, pairs of nodes), but for names of links."""
     routes = machine.router.routes(np.concatenate([pairs for _, pairs in groups]))
     ends = np.cumsum([0, *(len(pairs) for _, pairs in groups)])
     fabric, known, keys = machine.fabric, dict[tuple[bytes, ...], bytes](), []

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks import BlockRun
 from rapid_des.modes.flattened import Run
 from rapid_des.modes.pricing import at_job_clock, decode_launch
-from rapid_des.program.plans import PLAIN, Served
+from rapid_des.network.collective_specs import AUTO
+from rapid_des.program.plans import Served
 from rapid_des.report.breakdown import (
     breakdown,
     busiest,
@@ -243,7 +243,7 @@ def _basis(machine: Machine, job: Job | None, got: Iterable[Served]) -> Basis:
         if (operation == "default" or getattr(stated, operation) is not None)
         and (choice := stated.choice(operation)) is not None
     }
-    collectives = {"default": PLAIN[CollectiveType.ALL_REDUCE]} | names
+    collectives = {"default": AUTO} | names
     if job is None:
         return Basis(collectives, served)
     device, serving = at_job_clock(job, machine, machine.device), job.spec.inference

@@ -104,6 +104,22 @@ def collective_lines(rows: Sequence[Plain], title: str) -> Iterator[str]:
         yield f"{size:>13}{cells}  {row['bound']:<11} {row['algorithm']}{nccl}"
 
 
+def compared_lines(rows: Sequence[Plain], title: str) -> Iterator[str]:
+    """Yield a collective by all its algorithms, the fastest of each size first."""
+    yield title
+    yield f"{'size':>13}{'time':>13}{'estimate':>13}  algorithm"
+    yield f"{'(B)':>13}{'(us)':>13}{'(us)':>13}"
+    size = None
+    for row in rows:
+        shown = row["size_bytes"] if row["size_bytes"] != size else ""
+        size = row["size_bytes"]
+        times = "".join(f"{row[name] * 1e6:>13.2f}" for name in ("time_s", "estimate_s"))
+        chunks = f" in {row['chunks']} chunks" if row["chunks"] > 1 else ""
+        marks = ", ".join(name for name in ("best", "auto") if row[name])
+        marked = f"  <- {marks}" if marks else ""
+        yield f"{shown:>13}{times}  {row['algorithm']}{chunks}{marked}"
+
+
 def sharded_lines(phases: Sequence[Plain]) -> Iterator[str]:
     """Yield the phases of a GEMM cut over several GPUs, each with its collectives."""
     yield f"{'phase':<16} {'GEMM m x n x k':>22} {'GEMM':>12} {'bound':>8} {'collective':>34} {'total':>12}"

@@ -165,18 +165,14 @@ def each_answer(
     machine: Machine, question: Question, *, engine: str | EngineChoice = "auto"
 ) -> Iterator[BenchRow]:
     """Yield the rows of `answer`, each when it is simulated."""
-    if question.operation not in OPERATIONS:
-        raise InputError(f"--op: {question.operation!r} is not one of {', '.join(OPERATIONS)}")
-    members = machine.fabric.gpus if question.gpus is None else question.gpus
-    if not 2 <= members <= machine.fabric.gpus:
-        raise InputError(f"--gpus: {members} is not one of 2 to {machine.fabric.gpus}")
+    members = members_of(question, machine)
     group, own = tuple(range(members)), question.own
     kind = CollectiveType[question.operation.upper()]
     fabric = _at_most(machine)
     halving = _halving(machine, fabric, members)
-    schedule = None if own is None else _scheduler(own, kind, geometry(machine.fabric, group)[0])
+    schedule = None if own is None else _scheduler(own, kind, geometry(machine, group)[0])
     for size in question.sizes:
-        share = size // members if kind in _TOTALS else size
+        share = share_of(question, size, machine)
         if schedule is None:
             traces = one_collective(group, kind, share, stream="dp")
         else:
@@ -187,6 +183,22 @@ def each_answer(
         lower = bounds(fabric, group, kind, share, halving=halving, in_switch=inside)
         duration = int(result.step_time) if share else 0  # of less than a byte a member nothing moves
         yield BenchRow(size, duration, lower, "/".join(names), _factor(kind, members))
+
+
+def members_of(question: Question, machine: Machine) -> int:
+    """Return how many GPUs are asked for; `InputError` for more than there are, or an unknown operation."""
+    if question.operation not in OPERATIONS:
+        raise InputError(f"--op: {question.operation!r} is not one of {', '.join(OPERATIONS)}")
+    members = machine.fabric.gpus if question.gpus is None else question.gpus
+    if not 2 <= members <= machine.fabric.gpus:
+        raise InputError(f"--gpus: {members} is not one of 2 to {machine.fabric.gpus}")
+    return members
+
+
+def share_of(question: Question, size: int, machine: Machine) -> int:
+    """Return the bytes of each member's input for a size of the bench."""
+    kind = CollectiveType[question.operation.upper()]
+    return size // members_of(question, machine) if kind in _TOTALS else size
 
 
 def chosen(operation: str, algorithm: str | None, chunks: int) -> tuple[Own | None, tuple[str, ...]]:

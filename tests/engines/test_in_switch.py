@@ -15,7 +15,8 @@ from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.network.collectives import IN_SWITCH, demand, prove
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.lowering import lower
-from rapid_des.program.plans import Call, TreesOverGroups, geometry, lines_through, plan
+from rapid_des.program.planner import Planner
+from rapid_des.program.plans import Call, TreesOverGroups, geometry, lines_through
 from rapid_des.program.signatures import signatures
 from rapid_des.simulation import replay
 from tests.engines.agreement import assert_engines_agree, assert_same
@@ -73,9 +74,9 @@ def test_the_schedule_that_is_replayed_keeps_the_data_property(fabric, kind, siz
     where = inside(*fabric, chunks=chunks)
     gpus = where.fabric.gpus
     group = tuple(rng.sample(range(gpus), rng.randint(2, gpus)))
-    extents, axes = geometry(where.fabric, group)
+    extents, axes = geometry(where, group)
     above = TreesOverGroups(where).of("group", group, extents, group[0])
-    ((step,),) = plan(Call(kind, size, extents, axes, above), where)
+    ((step,),) = Planner(where).plan(Call(kind, size, extents, axes, above), group, group[0])
     schedule = step.schedule(len(group))
     prove(schedule, demand(kind, len(group), size))
     if step.algorithm == "sharp":

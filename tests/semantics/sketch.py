@@ -30,7 +30,7 @@ COLUMNS = {
     "server": np.int32,
     "work": np.int64,
     "priority": np.int64,
-    "link_priority": np.int32,
+    "link_priority": np.int64,
     "release": np.int32,
     "slot": np.int32,
     "parent": np.int32,

@@ -169,7 +169,7 @@ def test_a_late_member_holds_up_the_sum_but_not_what_others_send(replayed):
 def test_a_default_serves_the_groups_that_have_a_switch(replayed):
     where = inside(switch(2), ring(3), algorithm="nvls")
     done = replayed(alone(ALL_REDUCE, 6000, 6), where)
-    ringed = machine(switch(2), ring(3), collectives={"default": "ring"})
+    ringed = machine(switch(2), ring(3), collectives={"default": "auto"})
     assert done.finish == replayed(alone(ALL_REDUCE, 6000, 6), ringed).finish
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rapid_des.program.lowering import lower
 from tests.program.machines import machine, ring
-from tests.program.tracing import Nodes, trace_set
+from tests.program.tracing import ALL_GATHER, Nodes, same_everywhere, trace_set
 from tests.semantics.messages import LATENCY, PARTS, merging, two_senders
 from tests.semantics.sketch import Sketch
 
@@ -84,6 +84,17 @@ def test_who_folds_learns_how_often_a_link_chose_by_rank(run):
     assert run(lower(merging(), machine(ring(5))).program).ties == 1
     # one rank's own messages are no such choice
     assert run(lower(two_senders(500, 300), machine(ring(2))).program).ties == 0
+
+
+def test_the_first_chunk_of_a_collective_goes_through_its_phases_before_the_next(replayed):
+    where = machine(ring(3), ring(3), collectives={"default": {"algorithm": ["ring", "ring"], "chunks": 3}})
+    nodes = Nodes()
+    nodes.collective(ALL_GATHER, 3000)
+    done = replayed(same_everywhere(nodes, 9), where)
+    # two rounds of 1000 B a chunk along the outer rings: a link takes 0 1 0 1 2 and, 100 ns later, 2 again,
+    # so chunk 0 is through at 3.1 us, not at 4.1; then two rounds of 3000 B along the inner ones: 0 1 0 1 2
+    # to 18.1 us, and 2 again from 18.2 us on
+    assert set(done.finish[0]) == {21_300_000}
 
 
 def test_messages_in_parts_take_turns(replayed):

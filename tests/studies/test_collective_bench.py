@@ -14,7 +14,7 @@ from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.machine import load_machine
 from rapid_des.network.collectives import algorithm, algorithms_for
 from rapid_des.network.collectives.schedule import CollectiveType
-from rapid_des.program.plans import Planner
+from rapid_des.program.planner import Planner
 from rapid_des.simulation import replay
 from rapid_des.studies.collective_bench import OPERATIONS, Own, Question, answer, chosen, sizes_between
 from rapid_des.studies.traffic import messages
@@ -71,7 +71,8 @@ def test_nccls_own_time_stands_beside(tmp_path):
 
 
 def test_rotated_dimensions_use_all_links_of_a_torus():
-    torus = load_machine("torus_2d_a100", settings=[("fabric.0.size", "[4, 4]")])
+    settings = [("fabric.0.size", "[4, 4]"), ("collectives.default", "ring")]
+    torus = load_machine("torus_2d_a100", settings=settings)
     (ring,) = answer(torus, Question("all_reduce", [2**24]), engine="simpy")
     (rotated,) = answer(torus, Question("all_reduce", [2**24], own=Own("torus")), engine="simpy")
     # one ring uses one of four links of every GPU one way

@@ -172,7 +172,7 @@ def _visits(program: Program) -> Visits:
         server=column(lambda part: part.server),
         work=column(lambda part: part.work, np.int64),
         priority=column(lambda part: part.priority, np.int64),
-        link_priority=column(lambda part: part.link_priority),
+        link_priority=column(lambda part: part.link_priority, np.int64),
         release=column(lambda part: part.release),
         holder=column(_holders),
         slot=column(lambda part: part.slot),

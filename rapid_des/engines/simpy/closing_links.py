@@ -28,6 +28,7 @@ from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Member, TemplateTable
 from rapid_des.engines.simpy.links import NO_TIMETABLE, Hop, Legs, Links, Message, Parts, Piece, Steps
 from rapid_des.errors import FabricCutError, TraceError
+from rapid_des.program.builders import TURNS
 from rapid_des.program.faults.closures import Closures, Remaining, cut_at, replan
 from rapid_des.program.faults.replanning import RankPhase, RoutedPhase
 from rapid_des.program.program import NONE
@@ -292,9 +293,13 @@ class Replanning:
     def _take_part(
         self, call: tuple[int, int], chunks: list[list[RankPhase]], who: Member, visits: list[int]
     ) -> Steps:
-        """Go through the steps of all chunks side by side."""
-        first = chunks[0][0]
-        yield from [self.env.process(self._chunk(call, steps, first, who)) for steps in chunks]
+        """Go through the steps of all chunks side by side, each in its turn on links."""
+        (position, visit, priority), first = who, chunks[0][0]
+        before = priority - priority % TURNS
+        yield from [
+            self.env.process(self._chunk(call, steps, first, (position, visit, before + turn)))
+            for turn, steps in enumerate(chunks)
+        ]
         met = self.collectives.met
         for visit in visits[1:]:
             met[visit] = met[visits[0]]

@@ -11,7 +11,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import NodeKind, TraceSet
+from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import OUTER_LINES, Blocks
 from rapid_des.frontend.job import Job, Layout
@@ -23,9 +23,17 @@ from rapid_des.modes.blocks.placement import representative, require_disjoint
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.flattened import Run
 from rapid_des.modes.pricing import PricedBlocks
+from rapid_des.network.collective_specs import AUTO
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Served
 from rapid_des.program.replicas import Replicas
+
+_MOST_WHOLE = 1024
+"""Ranks of an outer graph up to which `auto` may choose what must be lowered for every replica."""
+_REPEATS = (
+    f"above {_MOST_WHOLE:,} ranks outside blocks, auto chooses between rings there: of those one replica "
+    "stands for all"
+)
 
 
 @dataclass(frozen=True)
@@ -117,18 +125,28 @@ def run_blocks(
         require_disjoint(machine, blocks.inner_groups, places)
     kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
     trace = _outer(blocks, kinds, times, slow, place=place)
-    trace = replace(trace, notes=(*trace.notes, *priced.notes))
+    repeats = _repeats(trace, machine, mode)
+    kept = (_REPEATS,) if repeats else ()
+    trace = replace(trace, notes=(*trace.notes, *priced.notes, *kept))
     first = None
     if choice.fold and not mode.outer_analytic:
-        first = run_first_replica(trace, machine, choice, cache=cache)
+        first = run_first_replica(trace, machine, choice, repeats=repeats, cache=cache)
     if first is not None:
         kind_of = dict(zip((rank.rank for rank in trace.traces.ranks), kinds, strict=True))
         trace, run = first
         kinds = [kind_of[rank.rank] for rank in trace.traces.ranks]
     else:
-        lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, cache=cache)
+        lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, repeats=repeats, cache=cache)
         run = Run(lowered, execute(lowered.program, choice, name=lowered.name), machine)
     return BlockRun(mode, blocks, slow, trace, run, kinds, times, time.perf_counter() - began)
+
+
+def _repeats(trace: JobTrace, machine: Machine, mode: BlockMode) -> bool:
+    """Tell whether `auto` keeps to algorithms of which one replica is lowered: where all would take long."""
+    choices = (machine.collectives.choice(kind.name.lower()) for kind in CollectiveType)
+    libraries = bool(machine.collectives.libraries.stated())
+    opened = any(choice.algorithm == AUTO if choice else not libraries for choice in choices)
+    return opened and not mode.outer_analytic and len(trace.traces.ranks) > _MOST_WHOLE
 
 
 def _require_steady(machine: Machine) -> None:
@@ -186,7 +204,12 @@ def _outer(
 
 
 def run_first_replica(
-    trace: JobTrace, machine: Machine, choice: EngineChoice, *, cache: BoundedCache
+    trace: JobTrace,
+    machine: Machine,
+    choice: EngineChoice,
+    *,
+    repeats: bool = False,
+    cache: BoundedCache,
 ) -> tuple[JobTrace, Run] | None:
     """Run the first replica of an outer graph for all; None if they might differ.
 
@@ -207,7 +230,7 @@ def run_first_replica(
         stage_of_rank=tuple(trace.stage_of_rank[place] for place in chosen),
     )
     try:
-        lowered = lower(first.traces, machine, replicas=replicas, cache=cache)
+        lowered = lower(first.traces, machine, replicas=replicas, repeats=repeats, cache=cache)
     except UnsupportedByEngine:
         return None
     execution = execute(lowered.program, choice, ties=True, name=lowered.name)

@@ -4,9 +4,11 @@ from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, 
 from rapid_des.network.collectives.in_switch import IN_SWITCH, fits
 from rapid_des.network.collectives.on_fabric import (
     ON_FABRIC,
+    PER_DIMENSION,
     ShapedCollective,
     build_schedule,
     collectives_of,
+    hierarchy_of,
     on_fabric,
 )
 from rapid_des.network.collectives.proof import prove
@@ -18,6 +20,7 @@ __all__ = [
     "HIERARCHICAL",
     "IN_SWITCH",
     "ON_FABRIC",
+    "PER_DIMENSION",
     "Algorithm",
     "Hierarchy",
     "Phase",
@@ -32,6 +35,7 @@ __all__ = [
     "collectives_of",
     "fits",
     "flatten",
+    "hierarchy_of",
     "on_fabric",
     "prove",
     "demand",

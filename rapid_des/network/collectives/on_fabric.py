@@ -50,32 +50,35 @@ def _each(shaped: ShapedCollective, build: Callable[[Demand], Schedule]) -> Sche
     return together([build(part) for part in shaped.demand.chunks(shaped.chunks)])
 
 
-def _rotated(shaped: ShapedCollective, name: str) -> Schedule:
-    """Do one dimension after the other, every chunk in another order of the dimensions."""
-    exchange = {C.ALL_TO_ALL: "ring" if name == "bucket" else name, C.BARRIER: "dissemination"}
-    names = tuple(exchange.get(shaped.collective, name) for _ in shaped.extents)
-    over = Hierarchy(shaped.extents, names)
-    return flatten(
-        shaped.collective, over, shaped.size, chunks=shaped.chunks * len(shaped.extents), rotate=True
-    )
+_ALONG = {"torus": "bidirectional_ring", "mesh_bucket": "bucket", "hypercube": "direct"}
 
 
-def _hypercube(shaped: ShapedCollective) -> Schedule:
-    """Exchange with the neighbour in each dimension of two, the chunks in rotated orders."""
-    members = prod(shaped.extents)
-    if members & (members - 1):
-        raise InputError(f"a hypercube has a power of two of members, not {members}")
-    dimensions = max(members.bit_length() - 1, 1)
-    extents = (2,) * dimensions if members > 1 else (1,)
-    over = ShapedCollective(shaped.collective, extents, shaped.size, shaped.root, shaped.chunks)
-    return _rotated(over, "direct")
+def hierarchy_of(name: str, collective: CollectiveType, extents: tuple[int, ...]) -> tuple[Hierarchy, bool]:
+    """Return what each dimension does in an algorithm of `PER_DIMENSION`, and whether chunks rotate.
+
+    Chunks that rotate begin along another dimension each. A rail goes directly within the node (the first
+    dimension) and in rings along the rails; a hypercube exchanges along every bit of the member's number.
+
+    >>> hierarchy_of("rail", CollectiveType.ALL_TO_ALL, (8, 4))[0].algorithms
+    ('direct', 'direct')
+    """
+    if name == "rail":
+        outer = {C.ALL_TO_ALL: "direct", C.BARRIER: "dissemination"}.get(collective, "ring")
+        return Hierarchy(extents, ("direct", *(outer for _ in extents[1:]))), False
+    if name == "hypercube":
+        members = prod(extents)
+        if members & (members - 1):
+            raise InputError(f"a hypercube has a power of two of members, not {members}")
+        extents = (2,) * max(members.bit_length() - 1, 1) if members > 1 else (1,)
+    along = _ALONG[name]
+    exchange = {C.ALL_TO_ALL: "ring" if along == "bucket" else along, C.BARRIER: "dissemination"}
+    return Hierarchy(extents, (exchange.get(collective, along),) * len(extents)), True
 
 
-def _rail(shaped: ShapedCollective) -> Schedule:
-    """Go directly within the node (the first dimension) and in rings along the rails."""
-    outer = {C.ALL_TO_ALL: "direct", C.BARRIER: "dissemination"}.get(shaped.collective, "ring")
-    names = ("direct", *(outer for _ in shaped.extents[1:]))
-    return flatten(shaped.collective, Hierarchy(shaped.extents, names), shaped.size, chunks=shaped.chunks)
+def _per_dimension(shaped: ShapedCollective, name: str) -> Schedule:
+    over, rotate = hierarchy_of(name, shaped.collective, shaped.extents)
+    chunks = shaped.chunks * (len(over.extents) if rotate else 1)
+    return flatten(shaped.collective, over, shaped.size, chunks=chunks, rotate=rotate)
 
 
 def _grid_tree(shaped: ShapedCollective, *, diagonal: bool) -> Schedule:
@@ -92,15 +95,17 @@ def _switch_tree(shaped: ShapedCollective) -> Schedule:
 
 
 ON_FABRIC: dict[str, tuple[ShapedBuild, frozenset[CollectiveType]]] = {
-    "torus": (partial(_rotated, name="bidirectional_ring"), HIERARCHICAL),
-    "mesh_bucket": (partial(_rotated, name="bucket"), HIERARCHICAL - {C.ALL_TO_ALL}),
-    "hypercube": (_hypercube, HIERARCHICAL),
-    "rail": (_rail, HIERARCHICAL),
+    "torus": (partial(_per_dimension, name="torus"), HIERARCHICAL),
+    "mesh_bucket": (partial(_per_dimension, name="mesh_bucket"), HIERARCHICAL - {C.ALL_TO_ALL}),
+    "hypercube": (partial(_per_dimension, name="hypercube"), HIERARCHICAL),
+    "rail": (partial(_per_dimension, name="rail"), HIERARCHICAL),
     "mesh_tree": (partial(_grid_tree, diagonal=False), _TREES),
     "king_mesh_tree": (partial(_grid_tree, diagonal=True), _TREES),
     **{name: (_nvls if name == "nvls" else _switch_tree, does) for name, does in IN_SWITCH.items()},
 }
 """By name: the function, and what it does. Those of `IN_SWITCH` have switches among their members."""
+PER_DIMENSION = (*_ALONG, "rail")
+"""Those that go along one dimension after the other (see `hierarchy_of`)."""
 
 
 def on_fabric(name: str, shaped: ShapedCollective) -> Schedule:

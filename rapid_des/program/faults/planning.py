@@ -17,11 +17,13 @@ from functools import cache
 import numpy as np
 
 from rapid_des.arrays import Int64s
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
-from rapid_des.program.plans import Call, Phase, Plan, Planner, cut_in_chunks, plan
+from rapid_des.program.planner import Planner
+from rapid_des.program.plans import Call, Phase, Plan, cut_in_chunks
 from rapid_des.program.side_by_side import duration_alone
 from rapid_des.program.signatures import all_pairs
 
@@ -44,13 +46,19 @@ Ranks = tuple[int, ...]
 class FaultPlanner(Planner):
     """Plans for a machine whose dead links shall be planned around; what was found once is remembered."""
 
-    def __init__(self, machine: Machine) -> None:
-        super().__init__(machine)
+    def __init__(
+        self, machine: Machine, memory: BoundedCache | None = None, *, repeats: bool = False
+    ) -> None:
+        super().__init__(machine, memory, repeats=repeats)
         self._phase = cache(self._best)
         self._alone = cache(self._played)
         self._whole = cache(self._alike)
         self._near = cache(self._hops)
         self.concern = cache(self._concern)
+
+    def _known(self, machine: Machine) -> Machine:
+        """Return the machine as its constant faults leave it: planning around them, `auto` knows them."""
+        return machine
 
     def _concern(self, ranks: Ranks) -> bool:
         """Tell whether any two of a group lost their planned way; if not, its plans stay as they were."""
@@ -58,7 +66,7 @@ class FaultPlanner(Planner):
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
         """Return how one rank takes part in a collective of `ranks`; every rank's phases are as many."""
-        stated = plan(call, self.machine)
+        stated = self.stated(call, ranks)
         if any(phase.axis is not None for phase in stated[0]):
             alike = self._whole(call, ranks)
             if alike is not None:
@@ -84,7 +92,7 @@ class FaultPlanner(Planner):
         """Return the plan of all members, as stated or one ring, that ends before the one line by line."""
         if self._inside_switches(call) or not self.concern(ranks):
             return None
-        stated = plan(call, self.machine)
+        stated = self.stated(call, ranks)
         lines = [self._along(stated, call, ranks, place) for place in range(len(ranks))]
         least = self._duration(lines, call, ranks)
         best = None

@@ -61,7 +61,7 @@ class CollectiveReplanner:
         trace = self._traces.ranks[position]
         nodes = trace.nodes
         ranks = self._traces.groups[trace.groups[nodes.group[node]]]
-        extents, axes = geometry(self._machine.fabric, ranks)
+        extents, axes = geometry(self._machine, ranks)
         surviving = self._surviving(dead)
         trees = surviving.above.of(trace.groups[nodes.group[node]], ranks, extents, trace.rank)
         call = Call(CollectiveType(int(nodes.collective[node])), int(nodes.size[node]), extents, axes, trees)

@@ -198,7 +198,7 @@ def _member() -> RankProgram:
         server=one(NONE),
         work=np.zeros(1, np.int64),
         priority=np.zeros(1, np.int64),
-        link_priority=one(0),
+        link_priority=np.zeros(1, np.int64),
         release=one(NONE),
         slot=one(0),
         parent=one(NONE),

@@ -1,0 +1,303 @@
+"""How long an algorithm takes on the links of a group, from the routes that it uses: for choosing one.
+
+A zero-load estimate of a phase is its longest chain of transfers and what its busiest link serves. A message
+takes its route's latencies, a packet's time on all links but the slowest, and there its own. Rings, buckets
+and direct exchanges are closed forms over the routes between neighbours, or between all; other algorithms
+have n log n transfers or fewer and are walked. All times here are picoseconds in floating point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.arrays import Int64s
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.machine import Machine
+from rapid_des.network.collectives import Schedule, ShapedCollective, build_schedule
+from rapid_des.network.fabric import Fabric, Routes
+from rapid_des.network.specs import Switching
+from rapid_des.units import PS_PER_S
+
+C = CollectiveType
+Floats = NDArray[np.float64]
+MOST_PAIRS = 1 << 16
+"""Pairs of members up to which a direct exchange is summed whole; above, over a sample of the distances."""
+
+_BLOCKWISE = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
+_EXCHANGES = _BLOCKWISE | {C.ALL_TO_ALL, C.BARRIER}
+_DIRECTIONS = {"ring": (1,), "bidirectional_ring": (1, -1), "bucket": (1, -1)}
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """What some links serve; no link stands twice."""
+
+    links: Int64s
+    service: Floats
+
+    @property
+    def busiest(self) -> float:
+        """Service of the busiest link."""
+        return float(self.service.max(initial=0))
+
+    def times(self, factor: float) -> Load:
+        """Return so many of the same."""
+        return Load(self.links, self.service * factor)
+
+
+def together(loads: Sequence[Load]) -> Load:
+    """Return what links serve in all."""
+    if len(loads) == 1:
+        return loads[0]
+    links, place = np.unique(np.concatenate([one.links for one in loads]), return_inverse=True)
+    return Load(links, _summed(place, np.concatenate([one.service for one in loads]), len(links)))
+
+
+def _summed(place: Int64s, work: Floats, places: int) -> Floats:
+    return np.bincount(place, weights=work, minlength=places).astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """What a phase of a collective takes: the longest chain of its transfers at zero load, and links."""
+
+    chain: float
+    load: Load
+
+    @property
+    def time(self) -> float:
+        """How long the phase takes alone."""
+        return max(self.chain, self.load.busiest)
+
+
+@dataclass(frozen=True)
+class _Wire:
+    """What links forward: `unit` bytes with a header at once (None: whole messages)."""
+
+    unit: int | None
+    header: int
+
+    @classmethod
+    def of(cls, switching: Switching) -> _Wire:
+        protocol = switching.protocol
+        header = 0 if protocol is None else int(protocol.header)
+        unit = switching.segment if protocol is None else protocol.payload
+        if switching.mode == "store_and_forward":
+            return cls(switching.segment, header)
+        return cls(1 if unit is None else int(unit), header)  # a flow passes on what it has
+
+    def bytes_of(self, size: Floats) -> tuple[Floats, Floats]:
+        """Return the bytes on the wire of messages, and of what of each is forwarded first."""
+        if self.unit is None:
+            return size + self.header, size + self.header
+        whole = size + np.ceil(size / self.unit) * self.header
+        return whole, np.minimum(size, self.unit) + self.header
+
+
+class _Ways:
+    """Routes with what a byte takes on them."""
+
+    def __init__(self, fabric: Fabric, routes: Routes) -> None:
+        first, inverse = routes.starts[:-1], PS_PER_S / fabric.bandwidth[routes.links]
+        self._lengths = np.diff(routes.starts)
+        self._links, place = np.unique(routes.links, return_inverse=True)
+        self._place: Int64s = place.reshape(-1)
+        self._inverse = inverse
+        self.latency: Floats = np.add.reduceat(fabric.latency[routes.links], first).astype(np.float64)
+        self.slowest: Floats = np.maximum.reduceat(inverse, first)
+        self.others: Floats = np.add.reduceat(inverse, first) - self.slowest
+
+    def times(self, wire: Floats, head: Floats, way: Int64s | slice) -> Floats:
+        """Return how long messages take on some of the ways."""
+        return self.latency[way] + head * self.others[way] + wire * self.slowest[way]
+
+    def load(self, wire: Floats) -> Load:
+        """Return what links serve if each way carries so many bytes."""
+        work = self._inverse * np.repeat(wire, self._lengths)
+        return Load(self._links, _summed(self._place, work, len(self._links)))
+
+
+class Lines:
+    """Groups of equally many members that do the same at once: `members[line, place]` are GPUs."""
+
+    def __init__(self, machine: Machine, members: Int64s) -> None:
+        self._machine = machine
+        self._members = members
+        self._wire = _Wire.of(machine.switching)
+        self._loads: dict[tuple[str, int], Load] = {}
+        self._walked: dict[tuple[CollectiveType, str], _Walked] = {}
+
+    @property
+    def size(self) -> int:
+        """How many members a line has."""
+        return int(self._members.shape[1])
+
+    def traffic(
+        self, collective: CollectiveType, name: str, size: float, extents: Sequence[int] = ()
+    ) -> Traffic:
+        """Return what an algorithm takes for an input buffer of `size` bytes a member, on all lines at once.
+
+        `extents` are the shape of the group, for algorithms that use it.
+        """
+        if name in _DIRECTIONS and (collective in _BLOCKWISE or collective is C.ALL_TO_ALL):
+            return self._round(collective, name, size)
+        if name == "one_shot" or (name == "direct" and collective in _EXCHANGES):
+            return self._direct(collective, name, size)
+        key = collective, name
+        if key not in self._walked:
+            shape = tuple(extents) or (self.size,)
+            unit = ShapedCollective(collective, shape, _UNIT)
+            self._walked[key] = _Walked(self._machine, self._members, unit, name)
+        return self._walked[key].traffic(self._wire, size)
+
+    def _round(self, collective: CollectiveType, name: str, size: float) -> Traffic:
+        """Return the traffic of a ring, or of a line that does not close: rounds among neighbours."""
+        chain, loads = 0.0, list[Load]()
+        for direction in _DIRECTIONS[name]:
+            rounds, message, times = _rounds(collective, name, self.size, direction, size)
+            if rounds:
+                ways = self._forth if direction == 1 else self._back
+                wire, head = self._wire.bytes_of(np.array([message]))
+                alone = ways.times(wire, head, slice(None)).reshape(self._members.shape)
+                walk = times * _line(alone) if name == "bucket" else _walk(alone, rounds * times)
+                chain = max(chain, walk)
+                one = (
+                    self._line_load(collective, direction) if name == "bucket" else self._ring_load(direction)
+                )
+                loads.append(one.times(float(wire[0]) * (1 if name == "bucket" else rounds * times)))
+        return Traffic(chain, together(loads))
+
+    def _ring_load(self, direction: int) -> Load:
+        """Return what links serve in one round of a ring, for a byte in every message."""
+        return self._sent(("ring", direction), np.ones(self.size), direction)
+
+    def _line_load(self, collective: CollectiveType, direction: int) -> Load:
+        """Return what links serve in all rounds of a bucket, for a byte in every message."""
+        after = np.arange(self.size - 1.0, -1, -1)  # blocks of members behind the next one go that way
+        before = np.arange(1.0, self.size + 1) % self.size
+        rows = {C.ALL_GATHER: before, C.ALL_REDUCE: before + after}
+        return self._sent((collective.name, direction), rows.get(collective, after), direction)
+
+    def _sent(self, key: tuple[str, int], row: Floats, direction: int) -> Load:
+        """Return what links serve if the members of each line send so many bytes to the next one."""
+        if key not in self._loads:
+            ways = self._forth if direction == 1 else self._back
+            self._loads[key] = ways.load(np.broadcast_to(row[::direction], self._members.shape).ravel())
+        return self._loads[key]
+
+    def _direct(self, collective: CollectiveType, name: str, size: float) -> Traffic:
+        """Return the traffic of everybody's messages to all others, once or twice."""
+        whole = name == "one_shot" or collective in (C.ALL_GATHER, C.BARRIER)
+        shots = 2 if collective is C.ALL_REDUCE and name == "direct" else 1
+        wire, head = self._wire.bytes_of(np.array([max(1.0, size if whole else size / self.size)]))
+        ways, share = self._all
+        if ("all", 1) not in self._loads:
+            self._loads["all", 1] = ways.load(np.full(len(ways.latency), share))
+        chain = float(ways.times(wire, head, slice(None)).max(initial=0))
+        return Traffic(shots * chain, self._loads["all", 1].times(shots * float(wire[0])))
+
+    @cached_property
+    def _forth(self) -> _Ways:
+        return _ways(self._machine, self._members, np.roll(self._members, -1, axis=1))
+
+    @cached_property
+    def _back(self) -> _Ways:
+        return _ways(self._machine, self._members, np.roll(self._members, 1, axis=1))
+
+    @cached_property
+    def _all(self) -> tuple[_Ways, float]:
+        """Return the ways from all members to those at each distance, and how many of these each stands for.
+
+        Above `MOST_PAIRS` the distances are a sample: multiples of about the golden section of them all,
+        which meet every row of a grid alike.
+        """
+        distances = np.arange(1, self.size)
+        most = max(1, MOST_PAIRS // self._members.size)
+        if len(distances) > most:
+            step = round(0.618 * len(distances))
+            distances = 1 + np.arange(most) * step % len(distances)
+        others = (np.arange(self.size) + distances[:, None]) % self.size
+        targets = self._members[:, others]
+        sources = np.broadcast_to(self._members[:, None, :], targets.shape)
+        return _ways(self._machine, sources, targets), (self.size - 1) / len(distances)
+
+
+class _Walked:
+    """An algorithm whose transfers are walked: its schedule for `_UNIT` bytes, and the ways that it takes."""
+
+    def __init__(self, machine: Machine, members: Int64s, unit: ShapedCollective, name: str) -> None:
+        schedule = build_schedule(name, unit)
+        self._moves = np.flatnonzero(schedule.source != schedule.destination)
+        source, destination = schedule.source[self._moves], schedule.destination[self._moves]
+        keys = source.astype(np.int64) * members.shape[1] + destination
+        keys, self._pair = np.unique(keys, return_inverse=True)
+        ends = np.divmod(keys, members.shape[1])
+        self._ways = _ways(machine, members[:, ends[0]], members[:, ends[1]])
+        self._lines, self._pairs = len(members), len(keys)
+        self._share = schedule.size[self._moves] / _UNIT
+        self._schedule = schedule
+
+    def traffic(self, over: _Wire, size: float) -> Traffic:
+        wire, head = over.bytes_of(np.maximum(self._share * size, 1.0))
+        crossing = np.zeros(len(self._schedule))
+        for line in range(self._lines):
+            times = self._ways.times(wire, head, line * self._pairs + self._pair)
+            crossing[self._moves] = np.maximum(crossing[self._moves], times)
+        carried = np.bincount(self._pair, weights=wire, minlength=self._pairs)
+        load = self._ways.load(np.tile(carried, self._lines))
+        return Traffic(_longest_chain(self._schedule, crossing), load)
+
+
+_UNIT = 1 << 40
+"""Bytes of a collective whose blocks are cut evenly enough to tell what share of it a transfer carries."""
+
+
+def _ways(machine: Machine, sources: Int64s, targets: Int64s) -> _Ways:
+    pairs = np.stack((sources.ravel(), targets.ravel()), 1)
+    return _Ways(machine.fabric, machine.router.routes(pairs))
+
+
+def _rounds(
+    collective: CollectiveType, name: str, members: int, direction: int, size: float
+) -> tuple[int, float, int]:
+    """Return (rounds, bytes of a message, how often) of one direction; where messages differ, their mean."""
+    block = size if collective is C.ALL_GATHER else size / members
+    if collective is C.ALL_TO_ALL:
+        up = members // 2 if name == "bidirectional_ring" else members - 1
+        reach = up if direction == 1 else members - 1 - up
+        return reach, max(1.0, block * (reach + 1) / 2), 1
+    times = 2 if collective is C.ALL_REDUCE else 1
+    both = 2 if name == "bidirectional_ring" else 1
+    return members - 1, max(1.0, block / both), times
+
+
+def _line(alone: Floats) -> float:
+    """Return the longest walk along one of the lines, `alone[line, place]`, that do not close."""
+    return float((alone.sum(axis=1) - alone.max(axis=1)).max())
+
+
+def _walk(alone: Floats, rounds: int) -> float:
+    """Return the longest walk of so many steps round one of the lines: `alone[line, place]`."""
+    turns, rest = divmod(rounds, alone.shape[1])
+    sums = np.concatenate((np.zeros((len(alone), 1)), alone, alone), axis=1).cumsum(axis=1)
+    window = sums[:, rest:] - sums[:, : sums.shape[1] - rest]
+    return float((turns * alone.sum(axis=1) + window.max(axis=1)).max())
+
+
+def _longest_chain(schedule: Schedule, crossing: Floats) -> float:
+    """Return the end of the last transfer if each takes `crossing` after the last one that it waits for."""
+    starts = schedule.dependency_starts
+    waits = np.flatnonzero(starts[1:] > starts[:-1])
+    done, later = crossing, crossing.copy()
+    while len(waits):
+        later = crossing.copy()
+        later[waits] += np.maximum.reduceat(done[schedule.dependencies], starts[waits])
+        if (later == done).all():
+            break
+        done = later
+    return float(done.max(initial=0))
