@@ -3,10 +3,6 @@
 import errno
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,13 +88,13 @@ def cache(compiled_once, tmp_path, monkeypatch):
 @pytest.fixture
 def compilations(monkeypatch):
     """What was compiled in this test."""
-    names, compiled = [], compiling.object_code
+    names, compiled = [], compiling._compiled
 
     def counted(function, given):
         names.append(function.__name__)
         return compiled(function, given)
 
-    monkeypatch.setattr(compiling, "object_code", counted)
+    monkeypatch.setattr(compiling, "_compiled", counted)
     return names
 
 
@@ -111,17 +107,12 @@ def test_a_kernel_that_numba_may_not_compile_is_its_function(cache, compilations
     assert python(code, NUMBA_DISABLE_JIT="1") == f"True\n{answer()} False\nFalse\n"
 
 
-def test_other_settings_of_numba_are_another_kernel(cache):
-    assert python(AGAIN, NUMBA_OPT="1") == f"True\n{answer()} False\n"
-    assert python(AGAIN, NUMBA_OPT="1") == f"False\n{answer()} False\n"
-
-
 def test_other_sources_are_another_kernel(cache, tmp_path):
     source = tmp_path / "source.py"
     source.write_text("one")
-    names = {Kernel(weigh, [source])._name}
+    names = {Kernel(weigh, [source])._place.name}
     source.write_text("other")
-    assert len(names | {Kernel(weigh, [source])._name, kernel()._name}) == 3
+    assert len(names | {Kernel(weigh, [source])._place.name, kernel()._place.name}) == 3
 
 
 def test_arguments_of_other_types_are_another_entry(cache, compilations):
@@ -165,14 +156,7 @@ def test_a_damaged_file_is_compiled_anew_and_mended(cache, compilations, damage)
     assert kernel().is_cold()  # so that who waits is told
     assert answer_of(kernel()) == answer()
     assert compilations == ["weigh"]
-    assert answer_of(kernel()) == answer()
-    assert compilations == ["weigh"]
-
-
-@pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_a_file_that_others_may_write_is_not_used(cache, compilations, mode):
-    (file,) = cache.glob("*.o")
-    file.chmod(mode)
+    assert not kernel().is_cold()
     assert answer_of(kernel()) == answer()
     assert compilations == ["weigh"]
 
@@ -180,27 +164,40 @@ def test_a_file_that_others_may_write_is_not_used(cache, compilations, mode):
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_folder_that_others_may_write_is_not_used(cache, compilations, mode):
     cache.chmod(mode)
+    before = sorted(cache.iterdir())
     assert kernel().is_cold()
+    with pytest.raises(PermissionError, match="others may write"):
+        kernel().ask()
+    assert answer_of(kernel()) == answer()
+    assert compilations == ["weigh"]
+    assert sorted(cache.iterdir()) == before
+
+
+def test_a_folder_that_is_a_link_into_anothers_is_not_used(cache, compilations, tmp_path):
+    cache.rename(tmp_path / "elsewhere")
+    cache.symlink_to(tmp_path / "elsewhere")
     before = sorted(cache.iterdir())
     assert answer_of(kernel()) == answer()
     assert compilations == ["weigh"]
     assert sorted(cache.iterdir()) == before
 
 
-def test_a_file_of_somebody_else_is_not_used(cache, compilations, monkeypatch):
-    somebody = os.geteuid() + 1
-    monkeypatch.setattr(compiling.os, "geteuid", lambda: somebody)
-    assert answer_of(kernel()) == answer()
-    assert compilations == ["weigh"]
-
-
-def test_a_link_to_another_file_is_not_followed(cache, compilations, tmp_path):
+def test_what_a_write_takes_the_place_of_is_not_followed(cache, compilations, tmp_path):
     (file,) = cache.glob("*.o")
-    file.rename(tmp_path / "elsewhere")
+    file.unlink()
+    (tmp_path / "elsewhere").write_text("not ours to write")
     file.symlink_to(tmp_path / "elsewhere")
     assert answer_of(kernel()) == answer()
     assert compilations == ["weigh"]
     assert not file.is_symlink()
+    assert (tmp_path / "elsewhere").read_text() == "not ours to write"
+
+
+def test_a_folder_of_somebody_else_is_not_used(cache, compilations, monkeypatch):
+    somebody = os.geteuid() + 1
+    monkeypatch.setattr(compiling.os, "geteuid", lambda: somebody)
+    assert answer_of(kernel()) == answer()
+    assert compilations == ["weigh"]
 
 
 def test_a_full_disk_is_done_without_and_leaves_nothing(cache, compilations, monkeypatch):
@@ -215,8 +212,6 @@ def test_a_full_disk_is_done_without_and_leaves_nothing(cache, compilations, mon
         assert answer_of(kernel()) == answer()
     assert compilations == ["weigh", "weigh"]
     assert list(cache.iterdir()) == []
-    with pytest.raises(OSError, match="No space left"):
-        kernel().ask()
 
 
 def test_a_cache_that_can_not_be_there_is_done_without(cache, compilations, tmp_path, monkeypatch):
@@ -232,44 +227,3 @@ def test_a_cache_that_can_not_be_there_is_done_without(cache, compilations, tmp_
 
 def test_a_kernel_is_asked_for_once(cache):
     assert [kernel().ask() for _ in range(3)] == [False, True, True]
-
-
-CANNOT_BE_IMPORTED = """
-from tests.test_compiling import Kernel, Path, arguments, compiling, weigh
-here = {}
-exec("def lost(outer, by, result): result[0] = by", here)
-given = arguments()
-Kernel(here["lost"], [])(*given)
-print(given[2].tolist())
-"""
-
-
-def test_a_function_that_another_process_can_not_import_is_compiled_in_this_one(cache):
-    assert python(CANNOT_BE_IMPORTED) == "[3, 0]\n"
-
-
-COMPILES = """
-from tests.test_compiling import arguments, kernel
-given = arguments()
-print("begins", flush=True)
-kernel()(*given)
-"""
-
-
-def test_an_interrupt_ends_compiling_and_its_process(cache):
-    shutil.rmtree(cache)
-    run = [sys.executable, "-c", COMPILES]
-    root = str(Path(compiling.__file__).parents[1])
-    with subprocess.Popen(
-        run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=root
-    ) as ours:
-        assert ours.stdout.readline() == "begins\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            ours.wait(0.7)
-        began = time.perf_counter()
-        ours.send_signal(signal.SIGINT)  # to the parent alone, as a notebook does
-        assert "KeyboardInterrupt" in ours.communicate(timeout=60)[1]
-    assert time.perf_counter() - began < 3  # 0.3 s on a quiet machine
-    with pytest.raises(ProcessLookupError):
-        os.killpg(ours.pid, 0)
-    assert not list(cache.glob("*.o"))

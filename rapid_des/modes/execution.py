@@ -195,8 +195,8 @@ def _compiling(kernel: Kernel) -> str:
     try:
         kernel.ask()
     except OSError as error:
-        return f"compiling the replay kernel (about 15 s), which no cache will keep: {error}"
-    return "compiling the replay kernel, once for this installation (about 15 s) …"
+        return f"compiling the replay kernel (about 15 s; ^C waits for it), which no cache will keep: {error}"
+    return "compiling the replay kernel, once for this installation (about 15 s; ^C waits for it) …"
 
 
 @cache

@@ -8,7 +8,7 @@ from rapid_des.program.lowering import lower
 from tests.program.machines import machine, ring
 from tests.program.tracing import ALL_REDUCE, Nodes, same_everywhere
 
-COMPILES = "compiling the replay kernel, once for this installation (about 15 s) …"
+COMPILES = "compiling the replay kernel, once for this installation (about 15 s; ^C waits for it) …"
 INTERPRETED = "interpreted; the next run will compile the replay kernel first, once (about 15 s)"
 
 
@@ -73,7 +73,10 @@ def test_who_chooses_an_engine_gets_it(monkeypatch):
 def test_small_programs_are_interpreted_for_ever_where_nothing_can_be_kept(monkeypatch):
     full = ColdKernel(problem=OSError(errno.ENOSPC, "disk full"))
     assert chosen(monkeypatch, full) == ("simpy", [])
-    text = "compiling the replay kernel (about 15 s), which no cache will keep: [Errno 28] disk full"
+    text = (
+        "compiling the replay kernel (about 15 s; ^C waits for it), which no cache will keep: "
+        "[Errno 28] disk full"
+    )
     assert chosen(monkeypatch, full, engine="compiled") == ("compiled", [text] * 2)
 
 

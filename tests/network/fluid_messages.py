@@ -9,12 +9,13 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.compiler import register_marked
+from rapid_des.compiling import Kernel
 from rapid_des.errors import DeadlockError
 from rapid_des.network import fluid as interpreted
 from rapid_des.network.fluid import Fluid, new_fluid, set_route
@@ -52,12 +53,20 @@ INTERPRETED = Functions(interpreted.begin_flow, interpreted.end_flow, interprete
 @cache
 def compiled() -> Functions:
     """Return the functions compiled, which takes some seconds the first time."""
-    from numba import njit
+    sources = [Path(__file__), *sorted(Path(interpreted.__file__).parent.glob("*.py"))]
+    begin_flow, end_flow = Kernel(interpreted.begin_flow, sources), Kernel(interpreted.end_flow, sources)
+    counting = Kernel(_settle, sources)
 
-    register_marked()
-    options: Any = {"_nrt": False}
-    functions = (interpreted.begin_flow, interpreted.end_flow, interpreted.settle)
-    return Functions(*(njit(**options)(function) for function in functions))
+    def settle(fluid: Fluid, now: int) -> int:
+        count = np.zeros(1, np.int64)
+        counting(fluid, now, count)
+        return int(count[0])
+
+    return Functions(begin_flow, end_flow, settle)
+
+
+def _settle(fluid: Fluid, now: int, count: Int64s) -> None:
+    count[0] = interpreted.settle(fluid, now)
 
 
 def simulate_flows(

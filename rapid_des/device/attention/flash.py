@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Floats, Int64s
-from rapid_des.compiler import compilable
-from rapid_des.compiling import Kernel
+from rapid_des.compiling import Kernel, compilable
 from rapid_des.device.device import Device, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, Sizes
 from rapid_des.units import PS_PER_S
@@ -56,7 +55,7 @@ class BlockScheduler:
         rest = (repeats - simulated) * float(pattern.sum()) / (slots * float(pace[-1]))
         work = np.tile(pattern, simulated)
         self.blocks += len(work)
-        pays = self.blocks > INTERPRETED_BLOCKS or _SIMULATION.is_loaded
+        pays = self.blocks > INTERPRETED_BLOCKS or bool(_SIMULATION.loaded)
         return (compiled if pays else interpreted)(work, sms, pace) + rest
 
 

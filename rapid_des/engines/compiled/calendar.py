@@ -7,7 +7,7 @@ the cache from times to buckets may forget, then a time has two buckets, which a
 
 from __future__ import annotations
 
-from rapid_des.compiler import inlined
+from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.pools import TIME_CACHE, Calendar
 
 HEAP, FREE_BUCKET, FREE_EVENT, PUSHED, USED = 0, 1, 2, 3, 4
@@ -15,7 +15,7 @@ _WORD, _GOLDEN = 0xFFFFFFFF, 0x61C88647
 """32-bit multiplicative hashing: the product stays below 2**63."""
 
 
-@inlined
+@compilable
 def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     """Add an event; the caller has made sure that there is room."""
     count = calendar.counts
@@ -41,7 +41,7 @@ def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     _rise(calendar, moment, bucket)
 
 
-@inlined
+@compilable
 def _rise(calendar: Calendar, moment: int, bucket: int) -> None:
     child = calendar.counts[HEAP]
     calendar.counts[HEAP] = child + 1
@@ -56,7 +56,7 @@ def _rise(calendar: Calendar, moment: int, bucket: int) -> None:
     calendar.bucket[child] = bucket
 
 
-@inlined
+@compilable
 def pop(calendar: Calendar) -> int:
     """Take the earliest bucket off the heap and return it; its time was `calendar.time[0]`."""
     earliest = calendar.bucket[0]
@@ -83,7 +83,7 @@ def pop(calendar: Calendar) -> int:
     return earliest
 
 
-@inlined
+@compilable
 def recycle(calendar: Calendar, event: int) -> None:
     """Give an event's place back."""
     calendar.next[event] = calendar.counts[FREE_EVENT]
@@ -91,7 +91,7 @@ def recycle(calendar: Calendar, event: int) -> None:
     calendar.counts[USED] -= 1
 
 
-@inlined
+@compilable
 def recycle_bucket(calendar: Calendar, bucket: int) -> None:
     """Give a bucket's place back."""
     calendar.first[bucket] = calendar.counts[FREE_BUCKET]

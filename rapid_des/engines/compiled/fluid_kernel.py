@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid_des.compiler import compilable, inlined
+from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import (
@@ -45,7 +45,7 @@ def play_fluid(flat: Flat, state: State, pools: Pools, fluid: Fluid, until: int)
         state.totals[STATUS] = DONE
 
 
-@inlined
+@compilable
 def _links_choose(flat: Flat, state: State, pools: Pools, fluid: Fluid) -> None:
     """Let capacities change, then flows end, then flows join; share again what that touched."""
     network, transfers, cursor, now = flat.network, pools.transfers, state.cursor, state.cursor[NOW]
@@ -74,7 +74,7 @@ def _links_choose(flat: Flat, state: State, pools: Pools, fluid: Fluid) -> None:
     cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = 0
 
 
-@inlined
+@compilable
 def _capacity(network: Network, link: int, now: int) -> int:
     """Return a link's bytes a second by its timetable, rounded down; no product overflows."""
     first, last = network.link_table[link], network.link_table[link + 1]
@@ -83,7 +83,7 @@ def _capacity(network: Network, link: int, now: int) -> int:
     return int(full // FULL_RATE * rate + full % FULL_RATE * rate // FULL_RATE)
 
 
-@inlined
+@compilable
 def _join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
     """Put a transfer's route and way back on the fluid's links and start its flow."""
     network, transfers = flat.network, pools.transfers
@@ -108,7 +108,7 @@ def _join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
     begin_flow(fluid, flow, network.wire[size], network.ratio[size, network.profile[route]], now)
 
 
-@inlined
+@compilable
 def _leave(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
     """Book a flow that ended and let it arrive."""
     network, transfers = flat.network, pools.transfers

@@ -10,7 +10,7 @@ hundred arrays took five times as long as the rules. The clear form is the SimPy
 
 from __future__ import annotations
 
-from rapid_des.compiler import compilable
+from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, USED, pop, push, recycle, recycle_bucket
 from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.pools import (

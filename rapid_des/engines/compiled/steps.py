@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from rapid_des.compiler import inlined
+from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.flat import Array, Flat, Network, Ranks, Visits
 from rapid_des.engines.compiled.pools import FREE_TRANSFER, Instances, State, Transfers
 from rapid_des.program import timetable
 
 NONE = -1
 
-advance = inlined(timetable.advance)
-inlined(timetable.ticks_for)
-lag_at = inlined(timetable.lag_at)
-inlined(timetable.steps_until)
-rate_at = inlined(timetable.rate_at)
-hop_times = inlined(timetable.hop_times)
-tail_crosses = inlined(timetable.tail_crosses)
+advance = compilable(timetable.advance)
+compilable(timetable.ticks_for)
+lag_at = compilable(timetable.lag_at)
+compilable(timetable.steps_until)
+rate_at = compilable(timetable.rate_at)
+hop_times = compilable(timetable.hop_times)
+tail_crosses = compilable(timetable.tail_crosses)
 
 
-@inlined
+@compilable
 def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     """Return when a COMPUTE visit begun at `start` ends."""
     work = flat.visits.work[visit]
@@ -36,21 +36,21 @@ def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     return advance(network.work_time[first:last], network.work_rate[first:last], start, work)
 
 
-@inlined
+@compilable
 def link_times(network: Network, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
     """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
     hop = network.occupancy[size, service], network.head[size, service], network.lag[size, service]
     return hop_times(hop, timetable_of(network, link), start)
 
 
-@inlined
+@compilable
 def timetable_of(network: Network, link: int) -> tuple[Array, Array, Array]:
     """Return a link's timetable as (time, rate, lag), of no steps if it has none."""
     first, last = network.link_table[link], network.link_table[link + 1]
     return network.link_time[first:last], network.link_rate[first:last], network.link_lag[first:last]
 
 
-@inlined
+@compilable
 def last_byte_arrives(  # noqa: PLR0913 - flat arrays
     network: Network, transfers: Transfers, transfer: int, link: int, start: int, free: int
 ) -> int:
@@ -62,7 +62,7 @@ def last_byte_arrives(  # noqa: PLR0913 - flat arrays
     return crossed - (network.across[size, service] - network.lag[size, service])
 
 
-@inlined
+@compilable
 def number_of(flat: Flat, state: State, rank: int, visit: int, record: int) -> int:
     """Bind and return the instance number k of a visit (R5)."""
     number = flat.visits.occurrence[visit]
@@ -74,7 +74,7 @@ def number_of(flat: Flat, state: State, rank: int, visit: int, record: int) -> i
     return number
 
 
-@inlined
+@compilable
 def touch(state: State, level: int, server: int) -> None:
     """Have a server choose at the end of this instant."""
     if not state.marked[server]:
@@ -83,7 +83,7 @@ def touch(state: State, level: int, server: int) -> None:
         state.touched_count[level] += 1
 
 
-@inlined
+@compilable
 def before(  # noqa: PLR0913 - flat arrays and where they begin
     visits: Visits, state: State, one: int, other: int, base: int, shift: int
 ) -> bool:
@@ -96,7 +96,7 @@ def before(  # noqa: PLR0913 - flat arrays and where they begin
     return one < other
 
 
-@inlined
+@compilable
 def enqueue(visits: Visits, ranks: Ranks, state: State, rank: int, visit: int) -> None:
     """Put a visit (local number) into its server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
@@ -113,7 +113,7 @@ def enqueue(visits: Visits, ranks: Ranks, state: State, rank: int, visit: int) -
     heap[child] = visit
 
 
-@inlined
+@compilable
 def dequeue(visits: Visits, ranks: Ranks, state: State, rank: int, server: int) -> int:
     """Take the visit that goes first out of a server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
@@ -137,7 +137,7 @@ def dequeue(visits: Visits, ranks: Ranks, state: State, rank: int, server: int) 
     return earliest
 
 
-@inlined
+@compilable
 def find_instance(instances: Instances, state: State, group: int, number: int, sub: int) -> int:
     """Return the active instance of a group, or NONE."""
     instance = state.active[group]
@@ -148,7 +148,7 @@ def find_instance(instances: Instances, state: State, group: int, number: int, s
     return NONE
 
 
-@inlined
+@compilable
 def use_of(network: Network, group: int, template: int) -> int:
     """Return where the routes of a group's use of a template begin."""
     for use in range(network.use_starts[group], network.use_starts[group + 1]):
@@ -157,7 +157,7 @@ def use_of(network: Network, group: int, template: int) -> int:
     return NONE
 
 
-@inlined
+@compilable
 def close_instance(instances: Instances, state: State, instance: int) -> None:
     """Drop a finished instance; its slot is free for the next one of its template."""
     group = instances.group[instance]
@@ -174,7 +174,7 @@ def close_instance(instances: Instances, state: State, instance: int) -> None:
     state.free[template] = instance
 
 
-@inlined
+@compilable
 def next_part(transfers: Transfers, counts: Array, before: int) -> int:
     """Make the part of a message that follows one at its first link; return its slot."""
     part = counts[FREE_TRANSFER]
@@ -196,7 +196,7 @@ def next_part(transfers: Transfers, counts: Array, before: int) -> int:
     return part
 
 
-@inlined
+@compilable
 def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
     """Free a part that has arrived; tell whether its whole message has."""
     message = transfers.message[part]
@@ -211,7 +211,7 @@ def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
     return True
 
 
-@inlined
+@compilable
 def goes_first(transfers: Transfers, one: int, other: int) -> bool:
     """Order transfers of equal priority and ready time by (part, source, injected, visit, task) (R3)."""
     if transfers.part[one] != transfers.part[other]:
@@ -225,7 +225,7 @@ def goes_first(transfers: Transfers, one: int, other: int) -> bool:
     return transfers.task[one] < transfers.task[other]
 
 
-@inlined
+@compilable
 def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one merge sort
     """Sort the linked transfers that asked a link at one instant (merge sort); return the new first."""
     width = 1
@@ -258,7 +258,7 @@ def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one mer
         width *= 2
 
 
-@inlined
+@compilable
 def rank_decides(transfers: Transfers, first: int) -> bool:
     """Tell whether the linked transfers are not all first hops of one rank's transfers."""
     other = first
@@ -269,7 +269,7 @@ def rank_decides(transfers: Transfers, first: int) -> bool:
     return False
 
 
-@inlined
+@compilable
 def insert_waiting(  # noqa: PLR0913 - flat arrays
     visits: Visits, ranks: Ranks, transfers: Transfers, state: State, link: int, first: int
 ) -> None:
@@ -291,7 +291,7 @@ def insert_waiting(  # noqa: PLR0913 - flat arrays
         first = following
 
 
-@inlined
+@compilable
 def ascend(numbers: Array, count: int) -> None:
     """Sort the first `count` numbers in place (heap sort)."""
     for size in range(2, count + 1):

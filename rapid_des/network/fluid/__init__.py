@@ -23,7 +23,7 @@ of r, and the filling weighs them so; it is exact, so that flows against each ot
 
 from __future__ import annotations
 
-from rapid_des.compiler import compilable, inlined
+from rapid_des.compiling import compilable
 from rapid_des.network.fluid.filling import fill
 from rapid_des.network.fluid.state import (
     NEVER,
@@ -195,7 +195,7 @@ def _expand(fluid: Fluid) -> bool:
     return coupled
 
 
-@inlined
+@compilable
 def _visit(fluid: Fluid, link: int) -> None:
     if fluid.is_visited[link]:
         return
@@ -208,7 +208,7 @@ def _visit(fluid: Fluid, link: int) -> None:
         hop = fluid.next[hop]
 
 
-@inlined
+@compilable
 def _touch(fluid: Fluid, flow: int) -> None:
     if fluid.position[flow] == NONE:
         fluid.position[flow] = fluid.counts[0]

@@ -8,7 +8,7 @@ left.
 from __future__ import annotations
 
 from rapid_des.arrays import Int64s
-from rapid_des.compiler import compilable, inlined
+from rapid_des.compiling import compilable
 from rapid_des.network.fluid.state import NONE, RATIO_ONE, Fluid, divided, portion, stride
 
 
@@ -54,7 +54,7 @@ def _load(fluid: Fluid) -> int:
     return size
 
 
-@inlined
+@compilable
 def _share(fluid: Fluid, link: int) -> int:
     """Return the rate that each waiting flow would get; at least one unit unless the link is dead."""
     least = 1 if fluid.capacity[link] > 0 else 0
@@ -74,7 +74,7 @@ def _settle_link(fluid: Fluid, link: int, share: int) -> None:
         hop = fluid.next[hop]
 
 
-@inlined
+@compilable
 def _settle_flow(fluid: Fluid, flow: int, rate: int) -> None:
     fluid.settled[flow] = rate
     start = flow * stride(fluid)

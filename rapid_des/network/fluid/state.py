@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.compiler import compilable
+from rapid_des.compiling import compilable
 from rapid_des.errors import TopologyError
 
 SCALE = 16
