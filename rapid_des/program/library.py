@@ -82,6 +82,7 @@ class Libraries:
             not isinstance(library, Native) for library in self._choice.stated().values()
         )
         self._node = prod(machine.fabric.extents[0]) if machine.fabric.extents else machine.fabric.gpus
+        self._meshed = isinstance(machine.spec.fabric[0], FullyConnected)
         self._rates = cache(lambda: link_rates(machine))
 
     def __bool__(self) -> bool:
@@ -102,13 +103,21 @@ class Libraries:
         if not self._active or self._machine.collectives.choice(collective.name.lower()) is not None:
             return None
         order, place = self._place(ranks)
-        request = Request(collective, size, place, parents)
+        request = Request(collective, size, place, parents, meshed=self._meshed)
         with self._naming_the_machine():
             for library in self._choice.of(kind):
-                cost = cost_of(library, request, self._rates())
+                cost = cost_of(library, request, self._rates_among(place))
                 if cost is not None:
                     return LaidOut(library_name(library), cost, request, order)
         return None
+
+    def _rates_among(self, place: Place) -> LinkRates:
+        """Return the rates for a group: in a mesh only the links among its members count."""
+        rates = self._rates()
+        if not self._meshed or place.per_node == 1:
+            return rates
+        among, all_links = place.per_node - 1, self._node - 1
+        return LinkRates(rates.node * among // all_links, rates.network)
 
     def message(self, kind: str, size: int, ends: tuple[int, int]) -> LibraryCost | None:
         """Return what a library takes for a message between two GPUs; None where links alone decide."""
@@ -130,7 +139,8 @@ class Libraries:
             return template
         members = with_switches(self._machine.switch_trees, ranks) if schedule.switches else tuple(ranks)
         crossed = crossings(schedule, self._machine, members)
-        ways = Ways(crossed.time, crossed.occupancy, *self._peers(schedule, np.array(members, np.int64)))
+        peers = self._peers(schedule, np.array(members, np.int64))
+        ways = Ways(crossed.time, crossed.occupancy, *peers, meshed=self._meshed)
         return paced(template, schedule, laid.cost, ways)
 
     def _peers(self, schedule: Schedule, members: Int64s) -> tuple[Bools, Int64s, Int64s]:

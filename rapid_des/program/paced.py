@@ -41,6 +41,8 @@ class Ways:
     """The NIC through which it leaves its node, if it does."""
     turn: Int64s
     """The order in which its source would begin it among others: spread over peers, nodes and rails."""
+    meshed: bool = False
+    """Whether every two GPUs of a node have a link of their own, so that sends to several go at once."""
 
 
 def paced(template: Template, schedule: Schedule, cost: LibraryCost, ways: Ways) -> Template:
@@ -90,12 +92,29 @@ class _Alone:
         self._nics = np.where(ways.far, ways.nic, ways.nic.max(initial=0) + 1 + each)
         reached = np.where(schedule.destination < schedule.members, schedule.destination, width + each)
         self._comes = reached * 2 + ways.far
+        if ways.meshed:
+            self._use_links_apart(schedule)
         level = finish_times(schedule, np.ones(len(schedule), np.int64))
         self._depth = int(level.max(initial=0))
         self._queues = any(
             _meet(port * self._depth + level) for port in (self._leaves, self._nics, self._comes)
         )
         self._levels = list(_by_level(schedule, level)) if self._queues else []
+
+    def _use_links_apart(self, schedule: Schedule) -> None:
+        """Give every peer in the node a port of its own, at its share of the pace of them all."""
+        near = ~self._ways.far
+        ends = (
+            schedule.source.astype(np.int64) * (schedule.members + schedule.switches) + schedule.destination
+        )
+        pairs, port = np.unique(ends, return_inverse=True)
+        first = 1 + max(int(self._leaves.max(initial=0)), int(self._comes.max(initial=0)))
+        self._leaves = np.where(near, first + port, self._leaves)
+        self._comes = np.where(near, first + port, self._comes)
+        sources, sends = np.unique(pairs // (schedule.members + schedule.switches), return_counts=True)
+        peers = np.ones(schedule.members + schedule.switches, np.int64)
+        peers[sources] = sends
+        self._pace = np.where(near, self._pace * peers[schedule.source], self._pace)
 
     def lags(self, cost: LibraryCost) -> tuple[int, Int64s, int]:
         """Return the picoseconds before the first transfers, before each one, and after each one."""

@@ -42,6 +42,20 @@ def test_a_group_that_is_no_part_of_the_fabric_takes_as_long():
     assert ask() == pytest.approx(closed("h100_efa", 12, 4, 64 * MIB), rel=0.02)
 
 
+@pytest.mark.parametrize("size", [KIB, MIB, 256 * MIB])
+def test_rings_among_gpus_with_a_link_to_every_other_take_all_of_these_links(size):
+    # four A100, 100 GB/s between any two: 300 GB/s a GPU as through a switch; one ring over one link of each
+    # would take 2.2 times as long
+    ask = Runs().ask(Collective("hgx_a100_x4", AR, 1, 4), size)
+    assert ask() == pytest.approx(closed("a100_nvswitch", 4, 4, size), rel=0.002)
+
+
+def test_two_gpus_of_such_a_mesh_have_the_link_between_them():
+    ask = Runs().ask(Collective("hgx_a100_x4", AR, 1, 2), 256 * MIB)
+    # a ring carries 224 of 300 GB/s (a100_nvswitch), so 74.7 of one link's 100, less its ramp and own copy
+    assert 0.9 * 74.7 < 256 * MIB / ask() / 1e3 < 74.7
+
+
 @pytest.mark.parametrize("kernel", ["low_latency", "normal"])
 @pytest.mark.parametrize("size", [256 * KIB, 64 * MIB])
 def test_an_exchange_over_nodes_takes_what_the_kernel_takes(kernel, size):

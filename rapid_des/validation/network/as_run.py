@@ -45,7 +45,12 @@ MACHINES: Mapping[str, str] = {
     "RTX-PRO-6000": "rtx_pro_6000_x8",
 }
 """The machine file of one node, by the GPU names of the data files; all else of a GB300 is as of a GB200."""
-CLUSTERS: Mapping[str, str] = {"ndr": "dgx_h100_superpod_32", "aws-p5": "aws_p5_x32"}
+CLUSTERS: Mapping[str, str] = {
+    "ndr": "dgx_h100_superpod_32",
+    "aws-p5": "aws_p5_x32",
+    "alps": "gh200_alps_x16",
+    "b200-ndr": "hgx_b200_x2",
+}
 """By family: the machine of several nodes."""
 SEVERAL_NODES: Mapping[str, str] = {
     "H100-SXM-80GB": "dgx_h100_x8",
@@ -60,7 +65,7 @@ _MOST_TRANSFERS = 100_000
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
-    """Yield `network/as-run/nccl/…`, `ndr`, `aws-p5`, `custom-all-reduce` and `deepep`."""
+    """Yield `network/as-run/…`: `nccl`, the clusters, `custom-all-reduce` and `deepep`."""
     runs = Runs()
     yield from grouped(_nccl(data, runs), floor=floor, constants=_behind)
     yield from grouped(_serving(data, runs), constants=_behind)
@@ -68,8 +73,8 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 def _behind(topic: str) -> Mapping[str, object]:
     """Return what a topic's machine file says of collectives, by file."""
-    family, kind = topic.split("/")[2:4]
-    machine = CLUSTERS.get(family) or MACHINES.get(kind)
+    family, _, kind = topic.removeprefix("network/as-run/").partition("/")
+    machine = CLUSTERS.get(family) or MACHINES.get(kind.split("/")[0])
     if machine is None:
         return {}
     spec = _machine(machine, ()).spec.collectives
@@ -84,7 +89,7 @@ def _nccl(data: DataFolder, runs: Runs) -> Iterator[tuple[str, Measured]]:
             machine = MACHINES.get(rest.split("/")[0])
         if machine is not None:
             ask = partial(_ask_test, runs, machine, test)
-            yield f"network/as-run/{family}/{rest}", _asked(predicted(test, lambda: 0.0), ask)
+            yield f"network/as-run/{name.removeprefix('network/')}", _asked(predicted(test, lambda: 0.0), ask)
 
 
 def _serving(data: DataFolder, runs: Runs) -> Iterator[tuple[str, Measured]]:

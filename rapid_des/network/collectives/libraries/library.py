@@ -58,6 +58,8 @@ class Request:
     place: Place
     parents: tuple[int, ...] = ()
     """The tree of one switch that all ranks are at: of ranks, then of it; empty: there is none."""
+    meshed: bool = False
+    """Whether every two GPUs of a node have a link of their own: NCCL's rings then take all of them."""
 
 
 def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryCost | None:
@@ -121,7 +123,7 @@ def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
     if cost.algorithm == "tree":
         return _tree(collective, size, place, 1 if cost.protocol == "ll" else chunks_of(size))
     if cost.algorithm == "ring" and collective not in (C.BROADCAST, C.REDUCE):
-        return _ring(collective, size, place)
+        return _ring(request)
     if cost.algorithm == "nvls":
         return together(
             [nvls(part) for part in demand(collective, place.ranks, size).chunks(chunks_of(size))]
@@ -161,7 +163,10 @@ def _exchanges(request: Request) -> bool:
     return request.collective is C.ALL_TO_ALL
 
 
-def _ring(collective: CollectiveType, size: int, place: Place) -> Schedule:
+def _ring(request: Request) -> Schedule:
+    collective, size, place = request.collective, request.size, request.place
+    if request.meshed and place.nodes == 1:  # what rings over all links carry together, each link as busy
+        return build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
     of = demand(collective, place.ranks, size)
     if _railed(place) and int(of.size.min()) >= place.per_node:
         return rail_rings(of, place.per_node, payloads=False)
