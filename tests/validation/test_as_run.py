@@ -56,16 +56,24 @@ def test_two_gpus_of_such_a_mesh_have_the_link_between_them():
     assert 0.9 * 74.7 < 256 * MIB / ask() / 1e3 < 74.7
 
 
-@pytest.mark.parametrize("kernel", ["low_latency", "normal"])
+@pytest.mark.parametrize(
+    ("kernel", "machine", "kernels", "nodes", "per_node"),
+    [
+        ("low_latency", "aws_p5_x32", "h100", 2, 8),
+        # the normal kernel sends a token once to each node, and once to each rank there, however many of its
+        # eight experts these have
+        ("normal", "aws_p5_x32", "h100", 2, 8),
+        ("normal", "gb200_nvl72", "nvlink5", 1, 4),
+    ],
+)
 @pytest.mark.parametrize("size", [256 * KIB, 64 * MIB])
-def test_an_exchange_over_nodes_takes_what_the_kernel_takes(kernel, size):
-    # the normal kernel sends a token once to each node, not once for each of its eight experts there
-    keys = {"library": "deepep", "kernels": "h100", "kernel": kernel, "direction": "dispatch"}
-    keys |= {"experts": 256, "topk": 8}
+def test_an_exchange_takes_what_the_kernel_takes(kernel, machine, kernels, nodes, per_node, size):
+    keys = {"library": "deepep", "kernels": kernels, "kernel": kernel, "direction": "dispatch"}
+    keys |= {"experts": 256, "topk": 8, "multiprocessors": 24}
     library = msgspec.convert(keys, DeepEp)
-    cost = exchange_cost(load_kernels("h100"), library, Place(16, 2, 8), size)
-    ask = Runs().ask(Collective("aws_p5_x32", CollectiveType.ALL_TO_ALL, 2, 8, tuple(keys.items())), size)
-    assert ask() == pytest.approx(cost.duration / 1e6, rel=0.02)
+    cost = exchange_cost(load_kernels(kernels), library, Place(nodes * per_node, nodes, per_node), size)
+    case = Collective(machine, CollectiveType.ALL_TO_ALL, nodes, per_node, tuple(keys.items()))
+    assert Runs().ask(case, size)() == pytest.approx(cost.duration / 1e6, rel=0.03)
 
 
 def test_sizes_of_one_group_are_simulated_together_and_each_as_if_alone():

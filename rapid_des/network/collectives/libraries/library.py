@@ -131,14 +131,15 @@ def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
     if cost.algorithm == "ring":
         return _chain(collective, size, place)
     direct = build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
-    return _once_a_node(direct, place, cost.far_share) if cost.far_share < 1 and place.even else direct
+    whole = cost.near_share == cost.far_share == 1.0
+    return direct if whole or not place.even else _once(direct, place, cost)
 
 
-def _once_a_node(schedule: Schedule, place: Place, share: float) -> Schedule:
-    """Return a schedule of whose bytes for other nodes only that share is sent."""
+def _once(schedule: Schedule, place: Place, cost: LibraryCost) -> Schedule:
+    """Return a schedule with what is sent once for several experts in one place."""
     far = schedule.source // place.per_node != schedule.destination // place.per_node
-    sent = np.maximum(1, (schedule.size * share).astype(np.int64))
-    return replace(schedule, size=np.where(far, sent, schedule.size))
+    share = np.where(far, cost.far_share, cost.near_share)
+    return replace(schedule, size=np.maximum(1, (schedule.size * share).astype(np.int64)))
 
 
 def _chain(collective: CollectiveType, size: int, place: Place) -> Schedule:

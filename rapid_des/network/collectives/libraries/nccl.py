@@ -76,8 +76,10 @@ class LibraryCost:
     """Bytes a second at which a rank's sends leave that it could begin at once; 0: as links take them."""
     far_rate: int = 0
     """As `rate`, to other nodes."""
+    near_share: float = 1.0
+    """Of the bytes for others in the node, what is sent: the rest is copied once it is there."""
     far_share: float = 1.0
-    """Of the bytes for other nodes, what crosses the network: the rest is copied once it is there."""
+    """As `near_share`, of the bytes for other nodes."""
     slack: int = 0
     """What of the duration its own transfers lose where they meet on links."""
     channels: int = 0

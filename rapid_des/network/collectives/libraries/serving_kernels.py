@@ -191,11 +191,12 @@ def exchange_cost(kernels: ServingKernels, library: DeepEp, place: Place, size: 
             times.append(normal_time(kernel, exchange, multiprocessors=library.multiprocessors))
         starts.append(int(kernel.base))
     duration, start = sum(times) // len(times), sum(starts) // len(starts)
-    once = library.kernel == "normal" and place.nodes > 1
+    once = library.kernel == "normal"
     return LibraryCost(
         duration=duration,
         algorithm="deepep",
         protocol=library.kernel,
+        near_share=min(1.0, exchange.distinct(place.ranks) / library.topk) if once else 1.0,
         far_share=min(1.0, exchange.distinct(place.nodes) / library.topk) if once else 1.0,
         start=start,
         channels=library.multiprocessors if library.kernel == "normal" else 0,
