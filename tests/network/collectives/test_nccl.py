@@ -152,6 +152,14 @@ def test_a_send_is_slower_among_more_ranks():
     assert send_time(fabric, 10, GIB, per_node=1).duration > send_time(fabric, 8, GIB, per_node=1).duration
 
 
+@pytest.mark.parametrize(("kind", "per_node"), [(AR, 8), (AG, 8), (A2A, 8), (A2A, 4)])
+def test_a_collective_takes_channels_of_a_gpu_and_bytes_of_its_hbm(kind, per_node):
+    cost = nccl_time(load_fabric("h100_ndr"), kind, 16, 64 * MIB, per_node=per_node)
+    assert 0 < cost.channels <= 32
+    assert cost.hbm_bytes >= 64 * MIB
+    assert (cost.near_share, cost.far_share) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

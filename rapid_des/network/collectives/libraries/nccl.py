@@ -76,16 +76,16 @@ class LibraryCost:
     """Bytes a second at which a rank's sends leave that it could begin at once; 0: as links take them."""
     far_rate: int = 0
     """As `rate`, to other nodes."""
-    near_share: float = 1.0
-    """Of the bytes for others in the node, what is sent: the rest is copied once it is there."""
-    far_share: float = 1.0
-    """As `near_share`, of the bytes for other nodes."""
     slack: int = 0
     """What of the duration its own transfers lose where they meet on links."""
     channels: int = 0
     """CTAs of the kernel, each on an SM of its own."""
     hbm_bytes: int = 0
     """Bytes that each GPU reads from and writes to its HBM."""
+    near_share: float = 1.0
+    """Of the bytes for others in the node, what is sent: the rest is copied once it is there."""
+    far_share: float = 1.0
+    """As `near_share`, of the bytes for other nodes."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,17 @@ def _cost(  # noqa: PLR0913 - a cost's parts, by name
     """Return a cost of these microseconds, done by `how` (algorithm, protocol); rates in bytes a us."""
     duration, first, lost = (math.ceil(time * PS_PER_US) for time in (micros, start, slack))
     rates = math.ceil(rate * _MICRO), math.ceil(far_rate * _MICRO)
-    return LibraryCost(duration, *how, first, *rates, lost, channels, math.ceil(hbm))
+    return LibraryCost(
+        duration=duration,
+        algorithm=how[0],
+        protocol=how[1],
+        start=first,
+        rate=rates[0],
+        far_rate=rates[1],
+        slack=lost,
+        channels=channels,
+        hbm_bytes=math.ceil(hbm),
+    )
 
 
 def _slowdown(ramp: Ramp, size: float) -> float:
