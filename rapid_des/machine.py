@@ -31,7 +31,7 @@ from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.checks import RouteCheck, check_routes
 from rapid_des.network.collective_specs import AUTO, Collectives
 from rapid_des.network.collectives.in_switch import IN_SWITCH
-from rapid_des.network.collectives.libraries.library import check_library, uses_switches
+from rapid_des.network.collectives.libraries.library import check_library
 from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults import (
@@ -128,11 +128,13 @@ class Machine:
         return structs.replace(self.spec, device=self.device.as_spec(), fabric=fabric, faults=self.faults)
 
     @cached_property
-    def switch_trees(self) -> SwitchTrees | None:
-        """The trees for collectives inside switches; None where the file names nothing that uses them."""
-        named = any(name in IN_SWITCH for _, names in _stated(self.collectives) for name in names)
-        if not named and not any(map(uses_switches, self.collectives.libraries.stated().values())):
-            return None
+    def in_switches(self) -> bool:
+        """Whether the file names algorithms that work inside switches."""
+        return any(name in IN_SWITCH for _, names in _stated(self.collectives) for name in names)
+
+    @cached_property
+    def switch_trees(self) -> SwitchTrees:
+        """The trees of switches over groups of GPUs."""
         return SwitchTrees(self.fabric, self.dead, self.spec.routing)
 
     def router_around(self, dead: frozenset[int]) -> Router:
@@ -190,6 +192,15 @@ class Machine:
         6
         """
         return summary(self.fabric, self.spec.fabric, self.dead, self.lost)
+
+    @cached_property
+    def unfaulted(self) -> Machine:
+        """The machine without its faults."""
+        return (
+            self
+            if not self.faults
+            else replace(self, faults=(), **_left_by((), self.healthy, self.planned, self.spec))
+        )
 
     @property
     def replans(self) -> bool:

@@ -30,6 +30,7 @@ from rapid_des.chakra.interpret import Copies, Interpreted, Original, interpret
 from rapid_des.chakra.meaning import Origin
 from rapid_des.chakra.source import (
     CONVERTED_FROM,
+    SERVES,
     TraceFile,
     TraceFiles,
     discover,
@@ -89,6 +90,7 @@ class _SetReader:
         self.generation: Generation | None = None
         self.ranks: list[RankTrace] = []
         self.unordered: set[str] = set()
+        self.serves = False
         self.remarks: Counter[str] = Counter()
         self.findings: list[Finding] = []
         self.repairs: dict[int, tuple[Repair, ...]] = {}
@@ -164,6 +166,7 @@ class _SetReader:
         if raw.group_frames:
             known = self._with_node_groups(raw, known)
         declared = _declared_unordered(source)
+        self.serves |= any(mark.name == SERVES and mark.bool_val for mark in source.metadata.attr)
         return Origin(
             str(source.path),
             rank,
@@ -220,7 +223,8 @@ class _SetReader:
         if self.files.missing:
             notes.append(f"ranks without a file: {', '.join(map(str, self.files.missing[:12]))}")
         self._note_empty()
-        traces = TraceSet(tuple(self.ranks), self.groups, frozenset(self.unordered), tuple(notes))
+        unordered = frozenset(self.unordered)
+        traces = TraceSet(tuple(self.ranks), self.groups, unordered, self.serves, tuple(notes))
         return ReadReport(self.files, traces, self.findings, self.repairs)
 
     def _note_empty(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rapid_des.chakra.files import varint, write_frames, write_parts
 from rapid_des.chakra.groups import WORLD
-from rapid_des.chakra.source import discover
+from rapid_des.chakra.source import SERVES, discover
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
@@ -42,7 +42,7 @@ def write_set(traces: TraceSet, folder: str | Path, prefix: str) -> tuple[Path, 
     members = {name: list(ranks) for name, ranks in traces.groups.items()}
     write_parts(written[0], [json.dumps(members).encode(), b"\n"])
     for rank, path in zip(traces.ranks, written[1:], strict=True):
-        write_frames(path, _frames(rank, traces.unordered_streams))
+        write_frames(path, _frames(rank, traces))
     return written
 
 
@@ -65,12 +65,14 @@ def _refuse_leftovers(traces: TraceSet, folder: Path, prefix: str) -> None:
         )
 
 
-def _frames(rank: RankTrace, unordered: frozenset[str]) -> Iterator[bytes]:
+def _frames(rank: RankTrace, of: TraceSet) -> Iterator[bytes]:
     metadata = message_class("GlobalMetadata")(version=FRAME_VERSION)
     metadata.attr.add(name="rapid_format", string_val=FORMAT)
-    if unordered:
+    if of.serves:
+        metadata.attr.add(name=SERVES, bool_val=True)
+    if of.unordered_streams:
         streams = metadata.attr.add(name="rapid_unordered_streams")
-        streams.string_list.values.extend(sorted(unordered))
+        streams.string_list.values.extend(sorted(of.unordered_streams))
     yield bytes(metadata.SerializeToString())
     yield from _node_frames(rank)
 

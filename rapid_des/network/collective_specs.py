@@ -136,6 +136,10 @@ class Collectives(Spec, frozen=True, kw_only=True):
     barrier: Algorithm | None = None
     """No data: everybody has arrived."""
 
+    def libraries_for(self, *, serving: bool) -> LibraryChoice:
+        """Return the libraries of training jobs, or of inference."""
+        return self.libraries.with_others(self.serving) if serving else self.libraries
+
     @property
     def operations(self) -> tuple[str, ...]:
         """The keys that name algorithms: `default`, then the operations."""

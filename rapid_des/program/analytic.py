@@ -21,6 +21,8 @@ from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import Sizes, bare_protocol, hop_table
 from rapid_des.program.templates import one_transfer, template_of
 
+_LARGE = 64
+"""Members of a group from which on what takes no link is one task for all."""
 _INTERPRETED = 50_000
 """Tasks up to which the longest chain is walked in Python; above, compiled."""
 
@@ -120,19 +122,27 @@ _compiled_walk = Kernel(_walk, [Path(__file__)])
 
 
 def fixed_template(members: int, duration: int, sizes: Sizes, *, name: str) -> Template:
-    """Return a collective that takes no link: all members are done `duration` after the last arrived."""
-    every, task = np.arange(members), np.zeros(members, np.int64)
+    """Return a collective that takes no link: all members are done `duration` after the last arrived.
+
+    Every member of a small group has a task of its own, so that none stands out where runs are folded.
+    """
+    tasks, every = (members if members <= _LARGE else 1), np.arange(members)
+    task, member = np.divmod(np.arange(tasks * members), members)
     lag = np.full(members, duration, np.int64)
-    return _linkless(members, Edges(task, every + 1, lag), Edges(every, task), sizes, name)
+    own = Edges(every % tasks, tasks + every, lag)
+    return _linkless((members, tasks), own, Edges(member, task), sizes, name)
 
 
 def fixed_message(duration: int, sizes: Sizes) -> Template:
     """Return a message that takes no link: it arrives `duration` after it was sent."""
     ends = np.array([0, 0]), np.array([1, 2]), np.full(2, duration, np.int64)
-    return _linkless(2, Edges(*ends), Edges(np.array([0, 1]), np.array([0, 2])), sizes, "a message")
+    return _linkless((2, 1), Edges(*ends), Edges(np.array([0, 1]), np.array([0, 2])), sizes, "a message")
 
 
-def _linkless(members: int, edges: Edges, arrivals: Edges, sizes: Sizes, name: str) -> Template:
-    nobody, task = np.zeros(0, np.int32), (np.zeros(1, np.int32), np.array([sizes.row(0)], np.int32))
-    pairs = np.array([NONE], np.int32), nobody, nobody
-    return make_template(members, task, pairs, edges=edges, arrivals=arrivals, name=name)
+def _linkless(count: tuple[int, int], edges: Edges, arrivals: Edges, sizes: Sizes, name: str) -> Template:
+    members, tasks = count
+    nobody, row = np.zeros(0, np.int32), np.full(tasks, sizes.row(0), np.int32)
+    pairs = np.full(tasks, NONE, np.int32), nobody, nobody
+    return make_template(
+        members, (np.arange(tasks, dtype=np.int32), row), pairs, edges=edges, arrivals=arrivals, name=name
+    )

@@ -38,13 +38,14 @@ def planner_of(machine: Machine, memory: BoundedCache | None = None, *, repeats:
 class Communication:
     """Numbers the templates of one program as its ranks ask for them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as lowering has it, by name
         self,
         machine: Machine,
         groups: GroupTable,
         remembered: BoundedCache,
         *,
         analytic: bool,
+        serving: bool,
         repeats: bool = False,
     ) -> None:
         self.analytic = analytic
@@ -55,7 +56,7 @@ class Communication:
         """What served which collectives, for reports."""
         self.plans: dict[Call, Plan] = {}
         """How the machine's algorithms do each of them."""
-        self.places = bool(libraries := Libraries(machine)) or analytic
+        self.places = bool(libraries := Libraries(machine, serving=serving)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
         self.likeness = cache(self._likeness)
         self._machine, self._groups, self._libraries = machine, groups, libraries
@@ -63,8 +64,14 @@ class Communication:
         self._segment = machine.switching.segment if stores else None
 
     def _likeness(self, ranks: Ranks) -> bytes:
-        """Return a key of what a group's routes are like; a rank may be its own peer."""
-        return signatures(self._machine, [tuple(dict.fromkeys(ranks))])[0]
+        """Return a key of what a group's routes are like; a rank may be its own peer.
+
+        What libraries lag follows from the routes without faults.
+        """
+        if max(ranks) >= self._machine.fabric.gpus:
+            return b""  # nobody of that name: refused when the rank is bound
+        machine = self._machine if self.analytic else self._machine.unfaulted
+        return signatures(machine, [tuple(dict.fromkeys(ranks))])[0]
 
     def whole(self, call: Call, kind: str, ranks: Ranks) -> int | None:
         """Return the template of a collective that is one; None where it goes in phases (see `plan`).
@@ -74,7 +81,9 @@ class Communication:
         laid = self._laid_out(call, kind, ranks)
         if laid is not None:
             self.served.add(laid.served)
-            return self._lasting(laid, call) if self.analytic else self._by_library(laid, ranks)
+            if self.analytic or not laid.takes_links:
+                return self._lasting(laid, self._groups.kept(ranks))
+            return self._by_library(laid, ranks)
         if not self.analytic:
             return None
         key = ("alone", call, ranks if self._machine.replans else self.likeness(ranks))
@@ -97,7 +106,9 @@ class Communication:
 
     def message(self, size: int, kind: str, ends: tuple[int, int]) -> int:
         """Return the template of a message between two GPUs; `kind` is the stream that it runs on."""
-        cost, number = self._libraries.message(kind, size, ends), self.templates.number
+        known = max(ends) < self._machine.fabric.gpus
+        cost = self._libraries.message(kind, size, ends) if known else None
+        number = self.templates.number
         if cost is None and self.analytic:
             key: tuple[object, ...] = ("message alone", size, self.likeness(ends))
             return number(key, lambda: fixed_message(message_alone(size, self._machine, *ends), self.sizes))
@@ -113,21 +124,20 @@ class Communication:
         """Return how a library does a collective; None where the machine's own algorithms do it."""
         if not self._libraries or self.planner.mark(ranks[0], [ranks]) is not None:
             return None
-        parents = call.above.whole
-        switch = parents if len(parents) == len(ranks) + 1 else ()
-        return self._libraries.lay_out(kind, call.collective, call.size, ranks, parents=switch)
+        return self._libraries.lay_out(kind, call.collective, call.size, ranks)
 
-    def _lasting(self, laid: LaidOut, call: Call) -> int:
-        duration, members = laid.cost.duration, call.members
+    def _lasting(self, laid: LaidOut, members: int) -> int:
+        duration = laid.cost.duration
         return self.templates.number(
             ("lasting", duration, members),
             lambda: fixed_template(members, duration, self.sizes, name=laid.name),
         )
 
     def _by_library(self, laid: LaidOut, ranks: Ranks) -> int:
-        if self._groups.kept(ranks) < len(ranks):
-            raise UnsupportedByEngine(f"{laid.name} has no cut")
-        key = ("library", laid, self.likeness(ranks))
+        kept = self._groups.kept(ranks)
+        key = ("library", laid, self.likeness(ranks), kept)
+        if kept < len(ranks):
+            return self.templates.number(key, lambda: self._libraries.cut(laid, ranks, kept, self.sizes))
         return self.templates.number(key, lambda: self._libraries.template(laid, ranks, self.sizes))
 
     def _alone(self, call: Call, ranks: Ranks) -> Template:

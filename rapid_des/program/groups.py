@@ -146,7 +146,10 @@ class GroupTable:
         if name not in self._traces.groups:
             known = ", ".join(sorted(self._traces.groups)[:8])
             raise TraceError(f"process group {name!r} is not defined; known groups: {known}")
-        return self._traces.groups[name]
+        ranks = self._traces.groups[name]
+        if max(ranks, default=0) >= self._fabric.gpus:
+            raise TraceError(f"group {name} needs rank {max(ranks)}, of which there is no trace")
+        return ranks
 
     def _kept(self, ranks: tuple[int, ...]) -> int:
         """Return how many members of a group, its first ones, are in the program: all without replicas."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.errors import InputError
+from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.collective_specs import Native
 from rapid_des.network.collectives.libraries.library import (
@@ -25,14 +25,18 @@ from rapid_des.network.collectives.libraries.library import (
     schedule_of,
 )
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place
-from rapid_des.network.collectives.schedule import Schedule, relabel
+from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Schedule, relabel
 from rapid_des.network.specs import FullyConnected, InfraGraph
 from rapid_des.program.analytic import crossings
-from rapid_des.program.paced import Ways, paced
-from rapid_des.program.plans import Served, with_switches
+from rapid_des.program.paced import Ways, paced, paced_ring
+from rapid_des.program.plans import Phase, Served, with_switches
 from rapid_des.program.program import Template
+from rapid_des.program.replicas import cut_of
 from rapid_des.program.services import Sizes
 from rapid_des.program.templates import one_transfer, template_of, transfer_template
+
+_SCALARS = 256
+"""Bytes of a sum up to which it takes no link: its last members are done when its closed form says."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,22 @@ class LaidOut:
         """The collective and how it is done, for people."""
         operation = self.request.collective.name.lower()
         return f"{operation} of {self.request.size} B by {self.cost.algorithm} {self.cost.protocol}"
+
+    @property
+    def takes_links(self) -> bool:
+        """Whether it can be cut in blocks and is more than a few scalars, whose time is start and hops."""
+        least = self.request.place.ranks
+        if self.request.collective is CollectiveType.ALL_REDUCE:
+            least = max(least, _SCALARS + 1)
+        return self.request.collective in SHARDED_INPUT or self.request.size >= least
+
+    @property
+    def plain_ring(self) -> bool:
+        """Whether it is one ring of all members in order, each with a block of its own."""
+        place, collective = self.request.place, self.request.collective
+        railed = place.nodes > 1 and place.per_node > 1 and place.even
+        meshed = self.request.meshed and place.nodes == 1
+        return self.cost.algorithm == "ring" and not railed and not meshed and collective not in ROOTED
 
     @property
     def served(self) -> Served:
@@ -75,9 +95,9 @@ class LaidOut:
 class Libraries:
     """The libraries of a machine, asked for what they take among its GPUs."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, *, serving: bool) -> None:
         self._machine = machine
-        self._choice = machine.collectives.libraries
+        self._choice = machine.collectives.libraries_for(serving=serving)
         self._active = machine.switching.mode != "store_and_forward" and any(
             not isinstance(library, Native) for library in self._choice.stated().values()
         )
@@ -89,21 +109,19 @@ class Libraries:
         return self._active
 
     def lay_out(
-        self,
-        kind: str,
-        collective: CollectiveType,
-        size: int,
-        ranks: tuple[int, ...],
-        parents: tuple[int, ...],
+        self, kind: str, collective: CollectiveType, size: int, ranks: tuple[int, ...]
     ) -> LaidOut | None:
         """Return how a library does a collective; None where the machine's own algorithms do it.
 
-        `kind` is the stream of the collective, `parents` the tree of switches over the group.
+        `kind` is the stream of the collective.
         """
         if not self._active or self._machine.collectives.choice(collective.name.lower()) is not None:
             return None
         order, place = self._place(ranks)
-        request = Request(collective, size, place, parents, meshed=self._meshed)
+        in_node = place.nodes == 1 and collective is CollectiveType.ALL_REDUCE
+        tree = self._machine.switch_trees.over(ranks) if in_node else None
+        switch = tree.parents if tree is not None and len(tree.switches) == 1 else ()
+        request = Request(collective, size, place, switch, meshed=self._meshed)
         with self._naming_the_machine():
             for library in self._choice.of(kind):
                 cost = cost_of(library, request, self._rates_among(place))
@@ -137,11 +155,31 @@ class Libraries:
         template = template_of(schedule, sizes, name=laid.name, whole=laid.chunked)
         if not len(template.pair_source):
             return template
+        if laid.plain_ring:
+            steps, block = len(schedule) // schedule.members, int(schedule.size.max())
+            return paced_ring(template, laid.cost, self._hops(ranks, block), steps)
         members = with_switches(self._machine.switch_trees, ranks) if schedule.switches else tuple(ranks)
-        crossed = crossings(schedule, self._machine, members)
+        crossed = crossings(schedule, self._machine.unfaulted, members)
         peers = self._peers(schedule, np.array(members, np.int64))
         ways = Ways(crossed.time, crossed.occupancy, *peers, meshed=self._meshed)
         return paced(template, schedule, laid.cost, ways)
+
+    def cut(self, laid: LaidOut, ranks: Sequence[int], kept: int, sizes: Sizes) -> Template:
+        """Return the part of the first `kept` ranks in a collective; see `program.replicas`.
+
+        `UnsupportedByEngine` for what has no cut.
+        """
+        request, members = laid.request, len(ranks)
+        if not laid.plain_ring:
+            raise UnsupportedByEngine(f"{laid.name} among {members} has no cut")
+        cut = cut_of(Phase(None, request.collective, "ring", request.size), members, kept)
+        hops = self._hops(ranks, int(cut.size[0]))
+        template = replace(cut.template(members, kept), size=sizes.rows(cut.size), name=laid.name)
+        return paced_ring(template, laid.cost, hops, len(cut.size) // kept)
+
+    def _hops(self, ranks: Sequence[int], block: int) -> Int64s:
+        """Return the picoseconds that a block takes alone from each rank to the next."""
+        return crossings(_to_neighbours(len(ranks), block), self._machine.unfaulted, ranks).time
 
     def _peers(self, schedule: Schedule, members: Int64s) -> tuple[Bools, Int64s, Int64s]:
         """Return which transfers go to another node, by which NIC, and in which order a rank begins its own.
@@ -161,7 +199,7 @@ class Libraries:
         """Return the template of a message between two GPUs, with the library's lags."""
         name = f"a message of {size} B by {cost.algorithm} {cost.protocol}"
         schedule = one_transfer(size)
-        crossed = crossings(schedule, self._machine, ends)
+        crossed = crossings(schedule, self._machine.unfaulted, ends)
         template = transfer_template(size, sizes, name=name)
         ways = Ways(crossed.time, crossed.occupancy, np.zeros(1, np.bool_), *np.zeros((2, 1), np.int64))
         return paced(template, schedule, cost, ways)
@@ -178,6 +216,22 @@ class Libraries:
             yield
         except InputError as error:
             raise InputError(f"{self._machine.path}: collectives.libraries: {error}") from None
+
+
+def _to_neighbours(members: int, size: int) -> Schedule:
+    """Return one message from every member to the next, the last one's to the first."""
+    source = np.arange(members, dtype=np.int32)
+    none = np.zeros(members + 1, np.int64)
+    return Schedule(
+        members=members,
+        source=source,
+        destination=np.roll(source, -1),
+        size=np.full(members, size, np.int64),
+        reduces=np.zeros(members, np.bool_),
+        offset=none[1:],
+        dependency_starts=none,
+        dependencies=source[:0],
+    )
 
 
 def link_rates(machine: Machine) -> LinkRates:

@@ -125,7 +125,8 @@ class _Lowering:
         self.above = TreesOverGroups(machine)
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
-        self.communication = Communication(machine, self.groups, cache, analytic=analytic, repeats=repeats)
+        how = {"analytic": analytic, "serving": traces.serves, "repeats": repeats}
+        self.communication = Communication(machine, self.groups, cache, **how)
         self.geometry = remembered(lambda name: geometry(machine, self.groups.members(name)))
         self.kinds: dict[int, tuple[CollectiveType, ...]] = {}
 

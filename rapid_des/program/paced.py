@@ -74,6 +74,24 @@ class _Level:
         return np.maximum.reduceat(done[self.awaited], self.starts)
 
 
+def paced_ring(template: Template, cost: LibraryCost, hops: Int64s, steps: int) -> Template:
+    """Return the template of a ring, or of a cut of it, with the lags of a library.
+
+    `hops` are the picoseconds that a block takes from each member to the next, all round; it makes so many
+    `steps` of them.
+    """
+    around = np.concatenate(([0], np.cumsum(np.tile(hops, 1 + -(-steps // len(hops))))))
+    alone = int((around[steps : steps + len(hops)] - around[: len(hops)]).max())
+    start = max(0, min(cost.start, cost.duration - alone))
+    lag = max(0, cost.duration - alone - start) // steps
+    return replace(
+        template,
+        edge_lag=template.edge_lag + lag,
+        arrival_lag=template.arrival_lag + np.where(template.arrival_target < len(template), start, 0),
+        shape=None,
+    )
+
+
 class _Alone:
     """A collective that has all links for itself: when each transfer begins and arrives.
 

@@ -305,7 +305,7 @@ class TreesOverGroups:
 
     def of(self, name: str, group: tuple[int, ...], extents: tuple[int, ...], rank: int) -> TreesOver:
         """Return the trees over a group and over the lines through one of its ranks."""
-        if self._machine.switch_trees is None or len(group) < 2:
+        if not self._machine.in_switches or len(group) < 2:
             return NO_TREES
         if name not in self._known:
             whole, cut = self._over(group)
@@ -319,9 +319,7 @@ class TreesOverGroups:
 
     def _over(self, group: tuple[int, ...]) -> tuple[Parents, bool]:
         """Return the tree over a group, and whether dead links took away the one that there was."""
-        trees = self._machine.switch_trees
-        assert trees is not None
-        tree = trees.over(group)
+        tree = self._machine.switch_trees.over(group)
         if tree is not None:
             return tree.parents, False
         return (), bool(self._machine.dead) and self._healthy.over(group) is not None
@@ -346,7 +344,7 @@ def tree_pairs(machine: Machine, groups: Sequence[Sequence[int]]) -> Int64s:
     """Return the ends of every branch of the trees over groups, up and down, if the machine uses any."""
     pairs, trees = list[tuple[int, int]](), machine.switch_trees
     for group in groups:
-        tree = trees.over(tuple(group)) if trees is not None and len(group) > 1 else None
+        tree = trees.over(tuple(group)) if machine.in_switches and len(group) > 1 else None
         if tree is not None:
             nodes = (*group, *tree.switches)
             ups = [(nodes[child], nodes[up]) for child, up in enumerate(tree.parents) if up >= 0]

@@ -11,12 +11,25 @@ from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric
 from rapid_des.program.plans import tree_pairs
 
+_LARGE = 64
+"""Members above which not all pairs of a group are compared."""
+
 
 def all_pairs(groups: Sequence[Sequence[int]]) -> Int64s:
     """Return every ordered pair of different members of each group, as rows, group by group."""
     member = np.array(groups, np.int64).reshape(len(groups), -1)
     source, destination = np.nonzero(~np.eye(member.shape[1], dtype=bool))
     return np.stack((member[:, source], member[:, destination]), 2).reshape(-1, 2)
+
+
+def telling_pairs(group: Sequence[int]) -> Int64s:
+    """Return the pairs by whose routes a large group is told from others: to neighbours, and from the first.
+
+    All pairs are quadratic; groups that agree in these and not in others do not occur in regular fabrics.
+    """
+    member = np.array(group, np.int64)
+    star = np.stack((np.broadcast_to(member[:1], len(member) - 1), member[1:]), 1)
+    return np.concatenate((np.stack((member, np.roll(member, -1)), 1), star))
 
 
 def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]:
@@ -26,8 +39,11 @@ def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]
     onto each other with equal bandwidth and latency; likewise those in the trees of switches over them, where
     the machine uses such.
     """
-    pairs = all_pairs(groups).reshape(len(groups), -1, 2)
-    if machine.switch_trees is None:
+    if len(groups[0]) > _LARGE:
+        pairs = np.stack([telling_pairs(group) for group in groups])
+    else:
+        pairs = all_pairs(groups).reshape(len(groups), -1, 2)
+    if not machine.in_switches:
         return route_keys(machine, [(b"", own) for own in pairs])
     known = [machine.switch_trees.over(tuple(group)) for group in groups]
     marks = [b"" if tree is None else repr(tree.parents).encode() for tree in known]

@@ -80,7 +80,10 @@ class Basis:
     def _is_apart(self, served: Served) -> bool:
         asked = self.collectives.get(served.operation, self.collectives["default"]).split("/")
         plain = {SCALAR, PLAIN[CollectiveType.BARRIER]}
-        return len(set(asked)) > 1 or not set(served.algorithm.split("/")) <= {*asked, *plain}
+        return len(set(asked)) > 1 or not {name.split()[0] for name in served.algorithm.split("/")} <= {
+            *asked,
+            *plain,
+        }
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; the clock in Hz."""

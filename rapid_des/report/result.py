@@ -14,6 +14,7 @@ from rapid_des.modes.blocks import BlockRun
 from rapid_des.modes.flattened import Run
 from rapid_des.modes.pricing import at_job_clock, decode_launch
 from rapid_des.network.collective_specs import AUTO
+from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.program.plans import Served
 from rapid_des.report.breakdown import (
     breakdown,
@@ -243,6 +244,9 @@ def _basis(machine: Machine, job: Job | None, got: Iterable[Served]) -> Basis:
         if (operation == "default" or getattr(stated, operation) is not None)
         and (choice := stated.choice(operation)) is not None
     }
+    libraries = machine.collectives.libraries.of("default")
+    if libraries and "default" not in names:
+        names["default"] = library_name(libraries[0])
     collectives = {"default": AUTO} | names
     if job is None:
         return Basis(collectives, served)

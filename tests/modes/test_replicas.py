@@ -16,7 +16,7 @@ def both(machine, nodes, *, algorithm=None, **split):
     """Run Llama 2 7B hierarchically with every replica lowered, and as it is done."""
     settings = [(f"parallelism.{axis}", str(size)) for axis, size in split.items()]
     job = load_job("llama2_7b_train", settings=[*settings, ("training.global_batch", str(4 * split["dp"]))])
-    options = [("collectives.default.algorithm", algorithm)] if algorithm else []
+    options = [("collectives.default", f"{{algorithm: {algorithm}, chunks: 8}}")] if algorithm else []
     where = load_machine(
         machine,
         settings=[("fabric.1.size", str(nodes)), *options],

@@ -70,7 +70,7 @@ def test_a_run_says_with_what_it_was_priced():
     assert plain["device"] == "A100-SXM4-80GB"
     assert (plain["clock"], plain["clock_hz"], plain["launch"]) == ("sustained", 1.23e9, "graph")
     assert (plain["library"], plain["operators"]) == ("cublas", "native")
-    assert plain["collectives"] == {"default": "ring"}
+    assert plain["collectives"] == {"default": "nccl"}
     assert "gemm" in plain["validated"]
 
 
@@ -88,8 +88,8 @@ def test_a_serving_run_names_how_decode_steps_are_launched():
 
 def test_a_replay_names_its_collectives_only():
     plain = call("replay", "all_reduce_4", "--on", "dgx_a100", "--json").json["priced_with"]
-    served = [{"operation": "all_reduce", "ranks": 4, "algorithm": "ring"}]
-    assert plain == {"collectives": {"default": "ring"}, "served": served}
+    served = [{"operation": "all_reduce", "ranks": 4, "algorithm": "nccl ring"}]
+    assert plain == {"collectives": {"default": "nccl"}, "served": served}
 
 
 LISTED = "machine.collectives={default: ring, all_reduce: {algorithm: [nvls, ring], chunks: 4}}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
+from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import OUTER_LINES, Blocks
 from rapid_des.frontend.job import Job, Layout
@@ -200,7 +200,7 @@ def _outer(
         replace(rank, nodes=programs[blocks.stage(index), kinds[index]].table)
         for index, rank in enumerate(trace.traces.ranks)
     )
-    return replace(trace, traces=TraceSet(ranks, trace.traces.groups))
+    return replace(trace, traces=replace(trace.traces, ranks=ranks))
 
 
 def run_first_replica(
@@ -226,7 +226,7 @@ def run_first_replica(
     chosen = np.flatnonzero(digit == digit[0]).tolist()
     first = replace(
         trace,
-        traces=TraceSet(tuple(traces.ranks[place] for place in chosen), traces.groups),
+        traces=replace(traces, ranks=tuple(traces.ranks[place] for place in chosen)),
         stage_of_rank=tuple(trace.stage_of_rank[place] for place in chosen),
     )
     try:

@@ -31,7 +31,7 @@ def require_disjoint(machine: Machine, inner: Sequence[Sequence[int]], outer: Se
         _require_one_switch(machine, inner)
         owner[_links(machine, np.concatenate((all_pairs(inner), tree_pairs(machine, inner))))] = 0
     for place, rings in enumerate(outer, start=1):
-        branches = [tree_pairs(machine, table.tolist()) for table in rings if machine.switch_trees]
+        branches = [tree_pairs(machine, table.tolist()) for table in rings if machine.in_switches]
         links = _links(machine, np.concatenate((_neighbours(rings), *branches)))
         blocks = links[(owner[links] >= 0) & (owner[links] != place)]
         if len(blocks):
@@ -47,7 +47,7 @@ def require_disjoint(machine: Machine, inner: Sequence[Sequence[int]], outer: Se
 def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> None:
     """Refuse trees of switches over inner groups: parts of a group may have other trees than the whole."""
     trees = machine.switch_trees
-    found = [None if trees is None else trees.over(tuple(group)) for group in inner]
+    found = [trees.over(tuple(group)) for group in inner] if machine.in_switches else []
     if any(tree is not None and len(tree.switches) > 1 for tree in found):
         raise UnsupportedByEngine(
             f"{machine.path}: ranks of one block stand below several switches, whose links hierarchical "

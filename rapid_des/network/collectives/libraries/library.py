@@ -108,11 +108,6 @@ def check_library(library: AnyLibrary) -> None:
         load_kernels(library.kernels)
 
 
-def uses_switches(library: AnyLibrary) -> bool:
-    """Tell whether a library reduces in a node's switch."""
-    return isinstance(library, Nccl) and load_fabric(library.constants).node.nvls is not None
-
-
 def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
     """Return the transfers of a collective among ranks 0..n-1, which are sorted by node."""
     place, collective, size = request.place, request.collective, request.size

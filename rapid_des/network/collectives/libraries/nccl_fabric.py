@@ -229,5 +229,5 @@ def _faster(part: _Part, by: float) -> _Part:
 
 def _times(part: _Part, by: float, names: Iterable[str]) -> _Part:
     rates = {name: getattr(part, name, None) for name in names}
-    scaled = {name: Bandwidth(round(rate * by)) for name, rate in rates.items() if rate is not None}
+    scaled = {name: Bandwidth(max(1, round(rate * by))) for name, rate in rates.items() if rate is not None}
     return structs.replace(part, **scaled)
