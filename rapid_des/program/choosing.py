@@ -246,6 +246,14 @@ class Chooser:
 
     def _likeness(self, ranks: tuple[int, ...], extents: tuple[int, ...]) -> bytes:
         """Return a key of a group's shape and of the routes between neighbours along each dimension."""
+        key = ("likeness", self._machine, ranks, extents)
+        return self._memory.get_or_make(
+            key,
+            lambda: self._routes_of(ranks, extents),
+            weight=lambda made: 1000 + 8 * len(ranks) + len(made),
+        )
+
+    def _routes_of(self, ranks: tuple[int, ...], extents: tuple[int, ...]) -> bytes:
         grid = np.array(ranks, np.int64).reshape(extents[::-1])
         pairs = [
             np.stack((grid, np.roll(grid, shift, axis)), -1).reshape(-1, 2)

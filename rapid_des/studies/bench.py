@@ -175,12 +175,12 @@ CASES: Mapping[str, Case] = {
         for ranks, finish in {64: 1266650, 256: 2561052, 1024: 5646826, 4096: 11972949}.items()
     },
     "llama70b_64_flattened": Case(
-        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 9499748801103
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 8882731637003
     ),
     "llama70b_64_hierarchical": Case(
-        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 9499762400663
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8882730236803
     ),
-    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 6449288063077550, large=True),
+    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 6014401054839050, large=True),
     "llama405b_16384_hierarchical": Case(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
         7718011858918,

@@ -69,14 +69,14 @@ def machines(draw, switchings=(STORE, SEGMENTS, CUT, PACKETS, PARTS, PACKET_PART
     fabric = draw(st.sampled_from(FABRICS))
     switching = draw(st.sampled_from(switchings))
     inside = [IN_SWITCH if part["shape"] in ("switch", "clos") else [] for part in fabric]
-    chunks = draw(st.sampled_from([1, 1, 3]))
-    algorithm = draw(st.sampled_from([*ONE_FOR_ALL, *max(inside)]))
+    algorithm = draw(st.sampled_from([*ONE_FOR_ALL, *max(inside), "auto"]))
     if draw(st.booleans()):
         algorithm = [
             draw(st.sampled_from([*PER_AXIS, *own]))
             for part, own in zip(fabric, inside, strict=True)
             for _ in (part["size"] if isinstance(part["size"], list) else [0])
         ]
+    chunks = 1 if algorithm == "auto" else draw(st.sampled_from([1, 1, 3]))
     return machine(
         *fabric, switching=switching, collectives={"default": {"algorithm": algorithm, "chunks": chunks}}
     )

@@ -211,3 +211,18 @@ def test_of_less_than_a_byte_a_member_nothing_moves_at_no_rate(operation):
     answer = shell("topology", "bench", "dgx_a100", "--op", operation, "--sizes", "4B", "--json").json
     (row,) = answer["rows"]
     assert (row["time_s"], row["algbw_GBps"], row["bound_pct"]) == (0, 0, 0)
+
+
+def test_all_algorithms_stand_beside_what_auto_takes():
+    words = ["hypercube_a100", "--sizes", "16MiB", "--algorithm", "all", "--engine", "simpy"]
+    plain = CliRunner().invoke(command, [*words, "--json"], catch_exceptions=False)
+    rows = json.loads(plain.output)["algorithms"]
+    assert rows[0]["algorithm"] == "hypercube"
+    assert rows[0]["best"]
+    assert [row["algorithm"] for row in rows if row["auto"]] == ["hypercube"]
+    assert [row["time_s"] for row in rows] == sorted(row["time_s"] for row in rows)
+    shown = CliRunner().invoke(command, words, catch_exceptions=False).output.splitlines()
+    assert shown[3].endswith("hypercube  <- best, auto")
+    assert len(shown) == 3 + len(rows)
+    with pytest.raises(InputError, match="goes without --chunks"):
+        CliRunner().invoke(command, [*words, "--chunks", "4"], catch_exceptions=False)
