@@ -39,6 +39,7 @@ TOPICS = {
     "NCCL as run on 1 to 10 H100 nodes, from 256 MiB": "network/as-run/ndr/large",
     "NCCL as run, from 1 MiB to there": "network/as-run/ndr/medium",
     "NCCL all-gather as run, AWS p5": "network/as-run/aws-p5/all_gather",
+    "NCCL all-reduce as run, AWS p5": "network/as-run/aws-p5/all_reduce",
     "custom all-reduce as run, A100 node": "network/as-run/custom-all-reduce/A100-SXM4-80GB",
     "DeepEP as run, H100": "network/as-run/deepep/H100-SXM-80GB",
     "ns-3 without contention, `cut_through` as in machine files": "network/ns3-modes/cut_through/clean",
