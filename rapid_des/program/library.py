@@ -26,7 +26,7 @@ from rapid_des.network.collectives.libraries.library import (
 )
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place
 from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Schedule, relabel
-from rapid_des.network.specs import FullyConnected, InfraGraph
+from rapid_des.network.specs import Dimension, FullyConnected, InfraGraph, Switched
 from rapid_des.program.analytic import crossings
 from rapid_des.program.paced import Ways, paced, paced_ring
 from rapid_des.program.plans import Phase, Served, with_switches
@@ -242,7 +242,13 @@ def link_rates(machine: Machine) -> LinkRates:
     links = inner.size - 1 if isinstance(inner, FullyConnected) else 1
     if not outer or isinstance(outer[0], InfraGraph):
         return LinkRates(int(inner.bandwidth) * links)
-    nic = getattr(outer[0], "nic", None)
-    return LinkRates(
-        int(inner.bandwidth) * links, int(outer[0].bandwidth) // (1 if nic is None else nic.gpus)
-    )
+    return LinkRates(int(inner.bandwidth) * links, _beyond(outer[0]))
+
+
+def _beyond(outer: Dimension) -> int:
+    """Return what a GPU has of a dimension beyond its node: all ports of its NICs, if messages are split."""
+    if not isinstance(outer, Switched):
+        return int(outer.bandwidth)
+    nics, shared = (1, 1) if outer.nic is None else (outer.nic.count, outer.nic.gpus)
+    ports = (outer.planes if nics == 1 else nics) if outer.spread == "split" else 1
+    return int(outer.bandwidth) * ports // shared

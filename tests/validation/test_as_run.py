@@ -6,9 +6,12 @@ import msgspec
 import pytest
 
 from rapid_des.chakra.trace import CollectiveType
+from rapid_des.machine import load_machine
 from rapid_des.network.collective_specs import DeepEp
 from rapid_des.network.collectives.libraries.nccl import Place
 from rapid_des.network.collectives.libraries.serving_kernels import exchange_cost, load_kernels
+from rapid_des.simulation import replay
+from rapid_des.studies.traffic import one_collective
 from rapid_des.validation import DataFolder, open_folder, validate
 from rapid_des.validation.measurements import CHECKOUT_DATA
 from rapid_des.validation.network.as_run import Collective, Runs, alike
@@ -17,7 +20,12 @@ from rapid_des.validation.network.nccl_tests import NcclTest
 
 AR = CollectiveType.ALL_REDUCE
 KIB, MIB = 2**10, 2**20
+RACKS = "gb200_nvl72_x8", "gb300_nvl72_x8"
 COLUMNS = "gpu,op,ranks,gpus_per_node,bytes,time_us_out,case_id\n"
+
+
+def gather(ranks):
+    return one_collective(ranks, CollectiveType.ALL_GATHER, 256 * MIB, stream="dp")
 
 
 def written(tmp_path, name, columns, *rows):
@@ -54,6 +62,12 @@ def test_two_gpus_of_such_a_mesh_have_the_link_between_them():
     ask = Runs().ask(Collective("hgx_a100_x4", AR, 1, 2), 256 * MIB)
     # a ring carries 224 of 300 GB/s (a100_nvswitch), so 74.7 of one link's 100, less its ramp and own copy
     assert 0.9 * 74.7 < 256 * MIB / ask() / 1e3 < 74.7
+
+
+def test_a_message_that_is_split_over_planes_has_the_ports_of_all():
+    # one GPU on each of two racks; 800 Gb/s in two planes against 400: half the time but for the start
+    one, two = (replay(gather([0, 72]), load_machine(name)) for name in RACKS)
+    assert one.step_time / two.step_time == pytest.approx(2, rel=0.05)
 
 
 @pytest.mark.parametrize(
