@@ -267,7 +267,7 @@ def geometry(machine: Machine, gpus: Sequence[int]) -> tuple[tuple[int, ...], tu
         levels = [(0, node), (0, fabric.gpus // node)]
     for axis, extent in levels:
         blocks = blocks[:: len(blocks) // count] // extent  # one member of each block of the axis before
-        above = len(np.unique(blocks))
+        above = len(set(blocks.tolist()))  # np.unique imports numpy.ma
         rows = blocks.reshape(above, -1) if count % above == 0 else blocks[None, :]
         if (rows != rows[:, :1]).any():
             return one_ring
