@@ -49,6 +49,9 @@ class LaidOut:
     order: tuple[int, ...]
     """The members sorted by node."""
 
+    as_rings: bool = False
+    """Whether the transfers of a large tree are laid as rings, which load every rail alike."""
+
     @property
     def name(self) -> str:
         """The collective and how it is done, for people."""
@@ -69,7 +72,8 @@ class LaidOut:
         place, collective = self.request.place, self.request.collective
         railed = place.nodes > 1 and place.per_node > 1 and place.even
         meshed = self.request.meshed and place.nodes == 1
-        return self.cost.algorithm == "ring" and not railed and not meshed and collective not in ROOTED
+        ring = self.cost.algorithm == "ring" or self.as_rings
+        return ring and not railed and not meshed and collective not in ROOTED
 
     @property
     def served(self) -> Served:
@@ -80,11 +84,12 @@ class LaidOut:
     @property
     def chunked(self) -> bool:
         """Whether the schedule is cut already, so that its messages never go in parts."""
-        return self.cost.algorithm in ("nvls", "tree")
+        return self.cost.algorithm in ("nvls", "tree") and not self.as_rings
 
     def schedule(self) -> Schedule:
         """Return the transfers among members in the group's own order."""
-        schedule = schedule_of(self.cost, self.request)
+        laid = replace(self.cost, algorithm="ring") if self.as_rings else self.cost
+        schedule = schedule_of(laid, self.request)
         switches = np.arange(schedule.members, schedule.members + schedule.switches)
         names = np.append(np.array(self.order, np.int64), switches)
         if self.order == tuple(range(schedule.members)):
@@ -126,7 +131,8 @@ class Libraries:
             for library in self._choice.of(kind):
                 cost = cost_of(library, request, self._rates_among(place))
                 if cost is not None:
-                    return LaidOut(library_name(library), cost, request, order)
+                    laid = LaidOut(library_name(library), cost, request, order)
+                    return replace(laid, as_rings=self._goes_as_rings(laid, ranks))
         return None
 
     def _rates_among(self, place: Place) -> LinkRates:
@@ -180,6 +186,18 @@ class Libraries:
     def _hops(self, ranks: Sequence[int], block: int) -> Int64s:
         """Return the picoseconds that a block takes alone from each rank to the next."""
         return crossings(_to_neighbours(len(ranks), block), self._machine.unfaulted, ranks).time
+
+    def _goes_as_rings(self, laid: LaidOut, ranks: tuple[int, ...]) -> bool:
+        """Tell whether a tree is one whose data rings bring in time: large enough for its number of ranks."""
+        place, cost = laid.request.place, laid.cost
+        if cost.algorithm != "tree" or cost.protocol == "ll" or not place.even:
+            return False
+        block = -(-laid.request.size // place.ranks)
+        line = [ranks[member] for member in laid.order]
+        node = np.array(line) // self._node
+        far = node != np.roll(node, -1)
+        hops = np.where(far, self._hops(line, -(-block // place.per_node)), self._hops(line, block))
+        return 2 * int(hops.sum()) + cost.start // 2 <= cost.duration
 
     def _peers(self, schedule: Schedule, members: Int64s) -> tuple[Bools, Int64s, Int64s]:
         """Return which transfers go to another node, by which NIC, and in which order a rank begins its own.

@@ -173,9 +173,8 @@ def _tree(collective: CollectiveType, size: int, place: Place, chunks: int) -> S
     if _railed(place):
         over = Hierarchy((place.per_node, place.nodes), ("direct", "double_binary_tree"))
         return flatten(collective, over, size, chunks=chunks)
-    return build_schedule(
-        "double_binary_tree", ShapedCollective(collective, (place.ranks,), size, chunks=chunks)
-    )
+    whole = ShapedCollective(collective, (place.ranks,), size, chunks=chunks)
+    return build_schedule("double_binary_tree", whole)
 
 
 @cache

@@ -40,7 +40,7 @@ _PEERS_A_CHANNEL = 4
 _NVLS_CHANNELS = 16
 _CHAIN_CHUNK = 512 * 2**10
 _MOST_CHUNKS = 512
-_MEETING = 0.4
+_MEETING = 0.25
 """Of a chunk's time, what it stands at each hop behind one of another rail's chain while links are full."""
 _SEND_GRAIN = 16 * 2**20
 """A send in a node gets its share of 32 channels, or one for each 16 MiB if that is more."""

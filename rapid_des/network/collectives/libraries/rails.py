@@ -3,7 +3,7 @@
 Members are numbered node by node, `per_node` on each. Ring k enters a node at its k-th rank, passes all of
 them and leaves from the last to the k-th rank of the next node: through that rank's rail, over NVLink first.
 Every ring carries its share of every block. A member sends to its neighbour in the node for all rings but
-one, and to the next node for that one; what it sends to one peer in one step is one transfer.
+one, and to the next node, first, for that one; what it sends to one peer in one step is one transfer.
 
     rank a of a node    step s: rings other than a + 1 ──► rank a + 1
                                 ring a + 1 ──► rank a + 1 of the next node
@@ -102,7 +102,7 @@ class _Rings:
         position_node, position_place = np.divmod(member, per_node)
         self._at = position_node * per_node + (position_place + ring) % per_node  # [position, ring]
         beside = node * per_node + (place + 1) % per_node
-        self.peers = np.hstack((beside, (beside + per_node) % of.members)).astype(np.int32)
+        self.peers = np.hstack(((beside + per_node) % of.members, beside)).astype(np.int32)
         self._leaves = (place + 1) % per_node == ring  # [member, ring]: goes to the next node
         bounds = np.stack([even_bounds(int(size), per_node) for size in of.size])
         self._offset = of.offset[:, None] + bounds[:, :-1]  # [block, ring]
@@ -114,20 +114,20 @@ class _Rings:
         return self._at[place, np.arange(self._width)]
 
     def sizes(self, owners: Int64s) -> Int64s:
-        """Return the bytes that each member sends to its neighbour, and to the next node, in turn."""
+        """Return the bytes that each member sends to the next node, and to its neighbour, in turn."""
         each = self._size[owners, np.arange(self._width)]
         far = (each * self._leaves).sum(axis=1)
-        return np.stack((each.sum(axis=1) - far, far), 1).ravel()
+        return np.stack((far, each.sum(axis=1) - far), 1).ravel()
 
     def dependencies(self, steps: int) -> tuple[Int64s, Int32s]:
         """Return the dependencies of so many steps: a member sends on what came in the step before."""
         member = np.arange(self._members)
         node, place = np.divmod(member, self._width)
         before = node * self._width + (place - 1) % self._width
-        near, far = 2 * before, 2 * ((before - self._width) % self._members) + 1
+        near, far = 2 * before + 1, 2 * ((before - self._width) % self._members)
         to_neighbour = np.stack((near, far), 1) if self._width > 2 else far[:, None]
-        row = np.hstack((to_neighbour, near[:, None])).ravel()
-        lengths = np.tile([to_neighbour.shape[1], 1], self._members)
+        row = np.hstack((near[:, None], to_neighbour)).ravel()
+        lengths = np.tile([1, to_neighbour.shape[1]], self._members)
         first = 2 * self._members * np.arange(steps - 1)[:, None]
         awaited = (first + row).ravel().astype(np.int32)
         counts = np.concatenate((np.zeros_like(lengths), np.tile(lengths, steps - 1)))
@@ -138,11 +138,11 @@ class _Rings:
         owner = np.stack(owners)  # [step, member, ring]
         ring = np.arange(self._width)
         far = np.broadcast_to(self._leaves, owner.shape)
-        order = np.argsort(far, axis=2, kind="stable")
+        order = np.argsort(~far, axis=2, kind="stable")
         offset, size = (
             np.take_along_axis(column[owner, ring], order, axis=2).ravel()
             for column in (self._offset, self._size)
         )
-        counts = np.tile([self._width - 1, 1], len(schedule) // 2)
+        counts = np.tile([1, self._width - 1], len(schedule) // 2)
         pieces = Pieces(starts_of(counts), offset, size)
         return replace(schedule, offset=offset[pieces.starts[:-1]], pieces=pieces)
