@@ -71,7 +71,7 @@ def replay(
     >>> from rapid_des.machine import load_machine
     >>> result = replay(load_trace("workloads/traces/two_stages"), load_machine("dgx_a100"))
     >>> result.step_time, result.critical_rank
-    (Duration('608.8 us'), 0)
+    (Duration('633.6 us'), 0)
     """
     paced = None
     if machine.faults:

@@ -183,7 +183,7 @@ CASES: Mapping[str, Case] = {
     "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 6014401054839050, large=True),
     "llama405b_16384_hierarchical": Case(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
-        7718011858918,
+        7995889401637,
         large=True,
     ),
     "llama405b_131072_hierarchical": Case(
@@ -195,7 +195,7 @@ CASES: Mapping[str, Case] = {
             nodes=16384,
             data_parallel=1024,
         ),
-        7766453625531,
+        8241901750693,
         large=True,
     ),
 }

@@ -151,7 +151,7 @@ def bench(
     >>> from rapid_des.machine import load_machine
     >>> (row,) = bench(load_machine("dgx_a100"), "all_reduce", [2**20])
     >>> row.algorithm, row.bound.kind, 0 < row.bound_share <= 1
-    ('ring', 'bandwidth', True)
+    ('nccl ring', 'bandwidth', True)
     """
     return answer(machine, Question(operation, sizes, gpus), engine=engine)
 
