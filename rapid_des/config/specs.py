@@ -105,7 +105,7 @@ def _explain(message: str, document: Document, spec: type[Spec]) -> ConfigError:
     steps = [name or index for name, index in _STEP.findall(path)]
     named = _FIELD.search(what)
     if named and "unknown" in what:
-        known = _field_names(inspect.type_info(spec), steps)
+        known = _field_names(inspect.type_info(spec), steps, _value_at(document.tree, steps))
         near = difflib.get_close_matches(named[1], known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         what = f"unknown key {named[1]!r}; {hint}allowed: {', '.join(known)}"
@@ -117,16 +117,9 @@ def _explain(message: str, document: Document, spec: type[Spec]) -> ConfigError:
 
 
 def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -> str:
-    value: Any = tree
-    if not steps:
+    value = _value_at(tree, steps)
+    if not steps or value is msgspec.UNSET:
         return what
-    for step in steps:
-        if isinstance(value, list) and step.isdigit():
-            value = value[int(step)]
-        elif isinstance(value, dict) and step in value:
-            value = value[step]
-        else:
-            return what
     shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
     choices = _choices(kind)
     if choices and ("enum value" in what or what.startswith("Invalid value")):
@@ -134,6 +127,19 @@ def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"{shown} is not one of {', '.join(choices)}{hint}"
     return what if what.startswith(shown) else f"{what}, the value is {shown}"
+
+
+def _value_at(tree: object, steps: list[str]) -> Any:
+    """Follow `steps` through a file's tree; `UNSET` where it has no such place."""
+    value: Any = tree
+    for step in steps:
+        if isinstance(value, list) and step.isdigit():
+            value = value[int(step)]
+        elif isinstance(value, dict) and step in value:
+            value = value[step]
+        else:
+            return msgspec.UNSET
+    return value
 
 
 def _choices(kind: inspect.Type) -> list[str]:
@@ -152,9 +158,13 @@ def _structs(kind: inspect.Type) -> list[inspect.StructType]:
     return []
 
 
-def _field_names(kind: inspect.Type, steps: list[str]) -> list[str]:
-    names = [field.encode_name for struct in _structs(_type_at(kind, steps)) for field in struct.fields]
-    return list(dict.fromkeys(names))
+def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
+    """Return the keys of the struct at `steps`, its tag first; of a union, of that whose tag `value` has."""
+    structs = _structs(_type_at(kind, steps))
+    told = value if isinstance(value, Mapping) else {}
+    structs = [one for one in structs if one.tag_field and told.get(one.tag_field) == one.tag] or structs
+    tags = [one.tag_field for one in structs if one.tag_field]
+    return list(dict.fromkeys([*tags, *(field.encode_name for one in structs for field in one.fields)]))
 
 
 def _type_at(kind: inspect.Type, steps: list[str]) -> inspect.Type:

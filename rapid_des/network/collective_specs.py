@@ -88,9 +88,10 @@ class LibraryChoice(Spec, frozen=True, kw_only=True):
     """Serves messages between pipeline stages."""
 
     def of(self, kind: str) -> tuple[AnyLibrary, ...]:
-        """Return the libraries that a kind of group asks, in turn."""
+        """Return the libraries that a kind of group asks, in turn; `native` asks no other after it."""
         own = getattr(self, kind) if kind in self.__struct_fields__ and kind != "default" else None
-        return tuple(library for library in (own, self.default) if library is not None)
+        asked = (own,) if isinstance(own, Native) else (own, self.default)
+        return tuple(library for library in asked if library is not None)
 
     def stated(self) -> dict[str, AnyLibrary]:
         """Return the libraries by the key that names each."""

@@ -133,7 +133,9 @@ def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tupl
     operations = _operations(traces) or spec.collectives.operations
     served = tuple((name, spec.collectives.choice(name)) for name in operations)
     servers = spec.gpus_per_node if named or traces is None else None
-    return routing, spec.switching, spec.links, served, servers
+    serving = (False, True) if traces is None else (traces.serves,)
+    libraries = [spec.collectives.libraries_for(serving=each) for each in serving]
+    return routing, spec.switching, spec.links, served, libraries, servers
 
 
 def _operations(traces: TraceSet | None) -> list[str]:

@@ -63,6 +63,10 @@ def test_a_tree_becomes_a_frozen_spec_with_integers_for_quantities():
     ("change", "said"),
     [
         ({"nmae": "y"}, "p.yaml: unknown key 'nmae'; did you mean 'name'? allowed: name, links, stores"),
+        (
+            {"links": [{"kind": "radio", "channel": 3, "colour": "red"}]},
+            "p.yaml: links[0]: unknown key 'colour'; allowed: kind, channel",
+        ),
         ({"name": 3}, "p.yaml: name: Expected `str`, got `int`, the value is 3"),
         ({"links": [{"kind": "cable"}]}, "p.yaml: links[0]: missing key 'bandwidth'"),
         ({"links": [{"kind": "cabel"}]}, "p.yaml: links[0].kind: 'cabel' is not one of cable, radio"),

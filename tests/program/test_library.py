@@ -116,6 +116,14 @@ def test_inference_takes_the_libraries_that_serve_it():
     assert large.library == "nccl"
 
 
+def test_a_kind_of_group_that_is_native_asks_no_library():
+    native = load_machine(NODE, settings={"collectives.libraries.tp": {"library": "native"}})
+    libraries = Libraries(native, serving=False)
+    assert libraries.lay_out("tp", C.ALL_REDUCE, MIB, (0, 1)) is None
+    assert libraries.message("tp", MIB, (0, 1)) is None
+    assert libraries.lay_out("dp", C.ALL_REDUCE, MIB, (0, 1)).library == "nccl"
+
+
 def test_a_stated_algorithm_goes_before_the_library():
     stated = load_machine(NODE, settings={"collectives.all_reduce": "ring"})
     assert Libraries(stated, serving=False).lay_out("dp", C.ALL_REDUCE, MIB, (0, 1, 2)) is None
