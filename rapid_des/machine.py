@@ -29,7 +29,7 @@ from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.checks import RouteCheck, check_routes
-from rapid_des.network.collective_specs import AUTO, Collectives
+from rapid_des.network.collective_specs import AUTO, Collectives, LibraryChoice
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.libraries.library import check_library
 from rapid_des.network.collectives.on_fabric import collectives_of
@@ -200,6 +200,14 @@ class Machine:
             self
             if not self.faults
             else replace(self, faults=(), **_left_by((), self.healthy, self.planned, self.spec))
+        )
+
+    @cached_property
+    def native(self) -> Machine:
+        """The machine without communication libraries."""
+        none = {"libraries": LibraryChoice(), "serving": LibraryChoice()}
+        return replace(
+            self, spec=structs.replace(self.spec, collectives=structs.replace(self.collectives, **none))
         )
 
     @property

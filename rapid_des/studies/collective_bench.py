@@ -176,7 +176,7 @@ def each_answer(
         if schedule is None:
             traces = one_collective(group, kind, share, stream="dp")
         else:
-            traces = messages(schedule(share), group)
+            traces, machine = messages(schedule(share), group), machine.native
         result = replay(traces, machine, engine=engine)
         names = _algorithms(result) if own is None else (own.name,)
         inside = not IN_SWITCH.keys().isdisjoint(names)

@@ -85,7 +85,7 @@ def test_messages_take_as_long_as_the_collective_that_they_are():
     machine = load_machine("dgx_a100", settings=[("collectives.all_reduce", "ring")])
     (asked,) = answer(machine, Question("all_reduce", [2**20]), engine="simpy")
     ring = algorithm("ring")(CollectiveType.ALL_REDUCE, 8, 2**20)
-    assert replay(messages(ring, range(8)), machine, engine="simpy").step_time == asked.duration
+    assert replay(messages(ring, range(8)), machine.native, engine="simpy").step_time == asked.duration
 
 
 def test_chunks_pipeline_a_tree():
@@ -194,7 +194,8 @@ def test_every_size_is_planned_once(monkeypatch):
         return plan(self, call, ranks, rank)
 
     monkeypatch.setattr(Planner, "plan", counted)
-    rows = answer(load_machine("dgx_a100"), Question("all_reduce", [1024, 2048]))
+    where = load_machine("dgx_a100", settings={"collectives.default": "ring"})
+    rows = answer(where, Question("all_reduce", [1024, 2048]))
     assert [row.algorithm for row in rows] == ["ring", "ring"]
     assert planned == [1024, 2048]
 
