@@ -40,8 +40,9 @@ _PEERS_A_CHANNEL = 4
 _NVLS_CHANNELS = 16
 _CHAIN_CHUNK = 512 * 2**10
 _MOST_CHUNKS = 512
-_MEETING = 0.25
-"""Of a chunk's time, what it stands at each hop behind one of another rail's chain while links are full."""
+_MEETING, _MEETING_AT_ROOT = 0.25, 0.2
+"""Of a chunk's time, what it stands at each hop behind one of another rail's chain while links are full: of a
+broadcast, and of a reduction, whose chains begin apart. Read off simulations of 16 to 64 ranks."""
 _SEND_GRAIN = 16 * 2**20
 """A send in a node gets its share of 32 channels, or one for each 16 MiB if that is more."""
 
@@ -380,7 +381,8 @@ def _chain(fabric: NcclFabric, size: int, place: Place, *, begins: int) -> Libra
     wire, chunk = size / rate * _MICRO * slowdown, size / chain_chunks(size)
     fill = (inner / rate + ring.network_steps / far_rate) * chunk * _MICRO * slowdown
     railed = place.nodes > 1 and place.per_node > 1
-    slack = _MEETING * fill * wire / (wire + fill) if railed else 0.0
+    meeting = _MEETING if begins == 1 else _MEETING_AT_ROOT
+    slack = meeting * fill * wire / (wire + fill) if railed else 0.0
     micros = start + ring.steps * hop / PS_PER_US + wire + fill + slack
     channels, leaving = _channels(node, ring), size / wire / (begins if place.nodes > 1 else 1)
     return _cost(
