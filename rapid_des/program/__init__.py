@@ -1,19 +1,27 @@
 """What engines run: the program, its rules (in `program.program`), and the lowering of traces to it.
 
-The way of a collective, and what it is called on it. A message is a collective of two members.
+The way of a collective, and what it is called on it. A message is a transfer between two members, at a
+library's pace where one serves it (`Communication.message`).
 
     trace node        kind COLLECTIVE, its size and the slot of its group         chakra.trace
         │             plans.geometry: the grid that the members of the group are by position
     Call              what is asked: collective, size, extents of the group       program.plans
+        │             Communication.whole: the libraries of the group's kind      program.communication
+        ├── one serves it: Libraries.lay_out
+        │   LaidOut   its closed form, and the members sorted by node             program.library
+        │     │       LaidOut.schedule: the transfers that it stands for          network.collectives
+        │     │       paced.paced: lags; alone, these then last as it says        program.paced
+        │     └────── one Template for the whole; in closed forms (`analytic`) one that only lasts so
+        ├── none does: Communication.plan
         │             planner.Planner by plans.plan, choosing for `auto`; planning where links are dead
     Plan              chunks that pipeline, each a row of phases                  program.plans
     Phase             one algorithm among the members of one line of the group
-        │             Phase.schedule
+        │             Communication.phase: Phase.schedule
     Schedule          transfers among members 0..n-1, each after others           network.collectives
         │             templates.template_of, of all schedules but for sizes once
     Template          the same as engines read it: tasks joined by edges, what    program.program,
         │             waits for a member's arrival, what a member's end awaits    program.templates
-        │             lowering: a node's Expansion, one MemberVisit a phase       program.builders
+        │             lowering: a node's Expansion, one MemberVisit a template    program.builders
     visits            HOLD, MEMBER …, JOIN of the rank, each with slot and template
         │             groups.GroupTable.bind: slots to groups and member numbers  program.groups,
     Group             who meets, and the route of every pair of each template     program.routes
