@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```console\n\$ rapid-des ([^\n|]+?)(?: \| head -\d+)?\n(.*?)```", README, re.DOTALL)
 
+SETTINGS = re.findall(r"--set (?:'([^']+)'|(\S+))", README)
+
 
 def masked(line):
     """Return a line without its numbers; which engine runs depends on what is compiled already."""
@@ -29,7 +31,7 @@ def test_commands_of_the_readme_print_what_it_shows_but_for_numbers(words, shown
     assert [masked(line) for line in printed] == [masked(line) for line in lines]
 
 
-@pytest.mark.parametrize("setting", re.findall(r"--set (\S+)", README))
+@pytest.mark.parametrize("setting", [bare or quoted for quoted, bare in SETTINGS])
 def test_settings_of_the_readme_are_known(setting):
     job = "llama2_7b_inference" if "inference" in setting else "llama2_7b_train"
     answer = call("run", job, "--on", "dgx_a100", "--set", setting)
