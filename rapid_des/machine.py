@@ -66,7 +66,7 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     gpus_per_node: Count | None = None
     """GPUs of one server, consecutive ids: what `node` means in faults."""
     collectives: Collectives = Collectives()
-    """Which algorithm serves which collective; unset: the best on each group's links."""
+    """What serves which collective: an algorithm, else a library; unset: the best on each group's links."""
     links: tuple[LinkOverride, ...] = ()
     """Links with a rate of their own."""
     faults: tuple[Fault, ...] = ()
@@ -222,7 +222,7 @@ class Machine:
 
     @property
     def collectives(self) -> Collectives:
-        """Which algorithm serves which collective."""
+        """What serves which collective: algorithms and libraries."""
         return self.spec.collectives
 
 

@@ -35,8 +35,7 @@ def described_schema(spec: type[Spec]) -> Tree:
     for struct in structs(types.type_info(spec)):
         properties = schema["$defs"][struct.cls.__name__]["properties"]
         if struct.tag_field is not None:
-            about = (struct.cls.__doc__ or "").partition("\n")[0]
-            properties[struct.tag_field]["description"] = f"{struct.tag}: {about}"
+            properties[struct.tag_field]["description"] = _tag(struct).meaning
         meanings = meanings_of(struct.cls)
         for field in struct.fields:
             unit = properties[field.encode_name].get("description", "")
@@ -53,14 +52,15 @@ def explain(spec: type[Spec], key: str) -> tuple[Field, ...]:
     steps = [step for step in key.split(".") if step and not step.isdecimal()]
     *above, last = steps or [""]
     found = [struct for kind in types_at(types.type_info(spec), above) for struct in _flat(kind)]
+    tags = [_tag(struct) for struct in found if struct.tag_field == last]
     fields = [(struct, field) for struct in found for field in struct.fields if field.encode_name == last]
-    if not fields:
-        known = sorted({field.encode_name for struct in found for field in struct.fields})
+    if not fields and not tags:
+        known = sorted({name for struct in found for name in _keys(struct)})
         where = ".".join(above) or "the top level"
         keys = f"keys of {where}: {', '.join(known)}" if known else f"nothing stands below {where}"
         raise ConfigError(f"no key {key!r}; {keys}")
     rows = (_field(struct, field) for struct, field in fields)
-    return tuple(dict.fromkeys(rows))
+    return tuple(dict.fromkeys((*tags, *rows)))
 
 
 def keys_below(spec: type[Spec], path: str) -> dict[str, bool]:
@@ -71,11 +71,10 @@ def keys_below(spec: type[Spec], path: str) -> dict[str, bool]:
     {'peak': False, 'boost': False, 'sustained': False}
     """
     steps = [step for step in path.split(".") if step and not step.isdecimal()]
-    kinds = types_at(types.type_info(spec), steps)
-    return {
+    found = [struct for kind in types_at(types.type_info(spec), steps) for struct in _flat(kind)]
+    return {struct.tag_field: False for struct in found if struct.tag_field} | {
         field.encode_name: any(_flat(field.type)) or isinstance(field.type, types.DictType)
-        for kind in kinds
-        for struct in _flat(kind)
+        for struct in found
         for field in struct.fields
     }
 
@@ -107,6 +106,17 @@ def meanings_of(spec: type) -> dict[str, str]:
                     ):
                         meanings.setdefault(name, " ".join(text.split()))
     return meanings
+
+
+def _keys(struct: types.StructType) -> list[str]:
+    """Return the keys of a struct, that of its tag first."""
+    return [*filter(None, [struct.tag_field]), *(field.encode_name for field in struct.fields)]
+
+
+def _tag(struct: types.StructType) -> Field:
+    """Return the key by which a struct is told from others in its place."""
+    about = (struct.cls.__doc__ or "").partition("\n")[0]
+    return Field(str(struct.tag_field), f"{struct.tag}: {about}", str(struct.tag), "")
 
 
 def _field(struct: types.StructType, field: types.Field) -> Field:
@@ -171,7 +181,9 @@ def _noun(kind: types.Type) -> str:
         case types.FloatType():
             return "a number" + _range(kind)
         case types.StructType():
-            return "a mapping with keys " + ", ".join(field.encode_name for field in kind.fields)
+            told = [f"{kind.tag_field}: {kind.tag}"] if kind.tag_field else []
+            keys = [", ".join(field.encode_name for field in kind.fields)] if kind.fields else []
+            return "a mapping with " + " and ".join(told + [f"keys {names}" for names in keys])
     return _NOUNS.get(type(kind), "any value")
 
 

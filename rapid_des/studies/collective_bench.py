@@ -47,7 +47,7 @@ class Own:
 class Question:
     """What is to be timed: a collective of each of `sizes` bytes among the first `gpus` GPUs (None: all).
 
-    The machine's algorithm serves it unless there is an `own` one.
+    What serves it on the machine does so here, unless there is an algorithm of its `own`.
     """
 
     operation: str
@@ -144,7 +144,7 @@ def bench(
     gpus: int | None = None,
     engine: str | EngineChoice = "auto",
 ) -> list[BenchRow]:
-    """Return a row for every size (bytes) of a collective by the machine's algorithm, on its first `gpus`.
+    """Return a row for every size (bytes) of a collective as the machine serves it, on its first `gpus`.
 
     `InputError` names an unknown operation, or a number of GPUs that the machine has not.
 

@@ -4,7 +4,7 @@ import pytest
 from msgspec import inspect
 
 from rapid_des.cli.schema import SCHEMAS
-from rapid_des.config.descriptions import described_schema, explain, meanings_of, structs
+from rapid_des.config.descriptions import described_schema, explain, keys_below, meanings_of, structs
 from rapid_des.errors import ConfigError
 from rapid_des.machine import MachineSpec
 from tests.cli.shell import call, refused
@@ -39,6 +39,19 @@ def test_an_unknown_key_names_those_that_there_are():
         match=r"no key 'routing\.ordr'; keys of routing: ecmp, non_minimal, order, tie, waypoints",
     ):
         explain(MachineSpec, "routing.ordr")
+
+
+def test_what_tells_structs_apart_is_a_key_too():
+    rows = explain(MachineSpec, "collectives.libraries.tp.library")
+    assert [row.allowed for row in rows] == ["native", "nccl", "custom_all_reduce", "deepep"]
+    assert rows[1].meaning.startswith("nccl: NCCL: rings") and rows[1].default == ""
+    (whole,) = explain(MachineSpec, "collectives.libraries.tp")
+    assert whole.allowed.startswith(
+        "a mapping with library: native, or a mapping with library: nccl and keys"
+    )
+    assert "library" in keys_below(MachineSpec, "collectives.libraries.tp")
+    with pytest.raises(ConfigError, match=r"keys of collectives.libraries.tp: .*, library,"):
+        explain(MachineSpec, "collectives.libraries.tp.libraries")
 
 
 def test_explain_finds_a_key_in_every_kind_of_file():
