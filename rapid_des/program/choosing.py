@@ -1,18 +1,19 @@
-"""The algorithm `auto`: of those that do a collective, the one that is fastest on a group's links.
+"""Planning collectives: as the machine file states, and where it states nothing by `auto`.
 
-Candidates are all algorithms of both registries that do the collective among so many members, except those
-inside switches, which a machine file must state; and one algorithm for each of the group's dimensions, along
-each the best for its phases. What pipelines is cut into `CHUNKS`. Each is priced by the zero-load estimate:
-a pipeline takes the phases of its first chunk, then for every other chunk the busiest link's service of one.
-Among those within `TIE` of the best the first goes: registry order, then one for each dimension, fewer chunks
-before more. Sizes in between are priced along the line between two powers of `STEP`.
+That is, of the algorithms that do a collective, the one that is fastest on a group's links. Candidates are
+all of both registries that do it among so many members, except those inside switches, which a machine file
+must state; and one algorithm for each of the group's dimensions, along each the best for its phases. What
+pipelines is cut into `CHUNKS`. Each is priced by the zero-load estimate: a pipeline takes the phases of its
+first chunk, then for every other chunk the busiest link's service of one. Among those within `TIE` of the
+best the first goes: registry order, then one for each dimension, fewer chunks before more. Sizes in between
+are priced along the line between two powers of `STEP`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from math import prod
 from typing import TypeVar
 
@@ -35,8 +36,9 @@ from rapid_des.network.collectives import (
     hierarchy_of,
 )
 from rapid_des.program.estimates import Lines, Load, Traffic, together
+from rapid_des.program.plans import Call, Plan, geometry, leaves_open, plan
 from rapid_des.program.replicas import has_cut
-from rapid_des.program.signatures import route_keys
+from rapid_des.program.routes import route_keys
 from rapid_des.units import ceil_divide
 
 C = CollectiveType
@@ -270,3 +272,52 @@ def _weight(times: Mapping[Choice, float]) -> int:
 def _repeats(choice: Choice, collective: CollectiveType) -> bool:
     """Tell whether one member's part stands for the next one's (see `replicas.cut_of`)."""
     return choice.chunks == 1 and has_cut(choice.algorithm, collective)
+
+
+class Planner:
+    """Plans for a machine without dead links to plan around.
+
+    `auto` chooses for the healthy fabric: who built the job knew of no fault. With `repeats` it keeps to
+    algorithms of which one replica's part stands for the others'. `memory` keeps what it worked out.
+    """
+
+    def __init__(
+        self, machine: Machine, memory: BoundedCache | None = None, *, repeats: bool = False
+    ) -> None:
+        self.machine = machine
+        self._repeats = repeats
+        self._chooser = Chooser(self._known(machine), BoundedCache() if memory is None else memory)
+
+    def _known(self, machine: Machine) -> Machine:
+        """Return the machine that is chosen for."""
+        if not machine.faults and not machine.dead:
+            return machine
+        healthy = replace(machine, fabric=machine.healthy, router=machine.planned, faults=(), slowed={})
+        return replace(healthy, dead=frozenset(), lost=frozenset())
+
+    def plan(self, call: Call, ranks: tuple[int, ...], rank: int) -> Plan:  # noqa: ARG002 - alike for all ranks
+        """Return how a rank takes part in a collective of `ranks`."""
+        return self.stated(call, ranks)
+
+    def stated(self, call: Call, ranks: tuple[int, ...]) -> Plan:
+        """Return the plan that the machine file asks for, the same for all ranks."""
+        return plan(call, self.machine, partial(self.choice, call, ranks))
+
+    def choice(self, call: Call, ranks: tuple[int, ...]) -> Choice:
+        """Return what `auto` takes for a collective of `ranks`."""
+        return first_of_best(self.times(call, ranks))
+
+    def times(self, call: Call, ranks: tuple[int, ...]) -> dict[Choice, float]:
+        """Return the estimated picoseconds of all that `auto` chooses from, in their order."""
+        asked = Asked(call.collective, call.extents, call.size)
+        return self._chooser.times(asked, ranks, repeats=self._repeats)
+
+    def alike(self, ranks: tuple[int, ...], kinds: Iterable[CollectiveType]) -> bytes | None:
+        """Return a key of what is chosen for a group; None where all of its collectives are stated."""
+        if len(ranks) < 2 or not any(leaves_open(self.machine.collectives, kind) for kind in kinds):
+            return None
+        return self._chooser.likeness(ranks, geometry(self.machine, ranks)[0])
+
+    def mark(self, rank: int, groups: Iterable[tuple[int, ...]]) -> int | None:  # noqa: ARG002
+        """Return the rank if its part in collectives of its groups may be like no other's, else None."""
+        return None

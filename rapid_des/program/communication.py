@@ -13,14 +13,14 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
+from rapid_des.program.choosing import Planner
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
-from rapid_des.program.planner import Planner
 from rapid_des.program.plans import Call, Phase, Plan, Served, served_by
 from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of
+from rapid_des.program.routes import signatures
 from rapid_des.program.services import Sizes
-from rapid_des.program.signatures import signatures
 from rapid_des.program.templates import Templates
 
 Ranks = tuple[int, ...]

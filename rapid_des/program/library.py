@@ -23,6 +23,7 @@ from rapid_des.network.collectives.libraries.library import (
     library_name,
     message_cost,
     schedule_of,
+    uses_switches,
 )
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place
 from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Schedule, relabel
@@ -106,6 +107,7 @@ class Libraries:
         self._active = machine.switching.mode != "store_and_forward" and any(
             not isinstance(library, Native) for library in self._choice.stated().values()
         )
+        self._in_switches = any(map(uses_switches, self._choice.stated().values()))
         self._node = prod(machine.fabric.extents[0]) if machine.fabric.extents else machine.fabric.gpus
         self._meshed = isinstance(machine.spec.fabric[0], FullyConnected)
         self._rates = cache(lambda: link_rates(machine))
@@ -123,7 +125,7 @@ class Libraries:
         if not self._active or self._machine.collectives.choice(collective.name.lower()) is not None:
             return None
         order, place = self._place(ranks)
-        in_node = place.nodes == 1 and collective is CollectiveType.ALL_REDUCE
+        in_node = place.nodes == 1 and collective is CollectiveType.ALL_REDUCE and self._in_switches
         tree = self._machine.switch_trees.over(ranks) if in_node else None
         switch = tree.parents if tree is not None and len(tree.switches) == 1 else ()
         request = Request(collective, size, place, switch, meshed=self._meshed)

@@ -12,7 +12,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.collective_specs import AUTO, Choice
-from rapid_des.program.planner import Planner
+from rapid_des.program.choosing import Planner
 from rapid_des.program.plans import Call, geometry
 from rapid_des.studies.collective_bench import Question, each_answer, members_of, share_of
 from rapid_des.units import seconds

@@ -14,10 +14,9 @@ from rapid_des.network.collective_specs import Choice
 from rapid_des.network.collectives import PER_DIMENSION, ShapedCollective, build_schedule
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.analytic import alone
-from rapid_des.program.choosing import Asked, Chooser, candidates, first_of_best
+from rapid_des.program.choosing import Asked, Chooser, Planner, candidates, first_of_best
 from rapid_des.program.communication import planner_of
 from rapid_des.program.estimates import MOST_PAIRS, Lines
-from rapid_des.program.planner import Planner
 from rapid_des.program.plans import Call, geometry
 from rapid_des.simulation import replay, simulate
 from rapid_des.studies.algorithms import each_compared

@@ -18,7 +18,7 @@ from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.plans import Served
 from rapid_des.program.program import NONE, Records
-from rapid_des.program.signatures import signatures
+from rapid_des.program.routes import signatures
 
 _WEIGHT = 1000
 """Bytes, about, that remembering a block takes beside 200 a rank."""

@@ -11,7 +11,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.plans import tree_pairs
-from rapid_des.program.signatures import all_pairs, signatures
+from rapid_des.program.routes import all_pairs, signatures
 
 Rings = Sequence[Int64s]
 """Rings of ranks: tables of rings of one length, a row each."""

@@ -22,10 +22,10 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
-from rapid_des.program.planner import Planner
+from rapid_des.program.choosing import Planner
 from rapid_des.program.plans import Call, Phase, Plan, cut_in_chunks
+from rapid_des.program.routes import all_pairs
 from rapid_des.program.side_by_side import duration_alone
-from rapid_des.program.signatures import all_pairs
 
 REPAIRS: Mapping[str, tuple[str, ...]] = {
     "ring": ("ring", "bucket"),

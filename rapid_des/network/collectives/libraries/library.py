@@ -98,6 +98,11 @@ def library_name(library: AnyLibrary) -> str:
     return str(library.__struct_config__.tag)
 
 
+def uses_switches(library: AnyLibrary) -> bool:
+    """Tell whether a library reduces in a node's switch."""
+    return isinstance(library, Nccl) and load_fabric(library.constants).node.nvls is not None
+
+
 def check_library(library: AnyLibrary) -> None:
     """Raise `ConfigError` unless a library's file of constants is there and holds what the library needs."""
     if isinstance(library, Nccl):

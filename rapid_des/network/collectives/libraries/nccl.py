@@ -23,8 +23,9 @@ from rapid_des.network.collectives.libraries.nccl_fabric import (
     NetworkTree,
     Node,
     Ramp,
+    choice_across_nodes,
+    choice_in_node,
 )
-from rapid_des.network.collectives.libraries.nccl_tuner import choice_across_nodes, choice_in_node
 from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.units import PS_PER_US
 
