@@ -13,7 +13,7 @@ library's pace where one serves it (`Communication.message`).
         │     │       paced.paced: lags; alone, these then last as it says        program.paced
         │     └────── one Template for the whole; in closed forms (`analytic`) one that only lasts so
         ├── none does: Communication.plan
-        │             planner.Planner by plans.plan, choosing for `auto`; planning where links are dead
+        │             choosing.Planner by plans.plan, choosing for `auto`; planning where links are dead
     Plan              chunks that pipeline, each a row of phases                  program.plans
     Phase             one algorithm among the members of one line of the group
         │             Communication.phase: Phase.schedule
