@@ -245,7 +245,8 @@ def _basis(machine: Machine, job: Job | None, got: Iterable[Served]) -> Basis:
         and (choice := stated.choice(operation)) is not None
     }
     libraries = machine.collectives.libraries.of("default")
-    if libraries and "default" not in names:
+    stores = machine.switching.mode == "store_and_forward"  # of which libraries have no closed form
+    if libraries and not stores and "default" not in names:
         names["default"] = library_name(libraries[0])
     collectives = {"default": AUTO} | names
     if job is None:
