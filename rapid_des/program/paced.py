@@ -186,7 +186,8 @@ class _Alone:
 
 
 def _meet(places: Int64s) -> bool:
-    return bool((np.bincount(places - places.min(initial=0)) > 1).any())
+    ordered = np.sort(places)
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_Level]:
