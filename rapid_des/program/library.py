@@ -48,8 +48,7 @@ class LaidOut:
     cost: LibraryCost
     request: Request
     order: tuple[int, ...]
-    """The members sorted by node."""
-
+    """The members sorted by rank, and so by node and rail."""
     as_rings: bool = False
     """Whether the transfers of a large tree are laid as rings, which load every rail alike."""
 
@@ -71,10 +70,9 @@ class LaidOut:
     def plain_ring(self) -> bool:
         """Whether it is one ring of all members in order, each with a block of its own."""
         place, collective = self.request.place, self.request.collective
-        railed = place.nodes > 1 and place.per_node > 1 and place.even
         meshed = self.request.meshed and place.nodes == 1
         ring = self.cost.algorithm == "ring" or self.as_rings
-        return ring and not railed and not meshed and collective not in ROOTED
+        return ring and not place.railed and not meshed and collective not in ROOTED
 
     @property
     def served(self) -> Served:
@@ -86,6 +84,10 @@ class LaidOut:
     def chunked(self) -> bool:
         """Whether the schedule is cut already, so that its messages never go in parts."""
         return self.cost.algorithm in ("nvls", "tree") and not self.as_rings
+
+    def line(self, ranks: Sequence[int]) -> list[int]:
+        """Return the group's ranks in the order in which rings pass them."""
+        return [ranks[member] for member in self.order]
 
     def schedule(self) -> Schedule:
         """Return the transfers among members in the group's own order."""
@@ -165,7 +167,7 @@ class Libraries:
             return template
         if laid.plain_ring:
             steps, block = len(schedule) // schedule.members, int(schedule.size.max())
-            return paced_ring(template, laid.cost, self._hops(ranks, block), steps)
+            return paced_ring(template, laid.cost, self._hops(laid.line(ranks), block), steps)
         members = with_switches(self._machine.switch_trees, ranks) if schedule.switches else tuple(ranks)
         crossed = crossings(schedule, self._machine.unfaulted, members)
         peers = self._peers(schedule, np.array(members, np.int64))
@@ -178,7 +180,7 @@ class Libraries:
         `UnsupportedByEngine` for what has no cut.
         """
         request, members = laid.request, len(ranks)
-        if not laid.plain_ring:
+        if not laid.plain_ring or laid.order != tuple(range(members)):
             raise UnsupportedByEngine(f"{laid.name} among {members} has no cut")
         cut = cut_of(Phase(None, request.collective, "ring", request.size), members, kept)
         hops = self._hops(ranks, int(cut.size[0]))
@@ -195,7 +197,7 @@ class Libraries:
         if cost.algorithm != "tree" or cost.protocol == "ll" or not place.even:
             return False
         block = -(-laid.request.size // place.ranks)
-        line = [ranks[member] for member in laid.order]
+        line = laid.line(ranks)
         node = np.array(line) // self._node
         far = node != np.roll(node, -1)
         hops = np.where(far, self._hops(line, -(-block // place.per_node)), self._hops(line, block))
@@ -225,9 +227,9 @@ class Libraries:
         return paced(template, schedule, cost, ways)
 
     def _place(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], Place]:
-        """Return the members sorted by node, and where the group lies."""
+        """Return the members sorted by rank, and where the group lies."""
         nodes = Counter(rank // self._node for rank in ranks)
-        order = tuple(sorted(range(len(ranks)), key=lambda member: ranks[member] // self._node))
+        order = tuple(sorted(range(len(ranks)), key=ranks.__getitem__))
         return order, Place(len(ranks), len(nodes), min(nodes.values()))
 
     @contextmanager

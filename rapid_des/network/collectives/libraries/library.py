@@ -80,7 +80,9 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
         if request.collective is not C.ALL_REDUCE or place.nodes > 1:
             return None
         return all_reduce_cost(kernels, library.engine, place.ranks, request.size)
-    return exchange_cost(kernels, library, place, request.size) if _exchanges(request) else None
+    if request.collective is not C.ALL_TO_ALL:
+        return None
+    return exchange_cost(kernels, library, place, request.size)
 
 
 def message_cost(
@@ -144,15 +146,10 @@ def _once(schedule: Schedule, place: Place, cost: LibraryCost) -> Schedule:
 
 def _chain(collective: CollectiveType, size: int, place: Place) -> Schedule:
     chunks = chain_chunks(size)
-    if _railed(place) and size >= place.per_node * chunks:
+    if place.railed and size >= place.per_node * chunks:
         of = demand(collective, place.ranks, size)
         return rail_chains(of, place.per_node, ceil_divide(chunks, place.per_node))
     return build_schedule("ring", ShapedCollective(collective, (place.ranks,), size, chunks=chunks))
-
-
-def _railed(place: Place) -> bool:
-    """Tell whether a group has several ranks on each of several nodes, and so several rails."""
-    return place.nodes > 1 and place.per_node > 1 and place.even
 
 
 def chunks_of(size: int) -> int:
@@ -160,22 +157,18 @@ def chunks_of(size: int) -> int:
     return max(1, min(_MOST_CHUNKS, size // _TREE_CHUNK))
 
 
-def _exchanges(request: Request) -> bool:
-    return request.collective is C.ALL_TO_ALL
-
-
 def _ring(request: Request) -> Schedule:
     collective, size, place = request.collective, request.size, request.place
     if request.meshed and place.nodes == 1:  # what rings over all links carry together, each link as busy
         return build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
     of = demand(collective, place.ranks, size)
-    if _railed(place) and int(of.size.min()) >= place.per_node:
+    if place.railed and int(of.size.min()) >= place.per_node:
         return rail_rings(of, place.per_node, payloads=False)
     return build_schedule("ring", ShapedCollective(collective, (place.ranks,), size))
 
 
 def _tree(collective: CollectiveType, size: int, place: Place, chunks: int) -> Schedule:
-    if _railed(place):
+    if place.railed:
         over = Hierarchy((place.per_node, place.nodes), ("direct", "double_binary_tree"))
         return flatten(collective, over, size, chunks=chunks)
     whole = ShapedCollective(collective, (place.ranks,), size, chunks=chunks)

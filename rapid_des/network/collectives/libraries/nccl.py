@@ -61,6 +61,11 @@ class Place:
         """Whether all nodes have as many of its ranks."""
         return self.ranks == self.nodes * self.per_node
 
+    @property
+    def railed(self) -> bool:
+        """Whether it has several ranks, as many everywhere, on each of several nodes: several rails."""
+        return self.nodes > 1 and self.per_node > 1 and self.even
+
 
 @dataclass(frozen=True)
 class LibraryCost:
