@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import io
@@ -52,7 +53,10 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name][0].split(":")
+        gc.disable()
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        gc.freeze()  # what was imported stays: no search for dead objects goes through it
+        gc.enable()
         return command
 
     def invoke(self, ctx: click.Context) -> object:
@@ -78,6 +82,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; every deliberate error is one to forty lines on stderr and its exit code."""
     gc.set_threshold(_NEW_OBJECTS)
+    atexit.register(gc.freeze)  # at its end the process gives all back at once
     _replace_unknown_letters()
     try:
         cli(arguments, prog_name="rapid-des", standalone_mode=False)

@@ -25,7 +25,7 @@ EngineName = Literal["simpy", "compiled"]
 ENGINES: tuple[EngineName, ...] = ("simpy", "compiled")
 SMALL, SMALL_COLD = 1_000, 60_000
 """Transfers up to which interpreting (30 µs each) is faster than loading the compiled kernel (0.04 s), and
-than compiling it (15 s) with some patience."""
+than compiling it (20 s) with some patience."""
 _INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
 """What a transfer takes, about."""
 _WORTH_FOLDING_S = 0.1
@@ -195,8 +195,8 @@ def _compiling(kernel: Kernel) -> str:
     try:
         kernel.ask()
     except OSError as error:
-        return f"compiling the replay kernel (about 15 s; ^C waits for it), which no cache will keep: {error}"
-    return "compiling the replay kernel, once for this installation (about 15 s; ^C waits for it) …"
+        return f"compiling the replay kernel (about 20 s; ^C waits for it), which no cache will keep: {error}"
+    return "compiling the replay kernel, once for this installation (about 20 s; ^C waits for it) …"
 
 
 @cache
@@ -213,7 +213,7 @@ def _is_put_off(kernel: Kernel, announce: Announce | None) -> bool:
     except OSError:
         return True
     if announce is not None:
-        announce("interpreted; the next run will compile the replay kernel first, once (about 15 s)")
+        announce("interpreted; the next run will compile the replay kernel first, once (about 20 s)")
     return True
 
 
