@@ -51,10 +51,13 @@ R8  Closing links. At a step of a fault timetable that closes a link, the visit 
     whole segments that were served (none where the fabric has no segments); these go on. The rest, who
     waits for the link, and who comes to it while it is closed, stops, and is given a new route when the
     closure is noticed (at once where it already is), from the last GPU that holds it where links store and
-    forward, else from its source. New routes come from a pure function of (what remains, surviving fabric),
-    first for what is rerouted, each on its own, then, under policy `replan`, together; both in the order of
-    (rank's position, injection, visit, phase, transfer, piece, size). Transfers that begin avoid links that
-    are closed and noticed. If one of those has policy `replan`, collectives that begin are planned for the
+    forward, else from its source. A fluid flow ends likewise, with the whole packets (bytes where there are
+    none) that were out, when a link of its route or of its acknowledgements' way back closes. New routes come
+    from a pure function of (what remains, surviving fabric), for all together that stopped until the end of
+    the instant at which they set off, which is before links choose: first for what is rerouted, each on its
+    own, then, under policy `replan`, together; both in the order of (rank's position, injection, visit,
+    phase, transfer, part, how often it set off again, size). Transfers that begin avoid links that are
+    closed and noticed. If one of those has policy `replan`, collectives that begin are planned for the
     fabric without all of them, every member by the plan made when the first one arrived.
 
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
@@ -98,13 +101,15 @@ class VisitKind(IntEnum):
 class Level(IntEnum):
     """When a server chooses within an instant.
 
-    Everything that becomes ready or free does so first (R4); then streams choose, then slots, then links.
-    What a choice makes ready without a lag is always on a later level, so an instant ends.
+    Everything that becomes ready or free does so first (R4); then streams choose, then slots, then what
+    closed links stopped sets off again (R8), then links choose. What a choice makes ready without a lag is
+    always on a later level, so an instant ends.
     """
 
     STREAM = 0
     SLOT = 1
-    LINK = 2
+    STOPPED = 2
+    LINK = 3
 
 
 @dataclass(frozen=True)

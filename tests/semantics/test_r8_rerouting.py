@@ -15,7 +15,8 @@ from rapid_des.program.faults.slow_gpus import pace_of
 from rapid_des.program.lowering import lower
 from rapid_des.simulation import replay
 from tests.engines.agreement import assert_same
-from tests.engines.random_programs import machines, traces
+from tests.engines.random_programs import CUT as PIPED
+from tests.engines.random_programs import FLUID, PACKET_PARTS, PACKETS, PARTS, machines, traces
 from tests.program.faults.test_timed import one_message
 from tests.program.machines import STORE, dimension, machine, ring
 from tests.program.tracing import ALL_REDUCE, NANOSECOND, Nodes, trace_set
@@ -23,6 +24,8 @@ from tests.program.tracing import ALL_REDUCE, NANOSECOND, Nodes, trace_set
 CUT = {"mode": "cut_through", "segment": "100 B"}
 SEGMENTS = STORE | {"segment": "100 B"}
 REROUTE = "policy=reroute detection=50ns"
+SHARED = {"mode": "fluid"}
+EVERY = (STORE, SEGMENTS, PIPED, PACKETS, PARTS, PACKET_PARTS, *FLUID)
 
 
 def result(subject, *faults, where=None, engine="auto"):
@@ -122,6 +125,33 @@ def test_the_compiled_engine_says_that_it_does_not_reroute():
         result(one_message(), f"link=0>1 down=true from=0ns {REROUTE}", engine="compiled")
 
 
+def test_a_flow_keeps_the_bytes_that_got_through_and_the_rest_goes_the_other_way():
+    # it joins its link at 50 ns, so that 300 B are out at 350; from 400 on 700 B cross three links, 300 ns
+    done = result(
+        one_message(), f"link=0>1 down=true from=350ns {REROUTE}", where=machine(ring(4), switching=SHARED)
+    )
+    assert done.step_time == pytest.approx((400 + 300 + 700) * NANOSECOND, abs=4000)
+    assert crossed(done) == {"gpu0>gpu1": 300, "gpu0>gpu3": 700, "gpu3>gpu2": 700, "gpu2>gpu1": 700}
+
+
+def test_a_flow_whose_acknowledgements_can_not_come_back_goes_the_other_way_too():
+    where = machine(ring(4), switching=SHARED)
+    done = result(one_message(), f"link=1>0 down=true from=350ns {REROUTE}", where=where)
+    assert crossed(done) == {"gpu0>gpu1": 1000}  # they find another way back, at once where it is noticed
+    assert done.step_time == pytest.approx((400 + 700 + 100) * NANOSECOND, abs=4000)
+
+
+def test_flows_share_what_is_left_of_a_closing_fabric():
+    first, other = Nodes(), Nodes()
+    for tag in (0, 1):
+        first.send(1, 1000, tag=tag, stream=f"send{tag}")
+        other.recv(0, 1000, tag=tag, stream=f"recv{tag}")
+    where = machine(ring(4), switching=SHARED)
+    done = result(trace_set([first, other]), f"link=0>1 down=true from=350ns {REROUTE}", where=where)
+    # 150 B of each are out at 350; from 400 on 850 B of each share three links
+    assert done.step_time == pytest.approx((400 + 300 + 1700) * NANOSECOND, abs=4000)
+
+
 def test_planned_together_transfers_spread_over_ways():
     where = machine(dimension("torus", [3, 3]), switching=CUT)
     faults = [parse_fault("link=0>1 down=true from=0ns policy=replan detection=0ns")]
@@ -155,7 +185,7 @@ def closing_run(lowered, where, texts, horizon):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_closing_what_nobody_uses_changes_nothing_to_the_tick(data):
-    where = data.draw(machines())
+    where = data.draw(machines(EVERY))
     lowered = lower(data.draw(traces(where.fabric.gpus)), where)
     program = lowered.program
     used = set(program.route_links.tolist())
@@ -172,7 +202,7 @@ def test_closing_what_nobody_uses_changes_nothing_to_the_tick(data):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_byte_is_lost_whatever_closes(data):
-    where = data.draw(machines())
+    where = data.draw(machines(EVERY))
     lowered = lower(data.draw(traces(where.fabric.gpus)), where)
     program = lowered.program
     makespan = simpy_engine.run(program).makespan

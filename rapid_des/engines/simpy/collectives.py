@@ -14,7 +14,7 @@ from rapid_des.errors import TraceError
 from rapid_des.program.program import NONE, Program, Template
 
 if TYPE_CHECKING:
-    from rapid_des.engines.simpy.fluid_links import FluidLinks
+    from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
 
 Key = tuple[int, int, int]
 """A collective instance: group, number k, sub-instance (which chunk and phase of the collective)."""
@@ -69,6 +69,10 @@ class Instance:
     def parts(self, links: Links, task: int) -> Parts:
         """Return what is sent for a task, and over which links."""
         return links.parts(self.routes[self.template.pair[task]], self.template.size[task])
+
+    def shared(self, fluid: FluidLinks, task: int) -> Shared | None:
+        """Return what is sent for a task where flows share links; None if it crosses none."""
+        return fluid.shared(self.routes[self.template.pair[task]], self.template.size[task])
 
 
 class Collectives:
@@ -143,13 +147,14 @@ class Collectives:
         source = instance.members[template.source[task]]
         assert source is not None, "a member sends before it arrived"
         position, visit, priority = source
-        parts = instance.parts(self.links, task)
-        size = sum(size for size, _ in parts)
+        shared = None if self.fluid is None else instance.shared(self.fluid, task)
+        parts = [] if shared is not None else instance.parts(self.links, task)
+        size = sum(size for size, _ in parts) if shared is None else shared.size
         label = self.program.groups[group].label
         order = (position, self.env.now, visit, sub, task)
         message = Message(partial(self._deliver, instance, task), priority, order, label, size)
         self.sent += size
-        if self.fluid is not None and parts[0][1]:
-            self.fluid.send(message, instance.routes[template.pair[task]], template.size[task])
+        if self.fluid is not None and shared is not None:
+            self.fluid.send(message, shared)
         else:
             self.links.send(message, parts)

@@ -26,8 +26,8 @@ from rapid_des.program.program import NONE, Level, Program, Progress, RankProgra
 from rapid_des.program.timetable import FOREVER, advance
 
 if TYPE_CHECKING:
-    from rapid_des.engines.simpy.closing_links import Replanning
     from rapid_des.engines.simpy.fluid_links import FluidLinks
+    from rapid_des.engines.simpy.replanned import Replanning
     from rapid_des.program.faults.closures import Closures
 
 
@@ -116,9 +116,14 @@ class Simulation:
         """Have links close if the program says so; only then is that imported."""
         if closures is None:
             return None
-        from rapid_des.engines.simpy.closing_links import ClosingLinks, Replanning
+        from rapid_des.engines.simpy.closing_flows import ClosingFlows
+        from rapid_des.engines.simpy.closing_links import ClosingLinks
+        from rapid_des.engines.simpy.replanned import Replanning
 
-        self.links.closing = ClosingLinks(self.links, closures)
+        if self.collectives.fluid is None:
+            self.links.closing = ClosingLinks(self.links, closures)
+        else:
+            self.collectives.fluid.closing = ClosingFlows(self.collectives.fluid, closures)
         return Replanning(self.collectives, closures)
 
     def run(self, until: int | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from simpy.events import Timeout
 
@@ -20,23 +21,49 @@ from rapid_des.network.fluid import (
     set_route,
     settle,
 )
-from rapid_des.network.fluid.state import never_end, widened
+from rapid_des.network.fluid.state import lengthened, never_end, widened
 from rapid_des.program.program import FluidTable, Program
 from rapid_des.program.services import widest
 from rapid_des.program.timetable import FULL_RATE, lag_at, rate_at
 from rapid_des.units import PS_PER_S
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What a message is to the links of its route, see `protocol.FluidService`."""
+
+    links: tuple[int, ...]
+    back: tuple[int, ...]
+    """The route of its acknowledgements."""
+    size: int
+    wire: int
+    ratio: int
+    before: int
+    after: int
+
+
 @dataclass
 class Flow:
-    """One message in flight."""
+    """One message in flight, or what remains of it."""
 
     message: Message
-    route: int
-    size: int
-    """Row of the hop tables."""
+    shared: Shared
+    number: int = 0
+    """How many pieces closed links had stopped and sent again when this one was; 0: none did so with it."""
     late: int = 0
     """Picoseconds that timetables of its links add."""
+
+
+class Closing(Protocol):
+    """What happens where links close (see `closing_flows`)."""
+
+    def around(self, message: Message, shared: Shared) -> Shared:
+        """Return what a message that sets off is, on a route without closed links that were noticed."""
+        ...
+
+    def act(self) -> None:
+        """Stop flows on links that close now and flows that join closed ones; send what stopped again."""
+        ...
 
 
 class FluidLinks:
@@ -50,7 +77,9 @@ class FluidLinks:
         self.arbiter = arbiter
         self.order = -1
         self.links = links
+        self.closing: Closing | None = None
         self.fluid: Fluid = new_fluid(self.table.capacity, flows=64, hops=widest(program))
+        self._shared: dict[tuple[int, int], Shared | None] = {}
         self.flows: dict[int, Flow] = {}
         self.free = list(range(63, -1, -1))
         self.joining: list[Flow] = []
@@ -60,11 +89,36 @@ class FluidLinks:
             for moment in timetable.time.tolist():
                 self._later(moment, partial(self.changing.add, link))
 
-    def send(self, message: Message, route: int, size: int) -> None:
-        """Have a message of a size row set off."""
-        flow = Flow(message, route, size)
-        before = int(self.table.before[size, self.table.profile[route]])
-        self._later(self.env.now + before, lambda: self.joining.append(flow))
+    def shared(self, route: int, size: int) -> Shared | None:
+        """Return what a message of a size row is on a route; None if it is one to oneself."""
+        if (route, size) not in self._shared:
+            self._shared[route, size] = self._shared_on(route, size)
+        return self._shared[route, size]
+
+    def _shared_on(self, route: int, size: int) -> Shared | None:
+        links, profile = self._links(route), self.table.profile[route]
+        if not links:
+            return None
+        return Shared(
+            links=links,
+            back=self._links(int(self.table.back[route])),
+            size=self.links.payload[size],
+            wire=int(self.table.wire[size]),
+            ratio=int(self.table.ratio[size, profile]),
+            before=int(self.table.before[size, profile]),
+            after=int(self.table.after[size, profile]),
+        )
+
+    def send(self, message: Message, shared: Shared) -> None:
+        """Have a message set off."""
+        if self.closing is not None:
+            shared = self.closing.around(message, shared)
+        message.pieces = 1
+        self.start(Flow(message, shared))
+
+    def start(self, flow: Flow) -> None:
+        """Have a flow set off."""
+        self._later(self.env.now + flow.shared.before, partial(self.joining.append, flow))
 
     def never_end(self) -> bool:
         """Whether a flow that drains does so for longer than can be told."""
@@ -73,11 +127,13 @@ class FluidLinks:
     def choose(self) -> None:
         """Let what happened at this instant change the rates."""
         now = self.env.now
+        if self.closing is not None:
+            self.closing.act()
         for link in sorted(self.changing):
             set_capacity(self.fluid, link, self._capacity(link, now))
         for slot in sorted(self.ending):
             if slot in self.flows and self.fluid.finish[slot] == now:
-                self._end(slot)
+                self.end(slot)
         for flow in self.joining:
             self._join(flow, now)
         self.changing.clear()
@@ -87,6 +143,36 @@ class FluidLinks:
             finish = int(self.fluid.finish[slot])
             if finish != NEVER:
                 self._later(finish, partial(self.ending.add, slot))
+
+    def end(self, slot: int) -> Flow:
+        """Take a flow off its links; what it is then arrives."""
+        flow = self.take(slot)
+        self.leave(flow)
+        return flow
+
+    def take(self, slot: int) -> Flow:
+        """Take a flow off its links."""
+        end_flow(self.fluid, slot)
+        self.free.append(slot)
+        return self.flows.pop(slot)
+
+    def leave(self, flow: Flow) -> None:
+        """Have what is through all links arrive, and book it as if each link had served it alone."""
+        shared = flow.shared
+        for link in shared.links:
+            busy = int(float(shared.wire) * PS_PER_S / float(self.table.capacity[link]))
+            self.links.book(link, flow.message.label, size=shared.size, busy=busy)
+            self.links.hops += 1
+        after = max(shared.after, 1) + flow.late
+        Timeout(self.env, after).callbacks.append(lambda _: self._arrive(flow))
+
+    def _arrive(self, flow: Flow) -> None:
+        message = flow.message
+        message.arrived += flow.shared.size
+        message.pieces -= 1
+        if message.pieces == 0:
+            assert message.arrived == message.size, "bytes were lost or doubled at a closing link"
+            self.links.deliver(message)
 
     def _later(self, moment: int, change: Callable[[], object]) -> None:
         """Have something change at the end of a coming instant, or of this one."""
@@ -109,33 +195,17 @@ class FluidLinks:
         return lag_at(time, lag, now)
 
     def _join(self, flow: Flow, now: int) -> None:
+        shared = flow.shared
         if not self.free:
             had = len(self.fluid.hops)
             self.fluid = widened(self.fluid, 2 * had)
             self.free = list(range(2 * had - 1, had - 1, -1))
+        self.fluid = lengthened(self.fluid, len(shared.links) + len(shared.back))
         slot = self.free.pop()
         self.flows[slot] = flow
-        flow.late = sum(self._lag(link, now) for link in self._links(flow.route))
-        back = int(self.table.back[flow.route])
-        set_route(self.fluid, slot, self._links(flow.route), self._links(back))
-        ratio = int(self.table.ratio[flow.size, self.table.profile[flow.route]])
-        begin_flow(self.fluid, slot, int(self.table.wire[flow.size]), ratio, now)
-
-    def _end(self, slot: int) -> None:
-        flow = self.flows.pop(slot)
-        end_flow(self.fluid, slot)
-        self.free.append(slot)
-        self._book(flow)
-        after = max(int(self.table.after[flow.size, self.table.profile[flow.route]]), 1) + flow.late
-        Timeout(self.env, after).callbacks.append(lambda _: self.links.deliver(flow.message))
-
-    def _book(self, flow: Flow) -> None:
-        """Count the flow on its links, as if each had served it alone at its full rate."""
-        wire = float(self.table.wire[flow.size])
-        for link in self._links(flow.route):
-            busy = int(wire * PS_PER_S / float(self.table.capacity[link]))
-            self.links.book(link, flow.message.label, size=flow.message.size, busy=busy)
-            self.links.hops += 1
+        flow.late = sum(self._lag(link, now) for link in shared.links)
+        set_route(self.fluid, slot, shared.links, shared.back)
+        begin_flow(self.fluid, slot, shared.wire, shared.ratio, now)
 
     def _links(self, route: int) -> tuple[int, ...]:
         starts = self.program.route_starts

@@ -46,8 +46,6 @@ class Message:
     size: int
     pieces: int = 0
     """How many are on their way or stopped."""
-    started: int = 0
-    """How many ever began."""
     arrived: int = 0
     """Bytes that have."""
 
@@ -62,7 +60,7 @@ class Piece:
     part: int = 0
     """Which part of its message it is."""
     number: int = 0
-    """The how manieth of its message to start."""
+    """How many pieces closed links had stopped and sent again when this one was; 0: none did so with it."""
     hops: list[Hop] = field(default_factory=list)
     """Those that a link has begun to serve."""
     crossed: int = 0
@@ -155,7 +153,7 @@ class Links:
         self.ties = ties
         self.hops = 0
         self.received = 0
-        self._program = program
+        self.program = program
         self._starts = program.route_starts.tolist()
         self._arbiter = arbiter
         self._servers: dict[int, Server[Hop]] = {}
@@ -167,14 +165,14 @@ class Links:
         """Return the parts of a message of a size row on a route; kept, as collectives repeat themselves."""
         parts = self._parts.get((route, size))
         if parts is None:
-            rows, table = [size], self._program.hops.parts
+            rows, table = [size], self.program.hops.parts
             if table is not None and self._starts[route] < self._starts[route + 1]:
                 rows = [int(table.first[size])] * int(table.count[size] - 1) + [int(table.last[size])]
             parts = self._parts[route, size] = [(self.payload[row], self._legs(route, row)) for row in rows]
         return parts
 
     def _legs(self, route: int, size: int) -> Legs:
-        program, hops = self._program, slice(self._starts[route], self._starts[route + 1])
+        program, hops = self.program, slice(self._starts[route], self._starts[route + 1])
         rows = services_of(program.hops, size, program.route_class[hops])
         return list(zip(program.route_links[hops].tolist(), rows, strict=True))
 
@@ -199,8 +197,6 @@ class Links:
         env, message, closing = self.env, piece.message, self.closing
         if wait:
             yield Timeout(env, wait)
-        message.started += 1
-        piece.number = message.started
         for place in range(len(piece.legs)):
             if closing is not None and closing.stops(piece, place):
                 break
@@ -274,7 +270,7 @@ class Links:
 
     def sums(self, which: int) -> NDArray[np.int64]:
         """Return [link, label] of what was booked: 0 bytes, 1 service, 2 waits."""
-        table = np.zeros((self._program.links, len(self._program.labels)), np.int64)
+        table = np.zeros((self.program.links, len(self.program.labels)), np.int64)
         for place, sums in self._books.items():
             table[place] = sums[which]
         return table

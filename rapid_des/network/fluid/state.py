@@ -176,9 +176,40 @@ def widened(fluid: Fluid, flows: int) -> Fluid:
     return grown
 
 
+def lengthened(fluid: Fluid, hops: int) -> Fluid:
+    """Return the state with room for flows of so many links there and back; itself if it has that."""
+    had, flows = len(fluid.link) // len(fluid.hops), len(fluid.hops)
+    if hops <= had:
+        return fluid
+
+    def moved(column: Int64s) -> Int64s:
+        """Return hops where they now stand."""
+        return np.where(column == NONE, NONE, column // had * hops + column % had)
+
+    columns = {}
+    for name, values in (
+        ("link", fluid.link),
+        ("next", moved(fluid.next)),
+        ("previous", moved(fluid.previous)),
+    ):
+        table = np.full((flows, hops), NONE, np.int64)
+        table[:, :had] = values.reshape(flows, had)
+        columns[name] = table.reshape(-1)
+    return fluid._replace(first=moved(fluid.first), **columns)
+
+
 def never_end(fluid: Fluid) -> bool:
     """Whether a flow that drains does so for longer than can be told; not one that stands still."""
     return bool(((fluid.rate > 0) & (fluid.finish == NEVER)).any())
+
+
+def bytes_out(wire: int, left: int, fraction: int) -> int:
+    """Return the whole bytes that a flow of `wire` bytes has drained, given its work left.
+
+    >>> bytes_out(10, 3 * SCALE, 0), bytes_out(10, 3 * SCALE, 1)
+    (7, 6)
+    """
+    return int((wire * SCALE - left - (fraction > 0)) // SCALE)
 
 
 def set_route(fluid: Fluid, flow: int, route: tuple[int, ...], back: tuple[int, ...]) -> None:

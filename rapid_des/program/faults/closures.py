@@ -5,19 +5,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property
 from operator import attrgetter
 
 import numpy as np
 
 from rapid_des.chakra.trace import TraceSet
-from rapid_des.errors import FabricCutError, UnsupportedByEngine
+from rapid_des.errors import FabricCutError
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.faults import Fault, hits, touches_links
 from rapid_des.network.faults.timing import active_intervals
+from rapid_des.network.protocol import FluidService, Protocol, fluid_service
 from rapid_des.program.faults.replanning import CollectiveReplanner
-from rapid_des.program.services import hop_table, services_of, with_tails
+from rapid_des.program.program import Timetable
+from rapid_des.program.services import bare_protocol, hop_table, services_of, with_tails
+from rapid_des.program.timetable import rate_at
 from rapid_des.units import PS_PER_S, Duration
 
 Services = tuple[tuple[int, int, int, int, int], ...]
@@ -51,6 +54,17 @@ class Remaining:
     size: int
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """What a closed link stopped of a message, until that is noticed."""
+
+    order: tuple[int, ...]
+    """Who gets a route first: that of the message (R3), then its part, then how often it set off again."""
+    remaining: Remaining
+    together: bool
+    """Planned with all else that stopped; else routed on its own."""
+
+
 @dataclass(frozen=True, eq=False)
 class Closures:
     """All closures of a run, and what replanning needs."""
@@ -61,6 +75,10 @@ class Closures:
     router_around: Callable[[frozenset[int]], Router]
     services: Callable[[tuple[int, ...], int], Services]
     """Of a message of some bytes on a route of links."""
+    flow: Callable[[tuple[int, ...], int], FluidService]
+    """The same in the fluid mode."""
+    packet: Protocol
+    """What of a flow that is cut has got through, in the fluid mode: whole packets, bytes without them."""
     segment: int | None
     """What a link forwards at once: of a visit in service, whole ones count as served."""
     holds: bool
@@ -84,20 +102,41 @@ class Closures:
         asked = any(closure.together for closure in noticed)
         return frozenset(closure.link for closure in noticed) if asked else None
 
+    def stopped_until(self, links: Sequence[int], moment: int) -> tuple[int, bool] | None:
+        """Return when what comes to links gets another route, and if planned together; None if all are open.
+
+        The first that is closed counts.
+        """
+        for link in links:
+            closure = self.closed(link, moment)
+            if closure is not None:
+                return max(moment, closure.noticed), closure.together
+        return None
+
+    def got_through(self, wire: int) -> int:
+        """Return the payload of the whole packets among so many bytes of a flow."""
+        return wire // (self.packet.payload + self.packet.header) * self.packet.payload
+
+    def left_of(self, links: Sequence[int], route: Sequence[int], size: int) -> Remaining:
+        """Return bytes, on a node that holds them, of a message that took all of `links` but the last."""
+        nodes = [int(self.fabric.source[link]) for link in links]
+        held = [node for node in nodes[1:] if node < self.fabric.gpus] if self.holds else []
+        return Remaining([nodes[0], *held][-1], int(self.fabric.destination[route[-1]]), size)
+
+    def way_back(self, route: Sequence[int], dead: frozenset[int]) -> tuple[int, ...]:
+        """Return the links that acknowledgements of what takes a route go back on, around dead ones."""
+        ends = int(self.fabric.destination[route[-1]]), int(self.fabric.source[route[0]])
+        return self.router_around(dead).route(*ends)
+
     def _noticed(self, moment: int) -> list[Closure]:
         return [closure for closure in self.closures if closure.covers(moment) and closure.noticed <= moment]
 
-    @property
+    @cached_property
     def _of(self) -> Mapping[int, list[Closure]]:
-        return _by_link(self.closures)
-
-
-@lru_cache(maxsize=8)
-def _by_link(closures: tuple[Closure, ...]) -> Mapping[int, list[Closure]]:
-    of_link: dict[int, list[Closure]] = {}
-    for closure in closures:
-        of_link.setdefault(closure.link, []).append(closure)
-    return of_link
+        of_link: dict[int, list[Closure]] = {}
+        for closure in self.closures:
+            of_link.setdefault(closure.link, []).append(closure)
+        return of_link
 
 
 def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces: TraceSet) -> Closures | None:
@@ -115,9 +154,7 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     if not closures:
         return None
     switching = machine.switching
-    if switching.mode == "fluid":
-        raise UnsupportedByEngine(f"{machine.path}: the fluid mode does not reroute; use policy=wait")
-    protocol = switching.protocol
+    protocol, packet = switching.protocol, switching.protocol or bare_protocol()
 
     @cache
     def services(links: tuple[int, ...], size: int) -> Services:
@@ -125,15 +162,54 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
         table, classes = hop_table(machine.fabric, switching, routes, [size])
         return tuple(services_of(with_tails(table, machine.fabric, switching, routes), 0, classes))
 
+    @cache
+    def flow(links: tuple[int, ...], size: int) -> FluidService:
+        rates, latencies = machine.fabric.bandwidth, machine.fabric.latency
+        return fluid_service(packet, size, [(int(rates[link]), int(latencies[link])) for link in links])
+
     return Closures(
         closures=tuple(sorted(closures, key=attrgetter("start", "link", "noticed"))),
         fabric=machine.fabric,
         router_around=cache(machine.router_around),
         services=services,
+        flow=flow,
+        packet=packet,
         segment=switching.segment or (None if protocol is None else int(protocol.payload)),
         holds=switching.mode == "store_and_forward",
         collectives=CollectiveReplanner(traces, machine) if any(one.together for one in closures) else None,
     )
+
+
+def down_at(timetables: Mapping[int, Timetable], moment: int) -> frozenset[int]:
+    """Return the links that are down at a time."""
+    return frozenset(
+        link for link, table in timetables.items() if not rate_at(table.time, table.rate, moment)
+    )
+
+
+def new_routes(
+    stopped: Sequence[Stopped], closures: Closures, dead: frozenset[int], moment: int
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Return (which of those, the links that it takes now) of all that stopped, in the order of messages."""
+    order = sorted(
+        range(len(stopped)), key=lambda which: (stopped[which].order, stopped[which].remaining.size)
+    )
+    found: list[tuple[int, tuple[int, ...]]] = []
+    for together in (False, True):
+        chosen = [which for which in order if stopped[which].together == together]
+        remaining = [stopped[which].remaining for which in chosen]
+        found += zip(chosen, replan_at(moment, remaining, closures, dead, together=together), strict=True)
+    return found
+
+
+def replan_at(
+    moment: int, remaining: Sequence[Remaining], closures: Closures, dead: frozenset[int], *, together: bool
+) -> list[tuple[int, ...]]:
+    """Return what `replan` does; an error names the time at which traffic found the fabric cut."""
+    try:
+        return replan(remaining, closures, dead, together=together)
+    except FabricCutError as error:
+        raise cut_at(error, moment) from None
 
 
 def replan(

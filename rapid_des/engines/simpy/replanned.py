@@ -1,0 +1,137 @@
+"""R8: collectives that begin while a closure is noticed are planned for what survives.
+
+Collectives that begin while a link whose policy is `replan` is closed and noticed are planned for the fabric
+without all links that are closed and noticed, as on a machine where those are down from the beginning under a
+constant fault with this policy. A collective is planned once, when the first of its members arrives at it,
+and keeps its plan to its end: of one that is under way when a closure is noticed, and of one that outlasts
+the closure, only the routes of messages change. So bytes that were sent stay sent, no member has to forget
+what it holds, and every member follows the same plan whenever it arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+
+from simpy.events import Event
+
+from rapid_des.engines.deadlock import explain_disagreement
+from rapid_des.engines.simpy.closing_flows import shared_of
+from rapid_des.engines.simpy.closing_links import legs_of
+from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Member, TemplateTable
+from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
+from rapid_des.engines.simpy.links import Links, Parts, Steps
+from rapid_des.errors import FabricCutError, TraceError
+from rapid_des.program.builders import TURNS
+from rapid_des.program.faults.closures import Closures, cut_at
+from rapid_des.program.faults.replanning import RankPhase, RoutedPhase
+
+
+class PlannedInstance(Instance):
+    """A step of a replanned collective, in flight."""
+
+    def __init__(self, key: Key, step: RankPhase, template: TemplateTable, closures: Closures) -> None:
+        super().__init__(key, template, [])
+        self._step: RoutedPhase = step.phase
+        self._closures = closures
+
+    def parts(self, _: Links, task: int) -> Parts:
+        """Return what is sent for a task, and over which links while nothing is closed."""
+        route = self._step.routes[self.template.pair[task]]
+        sizes = self._step.parts[self.template.size[task]]
+        return [(size, legs_of(self._closures, route, size)) for size in sizes]
+
+    def shared(self, _: FluidLinks, task: int) -> Shared | None:
+        """Return the same in the fluid mode."""
+        route = self._step.routes[self.template.pair[task]]
+        (size,) = self._step.parts[self.template.size[task]]
+        return shared_of(self._closures, route, frozenset(), size) if route else None
+
+
+@dataclass(eq=False)
+class Plan:
+    """How a collective that has begun is done."""
+
+    dead: frozenset[int] | None
+    """The links that it is planned around; None: as lowered."""
+    template: int
+    """That of its first visit: members must agree."""
+    ranks: dict[int, RankPart] = field(default_factory=dict)
+    """By position."""
+
+
+@dataclass(eq=False)
+class RankPart:
+    """What one rank does in a replanned collective."""
+
+    done: Event
+    visits: list[int]
+    """Those that stand for it in the records."""
+
+
+class Replanning:
+    """Plans collectives that begin while a closure is noticed."""
+
+    def __init__(self, collectives: Collectives, closures: Closures) -> None:
+        self.env = collectives.env
+        self.collectives = collectives
+        self.closures = closures
+        self._plans: dict[tuple[int, int], Plan] = {}
+        self._table = cache(lambda step: TemplateTable(step.template))
+
+    def meet(self, call: tuple[int, int], template: int, node: int, who: Member) -> Event | None:
+        """Have a rank arrive at call k of a group; the event succeeds when it is done. None: done as lowered.
+
+        All visits of one rank to one collective stand for the same.
+        """
+        position, visit, _ = who
+        planner, met = self.closures.collectives, self.collectives.met
+        if planner is None or not planner.is_collective(position, node):
+            return None
+        if call not in self._plans:
+            self._plans[call] = Plan(self.closures.planned_around(self.env.now), template)
+        plan = self._plans[call]
+        if plan.dead is None:
+            return None
+        part = plan.ranks.get(position)
+        if part is not None:
+            part.visits.append(visit)
+            met[visit] = met[part.visits[0]]
+            return part.done
+        if template != plan.template:
+            message = explain_disagreement(self.collectives.program, (*call, 0), (plan.template, template))
+            raise TraceError(message)
+        try:
+            chunks = planner.steps_of(position, node, plan.dead)
+        except FabricCutError as error:
+            raise cut_at(error, self.env.now) from None
+        visits = [visit]
+        done = self.env.process(self._take_part(call, chunks, who, visits))
+        plan.ranks[position] = RankPart(done, visits)
+        return done
+
+    def _take_part(
+        self, call: tuple[int, int], chunks: list[list[RankPhase]], who: Member, visits: list[int]
+    ) -> Steps:
+        """Go through the steps of all chunks side by side, each in its turn on links."""
+        (position, visit, priority), first = who, chunks[0][0]
+        before = priority - priority % TURNS
+        yield from [
+            self.env.process(self._chunk(call, steps, first, (position, visit, before + turn)))
+            for turn, steps in enumerate(chunks)
+        ]
+        met = self.collectives.met
+        for visit in visits[1:]:
+            met[visit] = met[visits[0]]
+
+    def _chunk(self, call: tuple[int, int], steps: list[RankPhase], first: RankPhase, who: Member) -> Steps:
+        for step in steps:
+            instance = self._instance((*call, step.number), step, meets=step is first)
+            yield self.collectives.join(instance, step.member, who)
+
+    def _instance(self, key: Key, step: RankPhase, *, meets: bool) -> Instance:
+        instances = self.collectives.instances
+        if key not in instances:
+            instances[key] = PlannedInstance(key, step, self._table(step.phase), self.closures)
+            instances[key].meets = meets
+        return instances[key]
