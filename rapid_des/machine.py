@@ -29,9 +29,9 @@ from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.checks import RouteCheck, check_routes
-from rapid_des.network.collective_specs import AUTO, Collectives, LibraryChoice
+from rapid_des.network.collective_specs import AUTO, Collectives, LibraryChoice, Measured
 from rapid_des.network.collectives.in_switch import IN_SWITCH
-from rapid_des.network.collectives.libraries.library import check_library
+from rapid_des.network.collectives.libraries.library import check_libraries
 from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults import (
@@ -205,7 +205,7 @@ class Machine:
     @cached_property
     def native(self) -> Machine:
         """The machine without communication libraries."""
-        none = {"libraries": LibraryChoice(), "serving": LibraryChoice()}
+        none = {"libraries": LibraryChoice(), "measured": Measured()}
         return replace(
             self, spec=structs.replace(self.spec, collectives=structs.replace(self.collectives, **none))
         )
@@ -274,6 +274,7 @@ def load_machine(
 
 def _checked_spec(document: Document) -> MachineSpec:
     with settings_named(document):
+        _refuse_serving(document)
         spec = decode(document, MachineSpec)
         _check_switching(document, spec.switching)
         _check_auto(document, spec.collectives)
@@ -281,6 +282,15 @@ def _checked_spec(document: Document) -> MachineSpec:
         for index, fault in enumerate(spec.faults):
             check_fault(fault, file=str(document.path), key=f"faults[{index}]")
     return spec
+
+
+def _refuse_serving(document: Document) -> None:
+    """Say what to write instead of a key that machine files had."""
+    collectives = document.tree.get("collectives")
+    if isinstance(collectives, dict) and "serving" in collectives:
+        problem = "software chooses libraries now: state files of constants in collectives.measured "
+        problem += "{nccl: …, kernels: …} and `software:` in the job"
+        raise ConfigError(problem, file=str(document.path), key="collectives.serving")
 
 
 def _check_nodes(machine: Machine) -> None:
@@ -399,13 +409,10 @@ def _check_collectives(document: Document, collectives: Collectives) -> None:
                 collectives_of(name)
         except InputError as error:
             raise ConfigError(str(error), file=str(document.path), key=key) from None
-    for use in ("libraries", "serving"):
-        for kind, library in getattr(collectives, use).stated().items():
-            try:
-                check_library(library)
-            except (ConfigError, InputError) as error:
-                key = f"collectives.{use}.{kind}"
-                raise ConfigError(str(error), file=str(document.path), key=key) from None
+    try:
+        check_libraries(collectives)
+    except ConfigError as error:
+        raise ConfigError(error.message, file=str(document.path), key=error.key) from None
 
 
 def _check_counts(machine: Machine) -> None:

@@ -30,7 +30,7 @@ from rapid_des.chakra.interpret import Copies, Interpreted, Original, interpret
 from rapid_des.chakra.meaning import Origin
 from rapid_des.chakra.source import (
     CONVERTED_FROM,
-    SERVES,
+    LIBRARIES,
     TraceFile,
     TraceFiles,
     discover,
@@ -90,7 +90,7 @@ class _SetReader:
         self.generation: Generation | None = None
         self.ranks: list[RankTrace] = []
         self.unordered: set[str] = set()
-        self.serves = False
+        self.libraries = ""
         self.remarks: Counter[str] = Counter()
         self.findings: list[Finding] = []
         self.repairs: dict[int, tuple[Repair, ...]] = {}
@@ -166,7 +166,8 @@ class _SetReader:
         if raw.group_frames:
             known = self._with_node_groups(raw, known)
         declared = _declared_unordered(source)
-        self.serves |= any(mark.name == SERVES and mark.bool_val for mark in source.metadata.attr)
+        stated = (mark.string_val for mark in source.metadata.attr if mark.name == LIBRARIES)
+        self.libraries = next(stated, self.libraries)
         return Origin(
             str(source.path),
             rank,
@@ -224,7 +225,7 @@ class _SetReader:
             notes.append(f"ranks without a file: {', '.join(map(str, self.files.missing[:12]))}")
         self._note_empty()
         unordered = frozenset(self.unordered)
-        traces = TraceSet(tuple(self.ranks), self.groups, unordered, self.serves, tuple(notes))
+        traces = TraceSet(tuple(self.ranks), self.groups, unordered, self.libraries, tuple(notes))
         return ReadReport(self.files, traces, self.findings, self.repairs)
 
     def _note_empty(self) -> None:

@@ -132,8 +132,8 @@ def _preferred(forms: dict[str, dict[int, Path]]) -> dict[int, Path]:
 
 
 _BATCH = 4096
-SERVES = "rapid_serves"
-"""Metadata attribute: the set is inference."""
+LIBRARIES = "rapid_libraries"
+"""Metadata attribute: the communication libraries that the set's collectives call, as JSON."""
 CONVERTED_FROM = "converted_from"
 """Metadata attribute: the generation that a converted file had."""
 

@@ -122,8 +122,8 @@ class TraceSet:
     """Group name to its ranks, in ring order; the world's group is named "world"."""
     unordered_streams: frozenset[str] = frozenset()
     """Streams whose nodes may start in any order (foreign traces); all others run in table order."""
-    serves: bool = False
-    """Whether it is inference, whose collectives a machine may give to other libraries."""
+    libraries: str = ""
+    """The communication libraries that its collectives call, by kind of group, as JSON; empty: not stated."""
     notes: tuple[str, ...] = field(default=())
     """One line for each choice or repair that reading made, for people."""
 

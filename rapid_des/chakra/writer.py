@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rapid_des.chakra.files import varint, write_frames, write_parts
 from rapid_des.chakra.groups import WORLD
-from rapid_des.chakra.source import SERVES, discover
+from rapid_des.chakra.source import LIBRARIES, discover
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
@@ -68,8 +68,8 @@ def _refuse_leftovers(traces: TraceSet, folder: Path, prefix: str) -> None:
 def _frames(rank: RankTrace, of: TraceSet) -> Iterator[bytes]:
     metadata = message_class("GlobalMetadata")(version=FRAME_VERSION)
     metadata.attr.add(name="rapid_format", string_val=FORMAT)
-    if of.serves:
-        metadata.attr.add(name=SERVES, bool_val=True)
+    if of.libraries:
+        metadata.attr.add(name=LIBRARIES, string_val=of.libraries)
     if of.unordered_streams:
         streams = metadata.attr.add(name="rapid_unordered_streams")
         streams.string_list.values.extend(sorted(of.unordered_streams))

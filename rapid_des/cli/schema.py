@@ -15,6 +15,7 @@ from rapid_des.config.presets import KINDS, trace_names
 from rapid_des.device.spec import DeviceSpec, FamilySpec
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec, ModelSpec
+from rapid_des.frontend.software import Software
 from rapid_des.machine import MachineSpec
 from rapid_des.network.collectives.written import WrittenFile
 from rapid_des.report.field_text import field_lines
@@ -25,6 +26,7 @@ SCHEMAS: Mapping[str, type[Spec]] = {
     "family": FamilySpec,
     "job": JobSpec,
     "model": ModelSpec,
+    "software": Software,
     "collective": WrittenFile,
 }
 
@@ -65,7 +67,7 @@ def _fields(kind: str, key: str) -> tuple[Field, ...]:
 @click.argument("words", nargs=-1, metavar="[KIND] | show NAME")
 @json_option
 def presets(words: tuple[str, ...], as_json: bool) -> None:
-    """List the presets of one KIND (machine, device, job, model, trace) or of all; show NAME prints one."""
+    """List the presets of one KIND of file (machine, software, trace, …) or of all; show NAME prints one."""
     if words[:1] == ("show",) and len(words) == 2:
         path = preset_file(words[1])
         text = read_text(path)

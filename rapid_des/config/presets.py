@@ -11,14 +11,15 @@ from rapid_des.config.documents import Document, load_document
 from rapid_des.config.specs import to_tree
 from rapid_des.errors import ConfigError
 
-Kind: TypeAlias = Literal["machine", "device", "job", "model"]
+Kind: TypeAlias = Literal["machine", "device", "job", "model", "software"]
 
-KINDS: tuple[Kind, ...] = ("machine", "device", "job", "model")
+KINDS: tuple[Kind, ...] = ("machine", "device", "job", "model", "software")
 _FOLDERS: dict[str, str] = {
     "machine": "topologies",
     "device": "topologies/devices",
     "job": "workloads",
     "model": "workloads/models",
+    "software": "workloads/software",
 }
 _PACKAGE = Path(__file__).parents[1]
 

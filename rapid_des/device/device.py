@@ -34,6 +34,7 @@ from rapid_des.config import (
 from rapid_des.config.presets import beside, preset_folder
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
+    ATTENTION,
     LEARNED,
     LIBRARIES,
     Conditions,
@@ -149,7 +150,7 @@ class Device:
         device's value wins over its family's.
         """
         merged: dict[str, float] = {}
-        for scope in self._scopes(dtype):
+        for scope in self._scopes(dtype, section):
             for source in (self.family.constants, self.spec.constants):
                 merged |= source.get(section, {}).get(scope, {})
         return merged
@@ -175,8 +176,9 @@ class Device:
         menus = self.family.kernels
         return next(menus[scope] for scope in reversed(self._scopes(dtype)) if scope in menus)
 
-    def _scopes(self, dtype: str) -> tuple[str, str, str, str]:
-        library = self.conditions.library
+    def _scopes(self, dtype: str, section: str = "") -> tuple[str, str, str, str]:
+        used = self.conditions
+        library = (section in ATTENTION and used.attention) or used.library
         return "default", dtype, library, f"{library}/{dtype}"
 
 

@@ -93,6 +93,8 @@ class Conditions(Spec, frozen=True):
     before wrote them), or the weights too (a benchmark that repeats one GEMM)."""
     library: str
     """Whose kernels run: `cublas`, `vllm`, `trtllm` …; selects constants where a family has them."""
+    attention: str | None = None
+    """Whose attention kernels run (`flash-2`, …); unset: the library's."""
 
 
 class DeviceSpec(Spec, frozen=True):
@@ -261,6 +263,8 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
     "vector": _VECTOR,
 }
 """The range of every constant, by section."""
+ATTENTION = frozenset(name for name, ranges in RANGES.items() if ranges is _FLASH or ranges is _DECODE)
+"""The sections of attention kernels."""
 
 LIBRARIES = frozenset(
     ("cublas", "cudnn", "rocblas", "xla", "vllm", "sglang", "trtllm", "trtllm_min_latency", "deepgemm",

@@ -16,6 +16,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers import FEED_FORWARDS, MIXERS, Layer
 from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES, Order, Schedule, Sharding, part_of
 from rapid_des.frontend.shard import GROUPS, Shard
+from rapid_des.frontend.software import Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, ModelSpec, TrainingSpec
 from rapid_des.units import ceil_divide
 
@@ -162,7 +163,7 @@ class Job:
     file: str = field(compare=False)
     """What it was read from, for errors."""
     spec: JobSpec
-    """The job file with its model in place of the model's name."""
+    """The job file with its model and software in place of their names."""
     model: Model
 
     def as_yaml(self) -> str:
@@ -180,6 +181,12 @@ class Job:
     def gpus(self) -> int:
         """GPUs that the job uses."""
         return self.layout.ranks
+
+    @property
+    def software(self) -> Software:
+        """The framework or engine that runs it."""
+        assert isinstance(self.spec.software, Software), "load_job sets it"
+        return self.spec.software
 
     @property
     def training(self) -> TrainingSpec:

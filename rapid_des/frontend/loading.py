@@ -27,6 +27,7 @@ from rapid_des.config import (
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job, Model, model_of
 from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
+from rapid_des.frontend.software import Software, applied, software_of, with_defaults
 from rapid_des.frontend.spec import JobSpec, ModelSpec
 
 NODES_A_LAYER = 40
@@ -61,12 +62,23 @@ def load_job(
     if isinstance(document.tree.get("model"), dict):
         document, of_model = apply_overrides(document, of_model, root="job"), ()
     with settings_named(document):
-        spec = decode(document, JobSpec)
+        software = software_of(document)
+        spec = _with_defaults(document, software)
         model = _model(spec, path, of_model)
         name = reference.name if isinstance(reference, Job) else path.stem
-        job = Job(name, str(path), structs.replace(spec, model=model.spec), model)
+        job = Job(name, str(path), structs.replace(spec, model=model.spec, software=applied(software)), model)
         check_job(job)
     return job
+
+
+def _with_defaults(document: Document, software: Software) -> JobSpec:
+    """Return what a job file says, and its software where the file says nothing."""
+    try:
+        return decode(with_defaults(document, software), JobSpec)
+    except ConfigError as error:
+        decode(document, JobSpec)  # or the file itself is wrong
+        problem = f"{error.message}; so the defaults of software {software.name!r} have it"
+        raise ConfigError(problem, file=error.file, key=error.key) from None
 
 
 def _model(spec: JobSpec, path: Path, settings: Iterable[tuple[str, str]]) -> Model:

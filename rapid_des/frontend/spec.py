@@ -10,6 +10,7 @@ from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
 from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
+from rapid_des.frontend.software import Software
 from rapid_des.units import Size
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
@@ -183,6 +184,9 @@ class JobSpec(Spec, frozen=True):
     """A model file by name or path, or what it would hold."""
     phase: Literal["training", "inference"]
     """What the job is."""
+    software: str | Software | None = None
+    """The framework or engine: a profile by name (`rapid-des presets software`) or path, or what it would
+    hold. Its `defaults` stand for keys that the job does not state. Unset: megatron-2025, or vllm-0.x."""
     parallelism: ParallelismSpec = ParallelismSpec()
     """How the job is split over GPUs."""
     precision: PrecisionSpec = PrecisionSpec()

@@ -150,7 +150,7 @@ def assemble(
         groups.update(joined)
         peers = neighbours[rank] if program.talks else ()
         traces.append(RankTrace(rank, program.table, tuple(name for name, _ in joined), peers))
-    return TraceSet(tuple(traces), groups, serves=job.spec.inference is not None)
+    return TraceSet(tuple(traces), groups, libraries=job.software.libraries_json())
 
 
 def job_trace(

@@ -96,13 +96,15 @@ def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = Non
     return PricedBlocks(*_priced(job, machine, priced), notes=models.notes())
 
 
-def at_job_clock(job: Job, machine: Machine, device: Device) -> Device:
-    """Return the device at the clock that a job runs at: training, for hours, at the sustained one.
+def as_used(job: Job, machine: Machine, device: Device) -> Device:
+    """Return the device as a job uses it: its software's kernels, training at the sustained clock.
 
     What the machine file or `device.conditions.clock` set by hand says goes before.
     """
     clock = machine.spec.clock or ("sustained" if job.spec.phase == "training" else None)
-    return device if clock is None else device.under(clock=clock)
+    software = job.software
+    stated = {"clock": clock, "library": software.kernels, "attention": software.attention}
+    return device.under(**{name: value for name, value in stated.items() if value is not None})
 
 
 def decode_launch(serving: InferenceSpec) -> Literal["eager", "graph"]:
@@ -132,7 +134,7 @@ class _Models:
 
     def on(self, device: Device) -> tuple[OperatorModel, OperatorModel | None]:
         """Return what prices operators and, where they are launched otherwise, those of decode steps."""
-        clocked, serving = at_job_clock(self._job, self._machine, device), self._job.spec.inference
+        clocked, serving = as_used(self._job, self._machine, device), self._job.spec.inference
         operators = operator_model(clocked, self._cache)
         self._used.append(operators)
         if serving is None:

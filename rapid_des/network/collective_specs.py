@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from rapid_des.config import Spec
 
@@ -38,15 +38,17 @@ class Native(Library, frozen=True, kw_only=True, tag="native"):
 class Nccl(Library, frozen=True, kw_only=True, tag="nccl"):
     """NCCL: rings, trees, in-switch reductions and sends as its tuner chooses them."""
 
-    constants: str
-    """The file of its constants on this kind of node and network: a path, or a name of topologies/fabrics."""
+    constants: str | None = None
+    """The file of its constants on this kind of node and network: a path, or a name of topologies/fabrics.
+    Unset: the machine's `collectives.measured.nccl`."""
 
 
 class CustomAllReduce(Library, frozen=True, kw_only=True, tag="custom_all_reduce"):
     """A serving engine's own all-reduce, one-shot or two-shot in a node; NCCL does all else."""
 
-    kernels: str
-    """The file of its constants: a path, or a name of topologies/fabrics/serving."""
+    kernels: str | None = None
+    """The file of its constants: a path, or a name of topologies/fabrics/serving. Unset: the machine's
+    `collectives.measured.kernels`."""
     engine: Literal["vllm", "sglang", "trtllm"]
     """Whose kernel."""
 
@@ -54,8 +56,9 @@ class CustomAllReduce(Library, frozen=True, kw_only=True, tag="custom_all_reduce
 class DeepEp(Library, frozen=True, kw_only=True, tag="deepep"):
     """DeepEP's exchange of tokens among experts, for all-to-all; NCCL does all else."""
 
-    kernels: str
-    """The file of its constants: a path, or a name of topologies/fabrics/serving."""
+    kernels: str | None = None
+    """The file of its constants: a path, or a name of topologies/fabrics/serving. Unset: the machine's
+    `collectives.measured.kernels`."""
     kernel: Literal["low_latency", "normal"]
     """Decoding takes the first, prefill and training the second."""
     experts: Annotated[int, Meta(ge=1, le=2**24)]
@@ -103,16 +106,35 @@ class LibraryChoice(Spec, frozen=True, kw_only=True):
         return LibraryChoice(**(self.stated() | others.stated()))
 
 
+class Measured(Spec, frozen=True, kw_only=True):
+    """What was measured of libraries on such a fabric: their files of constants."""
+
+    nccl: str | None = None
+    """NCCL's: a path, or a name of topologies/fabrics. Unset: it is not used here."""
+    kernels: str | None = None
+    """Of serving engines' kernels: a path, or a name of topologies/fabrics/serving. Unset: as above."""
+
+    def of(self, library: AnyLibrary) -> AnyLibrary | None:
+        """Return a library with its file of constants; None where there is none for this fabric."""
+        if isinstance(library, Native):
+            return library
+        key, known = ("constants", self.nccl) if isinstance(library, Nccl) else ("kernels", self.kernels)
+        file = getattr(library, key) or known
+        return None if file is None else structs.replace(library, **{key: file})
+
+
 class Collectives(Spec, frozen=True, kw_only=True):
     """What serves which collective: an algorithm where one is stated, else a library, else `auto`.
+
+    The libraries are the software's (of a job, or as a trace says): those of which something was measured.
 
     `nvls`, `sharp` and `switch_tree` work inside switches. As a default they serve the groups that have such.
     """
 
+    measured: Measured = Measured()
+    """Files of constants of communication libraries on such a fabric."""
     libraries: LibraryChoice = LibraryChoice()
-    """Communication libraries, by kind of group."""
-    serving: LibraryChoice = LibraryChoice()
-    """What serves inference jobs instead, by kind of group."""
+    """Communication libraries, by kind of group, whatever the software asks for."""
 
     default: Algorithm | None = None
     """Serves all that are not named here."""
@@ -137,14 +159,16 @@ class Collectives(Spec, frozen=True, kw_only=True):
     barrier: Algorithm | None = None
     """No data: everybody has arrived."""
 
-    def libraries_for(self, *, serving: bool) -> LibraryChoice:
-        """Return the libraries of training jobs, or of inference."""
-        return self.libraries.with_others(self.serving) if serving else self.libraries
+    def libraries_for(self, asked: LibraryChoice) -> LibraryChoice:
+        """Return the libraries of software that asks for some, each with its file of constants."""
+        chosen = asked.with_others(self.libraries).stated()
+        found = {kind: self.measured.of(library) for kind, library in chosen.items()}
+        return LibraryChoice(**{kind: library for kind, library in found.items() if library is not None})
 
     @property
     def operations(self) -> tuple[str, ...]:
         """The keys that name algorithms: `default`, then the operations."""
-        return tuple(name for name in self.__struct_fields__ if name not in ("libraries", "serving"))
+        return tuple(name for name in self.__struct_fields__ if name not in ("libraries", "measured"))
 
     def choice(self, operation: str) -> Choice | None:
         """Return what serves an operation of the schema, or None where the file leaves it open."""

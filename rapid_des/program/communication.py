@@ -12,6 +12,7 @@ from math import prod
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
+from rapid_des.network.collective_specs import LibraryChoice
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.choosing import Planner
 from rapid_des.program.groups import GroupTable
@@ -45,7 +46,7 @@ class Communication:
         remembered: BoundedCache,
         *,
         analytic: bool,
-        serving: bool,
+        libraries: LibraryChoice,
         repeats: bool = False,
     ) -> None:
         self.analytic = analytic
@@ -56,10 +57,10 @@ class Communication:
         """What served which collectives, for reports."""
         self.plans: dict[Call, Plan] = {}
         """How the machine's algorithms do each of them."""
-        self.places = bool(libraries := Libraries(machine, serving=serving)) or analytic
+        self.places = bool(asked := Libraries(machine, libraries)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
         self.likeness = cache(self._likeness)
-        self._machine, self._groups, self._libraries = machine, groups, libraries
+        self._machine, self._groups, self._libraries = machine, groups, asked
         stores = machine.switching.mode == "store_and_forward"
         self._segment = machine.switching.segment if stores else None
 

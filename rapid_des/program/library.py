@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
+import msgspec
 import numpy as np
 
 from rapid_des.arrays import Bools, Int64s
-from rapid_des.chakra.trace import CollectiveType
-from rapid_des.errors import InputError, UnsupportedByEngine
+from rapid_des.chakra.source import LIBRARIES
+from rapid_des.chakra.trace import CollectiveType, TraceSet
+from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.network.collective_specs import Native
+from rapid_des.network.collective_specs import LibraryChoice, Native, Nccl
 from rapid_des.network.collectives.libraries.library import (
     LinkRates,
     Request,
@@ -100,12 +102,23 @@ class LaidOut:
         return relabel(schedule, names, schedule.members, switches=schedule.switches)
 
 
+def libraries_of(traces: TraceSet, machine: Machine) -> LibraryChoice:
+    """Return the libraries that serve a trace set on a machine: those that it names, else NCCL."""
+    asked = LibraryChoice(default=Nccl())
+    if traces.libraries:
+        try:
+            asked = msgspec.json.decode(traces.libraries, type=LibraryChoice)
+        except msgspec.DecodeError as error:
+            raise TraceError(f"metadata {LIBRARIES}: {error}") from None
+    return machine.collectives.libraries_for(asked)
+
+
 class Libraries:
     """The libraries of a machine, asked for what they take among its GPUs."""
 
-    def __init__(self, machine: Machine, *, serving: bool) -> None:
+    def __init__(self, machine: Machine, choice: LibraryChoice) -> None:
         self._machine = machine
-        self._choice = machine.collectives.libraries_for(serving=serving)
+        self._choice = choice
         self._active = machine.switching.mode != "store_and_forward" and any(
             not isinstance(library, Native) for library in self._choice.stated().values()
         )

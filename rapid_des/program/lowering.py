@@ -16,6 +16,7 @@ from rapid_des.machine import Machine
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.communication import Communication
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
+from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks, geometry
 from rapid_des.program.program import NONE, Namer, Program, RankProgram
 from rapid_des.program.replicas import Replicas, link_orbits
@@ -125,8 +126,9 @@ class _Lowering:
         self.above = TreesOverGroups(machine)
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
-        how = {"analytic": analytic, "serving": traces.serves, "repeats": repeats}
-        self.communication = Communication(machine, self.groups, cache, **how)
+        libraries = libraries_of(traces, machine)
+        how = {"analytic": analytic, "repeats": repeats}
+        self.communication = Communication(machine, self.groups, cache, libraries=libraries, **how)
         self.geometry = remembered(lambda name: geometry(machine, self.groups.members(name)))
         self.kinds: dict[int, tuple[CollectiveType, ...]] = {}
 

@@ -64,6 +64,8 @@ class Basis:
     """How decode steps launch their kernels; empty in training."""
     validated: tuple[str, ...] = ()
     """Of what there are measurements of this device."""
+    software: str = ""
+    """The job's framework or engine."""
 
     @property
     def launch(self) -> str:
@@ -100,7 +102,9 @@ class Basis:
             "clock_hz": int(getattr(spec.clock, used.clock)),
             "launch": self.launch,
             "l2": used.l2,
+            "software": self.software,
             "library": used.library,
+            "attention": used.attention or used.library,
             "operators": spec.operators,
             "validated": list(self.validated),
         }

@@ -9,12 +9,12 @@ from typing import Any
 
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
-from rapid_des.machine import Machine
 from rapid_des.modes.blocks import BlockRun
 from rapid_des.modes.flattened import Run
-from rapid_des.modes.pricing import at_job_clock, decode_launch
+from rapid_des.modes.pricing import as_used, decode_launch
 from rapid_des.network.collective_specs import AUTO
 from rapid_des.network.collectives.libraries.library import library_name
+from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import Served
 from rapid_des.report.breakdown import (
     breakdown,
@@ -225,7 +225,7 @@ def result_of(
         hops=records.hops if blocks is None else blocks.simulated_hops,
         folded=run.execution.folded,
         figures=figures,
-        basis=_basis(run.machine, None if trace is None else trace.job, (blocks or lowered).served),
+        basis=_basis(run, None if trace is None else trace.job, (blocks or lowered).served),
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         run=run if blocks is None else None,
         stream_kinds=kinds,
@@ -234,9 +234,9 @@ def result_of(
     )
 
 
-def _basis(machine: Machine, job: Job | None, got: Iterable[Served]) -> Basis:
+def _basis(run: Run, job: Job | None, got: Iterable[Served]) -> Basis:
     """Return what a machine prices a job with, or traces that state their durations."""
-    served = tuple(sorted(got))
+    served, machine = tuple(sorted(got)), run.machine
     stated = machine.collectives
     names = {
         operation: "/".join([choice.algorithm] if isinstance(choice.algorithm, str) else choice.algorithm)
@@ -244,16 +244,16 @@ def _basis(machine: Machine, job: Job | None, got: Iterable[Served]) -> Basis:
         if (operation == "default" or getattr(stated, operation) is not None)
         and (choice := stated.choice(operation)) is not None
     }
-    libraries = machine.collectives.libraries.of("default")
+    libraries = libraries_of(run.lowered.traces, machine).of("default")
     stores = machine.switching.mode == "store_and_forward"  # of which libraries have no closed form
     if libraries and not stores and "default" not in names:
         names["default"] = library_name(libraries[0])
     collectives = {"default": AUTO} | names
     if job is None:
         return Basis(collectives, served)
-    device, serving = at_job_clock(job, machine, machine.device), job.spec.inference
+    device, serving = as_used(job, machine, machine.device), job.spec.inference
     decode = "" if serving is None else decode_launch(serving)
-    return Basis(collectives, served, device, decode, measured_topics(machine.device))
+    return Basis(collectives, served, device, decode, measured_topics(machine.device), job.software.name)
 
 
 def _time_and_parts(

@@ -85,7 +85,8 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
     else:
         spec, used = basis.device.spec, basis.device.conditions
         clock = f"{used.clock} clock {getattr(spec.clock, used.clock)}"
-        yield f"  {spec.name}, {clock}, launch {basis.launch}, library {used.library}, collectives {names}"
+        yield f"  {spec.name}, {clock}, launch {basis.launch}"
+        yield f"  {basis.software}, kernels {used.library}, collectives {names}"
     if basis.apart:
         got = (f"{each.operation} of {each.ranks:,} ranks by {each.algorithm}" for each in basis.apart)
         yield f"  collectives in fact: {', '.join(got)}"

@@ -20,6 +20,7 @@ from rapid_des.frontend import Job, JobTrace, memory
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import price
 from rapid_des.network.specs import HyperX
+from rapid_des.program.library import libraries_of
 from rapid_des.studies.same_runs import run_alike
 
 Subject = tuple[Job | None, Machine]
@@ -133,8 +134,7 @@ def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tupl
     operations = _operations(traces) or spec.collectives.operations
     served = tuple((name, spec.collectives.choice(name)) for name in operations)
     servers = spec.gpus_per_node if named or traces is None else None
-    serving = (False, True) if traces is None else (traces.serves,)
-    libraries = [spec.collectives.libraries_for(serving=each) for each in serving]
+    libraries = spec.collectives if traces is None else libraries_of(traces, machine)
     return routing, spec.switching, spec.links, served, libraries, servers
 
 

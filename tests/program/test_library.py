@@ -3,7 +3,9 @@
 import pytest
 
 from rapid_des.chakra.trace import CollectiveType
+from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
+from rapid_des.network.collective_specs import LibraryChoice, Nccl
 from rapid_des.network.collectives import demand, prove
 from rapid_des.network.collectives.libraries.rails import rail_chains, rail_rings
 from rapid_des.network.faults import parse_fault
@@ -17,6 +19,13 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 OPERATIONS = [kind for kind in C if kind is not C.BARRIER]
 NODE = load_machine("dgx_a100")
 NODES = load_machine("dgx_h100_x8")
+TRAINING = LibraryChoice(default=Nccl())
+SERVING = load_job("llama2_7b_inference").software.communication
+
+
+def libraries(machine, asked=TRAINING):
+    """Return a machine's libraries under software that asks for some."""
+    return Libraries(machine, machine.collectives.libraries_for(asked))
 
 
 def group(machine, nodes, per_node):
@@ -27,7 +36,7 @@ def group(machine, nodes, per_node):
 
 def both(machine, kind, size, ranks):
     """Return the simulated picoseconds of a collective and those of the closed form."""
-    laid = Libraries(machine, serving=False).lay_out("dp", kind, size, ranks)
+    laid = libraries(machine).lay_out("dp", kind, size, ranks)
     traces = one_collective(ranks, kind, size, stream="dp")
     return int(replay(traces, machine).step_time), laid.cost.duration
 
@@ -117,32 +126,32 @@ def test_the_order_in_which_a_group_lists_its_ranks_does_not_matter(mixed):
 
 def test_inference_takes_the_libraries_that_serve_it():
     reduces = [
-        Libraries(NODE, serving=serving).lay_out("tp", C.ALL_REDUCE, 64 * KIB, (0, 1)).name
-        for serving in (False, True)
+        libraries(NODE, asked).lay_out("tp", C.ALL_REDUCE, 64 * KIB, (0, 1)).name
+        for asked in (TRAINING, SERVING)
     ]
     assert reduces[0].endswith("by ring ll") and reduces[1].endswith("by one_shot custom")
-    large = Libraries(NODE, serving=True).lay_out("tp", C.ALL_REDUCE, 256 * MIB, (0, 1))
+    large = libraries(NODE, SERVING).lay_out("tp", C.ALL_REDUCE, 256 * MIB, (0, 1))
     assert large.library == "nccl"
 
 
 def test_a_kind_of_group_that_is_native_asks_no_library():
     native = load_machine(NODE, settings={"collectives.libraries.tp": {"library": "native"}})
-    libraries = Libraries(native, serving=False)
-    assert libraries.lay_out("tp", C.ALL_REDUCE, MIB, (0, 1)) is None
-    assert libraries.message("tp", MIB, (0, 1)) is None
-    assert libraries.lay_out("dp", C.ALL_REDUCE, MIB, (0, 1)).library == "nccl"
+    found = libraries(native)
+    assert found.lay_out("tp", C.ALL_REDUCE, MIB, (0, 1)) is None
+    assert found.message("tp", MIB, (0, 1)) is None
+    assert found.lay_out("dp", C.ALL_REDUCE, MIB, (0, 1)).library == "nccl"
 
 
 def test_a_stated_algorithm_goes_before_the_library():
     stated = load_machine(NODE, settings={"collectives.all_reduce": "ring"})
-    assert Libraries(stated, serving=False).lay_out("dp", C.ALL_REDUCE, MIB, (0, 1, 2)) is None
-    assert Libraries(stated, serving=False).lay_out("dp", C.ALL_GATHER, MIB, (0, 1, 2)) is not None
+    assert libraries(stated).lay_out("dp", C.ALL_REDUCE, MIB, (0, 1, 2)) is None
+    assert libraries(stated).lay_out("dp", C.ALL_GATHER, MIB, (0, 1, 2)) is not None
 
 
 @pytest.mark.parametrize(("ends", "least"), [((0, 3), 11e6), ((0, 11), 20e6)])
 def test_a_message_takes_its_start_and_its_bytes(ends, least):
     size = 8 * KIB
-    cost = Libraries(NODES, serving=False).message("pp", size, ends)
+    cost = libraries(NODES).message("pp", size, ends)
     traces = messages(one_transfer(size), ends)
     assert int(replay(traces, NODES).step_time) == pytest.approx(cost.duration, rel=0.001)
     assert cost.duration > least

@@ -24,6 +24,7 @@ from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.flattened import Run
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.collective_specs import AUTO
+from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Served
 from rapid_des.program.replicas import Replicas
@@ -144,7 +145,7 @@ def run_blocks(
 def _repeats(trace: JobTrace, machine: Machine, mode: BlockMode) -> bool:
     """Tell whether `auto` keeps to algorithms of which one replica is lowered: where all would take long."""
     choices = (machine.collectives.choice(kind.name.lower()) for kind in CollectiveType)
-    libraries = bool(machine.collectives.libraries.stated())
+    libraries = bool(libraries_of(trace.traces, machine).stated())
     opened = any(choice.algorithm == AUTO if choice else not libraries for choice in choices)
     return opened and not mode.outer_analytic and len(trace.traces.ranks) > _MOST_WHOLE
 

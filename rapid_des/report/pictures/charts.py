@@ -12,7 +12,7 @@ import numpy as np
 from rapid_des.device.device import Device
 from rapid_des.frontend import Job, PricedOperator
 from rapid_des.machine import Machine
-from rapid_des.modes.pricing import at_job_clock, price
+from rapid_des.modes.pricing import as_used, price
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.result_text import time_text
 from rapid_des.units import PS_PER_S, FlopRate, Size
@@ -48,7 +48,7 @@ def draw_roofline(job: Job, machine: Machine, path: Path, *, title: str) -> int:
     ...     draw_roofline(job, machine, Path(folder) / "roofline.svg", title="Llama 2 7B") > 30
     True
     """
-    device = at_job_clock(job, machine, machine.device)
+    device = as_used(job, machine, machine.device)
     marks = _marks(price(job, machine).operators)
     figure = new_figure(path, figsize=(9, max(6.0, 0.145 * len(marks))))
     axes = figure.subplots()

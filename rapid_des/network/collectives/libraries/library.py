@@ -8,13 +8,15 @@ they take as long if nothing is in their way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.network.collective_specs import AnyLibrary, CustomAllReduce, DeepEp, Native, Nccl
+from rapid_des.errors import ConfigError, InputError
+from rapid_des.network.collective_specs import AnyLibrary, Collectives, CustomAllReduce, DeepEp, Native, Nccl
 from rapid_des.network.collectives.hierarchical import Hierarchy, flatten
 from rapid_des.network.collectives.in_switch import nvls
 from rapid_des.network.collectives.libraries.nccl import (
@@ -71,11 +73,11 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
     if isinstance(library, Native):
         return None
     if isinstance(library, Nccl):
-        fabric = _fabric(library.constants, rates)
+        fabric = _fabric(_file(library.constants), rates)
         return nccl_cost(
             fabric, request.collective, place, request.size, switched=len(request.parents) == place.ranks + 1
         )
-    kernels = load_kernels(library.kernels)
+    kernels = load_kernels(_file(library.kernels))
     if isinstance(library, CustomAllReduce):
         if request.collective is not C.ALL_REDUCE or place.nodes > 1:
             return None
@@ -92,7 +94,14 @@ def message_cost(
     if not isinstance(library, Nccl):
         return None
     place = Place(ranks, ranks, 1) if far else Place(ranks, 1, ranks)
-    return send_cost(_fabric(library.constants, rates), place, size, far=far)
+    return send_cost(_fabric(_file(library.constants), rates), place, size, far=far)
+
+
+def _file(name: str | None) -> str:
+    """Return the name of a file of constants, which a library that is asked must have."""
+    if name is None:
+        raise ConfigError("names no file of constants, and collectives.measured has none for it")
+    return name
 
 
 def library_name(library: AnyLibrary) -> str:
@@ -102,17 +111,34 @@ def library_name(library: AnyLibrary) -> str:
 
 def uses_switches(library: AnyLibrary) -> bool:
     """Tell whether a library reduces in a node's switch."""
-    return isinstance(library, Nccl) and load_fabric(library.constants).node.nvls is not None
+    return isinstance(library, Nccl) and load_fabric(_file(library.constants)).node.nvls is not None
 
 
-def check_library(library: AnyLibrary) -> None:
-    """Raise `ConfigError` unless a library's file of constants is there and holds what the library needs."""
+def check_libraries(collectives: Collectives) -> None:
+    """Raise `ConfigError` for a key whose file of constants is not there or lacks what a library needs."""
+    measured = collectives.measured
+    checks: dict[str, Callable[[], object]] = {
+        f"libraries.{kind}": partial(_check, measured.of(library) or library)
+        for kind, library in collectives.libraries.stated().items()
+    }
+    if measured.nccl is not None:
+        checks["measured.nccl"] = partial(load_fabric, measured.nccl)
+    if measured.kernels is not None:
+        checks["measured.kernels"] = partial(load_kernels, measured.kernels)
+    for key, check in checks.items():
+        try:
+            check()
+        except InputError as error:
+            raise ConfigError(str(error), key=f"collectives.{key}") from None
+
+
+def _check(library: AnyLibrary) -> None:
     if isinstance(library, Nccl):
-        load_fabric(library.constants)
+        load_fabric(_file(library.constants))
     elif isinstance(library, CustomAllReduce):
-        all_reduce_cost(load_kernels(library.kernels), library.engine, 2, 1)
+        all_reduce_cost(load_kernels(_file(library.kernels)), library.engine, 2, 1)
     elif isinstance(library, DeepEp):
-        load_kernels(library.kernels)
+        load_kernels(_file(library.kernels))
 
 
 def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
