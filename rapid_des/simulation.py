@@ -18,7 +18,6 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, check_memory
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.flattened import run_traces
 from rapid_des.modes.pricing import pace, price, price_blocks
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from rapid_des.chakra import ReadOptions, TraceSet
 
 FLATTENED = "flattened"
-MODES = (FLATTENED, *BLOCK_MODES)
+MODES = (FLATTENED, "hierarchical", "hybrid", "analytical")
 AUTO = EngineChoice()
 
 
@@ -113,6 +112,8 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
         paced = pace(job, machine, cache=cache)
         run = run_traces(trace.traces, machine, choice, trail=trail, cache=cache, pace=paced)
         return _noted(result_of(run, trace=trace, memory=memory), machine)
+    from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
+
     blocks = run_blocks(
         price_blocks(job, machine, cache=cache), machine, BLOCK_MODES[mode], choice, cache=cache
     )

@@ -378,14 +378,14 @@ def run_choice(options: dict[str, Any], progress: Callable[[int, int], None]) ->
 
     A timeline that would be too large is refused before the simulation.
     """
+    choice = engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"], progress=progress)
+    if options["timeline"] is None or options["force"]:
+        return choice
     from dataclasses import replace
 
     from rapid_des.modes.execution import expected_hops
     from rapid_des.report.timeline import check_size
 
-    choice = engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"], progress=progress)
-    if options["timeline"] is None or options["force"]:
-        return choice
     extract = timeline_extract(options)
 
     def inspect(lowered: Lowered) -> None:

@@ -6,7 +6,6 @@ model of an equal device need not work it out again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from rapid_des.device.attention import price_attention, price_unfused
 from rapid_des.device.attention.flash import BlockScheduler
 from rapid_des.device.device import Device
 from rapid_des.device.gemm import gemm_model, grouped_model, price_gemm, price_grouped_gemm
-from rapid_des.device.learned import LearnedOperators, load_learned
 from rapid_des.device.operators import Attention, Estimate, Gemm, GroupedGemm, Operator, OperatorModel, Vector
 from rapid_des.device.spec import LEARNED
 from rapid_des.device.vector import price_vector
@@ -25,7 +23,6 @@ MOST_PRICES = 1 << 15
 """Estimates that are remembered for a device, each of about a kilobyte."""
 _WEIGHT = 1 << 20
 """Bytes, about, of the prices that a job asks for."""
-_MOST_NAMES = 8
 
 
 def operator_model(device: Device, memory: BoundedCache | None = None) -> OperatorModel:
@@ -44,6 +41,8 @@ def operator_model(device: Device, memory: BoundedCache | None = None) -> Operat
         return RooflineOperators(device, prices)
     if device.spec.operators == "native":
         return NativeOperators(device, prices)
+    from rapid_des.device.learned import LearnedOperators, load_learned
+
     path = Path(device.spec.operators.removeprefix(LEARNED))
     file = prices.get_or_make("file", lambda: load_learned(path))
     return LearnedOperators(file, path.name, operator_model(device.priced_by(file.fallback), memory), prices)
@@ -61,29 +60,6 @@ def estimate(operator: Operator, device: Device) -> Estimate:
     ('tensor', 137438953472, True)
     """
     return operator_model(device).estimate(operator)
-
-
-def learned_notes(models: Iterable[OperatorModel]) -> tuple[str, ...]:
-    """Return, for the models that priced one job, where it and a file of regressors missed each other."""
-    by_file: dict[str, list[LearnedOperators]] = {}
-    for model in models:
-        if isinstance(model, LearnedOperators):
-            by_file.setdefault(model.name, []).append(model)
-    notes = []
-    for name, learned in by_file.items():
-        unused = [each for each in learned[0].unused() if all(each in other.unused() for other in learned)]
-        if unused:
-            notes.append(f"learned:{name} has samples of what nothing here asks for: {_some(unused)}")
-        reasons = {each: why for model in learned for each, why in model.fallbacks().items()}
-        if reasons:
-            left = _some([f"{each} ({why})" for each, why in reasons.items()])
-            notes.append(f"learned:{name} left to the {learned[0].file.fallback} model: {left}")
-    return tuple(notes)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 class RooflineOperators:

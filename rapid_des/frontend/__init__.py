@@ -1,8 +1,6 @@
 """From a job to operators to a trace for every rank."""
 
-from rapid_des.frontend.blocks import Block, Blocks, blocks
 from rapid_des.frontend.build import build
-from rapid_des.frontend.inference import decode_time
 from rapid_des.frontend.job import Job, Model
 from rapid_des.frontend.loading import load_job, load_model
 from rapid_des.frontend.memory import JobMemory, StageMemory, check_memory, memory
@@ -11,8 +9,6 @@ from rapid_des.frontend.spec import JobSpec, ModelSpec
 from rapid_des.frontend.trace import JobTrace, Segment
 
 __all__ = [
-    "Block",
-    "Blocks",
     "Job",
     "JobMemory",
     "JobSpec",
@@ -22,10 +18,8 @@ __all__ = [
     "PricedOperator",
     "Segment",
     "StageMemory",
-    "blocks",
     "build",
     "check_memory",
-    "decode_time",
     "load_job",
     "load_model",
     "memory",

@@ -14,9 +14,9 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.device import Device
 from rapid_des.device.operators import OperatorModel
-from rapid_des.device.pricing import learned_notes, operator_model
+from rapid_des.device.pricing import operator_model
+from rapid_des.device.spec import LEARNED
 from rapid_des.frontend import Job, JobTrace, build
-from rapid_des.frontend.blocks import Blocks, blocks
 from rapid_des.frontend.build import check_size
 from rapid_des.frontend.spec import InferenceSpec
 from rapid_des.machine import Machine
@@ -24,6 +24,7 @@ from rapid_des.network.faults import GpuFactors
 from rapid_des.program.builders import service_times
 
 if TYPE_CHECKING:
+    from rapid_des.frontend.blocks import Blocks
     from rapid_des.program.faults.slow_gpus import Pace
 
 _Priced = TypeVar("_Priced")
@@ -86,6 +87,8 @@ def pace(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> Pa
 
 def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> PricedBlocks:
     """Return the distinct blocks of a job, their operators priced on the machine's device; see `price`."""
+    from rapid_des.frontend.blocks import blocks
+
     models = _Models(job, machine, cache)
 
     def priced(device: Device) -> Blocks:
@@ -148,4 +151,8 @@ class _Models:
 
     def notes(self) -> tuple[str, ...]:
         """Return what the models have to say after pricing."""
+        if not self._machine.device.spec.operators.startswith(LEARNED):
+            return ()
+        from rapid_des.device.learned import learned_notes
+
         return learned_notes(self._used)

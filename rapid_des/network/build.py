@@ -14,7 +14,7 @@ from rapid_des.errors import TopologyError
 from rapid_des.network.blocks import Block, endpoints_of_a_plane, with_lanes
 from rapid_des.network.fabric import MOST_LATENCY, Fabric, check_bandwidth
 from rapid_des.network.nodes import find_node
-from rapid_des.network.shapes import SHAPES
+from rapid_des.network.shapes import shape
 from rapid_des.network.specs import (
     AnyDimension,
     Dimension,
@@ -115,11 +115,11 @@ def _layouts(
 def _block(dimension: AnyDimension, routing: Routing, inner: int) -> Block:
     """Return the block over `inner` times the dimension's own positions."""
     _check_rates(dimension)
-    shape = SHAPES[str(dimension.__struct_config__.tag)]
+    build_block = shape(str(dimension.__struct_config__.tag))
     if not isinstance(dimension, Switched):
-        return shape(dimension, routing)
+        return build_block(dimension, routing)
     endpoints = structs.replace(dimension, size=endpoints_of_a_plane(dimension, inner))
-    return with_lanes(shape(endpoints, routing), dimension)
+    return with_lanes(build_block(endpoints, routing), dimension)
 
 
 def _check_rates(dimension: AnyDimension) -> None:

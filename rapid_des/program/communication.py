@@ -5,16 +5,17 @@ Where nothing takes a link (`analytic`) each is one template that lasts as long 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.collective_specs import LibraryChoice
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
-from rapid_des.program.choosing import Planner
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
 from rapid_des.program.plans import Call, Phase, Plan, Served, served_by
@@ -24,12 +25,17 @@ from rapid_des.program.routes import signatures
 from rapid_des.program.services import Sizes
 from rapid_des.program.templates import Templates
 
+if TYPE_CHECKING:
+    from rapid_des.program.choosing import Planner
+
 Ranks = tuple[int, ...]
 
 
 def planner_of(machine: Machine, memory: BoundedCache | None = None, *, repeats: bool = False) -> Planner:
     """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
     if not machine.replans:
+        from rapid_des.program.choosing import Planner
+
         return Planner(machine, memory, repeats=repeats)
     from rapid_des.program.faults.planning import FaultPlanner
 
@@ -52,7 +58,6 @@ class Communication:
         self.analytic = analytic
         self.sizes = Sizes()
         self.templates = Templates(self.sizes, remembered)
-        self.planner = planner_of(machine, remembered, repeats=repeats)
         self.served: set[Served] = set()
         """What served which collectives, for reports."""
         self.plans: dict[Call, Plan] = {}
@@ -61,8 +66,18 @@ class Communication:
         """Whether templates depend on where in the fabric a group lies."""
         self.likeness = cache(self._likeness)
         self._machine, self._groups, self._libraries = machine, groups, asked
+        self._remembered, self._repeats = remembered, repeats
         stores = machine.switching.mode == "store_and_forward"
         self._segment = machine.switching.segment if stores else None
+
+    @cached_property
+    def planner(self) -> Planner:
+        """What plans the collectives that no library does."""
+        return planner_of(self._machine, self._remembered, repeats=self._repeats)
+
+    def mark(self, rank: int, groups: Iterable[Ranks]) -> int | None:
+        """Return the rank if its part in collectives of its groups may be like no other's: by dead links."""
+        return self.planner.mark(rank, groups) if self._machine.replans else None
 
     def _likeness(self, ranks: Ranks) -> bytes:
         """Return a key of what a group's routes are like; a rank may be its own peer.
@@ -123,7 +138,7 @@ class Communication:
 
     def _laid_out(self, call: Call, kind: str, ranks: Ranks) -> LaidOut | None:
         """Return how a library does a collective; None where the machine's own algorithms do it."""
-        if not self._libraries or self.planner.mark(ranks[0], [ranks]) is not None:
+        if not self._libraries or self.mark(ranks[0], [ranks]) is not None:
             return None
         return self._libraries.lay_out(kind, call.collective, call.size, ranks)
 

@@ -169,7 +169,7 @@ class _Lowering:
         """Return the rank's program: one for all ranks with the same table and the same shapes of groups."""
         geometries = tuple(self.geometry(name) for name in trace.groups)
         trees = tuple(self._above(name, trace.rank) for name in trace.groups)
-        mark = self.communication.planner.mark(trace.rank, map(self.groups.members, trace.groups))
+        mark = self.communication.mark(trace.rank, map(self.groups.members, trace.groups))
         key: tuple[object, ...] = (table, geometries, trees, mark)
         if not self.communication.places:
             alike, kinds = self.communication.planner.alike, self._kinds(trace.nodes, table)

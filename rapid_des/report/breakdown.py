@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,11 @@ from rapid_des.arrays import distinct
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import Segment
-from rapid_des.modes.blocks import BlockRun
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records, VisitKind
+
+if TYPE_CHECKING:
+    from rapid_des.modes.blocks import BlockRun
 
 KIND_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """Which kind of exposed communication an instant counts as when several are in progress."""

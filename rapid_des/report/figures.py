@@ -10,7 +10,8 @@ from msgspec import structs
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.device import Device, load_device
-from rapid_des.frontend import Job, JobMemory, JobTrace, decode_time
+from rapid_des.frontend import Job, JobMemory, JobTrace
+from rapid_des.frontend.inference import decode_time
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.plans import PLAIN, SCALAR, Served
 from rapid_des.program.program import Records

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
-from rapid_des.modes.blocks import BlockRun
 from rapid_des.modes.flattened import Run
 from rapid_des.modes.pricing import as_used, decode_launch
 from rapid_des.network.collective_specs import AUTO
@@ -34,20 +33,12 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
-from rapid_des.report.pictures.fabric import picture
-from rapid_des.report.pictures.overview import draw
-from rapid_des.report.rows import (
-    LinkRow,
-    MessageRow,
-    OperatorRow,
-    link_rows,
-    message_rows,
-    operator_rows,
-    utilisation,
-    write_links,
-)
-from rapid_des.report.timeline import EVERYTHING, Extract, write_timeline
 from rapid_des.units import Duration, seconds
+
+if TYPE_CHECKING:  # what few ask of a result is imported when they do
+    from rapid_des.modes.blocks import BlockRun
+    from rapid_des.report.rows import LinkRow, MessageRow, OperatorRow
+    from rapid_des.report.timeline import Extract
 
 
 @dataclass(frozen=True)
@@ -119,39 +110,53 @@ class Result:
         return {part: Duration(time) for part, time in spent.items()}
 
     def write_timeline(
-        self, path: str | Path, extract: Extract = EVERYTHING, *, bounded: bool = False
+        self, path: str | Path, extract: Extract | None = None, *, bounded: bool = False
     ) -> None:
         """Write a timeline for ui.perfetto.dev, packed if the path ends in .gz.
 
-        Links and messages are on it if run with `trail=True`. `extract` chooses ranks and a window of time;
-        if it is `bounded`, one above 200 MB is an `InputError`.
+        Links and messages are on it if run with `trail=True`. `extract` chooses ranks and a window of time
+        (unset: all); if it is `bounded`, one above 200 MB is an `InputError`.
         """
-        write_timeline(Path(path), self._run("timeline"), extract, bounded=bounded)
+        from rapid_des.report.timeline import EVERYTHING, write_timeline
+
+        write_timeline(Path(path), self._run("timeline"), extract or EVERYTHING, bounded=bounded)
 
     def write_links(self, path: str | Path) -> None:
         """Write what every link carried, by kind of traffic: Parquet if so named, else CSV."""
+        from rapid_des.report.rows import write_links
+
         run = self._run("link table")
         write_links(Path(path), run.lowered.program, run.execution.records, run.machine.fabric)
 
     def draw_links(self, path: str | Path) -> None:
         """Draw the fabric with the links' utilisation as colour: PNG, SVG or PDF."""
+        from rapid_des.report.pictures.fabric import picture
+        from rapid_des.report.pictures.overview import draw
+        from rapid_des.report.rows import utilisation
+
         run = self._run("link table")
         draw(picture(run.machine, utilisation(run.execution.records)), Path(path))
 
     def operators(self, rank: int | None = None) -> tuple[OperatorRow, ...]:
         """Return the compute operators of a rank (the critical one), the longest first."""
+        from rapid_des.report.rows import operator_rows
+
         run = self._run("rows of operators")
         position = self._position(run, rank)
         return operator_rows(run.lowered, run.execution.records, position, priced=self.priced)
 
     def messages(self, rank: int | None = None) -> tuple[MessageRow, ...]:
         """Return the collectives, sends and receives of a rank (the critical one) in program order."""
+        from rapid_des.report.rows import message_rows
+
         run = self._run("rows of messages")
         position = self._position(run, rank)
         return message_rows(run.lowered, run.execution.records, position, kinds=self.stream_kinds)
 
     def links(self) -> tuple[LinkRow, ...]:
         """Return what every link carried, by kind of traffic."""
+        from rapid_des.report.rows import link_rows
+
         run = self._run("link table")
         return tuple(link_rows(run.lowered.program, run.execution.records, run.machine.fabric))
 

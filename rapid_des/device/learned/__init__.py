@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ FORMAT = "rapid-des learned operators 1"
 LARGEST_FILE = 1 << 28
 """Bytes that a file's arrays may take."""
 _LONGEST_US = 1e12
+_MOST_NAMES = 8
 
 Fallback = Literal["native", "roofline"]
 FALLBACKS: tuple[Fallback, ...] = ("native", "roofline")
@@ -140,6 +141,29 @@ class LearnedOperators:
             "native_duration_ps": below.duration,
         }
         return replace(below, duration=round(microseconds * 1e6), detail=detail, model=model)
+
+
+def learned_notes(models: Iterable[OperatorModel]) -> tuple[str, ...]:
+    """Return, for the models that priced one job, where it and a file of regressors missed each other."""
+    by_file: dict[str, list[LearnedOperators]] = {}
+    for model in models:
+        if isinstance(model, LearnedOperators):
+            by_file.setdefault(model.name, []).append(model)
+    notes = []
+    for name, learned in by_file.items():
+        unused = [each for each in learned[0].unused() if all(each in other.unused() for other in learned)]
+        if unused:
+            notes.append(f"learned:{name} has samples of what nothing here asks for: {_some(unused)}")
+        reasons = {each: why for model in learned for each, why in model.fallbacks().items()}
+        if reasons:
+            left = _some([f"{each} ({why})" for each, why in reasons.items()])
+            notes.append(f"learned:{name} left to the {learned[0].file.fallback} model: {left}")
+    return tuple(notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _describe(regressor: Regressor, prefix: str) -> dict[str, object]:

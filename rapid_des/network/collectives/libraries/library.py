@@ -34,6 +34,7 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
     load_kernels,
 )
 from rapid_des.network.collectives.on_fabric import ShapedCollective, build_schedule
+from rapid_des.network.collectives.registry import algorithm
 from rapid_des.network.collectives.schedule import Schedule, demand, together
 from rapid_des.units import ceil_divide
 
@@ -190,7 +191,7 @@ def _ring(request: Request) -> Schedule:
     of = demand(collective, place.ranks, size)
     if place.railed and int(of.size.min()) >= place.per_node:
         return rail_rings(of, place.per_node, payloads=False)
-    return build_schedule("ring", ShapedCollective(collective, (place.ranks,), size))
+    return algorithm("ring").schedule(of)
 
 
 def _tree(collective: CollectiveType, size: int, place: Place, chunks: int) -> Schedule:
