@@ -16,6 +16,7 @@ from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.program.program import NONE, Namer, Program, Progress, Records
 
 if TYPE_CHECKING:
+    from rapid_des.machine import Machine
     from rapid_des.modes.symmetry import Folding
     from rapid_des.program.faults.closures import Closures
     from rapid_des.program.lowering import Lowered
@@ -41,6 +42,15 @@ class Execution:
     wall_s: float
     folded: float = 1.0
     """How many ranks each simulated rank stood for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A program, what an engine saw of it, and the machine: what results and timelines are read from."""
+
+    lowered: Lowered = field(repr=False)
+    execution: Execution = field(repr=False)
+    machine: Machine = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import structs
@@ -14,7 +16,7 @@ from rapid_des.errors import TopologyError
 from rapid_des.network.blocks import Block, endpoints_of_a_plane, with_lanes
 from rapid_des.network.fabric import MOST_LATENCY, Fabric, check_bandwidth
 from rapid_des.network.nodes import find_node
-from rapid_des.network.shapes import shape
+from rapid_des.network.shapes import SHAPES
 from rapid_des.network.specs import (
     AnyDimension,
     Dimension,
@@ -25,6 +27,8 @@ from rapid_des.network.specs import (
     Switched,
 )
 from rapid_des.units import Duration
+
+Shape: TypeAlias = Callable[[Any, Routing], Block]
 
 LARGEST_FABRIC = 2**24
 """GPUs."""
@@ -115,7 +119,8 @@ def _layouts(
 def _block(dimension: AnyDimension, routing: Routing, inner: int) -> Block:
     """Return the block over `inner` times the dimension's own positions."""
     _check_rates(dimension)
-    build_block = shape(str(dimension.__struct_config__.tag))
+    module, name = SHAPES[str(dimension.__struct_config__.tag)].split(".")
+    build_block: Shape = getattr(import_module(f"rapid_des.network.shapes.{module}"), name)
     if not isinstance(dimension, Switched):
         return build_block(dimension, routing)
     endpoints = structs.replace(dimension, size=endpoints_of_a_plane(dimension, inner))

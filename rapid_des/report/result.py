@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
-from rapid_des.modes.flattened import Run
+from rapid_des.modes.execution import Run
 from rapid_des.modes.pricing import as_used, decode_launch
 from rapid_des.network.collective_specs import AUTO
 from rapid_des.network.collectives.libraries.library import library_name

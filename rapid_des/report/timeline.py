@@ -17,7 +17,7 @@ import numpy as np
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind
 from rapid_des.errors import InputError
-from rapid_des.modes.flattened import Run
+from rapid_des.modes.execution import Run
 from rapid_des.network.fabric import Fabric
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records, Trail

@@ -14,8 +14,7 @@ from rapid_des.chakra.trace import TraceSet
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
-from rapid_des.modes.execution import EngineChoice
-from rapid_des.modes.flattened import Run
+from rapid_des.modes.execution import EngineChoice, Run
 from rapid_des.network.faults import Fault, drawn_names
 from rapid_des.program.program import VisitKind
 from rapid_des.report.result import Result

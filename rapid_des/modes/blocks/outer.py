@@ -20,8 +20,7 @@ from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.inner import BlockTimes, block_times
 from rapid_des.modes.blocks.placement import representative, require_disjoint
-from rapid_des.modes.execution import EngineChoice, execute
-from rapid_des.modes.flattened import Run
+from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.collective_specs import AUTO
 from rapid_des.program.library import libraries_of

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any, TypeAlias
-
-from rapid_des.network.blocks import Block
-from rapid_des.network.specs import Routing
-
-Shape: TypeAlias = Callable[[Any, Routing], Block]
+from collections.abc import Mapping
 
 SHAPES: Mapping[str, str] = {
     "ring": "direct.grid",
@@ -30,10 +23,3 @@ SHAPES: Mapping[str, str] = {
     "infragraph": "graphs.graph",
 }
 """By name: the module here and the function in it. A machine imports the shapes that it has."""
-
-
-def shape(name: str) -> Shape:
-    """Return the function of a shape."""
-    module, function = SHAPES[name].split(".")
-    found: Shape = getattr(import_module(f"{__name__}.{module}"), function)
-    return found

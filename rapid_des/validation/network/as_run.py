@@ -20,9 +20,9 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine, MachineSpec, load_machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.modes.flattened import run_traces
 from rapid_des.network.collectives.libraries.serving_kernels import all_reduce_cost, load_kernels
 from rapid_des.report.breakdown import rank_times
+from rapid_des.simulation import run_traces
 from rapid_des.studies.traffic import collectives
 from rapid_des.units import PS_PER_US
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
