@@ -67,7 +67,7 @@ def vector_step(scope: str, kinds: Sequence[str], *, own: bool = False) -> Step:
 
 
 def section_of(attention: Attention) -> str:
-    """Return the section that prices an operator (see `rapid_des.device.attention`)."""
+    """Return the section that prices an operator (see `rapid_des.device.pricing`)."""
     if attention.shared_latent:
         return "mla_decode"
     if attention.value_dim not in {None, attention.head_dim}:

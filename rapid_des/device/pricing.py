@@ -2,22 +2,32 @@
 
 An operator model is made for one job; what it works out stays in the cache it was given, so that the next
 model of an equal device need not work it out again.
+
+Which kernel an attention runs as:
+
+- many queries: FlashAttention forward or backward (`attention.flash`);
+- so few queries that one tile holds all rows of a KV head: decode with split keys (`attention.decode`);
+- `fused=False`: separate kernels, and the scores and the probabilities go through memory. Forward: scores =
+  Q K^T (batched GEMM), scale + mask + softmax (one kernel), O = P V. Backward: dV = P^T dO, dP = dO V^T,
+  softmax backward, dQ = dS K, dK = dS^T Q. Masked pairs are computed all the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device import roofline
-from rapid_des.device.attention import price_attention, price_unfused
-from rapid_des.device.attention.flash import BlockScheduler
+from rapid_des.device.attention.decode import price_decode, rows_of
+from rapid_des.device.attention.flash import BlockScheduler, price_flash, price_flash_backward
 from rapid_des.device.device import Device
 from rapid_des.device.gemm import gemm_model, grouped_model, price_gemm, price_grouped_gemm
 from rapid_des.device.operators import Attention, Estimate, Gemm, GroupedGemm, Operator, OperatorModel, Vector
 from rapid_des.device.spec import LEARNED
 from rapid_des.device.vector import price_vector
+from rapid_des.errors import InputError
 
 MOST_PRICES = 1 << 15
 """Estimates that are remembered for a device, each of about a kilobyte."""
@@ -99,3 +109,107 @@ class NativeOperators:
                 return price_attention(operator, device, table("block scheduler", BlockScheduler))
             case Vector():
                 return price_vector(operator, device)
+
+
+def price_attention(attention: Attention, device: Device, scheduler: BlockScheduler) -> Estimate:
+    """Price one fused attention operator; an impossible shape is an `InputError` that says why."""
+    section = section_of(attention, device)
+    if section == "attention_backward":
+        return price_flash_backward(attention, device, scheduler)
+    if section in _DECODE:
+        return price_decode(attention, device, section)
+    return price_flash(attention, device, scheduler, section)
+
+
+def price_unfused(attention: Attention, price: Callable[[Operator], Estimate]) -> Estimate:
+    """Price one unfused attention operator: its kernels, by `price`, one after the other."""
+    _check_attention(attention)
+    parts = unfused_kernels(attention)
+    estimates = [price(part) for part in parts]
+    slowest = max(estimates, key=lambda estimate: estimate.duration)
+    moved: dict[str, int] = {}
+    for estimate in estimates:
+        for level, count in estimate.bytes.items():
+            moved[level] = moved.get(level, 0) + count
+    detail = {
+        "model": "unfused",
+        "kernels": [
+            {"kernel": _name(part), "duration_ps": estimate.duration, "bound": estimate.bound}
+            for part, estimate in zip(parts, estimates, strict=True)
+        ],
+    }
+    duration = sum(estimate.duration for estimate in estimates)
+    flops = sum(estimate.flops for estimate in estimates)
+    return Estimate(duration, slowest.bound, flops, moved, detail, "attention.unfused")
+
+
+def unfused_kernels(attention: Attention) -> Sequence[Operator]:
+    """Return the kernels of the forward or backward pass; heads that share a KV head are rows of one GEMM.
+
+    >>> parts = unfused_kernels(Attention(1, 8, 8, heads=2, kv_heads=1, head_dim=64))
+    >>> [type(part).__name__ for part in parts]
+    ['Gemm', 'Vector', 'Gemm']
+    """
+    batch = attention.batch * attention.kv_heads
+    rows = attention.query_length * attention.group_size
+    keys, width, dtype = attention.key_length, attention.head_dim, attention.dtype
+
+    def product(m: int, n: int, k: int) -> Gemm:
+        return Gemm(m, n, k, batch=batch, dtype=dtype)
+
+    softmax = Vector("masked_softmax", batch * rows, keys, dtype=dtype, phase=attention.phase)
+    if attention.phase == "forward":
+        return (product(rows, keys, width), softmax, product(rows, attention.value_width, keys))
+    return (
+        product(keys, attention.value_width, rows),
+        product(rows, keys, attention.value_width),
+        softmax,
+        product(rows, width, keys),
+        product(keys, width, rows),
+    )
+
+
+def section_of(attention: Attention, device: Device) -> str:
+    """Return the section of the constants that prices a fused operator.
+
+    Kernels with unequal head sizes are MLA's. Decode kernels have sections for MLA's latent, for groups of
+    query heads and for one query head a KV head.
+    """
+    _check_attention(attention)
+    if attention.phase == "backward":
+        return "attention_backward"
+    prefill = "attention" if attention.value_width == attention.head_dim else "mla_prefill"
+    if attention.query_length > 1 and not _is_packed(attention, device, prefill):
+        return prefill
+    if attention.shared_latent:
+        return "mla_decode"
+    return "decode" if attention.group_size > 1 else "decode_mha"
+
+
+_DECODE = ("mla_decode", "decode", "decode_mha")
+
+
+def _is_packed(attention: Attention, device: Device, prefill: str) -> bool:
+    """Return whether all rows of a KV head share one tile, in a library whose kernels pack heads together."""
+    if prefill == "mla_prefill" and not attention.shared_latent:
+        return False
+    tile, packs = device.chosen_constants("attention", ("tile_q", "pack_heads"), attention.cache_dtype)
+    return bool(packs) and rows_of(attention) <= tile
+
+
+def _check_attention(attention: Attention) -> None:
+    for name in ("batch", "query_length", "key_length", "heads", "kv_heads", "head_dim"):
+        if getattr(attention, name) < 1:
+            raise InputError(f"attention: {name} is {getattr(attention, name)}, it must be at least 1")
+    if attention.heads % attention.kv_heads:
+        problem = f"heads {attention.heads} is no multiple of kv_heads {attention.kv_heads}"
+        raise InputError(f"attention: {problem}")
+    if attention.key_length < attention.query_length and attention.causal:
+        problem = f"query_length {attention.query_length} is more than key_length {attention.key_length}"
+        raise InputError(f"attention: {problem}")
+    if attention.shared_latent and attention.kv_heads != 1:
+        raise InputError(f"attention: a shared latent has one KV head, not {attention.kv_heads}")
+
+
+def _name(part: Operator) -> str:
+    return f"gemm {part.batch}x{part.m}x{part.n}x{part.k}" if isinstance(part, Gemm) else "masked_softmax"

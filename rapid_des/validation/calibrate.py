@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 
 from rapid_des.device import Attention, Device, Gemm, Operator, Vector
-from rapid_des.device.attention import section_of
 from rapid_des.device.calibration import (
     BOUNDS,
     Calls,
@@ -23,6 +22,7 @@ from rapid_des.device.calibration import (
     fit_constants,
 )
 from rapid_des.device.gemm.candidates import NAMES, GemmConstants, gemm_constants
+from rapid_des.device.pricing import section_of
 from rapid_des.errors import InputError
 from rapid_des.units import PS_PER_US
 from rapid_des.validation.measurements import DataFolder, Record, dtype_of
