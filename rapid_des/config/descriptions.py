@@ -67,8 +67,8 @@ def keys_below(spec: type[Spec], path: str) -> dict[str, bool]:
     """Return the keys that a file format has below a path, and whether keys stand below each of them too.
 
     >>> from rapid_des.device.spec import DeviceSpec
-    >>> keys_below(DeviceSpec, "clock")
-    {'peak': False, 'boost': False, 'sustained': False}
+    >>> list(keys_below(DeviceSpec, "clock"))
+    ['peak', 'boost', 'sustained', 'sustained_by_dtype', 'sustained_from', 'sustained_within']
     """
     steps = [step for step in path.split(".") if step and not step.isdecimal()]
     found = [struct for kind in types_at(types.type_info(spec), steps) for struct in _flat(kind)]

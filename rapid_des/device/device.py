@@ -37,6 +37,7 @@ from rapid_des.device.spec import (
     ATTENTION,
     LEARNED,
     LIBRARIES,
+    Clock,
     Conditions,
     DeviceSpec,
     FamilySpec,
@@ -67,7 +68,8 @@ class Device:
     family: FamilySpec = field(repr=False)
 
     def __hash__(self) -> int:
-        return hash((self.spec.name, self.spec.clock, self.spec.hbm, self.conditions, self.family.name))
+        sustained = self.spec.clock.sustained
+        return hash((self.spec.name, sustained, self.spec.hbm, self.conditions, self.family.name))
 
     def as_yaml(self) -> str:
         """Return a device file, its family's constants in it, that loads to an equal device."""
@@ -102,19 +104,26 @@ class Device:
             raise UnsupportedByEngine(
                 f"{spec.name}: operators {spec.operators} can not price a slowed device"
             )
-        clock = {name: _scaled(getattr(spec.clock, name), compute) for name in spec.clock.__struct_fields__}
         chip = {name: _narrowed(getattr(spec, name), compute) for name in ("registers", "shared", "l2")}
         return replace(
             self,
             spec=structs.replace(
                 spec,
-                clock=structs.replace(spec.clock, **clock),
+                clock=_slower_clock(spec.clock, compute),
                 tensor_peak={dtype: _scaled(peak, compute) for dtype, peak in spec.tensor_peak.items()},
                 vector_peak={dtype: _scaled(peak, compute) for dtype, peak in spec.vector_peak.items()},
                 hbm=_narrowed(spec.hbm, hbm),
                 **chip,
             ),
         )
+
+    def for_arithmetic(self, dtype: Dtype) -> Device:
+        """Return the device at the clock that it holds while matrix work is in `dtype`."""
+        clock = self.spec.clock
+        if self.conditions.clock == "boost" or dtype not in clock.sustained_by_dtype:
+            return self
+        own = structs.replace(clock, sustained=clock.sustained_by_dtype[dtype], sustained_by_dtype={})
+        return replace(self, spec=structs.replace(self.spec, clock=own))
 
     @property
     def clock_ratio(self) -> float:
@@ -265,10 +274,10 @@ def with_settings(document: Document, settings: Settings) -> DeviceSpec:
     the settings do not state it. `clock.peak`, which the peaks are stated at, is refused without them.
     """
     chosen = as_pairs(settings)
-    changed = apply_overrides(document, chosen, root="device")
+    keys = {key for key, _ in chosen}
+    changed = apply_overrides(_without_clock_evidence(document, keys), chosen, root="device")
     with settings_named(changed):
         spec = decode(changed, DeviceSpec)
-    keys = {key for key, _ in chosen}
     if "clock.peak" in keys and not any(key.startswith(("tensor_peak", "vector_peak")) for key in keys):
         problem = "the peaks and bandwidths are stated at this clock: set tensor_peak and vector_peak too, "
         raise ConfigError(
@@ -304,6 +313,12 @@ def _with_their_rates(spec: DeviceSpec, factor: Fraction, stated: AbstractSet[st
     )
 
 
+def _slower_clock(clock: Clock, share: Fraction) -> Clock:
+    by_dtype = {dtype: _scaled(own, share) for dtype, own in clock.sustained_by_dtype.items()}
+    plain = {name: _scaled(getattr(clock, name), share) for name in ("peak", "boost", "sustained")}
+    return structs.replace(clock, **plain, sustained_by_dtype=by_dtype)
+
+
 def _scaled(quantity: _Quantity, share: Fraction) -> _Quantity:
     """Return a share of a quantity, rounded down, at least 1."""
     return type(quantity)(max(1, quantity * share // 1))
@@ -327,8 +342,18 @@ def _with_base(document: Document, seen: tuple[Path, ...]) -> Document:
             f"the chain of bases runs in a circle: {chain}", file=str(document.path), key="base"
         )
     below = _with_base(load_document(path), (*seen, path))
-    merged = apply_overrides(Document(document.path, below.tree), _leaves(tree))
-    return Document(document.path, merged.tree)
+    own = list(_leaves(tree))
+    above = _without_clock_evidence(Document(document.path, below.tree), {key for key, _ in own})
+    return Document(document.path, apply_overrides(above, own).tree)
+
+
+def _without_clock_evidence(document: Document, stated: AbstractSet[str]) -> Document:
+    """Return a file without the evidence for its sustained clock if that clock is `stated` anew."""
+    clock = document.tree.get("clock")
+    if "clock.sustained" not in stated or not isinstance(clock, dict):
+        return document
+    plain = {name: value for name, value in clock.items() if not name.startswith("sustained_")}
+    return Document(document.path, {**document.tree, "clock": plain})
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -357,6 +382,7 @@ class Rates:
 
 def rates_of(device: Device, dtype: Dtype) -> Rates:
     """Return the rates for arithmetic in `dtype`; all but HBM follow the clock."""
+    device = device.for_arithmetic(dtype)
     spec, ratio = device.spec, device.clock_ratio
     return Rates(
         sms=spec.sms,

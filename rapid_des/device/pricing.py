@@ -80,7 +80,9 @@ class RooflineOperators:
 
     def estimate(self, operator: Operator) -> Estimate:
         """Return the latency of one operator."""
-        return self._prices.get_or_make(operator, lambda: roofline.price(operator, self._device))
+        return self._prices.get_or_make(
+            operator, lambda: roofline.price(operator, self._device.for_arithmetic(operator.dtype))
+        )
 
 
 class NativeOperators:
@@ -94,7 +96,7 @@ class NativeOperators:
         return self._prices.get_or_make(operator, partial(self._price, operator))
 
     def _price(self, operator: Operator) -> Estimate:
-        device, table = self._device, self._prices.get_or_make
+        device, table = self._device.for_arithmetic(operator.dtype), self._prices.get_or_make
         match operator:
             case Gemm(dtype=dtype, weight_dtype=weight_dtype):
                 key = ("gemm", dtype, weight_dtype)

@@ -40,6 +40,14 @@ class Clock(Spec, frozen=True):
     """The highest clock, of a short burst."""
     sustained: Frequency
     """The clock of hours of matrix work, as power allows."""
+    sustained_by_dtype: dict[Dtype, Frequency] = {}
+    """The same while matrix work is in a dtype that holds another clock; set by hand, `sustained` holds for
+    all."""
+    sustained_from: Literal["measured", "scaled", "assumed"] = "assumed"
+    """Fitted to long GEMM loops on this device or one of equal chip and power; scaled from such a device by
+    power and SMs; or taken from boards' tables."""
+    sustained_within: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """By what share of itself it may be off; unset: not known."""
 
 
 class Store(Spec, frozen=True):
@@ -131,6 +139,8 @@ class DeviceSpec(Spec, frozen=True):
     """How the device is used."""
     power: Power | None = None
     """Board power limit."""
+    idle_power: Power | None = None
+    """What the board draws while a process holds it and no kernel runs."""
     energy: Energy | None = None
     """Energy of arithmetic and traffic; unset: none is reported."""
     operators: str = "native"
@@ -141,6 +151,8 @@ class DeviceSpec(Spec, frozen=True):
     def __post_init__(self) -> None:
         if not 0 < self.clock.sustained <= self.clock.boost or not 0 < self.clock.peak <= self.clock.boost:
             raise ValueError("clock.sustained and clock.peak must be above 0 and at most clock.boost")
+        if any(not 0 < clock <= self.clock.boost for clock in self.clock.sustained_by_dtype.values()):
+            raise ValueError("clock.sustained_by_dtype must be above 0 and at most clock.boost")
         if "fp32" not in self.vector_peak:
             raise ValueError("vector_peak must state fp32, which stands in for narrower types")
         if not all((*self.tensor_peak.values(), *self.vector_peak.values())):

@@ -11,6 +11,7 @@ import msgspec
 from rapid_des.device.device import Device
 from rapid_des.device.learned import LearnedFile
 from rapid_des.device.operators import Estimate, Operator
+from rapid_des.report.clock_text import sustained_text
 from rapid_des.report.result_text import time_text
 from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds
 
@@ -106,7 +107,7 @@ def device_as_plain(device: Device) -> dict[str, object]:
 def device_as_text(device: Device) -> str:
     """Return a device for a person: one line a number."""
     spec = device.spec
-    clock = f"{spec.clock.boost} boost, {spec.clock.sustained} sustained, peaks at {spec.clock.peak}"
+    clock = f"{spec.clock.boost} boost, {sustained_text(spec.clock)} sustained, peaks at {spec.clock.peak}"
     stores = {"registers": spec.registers, "shared": spec.shared, "L2": spec.l2, "HBM": spec.hbm}
     each = {"registers": " a SM", "shared": " a SM"}
     lines = [f"{spec.name} ({device.family.name}, {spec.sms} SMs)", f"  clock        {clock}"]

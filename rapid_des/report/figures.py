@@ -101,6 +101,7 @@ class Basis:
             "device": spec.name,
             "clock": used.clock,
             "clock_hz": int(getattr(spec.clock, used.clock)),
+            **_sustained_as_json(self.device),
             "launch": self.launch,
             "l2": used.l2,
             "software": self.software,
@@ -109,6 +110,18 @@ class Basis:
             "operators": spec.operators,
             "validated": list(self.validated),
         }
+
+
+def _sustained_as_json(device: Device) -> dict[str, Any]:
+    """Return where the sustained clock is from and those of other dtypes; nothing at the boost clock."""
+    clock = device.spec.clock
+    if device.conditions.clock == "boost":
+        return {}
+    return {
+        "clock_hz_by_dtype": {dtype: int(own) for dtype, own in clock.sustained_by_dtype.items()},
+        "clock_from": clock.sustained_from,
+        "clock_within": clock.sustained_within,
+    }
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rapid_des.network.faults import Fault
+from rapid_des.report.clock_text import clock_text
 from rapid_des.report.figures import Basis, JobFigures
 from rapid_des.report.result import Result
 from rapid_des.units import Duration
@@ -84,8 +85,7 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
         yield f"  collectives {names}"
     else:
         spec, used = basis.device.spec, basis.device.conditions
-        clock = f"{used.clock} clock {getattr(spec.clock, used.clock)}"
-        yield f"  {spec.name}, {clock}, launch {basis.launch}"
+        yield f"  {spec.name}, {clock_text(basis.device)}, launch {basis.launch}"
         yield f"  {basis.software}, kernels {used.library}, collectives {names}"
     if basis.apart:
         got = (f"{each.operation} of {each.ranks:,} ranks by {each.algorithm}" for each in basis.apart)

@@ -20,7 +20,7 @@ def completed(*typed):
         (["run", "llama2_7b_train", "--mode", "hi"], ["hierarchical"]),
         (["run", "llama2_7b_train", "--engine", "s"], ["simpy"]),
         (["run", "llama2_7b_train", "--set", "d"], ["device."]),
-        (["run", "llama2_7b_train", "--set", "device.clock.su"], ["device.clock.sustained="]),
+        (["run", "llama2_7b_train", "--set", "device.clock.bo"], ["device.clock.boost="]),
         (["run", "llama2_7b_train", "--set", "job.training.zero"], ["job.training.zero_stage="]),
         (["run", "llama2_7b_train", "--set", "machine.fabric.0.band"], ["machine.fabric.0.bandwidth="]),
         (["explain", "job.paralleli"], ["job.parallelism."]),

@@ -68,7 +68,7 @@ def test_a_device_without_measurements_or_with_other_numbers_is_not_validated(de
 def test_a_run_says_with_what_it_was_priced():
     plain = call("run", "llama2_7b_train", "--on", "dgx_a100", "--json").json["priced_with"]
     assert plain["device"] == "A100-SXM4-80GB"
-    assert (plain["clock"], plain["clock_hz"], plain["launch"]) == ("sustained", 1.23e9, "graph")
+    assert (plain["clock"], plain["clock_hz"], plain["launch"]) == ("sustained", 1.25e9, "graph")
     assert (plain["library"], plain["operators"]) == ("cublas", "native")
     assert plain["collectives"] == {"default": "nccl"}
     assert "gemm" in plain["validated"]
