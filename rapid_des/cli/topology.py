@@ -140,7 +140,7 @@ def _compare(opened: Machine, options: Mapping[str, Any]) -> None:
     """Print every algorithm at every size."""
     from rapid_des.report.study_text import compared_lines
     from rapid_des.studies import collective_bench as study
-    from rapid_des.studies.algorithms import each_compared
+    from rapid_des.studies.collective_bench import each_compared
 
     beside = [f"--{name}" for name in ("plot", "nccl") if options[name] is not None]
     if beside or options["chunks"] != 1:

@@ -19,8 +19,7 @@ from rapid_des.program.communication import planner_of
 from rapid_des.program.estimates import MOST_PAIRS, Lines
 from rapid_des.program.plans import Call, geometry
 from rapid_des.simulation import replay, simulate
-from rapid_des.studies.algorithms import each_compared
-from rapid_des.studies.collective_bench import Question, bench
+from rapid_des.studies.collective_bench import Question, bench, each_compared
 from tests.program.machines import dimension, machine, ring, switch
 from tests.program.tracing import Nodes, same_everywhere
 

@@ -15,8 +15,7 @@ from rapid_des.studies.traffic import one_collective
 from rapid_des.validation import DataFolder, open_folder, validate
 from rapid_des.validation.measurements import CHECKOUT_DATA
 from rapid_des.validation.network.as_run import Collective, Runs, alike
-from rapid_des.validation.network.nccl import microseconds
-from rapid_des.validation.network.nccl_tests import NcclTest
+from rapid_des.validation.network.nccl import NcclTest, microseconds
 
 AR = CollectiveType.ALL_REDUCE
 KIB, MIB = 2**10, 2**20

@@ -11,7 +11,7 @@ from rapid_des.errors import TopologyError
 from rapid_des.network.blocks import Block, Wires, both_directions, check_links
 from rapid_des.network.fabric import check_bandwidth
 from rapid_des.network.paths import pick
-from rapid_des.network.shapes.routers import OverRouters, takes_detour, third, with_hosts
+from rapid_des.network.shapes.low_diameter import OverRouters, takes_detour, third, with_hosts
 from rapid_des.network.specs import DragonflyPlus, NonMinimal, Rate, Routing
 
 _UP, _CABLE, _LEAF, _SECOND = 5, 6, 7, 8

@@ -27,8 +27,7 @@ from rapid_des.studies.traffic import collectives
 from rapid_des.units import PS_PER_US
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.network import Measured, grouped
-from rapid_des.validation.network.nccl import floor, predicted
-from rapid_des.validation.network.nccl_tests import KINDS, SENDS, NcclTest, measured
+from rapid_des.validation.network.nccl import KINDS, SENDS, NcclTest, floor, measured, predicted
 from rapid_des.validation.network.serving_kernels import KERNELS, exchange, exchanges, reductions
 from rapid_des.validation.scoring import Topic
 

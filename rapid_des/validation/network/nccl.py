@@ -1,5 +1,6 @@
 """NCCL in closed form: in a node, on clusters, in published tables and in plots, and over shaped links.
 
+Measurements are rows of nccl-tests, whose sizes are the total for all-gather, reduce-scatter and all-to-all.
 Constants of a fabric come from its file under `topologies/fabrics`, fitted on calibration cases only
 (`validation/fit_collectives.py`).
 
@@ -13,17 +14,213 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 
+from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives.libraries.nccl import nccl_time, send_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
 from rapid_des.units import PS_PER_US
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.network import Measured, grouped
-from rapid_des.validation.network.nccl_tests import KINDS, SENDS, NcclTest, measured
 from rapid_des.validation.scoring import Topic
+
+C = CollectiveType
+KINDS: Mapping[str, CollectiveType] = {
+    "all_reduce": C.ALL_REDUCE,
+    "all_gather": C.ALL_GATHER,
+    "reduce_scatter": C.REDUCE_SCATTER,
+    "alltoall": C.ALL_TO_ALL,
+}
+SENDS = ("sendrecv", "send_recv")
+"""Rings of sends to the next rank."""
+FABRICS: Mapping[str, str] = {
+    "A100": "a100_nvswitch",
+    "A100-SXM4-80GB": "a100_nvswitch",
+    "A100-SXM4-80GB (Azure ND v4)": "a100_nvswitch",
+    "H100": "h100_nvswitch",
+    "H100-SXM-80GB": "h100_nvswitch",
+    "H100-SXM-80GB (Azure ND v5)": "h100_ndr",
+    "H200-SXM-141GB": "h100_nvswitch",
+    "B200-SXM": "nvlink5",
+    "B300-SXM": "nvlink5",
+    "GB200-NVL72": "nvlink5",
+    "GB300-NVL72": "nvlink5",
+    "GB200 (Azure ND v6, 4 GPU VM)": "nvlink5",
+    "L40S": "l40s_pcie",
+    "RTX-PRO-6000": "rtx_pro_6000_pcie",
+    "Intel-Arc-B60": "arc_b60_pcie",
+}
+"""Constants behind the GPU names of one-node files."""
+PUBLISHED: Mapping[str, tuple[str, int]] = {
+    "llmcompass/a100x4": ("a100_nvswitch", 4),
+    "coreweave/gb200x72": ("nvlink5", 72),
+    "coreweave/gb200x144": ("b200_ndr", 72),
+}
+"""Constants and ranks a node of the published tables that a fabric here stands for."""
+NOT_MODELLED: Mapping[str, str] = {
+    "coreweave/h100x64-sharp": "SHARP was on: the NCCL model has no reduction in network switches",
+    "stas00/4nodes-32gpu": "the table does not say which GPU and network",
+    "stas00/mi300x-n8": "no constants of RCCL over xGMI",
+    "deepbench/p100x2": "no constants of P100 over PCIe",
+    "deepbench/p100x8": "no constants of P100 over PCIe",
+    "deepbench/p100x16": "no constants of P100 over PCIe",
+}
+MIB = 2**20
+_EAGER = ("A100-SXM4-80GB (Azure ND v4)", "H100-SXM-80GB (Azure ND v5)")
+_VIDUR_EAGER = 4 * MIB
+
+
+@dataclass(frozen=True)
+class NcclTest:
+    """One measurement: microseconds, what ran, among whom, and whose constants predict it."""
+
+    case_id: str
+    time: float
+    op: str
+    size: int
+    ranks: int
+    per_node: int
+    fabric: str = ""
+    unsupported: str = ""
+
+    @property
+    def wire(self) -> float:
+        """Bus bytes, which the null model multiplies."""
+        rounds = 2 if self.op == "all_reduce" else 1
+        return self.size * rounds * (self.ranks - 1) / self.ranks
+
+
+def measured(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
+    """Yield (topic, measurement) of every row that is no shaped link's."""
+    for read in (_in_node, _ndr, _aws, _alps, _digitised, _b200, _published):
+        yield from read(data)
+
+
+def _test(record: Record, time: float, fabric: str, per_node: int) -> NcclTest:
+    return NcclTest(
+        case_id=record["case_id"],
+        time=time,
+        op=record["op"],
+        size=record.count("bytes"),
+        ranks=record.count("ranks"),
+        per_node=per_node,
+        fabric=fabric,
+    )
+
+
+def _in_node(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
+    for record in data.read("collectives/nccl_aiconfigurator.csv"):
+        yield _node_row(record, record.time("time_us"))
+    for record in data.read("collectives/nccl_azure_guide.csv"):
+        name, row = _node_row(record, record.time("time_us_in"))
+        if (record.number("rel_uncert") if record["rel_uncert"] else 0.0) > 0.02:
+            name = name.replace("nccl/", "nccl/excluded-uncertain/")
+        elif record["gpu"] in _EAGER and row.size < MIB:
+            name = _host_bound(record)
+        yield name, row
+    for record in data.read("collectives/network_vidur.csv"):
+        yield _vidur_row(record)
+
+
+def _node_row(record: Record, time: float) -> tuple[str, NcclTest]:
+    gpu = record["gpu"]
+    row = _test(record, time, FABRICS.get(gpu, ""), record.count("ranks"))
+    if not row.fabric:
+        row = replace(row, unsupported=f"no fabric constants for {gpu}")
+    return f"network/nccl/{gpu}/{row.op}/{_size_class(row.size)}", row
+
+
+def _size_class(size: int) -> str:
+    return "large" if size >= MIB else "small"
+
+
+def _host_bound(record: Record) -> str:
+    """Return the topic of kernels that wait for their launch.
+
+    nccl-tests without graphs on two VMs: 42 to 48 us from 1 KiB to 512 KiB on A100. Eager all-reduces under a
+    profiler: 40 to 60 us from 50 KiB to 4 MiB on two A100 and on two H100, which reduce 2 KiB in 7 to 10 us;
+    the kernel of the rank that is launched first waits for the other.
+    """
+    return f"network/nccl/host-bound/{record['gpu']}/{record['op']}"
+
+
+def _vidur_row(record: Record) -> tuple[str, NcclTest]:
+    """Return a row of Vidur's profiles: one DGX node, two on a slow network, or GPUs bridged in pairs."""
+    name, row = _node_row(record, record.time("time_us"))
+    per_node = record.count("devices_per_node")
+    if record["topology"] not in ("a100_dgx", "h100_dgx"):
+        why = "no constants of GPUs bridged in pairs over PCIe"
+        return f"network/vidur-pairwise/{record['gpu']}/{row.op}", replace(row, unsupported=why)
+    if row.ranks == per_node:
+        host_bound = row.op == "all_reduce" and row.size < _VIDUR_EAGER
+        return (_host_bound(record) if host_bound else name), row
+    folder = "network/vidur-two-nodes/excluded-slow-network"
+    two = replace(row, per_node=per_node, fabric="a100_slow_network")
+    return f"{folder}/{row.op}/{_size_class(row.size)}", two
+
+
+def _ndr(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
+    for record in data.read("collectives/nccl_h100_ndr_10node.csv"):
+        row = _test(record, record.time("time_us_out"), "h100_ndr", record.count("gpus_per_node"))
+        topic = "large" if row.size >= 256 * MIB else "medium" if row.size >= MIB else "small"
+        yield f"network/ndr/{topic}", row
+
+
+def _aws(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
+    for record in data.read("collectives/nccl_aws_p5_efa.csv"):
+        row = _test(record, record.time("time_us_out"), "h100_efa", 8)
+        yield f"network/aws-p5/{row.op}", row
+
+
+def _alps(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
+    """Yield the best of all settings per nodes and size; below 1 GiB it is a sample of variance."""
+    best: dict[tuple[int, int], Record] = {}
+    for record in data.read("collectives/nccl_alps_gh200_slingshot.csv"):
+        if record["valid"] != "True":
+            continue
+        key = record.count("nodes"), record.count("bytes")
+        if key not in best or record.time("time_us_out") < best[key].time("time_us_out"):
+            best[key] = record
+    for _, record in sorted(best.items()):
+        row = _test(record, record.time("time_us_out"), "gh200_slingshot", 4)
+        large = row.size >= 1024 * MIB
+        yield "network/alps" if large else "network/excluded-alps-below-1-GiB", row
+
+
+def _digitised(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
+    """Yield ASTRA-sim's plots, as far as a pixel is less than 5 % of the time."""
+    for record in data.read("collectives/astra_sim_docs_digitised.csv"):
+        if record["series"] != "measured":
+            continue
+        gpu = (record["gpu"].split() or ["none"])[0]
+        coarse = record.number("rel_uncert") >= 0.05
+        name = f"network/digitised/{'excluded-coarse/' if coarse else ''}{gpu}"
+        fabric = {"H100": "h100_ring", "V100": "v100_cube_mesh"}.get(gpu, "")
+        row = _test(record, record.time("time_us"), fabric, record.count("ranks"))
+        why = "" if fabric else f"no fabric constants for {gpu}"
+        yield name, replace(row, unsupported=why)
+
+
+def _b200(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
+    """Yield two nodes of 8 B200: v1 before, v2 after a tuning of NCCL's settings, which are no input."""
+    for record in data.read("collectives/nccl_b200_2node.csv"):
+        ranks, nodes = record.count("ranks"), record.count("nodes")
+        row = _test(record, record.time("time_us_out"), "b200_ndr", ranks // nodes)
+        topic = "large" if row.size >= 256 * MIB else "medium" if row.size >= MIB else "small"
+        yield f"network/b200-ndr/{record['variant']}/{row.op}/{topic}", row
+
+
+def _published(data: DataFolder) -> Iterator[tuple[str, NcclTest]]:
+    for record in data.read("collectives/published_nccl_tables.csv"):
+        origin = record["case_id"].rpartition("/")[0]
+        fabric, per_node = PUBLISHED.get(origin, ("", record.count("ranks")))
+        row = _test(record, record.time("time_us"), fabric, per_node)
+        why = NOT_MODELLED.get(origin, f"no constants of {record['gpu']}")
+        yield f"network/published/{origin}", row if fabric else replace(row, unsupported=why)
+
 
 NCCL_FLOOR_US = 3.0
 
