@@ -178,21 +178,32 @@ _VALIDATION_COLUMNS = {
 def validation_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield a validation: one line a topic, the calibration split's mean in the last column."""
     topics = report["topics"]
-    width = max((len(name) for name in topics), default=5)
+    scored = {name: figures for name, figures in topics.items() if "shares_pct" not in figures}
+    width = max((len(name) for name in scored), default=5)
     yield (
         f"{'topic':{width}} "
         + " ".join(f"{title:>8}" for title in _VALIDATION_COLUMNS.values())
         + "  calib.%"
     )
-    for name, figures in topics.items():
+    for name, figures in scored.items():
         cells = [_cell(figures[key]) for key in _VALIDATION_COLUMNS]
         calibration = figures.get("calibration", {}).get("mean_abs_pct")
         yield f"{name:{width}} " + " ".join(f"{cell:>8}" for cell in cells) + f" {_cell(calibration):>8}"
     for name, figures in topics.items():
-        for why, count in figures["unsupported"].items():
-            yield f"{name}: {count} rows not supported: {why}"
+        yield from _remarks(name, figures)
     if report["absent"]:
         yield "files not in the folder: " + ", ".join(report["absent"])
+
+
+def _remarks(name: str, figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a topic has to say besides its line of figures."""
+    if figures.get("shares_pct"):
+        shares = ", ".join(f"{part} {share:.1f} %" for part, share in figures["shares_pct"].items())
+        yield f"{name}: {shares}"
+    if "rank_correlation" in figures:
+        yield f"{name}: rank correlation {_cell(figures['rank_correlation'])}"
+    for why, count in figures["unsupported"].items():
+        yield f"{name}: {count} rows not supported: {why}"
 
 
 def _cell(value: float | None) -> str:

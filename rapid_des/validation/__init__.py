@@ -42,6 +42,15 @@ PROVIDERS: dict[str, str] = {
     "network.as_run:topics": "network/as-run/",
     "network.packets:ns3_topics": "network/",
     "network.packets:grid_topics": "network/",
+    "training.published:topics": "training/",
+    "training.dgxc:topics": "training/dgxc",
+    "training.mlperf:topics": "training/mlperf",
+    "training.bridge:topics": "training/megatron-bridge",
+    "training.nanotron:topics": "training/nanotron",
+    "training.small:topics": "training/",
+    "inference.trtllm:topics": "inference/trtllm-static",
+    "inference.tables:topics": "inference/",
+    "inference.servers:topics": "inference/",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""
@@ -62,11 +71,15 @@ def validate(
     constants: dict[str, object] = {}
     reports: dict[str, Report] = {}
     try:
+        for topic in chosen:
+            topic.begin()
         for number, topic in enumerate(chosen):
             report(topic.name, number, len(chosen))
             reports[topic.name] = score(topic, split=data.split)
             constants |= topic.constants
     except KeyboardInterrupt:
+        for topic in chosen:
+            topic.abandon()
         if not reports:
             raise
     unfinished = [topic.name for topic in chosen if topic.name not in reports]

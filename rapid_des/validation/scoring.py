@@ -37,6 +37,10 @@ class Row:
     unsupported: str = ""
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True)
 class Topic:
     """One line of the validation table; `rows` is called only when somebody asks for the topic."""
@@ -50,6 +54,14 @@ class Topic:
     """False: the provider splits by itself, and every row that it hands over is test."""
     constants: Mapping[str, object] = field(default_factory=dict)
     """Frozen constants behind the predictions, by file or name; merged over all topics in the report."""
+    begin: Callable[[], None] = _nothing
+    """Begins what takes long; called for all topics that are asked for before the first is scored."""
+    abandon: Callable[[], None] = _nothing
+    """Drops what was begun."""
+    ranked: bool = False
+    """Whether rows are configurations to choose from: the rank correlation is reported too."""
+    shares: Callable[[], Mapping[str, float]] | None = None
+    """Percent of the predicted time by part, of a topic `…/parts`, which has no rows."""
 
 
 def is_calibration(case_id: str) -> bool:
@@ -72,7 +84,28 @@ def score(topic: Topic, *, split: bool = True) -> Report:
         report["calibration"] = _figures(fitted, topic.floor_us)
     report["unit"], report["floor_us"] = topic.unit, topic.floor_us
     report["residuals"] = [_residual(row, topic.floor_us) for row in held if row.predicted is not None]
+    if topic.ranked:
+        report["rank_correlation"] = _rank_correlation(held)
+    if topic.shares is not None:
+        report["shares_pct"] = dict(topic.shares())
     return report
+
+
+def _rank_correlation(rows: Sequence[Row]) -> float | None:
+    """Return Spearman's coefficient of predictions and measurements; None of fewer than three rows."""
+    pairs = [(row.measured, row.predicted) for row in rows if row.predicted is not None]
+    if len(pairs) < 3:
+        return None
+    measured, predicted = (_ranks(np.array(side, float)) for side in zip(*pairs, strict=True))
+    return float(np.corrcoef(measured, predicted)[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    """Return each value's rank from 0, the mean of theirs for equal ones."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: Floats = ((ends - counts + ends - 1) / 2)[place]
+    return ranks
 
 
 def error_pct(row: Row, predicted: float, floor: float) -> float:

@@ -1,0 +1,124 @@
+"""Smaller tables of static batches and single requests: NIM, Kundu et al., Koyeb, LMDeploy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from rapid_des.validation.inference import runs
+from rapid_des.validation.jobs.requests import Latency, Requests, measured_requests
+from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
+from rapid_des.validation.jobs.software import LACKS
+from rapid_des.validation.measurements import DataFolder, Record
+from rapid_des.validation.scoring import Topic
+
+NIM = "inference_e2e/nim_concurrency_sweep.csv"
+NIM_TABLES: Mapping[str, tuple[str, int, str]] = {
+    "rapid/nvidia_nim_8xa100_bf16_llama33_70b_measured.csv": ("A100-SXM4-80GB", 8, "bf16"),
+    "rapid/nvidia_nim_4xh100_fp16_llama33_70b_measured.csv": ("H100-SXM-80GB", 4, "fp16"),
+}
+"""GPU, tp and precision of NVIDIA's tables of Llama 3.3 70B."""
+KUNDU = ("rapid/imec_inference_a100_measured.csv", "rapid/imec_inference_h100_measured.csv")
+KOYEB = "rapid/koyeb_a100_llama31_8b_inference_measured.csv"
+LMDEPLOY = "inference_e2e/lmdeploy_a100_static.csv"
+_GPUS = {"A100": "A100-SXM4-80GB", "H100": "H100-SXM-80GB", "SXM": "A100-SXM4-80GB", "PCIe": "A100-PCIE-80GB"}
+_LMDEPLOY_MODELS = {"llama2-7b": "Llama-2-7B", "internlm-20b": "InternLM-20B", "llama2-70b": "Llama-2-70B"}
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield the topics of every table, times in milliseconds."""
+    rows = [*_nim(data), *_nim_tables(data), *_kundu(data), *_koyeb(data), *_lmdeploy(data)]
+    return job_topics(rows, runs(), unit="ms", split=data.split)
+
+
+def _nim(data: DataFolder) -> Iterator[MeasuredJob]:
+    columns: Mapping[str, tuple[str, Latency]] = {
+        "itl": ("itl_avg_ms", "next"),
+        "ttft": ("ttft_avg_ms", "first"),
+    }
+    for record in data.read(NIM):
+        asked = _request(record, record["model"], record["precision"], record["gpu"], record.count("tp"))
+        for topic, (column, what) in columns.items():
+            row = measured_requests(
+                f"inference/nim/{topic}", record["case_id"], record.time(column), asked, what=what
+            )
+            yield _alone(row, record.count("concurrency"))
+
+
+def _nim_tables(data: DataFolder) -> Iterator[MeasuredJob]:
+    columns: Mapping[str, tuple[str, Latency]] = {"itl": ("ITL (ms)", "next"), "ttft": ("TTFT (ms)", "first")}
+    for name, (gpu, tp, precision) in NIM_TABLES.items():
+        for record in data.read(name):
+            prompt, output = record.count("Input Tokens"), record.count("Output Tokens")
+            asked = Requests("Llama-3-70B", precision, gpu, tp, 1, prompt, output)
+            misprint = gpu.startswith("H100") and prompt == output == 2000
+            case_id = f"{name.removesuffix('_measured.csv')}/{prompt}/{output}"
+            for topic, (column, what) in columns.items():
+                place = "excluded-prompt-length" if misprint else topic
+                row = measured_requests(
+                    f"inference/nim/{place}", case_id, record.time(column), asked, what=what
+                )
+                yield _alone(row, record.count("Concurrency"))
+
+
+def _request(record: Record, model: str, precision: str, gpu: str, tp: int) -> Requests:
+    return Requests(model, precision, gpu, tp, 1, record.count("input_len"), record.count("output_len"))
+
+
+def _alone(row: MeasuredJob, clients: int) -> MeasuredJob:
+    """Return a row of a server's: requests of several clients meet each other at all ages."""
+    if clients == 1 or "server" not in LACKS:
+        return row
+    return replace(row, cases=(), unsupported=LACKS["server"])
+
+
+def _kundu(data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield 200 tokens in and 200 out, one request: Kundu et al. 2024 (arXiv 2407.14645)."""
+    for name in KUNDU:
+        for record in data.read(name):
+            model, gpu, tp = record["model"].replace(" ", "-"), record["device"], record.count("tp")
+            yield measured_requests(
+                f"inference/kundu/{gpu}",
+                f"kundu/{gpu}/{model}/tp{tp}",
+                1e3 * record.time("latency_s"),
+                Requests(model, "fp16", _GPUS[gpu], tp, 1, 200, 200),
+                what="all",
+            )
+
+
+def _koyeb(data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield the decode rates of Llama 3.1 8B: the latencies leave no time for the prompts."""
+    for record in data.read(KOYEB):
+        batch, prompt = record.count("batch"), record.count("prefill_tokens")
+        asked = Requests(
+            "Llama-3-8B", "bf16", _GPUS[record["gpu"]], 1, batch, prompt, record.count("decode_tokens")
+        )
+        noisy = "/excluded-noisy" if record["case"].endswith("noisy") else ""
+        yield measured_requests(
+            f"inference/koyeb{noisy}",
+            f"koyeb/{record['case']}/{batch}",
+            1e3 * batch / record.time("output_tokens_per_s"),
+            asked,
+            what="next",
+        )
+
+
+def _lmdeploy(data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield decode steps of batches whose keys and values fit, and prefills of one request."""
+    for record in data.read(LMDEPLOY):
+        batch = record.count("batch")
+        asked = _request(
+            record, _LMDEPLOY_MODELS[record["model"]], record["dtype"], record["gpu"], record.count("tp")
+        )
+        yield measured_requests(
+            "inference/lmdeploy/tpot",
+            record["case_id"],
+            record.time("tpot_p50_ms"),
+            replace(asked, batch=batch),
+            what="next",
+            limited=True,
+        )
+        if batch == 1:
+            yield measured_requests(
+                "inference/lmdeploy/ttft", record["case_id"], record.time("ttft_min_ms"), asked, what="first"
+            )

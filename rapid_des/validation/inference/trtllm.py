@@ -1,0 +1,55 @@
+"""TensorRT-LLM 0.9, static batches: `inference_e2e/trtllm090_static_sweep.csv`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from rapid_des.validation.inference import runs
+from rapid_des.validation.jobs.requests import Latency, Requests, measured_requests
+from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, memory_gb
+from rapid_des.validation.measurements import DataFolder, Record
+from rapid_des.validation.scoring import Topic
+
+FILE = "inference_e2e/trtllm090_static_sweep.csv"
+_TOPIC = "inference/trtllm-static"
+_TIMES: Mapping[str, tuple[str, Latency]] = {
+    "tpot": ("tpot_ms", "next"),
+    "ttft": ("ttft_ms", "first"),
+    "e2e": ("latency_ms", "all"),
+}
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `inference/trtllm-static/tpot|ttft|e2e|memory`."""
+    records = data.read(FILE)
+    times = (row for record in records for row in _times(record))
+    yield from job_topics(times, runs(), unit="ms", split=data.split)
+    memory = (_memory(record) for record in records if record["peak_mem_gb_per_gpu"])
+    yield from job_topics(memory, runs(), unit="GB", split=data.split)
+
+
+def _times(record: Record) -> Iterator[MeasuredJob]:
+    for topic, (column, what) in _TIMES.items():
+        yield measured_requests(
+            f"{_TOPIC}/{topic}", record["case_id"], record.time(column), _asked(record), what=what
+        )
+
+
+def _memory(record: Record) -> MeasuredJob:
+    measured = record.time("peak_mem_gb_per_gpu")
+    row = measured_requests(f"{_TOPIC}/memory", record["case_id"], measured, _asked(record), what="all")
+    return replace(row, figure=memory_gb, basis=0.0)
+
+
+def _asked(record: Record) -> Requests:
+    return Requests(
+        model=record["model"],
+        precision=record["precision"],
+        gpu=record["gpu"],
+        tp=record.count("tp"),
+        batch=record.count("batch"),
+        prompt=record.count("input_len"),
+        output=record.count("output_len"),
+        custom_all_reduce=record["custom_allreduce"] == "Yes",
+    )

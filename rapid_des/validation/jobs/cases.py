@@ -1,0 +1,121 @@
+"""A job on a machine as their files would say it, and what a run of it gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
+from rapid_des.frontend import Job, load_job, memory
+from rapid_des.machine import Machine, load_machine
+from rapid_des.report.result import Result
+from rapid_des.simulation import FLATTENED, simulate
+from rapid_des.units import seconds
+
+Pairs = tuple[tuple[str, str], ...]
+
+ACROSS_NODES = "hybrid"
+"""The mode of jobs on several nodes: within 0.3 % of hierarchical and flattened runs of 64 to 2,048 H100."""
+TOO_LARGE = "the model says that it does not fit into the GPUs' memory"
+_ROOM = (("hbm.capacity", "16 TB"),)
+"""What measured jobs run in: they did fit. Whether the model says so too has topics of its own."""
+_MACHINES = 8
+
+
+@dataclass(frozen=True)
+class Place:
+    """A machine file with settings over it."""
+
+    machine: str
+    settings: Pairs = ()
+    node: int = 8
+    """GPUs of a node, on more of which `ACROSS_NODES` is the mode."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job, as its file would hold it (JSON), on a machine."""
+
+    job: str
+    place: Place
+    limited: bool = False
+    """Whether the device's memory counts: what does not fit is refused."""
+    only_memory: bool = False
+    """Whether the run itself is left out."""
+
+    @classmethod
+    def of(
+        cls, job: Mapping[str, Any], place: Place, *, limited: bool = False, only_memory: bool = False
+    ) -> Case:
+        """Return the case of a job's tree."""
+        return cls(json.dumps(job, sort_keys=True), place, limited, only_memory)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gives; times in seconds, memory in bytes of the fullest GPU."""
+
+    step_s: float = 0.0
+    first_token_s: float = 0.0
+    per_token_s: float = 0.0
+    memory_bytes: float = 0.0
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    """Where the critical rank's time goes."""
+    memory_parts: Mapping[str, float] = field(default_factory=dict)
+    """By category, of the first stage."""
+    refusal: str = ""
+    """Why there was no run; the rest is zero then."""
+
+
+def outcome(case: Case) -> Outcome:
+    """Run a case, with what this process remembers of others.
+
+    >>> job = {"model": "llama2_7b", "phase": "inference", "inference": {"batch": 1, "prompt_length": 64,
+    ...        "output_length": 8}}
+    >>> Outcome.step_s < outcome(Case.of(job, Place("dgx_a100"))).step_s < 1
+    True
+    """
+    try:
+        job = load_job(json.loads(case.job))
+        if case.only_memory:
+            return _with_memory(job)
+        machine = _machine(case.place, case.limited)
+        mode = FLATTENED if job.gpus <= case.place.node else ACROSS_NODES
+        return _outcome(simulate(job, machine, mode=mode, cache=_shared()))
+    except ConfigError as why:
+        return Outcome(refusal=f"{why.key}: {why.message}")
+    except InfeasibleJobError:
+        return Outcome(refusal=TOO_LARGE)
+    except InputError as why:
+        return Outcome(refusal=str(why))
+
+
+def _outcome(result: Result) -> Outcome:
+    requests = result.figures.requests if result.figures else None
+    return Outcome(
+        step_s=seconds(result.step_time),
+        first_token_s=seconds(requests.first_token) if requests else 0.0,
+        per_token_s=seconds(requests.per_output_token) if requests else 0.0,
+        memory_bytes=float(result.figures.memory.fullest.peak) if result.figures else 0.0,
+        parts_s={part: seconds(time) for part, time in result.breakdown.items()},
+    )
+
+
+def _with_memory(job: Job) -> Outcome:
+    stages = memory(job)
+    first = {name: float(size) for name, size in stages.stages[0].categories.items()}
+    return Outcome(memory_bytes=float(stages.fullest.peak), memory_parts=first)
+
+
+@cache
+def _shared() -> BoundedCache:
+    return BoundedCache()
+
+
+@lru_cache(_MACHINES)
+def _machine(place: Place, limited: bool) -> Machine:
+    return load_machine(place.machine, settings=place.settings, device_settings=() if limited else _ROOM)

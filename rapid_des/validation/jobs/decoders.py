@@ -1,0 +1,132 @@
+"""Model files as trees: the architectures that measured sets name, in the dimensions that they print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rapid_des.validation.measurements import Record, UnsupportedRow
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Style:
+    """What decoders of one architecture have in common."""
+
+    activation: str
+    norm: str
+    position: str
+    bias: bool = False
+    tied: bool = False
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward has three matrices."""
+        return self.activation == "swiglu"
+
+
+LLAMA = Style("swiglu", "rms_norm", "rope")
+GPT = Style("gelu", "layer_norm", "learned", bias=True, tied=True)
+MPT = Style("gelu", "layer_norm", "learned", tied=True)
+NEMOTRON = Style("gelu", "layer_norm", "rope")
+"""Nemotron-4 (Parmar et al. 2024): squared ReLU, which moves the bytes that GELU moves."""
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What tells one decoder of an architecture from another."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    head_dim: int = 0
+    """0: hidden over heads."""
+
+
+def decoder(style: Style, size: Dimensions, *, positions: int) -> Tree:
+    """Return a model's tree.
+
+    >>> decoder(LLAMA, Dimensions(32, 4096, 32, 8, 14336, 128256), positions=8192)["norm"]
+    'rms_norm'
+    """
+    attention: Tree = {
+        "heads": size.heads,
+        "kv_heads": size.kv_heads,
+        "qkv_bias": style.bias,
+        "output_bias": style.bias,
+    }
+    if size.head_dim:
+        attention["head_dim"] = size.head_dim
+    return {
+        "hidden": size.hidden,
+        "layers": size.layers,
+        "attention": attention,
+        "feed_forward": {"activation": style.activation, "hidden": size.ffn, "bias": style.bias},
+        "norm": style.norm,
+        "position": style.position,
+        "vocabulary": size.vocabulary,
+        "max_positions": positions,
+        "tied_embeddings": style.tied,
+    }
+
+
+def printed(record: Record, *, vocabulary: int = 0) -> Dimensions:
+    """Return the dimensions that a row of training prints."""
+    return Dimensions(
+        layers=record.count("layers"),
+        hidden=record.count("hidden"),
+        heads=record.count("heads"),
+        kv_heads=record.count("kv_heads"),
+        ffn=record.count("ffn"),
+        vocabulary=vocabulary or record.count("vocab"),
+    )
+
+
+KNOWN: Mapping[str, Dimensions] = {
+    "Llama-2-7B": Dimensions(32, 4096, 32, 32, 11008, 32000),
+    "Llama-2-13B": Dimensions(40, 5120, 40, 40, 13824, 32000),
+    "Llama-2-70B": Dimensions(80, 8192, 64, 8, 28672, 32000),
+    "Llama-3-8B": Dimensions(32, 4096, 32, 8, 14336, 128256),
+    "Llama-3-70B": Dimensions(80, 8192, 64, 8, 28672, 128256),
+    "Llama-3-405B": Dimensions(126, 16384, 128, 8, 53248, 128256),
+    "Mistral-7B": Dimensions(32, 4096, 32, 8, 14336, 32000),
+    "InternLM-20B": Dimensions(60, 5120, 40, 40, 13824, 103168),
+    "Mixtral-8x7B": Dimensions(32, 4096, 32, 8, 14336, 32000),
+    "GPT-J-6B": Dimensions(28, 4096, 16, 16, 16384, 50400),
+    "Falcon-180B": Dimensions(80, 14848, 232, 8, 59392, 65024),
+}
+"""From the models' published config.json; of the Llama style but for `NEEDS`."""
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "Mixtral-8x7B": ("moe",),
+    "GPT-J-6B": ("parallel_block",),
+    "Falcon-180B": ("parallel_block",),
+}
+"""What models need that a dense decoder of layers one after the other has not."""
+
+
+def known(name: str) -> Dimensions:
+    """Return the dimensions of a model by name."""
+    if name not in KNOWN:
+        raise UnsupportedRow(f"the dimensions of {name} are not printed")
+    return KNOWN[name]
+
+
+def parameters(size: Dimensions, *, gated: bool, tied: bool = False) -> float:
+    """Return about how many parameters a decoder has, for null models: matrices alone."""
+    head = size.head_dim or size.hidden // size.heads
+    attention = size.hidden * head * (2 * size.heads + 2 * size.kv_heads)
+    feed_forward = (3 if gated else 2) * size.hidden * size.ffn
+    return size.layers * (attention + feed_forward) + (1 if tied else 2) * size.vocabulary * size.hidden
+
+
+def training_flops(size: Dimensions, *, gated: bool, sequence: int, sequences: int) -> float:
+    """Return about the FLOPs of a step (forward and backward, causal attention), for null models."""
+    head = size.head_dim or size.hidden // size.heads
+    matrices = 6 * (parameters(size, gated=gated) - size.vocabulary * size.hidden)
+    attention = 6 * size.layers * size.heads * head * sequence
+    return (matrices + attention) * sequence * sequences

@@ -1,0 +1,139 @@
+"""Topics of measured jobs: predictions from runs, null models of one constant, parts of the time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean, median
+
+from rapid_des.validation.jobs.cases import TOO_LARGE, Case, Outcome
+from rapid_des.validation.jobs.workers import Runs, abandon
+from rapid_des.validation.scoring import Row, Topic, is_calibration
+
+Figure = Callable[[Outcome], float]
+
+
+def step_s(outcome: Outcome) -> float:
+    """Return the step's seconds."""
+    return outcome.step_s
+
+
+def step_ms(outcome: Outcome) -> float:
+    """Return the milliseconds from the first token in to the last one out."""
+    return 1e3 * outcome.step_s
+
+
+def first_token_ms(outcome: Outcome) -> float:
+    """Return the milliseconds to the first token."""
+    return 1e3 * outcome.first_token_s
+
+
+def per_token_ms(outcome: Outcome) -> float:
+    """Return the mean milliseconds of the tokens after the first."""
+    return 1e3 * outcome.per_token_s
+
+
+def memory_gb(outcome: Outcome) -> float:
+    """Return the fullest GPU's 1e9 bytes."""
+    return outcome.memory_bytes / 1e9
+
+
+@dataclass(frozen=True)
+class MeasuredJob:
+    """One measurement of a topic and the runs that predict it."""
+
+    topic: str
+    case_id: str
+    measured: float
+    figure: Figure = step_s
+    cases: tuple[Case, ...] = ()
+    """What is run; of several the best is what is predicted, as a paper prints its best layout."""
+    unsupported: str = ""
+    basis: float = 0.0
+    """What the null model multiplies by its one constant; 0: there is none."""
+    alike: str = ""
+    """Rows with one constant of the null model, as GPU and precision."""
+
+
+def job_topics(
+    measured: Iterable[MeasuredJob], runs: Runs, *, unit: str, split: bool, ranked: bool = False
+) -> Iterator[Topic]:
+    """Yield a topic for every name in order of first appearance, and `NAME/parts` beside those of times."""
+    found: dict[str, list[MeasuredJob]] = defaultdict(list)
+    for row in measured:
+        found[row.topic].append(row)
+    for name, members in found.items():
+        begin = partial(_begin, runs, members)
+        rows = partial(_rows, runs, members, split=split)
+        yield Topic(name, rows, unit=unit, begin=begin, abandon=abandon, ranked=ranked)
+        if members[0].figure in (step_s, step_ms):
+            shares = partial(_shares, runs, members)
+            yield Topic(f"{name}/parts", list, unit="%", begin=begin, abandon=abandon, shares=shares)
+
+
+def _begin(runs: Runs, members: Sequence[MeasuredJob]) -> None:
+    runs.begin(case for row in members for case in row.cases)
+
+
+def _rows(runs: Runs, members: Sequence[MeasuredJob], *, split: bool) -> list[Row]:
+    nulls = _constants(members, split=split)
+    return [_row(runs, row, nulls.get(row.alike, 0.0) * row.basis or None) for row in members]
+
+
+def _row(runs: Runs, row: MeasuredJob, null: float | None) -> Row:
+    found = _best(runs, row)
+    if isinstance(found, str):
+        return Row(row.case_id, row.measured, None, unsupported=found)
+    return Row(row.case_id, row.measured, row.figure(found), null)
+
+
+def _best(runs: Runs, row: MeasuredJob) -> Outcome | str:
+    """Return the outcome that predicts a row, or why there is none."""
+    if row.unsupported:
+        return row.unsupported
+    outcomes = [runs.outcome(case) for case in row.cases]
+    feasible = [one for one in outcomes if not one.refusal]
+    if not feasible:
+        return next((one.refusal for one in outcomes if one.refusal != TOO_LARGE), outcomes[0].refusal)
+    return min(feasible, key=row.figure)
+
+
+def _constants(members: Sequence[MeasuredJob], *, split: bool) -> dict[str, float]:
+    """Return the null model's constant by rows alike: the median on calibration rows, where there are any."""
+    known: dict[str, list[tuple[bool, float]]] = defaultdict(list)
+    for row in members:
+        if row.basis and row.cases:
+            known[row.alike].append((split and is_calibration(row.case_id), row.measured / row.basis))
+    return {
+        alike: median([ratio for fitted, ratio in ratios if fitted] or [ratio for _, ratio in ratios])
+        for alike, ratios in known.items()
+    }
+
+
+def _shares(runs: Runs, members: Sequence[MeasuredJob]) -> Mapping[str, float]:
+    """Return the mean percent of the predicted time by part, over all rows."""
+    outcomes = [found for row in members if not isinstance(found := _best(runs, row), str)]
+    names = dict.fromkeys(name for one in outcomes for name in one.parts_s)
+    return {name: fmean(100 * one.parts_s.get(name, 0.0) / one.step_s for one in outcomes) for name in names}
+
+
+def slope_topic(name: str, ladders: Sequence[Sequence[tuple[float, MeasuredJob]]], runs: Runs) -> Topic:
+    """Return a topic of times over that of a ladder's first rung; rungs come with the null model's ratio."""
+    members = [row for ladder in ladders for _, row in ladder]
+    rows = partial(_slopes, runs, ladders)
+    return Topic(name, rows, unit="ratio", begin=partial(_begin, runs, members), abandon=abandon)
+
+
+def _slopes(runs: Runs, ladders: Sequence[Sequence[tuple[float, MeasuredJob]]]) -> list[Row]:
+    return [_slope(runs, ladder[0][1], row, null) for ladder in ladders for null, row in ladder[1:]]
+
+
+def _slope(runs: Runs, first: MeasuredJob, row: MeasuredJob, null: float) -> Row:
+    before, after = _best(runs, first), _best(runs, row)
+    measured = row.measured / first.measured
+    if isinstance(before, str) or isinstance(after, str):
+        why = before if isinstance(before, str) else after
+        return Row(row.case_id, measured, None, unsupported=str(why))
+    return Row(row.case_id, measured, row.figure(after) / row.figure(before), null)

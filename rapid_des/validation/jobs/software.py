@@ -1,0 +1,63 @@
+"""Which software ran each set, and what the frontend does not express yet: one line a set, one a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
+
+Profile: TypeAlias = str | Mapping[str, Any]
+"""A software profile's name, or what its file would hold."""
+
+_TURBOMIND: Profile = {
+    "name": "LMDeploy TurboMind",
+    "communication": {"default": {"library": "nccl"}},
+    "defaults": {"fusion": "vllm"},
+}
+SOFTWARE: Mapping[str, Profile] = {
+    "korthikanti": "megatron-2021",
+    "sc21": "megatron-2021",
+    "memory": "megatron-2021",
+    "mt-nlg": "deepspeed",
+    "megascale": "megatron-2025",
+    "llama3": "megatron-2025",
+    "dgxc": "megatron-2025",
+    "mlperf": "megatron-2025",
+    "megatron-bridge": "megatron-2025",
+    "folding": "megatron-2025",
+    "llm-foundry": "fsdp",
+    "nanotron": "nanotron",
+    "uci": "torch-eager",
+    "trtllm-static": "trtllm-0.9",
+    "nim": "trtllm-0.9",
+    "kundu": "trtllm-0.9",
+    "koyeb": "vllm-0.x",
+    "lmdeploy": _TURBOMIND,
+}
+"""By set. A set's rows have one software, whatever their model and GPU."""
+WITHOUT_ALL_REDUCE: Profile = {
+    "name": "TensorRT-LLM 0.9 without its all-reduce",
+    "kernels": "trtllm",
+    "communication": {"default": {"library": "nccl"}},
+    "defaults": {"fusion": "vllm"},
+}
+"""The engine of rows that say `custom_allreduce` No."""
+
+LACKS: Mapping[str, str] = {
+    "moe": "mixture of experts",
+    "fsdp": "parameters split over replicas (FSDP, ZeRO-3)",
+    "lora": "low-rank adapters",
+    "parallel_block": "attention and feed-forward beside each other in a layer",
+    "window": "a sliding attention window shorter than the sequence",
+    "server": "a server that batches requests as they come",
+    "pipeline_without_layers": "pipeline stages without layers",
+}
+"""What rows need that the frontend does not express: with its line, a feature's reason goes away."""
+
+
+def lacking(needs: Collection[str]) -> str:
+    """Return what is missing for a row; empty if nothing is.
+
+    >>> lacking(["tensor_parallel"]), lacking(["moe"])
+    ('', 'mixture of experts')
+    """
+    return ", ".join(LACKS[need] for need in needs if need in LACKS)

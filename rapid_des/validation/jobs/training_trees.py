@@ -1,0 +1,95 @@
+"""Training jobs as trees: layouts and batches as published rows print them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rapid_des.validation.jobs.decoders import Tree
+from rapid_des.validation.jobs.software import Profile
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a row splits its job."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    chunks: int = 1
+    sequence_parallel: bool = False
+    layers: str | tuple[int, ...] = "even"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the job."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    def tree(self) -> Tree:
+        """Return a job's section `parallelism`."""
+        return {
+            "tp": self.tp,
+            "pp": self.pp,
+            "dp": self.dp,
+            "cp": self.cp,
+            "chunks": self.chunks,
+            "sequence_parallel": self.sequence_parallel and self.tp > 1,
+            "layers": self.layers if isinstance(self.layers, str) else list(self.layers),
+        }
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step trains on: sequences, and tokens of one."""
+
+    sequences: int
+    micro_batch: int
+    length: int
+
+
+def training_job(
+    model: Tree, layout: Layout, batch: Batch, software: Profile, more: Mapping[str, Any]
+) -> Tree:
+    """Return a job's tree; `more` holds further keys, those of its sections by section.
+
+    The schedule is the interleaved one where a stage has several chunks of the model.
+    """
+    training = {
+        "global_batch": batch.sequences,
+        "micro_batch": batch.micro_batch,
+        "sequence_length": batch.length,
+        "schedule": "interleaved_1f1b" if layout.chunks > 1 else "1f1b",
+    }
+    rest = {key: value for key, value in more.items() if key not in ("training", "parallelism")}
+    return {
+        "model": model,
+        "phase": "training",
+        "parallelism": {**layout.tree(), **more.get("parallelism", {})},
+        "training": {**training, **more.get("training", {})},
+        "vocabulary_multiple": 128,
+        "software": software,
+        **rest,
+    }
+
+
+HALF: Mapping[str, Any] = {"precision": {"activations": "fp16"}}
+"""Training in fp16, as Megatron-LM did on A100."""
+MEGATRON_2025_JOB: Mapping[str, Any] = {
+    "training": {"zero_stage": 1, "overlap_parameters": True},
+}
+"""Megatron Core's distributed optimizer, its gathers overlapped: defaults of NeMo's recipes."""
+
+
+def precision(text: str, job: Mapping[str, Any]) -> Tree:
+    """Return a job's section `precision` for a row's spelling, over what the job says already."""
+    spelled = text.lower()
+    stated = dict(job.get("precision", {}))
+    for dtype, spellings in _GEMMS.items():
+        if any(spelling in spelled for spelling in spellings):
+            return {**stated, "gemm": dtype}
+    return stated
+
+
+_GEMMS: Mapping[str, tuple[str, ...]] = {"fp4": ("nvfp4", "fp4"), "fp8": ("fp8",)}

@@ -1,0 +1,95 @@
+"""Megatron-Bridge's performance tables, rows of `training_e2e/published_training.csv`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rapid_des.validation.jobs.cases import Case
+from rapid_des.validation.jobs.decoders import LLAMA, decoder, known, training_flops
+from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
+from rapid_des.validation.jobs.software import SOFTWARE, lacking
+from rapid_des.validation.jobs.training_trees import (
+    MEGATRON_2025_JOB,
+    Batch,
+    Layout,
+    precision,
+    training_job,
+)
+from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
+from rapid_des.validation.scoring import Topic
+from rapid_des.validation.training import runs
+from rapid_des.validation.training.published import FILE
+
+_DENSE: Mapping[str, str] = {
+    "LLAMA3_8B": "Llama-3-8B",
+    "LLAMA3_70B": "Llama-3-70B",
+    "LLAMA3.1_405B": "Llama-3-405B",
+}
+_GPUS: Mapping[str, str] = {
+    "DGX-H100": "H100-SXM-80GB",
+    "DGX-B200": "B200-SXM",
+    "DGX-B300": "B300-SXM",
+    "DGX-GB200": "GB200-NVL72",
+    "DGX-GB300": "GB300-NVL72",
+}
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `training/megatron-bridge/GPU/dense|moe`; releases of one configuration are one case."""
+    records = [record for record in data.read(FILE) if record["source"] == "megatron-bridge"]
+    return job_topics(map(_measured, records), runs(), unit="s", split=data.split)
+
+
+def _measured(record: Record) -> MeasuredJob:
+    kind = "dense" if record["model"] in _DENSE else "moe"
+    topic = f"training/megatron-bridge/{record['gpu']}/{kind}"
+    case_id, measured = record["case_id"], record.time("iter_time_s")
+    try:
+        case, basis = _case(record), _basis(record)
+    except UnsupportedRow as why:
+        return MeasuredJob(topic, case_id, measured, unsupported=str(why))
+    alike = f"{record['gpu']} {record['precision']}"
+    return MeasuredJob(topic, case_id, measured, cases=(case,), basis=basis, alike=alike)
+
+
+def _case(record: Record) -> Case:
+    missing = lacking(_needs(record))
+    if missing:
+        raise UnsupportedRow(missing)
+    if not record["precision"]:
+        raise UnsupportedRow("the precision is not printed")
+    layout, software = _layout(record), SOFTWARE["megatron-bridge"]
+    length = record.count("seq")
+    model = decoder(LLAMA, known(_DENSE[record["model"]]), positions=length)
+    batch = Batch(record.count("gbs"), record.count("mbs"), length)
+    more = {**MEGATRON_2025_JOB, "precision": precision(record["precision"], MEGATRON_2025_JOB)}
+    where = place(_GPUS[record["gpu"]], layout.gpus)
+    return Case.of(training_job(model, layout, batch, software, more), where)
+
+
+def _needs(record: Record) -> set[str]:
+    needs = set() if record["model"] in _DENSE else {"moe"}
+    if record["fsdp"].split(" ")[0] not in ("", "0"):
+        needs.add("fsdp")
+    return needs
+
+
+def _layout(record: Record) -> Layout:
+    pp, layers = record.count("pp"), known(_DENSE[record["model"]]).layers
+    chunks = record.count("vpp") if record["vpp"] and pp > 1 else 1
+    return Layout(
+        tp=record.count("tp"),
+        pp=pp,
+        dp=record.count("dp"),
+        cp=record.count("cp"),
+        chunks=chunks,
+        sequence_parallel=True,
+        layers="even" if layers % (pp * chunks) == 0 else "endpoints",
+    )
+
+
+def _basis(record: Record) -> float:
+    size, sequence = known(_DENSE[record["model"]]), record.count("seq")
+    flops = training_flops(size, gated=True, sequence=sequence, sequences=record.count("gbs"))
+    return flops / record.count("n_gpus")

@@ -1,0 +1,116 @@
+"""NVIDIA's weak and strong scaling tables: `training_e2e/dgxc_scaling.csv`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from rapid_des.validation.jobs.cases import Case
+from rapid_des.validation.jobs.decoders import GPT, LLAMA, NEMOTRON, Style, decoder, printed, training_flops
+from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, slope_topic
+from rapid_des.validation.jobs.software import SOFTWARE, lacking
+from rapid_des.validation.jobs.training_trees import (
+    MEGATRON_2025_JOB,
+    Batch,
+    Layout,
+    precision,
+    training_job,
+)
+from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
+from rapid_des.validation.scoring import Topic
+from rapid_des.validation.training import runs
+
+FILE = "training_e2e/dgxc_scaling.csv"
+_STYLES = {"Llama": LLAMA, "GPT3": GPT, "Nemotron": NEMOTRON, "Grok": LLAMA}
+_CHUNKS_OF_RELEASE = {("GPT3-175B", "25.03"): 12, ("GPT3-175B", "25.04"): 6}
+"""Where the column is blank, as the README of the row's release prints it."""
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `training/dgxc/GPU/PRECISION` and `training/dgxc-slope`."""
+    records = data.read(FILE)
+    rows = [_measured(record) for record in records]
+    yield from job_topics(rows, runs(), unit="s", split=data.split)
+    if rows:
+        yield slope_topic("training/dgxc-slope", _ladders(records, rows), runs())
+
+
+def _ladders(records: Sequence[Record], rows: Sequence[MeasuredJob]) -> list[list[tuple[float, MeasuredJob]]]:
+    """Return runs of one model and release on ever more GPUs; proxies of other depths are no rungs."""
+    ladders: dict[tuple[str, ...], list[tuple[float, MeasuredJob]]] = defaultdict(list)
+    first: dict[tuple[str, ...], int] = {}
+    for record, row in sorted(zip(records, rows, strict=True), key=lambda pair: pair[0].count("n_gpus")):
+        key = (row.case_id, record["version"], record["scaling"], record["layers"])
+        gpus = record.count("n_gpus")
+        first.setdefault(key, gpus)
+        ladders[key].append((first[key] / gpus if record["scaling"] == "strong" else 1.0, row))
+    return [ladder for ladder in ladders.values() if len(ladder) > 1]
+
+
+def _measured(record: Record) -> MeasuredJob:
+    topic = f"training/dgxc/{_gpu(record)}/{record['precision']}"
+    measured = record.time("step_time_s")
+    try:
+        case, basis = _case(record), _basis(record)
+    except UnsupportedRow as why:
+        return MeasuredJob(topic, record["case_id"], measured, unsupported=str(why))
+    return MeasuredJob(topic, record["case_id"], measured, cases=(case,), basis=basis, alike=topic)
+
+
+def _case(record: Record) -> Case:
+    missing = lacking(_needs(record))
+    if missing:
+        raise UnsupportedRow(missing)
+    software = SOFTWARE["dgxc"]
+    where = place(_gpu(record), record.count("n_gpus"))
+    model = decoder(_style(record), printed(record), positions=record.count("seq"))
+    batch = Batch(record.count("gbs"), record.count("mbs"), record.count("seq"))
+    more = {**MEGATRON_2025_JOB, "precision": precision(record["precision"], MEGATRON_2025_JOB)}
+    return Case.of(training_job(model, _layout(record), batch, software, more), where)
+
+
+def _layout(record: Record) -> Layout:
+    pp, layers = record.count("pp"), record.count("layers")
+    chunks = record.count("vpp") if record["vpp"] else 1
+    chunks = _CHUNKS_OF_RELEASE.get((record["model"], record["version"]), chunks) if pp > 1 else 1
+    return Layout(
+        tp=record.count("tp"),
+        pp=pp,
+        dp=record.count("dp"),
+        cp=record.count("cp"),
+        chunks=chunks,
+        sequence_parallel=True,
+        layers="even" if layers % (pp * chunks) == 0 else "endpoints",
+    )
+
+
+def _needs(record: Record) -> set[str]:
+    """Return what a row needs; where JAX's are replicas of shards the shards are not printed."""
+    needs = set()
+    if record["ep"]:
+        needs.add("moe")
+    if record["fsdp"] or "FSDP" in record["framework"]:
+        needs.add("fsdp")
+    return needs
+
+
+def _style(record: Record) -> Style:
+    for start, style in _STYLES.items():
+        if record["model"].startswith(start):
+            return style
+    raise UnsupportedRow(f"the architecture of {record['model']} is not printed")
+
+
+def _gpu(record: Record) -> str:
+    return record["gpu"].split(" (")[0]
+
+
+def _basis(record: Record) -> float:
+    flops = training_flops(
+        printed(record),
+        gated=_style(record).gated,
+        sequence=record.count("seq"),
+        sequences=record.count("gbs"),
+    )
+    return flops / record.count("n_gpus")

@@ -1,0 +1,90 @@
+"""MLPerf Training rows whose layout is known: `training_e2e/mlperf_training.csv`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rapid_des.validation.jobs.cases import Case
+from rapid_des.validation.jobs.decoders import GPT, LLAMA, Style, decoder, printed, training_flops
+from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
+from rapid_des.validation.jobs.software import SOFTWARE, lacking
+from rapid_des.validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, training_job
+from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
+from rapid_des.validation.scoring import Topic
+from rapid_des.validation.training import runs
+
+FILE = "training_e2e/mlperf_training.csv"
+_MOST_SPREAD = 0.05
+"""Relative range of the runs of one submission, beyond which their median says little."""
+_STYLES: Mapping[str, Style] = {"gpt3": GPT, "llama31_405b": LLAMA, "llama31_8b": LLAMA}
+_GPUS = {"H100": "H100-SXM-80GB", "H200": "H200-SXM-141GB", "B200": "B200-SXM", "GB200": "GB200-NVL72",
+         "GB300": "GB300-NVL72"}  # fmt: skip
+_CHUNKS_OF_ROUND = {("v3.1", "gpt3"): (6, 12)}
+"""Where a round's configurations do not print how many chunks a stage has: what later rounds print."""
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `training/mlperf` and the rows apart that say little."""
+    rows = (row for record in data.read(FILE) if record["step_time_s"] for row in _measured(record))
+    return job_topics(rows, runs(), unit="s", split=data.split)
+
+
+def _measured(record: Record) -> Iterator[MeasuredJob]:
+    """Yield a row for each reading of what a submission leaves open."""
+    topic, case_id, measured = "training/mlperf", record["case_id"], record.time("step_time_s")
+    if record["step_time_spread"] and record.number("step_time_spread") > _MOST_SPREAD:
+        topic += "/excluded-spread"
+    if not record["tp"]:
+        yield MeasuredJob(topic, case_id, measured, unsupported="the layout is not printed")
+        return
+    try:
+        cases = list(_cases(record))
+    except UnsupportedRow as why:
+        yield MeasuredJob(topic, case_id, measured, unsupported=str(why))
+        return
+    basis = _basis(record)
+    for case in cases:
+        yield MeasuredJob(topic, case_id, measured, cases=(case,), basis=basis, alike=record["gpu"])
+
+
+def _cases(record: Record) -> Iterator[Case]:
+    missing = lacking(["lora"] if record["benchmark"].endswith("lora") else [])
+    if missing:
+        raise UnsupportedRow(missing)
+    if not record["mbs"]:
+        raise UnsupportedRow("the micro-batch is not printed")
+    software, gpus = SOFTWARE["mlperf"], record.count("n_gpus")
+    where = place(_GPUS.get(record["gpu"], record["gpu"]), gpus)
+    model = decoder(_STYLES[record["benchmark"]], printed(record), positions=record.count("seq"))
+    batch = Batch(record.count("gbs"), record.count("mbs"), record.count("seq"))
+    for layout in _layouts(record, gpus):
+        narrow = "fp4" if record["config_file"].endswith("fp4.sh") else "fp8"
+        more = {**MEGATRON_2025_JOB, "precision": {"gemm": narrow}}
+        yield Case.of(training_job(model, layout, batch, software, more), where)
+
+
+def _layouts(record: Record, gpus: int) -> Iterator[Layout]:
+    tp, pp, cp, layers = (record.count(name) for name in ("tp", "pp", "cp", "layers"))
+    stated = (
+        (record.count("vpp"),)
+        if record["vpp"]
+        else _CHUNKS_OF_ROUND.get((record["round"], record["benchmark"]), (1,))
+    )
+    for chunks in stated if pp > 1 else (1,):
+        yield Layout(
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            dp=gpus // (tp * pp * cp),
+            chunks=chunks,
+            sequence_parallel=True,
+            layers="even" if layers % (pp * chunks) == 0 else "endpoints",
+        )
+
+
+def _basis(record: Record) -> float:
+    gated = _STYLES[record["benchmark"]].gated
+    sequence, sequences = record.count("seq"), record.count("gbs")
+    flops = training_flops(printed(record), gated=gated, sequence=sequence, sequences=sequences)
+    return flops / record.count("n_gpus")

@@ -1,0 +1,161 @@
+"""The nanotron sweep on H100 with EFA: times, which configurations fit, and the memory of those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from rapid_des.validation.jobs.cases import Case, Outcome
+from rapid_des.validation.jobs.decoders import LLAMA, Dimensions, Style, decoder, training_flops
+from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, memory_gb
+from rapid_des.validation.jobs.software import SOFTWARE, lacking
+from rapid_des.validation.jobs.training_trees import Batch, Layout, training_job
+from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
+from rapid_des.validation.scoring import Topic
+from rapid_des.validation.training import runs
+
+FILE = "rapid/hf_ultrascale_nanotron_h100_bench_measured.csv"
+_GPU = "H100-SXM-80GB (EFA)"
+_CAPACITY = 81_559 << 20
+"""Bytes of an H100, as its driver reports."""
+_WIDTHS = {2048: 8192, 3072: 8192, 4096: 14336, 8192: 28672, 16384: 53248}
+"""Of the feed-forward by hidden size, where a row has none."""
+_TIED = Style("swiglu", "rms_norm", "rope", tied=True)
+_TIED_UP_TO = 3072
+"""Hidden size up to which embedding and head are one, where a row does not say."""
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `training/nanotron/step|fits|allocated|reserved`."""
+    records = data.read(FILE)
+    ran = [record for record in records if record["status"] == "Success"]
+    steps = (_step(record) for record in ran)
+    yield from job_topics(steps, runs(), unit="s", split=data.split, ranked=True)
+    known = (record for record in records if record["status"] in ("Success", "OOM"))
+    yield from job_topics(map(_fits, known), runs(), unit="fits", split=data.split)
+    memory = (_memory(record, kind) for kind in ("Alloc", "Res") for record in ran)
+    yield from job_topics(memory, runs(), unit="GB", split=data.split)
+
+
+def _step(record: Record) -> MeasuredJob:
+    """Return a row of time; before the pipeline was mended (column `after_pp_fix`) stages waited."""
+    topic = "training/nanotron/step"
+    if record["after_pp_fix"] != "True":
+        topic += "/excluded-before-pipeline-fix"
+    batch, gpus = _batch(record), _layout(record).gpus
+    measured = batch.sequences * batch.length / (record.time("tok/s/gpu") * gpus)
+    flops = training_flops(_size(record), gated=True, sequence=batch.length, sequences=batch.sequences)
+    return _row(record, topic, measured, flops / gpus)
+
+
+def _row(record: Record, topic: str, measured: float, basis: float = 0.0) -> MeasuredJob:
+    try:
+        case = _case(record, only_memory=not basis)
+    except UnsupportedRow as why:
+        return MeasuredJob(topic, record["name"], measured, unsupported=str(why))
+    return MeasuredJob(topic, record["name"], measured, cases=(case,), basis=basis)
+
+
+def _fits(record: Record) -> MeasuredJob:
+    """Return a row of the verdict: what is measured is 1, a prediction 0 or 2 is wrong.
+
+    2: the model says that it fits, and it ran out of memory; 0 the other way about.
+    """
+    row = _row(record, "training/nanotron/fits", 1.0)
+    ran = record["status"] == "Success"
+    return MeasuredJob(
+        row.topic,
+        row.case_id,
+        1.0,
+        _right_of_success if ran else _right_of_failure,
+        row.cases,
+        row.unsupported,
+    )
+
+
+def _right_of_success(found: Outcome) -> float:
+    return 1.0 if found.memory_bytes <= _CAPACITY else 0.0
+
+
+def _right_of_failure(found: Outcome) -> float:
+    return 1.0 if found.memory_bytes > _CAPACITY else 2.0
+
+
+def _memory(record: Record, kind: str) -> MeasuredJob:
+    topic = "training/nanotron/allocated" if kind == "Alloc" else "training/nanotron/reserved"
+    row = _row(record, topic, record.time(f"Mem {kind} (GB)"))
+    return MeasuredJob(row.topic, row.case_id, row.measured, memory_gb, row.cases, row.unsupported)
+
+
+def _case(record: Record, *, only_memory: bool) -> Case:
+    layout, software = _layout(record), SOFTWARE["nanotron"]
+    missing = lacking(["pipeline_without_layers"] if 0 in _counts(layout) else [])
+    if missing:
+        raise UnsupportedRow(missing)
+    style = _TIED if _tied(record) else LLAMA
+    model = decoder(style, _size(record), positions=record.count("seq_len"))
+    more = {
+        "training": {"zero_stage": record.count("zero_stage", least=0)},
+        "vocabulary_multiple": 1,
+    }
+    tree = training_job(model, layout, _batch(record), software, more)
+    return Case.of(tree, place(_GPU, layout.gpus), only_memory=only_memory)
+
+
+def _tied(record: Record) -> bool:
+    stated = record["tie_word_embeddings"]
+    return stated == "True" if stated else record.count("hidden_size") <= _TIED_UP_TO
+
+
+def _size(record: Record) -> Dimensions:
+    """Return a model's dimensions; rows that failed name grouped heads in their name alone."""
+    hidden, heads = record.count("hidden_size"), record.count("num_heads")
+    grouped = 8 if record["name"].endswith("gqa8") else heads
+    return Dimensions(
+        layers=record.count("num_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=record.count("num_kv_heads") if record["num_kv_heads"] else grouped,
+        ffn=record.count("interm_dim") if record["interm_dim"] else _WIDTHS[hidden],
+        vocabulary=record.count("vocab_size"),
+    )
+
+
+def _batch(record: Record) -> Batch:
+    """Return the batch; the file's `gbs` is in sequences where the run succeeded, else in tokens."""
+    micro_batch, passes = record.count("mbs"), record.count("batch_accum")
+    return Batch(micro_batch * passes * record.count("dp"), micro_batch, record.count("seq_len"))
+
+
+def _layout(record: Record) -> Layout:
+    pp = record.count("pp")
+    return Layout(
+        tp=record.count("tp"),
+        pp=pp,
+        dp=record.count("dp"),
+        sequence_parallel=True,
+        layers=by_cost(_size(record), pp) if pp > 1 else "even",
+    )
+
+
+def _counts(layout: Layout) -> tuple[int, ...]:
+    return layout.layers if isinstance(layout.layers, tuple) else ()
+
+
+def by_cost(size: Dimensions, stages: int) -> tuple[int, ...]:
+    """Return the layers of each stage: it ends when its share of all matrices, the head's too, is reached.
+
+    That gives the first stage's parameters (column `Local Params`) in 676 of 687 rows after the fix.
+
+    >>> by_cost(Dimensions(28, 3072, 32, 32, 8192, 131072), 8)
+    (4, 4, 4, 4, 4, 4, 4, 0)
+    """
+    layer = 4 * size.hidden * size.hidden + 3 * size.ffn * size.hidden
+    whole = size.layers * layer + size.vocabulary * size.hidden
+    counts, stage = [0] * stages, 0
+    for cost in accumulate([layer] * size.layers):
+        counts[stage] += 1
+        while stage < stages - 1 and cost * stages >= whole * (stage + 1):
+            stage += 1
+    return tuple(counts)

@@ -1,0 +1,166 @@
+"""Step times that papers and repositories print: `training_e2e/published_training.csv`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rapid_des.validation.jobs.cases import Case
+from rapid_des.validation.jobs.decoders import GPT, MPT, Style, decoder, printed, training_flops
+from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
+from rapid_des.validation.jobs.software import SOFTWARE, lacking
+from rapid_des.validation.jobs.training_trees import (
+    HALF,
+    Batch,
+    Layout,
+    precision,
+    training_job,
+)
+from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
+from rapid_des.validation.scoring import Topic
+from rapid_des.validation.training import runs
+
+FILE = "training_e2e/published_training.csv"
+_MICRO_BATCHES = (1, 2, 4, 8)
+"""What a paper that prints its best layout without its micro-batch may have tried."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """How rows of one source are read."""
+
+    software: str
+    topic: Callable[[Record], str]
+    jobs: Mapping[str, Any]
+    style: Style = GPT
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `training/SET` for every set of the file that is scored."""
+    rows = (_measured(record) for record in data.read(FILE) if record["source"] in SOURCES)
+    return job_topics(rows, runs(), unit="s", split=data.split)
+
+
+def _measured(record: Record) -> MeasuredJob:
+    source = SOURCES[record["source"]]
+    topic, case_id = source.topic(record), record["case_id"]
+    text = record["iter_time_s"]
+    measured = float(text) if text else 0.0
+    if not measured:
+        return MeasuredJob(topic, case_id, 1.0, unsupported="no step time is printed")
+    try:
+        cases, basis = _cases(record, source), _basis(record, source)
+    except UnsupportedRow as why:
+        return MeasuredJob(topic, case_id, measured, unsupported=str(why))
+    return MeasuredJob(
+        topic, case_id, measured, cases=cases, basis=basis, alike=f"{topic} {record['precision']}"
+    )
+
+
+def _cases(record: Record, source: Source) -> tuple[Case, ...]:
+    """Return what a row may have been: one job, or those among which the source took the best."""
+    if "excluded" in source.topic(record):
+        raise UnsupportedRow("a layer and no step")
+    missing = lacking(_needs(record))
+    if missing:
+        raise UnsupportedRow(missing)
+    software = SOFTWARE[source.software]
+    where = place(_gpu(record), record.count("n_gpus"))
+    model = decoder(source.style, printed(record), positions=record.count("seq"))
+    best = not record["mbs"]
+    cases = []
+    for layout in _layouts(record):
+        for micro_batch in _MICRO_BATCHES if best else (record.count("mbs"),):
+            batch = Batch(record.count("gbs"), micro_batch, record.count("seq"))
+            if _fits(layout, batch):
+                recompute = record["recompute"] if record["recompute"] in _RECOMPUTE else "none"
+                more = {
+                    **source.jobs,
+                    "training": {**source.jobs.get("training", {}), "recompute": recompute},
+                }
+                more["precision"] = precision(record["precision"], more)
+                cases.append(Case.of(training_job(model, layout, batch, software, more), where, limited=best))
+    return tuple(cases)
+
+
+_RECOMPUTE = ("none", "selective", "full")
+
+
+def _layouts(record: Record) -> list[Layout]:
+    """Return a row's layout; SC'21 interleaves without printing how many chunks a stage has."""
+    pp, layers = record.count("pp"), record.count("layers")
+    chunks = [record.count("vpp")] if record["vpp"] else [1]
+    if "interleaved" in record["framework"] and pp > 1:
+        chunks = [count for count in range(1, layers // pp + 1) if layers % (pp * count) == 0]
+    return [
+        Layout(
+            tp=record.count("tp"),
+            pp=pp,
+            dp=record.count("dp"),
+            cp=record.count("cp"),
+            chunks=count,
+            sequence_parallel=record["seq_parallel"] == "True",
+        )
+        for count in chunks
+    ]
+
+
+def _fits(layout: Layout, batch: Batch) -> bool:
+    """Tell whether a batch divides over a layout, and over the groups of micro-batches of its schedule."""
+    passes, rest = divmod(batch.sequences, layout.dp * batch.micro_batch)
+    return not rest and (layout.chunks == 1 or passes % layout.pp == 0)
+
+
+def _needs(record: Record) -> set[str]:
+    needs = set()
+    if record["fsdp"] not in ("", "none", "0"):
+        needs.add("fsdp")
+    if record["framework"] == "MegaScale":
+        needs |= {"parallel_block", "window"}
+    return needs
+
+
+def _gpu(record: Record) -> str:
+    """Return a GPU's name without what stands in brackets behind it."""
+    name = record["gpu"].split(" ")[0]
+    return {"a100_80gb": "A100-SXM4-80GB", "a100_40gb": "A100-SXM4-40GB", "h100_80gb": "H100-SXM-80GB"}.get(
+        name, name
+    )
+
+
+def _basis(record: Record, source: Source) -> float:
+    """Return the model's FLOPs a GPU, with a second forward where all is recomputed."""
+    flops = training_flops(
+        printed(record),
+        gated=source.style.gated,
+        sequence=record.count("seq"),
+        sequences=record.count("gbs"),
+    )
+    return flops * (4 / 3 if record["recompute"] == "full" else 1) / record.count("n_gpus")
+
+
+def _named(name: str) -> Callable[[Record], str]:
+    return lambda _: f"training/{name}"
+
+
+def _korthikanti(record: Record) -> str:
+    layer = record["case_id"].startswith("korthikanti-t4")
+    return "training/korthikanti/excluded-one-layer" if layer else "training/korthikanti"
+
+
+SOURCES: Mapping[str, Source] = {
+    "korthikanti22": Source("korthikanti", _korthikanti, HALF),
+    "sc21": Source("sc21", _named("sc21"), HALF),
+    "mt-nlg": Source("mt-nlg", _named("mt-nlg"), {}),
+    "megascale": Source("megascale", _named("megascale"), {}),
+    "llama3": Source("llama3", _named("llama3"), {}),
+    "llm-foundry": Source(
+        "llm-foundry",
+        lambda record: f"training/llm-foundry/{record['gpu'].split(' ')[0]}",
+        {"training": {"zero_stage": 1}},
+        MPT,
+    ),
+}
+"""By the file's column `source`."""

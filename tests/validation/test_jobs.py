@@ -1,0 +1,220 @@
+"""Measured jobs: rows of files become jobs, and what can not become one is counted with the reason."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from rapid_des.frontend import load_job
+from rapid_des.validation import DataFolder, open_folder, validate
+from rapid_des.validation.inference import tables, trtllm
+from rapid_des.validation.jobs import software, workers
+from rapid_des.validation.jobs.cases import Case, Place, outcome
+from rapid_des.validation.jobs.places import SERVERS, place
+from rapid_des.validation.jobs.software import LACKS, SOFTWARE
+from rapid_des.validation.jobs.workers import FEW, Runs
+from rapid_des.validation.measurements import CHECKOUT_DATA
+from rapid_des.validation.training import bridge, dgxc, mlperf, nanotron, published, small
+
+pytestmark = pytest.mark.skipif(not CHECKOUT_DATA.is_dir(), reason="the data ships with a checkout only")
+TRTLLM = (
+    "case_id,gpu,model,precision,tp,pp,batch,input_len,output_len,ttft_ms,tpot_ms,latency_ms,out_tok_per_s,"
+    "peak_mem_gb_per_gpu,custom_allreduce,source"
+)
+
+
+@pytest.fixture
+def rows_of(tmp_path):
+    """Return a folder that holds the shipped rows of a file that have some values."""
+
+    def take(name, /, change=None, **values):
+        rows = [row for row in open_folder(None).read(name) if values.items() <= row.items()]
+        rows = [{**row, **(change or {})} for row in rows]
+        text = io.StringIO()
+        table = csv.DictWriter(text, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+        return write(name, text.getvalue())
+
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        return DataFolder(tmp_path, split=False)
+
+    take.text = write
+    return take
+
+
+def measured(module, data):
+    """Return the measured jobs behind a module's topics, without running any."""
+    return [row for topic in module.topics(data) if topic.shares is None for row in topic.rows.args[1]]
+
+
+def job_of(row):
+    return load_job(json.loads(row.cases[0].job))
+
+
+def scored(data, topic):
+    return validate(data, [topic])["topics"][topic]
+
+
+def test_a_row_of_korthikanti_is_the_job_of_its_table(rows_of):
+    data = rows_of(published.FILE, case_id="korthikanti-t5/175B-selective")
+    (row,) = measured(published, data)
+    job = job_of(row)
+    assert (job.gpus, job.chunks, job.training.recompute, job.spec.attention) == (
+        64,
+        3,
+        "selective",
+        "unfused",
+    )
+    assert row.cases[0].place == Place("dgx_a100_x8", (("fabric.1.size", "8"),))
+    assert scored(data, "training/korthikanti")["mean_abs_pct"] < 8  # 13.75 s measured
+
+
+def test_a_ladder_is_scored_by_its_ratios(rows_of):
+    data = rows_of(dgxc.FILE, case_id="dgxc/H100-SXM-80GB/Llama3.1-8B/bf16/25.04/weak")
+    figures = scored(data, "training/dgxc-slope")
+    # 8, 16, 32, 64, 128 GPUs at 12.27, 12.30, 12.32, 12.33, 12.33 s: four rungs above the first.
+    assert figures["rows"] == 4
+    assert figures["residuals"][0]["measured"] == pytest.approx(12.30 / 12.27)
+    assert figures["mean_abs_pct"] < 2
+
+
+def test_reduced_depths_are_no_rungs_of_one_ladder():
+    data = open_folder(None)
+    ladders = next(topic for topic in dgxc.topics(data) if topic.name == "training/dgxc-slope").rows.args[1]
+    assert all(
+        len({job_of(row).model.spec.layers for _, row in ladder if row.cases}) <= 1 for ladder in ladders
+    )
+
+
+def test_rows_of_experts_and_sharded_replicas_are_counted_with_the_reason():
+    data = open_folder(None)
+    reasons = {row.unsupported for row in measured(published, data) + measured(bridge, data)}
+    assert {LACKS["moe"], LACKS["fsdp"]} <= reasons
+    assert all(row.cases or row.unsupported for row in measured(bridge, data))
+
+
+def test_a_feature_that_the_frontend_learns_is_one_line_less(monkeypatch):
+    rows = open_folder(None).read(published.FILE)
+    sharded = next(row for row in rows if row["source"] == "llm-foundry" and row["precision"] == "amp_bf16")
+    monkeypatch.delitem(software.LACKS, "fsdp")
+    (case,) = published._measured(sharded).cases  # noqa: SLF001 - one row, without a file
+    assert json.loads(case.job)["parallelism"]["dp"] == sharded.count("n_gpus")
+
+
+def test_every_software_is_a_profile_and_every_server_a_machine_file():
+    for profile in SOFTWARE.values():
+        chosen = profile if isinstance(profile, str) else dict(profile)
+        load_job("llama2_7b_train", settings={"software": chosen})
+    job = {
+        "model": "llama2_7b",
+        "phase": "inference",
+        "inference": {"batch": 1, "prompt_length": 8, "output_length": 2},
+    }
+    assert {gpu: outcome(Case.of(job, place(gpu, 1))).refusal for gpu in SERVERS} == dict.fromkeys(
+        SERVERS, ""
+    )
+
+
+def test_what_a_submission_leaves_open_is_predicted_in_every_reading():
+    rows = [row for row in measured(mlperf, open_folder(None)) if "/v3.1/" in row.case_id and row.cases]
+    chunks = {case: set() for case in {row.case_id for row in rows}}
+    for row in rows:
+        chunks[row.case_id].add(job_of(row).chunks)
+    assert list(chunks.values()) == [{6, 12}] * len(chunks)
+
+
+def test_stages_of_nanotron_end_where_their_share_of_the_matrices_does():
+    size = nanotron.Dimensions(16, 2048, 32, 32, 8192, 131072)
+    # A layer has 4·2048² + 3·2048·8192 = 67.1 M parameters, the head 2048·131072 = four times that.
+    assert nanotron.by_cost(size, 2) == (10, 6) and nanotron.by_cost(size, 4) == (5, 5, 5, 1)
+
+
+@pytest.mark.parametrize(("status", "verdict"), [("Success", 1.0), ("OOM", 2.0)])
+def test_a_memory_verdict_is_right_or_wrong_in_a_direction(rows_of, status, verdict):
+    name = "1.34G_dp32_tp1_pp1_acc4_mbs2_seq4096_zero1_tpmodeRED_vocab131k"  # 13 GB of 80
+    data = rows_of(nanotron.FILE, change={"status": status}, name=name)
+    figures = scored(data, "training/nanotron/fits")
+    assert figures["residuals"][0]["predicted"] == verdict
+
+
+def test_activations_are_the_published_formulas(rows_of):
+    figures = scored(rows_of(small.MEMORY, model="175B"), "training/memory")
+    assert figures["rows"] == 8 and figures["mean_abs_pct"] < 6
+
+
+def test_a_static_batch_has_four_figures_of_one_run(rows_of):
+    row = "c,A100-SXM4-80GB,Llama-2-7B,fp16,1,1,1,128,128,13.5,10.0,1283.5,99,20.0,Yes,dli"
+    data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
+    report = validate(data, ["inference/trtllm-static/"])["topics"]
+    names = [f"inference/trtllm-static/{figure}" for figure in ("e2e", "memory", "tpot", "ttft")]
+    assert [name for name in report if report[name]["rows"]] == names
+    predicted = {name: report[name]["residuals"][0]["predicted"] for name in names}
+    e2e, memory, tpot, ttft = predicted.values()
+    assert e2e == pytest.approx(ttft + 127 * tpot, rel=1e-6)
+    assert 13 < memory < 20 and 6.6 < tpot < 20  # weights: 13.5 GB at 2.039 TB/s take 6.6 ms
+    shares = report["inference/trtllm-static/e2e/parts"]["shares_pct"]
+    assert sum(shares.values()) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("model", "lengths", "reason"),
+    [
+        ("Mixtral-8x7B", "128,128", LACKS["moe"]),
+        ("Falcon-180B", "128,128", LACKS["parallel_block"]),
+        ("Mistral-7B", "128,4096", LACKS["window"]),
+    ],
+)
+def test_models_that_are_no_plain_decoders_are_not_supported(rows_of, model, lengths, reason):
+    row = f"c,A100-SXM4-80GB,{model},fp16,1,1,1,{lengths},13.5,10.0,1283.5,99,20.0,Yes,dli"
+    data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
+    assert scored(data, "inference/trtllm-static/tpot")["unsupported"] == {reason: 1}
+
+
+def test_a_gpu_without_a_machine_file_is_not_supported(rows_of):
+    row = "c,H100-NVL-94GB,Llama-2-70B,fp8,2,1,1,128,128,13.5,10.0,1283.5,99,20.0,No,dli"
+    data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
+    reason = "no machine file of 2 H100-NVL-94GB"
+    assert scored(data, "inference/trtllm-static/ttft")["unsupported"] == {reason: 1}
+
+
+def test_one_client_is_a_batch_and_several_are_a_server(rows_of):
+    (gpu_file, *_) = tables.NIM_TABLES
+    data = rows_of(gpu_file)
+    rows = [row for row in measured(tables, data) if row.topic == "inference/nim/itl"]
+    assert {bool(row.cases) for row in rows} == {True, False}
+    assert {row.unsupported for row in rows if not row.cases} == {LACKS["server"]}
+
+
+def test_a_row_of_kundu_is_one_request(rows_of):
+    data = rows_of("rapid/imec_inference_a100_measured.csv", model="Llama 2-7B", tp="1")
+    job = job_of(*measured(tables, data))
+    assert (job.inference.batch, job.inference.prompt_length, job.gpus) == (1, 200, 1)
+    assert scored(data, "inference/kundu/A100")["mean_abs_pct"] < 40  # 2.19 s measured
+
+
+def test_what_does_not_fit_is_refused_where_memory_counts():
+    job = {
+        "model": "llama2_70b",
+        "phase": "inference",
+        "inference": {"batch": 1, "prompt_length": 8, "output_length": 2},
+    }
+    assert outcome(Case.of(job, Place("dgx_a100"), limited=True)).refusal.startswith("the model says")
+    assert not outcome(Case.of(job, Place("dgx_a100"))).refusal
+
+
+def test_workers_give_what_one_process_gives():
+    job = {"model": "llama2_7b", "phase": "inference"}
+    cases = [
+        Case.of(
+            {**job, "inference": {"batch": 1, "prompt_length": 8 + n, "output_length": 2}}, Place("dgx_a100")
+        )
+        for n in range(FEW + 1)
+    ]
+    runs = Runs()
+    runs.begin(cases)
+    assert [runs.outcome(case) for case in cases] == [outcome(case) for case in cases]
+    workers.abandon()
