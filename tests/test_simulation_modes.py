@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from rapid_des.chakra import read_set, write_set
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import load_machine
+from rapid_des.modes.pricing import price
 from rapid_des.network.faults import parse_fault
-from rapid_des.simulation import MODES, compare, simulate
+from rapid_des.simulation import MODES, compare, replay, simulate
 from tests.program.machines import dimension, machine, ring, switch
 
 MODEL = """\
@@ -247,3 +249,61 @@ def test_modes_without_a_timeline_say_so(job, tmp_path):
     result = simulate(job(tp=2), MACHINES["rings"](2, 1, 1), mode="analytical")
     with pytest.raises(UnsupportedByEngine, match="mode analytical has no timeline"):
         result.write_timeline(tmp_path / "t.json")
+
+
+HOST = ("kernel", "collective", "message", "graph", "step")
+
+
+def hosted(job, each, file="training", settings=(), **parallelism):
+    """A job whose host needs `each` for everything that it issues."""
+    times = [(f"host.{name}", each) for name in HOST]
+    return job(file, [*settings, *times], **parallelism)
+
+
+@pytest.mark.parametrize(("tp", "dp", "pp"), [(1, 1, 1), (2, 2, 1), (2, 1, 2)])
+def test_a_host_bound_step_takes_as_long_as_issuing_it_in_every_mode(job, tp, dp, pp):
+    fabric, settings = MACHINES["rings"](tp, dp, pp), [("training.overlap_pipeline", "true")]
+    run = hosted(job, "2 ms", settings=settings, tp=tp, dp=dp, pp=pp)
+    results = {mode: simulate(run, fabric, mode=mode) for mode in MODES}
+    plain = simulate(job(tp=tp, dp=dp, pp=pp), fabric)
+    for result in results.values():
+        assert result.bound == "host"
+        assert result.step_time > 5 * plain.step_time
+        assert result.step_time == pytest.approx(results["flattened"].step_time, rel=0.01)
+        assert sum(result.breakdown.values()) == result.step_time
+        assert any(note.startswith("host-bound: ") for note in result.notes)
+
+
+def test_a_host_that_runs_ahead_costs_a_step_its_first_issue(job):
+    fabric = MACHINES["rings"](2, 1, 1)
+    for mode in MODES:
+        plain = simulate(job(tp=2), fabric, mode=mode)
+        ahead = simulate(hosted(job, "1 ns", tp=2), fabric, mode=mode)
+        # a step's fixed time and the first kernel
+        assert 0 <= ahead.step_time - plain.step_time <= 10_000
+        assert not any(note.startswith("host-bound: ") for note in ahead.notes)
+
+
+def test_graphs_make_decoding_independent_of_the_host_in_every_mode(job):
+    fabric = MACHINES["rings"](2, 1, 1)
+    steps = [("inference.decode_steps", "3"), ("host.captured", "decode")]
+    for mode in MODES:
+        captured = simulate(hosted(job, "50 us", "service", steps, tp=2), fabric, mode=mode)
+        eager = [*steps, ("inference.cuda_graphs", "false")]
+        issued = simulate(hosted(job, "50 us", "service", eager, tp=2), fabric, mode=mode)
+        assert captured.figures.requests.first_token == issued.figures.requests.first_token
+        assert issued.figures.requests.per_output_token > 3 * captured.figures.requests.per_output_token
+
+
+@pytest.mark.parametrize("each", ["20 us", "300 us"])
+def test_engines_agree_on_what_a_host_issues(job, each):
+    run, fabric = hosted(job, each, tp=2, pp=2), MACHINES["rings"](2, 1, 2)
+    one, other = (simulate(run, fabric, engine=engine) for engine in ("simpy", "compiled"))
+    assert one.finish == other.finish
+    assert one.breakdown == other.breakdown
+
+
+def test_a_hosted_job_written_as_traces_replays_alike(job, tmp_path):
+    run, fabric = hosted(job, "100 us", tp=2, pp=2), MACHINES["rings"](2, 1, 2)
+    write_set(price(run, fabric).traces, tmp_path, "job")
+    assert replay(read_set(tmp_path), fabric).finish == simulate(run, fabric).finish

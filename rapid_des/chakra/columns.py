@@ -45,6 +45,8 @@ WANTED = (
     "rapid_stream",
     "rapid_position",
     "rapid_tensor_bytes",
+    "rapid_issuer",
+    "rapid_issued_ps",
 )
 
 _WIRES = np.full(33, -1)

@@ -52,7 +52,8 @@ def interpret(raw: RawTable, origin: Origin) -> Interpreted:
     _refuse_duplicates(raw, order, origin)
     fields = _dependency_fields(raw, order, origin)
     edges, repairs = resolve(raw, order, fields)
-    _refuse_cycle(raw, order, edges, origin)
+    issues = _issues(raw, order, origin)
+    _refuse_cycle(raw, order, _and(edges, issues), origin)
     columns = columns_of(raw, origin)
     groups = _groups(raw, columns, origin)
     named = origin.dialect.streams_named
@@ -64,6 +65,7 @@ def interpret(raw: RawTable, origin: Origin) -> Interpreted:
         if "rapid_position" not in raw.attributes:
             remarks.append("ids contradict dependencies within a stream, so dependencies decide its order")
     nodes, slots = _table(raw, columns, (groups, streams), order[sequence], edges)
+    nodes = replace(nodes, issuer=_issuers(issues, sequence))
     return Interpreted(nodes, *slots, fields, tuple(repairs), tuple(remarks))
 
 
@@ -91,12 +93,44 @@ def _table(
         flops=columns.flops[rows],
         tensor_bytes=columns.tensor_bytes[rows],
         on_cpu=columns.on_cpu[rows],
+        issuer=np.full(len(raw), UNSTATED, np.int32),
+        issued=columns.issued[rows],
         dependency_starts=starts,
         dependencies=needs,
         names=tuple(text.decode(errors="backslashreplace") for text in names),
         streams=stream_names,
     )
     return nodes, (group_names, peers)
+
+
+def _issues(raw: RawTable, order: Int64s, origin: Origin) -> Edges:
+    """Return which nodes others issue, and who, as positions in id order."""
+    stated = raw.attributes.get("rapid_issuer")
+    if stated is None:
+        none = np.zeros(0, np.int64)
+        return Edges(none, none)
+    issued, ids = np.flatnonzero(stated.stated[order]), raw.ids.view(np.uint64)[order]
+    named = stated.value[order[issued]].view(np.uint64)
+    issuer = np.minimum(np.searchsorted(ids, named), len(ids) - 1)
+    lost = np.flatnonzero(ids[issuer] != named)
+    if len(lost):
+        node = int(ids[issued[lost[0]]])
+        raise origin.error("dangling", f"node {node}: its rapid_issuer {named[lost[0]]} is no node", node)
+    return Edges(issued, issuer)
+
+
+def _and(edges: Edges, issues: Edges) -> Edges:
+    if not len(issues.node):
+        return edges
+    return Edges(np.append(edges.node, issues.node), np.append(edges.needs, issues.needs))
+
+
+def _issuers(issues: Edges, sequence: Int64s) -> Int32s:
+    """Return by position in the table who issues a node, or `UNSTATED`."""
+    place, issuer = np.empty(len(sequence), np.int64), np.full(len(sequence), UNSTATED, np.int32)
+    place[sequence] = np.arange(len(sequence))
+    issuer[place[issues.node]] = place[issues.needs]
+    return issuer
 
 
 def _peers(ranks: Int64s) -> tuple[Int32s, tuple[int, ...]]:

@@ -60,6 +60,7 @@ class Columns:
     flops: Int64s
     tensor_bytes: Int64s
     on_cpu: Bools
+    issued: Int64s
     remarks: tuple[str, ...]
 
 
@@ -113,6 +114,7 @@ def columns_of(raw: RawTable, origin: Origin) -> Columns:
         flops=flops,
         tensor_bytes=_own_tensor_bytes(read, tensor_bytes),
         on_cpu=on_cpu,
+        issued=read.natural("rapid_issued_ps"),
         remarks=(*remarks, *said, *timed),
     )
 

@@ -21,7 +21,7 @@ from rapid_des.errors import TraceError
 MOST_RANKS = 2**24
 """Ranks are numbered below this."""
 UNSTATED = -1
-"""In `duration`: to be computed from `flops` and `tensor_bytes`. In `group` and `peer`: none."""
+"""In `duration`: to be computed from `flops` and `tensor_bytes`. In `group`, `peer` and `issuer`: none."""
 
 
 class NodeKind(IntEnum):
@@ -84,6 +84,10 @@ class NodeTable:
     flops: Int64s
     tensor_bytes: Int64s
     on_cpu: Bools
+    issuer: Int32s
+    """Position of the host's node that issues this one, or `UNSTATED`: nobody need issue it."""
+    issued: Int64s
+    """Picoseconds from the start of `issuer` until it has issued this node, which can not start before."""
     dependency_starts: Int64s
     dependencies: Int32s
     names: tuple[str, ...]

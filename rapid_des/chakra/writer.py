@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rapid_des.chakra.files import varint, write_frames, write_parts
 from rapid_des.chakra.groups import WORLD
 from rapid_des.chakra.source import LIBRARIES, discover
@@ -19,6 +21,7 @@ FRAME_VERSION = "0.0.4"
 FORMAT = "1"
 _INT32 = range(-(2**31), 2**31)
 _EXACT_TIME = b"\x0a\x11rapid_duration_ps\x68"
+_ISSUER, _ISSUED = b"\x0a\x0crapid_issuer\x68", b"\x0a\x0frapid_issued_ps\x68"
 _MEMORY = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
 
 
@@ -102,12 +105,14 @@ def _node_frames(rank: RankTrace) -> Iterator[bytes]:
     ids, names, durations = nodes.ids.tolist(), nodes.name.tolist(), nodes.duration.tolist()
     needed = nodes.ids[nodes.dependencies].tolist()
     starts = nodes.dependency_starts.tolist()
+    issues = _issues(nodes)
     ascending = bool((nodes.ids[1:] > nodes.ids[:-1]).all())
     for index, columns_row in enumerate(columns):
         row = _Row(*columns_row)
         tail = tails.get(row)
         if tail is None:
             tail = tails[row] = _tail(row, rank)
+        tail += issues.get(index, b"")
         if not ascending:
             tail += _position(index)
         time = times.get(durations[index])
@@ -157,10 +162,27 @@ def _time(duration: int) -> bytes:
     if duration == UNSTATED:
         return b""
     micros = ceil_divide(duration, PS_PER_US)
-    # NOTE: spelt out because durations rarely repeat; a protobuf message costs twenty times as much.
-    exact = _EXACT_TIME + varint(duration)
     field = b"\x38" + varint(micros) if micros else b""
-    return field + b"\x52" + varint(len(exact)) + exact
+    return field + _attribute(_EXACT_TIME, duration)
+
+
+def _issues(nodes: NodeTable) -> dict[int, bytes]:
+    """Return by position which node of the host issues a node, and when."""
+    issued = np.flatnonzero(nodes.issuer != UNSTATED)
+    columns = issued, nodes.ids[nodes.issuer[issued]], nodes.issued[issued]
+    return {
+        place: _attribute(_ISSUER, issuer) + _attribute(_ISSUED, when)
+        for place, issuer, when in zip(*(column.tolist() for column in columns), strict=True)
+    }
+
+
+def _attribute(head: bytes, value: int) -> bytes:
+    """Return an unsigned attribute of a node.
+
+    NOTE: spelt out because such values rarely repeat; a protobuf message costs twenty times as much.
+    """
+    content = head + varint(value)
+    return b"\x52" + varint(len(content)) + content
 
 
 def _tail(row: _Row, rank: RankTrace) -> bytes:

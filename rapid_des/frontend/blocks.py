@@ -23,10 +23,10 @@ they stand on the tp stream of the outer graph, and the first messages of blocks
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -56,8 +56,32 @@ INNER = ("tp", "ep")
 OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))
 """The axes along which ranks exchange data outside blocks."""
 
-Durations = Mapping[PieceKey, Sequence[int]]
-"""For each block the picoseconds from cut to cut, in the order of `Block.cuts`."""
+
+@dataclass(frozen=True)
+class Cuts:
+    """When a block passes its cuts, in picoseconds and in the order of `Block.cuts`.
+
+    Where a host issues the block, it passes a cut no earlier than on an idle GPU that it enters when the host
+    begins with it.
+    """
+
+    steps: tuple[int, ...]
+    """From cut to cut, once all is issued."""
+    issued: tuple[int, ...] = ()
+    """From the host's beginning with the block to each cut, if the GPU waits for it; empty: all at once."""
+
+    @classmethod
+    def of(cls, passed: Sequence[int], issued: Sequence[int] = ()) -> Cuts:
+        """Return what follows from when the cuts are passed from the start of the block on.
+
+        >>> Cuts.of([5, 7]).steps
+        (5, 2)
+        """
+        return cls(tuple(later - earlier for earlier, later in pairwise([0, *passed])), tuple(issued))
+
+
+Durations = Mapping[PieceKey, Cuts]
+"""Of each block."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +100,23 @@ class Block:
     """Whether after the last cut but one there are only messages, beside which others may compute."""
     gate: int | None
     """The cut after which its first message may have to wait for those of another block's tail."""
+    hosted: FinishedProgram | None
+    """The program after a node of the host that issues it node by node; None: nobody does."""
 
     @property
     def table(self) -> NodeTable:
         """The program of each rank of the inner group."""
         return self.program.table
 
-    def on(self, ranks: Sequence[int]) -> TraceSet:
-        """Return the block's trace on the ranks of one inner group."""
-        return assemble(self.job, [self.program] * self.job.stages, ranks=ranks)
+    def on(self, ranks: Sequence[int], *, hosted: bool = False) -> TraceSet:
+        """Return the block's trace on the ranks of one inner group, all issued or `hosted`."""
+        program = self.hosted if hosted else self.program
+        assert program is not None
+        return assemble(self.job, [program] * self.job.stages, ranks=ranks)
 
-    def durations(self, finish: Sequence[int]) -> tuple[int, ...]:
-        """Return the steps from cut to cut, given the finish time of every row (the slowest rank's)."""
-        times = [finish[cut] for cut in self.cuts]
-        return tuple(later - earlier for earlier, later in pairwise([0, *times]))
+    def passed(self, finish: Sequence[int], *, hosted: bool = False) -> tuple[int, ...]:
+        """Return when the cuts are passed, given the finish of every row of `on` (the slowest rank's)."""
+        return tuple(finish[cut + hosted] for cut in self.cuts)
 
 
 @dataclass(frozen=True)
@@ -173,15 +200,30 @@ def _block(job: Job, key: PieceKey, piece: Piece) -> Block:
     outward = [bool(set(GROUPS[name]) - set(INNER)) for name in GROUP_SLOTS]
     exchanges = np.flatnonzero(np.array([*outward, False])[piece.rows[:, Column.GROUP]])
     assert all(separates(piece, row) for row in exchanges.tolist()), f"an exchange inside a stretch of {key}"
+    alone = retimed(piece, exchanges, _NO_TIME)
     program = ProgramWriter()
-    program.writer.place(retimed(piece, exchanges, _NO_TIME), {})
+    program.writer.place(alone, {})
+    hosted = ProgramWriter(job.host)
+    hosted.issuing()
+    hosted.writer.place(alone, {})
+    issues = job.host is not None and piece.rows[:, Column.ISSUE].any()
     cuts = {mark.position for mark in piece.marks} | {piece.output} | set(exchanges.tolist())
     computes = np.flatnonzero(piece.rows[:, Column.KIND] == NodeKind.COMPUTE)
     tail = piece.output not in computes
     cuts.update(computes[-1:].tolist() if tail else ())
     gate = _gate(job, key, piece)
     cut = tuple(sorted(cuts if gate is None else cuts | {gate}))
-    return Block(job, key, piece, program.finish(), cut, frozenset(exchanges.tolist()), tail, gate)
+    return Block(
+        job,
+        key,
+        piece,
+        program.finish(),
+        cut,
+        frozenset(exchanges.tolist()),
+        tail,
+        gate,
+        hosted.finish() if issues else None,
+    )
 
 
 def _gate(job: Job, key: PieceKey, piece: Piece) -> int | None:
@@ -229,15 +271,17 @@ def separates(piece: Piece, row: int) -> bool:
     return needed >= set(range(row)) and waits == set(range(row, len(piece)))
 
 
-def _timed(block: Block, durations: Sequence[int] | None) -> Piece:
-    """Return a block as a chain of compute nodes and exchanges; without durations none takes time."""
-    times = [0] * len(block.cuts) if durations is None else list(durations)
+def _timed(block: Block, cuts: Cuts | None) -> Piece:
+    """Return a block as a chain of compute nodes and exchanges; without cuts none takes time."""
+    times = Cuts((0,) * len(block.cuts)) if cuts is None else cuts
     nodes: list[Node] = []
     positions: dict[int, int] = {}
-    for cut, time in zip(block.cuts, times, strict=True):
+    for cut, time, (issue, lead) in zip(block.cuts, times.steps, _issues(block, times), strict=True):
         after = (len(nodes) - 1,) if nodes else PORTS
         stream = "tp" if block.tail and cut == block.cuts[-1] else "compute"
-        nodes.append(Node(block.key.section.name, NodeKind.COMPUTE, stream, after, duration=time))
+        name = block.key.section.name
+        node = Node(name, NodeKind.COMPUTE, stream, after, duration=time, issue=issue, lead=lead)
+        nodes.append(node)
         positions[cut] = len(nodes) - 1
         if cut == block.gate and cut != block.cuts[-1]:
             nodes.append(Node(block.key.section.name, NodeKind.COMPUTE, "tp", (len(nodes) - 1,), duration=0))
@@ -245,6 +289,19 @@ def _timed(block: Block, durations: Sequence[int] | None) -> Piece:
             nodes.append(_exchange(block.piece, cut, after=len(nodes) - 1))
     marks = [Mark(positions[mark.position], mark.parameters) for mark in block.piece.marks]
     return make_piece(nodes, marks=marks, cache_rows=range(len(nodes)))
+
+
+def _issues(block: Block, cuts: Cuts) -> Iterator[tuple[int, int]]:
+    """Yield what issuing takes until each cut from the one before, and the lead of its node.
+
+    The node of a cut starts no earlier than its step before the moment at which a host-bound block passes it:
+    with h the issues until there and all times from the host's beginning with the block, at passed - step =
+    h - (h + step - passed), the bracket being its lead.
+    """
+    needed = np.add.accumulate(block.piece.rows[:, Column.ISSUE])[list(block.cuts)].tolist()
+    passed = cuts.issued or tuple(accumulate(cuts.steps))
+    for before, until, step, moment in zip([0, *needed], needed, cuts.steps, passed, strict=False):
+        yield until - before, until + step - moment
 
 
 def _exchange(piece: Piece, row: int, *, after: int) -> Node:

@@ -62,7 +62,7 @@ def price_job(job: Job, operators: OperatorModel, decode_operators: OperatorMode
         pieces = serving_pieces(job, lists, operators, decode_operators)
     else:
         lists = training_lists(job)
-        pieces = price_lists(lists, operators)
+        pieces = price_lists(lists, operators, job.host)
     priced = (
         _priced(key, name, operator, decode_operators if key.step else operators)
         for key, name, operator in _kernels(job, lists)

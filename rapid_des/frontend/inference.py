@@ -113,12 +113,27 @@ def serving_pieces(
     complete = passes(job)[:2]
     pieces: dict[PieceKey, Piece] = {}
     for key, operations in lists.items():
-        piece = price(operations, decode_operators if key.step else operators)
+        host = None if captures(job, key.step) else job.host
+        piece = price(operations, decode_operators if key.step else operators, host)
         if key.step > complete[-1].step:
             first = pieces[pass_key(key.section, complete[-1].step, complete)]
             piece = _recosted(first, piece.rows[:, COSTS])
         pieces[key] = piece
     return pieces
+
+
+def captures(job: Job, step: int) -> bool:
+    """Tell whether a pass is launched as one CUDA graph; step 0 is the prefill."""
+    captured = "nothing" if job.host is None else job.host.captured
+    return captured == "passes" or (captured == "decode" and step > 0)
+
+
+def _issuing(server: _Server, step: int, after: Sequence[int]) -> None:
+    """Have the host issue a pass when it has the tokens that the pass before made."""
+    host = server.job.host
+    if host is not None:
+        graph = int(host.graph) if captures(server.job, step) else 0
+        server.program.issuing(first=int(host.step) + graph, after=after)
 
 
 def _recosted(piece: Piece, costs: Int64s) -> Piece:
@@ -150,14 +165,14 @@ class _Server:
 
     job: Job
     stage: int
-    program: ProgramWriter = field(default_factory=ProgramWriter)
+    program: ProgramWriter
     tokens: dict[int, int] = field(default_factory=dict)
     """By micro-batch: the position that makes, or receives, its newest token."""
 
 
 def serving_program(job: Job, stage: int, pieces: Pieces) -> FinishedProgram:
     """Return the program that every rank of one stage runs, given the pieces of all passes."""
-    server = _Server(job, stage)
+    server = _Server(job, stage, ProgramWriter(job.host))
     simulated = passes(job)
     for current, piece in zip(simulated, _stage_passes(job, stage, pieces), strict=True):
         for micro_batch in range(job.micro_batches):
@@ -170,6 +185,8 @@ def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, 
     boundary = serving_shard(job, current).boundary_bytes
     number = current.step * job.micro_batches + micro_batch
     ports: dict[int, int] = {}
+    known = server.tokens.get(micro_batch)
+    _issuing(server, current.step, () if known is None else (known,))
     if stage:
         arrived = program.receive(
             "receive.activation", source=PREVIOUS, size=boundary, tag=number * job.stages + stage - 1

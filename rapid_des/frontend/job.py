@@ -9,10 +9,12 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.layers import FEED_FORWARDS, MIXERS, Layer
 from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES, Order, Schedule, Sharding, part_of
 from rapid_des.frontend.shard import GROUPS, Shard
@@ -201,6 +203,14 @@ class Job:
         if self.spec.inference is None:
             raise ConfigError("this is not an inference job", file=self.file, key="inference")
         return self.spec.inference
+
+    @property
+    def host(self) -> HostSpec | None:
+        """What issuing work takes the host of a rank, and which passes it captures; None: nothing."""
+        host, serving = self.spec.host, self.spec.inference
+        if host is None or (serving is not None and serving.cuda_graphs):
+            return host
+        return structs.replace(host, captured="nothing")
 
     @property
     def stages(self) -> int:

@@ -14,6 +14,7 @@ from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Gemm, Operator, OperatorModel, Vector
 from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import InputError
+from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC, Shard
 from rapid_des.frontend.template import INPUT, PORTS, Mark, Node, Piece, make_piece
 
@@ -326,11 +327,18 @@ class PricedOperator:
     """Which operator model priced it."""
 
 
-def kernel_node(name: str, operator: Operator, operators: OperatorModel, after: tuple[int, ...]) -> Node:
-    """Return one kernel with its estimated duration, FLOPs and HBM bytes."""
+def kernel_node(
+    name: str,
+    operator: Operator,
+    operators: OperatorModel,
+    after: tuple[int, ...],
+    host: HostSpec | None = None,
+) -> Node:
+    """Return one kernel with its estimated duration, FLOPs and HBM bytes, and what `host` needs for it."""
     estimate = operators.estimate(operator)
     if max(estimate.duration, estimate.flops) > _INT64_MAX:
         raise InputError(f"{name}: {operator} is too large to time in 64-bit picoseconds and FLOPs")
+    issue, lead = (0, 0) if host is None else host.of_kernel(operator, estimate.duration)
     return Node(
         name,
         NodeKind.COMPUTE,
@@ -339,10 +347,14 @@ def kernel_node(name: str, operator: Operator, operators: OperatorModel, after: 
         duration=estimate.duration,
         flops=estimate.flops,
         bytes=estimate.bytes.get("hbm", 0),
+        issue=issue,
+        lead=lead,
     )
 
 
-def message_node(name: str, role: str, size: int, after: tuple[int, ...]) -> Node:
+def message_node(
+    name: str, role: str, size: int, after: tuple[int, ...], host: HostSpec | None = None
+) -> Node:
     """Return one collective of the traffic table."""
     kind = TRAFFIC[role]
     assert kind.collective is not None
@@ -354,18 +366,22 @@ def message_node(name: str, role: str, size: int, after: tuple[int, ...]) -> Nod
         size=size,
         collective=kind.collective,
         group=GROUP_SLOTS.index(kind.group),
+        issue=0 if host is None else int(host.collective),
     )
 
 
-def price(operations: Sequence[Operation], operators: OperatorModel) -> Piece:
-    """Return an operator list as a piece; its first node waits for every port."""
+def price(operations: Sequence[Operation], operators: OperatorModel, host: HostSpec | None = None) -> Piece:
+    """Return an operator list as a piece; its first node waits for every port.
+
+    `host` issues its nodes one by one; None: nobody does, or all at once.
+    """
     nodes = []
     for position, operation in enumerate(operations):
         after = operation.after if position else PORTS
         if operation.operator is None:
-            nodes.append(message_node(operation.name, operation.role, operation.size, after))
+            nodes.append(message_node(operation.name, operation.role, operation.size, after, host))
         else:
-            nodes.append(kernel_node(operation.name, operation.operator, operators, after))
+            nodes.append(kernel_node(operation.name, operation.operator, operators, after, host))
     marks = [Mark(row, entry.parameters) for row, entry in enumerate(operations) if entry.parameters]
     cache_rows = [row for row, entry in enumerate(operations) if entry.sees_cache]
     return make_piece(nodes, marks=marks, cache_rows=cache_rows)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from rapid_des.device.operators import OperatorModel, Vector
+from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import (
     Linear,
@@ -196,9 +197,11 @@ def _norm_gradients(job: Job, stage: int) -> tuple[Operation, ...]:
     return operations.finish()
 
 
-def price_lists(lists: Lists, operators: OperatorModel) -> dict[PieceKey, Piece]:
-    """Return each list as a priced piece."""
-    return {key: price(operations, operators) for key, operations in lists.items()}
+def price_lists(
+    lists: Lists, operators: OperatorModel, host: HostSpec | None = None
+) -> dict[PieceKey, Piece]:
+    """Return each list as a priced piece, which `host` issues node by node."""
+    return {key: price(operations, operators, host) for key, operations in lists.items()}
 
 
 def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:

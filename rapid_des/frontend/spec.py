@@ -9,6 +9,7 @@ import msgspec
 from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
+from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
 from rapid_des.frontend.software import Software
 from rapid_des.units import Size
@@ -201,5 +202,7 @@ class JobSpec(Spec, frozen=True):
     """One fused kernel, or scores, softmax and values apart."""
     vocabulary_multiple: Count | None = None
     """The vocabulary is padded to a multiple of this times tp; unset: not padded."""
+    host: HostSpec | None = None
+    """What the host of each rank needs to issue its work; unset: nothing."""
     memory_reserve: Size | None = None
     """Memory a GPU spends outside the model: context, communication library, allocator. Unset: none."""

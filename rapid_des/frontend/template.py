@@ -13,13 +13,17 @@ from enum import IntEnum
 
 import numpy as np
 
-from rapid_des.arrays import Int64s, frozen, rows_of, starts_of
+from rapid_des.arrays import Int32s, Int64s, frozen, rows_of, starts_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
+from rapid_des.frontend.host import issue_order
 
-STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv")
+STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv", "host")
+"""The last one only where a host issues what the others run."""
 STREAM_KINDS: Mapping[str, str] = {
     "compute": "compute", "tp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "pp-send": "pp", "pp-recv": "pp",
+    "host": "host",
 }  # fmt: skip
+HOST = STREAMS.index("host")
 INPUT = -1
 """The port of the value that a piece consumes (an activation or a gradient)."""
 PARAMETERS = -2
@@ -43,6 +47,8 @@ class Column(IntEnum):
     TAG = 8
     FLOPS = 9
     BYTES = 10
+    ISSUE = 11
+    LEAD = 12
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,10 @@ class Node:
     tag: int = 0
     flops: int = 0
     bytes: int = 0
+    issue: int = 0
+    """Picoseconds that the host needs to issue it; of a node of the host itself, before its first issue."""
+    lead: int = 0
+    """How long before its issue is done it may start."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ class Piece:
 def _row(node: Node, name: int) -> tuple[int, ...]:
     return (
         node.kind, name, STREAMS.index(node.stream), node.duration, node.size, node.collective,
-        node.group, node.peer, node.tag, node.flops, node.bytes,
+        node.group, node.peer, node.tag, node.flops, node.bytes, node.issue, node.lead,
     )  # fmt: skip
 
 
@@ -247,12 +257,14 @@ class Writer:
         rows, counts, dependencies = self._joined()
         assert not len(dependencies) or dependencies.min() >= 0
         group, peer = rows[:, Column.GROUP], rows[:, Column.PEER]
+        on_host = rows[:, Column.STREAM] == HOST
+        issuer, issued, duration = _issues(rows, counts, dependencies)
         table = NodeTable(
             ids=np.arange(len(rows), dtype=np.uint64),
             kind=rows[:, Column.KIND].astype(np.int8),
             name=rows[:, Column.NAME].astype(np.int32),
             stream=rows[:, Column.STREAM].astype(np.int32),
-            duration=rows[:, Column.DURATION].copy(),
+            duration=duration,
             size=rows[:, Column.SIZE].copy(),
             collective=rows[:, Column.COLLECTIVE].astype(np.int8),
             group=np.where(group >= 0, group_slots[group], UNSTATED).astype(np.int32),
@@ -261,17 +273,41 @@ class Writer:
             priority=np.zeros(len(rows), np.int64),
             flops=rows[:, Column.FLOPS].copy(),
             tensor_bytes=rows[:, Column.BYTES].copy(),
-            on_cpu=np.zeros(len(rows), np.bool_),
+            on_cpu=on_host,
+            issuer=issuer,
+            issued=issued,
             dependency_starts=starts_of(counts),
             dependencies=dependencies.astype(np.int32),
             names=tuple(self._names),
-            streams=STREAMS,
+            streams=STREAMS if on_host.any() else STREAMS[:HOST],
         )
         for name in NodeTable.__dataclass_fields__:
             column = getattr(table, name)
             if isinstance(column, np.ndarray):
                 frozen(column)
         return table
+
+
+def _issues(rows: Int64s, counts: Int64s, dependencies: Int64s) -> tuple[Int32s, Int64s, Int64s]:
+    """Return by row who issues it, when after that one's start, and its duration.
+
+    Each node of the host issues what follows until the next one, and lasts until it has.
+    """
+    issuer, issued = np.full(len(rows), UNSTATED, np.int32), np.zeros(len(rows), np.int64)
+    duration = rows[:, Column.DURATION].copy()
+    hosts = np.flatnonzero(rows[:, Column.STREAM] == HOST)
+    if not len(hosts):
+        return issuer, issued, duration
+    order = issue_order(rows[:, Column.KIND], counts, dependencies)
+    passed = np.cumsum(rows[order, Column.ISSUE])
+    starts = np.flatnonzero(rows[order, Column.STREAM] == HOST)
+    begun = passed[starts] - rows[order[starts], Column.ISSUE]
+    duration[order[starts]] = np.append(begun[1:], passed[-1]) - begun
+    stretch = np.searchsorted(starts, np.arange(len(rows)), side="right") - 1
+    given = np.flatnonzero((stretch >= 0) & (rows[order, Column.STREAM] != HOST))
+    issuer[order[given]] = order[starts[stretch[given]]]
+    issued[order[given]] = passed[given] - begun[stretch[given]] - rows[order[given], Column.LEAD]
+    return issuer, np.maximum(issued, 0), duration
 
 
 _DROPPED = -(2**40)

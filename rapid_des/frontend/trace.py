@@ -9,8 +9,10 @@ import numpy as np
 
 from rapid_des.arrays import distinct
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.device.operators import Operator, OperatorModel
+from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import PricedOperator, message_node
+from rapid_des.frontend.operations import PricedOperator, kernel_node, message_node
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
 
@@ -48,25 +50,38 @@ class FinishedProgram:
 class ProgramWriter:
     """Collects one rank's program in order."""
 
+    host: HostSpec | None = None
+    """Who issues what is appended; None: nobody."""
     writer: Writer = field(default_factory=Writer)
     segments: list[Segment] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.writer)
 
+    def issuing(self, *, first: int = 0, after: Sequence[int] = ()) -> None:
+        """Have the host issue what follows, from `first` picoseconds after given positions have ended."""
+        if self.host is not None:
+            self.writer.append(Node("host", NodeKind.COMPUTE, "host", (), duration=0, issue=first), after)
+
+    def kernel(self, name: str, operator: Operator, operators: OperatorModel, *, after: Sequence[int]) -> int:
+        """Append one kernel that waits for given positions; return its own."""
+        return self.writer.append(kernel_node(name, operator, operators, (), self.host), after)
+
     def send(self, name: str, *, to: int, size: int, tag: int, after: int) -> int:
         """Append a send to a neighbouring stage; return its position."""
-        node = Node(name, NodeKind.SEND, "pp-send", (), size=size, peer=to, tag=tag)
+        issue = 0 if self.host is None else int(self.host.message)
+        node = Node(name, NodeKind.SEND, "pp-send", (), size=size, peer=to, tag=tag, issue=issue)
         return self.writer.append(node, (after,))
 
     def receive(self, name: str, *, source: int, size: int, tag: int, after: Sequence[int] = ()) -> int:
         """Append a receive from a neighbouring stage, asked for after given positions; return its own."""
-        node = Node(name, NodeKind.RECV, "pp-recv", (), size=size, peer=source, tag=tag)
+        issue = 0 if self.host is None else int(self.host.message)
+        node = Node(name, NodeKind.RECV, "pp-recv", (), size=size, peer=source, tag=tag, issue=issue)
         return self.writer.append(node, after)
 
     def message(self, name: str, role: str, size: int, *, after: Sequence[int]) -> int:
         """Append a collective that waits for given positions; return its own."""
-        return self.writer.append(message_node(name, role, size, ()), after)
+        return self.writer.append(message_node(name, role, size, (), self.host), after)
 
     def segment(self, name: str, start: int, **what: int) -> None:
         """Close a segment that began at row `start`."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import kernel_node
 from rapid_des.frontend.parallelism import Item, predecessor
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
 from rapid_des.frontend.shard import message_size
@@ -30,7 +29,7 @@ class _Stage:
     chained: Mapping[tuple[str, int], Piece]
     boundary: int
     """Bytes of a message between stages."""
-    program: ProgramWriter = field(default_factory=ProgramWriter)
+    program: ProgramWriter
     results: dict[Item, int] = field(default_factory=dict)
     gate: dict[int, int] = field(default_factory=dict)
     """The port of the last message, where the stage waits for each to leave."""
@@ -51,6 +50,7 @@ class _Stage:
 def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel) -> FinishedProgram:
     """Return the program that every rank of one stage runs."""
     state = _open_stage(job, pieces, stage)
+    state.program.issuing(first=0 if job.host is None else int(job.host.step))
     if job.sharding.gathers and job.sharding.ahead:
         for chunk in range(job.chunks):
             state.gathered[chunk] = gather_buckets(state.program, job, state.marks(chunk), after=())
@@ -69,7 +69,8 @@ def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
     }
     norms = pieces.get(PieceKey(NORMS, "backward", stage))
     chained = {key: chain(value) for key, value in running.items()}
-    return _Stage(job, stage, running, norms, chained, job.training_shard.boundary_bytes)
+    boundary = job.training_shard.boundary_bytes
+    return _Stage(job, stage, running, norms, chained, boundary, ProgramWriter(job.host))
 
 
 def _message(state: _Stage, stage: int, item: Item) -> tuple[str, int, int]:
@@ -93,7 +94,21 @@ def _input(state: _Stage, item: Item) -> int | None:
     peer = PREVIOUS if item.phase == "forward" else NEXT
     ahead = job.overlaps_pipeline or job.schedule.interleaves or not state.results
     asked = () if ahead else (next(reversed(state.results.values())),)
-    return state.program.receive(f"receive.{name}", source=peer, size=size, tag=tag, after=asked)
+    received = state.program.receive(f"receive.{name}", source=peer, size=size, tag=tag, after=asked)
+    _wait_for_messages(state, received)
+    return received
+
+
+def _wait_for_messages(state: _Stage, message: int) -> None:
+    """Have the host wait for a message, and all that its GPU runs, if the framework does.
+
+    Megatron-LM synchronises after messages between stages, which it sends and receives together, unless they
+    travel beside compute.
+    """
+    job = state.job
+    if job.host is not None and "pipeline" in job.host.waits and not job.overlaps_pipeline:
+        newest = list(state.results.values())[-1:]
+        state.program.issuing(after=(*newest, *state.gate.values(), message))
 
 
 def _send_result(state: _Stage, item: Item) -> None:
@@ -258,7 +273,7 @@ SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradi
 def zero_gradients(program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int) -> None:
     """Append the clearing of the gradient accumulators, with which a step begins."""
     kernel = step_kernels(job, parameters)["gradients.zero"]
-    program.writer.append(kernel_node("gradients.zero", kernel, operators, ()), ())
+    program.kernel("gradients.zero", kernel, operators, after=())
 
 
 def optimizer_step(
@@ -267,9 +282,11 @@ def optimizer_step(
     """Append the end of the step, each node after the one before; return the position of the optimizer."""
     done = tuple(after)
     for name, kernel in list(step_kernels(job, parameters).items())[1:]:
-        done = (program.writer.append(kernel_node(name, kernel, operators, ()), done),)
+        done = (program.kernel(name, kernel, operators, after=done),)
         if name in SUMS:
             done = _sum_scalar(program, job, SUMS[name], done)
+            if job.host is not None and "gradient_norm" in job.host.waits:
+                program.issuing(after=done)
     return done[0]
 
 

@@ -106,7 +106,8 @@ def as_used(job: Job, machine: Machine, device: Device) -> Device:
     """
     clock = machine.spec.clock or ("sustained" if job.spec.phase == "training" else None)
     software = job.software
-    stated = {"clock": clock, "library": software.kernels, "attention": software.attention}
+    launch = None if job.host is None else "graph"  # issuing takes the host's time, not the kernel's
+    stated = {"clock": clock, "library": software.kernels, "attention": software.attention, "launch": launch}
     return device.under(**{name: value for name, value in stated.items() if value is not None})
 
 
@@ -140,7 +141,7 @@ class _Models:
         clocked, serving = as_used(self._job, self._machine, device), self._job.spec.inference
         operators = operator_model(clocked, self._cache)
         self._used.append(operators)
-        if serving is None:
+        if serving is None or self._job.host is not None:
             return operators, None
         launch = decode_launch(serving)
         if clocked.conditions.launch == launch:

@@ -15,7 +15,8 @@ from rapid_des.compiling import Kernel
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Switching
-from rapid_des.program.builders import Edges, make_template
+from rapid_des.program.builders import make_template
+from rapid_des.program.edges import Edges
 from rapid_des.program.plans import with_switches
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import Sizes, bare_protocol, hop_table

@@ -6,20 +6,20 @@ A rank's nodes become visits: streams, service times, dependencies, and what eac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, starts_by
+from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
 from rapid_des.network.collective_specs import MOST_CHUNKS
+from rapid_des.program.edges import Edges, Rows, joined
+from rapid_des.program.issues import issue_edges
 from rapid_des.program.program import NONE, Level, RankProgram, Template, VisitKind
 from rapid_des.units import PS_PER_S
-
-Rows = NDArray[np.integer[Any]]
 
 _NARROW = {
     "server": NONE,
@@ -32,66 +32,6 @@ _NARROW = {
     "node": NONE,
 }
 """The columns of 32 bits, and what stands in them unless stated."""
-
-
-@dataclass(frozen=True)
-class Edges:
-    """Dependencies in any order, a row each."""
-
-    origin: Rows
-    target: Rows
-    lag: Int64s | int = 0
-    """A number: all lag alike."""
-    at_start: Bools | bool = False
-    """Which are anchored at the origin's start, a task's injection."""
-
-    def by_origin(self, origins: int) -> tuple[Int64s, Int32s, Int64s, Bools]:
-        """Return where the rows of each origin start, and targets, lags and anchors, ascending by target.
-
-        What is alike for all takes no memory.
-        """
-        lag, at_start = np.asarray(self.lag, np.int64), np.asarray(self.at_start, np.bool_)
-        key = self.origin.astype(np.int64)
-        key *= int(self.target.max(initial=0)) + 1
-        key += self.target
-        key *= 2
-        key += at_start
-        starts, target = starts_by(self.origin, origins), self.target.astype(np.int32, copy=False)
-        if not (key[1:] >= key[:-1]).all():
-            order = np.argsort(key, kind="stable")  # of one key: rows that nearly stand in order cost little
-            target = target[order]
-            lag = lag[order] if lag.ndim else lag
-            at_start = at_start[order] if at_start.ndim else at_start
-        return starts, target, np.broadcast_to(lag, target.shape), np.broadcast_to(at_start, target.shape)
-
-
-def edges(origin: ArrayLike, target: ArrayLike, lag: ArrayLike = 0, *, at_start: bool = False) -> Edges:
-    """Return edges of columns of any shapes, which are broadcast against each other."""
-    columns = np.broadcast_arrays(np.asarray(origin), np.asarray(target))
-    rows = [column.ravel() for column in columns]
-    lags = np.asarray(lag, np.int64)
-    if not lags.ndim:
-        return Edges(rows[0], rows[1], int(lags), at_start)
-    return Edges(rows[0], rows[1], np.broadcast_to(lags, columns[0].shape).ravel(), at_start)
-
-
-def joined(parts: Sequence[Edges]) -> Edges:
-    """Return the edges of all parts."""
-    counts = [len(part.origin) for part in parts]
-    return Edges(
-        np.concatenate([part.origin for part in parts]),
-        np.concatenate([part.target for part in parts]),
-        _one_after_another([part.lag for part in parts], counts, np.int64),
-        _one_after_another([part.at_start for part in parts], counts, np.bool_),
-    )
-
-
-def _one_after_another(columns: Sequence[Any], counts: Sequence[int], dtype: type[np.generic]) -> Any:
-    """Return columns joined, each of which may be one value; one value if that is all of them."""
-    if all(np.ndim(column) == 0 and column == columns[0] for column in columns):
-        return columns[0]
-    rows = (np.broadcast_to(column, count) for column, count in zip(columns, counts, strict=True))
-    return np.concatenate(list(rows), dtype=dtype)
 
 
 TURNS = MOST_CHUNKS
@@ -181,7 +121,8 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
     chains = [np.flatnonzero(nodes.stream == stream) for stream in ordered]  # R2
     capacity = np.ones(len(nodes.streams), np.int32)
-    return expanded_program(visits, expansions, server_capacity=capacity, chains=chains)
+    issues = issue_edges(nodes, durations, unordered)
+    return expanded_program(visits, expansions, server_capacity=capacity, chains=chains, issues=issues)
 
 
 def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bool) -> Bools:
@@ -238,18 +179,19 @@ def service_times(nodes: NodeTable, device: Device) -> Int64s:
     return np.where(unstated, busy + launched, duration)
 
 
-def expanded_program(
+def expanded_program(  # noqa: PLR0913 - one call, all by name
     visits: NodeVisits,
     expansions: Sequence[Expansion],
     *,
     server_capacity: Int32s,
     server_level: Int8s | None = None,
     chains: Sequence[Int64s] = (),
+    issues: Edges | None = None,
 ) -> RankProgram:
     """Return all visits of a rank: those of its nodes, each followed by what its expansion adds.
 
-    The nodes of each of `chains` run one after the other, besides what they depend on. Servers are streams
-    unless `server_level` says otherwise.
+    The nodes of each of `chains` run one after the other, besides what they depend on and the edges
+    between nodes in `issues`. Servers are streams unless `server_level` says otherwise.
     """
     extra = np.array([expansion.extra for expansion in expansions] or [0], np.int64)
     lengths = 1 + np.where(visits.expansion == NONE, 0, extra[visits.expansion])
@@ -264,6 +206,8 @@ def expanded_program(
     columns["node"] = _spread(np.arange(len(visits.nodes)), first, NONE)
     columns["release"], columns["parent"] = np.full((2, first[-1]), NONE, np.int64)
     edges = [_dependencies(visits.nodes, first), *(_chain(first[chain]) for chain in chains)]
+    if issues is not None:
+        edges.append(replace(issues, origin=first[issues.origin], target=first[issues.target]))
     for index, expansion in enumerate(expansions):
         positions = first[:-1][visits.expansion == index]
         if len(positions):

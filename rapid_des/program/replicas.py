@@ -23,7 +23,8 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.program.builders import Edges, make_template
+from rapid_des.program.builders import make_template
+from rapid_des.program.edges import Edges
 from rapid_des.program.plans import Phase
 from rapid_des.program.program import NONE, Template
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import distinct
-from rapid_des.chakra.trace import NodeKind
+from rapid_des.arrays import distinct, rows_of
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import Segment
 from rapid_des.program.lowering import Lowered
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KIND_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """Which kind of exposed communication an instant counts as when several are in progress."""
-BUBBLE, IDLE, COMPUTE = "bubble", "idle", "compute"
+BUBBLE, HOST, IDLE, COMPUTE = "bubble", "host", "idle", "compute"
 _LAYER = re.compile(r"\.L\d+(?=\.)")
 
 Int64s = NDArray[np.int64]
@@ -83,8 +83,9 @@ def breakdown(
 
     `compute` while a compute stream serves; else the kind of communication that is in progress with all
     members there (ties in `KIND_ORDER`, then by name); else `bubble` while something waits for a late peer or
-    a message; else `idle`. `kinds` maps streams to kinds, by default a stream
-    is its own kind; given them, compute on a stream of communication stands for that.
+    a message; else `host` while something could start that its host has not issued yet; else `idle`. `kinds`
+    maps streams to kinds, by default a stream is its own kind; given them, compute on a stream of
+    communication stands for that.
     By default `end` is when the rank finishes.
     """
     nodes = lowered.traces.ranks[position].nodes
@@ -101,11 +102,31 @@ def breakdown(
             begun = np.maximum(times.start[of_kind], times.met[of_kind])
             parts[kind] = (np.minimum(begun, times.finish[of_kind]), times.finish[of_kind])
     parts[BUBBLE] = (times.start[talks], np.maximum(times.start, np.minimum(times.met, times.finish))[talks])
+    late = nodes.issuer != UNSTATED
+    if late.any():
+        parts[HOST] = _unissued(nodes, times, late)
     last = int(times.finish.max(initial=0)) if end is None else end
     clipped = {
         name: (np.minimum(start, last), np.minimum(stop, last)) for name, (start, stop) in parts.items()
     }
     return _painted(clipped, last)
+
+
+def _unissued(nodes: NodeTable, times: RankTimes, late: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
+    """Return from when until when what the host issues waits for nothing else: the end is before if never."""
+    ready = np.zeros(len(nodes), np.int64)
+    np.maximum.at(ready, rows_of(np.diff(nodes.dependency_starts)), times.finish[nodes.dependencies])
+    order = np.argsort(nodes.stream, kind="stable")
+    same = nodes.stream[order[1:]] == nodes.stream[order[:-1]]
+    ready[order[1:][same]] = np.maximum(ready[order[1:][same]], times.finish[order[:-1][same]])
+    issued = times.start[nodes.issuer[late]] + nodes.issued[late]
+    return np.minimum(ready[late], issued), issued
+
+
+def host_busy(lowered: Lowered, position: int) -> int:
+    """Return how long the host of a rank issues work."""
+    nodes = lowered.traces.ranks[position].nodes
+    return int(nodes.duration[distinct(nodes.issuer[nodes.issuer != UNSTATED])].sum())
 
 
 def _on(stream: NDArray[np.int32], names: list[str], kinds: Sequence[str]) -> NDArray[np.bool_]:
@@ -150,7 +171,7 @@ def operator_times(lowered: Lowered, records: Records, position: int) -> Counter
     """Return how long a rank computes each operator, all layers' together, in picoseconds."""
     nodes = lowered.traces.ranks[position].nodes
     times = rank_times(lowered, records, position)
-    serves = nodes.kind == NodeKind.COMPUTE
+    serves = (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
     spent = np.bincount(
         nodes.name[serves], weights=(times.finish - times.start)[serves], minlength=len(nodes.names)
     )
@@ -185,7 +206,7 @@ def with_inside(
     for segment, key, count in _uses(done, stage):
         if end is None or finish[segment.start : segment.stop].max(initial=0) <= end:
             times = done.times[kind, key]
-            tail = times.cuts[-1] if done.blocks.blocks[key].tail else 0
+            tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
             hidden += count * (times.duration - tail - times.compute)
     hidden = min(max(hidden, 0), outside[COMPUTE])
     if not hidden:

@@ -11,11 +11,13 @@ from msgspec import structs
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.device import Device, load_device
 from rapid_des.frontend import Job, JobMemory, JobTrace
+from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.inference import decode_time
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.plans import PLAIN, SCALAR, Served
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
+from rapid_des.report.host_text import host_json
 from rapid_des.units import Duration, seconds
 
 MEASURED: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -67,6 +69,8 @@ class Basis:
     """Of what there are measurements of this device."""
     software: str = ""
     """The job's framework or engine."""
+    host: HostSpec | None = None
+    """What issuing its work takes; None: launches are in the kernels' times."""
 
     @property
     def launch(self) -> str:
@@ -105,6 +109,7 @@ class Basis:
             "launch": self.launch,
             "l2": used.l2,
             "software": self.software,
+            "host": None if self.host is None else host_json(self.host),
             "library": used.library,
             "attention": used.attention or used.library,
             "operators": spec.operators,

@@ -20,6 +20,7 @@ from rapid_des.report.breakdown import (
     busiest,
     critical_position,
     finish_times,
+    host_busy,
     inside_times,
     operator_times,
     with_inside,
@@ -33,6 +34,7 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
+from rapid_des.report.host_text import host_notes
 from rapid_des.units import Duration, seconds
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do
@@ -214,6 +216,7 @@ def result_of(
     times = operator_times(lowered, records, position) if blocks is None else inside_times(blocks, position)
     finish = lowered.of_every_rank(finish_times(lowered, records).tolist())
     notes = lowered.traces.notes if trace is None else trace.notes
+    notes = (*notes, *host_notes(spent, host_busy(lowered, position)))
     figures = None
     if trace is not None and memory is not None:
         figures = job_figures(trace.job, run.machine.device, step_time, memory=memory, requests=requests)
@@ -257,8 +260,10 @@ def _basis(run: Run, job: Job | None, got: Iterable[Served]) -> Basis:
     if job is None:
         return Basis(collectives, served)
     device, serving = as_used(job, machine, machine.device), job.spec.inference
-    decode = "" if serving is None else decode_launch(serving)
-    return Basis(collectives, served, device, decode, measured_topics(machine.device), job.software.name)
+    decode = "" if serving is None or job.host else decode_launch(serving)
+    return Basis(
+        collectives, served, device, decode, measured_topics(machine.device), job.software.name, job.host
+    )
 
 
 def _time_and_parts(

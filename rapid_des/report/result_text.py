@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rapid_des.network.faults import Fault
 from rapid_des.report.clock_text import clock_text
 from rapid_des.report.figures import Basis, JobFigures
+from rapid_des.report.host_text import host_line
 from rapid_des.report.result import Result
 from rapid_des.units import Duration
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _PARTS = {
     "compute": "compute",
     "bubble": "bubble (waiting for a message or a late peer)",
+    "host": "host (what could run is not issued yet)",
     "idle": "idle",
 }
 _GIB = 2**30
@@ -85,7 +87,8 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
         yield f"  collectives {names}"
     else:
         spec, used = basis.device.spec, basis.device.conditions
-        yield f"  {spec.name}, {clock_text(basis.device)}, launch {basis.launch}"
+        launch = f"launch {basis.launch}" if basis.host is None else host_line(basis.host)
+        yield f"  {spec.name}, {clock_text(basis.device)}, {launch}"
         yield f"  {basis.software}, kernels {used.library}, collectives {names}"
     if basis.apart:
         got = (f"{each.operation} of {each.ranks:,} ranks by {each.algorithm}" for each in basis.apart)

@@ -77,7 +77,7 @@ def operator_rows(
     nodes, times = trace.nodes, rank_times(lowered, records, position)
     names = [operator_name(name) for name in nodes.names]
     operators = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    computes = np.flatnonzero(nodes.kind == NodeKind.COMPUTE)
+    computes = np.flatnonzero((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu)
     operator = np.array([operators[name] for name in names], np.int64)[nodes.name[computes]]
     sums = np.zeros((len(operators), 4), np.int64)
     stated = (

@@ -158,6 +158,8 @@ def _table(
         flops=column("flops", np.int64),
         tensor_bytes=column("tensor_bytes", np.int64),
         on_cpu=column("on_cpu", np.bool_),
+        issuer=column("issuer", np.int32, UNSTATED),
+        issued=column("issued", np.int64),
         dependency_starts=starts_of([len(row) for row in waits]),
         dependencies=np.array([other for row in waits for other in row], np.int32),
         names=names,

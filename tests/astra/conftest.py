@@ -26,6 +26,8 @@ _COLUMNS = {
     "flops": (np.int64, 0),
     "tensor_bytes": (np.int64, 0),
     "on_cpu": (np.bool_, False),
+    "issuer": (np.int32, UNSTATED),
+    "issued": (np.int64, 0),
 }
 
 

@@ -227,6 +227,19 @@ def test_dangling_self_and_duplicate_dependencies_are_dropped_and_counted(tmp_pa
     assert kinds(check(folder)) == ["dangling dependency", "self dependency", "duplicate dependency"]
 
 
+def test_a_host_that_waits_for_what_it_has_yet_to_issue_is_a_cycle(tmp_path):
+    issued = node(2, "kernel", us=1, rapid_issuer=(1, "uint64_val"), rapid_issued_ps=(5, "uint64_val"))
+    folder = one_rank(tmp_path, node(1, "host", us=1, needs=[2], is_cpu_op=True), issued)
+    with pytest.raises(TraceError, match=r"2 nodes wait .* 1 \('host'\) needs 2 \('kernel'\) needs 1"):
+        read_set(folder)
+
+
+def test_an_issuer_that_is_no_node_is_named(tmp_path):
+    folder = one_rank(tmp_path, node(2, us=1, rapid_issuer=(7, "uint64_val")))
+    with pytest.raises(TraceError, match="node 2: its rapid_issuer 7 is no node"):
+        read_set(folder)
+
+
 def test_a_cycle_is_printed_once_by_name(tmp_path):
     folder = one_rank(
         tmp_path,

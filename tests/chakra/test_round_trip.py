@@ -51,6 +51,8 @@ class Plain:
     tensor_bytes: int
     on_cpu: bool
     needs: tuple[int, ...]
+    issued_by: int | None = None
+    issued: int = 0
 
 
 PLAIN = st.builds(
@@ -70,6 +72,8 @@ PLAIN = st.builds(
     tensor_bytes=SIZES,
     on_cpu=st.booleans(),
     needs=st.sets(st.integers(1, 6), max_size=3).map(tuple),
+    issued_by=st.none() | st.integers(1, 6),
+    issued=SIZES,
 )
 
 
@@ -90,6 +94,13 @@ def table(plains, *, descending):
     group, groups = by_first_appearance(column("group", where=collective), ("world", "tp0"))
     peer, peers = by_first_appearance(column("peer", where=message), (3, 1))
     needs = [[index - back for back in plain.needs if back <= index] for index, plain in enumerate(plains)]
+    issuer = np.array(
+        [
+            index - plain.issued_by if plain.issued_by is not None and plain.issued_by <= index else UNSTATED
+            for index, plain in enumerate(plains)
+        ],
+        np.int32,
+    )
     ids = np.cumsum([plain.id_step for plain in plains], dtype=np.uint64)
     return NodeTable(
         ids=ids[::-1].copy() if descending else ids,
@@ -106,6 +117,8 @@ def table(plains, *, descending):
         flops=column("flops"),
         tensor_bytes=column("tensor_bytes"),
         on_cpu=column("on_cpu", np.bool_),
+        issuer=issuer,
+        issued=np.where(issuer == UNSTATED, 0, column("issued")),
         dependency_starts=np.cumsum([0, *map(len, needs)], dtype=np.int64),
         dependencies=np.array([need for row in needs for need in row], np.int32),
         names=tuple(distinct),

@@ -3,8 +3,8 @@
 import pytest
 
 from rapid_des.chakra.trace import NodeKind
-from rapid_des.frontend import blocks, build
-from rapid_des.frontend.blocks import separates
+from rapid_des.frontend import build
+from rapid_des.frontend.blocks import Cuts, blocks, separates
 from rapid_des.frontend.template import Column, Node, make_piece
 
 SPLIT = [
@@ -23,7 +23,7 @@ def simulated(taken, replay):
     for key, block in taken.blocks.items():
         finish = replay(block.on(ranks), rendezvous=True)
         slowest = [max(times) for times in zip(*finish.values(), strict=True)]
-        found[key] = block.durations(slowest)
+        found[key] = Cuts.of(block.passed(slowest))
     return found
 
 
@@ -71,7 +71,7 @@ def test_cuts_are_where_gradients_become_final(tiny, prices):
     )
     # Four matrices, two norms, and the end.
     assert len(block.cuts) == 7
-    assert block.durations(list(range(len(block.table))))[0] == block.cuts[0]
+    assert block.passed(range(len(block.table))) == block.cuts
 
 
 @pytest.mark.parametrize("steps", ["all", "2"])

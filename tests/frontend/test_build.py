@@ -7,7 +7,8 @@ import pytest
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device import load_device
 from rapid_des.device.pricing import operator_model
-from rapid_des.frontend import blocks, build
+from rapid_des.frontend import build
+from rapid_des.frontend.blocks import blocks
 
 LAYER = re.compile(r"\bL\d+\.")
 TRAINING = [("parallelism.pp", "2"), ("parallelism.dp", "2"), ("precision.activations", "fp16")]

@@ -5,7 +5,8 @@ import pytest
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Estimate
-from rapid_des.frontend import build, decode_time
+from rapid_des.frontend import build
+from rapid_des.frontend.inference import decode_time
 
 
 def named(table, text):

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from rapid_des.program.builders import Edges, edges, joined, make_rank_program, make_template
+from rapid_des.program.builders import make_rank_program, make_template
+from rapid_des.program.edges import Edges, edges, joined
 from rapid_des.program.program import NONE, Level, VisitKind
 
 

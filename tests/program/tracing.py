@@ -24,6 +24,15 @@ class Nodes:
         """Work of `duration` picoseconds, or if that is UNSTATED of `flops` and `tensor_bytes`."""
         return self._add(NodeKind.COMPUTE, stream, after, duration=duration, priority=priority, **work)
 
+    def host(self, duration, *, after=()) -> int:
+        """The host, which issues for `duration`; `issue` says what it issues when."""
+        return self._add(NodeKind.COMPUTE, "host", after, duration=duration, on_cpu=True)
+
+    def issue(self, node, host, when) -> int:
+        """Node `node` is issued `when` picoseconds after node `host` starts."""
+        self.rows[node] |= {"issuer": host, "issued": when}
+        return node
+
     def collective(self, kind, size, group="world", *, stream="dp", after=(), priority=0) -> int:
         """A collective with an input buffer of `size` bytes."""
         slot = _slot(self.groups, group)
@@ -68,7 +77,9 @@ class Nodes:
             priority=column("priority", np.int64),
             flops=column("flops", np.int64),
             tensor_bytes=column("tensor_bytes", np.int64),
-            on_cpu=np.zeros(count, np.bool_),
+            on_cpu=column("on_cpu", np.bool_),
+            issuer=column("issuer", np.int32, UNSTATED),
+            issued=column("issued", np.int64),
             dependency_starts=np.concatenate(([0], np.cumsum([len(row) for row in self.after]))).astype(
                 np.int64
             ),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 import numpy as np
 
 from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind, NodeTable, TraceSet
-from rapid_des.frontend.blocks import Block, Blocks
+from rapid_des.frontend.blocks import Block, Blocks, Cuts
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, execute
@@ -28,8 +29,7 @@ _WEIGHT = 1000
 class BlockTimes:
     """One block on one kind of inner group, in picoseconds."""
 
-    cuts: tuple[int, ...]
-    """From cut to cut; their sum is the block's time."""
+    cuts: Cuts
     compute: int
     """Of that, how long the first rank computes; the rest is exposed communication inside the block."""
     hops: int
@@ -38,8 +38,8 @@ class BlockTimes:
 
     @property
     def duration(self) -> int:
-        """From the start of the block to its last cut."""
-        return sum(self.cuts)
+        """From the start of the block to its last cut, once all is issued."""
+        return sum(self.cuts.steps)
 
 
 def block_times(  # noqa: PLR0913 - what blocks are run with, by name
@@ -64,10 +64,9 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
         for key in blocks.keys(blocks.stage(index)):
             if (kind, key) not in times:
                 block, ranks = blocks.blocks[key], groups[index]
-                own = {rank: slow[rank].blocks[key].on(ranks) for rank in ranks if rank in slow}
-                traces = on_slow_gpus(block.on(ranks), own)
-                inputs = (traces, machine, choice, analytic)
-                times[kind, key] = _run(block, inputs, cache)
+                slowed = {rank: slow[rank].blocks[key] for rank in ranks if rank in slow}
+                inputs = (ranks, slowed, machine, choice, analytic)
+                times[kind, key] = _times(block, inputs, cache)
     return kinds, times
 
 
@@ -77,18 +76,39 @@ def _paces(ranks: Sequence[int], machine: Machine, slow: Container[int]) -> byte
     return repr(places).encode() if places else b""
 
 
-def _run(
-    block: Block, inputs: tuple[TraceSet, Machine, EngineChoice, bool], cache: BoundedCache
-) -> BlockTimes:
-    """Run a block, unless one that runs alike on an equal machine is in the cache."""
-    traces, machine, choice, analytic = inputs
+_Inputs: TypeAlias = tuple[Sequence[int], Mapping[int, Block], Machine, EngineChoice, bool]
+"""The ranks, the block as slowed ones run it, the machine, the engine, whether by closed forms."""
 
-    def run() -> BlockTimes:
+
+def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
+    """Return a block's times; where a host issues it, of two runs: all issued, and on a GPU that waits."""
+    run = _run(block, inputs, cache, hosted=False)
+    issued = () if block.hosted is None else _run(block, inputs, cache, hosted=True).passed
+    return BlockTimes(Cuts.of(run.passed, issued), run.compute, run.hops, run.served)
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """One run of a block: when it passed its cuts, and the rest as in `BlockTimes`."""
+
+    passed: tuple[int, ...]
+    compute: int
+    hops: int
+    served: frozenset[Served]
+
+
+def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
+    """Run a block, unless one that runs alike on an equal machine is in the cache."""
+    ranks, slowed, machine, choice, analytic = inputs
+    own = {rank: other.on(ranks, hosted=hosted) for rank, other in slowed.items()}
+    traces = on_slow_gpus(block.on(ranks, hosted=hosted), own)
+
+    def run() -> _Passed:
         lowered = lower(traces, machine, analytic=analytic, cache=cache)
         records = execute(lowered.program, choice, name=lowered.name).records
         finish = [records.finish[_visits_of_nodes(lowered, rank)] for rank in range(len(traces.ranks))]
-        return BlockTimes(
-            cuts=block.durations(np.max(finish, axis=0).tolist()),
+        return _Passed(
+            passed=block.passed(np.max(finish, axis=0).tolist(), hosted=hosted),
             compute=_computes(lowered, records),
             hops=records.hops,
             served=lowered.served,
@@ -107,7 +127,7 @@ def _visits_of_nodes(lowered: Lowered, position: int) -> Int64s:
 def _computes(lowered: Lowered, records: Records) -> int:
     """Return how long the first rank's compute stream serves: its visits follow one another."""
     visits, nodes = _visits_of_nodes(lowered, 0), lowered.traces.ranks[0].nodes
-    serves = nodes.kind == NodeKind.COMPUTE
+    serves = (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
     return int((records.finish[visits] - records.start[visits])[serves].sum())
 
 

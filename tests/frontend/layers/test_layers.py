@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend import blocks, build, memory
+from rapid_des.frontend import build, memory
+from rapid_des.frontend.blocks import Cuts, blocks
 from rapid_des.frontend.layers import Layer, Parameters
 from rapid_des.frontend.loading import check_job
 from rapid_des.frontend.memory import section_memory
@@ -68,7 +69,7 @@ def simulated(taken, replay):
         for key in taken.keys(stage):
             finish = replay(taken.blocks[key].on(ranks), rendezvous=True)
             slowest = [max(times) for times in zip(*finish.values(), strict=True)]
-            durations[key] = taken.blocks[key].durations(slowest)
+            durations[key] = Cuts.of(taken.blocks[key].passed(slowest))
         stages.append(durations)
     return stages
 
