@@ -145,6 +145,11 @@ def test_help_imports_nothing_heavy(arguments):
     assert modules_after(*arguments) == []
 
 
+def test_a_run_imports_no_protobuf_and_no_compiler():
+    loaded = modules_after("run", "llama2_7b_train", "--on", "dgx_a100", "--mode", "analytical")
+    assert {"numpy"} <= set(loaded) <= {"numpy", "simpy"}  # a small program is played by SimPy
+
+
 def test_importing_the_package_imports_nothing_heavy():
     program = f"import sys, rapid_des; print(*[name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run(

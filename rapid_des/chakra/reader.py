@@ -30,7 +30,6 @@ from rapid_des.chakra.interpret import Copies, Interpreted, Original, interpret
 from rapid_des.chakra.meaning import Origin
 from rapid_des.chakra.source import (
     CONVERTED_FROM,
-    LIBRARIES,
     TraceFile,
     TraceFiles,
     discover,
@@ -38,7 +37,7 @@ from rapid_des.chakra.source import (
     open_trace,
 )
 from rapid_des.chakra.together import Ahead
-from rapid_des.chakra.trace import Finding, FoundError, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import LIBRARIES, Finding, FoundError, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError
 
 

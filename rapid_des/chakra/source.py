@@ -132,8 +132,6 @@ def _preferred(forms: dict[str, dict[int, Path]]) -> dict[int, Path]:
 
 
 _BATCH = 4096
-LIBRARIES = "rapid_libraries"
-"""Metadata attribute: the communication libraries that the set's collectives call, as JSON."""
 CONVERTED_FROM = "converted_from"
 """Metadata attribute: the generation that a converted file had."""
 

@@ -20,6 +20,8 @@ from rapid_des.errors import TraceError
 
 MOST_RANKS = 2**24
 """Ranks are numbered below this."""
+LIBRARIES = "rapid_libraries"
+"""Metadata attribute: the communication libraries that the set's collectives call, as JSON."""
 UNSTATED = -1
 """In `duration`: to be computed from `flops` and `tensor_bytes`. In `group`, `peer` and `issuer`: none."""
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from rapid_des.chakra.files import varint, write_frames, write_parts
 from rapid_des.chakra.groups import WORLD
-from rapid_des.chakra.source import LIBRARIES, discover
-from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.source import discover
+from rapid_des.chakra.trace import LIBRARIES, UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 from rapid_des.units import PS_PER_US, ceil_divide

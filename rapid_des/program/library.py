@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 
 from rapid_des.arrays import Bools, Int64s
-from rapid_des.chakra.source import LIBRARIES
-from rapid_des.chakra.trace import CollectiveType, TraceSet
+from rapid_des.chakra.trace import LIBRARIES, CollectiveType, TraceSet
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.collective_specs import LibraryChoice, Native, Nccl
