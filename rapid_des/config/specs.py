@@ -170,12 +170,13 @@ def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[st
 def _type_at(kind: inspect.Type, steps: list[str]) -> inspect.Type:
     """Follow `steps` through the type; where unions leave a choice, the first part that has the step.
 
-    The key that tells a union's structs apart has all their tags as choices.
+    A key that several structs of a union have with words of their own has all their words as choices.
     """
     for step in steps:
         found = _step_into(kind, step)
-        tags = [part.values[0] for part in found if isinstance(part, inspect.LiteralType)]
-        kind = inspect.LiteralType(tuple(tags)) if len(tags) > 1 else next(iter(found), inspect.AnyType())
+        words = [word for part in found if isinstance(part, inspect.LiteralType) for word in part.values]
+        literal = inspect.LiteralType(tuple(dict.fromkeys(words)))
+        kind = literal if len(found) > 1 and words else next(iter(found), inspect.AnyType())
     return kind
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -32,6 +32,7 @@ import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
+from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.build import PricedJob, price_job
 from rapid_des.frontend.inference import (
     Pass,
@@ -42,7 +43,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
-from rapid_des.frontend.template import PORTS, STREAMS, Column, Mark, Node, Piece, make_piece, retimed
+from rapid_des.frontend.template import PORTS, STREAMS, Column, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import (
     FinishedProgram,
     JobTrace,
@@ -191,7 +192,15 @@ class Blocks:
 
 
 def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorModel | None = None) -> Blocks:
-    """Return a job as blocks and what joins them; `decode_operators` as in `build`."""
+    """Return a job as blocks and what joins them; `decode_operators` as in `build`.
+
+    `UnsupportedByEngine` where experts are spread or split otherwise than over the ranks of a block.
+    """
+    if job.members("ep") > 1 and job.model.has_experts:
+        raise UnsupportedByEngine(
+            f"{job.file}: parallelism.ep: {job.members('ep')}; hierarchical execution knows blocks within "
+            "a tp group, and copies of tokens leave it: use --mode flattened"
+        )
     priced = price_job(job, operators, decode_operators)
     return Blocks(priced, {key: _block(job, key, piece) for key, piece in priced.pieces.items()})
 
@@ -287,7 +296,7 @@ def _timed(block: Block, cuts: Cuts | None) -> Piece:
             nodes.append(Node(block.key.section.name, NodeKind.COMPUTE, "tp", (len(nodes) - 1,), duration=0))
         if cut in block.exchanges:
             nodes.append(_exchange(block.piece, cut, after=len(nodes) - 1))
-    marks = [Mark(positions[mark.position], mark.parameters) for mark in block.piece.marks]
+    marks = [replace(mark, position=positions[mark.position]) for mark in block.piece.marks]
     return make_piece(nodes, marks=marks, cache_rows=range(len(nodes)))
 
 

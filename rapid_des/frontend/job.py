@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
 
@@ -16,10 +17,19 @@ from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.layers import FEED_FORWARDS, MIXERS, Layer
-from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES, Order, Schedule, Sharding, part_of
-from rapid_des.frontend.shard import GROUPS, Shard
+from rapid_des.frontend.parallelism import (
+    SCHEDULES,
+    ZERO_STAGES,
+    Order,
+    Schedule,
+    Sharding,
+    for_experts,
+    part_of,
+)
+from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, Shard
 from rapid_des.frontend.software import Software
-from rapid_des.frontend.spec import InferenceSpec, JobSpec, ModelSpec, TrainingSpec
+from rapid_des.frontend.spec import FeedForward, InferenceSpec, JobSpec, Mixer, ModelSpec, TrainingSpec
+from rapid_des.frontend.template import Domain
 from rapid_des.units import ceil_divide
 
 
@@ -41,6 +51,11 @@ class Model:
     def kinds(self) -> tuple[Layer, ...]:
         """The distinct layers, in order of first use."""
         return tuple(dict.fromkeys(self.pattern))
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether some layer has routed experts."""
+        return any(half.parameters.experts for layer in self.kinds for half in layer.halves)
 
     @cached_property
     def kind_of_layer(self) -> tuple[int, ...]:
@@ -98,9 +113,22 @@ class Model:
 
 def model_of(spec: ModelSpec, path: Path) -> Model:
     """Return the model of the spec in a file; a `ConfigError` names dimensions that do not divide."""
-    mixer = MIXERS[type(spec.attention)](spec.attention, spec, str(path))
-    feed_forward = FEED_FORWARDS[type(spec.feed_forward)](spec.feed_forward, spec, str(path))
-    return Model(path.stem, spec, (Layer(mixer, feed_forward),) * spec.layers)
+    return Model(path.stem, spec, tuple(_layer(spec, number, str(path)) for number in range(spec.layers)))
+
+
+def _layer(spec: ModelSpec, number: int, file: str) -> Layer:
+    """Return one layer: as the model's are, but for what its exceptions state."""
+    attention, feed_forward = spec.attention, spec.feed_forward
+    for other in spec.exceptions:
+        if number in range(other.start, other.stop or spec.layers, other.every):
+            attention, feed_forward = other.attention or attention, other.feed_forward or feed_forward
+    return _layer_of(spec, attention, feed_forward, file)
+
+
+@lru_cache(maxsize=256)
+def _layer_of(spec: ModelSpec, attention: Mixer, feed_forward: FeedForward, file: str) -> Layer:
+    mixer = MIXERS[type(attention)](attention, spec, file)
+    return Layer(mixer, FEED_FORWARDS[type(feed_forward)](feed_forward, spec, file))
 
 
 @dataclass(frozen=True)
@@ -114,6 +142,12 @@ class Layout:
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
+    numbering: tuple[int, ...] | None = None
+    """The rank at each place of that count; None: the places are the ranks."""
+
+    @cached_property
+    def _ranks(self) -> Int64s:
+        return np.arange(self.ranks) if self.numbering is None else np.array(self.numbering, np.int64)
 
     @property
     def ranks(self) -> int:
@@ -128,7 +162,9 @@ class Layout:
         """Return each rank's coordinate along one axis, indexed by rank."""
         position = self.axes.index(axis)
         stride = prod(self.sizes[:position])
-        return np.arange(self.ranks) // stride % self.sizes[position]
+        coordinates = np.empty(self.ranks, np.int64)
+        coordinates[self._ranks] = np.arange(self.ranks) // stride % self.sizes[position]
+        return coordinates
 
     def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the groups of ranks that differ only along `axes`; members ascend, groups too."""
@@ -145,7 +181,7 @@ class Layout:
         """Return the groups as rows of one table."""
         inner = [axis for axis in reversed(self.axes) if axis in axes]
         outer = [axis for axis in reversed(self.axes) if axis not in axes]
-        grid = np.arange(self.ranks).reshape(self.sizes[::-1])
+        grid = self._ranks.reshape(self.sizes[::-1])
         order = [self.axes[::-1].index(axis) for axis in outer + inner]
         members = prod(self.size(axis) for axis in inner)
         return grid.transpose(order).reshape(-1, members)
@@ -178,6 +214,26 @@ class Job:
         split = self.spec.parallelism
         sizes = {"tp": split.tp, "cp": split.cp, "ep": 1, "dp": split.dp, "pp": split.pp}
         return Layout(split.order, tuple(sizes[axis] for axis in split.order))
+
+    @cached_property
+    def expert_layout(self) -> Layout:
+        """The same ranks as etp, ep and edp lay those of each stage out for routed experts."""
+        stages, split = self.stages, self.spec.parallelism
+        inner = self.etp * split.ep
+        sizes = (self.etp, split.ep, self.gpus // stages // inner, stages)
+        by_stage = np.argsort(self.layout.coordinates("pp"), kind="stable")
+        numbering = None if np.array_equal(by_stage, np.arange(self.gpus)) else tuple(by_stage.tolist())
+        return Layout(("etp", "ep", "edp", "pp"), sizes, numbering)
+
+    def layout_of(self, group: str) -> Layout:
+        """Return the layout along whose axes a process group of the traffic table lies."""
+        return self.layout if EXPERT_AXES.isdisjoint(GROUPS[group]) else self.expert_layout
+
+    @property
+    def etp(self) -> int:
+        """Ways that each routed expert is split."""
+        split = self.spec.parallelism
+        return split.tp if split.etp is None else split.etp
 
     @property
     def gpus(self) -> int:
@@ -280,14 +336,25 @@ class Job:
         """Return how many ranks a process group of the traffic table has."""
         if group == "embedding":
             return 2 if self.ties_across_stages else 1
-        return prod(self.layout.size(axis) for axis in GROUPS[group])
+        layout = self.layout_of(group)
+        return prod(layout.size(axis) for axis in GROUPS[group])
 
     @property
     def sharding(self) -> Sharding:
         """How replicas hold the model's state in training."""
+        return self.shardings["dense"]
+
+    @cached_property
+    def shardings(self) -> Mapping[Domain, Sharding]:
+        """How those of the model's own parameters do, and those of its routed experts."""
         training = self.training
-        policy = ZERO_STAGES[training.zero_stage]
-        return Sharding(policy, "gradient", self.members("gradient"), ahead=training.overlap_parameters)
+        policy, ahead = ZERO_STAGES[training.zero_stage], training.overlap_parameters
+        dense = Sharding(policy, "gradient", self.members("gradient"), ahead=ahead)
+        if not self.model.has_experts:
+            return {"dense": dense}
+        expert = for_experts(policy)
+        group = "expert_gradient"
+        return {"dense": dense, "expert": Sharding(expert, group, self.members(group), ahead=ahead)}
 
     @property
     def ties_across_stages(self) -> bool:
@@ -308,6 +375,8 @@ class Job:
             key_length=key_length,
             vocabulary=self.vocabulary,
             cp=self.spec.parallelism.cp,
+            ep=self.spec.parallelism.ep,
+            etp=self.etp,
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
             recompute="none" if training is None else training.recompute,

@@ -74,9 +74,9 @@ def load_job(
 def _with_defaults(document: Document, software: Software) -> JobSpec:
     """Return what a job file says, and its software where the file says nothing."""
     try:
-        return decode(with_defaults(document, software), JobSpec)
+        return decode(kinds_named(with_defaults(document, software), "model"), JobSpec)
     except ConfigError as error:
-        decode(document, JobSpec)  # or the file itself is wrong
+        decode(kinds_named(document, "model"), JobSpec)  # or the file itself is wrong
         problem = f"{error.message}; so the defaults of software {software.name!r} have it"
         raise ConfigError(problem, file=error.file, key=error.key) from None
 
@@ -89,7 +89,7 @@ def _model(spec: JobSpec, path: Path, settings: Iterable[tuple[str, str]]) -> Mo
     changes = [(key.removeprefix(_MODEL), text) for key, text in settings]
     document = apply_overrides(load_document(model_path), changes, root="job.model")
     with settings_named(document):
-        return model_of(decode(document, ModelSpec), model_path)
+        return model_of(decode(kinds_named(document), ModelSpec), model_path)
 
 
 def load_model(
@@ -102,7 +102,30 @@ def load_model(
     """
     document = open_document(reference, "model", folder=folder or Path())
     changed = apply_overrides(document, as_pairs(settings))
-    return model_of(decode(changed, ModelSpec), changed.path)
+    return model_of(decode(kinds_named(changed), ModelSpec), changed.path)
+
+
+_KINDS = {"attention": "attention", "feed_forward": "dense"}
+
+
+def kinds_named(document: Document, key: str = "") -> Document:
+    """Return a document with the usual `kind` in what says none: in its model (under `key`, or the whole)."""
+    model = document.tree.get(key) if key else document.tree
+    if not isinstance(model, dict):
+        return document
+    exceptions = model.get("exceptions", ())
+    named = _with_kinds(model)
+    if isinstance(exceptions, list):
+        named["exceptions"] = [_with_kinds(one) if isinstance(one, dict) else one for one in exceptions]
+    tree = document.tree | {key: named} if key else named
+    return replace(document, tree=tree)
+
+
+def _with_kinds(tree: dict[str, Any]) -> dict[str, Any]:
+    named = {
+        key: {"kind": kind} | tree[key] for key, kind in _KINDS.items() if isinstance(tree.get(key), dict)
+    }
+    return tree | named
 
 
 def with_spec(job: Job, spec: JobSpec) -> Job:
@@ -151,19 +174,31 @@ def _check_axes(job: Job) -> None:
         _refuse(job, "parallelism", f"{job.gpus} GPUs; at most {MOST_GPUS}")
     if split.cp > 1 and job.spec.attention != "flash":
         _refuse(job, "parallelism.cp", f"context parallelism (cp {split.cp}) needs attention flash")
-    if split.ep > 1:
-        problem = (
-            f"expert parallelism (ep {split.ep}) needs a mixture-of-experts model, {job.model.name} is dense"
-        )
-        _refuse(job, "parallelism.ep", problem)
+    _check_experts(job)
     if split.sequence_parallel and split.tp == 1:
         _refuse(job, "parallelism.sequence_parallel", "sequence parallelism splits over tp, and tp is 1")
+
+
+def _check_experts(job: Job) -> None:
+    split = job.spec.parallelism
+    if not job.model.has_experts:
+        if split.ep > 1 or split.etp is not None:
+            key, axis = ("ep", "ep") if split.ep > 1 else ("etp", "etp")
+            problem = f"expert parallelism ({axis} {getattr(split, key)}) needs a mixture-of-experts model, "
+            _refuse(job, f"parallelism.{key}", f"{problem}{job.model.name} is dense")
+        return
+    ranks = split.tp * split.cp * split.dp
+    if ranks % (job.etp * split.ep):
+        problem = (
+            f"ep {split.ep} · etp {job.etp} does not divide tp · cp · dp = {ranks}, the ranks of a stage"
+        )
+        _refuse(job, "parallelism.ep", problem)
 
 
 def _check_tensor_parallel(job: Job) -> None:
     tp, key = job.spec.parallelism.tp, "parallelism.tp"
     for half in (half for layer in job.model.kinds for half in layer.halves):
-        problem = half.refusal(tp)
+        problem = half.refusal(job.spec.parallelism)
         if problem:
             _refuse(job, key, problem)
     if job.vocabulary % tp:

@@ -18,7 +18,7 @@ from rapid_des.frontend.inference import pass_lists, passes, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.parallelism import ZERO_STAGES, Item, Phase
+from rapid_des.frontend.parallelism import ZERO_STAGES, Item, Phase, State
 from rapid_des.frontend.parts import (
     PieceKey,
     Section,
@@ -30,6 +30,7 @@ from rapid_des.frontend.parts import (
 )
 from rapid_des.frontend.shard import byte_count
 from rapid_des.frontend.spec import JobSpec
+from rapid_des.frontend.template import Domain
 from rapid_des.units import Size
 
 _with = msgspec.structs.replace
@@ -138,25 +139,29 @@ def _training_stage(job: Job, stage: int, by_section: Mapping[Section, SectionMe
     moving, timeline = _walk(job, stage, by_section)
     total = sum(standing.values())
     steps = tuple((item, peak + total) for item, peak in timeline)
-    return StageMemory(stage, parameters, _categories(standing | moving), steps)
+    return StageMemory(stage, parameters.total(), _categories(standing | moving), steps)
 
 
 def _categories(known: Mapping[str, int]) -> dict[str, int]:
     return {name: known.get(name, 0) for name in CATEGORIES}
 
 
-def _standing(job: Job, parameters: int) -> dict[str, int]:
+def _standing(job: Job, parameters: Mapping[Domain, int]) -> dict[str, int]:
     """Return what stands for the whole step."""
-    precision, held = job.spec.precision, job.sharding.held
-    states = held("optimizer", parameters)
+    precision = job.spec.precision
+
+    def held(state: State) -> int:
+        return sum(job.shardings[domain].held(state, elements) for domain, elements in parameters.items())
+
+    states = held("optimizer")
     optimizer = 2 * byte_count(states, precision.optimizer)
     if precision.master_weights is not None:
         optimizer += byte_count(states, precision.master_weights)
     travelling = job.training.bucket_parameters * (precision.gradient_reduce != precision.gradients)
     messages = 2 * job.training_shard.boundary_bytes if job.stages > 1 else 0
     return {
-        "weights": byte_count(held("parameters", parameters), precision.activations),
-        "gradients": byte_count(held("gradients", parameters), precision.gradients),
+        "weights": byte_count(held("parameters"), precision.activations),
+        "gradients": byte_count(held("gradients"), precision.gradients),
         "optimizer": optimizer,
         "communication": messages + byte_count(travelling, precision.gradient_reduce),
         "reserve": int(job.spec.memory_reserve or 0),
@@ -204,7 +209,7 @@ def _serving_stage(job: Job, stage: int) -> StageMemory:
         "communication": shard.boundary_bytes if job.stages > 1 else 0,
         "reserve": int(job.spec.memory_reserve or 0),
     }
-    return StageMemory(stage, stage_parameters(job, stage), _categories(categories))
+    return StageMemory(stage, stage_parameters(job, stage).total(), _categories(categories))
 
 
 def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
@@ -225,7 +230,7 @@ def _serving_weights(job: Job, counts: Mapping[Section, int]) -> int:
     narrow = sum(
         count * sum(operation.weights for operation in lists[section]) for section, count in counts.items()
     )
-    wide = sum(count * sizes[section] for section, count in counts.items()) - narrow
+    wide = sum(count * sizes[section].total() for section, count in counts.items()) - narrow
     stored = precision.weights or precision.gemm or precision.activations
     return byte_count(narrow, stored) + byte_count(wide, precision.activations)
 

@@ -16,7 +16,7 @@ from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import InputError
 from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC, Shard
-from rapid_des.frontend.template import INPUT, PORTS, Mark, Node, Piece, make_piece
+from rapid_des.frontend.template import INPUT, PORTS, Domain, Mark, Node, Piece, make_piece
 
 _INT64_MAX = 2**63 - 1
 
@@ -32,6 +32,7 @@ class Counts(TypedDict, total=False):
     parameters: int
     weights: int
     sees_cache: bool
+    expert: bool
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,13 @@ class Operation:
     """Elements of this rank's weight matrix that a serving job stores in its format of weights."""
     sees_cache: bool = False
     """Serving: whether its cost depends on how many positions the KV cache holds."""
+    expert: bool = False
+    """Whether its parameters are a routed expert's."""
+
+    @property
+    def domain(self) -> Domain:
+        """Whose replicas hold its parameters."""
+        return "expert" if self.expert else "dense"
 
 
 @dataclass
@@ -81,7 +89,12 @@ class OperationList:
         return tuple(self.entries)
 
     def kernel(
-        self, name: str, operator: Operator, *, after: int | None = None, **counts: Unpack[Counts]
+        self,
+        name: str,
+        operator: Operator,
+        *,
+        after: int | tuple[int, ...] | None = None,
+        **counts: Unpack[Counts],
     ) -> int:
         """Append a kernel and return its position; `counts` are fields of `Operation`."""
         return self._append(Operation(name, self._after(after), operator=operator, **counts))
@@ -90,7 +103,9 @@ class OperationList:
         """Append a message of this rank's group and return its position."""
         return self._append(Operation(name, self._after(after), role=role, size=size, output=output))
 
-    def _after(self, after: int | None) -> tuple[int, ...]:
+    def _after(self, after: int | tuple[int, ...] | None) -> tuple[int, ...]:
+        if isinstance(after, tuple):
+            return after
         return (self.last if after is None else after,)
 
     def _append(self, operation: Operation) -> int:
@@ -123,7 +138,8 @@ def _gathers(shard: Shard) -> bool:
     return shard.tp > 1 and shard.sequence_parallel
 
 
-def _forward_gemm(operations: OperationList, shard: Shard, linear: Linear, saved: int) -> None:
+def forward_gemm(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
+    """Append the product of a matrix with its input, of which `saved` bytes are kept; no message."""
     output = shard.activation_bytes(linear.rows * linear.columns)
     gemm = shard.gemm(linear.rows, linear.columns, linear.inner, narrow=linear.narrow)
     weights = linear.columns * linear.inner if linear.narrow else 0
@@ -138,12 +154,12 @@ def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, s
         operations.message(
             f"{linear.name}.gather", "sp.gather", size, output=shard.activation_bytes(elements)
         )
-    _forward_gemm(operations, shard, linear, saved)
+    forward_gemm(operations, shard, linear, saved=saved)
 
 
 def row_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
     """Append the forward of a row-parallel matrix and the reduction of its output."""
-    _forward_gemm(operations, shard, linear, saved)
+    forward_gemm(operations, shard, linear, saved=saved)
     reduce_output(operations, shard, linear.name, linear.rows * linear.columns)
 
 
@@ -382,6 +398,8 @@ def price(operations: Sequence[Operation], operators: OperatorModel, host: HostS
             nodes.append(message_node(operation.name, operation.role, operation.size, after, host))
         else:
             nodes.append(kernel_node(operation.name, operation.operator, operators, after, host))
-    marks = [Mark(row, entry.parameters) for row, entry in enumerate(operations) if entry.parameters]
+    marks = [
+        Mark(row, entry.parameters, entry.domain) for row, entry in enumerate(operations) if entry.parameters
+    ]
     cache_rows = [row for row, entry in enumerate(operations) if entry.sees_cache]
     return make_piece(nodes, marks=marks, cache_rows=cache_rows)

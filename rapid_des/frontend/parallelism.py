@@ -12,7 +12,7 @@ parameters are gathered. Checks, memory and the written step ask the policy, nev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from rapid_des.units import ceil_divide
@@ -198,6 +198,13 @@ REPLICATED = ShardingPolicy(split=frozenset(), reduce="dp.reduce")
 DISTRIBUTED_OPTIMIZER = ShardingPolicy(
     split=frozenset({"optimizer"}), reduce="dp.scatter", gather="dp.gather"
 )
+
+
+def for_experts(policy: ShardingPolicy) -> ShardingPolicy:
+    """Return the policy with the messages of routed experts' replicas."""
+    gather = None if policy.gather is None else f"e{policy.gather}"
+    return replace(policy, reduce=f"e{policy.reduce}", gather=gather)
+
 
 ZERO_STAGES: Mapping[int, ShardingPolicy] = {
     0: REPLICATED,

@@ -27,7 +27,7 @@ from rapid_des.frontend.operations import (
 )
 from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.shard import Shard
-from rapid_des.frontend.template import Piece, renamed
+from rapid_des.frontend.template import Domain, Piece, renamed
 
 LOSS_REDUCTIONS = ("maximum", "target", "sum")
 """What vocabulary-parallel cross-entropy sums over tp, one fp32 a token each."""
@@ -233,21 +233,25 @@ def part_pieces(job: Job, part: int, phase: Phase, pieces: Pieces) -> tuple[Piec
     return tuple(named)
 
 
-def section_parameters(job: Job) -> dict[Section, int]:
-    """Return the parameters of one rank in each section, as its backward list makes their gradients."""
+def section_parameters(job: Job) -> dict[Section, Counter[Domain]]:
+    """Return the parameters of one rank in each section by domain, as its backward makes their gradients."""
     shard = job.shard(1, 1, 1)
     lists = {
         EMBEDDING: embedding_backward(shard),
         HEAD: loss_backward(shard, shares_table=_shares_table(job)),
         **{key.section: operations for key, operations in _layer_lists(job, shard, "backward").items()},
     }
-    return {
-        section: sum(operation.parameters for operation in operations)
-        for section, operations in lists.items()
-    }
+    sizes: dict[Section, Counter[Domain]] = {section: Counter() for section in lists}
+    for section, operations in lists.items():
+        for operation in operations:
+            sizes[section][operation.domain] += operation.parameters
+    return sizes
 
 
-def stage_parameters(job: Job, stage: int) -> int:
-    """Return the parameters of one rank of a stage."""
-    sizes = section_parameters(job)
-    return sum(count * sizes[section] for section, count in stage_sections(job, stage).items())
+def stage_parameters(job: Job, stage: int) -> Counter[Domain]:
+    """Return the parameters of one rank of a stage by domain."""
+    sizes, total = section_parameters(job), Counter[Domain]()
+    for section, count in stage_sections(job, stage).items():
+        for domain, elements in sizes[section].items():
+            total[domain] += count * elements
+    return total

@@ -56,12 +56,17 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "gradient": ("cp", "dp"),
     "model": ("tp", "pp"),
     "embedding": ("pp",),
+    "ep": ("ep",),
+    "etp": ("etp",),
+    "expert_gradient": ("edp",),
 }
 """Process groups by the axes along which their members differ; `embedding` keeps the first and last stage."""
+EXPERT_AXES = frozenset(("etp", "ep", "edp"))
+"""The axes of the second layout of a stage's ranks, that of its experts."""
 GROUP_SLOTS: tuple[str, ...] = tuple(GROUPS)
 
 _REDUCE, _GATHER = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
-_SCATTER = CollectiveType.REDUCE_SCATTER
+_SCATTER, _EXCHANGE = CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_TO_ALL
 
 TRAFFIC: Mapping[str, Role] = {
     "tp.reduce": Role(_REDUCE, "tp", "tp", _whole, "partial sums of a row-parallel output, tokens x hidden"),
@@ -76,6 +81,15 @@ TRAFFIC: Mapping[str, Role] = {
     "dp.reduce": Role(_REDUCE, "dp", "gradient", _whole, "a bucket of gradients"),
     "dp.scatter": Role(_SCATTER, "dp", "gradient", _whole, "a bucket of gradients, each rank keeps its part"),
     "dp.gather": Role(_GATHER, "dp", "gradient", _shard, "updated parameters"),
+    "ep.dispatch": Role(_EXCHANGE, "ep", "ep", _whole, "copies of tokens to the ranks of their experts"),
+    "ep.combine": Role(_EXCHANGE, "ep", "ep", _whole, "results of experts to their tokens"),
+    "etp.gather": Role(_GATHER, "ep", "etp", _shard, "tokens of experts that several ranks share"),
+    "etp.scatter": Role(_SCATTER, "ep", "etp", _whole, "partial sums of shared experts' results"),
+    "edp.reduce": Role(_REDUCE, "dp", "expert_gradient", _whole, "a bucket of the experts' gradients"),
+    "edp.scatter": Role(
+        _SCATTER, "dp", "expert_gradient", _whole, "a bucket of the experts' gradients, each keeps its part"
+    ),
+    "edp.gather": Role(_GATHER, "dp", "expert_gradient", _shard, "updated parameters of experts"),
     "embedding.reduce": Role(_REDUCE, "dp", "embedding", _whole, "gradient of a table that two stages hold"),
     "model.gradient_norm": Role(_REDUCE, "dp", "model", _whole, "sum of squares, one fp32"),
     "gradient.gradient_norm": Role(
@@ -113,6 +127,8 @@ class Shard:
     vocabulary: int
     """Padded, whole."""
     cp: int = 1
+    ep: int = 1
+    etp: int = 1
     flash: bool = True
     dropout: bool = False
     recompute: Recompute = "none"
@@ -168,6 +184,6 @@ class Shard:
         )
 
     def message(self, role: str, elements: int, dtype: str | None = None) -> int:
-        """Return the comm_size of a message inside the tp (or cp) group."""
-        members = self.cp if TRAFFIC[role].group == "cp" else self.tp
+        """Return the comm_size of a message inside the tp, cp, ep or etp group."""
+        members: int = getattr(self, TRAFFIC[role].group)
         return message_size(role, elements, dtype or self.precision.activations, members)

@@ -24,7 +24,7 @@ else:
     ScheduleName = Literal[tuple(SCHEDULES)]
 
 
-class AttentionSpec(Spec, frozen=True):
+class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
     """Self-attention with `heads` query heads that share `kv_heads` key and value heads (MHA, GQA, MQA)."""
 
     heads: Count
@@ -39,7 +39,7 @@ class AttentionSpec(Spec, frozen=True):
     """Whether the projection after the attention has a bias."""
 
 
-class FeedForwardSpec(Spec, frozen=True):
+class FeedForwardSpec(Spec, frozen=True, tag_field="kind", tag="dense"):
     """The dense feed-forward block; `swiglu` has a gate beside the up projection."""
 
     activation: Literal["gelu", "swiglu"]
@@ -50,16 +50,60 @@ class FeedForwardSpec(Spec, frozen=True):
     """Whether both matrices have biases."""
 
 
+class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
+    """A mixture of experts: a router sends each token to `topk` of the routed experts.
+
+    `shared_hidden` is the width of the experts that every token passes, all together.
+    """
+
+    experts: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
+    """Routed experts; ep divides them."""
+    topk: Annotated[int, msgspec.Meta(ge=1, le=2**10)]
+    """Routed experts that each token passes."""
+    hidden: Count
+    """Width of one routed expert; etp divides it."""
+    activation: Literal["gelu", "swiglu"] = "swiglu"
+    """gelu, or swiglu with a gate beside the up projection."""
+    shared_hidden: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    """Width of the shared experts together; 0: there are none. tp divides it."""
+    shared_gate: bool = False
+    """Whether a gate, one weight a channel, scales what the shared experts add."""
+    router_bias: bool = False
+    """Whether the router has a bias an expert."""
+    capacity: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
+    """Capacity factor: each expert takes this times its even share of a rank's tokens, padded or dropped.
+    Unset: dropless."""
+
+
+Mixer: TypeAlias = AttentionSpec
+FeedForward: TypeAlias = FeedForwardSpec | ExpertsSpec
+
+
+class LayerException(Spec, frozen=True):
+    """Layers that differ from the others: `start`, `start + every`, … below `stop`."""
+
+    start: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    """The first, counted from 0."""
+    stop: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    """The first that is not meant any more; unset: to the last layer."""
+    every: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+    """Every so many."""
+    attention: Mixer | None = None
+    """Their attention; unset: as before."""
+    feed_forward: FeedForward | None = None
+    """Their feed-forward; unset: as before."""
+
+
 class ModelSpec(Spec, frozen=True):
-    """A model file."""
+    """A model file. Of `attention` and `feed_forward` a `kind` says which is meant (`attention`, `dense`)."""
 
     hidden: Count
     """Width of the residual stream."""
     layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
     """How many layers."""
-    attention: AttentionSpec
+    attention: Mixer
     """The attention of every layer."""
-    feed_forward: FeedForwardSpec
+    feed_forward: FeedForward
     """The feed-forward of every layer."""
     norm: Literal["layer_norm", "rms_norm"]
     """Which norm stands before both halves of a layer and before the head."""
@@ -71,6 +115,8 @@ class ModelSpec(Spec, frozen=True):
     """The longest sequence; with learned positions the rows of their table."""
     tied_embeddings: bool
     """The output head is the token embedding."""
+    exceptions: tuple[LayerException, ...] = ()
+    """Layers that differ; of several for one layer the last that states something holds."""
 
     @property
     def norm_parameters(self) -> int:
@@ -91,7 +137,10 @@ class ParallelismSpec(Spec, frozen=True):
     cp: Count = 1
     """Context parallel: ways that sequences are split."""
     ep: Count = 1
-    """Expert parallel: divides cp · dp and needs experts."""
+    """Expert parallel: ways that routed experts are spread; ep · etp divides tp · cp · dp. For experts the
+    ranks of a stage, as `order` has them, are laid out anew: etp innermost, then ep, then replicas."""
+    etp: Count | None = None
+    """Expert tensor parallel: ways that each routed expert is split. Unset: as tp."""
     dp: Count = 1
     """Data parallel: replicas."""
     pp: Count = 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -74,12 +75,17 @@ class Node:
     """How long before its issue is done it may start."""
 
 
+Domain: TypeAlias = Literal["dense", "expert"]
+"""Whose replicas hold some parameters: those of the model, or those of the routed experts."""
+
+
 @dataclass(frozen=True)
 class Mark:
     """Where in a piece the gradients of some parameters (of this rank) become final."""
 
     position: int
     parameters: int
+    domain: Domain = "dense"
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +174,7 @@ def chain(pieces: Sequence[Piece]) -> Piece:
     for piece in pieces:
         offset = len(writer)
         output = writer.place(piece, {INPUT: output} | ({GATE: GATE} if not offset else {}))
-        marks += [Mark(mark.position + offset, mark.parameters) for mark in piece.marks]
+        marks += [replace(mark, position=mark.position + offset) for mark in piece.marks]
         cache_rows += [offset + row for row in piece.cache_rows]
     return replace(writer.piece(output), marks=tuple(marks), cache_rows=tuple(cache_rows))
 

@@ -128,7 +128,8 @@ class JobTrace:
 
 def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
     """Return for each rank the name and members of its group of one kind, kept to `ranks`."""
-    rows, numbers = job.layout.rows(GROUPS[name]), job.layout.group_numbers(GROUPS[name])
+    layout = job.layout_of(name)
+    rows, numbers = layout.rows(GROUPS[name]), layout.group_numbers(GROUPS[name])
     group_of: dict[int, tuple[str, tuple[int, ...]]] = {}
     for number in distinct(numbers[sorted(ranks)]).tolist():
         line = rows[number].tolist()

@@ -5,15 +5,16 @@ After the passes of a schedule come gradient buckets, their reductions, the norm
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parallelism import Item, predecessor
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
 from rapid_des.frontend.shard import message_size
-from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, Mark, Piece, chain
+from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, Domain, Mark, Piece, chain
 from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
 
 
@@ -42,9 +43,13 @@ class _Stage:
         return self.chained["backward", chunk].marks
 
     @property
-    def parameters(self) -> int:
-        """Parameters of this rank."""
-        return sum(mark.parameters for chunk in range(self.job.chunks) for mark in self.marks(chunk))
+    def parameters(self) -> Counter[Domain]:
+        """Parameters of this rank by domain."""
+        total = Counter[Domain]()
+        for chunk in range(self.job.chunks):
+            for mark in self.marks(chunk):
+                total[mark.domain] += mark.parameters
+        return total
 
 
 def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel) -> FinishedProgram:
@@ -163,7 +168,7 @@ def _finish_step(state: _Stage, operators: OperatorModel) -> None:
     for chunk in sorted(state.final, key=lambda chunk: state.final[chunk]):
         after = None if job.training.overlap_gradients else end
         first = state.final[chunk]
-        marks = [Mark(mark.position + first, mark.parameters) for mark in state.marks(chunk)]
+        marks = [replace(mark, position=mark.position + first) for mark in state.marks(chunk)]
         reduced += reduce_buckets(program, job, marks, after=after)
     done = small_reductions(program, job, state.index, norms=state.norms, after=(end, *reduced))
     last = optimizer_step(program, job, operators, parameters=state.parameters, after=done)
@@ -204,32 +209,41 @@ def reduce_buckets(
 
     `marks` hold absolute positions; a bucket waits for its own, or for `after` where nothing overlaps.
     """
-    sharding = job.sharding
-    if sharding.replicas == 1:
-        return ()
-    role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
-    positions = []
-    for index, bucket in enumerate(gradient_buckets(marks, job.training.bucket_parameters)):
-        size = message_size(role, bucket.parameters, dtype, sharding.replicas)
-        ready = marks[bucket.last_mark].position if after is None else after
-        positions.append(program.message(f"gradients.{role}.{index}", role, size, after=(ready,)))
-    return tuple(positions)
+    waiting = []
+    for domain, sharding in job.shardings.items():
+        if sharding.replicas == 1:
+            continue
+        role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
+        own = [mark for mark in marks if mark.domain == domain]
+        for index, bucket in enumerate(gradient_buckets(own, job.training.bucket_parameters)):
+            size = message_size(role, bucket.parameters, dtype, sharding.replicas)
+            ready = own[bucket.last_mark].position if after is None else after
+            waiting.append((ready, f"gradients.{role}.{index}", role, size))
+    return tuple(
+        program.message(name, role, size, after=(ready,))
+        for ready, name, role, size in sorted(waiting, key=lambda bucket: bucket[0])
+    )
 
 
 def gather_buckets(
     program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]
 ) -> tuple[int, ...]:
     """Append the gathers of a chunk's updated parameters in forward order; return a position per mark."""
-    role, replicas = job.sharding.gathers, job.sharding.replicas
-    assert role is not None
-    buckets = gradient_buckets(marks, job.training.bucket_parameters)
     position = [0] * len(marks)
-    for index in reversed(range(len(buckets))):
-        first = buckets[index - 1].last_mark + 1 if index else 0
-        size = message_size(role, buckets[index].parameters, job.spec.precision.activations, replicas)
-        gathered = program.message(f"parameters.gather.{index}", role, size, after=after)
-        for mark in range(first, buckets[index].last_mark + 1):
-            position[mark] = gathered
+    for domain, sharding in job.shardings.items():
+        role, own = sharding.gathers, [number for number, mark in enumerate(marks) if mark.domain == domain]
+        if role is None:
+            continue
+        buckets = gradient_buckets([marks[number] for number in own], job.training.bucket_parameters)
+        for index in reversed(range(len(buckets))):
+            first = buckets[index - 1].last_mark + 1 if index else 0
+            size = message_size(
+                role, buckets[index].parameters, job.spec.precision.activations, sharding.replicas
+            )
+            name = f"{'parameters' if domain == 'dense' else 'experts'}.gather.{index}"
+            gathered = program.message(name, role, size, after=after)
+            for mark in own[first : buckets[index].last_mark + 1]:
+                position[mark] = gathered
     return tuple(position)
 
 
@@ -251,14 +265,15 @@ def small_reductions(
     return done
 
 
-def step_kernels(job: Job, parameters: int) -> dict[str, Vector]:
-    """Return what a rank of so many parameters runs once a step, in order, by name.
+def step_kernels(job: Job, parameters: Mapping[Domain, int]) -> dict[str, Vector]:
+    """Return what a rank of so many parameters (by domain) runs once a step, in order, by name.
 
     Clearing the gradient accumulators, with which a step begins; loss unscaling (fp16), gradient norm and
     optimizer on the part of the parameters that the rank updates.
     """
-    dtype, updated = job.spec.precision.gradients, job.sharding.held("optimizer", parameters)
-    kernels = {"gradients.zero": Vector("fill", 1, parameters, dtype)}
+    dtype = job.spec.precision.gradients
+    updated = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
+    kernels = {"gradients.zero": Vector("fill", 1, sum(parameters.values()), dtype)}
     if job.spec.precision.activations == "fp16":
         kernels["gradient_unscale"] = Vector("gradient_clip", 1, updated, dtype)
     if job.training.gradient_norm:
@@ -270,14 +285,21 @@ SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradi
 """The scalar that ranks agree on after a kernel, by the kernel's name."""
 
 
-def zero_gradients(program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int) -> None:
+def zero_gradients(
+    program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: Mapping[Domain, int]
+) -> None:
     """Append the clearing of the gradient accumulators, with which a step begins."""
     kernel = step_kernels(job, parameters)["gradients.zero"]
     program.kernel("gradients.zero", kernel, operators, after=())
 
 
 def optimizer_step(
-    program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: int, after: Sequence[int]
+    program: ProgramWriter,
+    job: Job,
+    operators: OperatorModel,
+    *,
+    parameters: Mapping[Domain, int],
+    after: Sequence[int],
 ) -> int:
     """Append the end of the step, each node after the one before; return the position of the optimizer."""
     done = tuple(after)

@@ -10,6 +10,25 @@ FLAGS = st.sampled_from(["true", "false"])
 
 
 @st.composite
+def experts(draw, sizes, *, together):
+    """Return four experts and how ranks are laid out for them; `together`: tp ranks share tokens."""
+    ranks = sizes["tp"] * sizes["cp"] * sizes["dp"]
+    inner = sizes["tp"] if together and sizes["tp"] > 1 else None
+    pairs = [(ep, etp) for ep in (1, 2, 4) for etp in (1, 2) if ranks % (ep * etp) == 0]
+    ep, etp = draw(st.sampled_from([pair for pair in pairs if inner in (None, pair[0] * pair[1])]))
+    shared, capacity = draw(st.sampled_from([0, 64])), draw(st.sampled_from(["null", "1.25"]))
+    kind = (
+        f"{{kind: experts, experts: 4, topk: 2, hidden: 32, shared_hidden: {shared}, capacity: {capacity}}}"
+    )
+    start = draw(st.sampled_from([0, 1]))
+    return {
+        "model.exceptions": f"[{{start: {start}, every: 2, feed_forward: {kind}}}]",
+        "parallelism.ep": str(ep),
+        "parallelism.etp": str(etp),
+    }
+
+
+@st.composite
 def combinations(draw):
     sizes = {axis: draw(st.sampled_from([1, 2])) for axis in ("tp", "cp", "dp", "pp")}
     chosen = {f"parallelism.{axis}": str(size) for axis, size in sizes.items()}
@@ -25,6 +44,8 @@ def combinations(draw):
     chosen["training.schedule"] = draw(st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b"]))
     if chosen["training.schedule"] == "interleaved_1f1b":
         chosen |= {"parallelism.pp": "2", "parallelism.chunks": "2"}
+    if draw(st.booleans()):
+        chosen |= draw(experts(sizes, together=chosen["parallelism.sequence_parallel"] == "false"))
     chosen["training.bucket_parameters"] = draw(st.sampled_from(["5000", "40000000"]))
     return tuple(chosen.items())
 

@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rapid_des.frontend.layers.attention import grouped_query_attention
+from rapid_des.frontend.layers.experts import mixture_of_experts
 from rapid_des.frontend.layers.feed_forward import dense_feed_forward
 from rapid_des.frontend.layers.layer import Layer, Mixer, Parameters, Sublayer
-from rapid_des.frontend.spec import AttentionSpec, FeedForwardSpec, ModelSpec
+from rapid_des.frontend.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
 
 MIXERS: Mapping[type, Callable[[Any, ModelSpec, str], Mixer]] = {
     AttentionSpec: grouped_query_attention,
 }
 FEED_FORWARDS: Mapping[type, Callable[[Any, ModelSpec, str], Sublayer]] = {
     FeedForwardSpec: dense_feed_forward,
+    ExpertsSpec: mixture_of_experts,
 }
 """By the spec in the model file: how its kind is made of (spec, model, file name for errors)."""
 

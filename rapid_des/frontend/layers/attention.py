@@ -23,7 +23,7 @@ from rapid_des.frontend.operations import (
     row_forward,
 )
 from rapid_des.frontend.shard import Shard, byte_count
-from rapid_des.frontend.spec import AttentionSpec, ModelSpec
+from rapid_des.frontend.spec import AttentionSpec, ModelSpec, ParallelismSpec
 
 CORE = "attention.core"
 """The kernel whose cost depends on the KV length."""
@@ -58,8 +58,9 @@ class GroupedQueryAttention:
         """Return two a weight, and four a position and query element for scores and values."""
         return 2 * self.parameters.matrices + 4 * sequence * self.heads * self.head_dim
 
-    def refusal(self, tp: int) -> str | None:
+    def refusal(self, split: ParallelismSpec) -> str | None:
         """Return why tp can not split the heads."""
+        tp = split.tp
         if self.heads % tp:
             return f"attention heads {self.heads} does not divide by tp {tp}"
         if self.kv_heads % tp and tp % self.kv_heads:

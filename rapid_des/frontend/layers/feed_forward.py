@@ -12,12 +12,13 @@ from rapid_des.frontend.operations import (
     column_backward,
     column_forward,
     defers_bias,
+    forward_gemm,
     launch,
+    reduce_output,
     row_backward,
-    row_forward,
 )
 from rapid_des.frontend.shard import Shard
-from rapid_des.frontend.spec import FeedForwardSpec, ModelSpec
+from rapid_des.frontend.spec import FeedForwardSpec, ModelSpec, ParallelismSpec
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class DenseFeedForward:
     inner: int
     activation: str
     bias: bool
-
-    name = "ffn"
+    name: str = "ffn"
+    """The first part of its operators' names."""
 
     @property
     def output_bias(self) -> bool:
@@ -55,17 +56,22 @@ class DenseFeedForward:
         del sequence
         return 2 * self.parameters.matrices
 
-    def refusal(self, tp: int) -> str | None:
+    def refusal(self, split: ParallelismSpec) -> str | None:
         """Return why tp can not split the inner width."""
+        tp = split.tp
         return f"feed-forward hidden {self.inner} does not divide by tp {tp}" if self.inner % tp else None
 
     def forward(self, operations: OperationList, shard: Shard) -> None:
         """Append up projection, activation and down projection."""
-        stream = shard.activation_bytes(shard.norm_tokens * shard.hidden)
-        column_forward(operations, shard, self._up(shard), saved=stream)
+        self.products(operations, shard, saved=shard.activation_bytes(shard.norm_tokens * shard.hidden))
+        reduce_output(operations, shard, self._down(shard).name, shard.tokens * self.hidden)
+
+    def products(self, operations: OperationList, shard: Shard, *, saved: int) -> None:
+        """Append the forward but for the sum over tp; `saved` bytes of the input are kept."""
+        column_forward(operations, shard, self._up(shard), saved=saved)
         self._activate(operations, shard)
         down = self._down(shard)
-        row_forward(operations, shard, down, saved=shard.activation_bytes(shard.tokens * down.inner))
+        forward_gemm(operations, shard, down, saved=shard.activation_bytes(shard.tokens * down.inner))
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the same from the end."""
@@ -74,17 +80,16 @@ class DenseFeedForward:
         size = shard.activation_bytes(rows * self._up(shard).columns)
         for kind in reversed(self._activation_kinds(shard)):
             if kind != "bias_add":
-                operations.kernel(
-                    f"ffn.{kind}", shard.vector(kind, rows, columns, backward=True), output=size
-                )
+                kernel = shard.vector(kind, rows, columns, backward=True)
+                operations.kernel(f"{self.name}.{kind}", kernel, output=size)
         return column_backward(operations, shard, self._up(shard))
 
     def _up(self, shard: Shard) -> Linear:
         columns = self.inner // shard.tp * self._projections
-        return Linear("ffn.in", columns, self.hidden, self.bias, shard.tokens)
+        return Linear(f"{self.name}.in", columns, self.hidden, self.bias, shard.tokens)
 
     def _down(self, shard: Shard) -> Linear:
-        return Linear("ffn.out", self.hidden, self.inner // shard.tp, self.bias, shard.tokens)
+        return Linear(f"{self.name}.out", self.hidden, self.inner // shard.tp, self.bias, shard.tokens)
 
     def _activate(self, operations: OperationList, shard: Shard) -> None:
         """Append GELU or SwiGLU; where it takes several kernels each keeps its input."""
@@ -92,7 +97,7 @@ class DenseFeedForward:
         rows, columns = shard.tokens, self._down(shard).inner
         size = shard.activation_bytes(rows * columns)
         saved = shard.activation_bytes(rows * self._up(shard).columns) + (len(kinds) - 1) * size
-        launch(operations, shard, "ffn.activation", kinds, (rows, columns), saved=saved, output=size)
+        launch(operations, shard, f"{self.name}.activation", kinds, (rows, columns), saved=saved, output=size)
 
     def _activation_kinds(self, shard: Shard) -> tuple[str, ...]:
         """Return the kernels of the activation, in forward order."""

@@ -15,6 +15,7 @@ from rapid_des.frontend.operations import (
     residual_forward,
 )
 from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.spec import ParallelismSpec
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Parameters:
     split_vectors: int = 0
     """Biases of column-parallel matrices."""
     whole_vectors: int = 0
-    """Biases of row-parallel matrices, whole on every tp rank."""
+    """What every tp rank has whole: biases of row-parallel matrices, routers."""
+    experts: int = 0
+    """Matrices of routed experts, which ep and etp split."""
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.matrices + self.split_vectors + self.whole_vectors
+        return self.matrices + self.split_vectors + self.whole_vectors + self.experts
 
 
 class Sublayer(Protocol):
@@ -63,8 +66,8 @@ class Sublayer(Protocol):
         """
         ...
 
-    def refusal(self, tp: int) -> str | None:
-        """Return why tp can not split it; None if it can."""
+    def refusal(self, split: ParallelismSpec) -> str | None:
+        """Return why a job's axes can not split it; None if they can."""
         ...
 
     def forward(self, operations: OperationList, shard: Shard) -> None:

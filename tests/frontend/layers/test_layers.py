@@ -34,8 +34,8 @@ class PlainFeedForward:
     def flops(self, sequence):
         return 4 * self.hidden * self.inner
 
-    def refusal(self, tp):
-        return f"inner width {self.inner} does not divide by tp {tp}" if self.inner % tp else None
+    def refusal(self, split):
+        return f"inner width {self.inner} does not divide by tp {split.tp}" if self.inner % split.tp else None
 
     def matrices(self, shard):
         inner = self.inner // shard.tp

@@ -1,0 +1,161 @@
+"""A mixture of experts: parameters, who meets whom, what travels, and what is computed."""
+
+import pytest
+
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.device.operators import GroupedGemm
+from rapid_des.errors import ConfigError, UnsupportedByEngine
+from rapid_des.frontend import blocks, build, load_model, memory
+from rapid_des.frontend.parts import PieceKey, Section, section_parameters, stage_parameters, training_lists
+
+EXPERTS = "{kind: experts, experts: 8, topk: 2, hidden: 32, shared_hidden: 64}"
+SPREAD = [
+    ("model.feed_forward", EXPERTS),
+    ("parallelism.tp", "2"),
+    ("parallelism.sequence_parallel", "true"),
+    ("parallelism.dp", "4"),
+    ("parallelism.ep", "4"),
+    ("parallelism.etp", "1"),
+]
+THREE = [("parallelism.dp", "3"), ("training.global_batch", "9")]
+BLOCK = Section("block", 0)
+
+
+def listed(job, phase):
+    """Return the operators of the first kind of layer in one direction."""
+    return training_lists(job)[PieceKey(BLOCK, phase)]
+
+
+def forward(job):
+    return listed(job, "forward")
+
+
+def grouped(job):
+    """Return the rows of each of the forward's products over experts."""
+    operators = [operation.operator for operation in forward(job)]
+    return [operator.rows for operator in operators if isinstance(operator, GroupedGemm)]
+
+
+def sizes(operations, axis):
+    """Return the messages of groups along an axis."""
+    return [(one.role, one.size) for one in operations if one.role.startswith(f"{axis}.")]
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    # Hugging Face's counts of the checkpoints' tensors.
+    [("mixtral_8x7b", 46_702_792_704), ("mixtral_8x22b", 140_620_634_112)],
+)
+def test_parameters_are_the_published_ones(name, published):
+    assert load_model(name).parameters == published
+
+
+def test_the_ranks_of_a_stage_are_laid_out_anew_for_experts(tiny):
+    job = tiny(*SPREAD)
+    assert job.expert_layout.groups(("ep",)) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert job.expert_layout.groups(("edp",)) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    inner = tiny(
+        *SPREAD[:-2],
+        ("parallelism.ep", "2"),
+        ("parallelism.pp", "2"),
+        ("parallelism.order", "[pp, tp, cp, ep, dp]"),
+    )
+    # Stage 0 has the even ranks, of which those of a tp group share experts.
+    assert inner.expert_layout.groups(("etp",))[:2] == ((0, 2), (4, 6))
+    assert (0, 4) in inner.expert_layout.groups(("ep",))
+
+
+def test_a_rank_holds_its_part_of_the_experts_and_of_all_else(tiny):
+    job = tiny(*SPREAD)
+    here = section_parameters(job)[BLOCK]
+    layer = job.model.kinds[0].feed_forward.parameters
+    assert here["expert"] == layer.experts // 4 == 8 * 3 * 64 * 32 // 4
+    assert here["dense"] == 64 + 64 + (64 * 128 + 64 * 64) // 2 + layer.matrices // 2 + 8 * 64
+    assert stage_parameters(job, 0)["expert"] == 4 * here["expert"]
+
+
+def test_copies_travel_to_the_ranks_of_their_experts_and_back(tiny):
+    job = tiny(*SPREAD)
+    copies = 32 // 2 * 2 * 64 * 2  # a rank's half of 32 tokens, topk 2, hidden 64, two bytes
+    for phase in ("forward", "backward"):
+        found = sizes(listed(job, phase), "ep")
+        assert sorted(found) == [("ep.combine", copies), ("ep.dispatch", copies)]
+
+
+def test_ranks_that_share_experts_gather_and_reduce_copies(tiny):
+    job = tiny(*SPREAD[:-2], ("parallelism.ep", "2"))  # etp as tp
+    copies = 32 // 2 * 2 * 64 * 2
+    assert sizes(forward(job), "etp") == [("etp.gather", copies), ("etp.scatter", 2 * copies)]
+
+
+@pytest.mark.parametrize(("ep", "etp"), [("4", "1"), ("2", "2"), ("1", "2"), ("8", "1")])
+def test_all_ranks_together_compute_each_copy_once(tiny, ep, etp):
+    job = tiny(*SPREAD[:-2], ("parallelism.ep", ep), ("parallelism.etp", etp))
+    done = sum(
+        2 * sum(operation.operator.rows) * operation.operator.n * operation.operator.k
+        for operation in forward(job)
+        if isinstance(operation.operator, GroupedGemm)
+    )
+    tokens = 4 * 32  # of the four replicas
+    assert done * job.gpus == tokens * 2 * 2 * 3 * 64 * 32
+
+
+def test_ranks_with_the_same_tokens_each_compute_what_their_experts_add(tiny):
+    job = tiny(*SPREAD[:2], ("parallelism.ep", "2"), ("parallelism.etp", "1"))
+    operations = forward(job)
+    rows = [
+        operation.operator.rows for operation in operations if isinstance(operation.operator, GroupedGemm)
+    ]
+    assert rows == [(8,) * 4] * 2  # half of 32 tokens' 64 copies
+    assert [operation.role for operation in operations if operation.role] == ["tp.reduce", "tp.reduce"]
+
+
+def test_capacity_pads_every_expert_alike(tiny):
+    job = tiny(
+        ("model.feed_forward", EXPERTS.replace("}", ", capacity: 1.25}")), ("training.sequence_length", "30")
+    )
+    rows = [
+        operation.operator.rows for operation in forward(job) if isinstance(operation.operator, GroupedGemm)
+    ]
+    assert rows == [(10,) * 8] * 2  # ceil(1.25 x 60 / 8)
+
+
+def test_experts_gradients_meet_their_own_replicas(tiny, prices):
+    job = tiny(*SPREAD[:-2], ("parallelism.ep", "4"), ("parallelism.etp", "1"), ("training.zero_stage", "1"))
+    trace = build(job, prices)
+    groups = trace.traces.groups
+    assert {name for name in groups if name.startswith("expert_gradient")}
+    table = trace.tables[0]
+    names = [
+        table.names[row] for row in table.name[table.collective == CollectiveType.REDUCE_SCATTER].tolist()
+    ]
+    assert any("edp.scatter" in name for name in names) and any("dp.scatter.0" in name for name in names)
+
+
+def test_optimizer_states_of_experts_are_split_over_their_replicas(tiny):
+    job = tiny(*SPREAD, ("training.zero_stage", "1"))
+    held = {domain: sharding.replicas for domain, sharding in job.shardings.items()}
+    assert held == {"dense": 4, "expert": 2}
+    states = memory(job).fullest.categories["optimizer"]
+    parameters = stage_parameters(job, 0)
+    assert states == 12 * (-(-parameters["dense"] // 4) + -(-parameters["expert"] // 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ([*THREE, ("parallelism.ep", "3")], "experts 8 does not divide by ep 3"),
+        ([*THREE, ("parallelism.etp", "3")], "expert hidden 32 does not divide by etp 3"),
+        ([("parallelism.dp", "2"), ("parallelism.ep", "4")], "does not divide tp · cp · dp = 2"),
+        ([("parallelism.tp", "2"), ("parallelism.etp", "1")], "ep 1 · etp 1 must be 2"),
+        ([("model.feed_forward.topk", "9")], "feed_forward.topk: 9; allowed: up to the 8 experts"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(tiny, changes, problem):
+    with pytest.raises(ConfigError, match=problem):
+        tiny(("model.feed_forward", EXPERTS), *changes)
+
+
+def test_blocks_do_not_hold_what_leaves_them(tiny, prices):
+    with pytest.raises(UnsupportedByEngine, match="parallelism.ep: 4"):
+        blocks(tiny(*SPREAD), prices)
