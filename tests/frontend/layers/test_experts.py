@@ -5,7 +5,8 @@ import pytest
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.operators import GroupedGemm
 from rapid_des.errors import ConfigError, UnsupportedByEngine
-from rapid_des.frontend import blocks, build, load_model, memory
+from rapid_des.frontend import build, load_model, memory
+from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.parts import PieceKey, Section, section_parameters, stage_parameters, training_lists
 
 EXPERTS = "{kind: experts, experts: 8, topk: 2, hidden: 32, shared_hidden: 64}"
