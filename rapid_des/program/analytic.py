@@ -103,19 +103,40 @@ def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Cros
     return Crossings(crossing, slowest, load)
 
 
-def finish_times(schedule: Schedule, crossing: Int64s) -> Int64s:
-    """Return when each transfer has arrived, given how long each takes; all members arrive at 0."""
+@dataclass(frozen=True)
+class Turns:
+    """The order in which transfers begin, the port through which each goes, and for how long it takes it."""
+
+    order: Int64s
+    port: Int64s
+    taken: Int64s
+
+
+def finish_times(schedule: Schedule, crossing: Int64s, turns: Turns | None = None) -> Int64s:
+    """Return when each transfer has arrived, given how long each takes; all members arrive at 0.
+
+    With `turns` a transfer begins when its port is free of those before it, too.
+    """
     walk = _walk if len(schedule) <= _INTERPRETED else _compiled_walk
     done = np.zeros(len(schedule), np.int64)
-    walk(schedule.dependency_starts, schedule.dependencies, crossing, done)
+    if turns is None:
+        turns = Turns(np.arange(len(schedule)), done, done)
+    free = np.zeros(int(turns.port.max(initial=0)) + 1, np.int64)
+    columns = schedule.dependency_starts, schedule.dependencies, crossing
+    walk(*columns, turns.order, turns.port, turns.taken, free, done)
     return done
 
 
-def _walk(starts: Any, dependencies: Any, crossing: Any, done: Any) -> None:
-    for task in range(len(done)):
+def _walk(  # noqa: PLR0913 - columns, as kernels take them
+    starts: Any, awaited: Any, crossing: Any, order: Any, port: Any, taken: Any, free: Any, done: Any
+) -> None:
+    for task in order:
         ready = 0
         for place in range(starts[task], starts[task + 1]):
-            ready = max(ready, done[dependencies[place]])
+            ready = max(ready, done[awaited[place]])
+        if taken[task]:
+            ready = max(ready, free[port[task]])
+            free[port[task]] = ready + taken[task]
         done[task] = ready + crossing[task]
 
 

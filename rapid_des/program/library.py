@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from math import prod
 
 import msgspec
 import numpy as np
 
-from rapid_des.arrays import Bools, Int64s
+from rapid_des.arrays import Bools, Int64s, starts_of
 from rapid_des.chakra.trace import LIBRARIES, CollectiveType, TraceSet
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
@@ -70,10 +71,10 @@ class LaidOut:
     @property
     def plain_ring(self) -> bool:
         """Whether it is one ring of all members in order, each with a block of its own."""
-        place, collective = self.request.place, self.request.collective
-        meshed = self.request.meshed and place.nodes == 1
+        nodes, collective = self.request.place.nodes, self.request.collective
+        meshed = self.request.meshed and nodes == 1
         ring = self.cost.algorithm == "ring" or self.as_rings
-        return ring and not place.railed and not meshed and collective not in ROOTED
+        return ring and nodes in (1, self.request.place.ranks) and not meshed and collective not in ROOTED
 
     @property
     def served(self) -> Served:
@@ -84,7 +85,16 @@ class LaidOut:
     @property
     def chunked(self) -> bool:
         """Whether the schedule is cut already, so that its messages never go in parts."""
-        return self.cost.algorithm in ("nvls", "tree") and not self.as_rings
+        return self.cost.algorithm in ("nvls", "nvls_tree", "tree") and not self.as_rings
+
+    @property
+    def below(self) -> tuple[tuple[int, ...], ...]:
+        """The members below each tree of switches that it needs, those of a node; empty: all below one."""
+        if self.cost.algorithm != "nvls_tree":
+            return ()
+        return tuple(
+            self.order[begin:end] for begin, end in pairwise(starts_of(self.request.counts).tolist())
+        )
 
     def line(self, ranks: Sequence[int]) -> list[int]:
         """Return the group's ranks in the order in which rings pass them."""
@@ -121,7 +131,6 @@ class Libraries:
         self._active = machine.switching.mode != "store_and_forward" and any(
             not isinstance(library, Native) for library in self._choice.stated().values()
         )
-        self._in_switches = any(map(uses_switches, self._choice.stated().values()))
         self._node = prod(machine.fabric.extents[0]) if machine.fabric.extents else machine.fabric.gpus
         self._meshed = isinstance(machine.spec.fabric[0], FullyConnected)
         self._rates = cache(lambda: link_rates(machine))
@@ -138,18 +147,37 @@ class Libraries:
         """
         if not self._active or self._machine.collectives.choice(collective.name.lower()) is not None:
             return None
-        order, place = self._place(ranks)
-        in_node = place.nodes == 1 and collective is CollectiveType.ALL_REDUCE and self._in_switches
-        tree = self._machine.switch_trees.over(ranks) if in_node else None
-        switch = tree.parents if tree is not None and len(tree.switches) == 1 else ()
-        request = Request(collective, size, place, switch, meshed=self._meshed)
+        order, counts = self._places(ranks)
+        switched = collective is CollectiveType.ALL_REDUCE and self._switched(kind, ranks, order, counts)
+        exchanges = collective is CollectiveType.ALL_TO_ALL and len(counts) > 1
+        blocks = self._nic_blocks(ranks) if exchanges else 0
+        request = Request(collective, size, counts, switched, blocks, meshed=self._meshed)
         with self._naming_the_machine():
             for library in self._choice.of(kind):
-                cost = cost_of(library, request, self._rates_among(place))
+                cost = cost_of(library, request, self._rates_among(request.place))
                 if cost is not None:
                     laid = LaidOut(library_name(library), cost, request, order)
                     return replace(laid, as_rings=self._goes_as_rings(laid, ranks))
         return None
+
+    def _switched(self, kind: str, ranks: Sequence[int], order: Sequence[int], counts: Sequence[int]) -> bool:
+        """Tell whether a library that reduces in nodes' switches finds one in each, at all ranks there."""
+        if not any(uses_switches(library, counts) for library in self._choice.of(kind)):
+            return False
+        bounds = pairwise(starts_of(counts).tolist())
+        nodes = [tuple(ranks[member] for member in order[begin:end]) for begin, end in bounds]
+        trees = [self._machine.switch_trees.over(node) for node in nodes]
+        return all(tree is not None and len(tree.switches) == 1 for tree in trees)
+
+    def _nic_blocks(self, ranks: Sequence[int]) -> int:
+        """Return the blocks of an all-to-all that the busiest NIC sends: those of its node to its place."""
+        own = {divmod(rank, self._node) for rank in ranks}
+        nodes, places = Counter(node for node, _ in own), Counter(place for _, place in own)
+        return max(
+            count * (peers - ((node, place) in own))
+            for node, count in nodes.items()
+            for place, peers in places.items()
+        )
 
     def _rates_among(self, place: Place) -> LinkRates:
         """Return the rates for a group: in a mesh only the links among its members count."""
@@ -175,12 +203,15 @@ class Libraries:
         """Return the transfers of a collective among these GPUs, with the library's lags."""
         schedule = laid.schedule()
         template = template_of(schedule, sizes, name=laid.name, whole=laid.chunked)
+        template = replace(template, below=laid.below)
         if not len(template.pair_source):
             return template
         if laid.plain_ring:
             steps, block = len(schedule) // schedule.members, int(schedule.size.max())
             return paced_ring(template, laid.cost, self._hops(laid.line(ranks), block), steps)
-        members = with_switches(self._machine.switch_trees, ranks) if schedule.switches else tuple(ranks)
+        members = tuple(ranks)
+        if schedule.switches:
+            members = with_switches(self._machine.switch_trees, ranks, laid.below)
         crossed = crossings(schedule, self._machine.unfaulted, members)
         peers = self._peers(schedule, np.array(members, np.int64))
         ways = Ways(crossed.time, crossed.occupancy, *peers, meshed=self._meshed)
@@ -206,7 +237,7 @@ class Libraries:
     def _goes_as_rings(self, laid: LaidOut, ranks: tuple[int, ...]) -> bool:
         """Tell whether a tree is one whose data rings bring in time: large enough for its number of ranks."""
         place, cost = laid.request.place, laid.cost
-        if cost.algorithm != "tree" or cost.protocol == "ll" or not place.even:
+        if cost.algorithm != "tree" or cost.protocol == "ll":
             return False
         block = -(-laid.request.size // place.ranks)
         line = laid.line(ranks)
@@ -238,11 +269,10 @@ class Libraries:
         ways = Ways(crossed.time, crossed.occupancy, np.zeros(1, np.bool_), *np.zeros((2, 1), np.int64))
         return paced(template, schedule, cost, ways)
 
-    def _place(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], Place]:
-        """Return the members sorted by rank, and where the group lies."""
-        nodes = Counter(rank // self._node for rank in ranks)
-        order = tuple(sorted(range(len(ranks)), key=ranks.__getitem__))
-        return order, Place(len(ranks), len(nodes), min(nodes.values()))
+    def _places(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the members sorted by rank, and how many there are on each node."""
+        nodes = Counter(rank // self._node for rank in sorted(ranks))
+        return tuple(sorted(range(len(ranks)), key=ranks.__getitem__)), tuple(nodes.values())
 
     @contextmanager
     def _naming_the_machine(self) -> Iterator[None]:

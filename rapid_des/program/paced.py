@@ -19,7 +19,7 @@ import numpy as np
 from rapid_des.arrays import Bools, Int64s, ranges, starts_of
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.program.analytic import finish_times
+from rapid_des.program.analytic import Turns, finish_times
 from rapid_des.program.program import Template
 from rapid_des.units import PS_PER_S
 
@@ -114,9 +114,11 @@ class _Alone:
             self._use_links_apart(schedule)
         level = finish_times(schedule, np.ones(len(schedule), np.int64))
         self._depth = int(level.max(initial=0))
+        self._pace = np.where(level == 1, self._pace, 0)
         self._queues = any(
             _meet(port * self._depth + level) for port in (self._leaves, self._nics, self._comes)
         )
+        self._turns = Turns(np.argsort(level, kind="stable"), self._nics, ways.occupancy)
         self._levels = list(_by_level(schedule, level)) if self._queues else []
 
     def _use_links_apart(self, schedule: Schedule) -> None:
@@ -169,7 +171,8 @@ class _Alone:
         """
         before = np.zeros(len(self._schedule), np.int64)
         if not self._queues:
-            return before, int(finish_times(self._schedule, self._ways.crossing + lag).max(initial=0))
+            done = finish_times(self._schedule, self._ways.crossing + lag, self._turns)
+            return before, int(done.max(initial=0))
         paced = (self._pace * share).astype(np.int64)
         hold = np.where(self._ways.far, paced, np.maximum(self._ways.occupancy, paced))
         done = np.zeros(len(self._schedule), np.int64)

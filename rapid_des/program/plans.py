@@ -334,10 +334,16 @@ def _one_axis(machine: Machine, group: Sequence[int]) -> int | None:
     return int(varied[0]) if len(varied) == 1 else None
 
 
-def with_switches(trees: SwitchTrees | None, group: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes of a group's members, then of the switches of the tree over them, if there is one."""
-    tree = None if trees is None else trees.over(tuple(group))
-    return (*group, *(() if tree is None else tree.switches))
+def with_switches(
+    trees: SwitchTrees | None, group: Sequence[int], below: Sequence[Sequence[int]] = ()
+) -> tuple[int, ...]:
+    """Return the nodes of a group's members, then of the switches of the trees over them, if there are such.
+
+    One tree over all of them, or, with `below`, one over each of those parts.
+    """
+    parts = [tuple(group[member] for member in part) for part in below] or [tuple(group)]
+    found = [] if trees is None else [trees.over(part) for part in parts]
+    return (*group, *(switch for tree in found if tree is not None for switch in tree.switches))
 
 
 def tree_pairs(machine: Machine, groups: Sequence[Sequence[int]]) -> Int64s:

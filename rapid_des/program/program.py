@@ -168,7 +168,7 @@ class Template:
     pair: Int32s
     """Index into the pairs of distinct (source, destination) members, or NONE."""
     pair_source: Int32s
-    """A member, or from `members` on a switch of the tree over the group; likewise the destination."""
+    """A member, or from `members` on a switch of the trees over the group; likewise the destination."""
     pair_destination: Int32s
     source: Int32s
     """The member whose visit injects the task (orders ties on links); for a switch one that it heard from."""
@@ -185,6 +185,8 @@ class Template:
     member_need: Int32s
     name: str = ""
     """For people: the collective, its algorithm and size."""
+    below: tuple[tuple[int, ...], ...] = ()
+    """The members below each tree of switches; empty: one tree is over them all."""
     shape: Hashable = None
     """Templates of one shape differ in sizes and names only; who changes more takes it away (None)."""
 

@@ -70,6 +70,7 @@ class _Pattern:
     source: Int32s
     destination: Int32s
     members: int
+    below: tuple[tuple[int, ...], ...]
     lines: dict[Line, None]
 
     def pairs(self, lines: Sequence[Line], machine: Wired) -> Int64s:
@@ -80,7 +81,7 @@ class _Pattern:
     def batches(self, lines: Sequence[Line], machine: Wired, batch: int) -> Iterator[Int64s]:
         """Yield `pairs` by so many columns; what a batch holds beside the result is of its size."""
         if self.source.max(initial=0) >= self.members:
-            lines = [with_switches(machine.switch_trees, line) for line in lines]
+            lines = [with_switches(machine.switch_trees, line, self.below) for line in lines]
         nodes = np.array(lines, np.int64)
         for begin in range(0, len(self.source) or 1, batch or 1):
             columns = slice(begin, begin + batch)
@@ -104,9 +105,8 @@ def routes_of_groups(
         for number in own:
             if names[number] not in patterns:
                 template = templates[number]
-                patterns[names[number]] = _Pattern(
-                    template.pair_source, template.pair_destination, template.members, {}
-                )
+                ends = template.pair_source, template.pair_destination
+                patterns[names[number]] = _Pattern(*ends, template.members, template.below, {})
             patterns[names[number]].lines[line] = None
     large = {
         name: one for name, one in patterns.items() if len(one.source) >= _LARGE and not both_ways
@@ -187,7 +187,7 @@ def _fingerprints(templates: Sequence[Template]) -> list[bytes]:
     found = []
     for one, shared in zip(templates, shapes(templates), strict=True):
         if shared not in known:
-            digest = hashlib.blake2b(str(one.members).encode(), digest_size=16)
+            digest = hashlib.blake2b(f"{one.members} {one.below}".encode(), digest_size=16)
             digest.update(np.ascontiguousarray(one.pair_source).data)
             digest.update(np.ascontiguousarray(one.pair_destination).data)
             known[shared] = digest.digest()

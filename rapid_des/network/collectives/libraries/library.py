@@ -8,16 +8,16 @@ they take as long if nothing is in their way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import numpy as np
 
+from rapid_des.arrays import rows_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collective_specs import AnyLibrary, Collectives, CustomAllReduce, DeepEp, Native, Nccl
-from rapid_des.network.collectives.hierarchical import Hierarchy, flatten
 from rapid_des.network.collectives.in_switch import nvls
 from rapid_des.network.collectives.libraries.nccl import (
     LibraryCost,
@@ -27,6 +27,7 @@ from rapid_des.network.collectives.libraries.nccl import (
     send_cost,
 )
 from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, load_fabric, on_links
+from rapid_des.network.collectives.libraries.node_trees import node_trees
 from rapid_des.network.collectives.libraries.rails import rail_chains, rail_rings
 from rapid_des.network.collectives.libraries.serving_kernels import (
     all_reduce_cost,
@@ -42,6 +43,9 @@ C = CollectiveType
 _TREE_CHUNK = 2**20
 _MOST_CHUNKS = 16
 """A tree, or a reduction in a switch, goes in chunks of 1 MiB, up to 16 of them."""
+_NODE_CHUNK = 2**26
+_MOST_NODE_CHUNKS = 128
+"""A tree over nodes and their switches goes in more from 1 GiB on: filling eight nodes takes 12 % with 16."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,24 @@ class Request:
 
     collective: CollectiveType
     size: int
-    place: Place
-    parents: tuple[int, ...] = ()
-    """The tree of one switch that all ranks are at: of ranks, then of it; empty: there is none."""
+    counts: tuple[int, ...]
+    """Its ranks on each node."""
+    switched: bool = False
+    """Whether one switch in each node is at all of its ranks there."""
+    nic_blocks: int = 0
+    """As in its place."""
     meshed: bool = False
     """Whether every two GPUs of a node have a link of their own: NCCL's rings then take all of them."""
+
+    @cached_property
+    def place(self) -> Place:
+        """Where the ranks are."""
+        return Place(sum(self.counts), len(self.counts), min(self.counts), self.nic_blocks)
+
+    @property
+    def even(self) -> bool:
+        """Whether all nodes have as many of its ranks."""
+        return self.counts.count(self.counts[0]) == len(self.counts)
 
 
 def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryCost | None:
@@ -75,9 +92,7 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
         return None
     if isinstance(library, Nccl):
         fabric = _fabric(_file(library.constants), rates)
-        return nccl_cost(
-            fabric, request.collective, place, request.size, switched=len(request.parents) == place.ranks + 1
-        )
+        return nccl_cost(fabric, request.collective, place, request.size, switched=request.switched)
     kernels = load_kernels(_file(library.kernels))
     if isinstance(library, CustomAllReduce):
         if request.collective is not C.ALL_REDUCE or place.nodes > 1:
@@ -110,9 +125,14 @@ def library_name(library: AnyLibrary) -> str:
     return str(library.__struct_config__.tag)
 
 
-def uses_switches(library: AnyLibrary) -> bool:
-    """Tell whether a library reduces in a node's switch."""
-    return isinstance(library, Nccl) and load_fabric(_file(library.constants)).node.nvls is not None
+def uses_switches(library: AnyLibrary, counts: Sequence[int]) -> bool:
+    """Tell whether a library reduces in the switches of nodes that have so many ranks of a group."""
+    if not isinstance(library, Nccl):
+        return False
+    fabric, least = load_fabric(_file(library.constants)), min(counts)
+    if len(counts) > 1:
+        return fabric.reduces_over_nodes(least)
+    return fabric.node.nvls is not None and least >= fabric.node.nvls.least_ranks
 
 
 def check_libraries(collectives: Collectives) -> None:
@@ -149,8 +169,11 @@ def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
         return build_schedule("dissemination", ShapedCollective(collective, (place.ranks,), size))
     if collective is C.ALL_REDUCE and (size < place.ranks or cost.algorithm == "one_shot"):
         return build_schedule("one_shot", ShapedCollective(collective, (place.ranks,), size))
+    if cost.algorithm == "nvls_tree":
+        chunks = max(chunks_of(size), min(_MOST_NODE_CHUNKS, size // _NODE_CHUNK))
+        return node_trees(size, request.counts, switched=True, chunks=chunks)
     if cost.algorithm == "tree":
-        return _tree(collective, size, place, 1 if cost.protocol == "ll" else chunks_of(size))
+        return _tree(request, 1 if cost.protocol == "ll" else chunks_of(size))
     if cost.algorithm == "ring" and collective not in (C.BROADCAST, C.REDUCE):
         return _ring(request)
     if cost.algorithm == "nvls":
@@ -158,24 +181,26 @@ def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
             [nvls(part) for part in demand(collective, place.ranks, size).chunks(chunks_of(size))]
         )
     if cost.algorithm == "ring":
-        return _chain(collective, size, place)
+        return _chain(request)
     direct = build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
     whole = cost.near_share == cost.far_share == 1.0
-    return direct if whole or not place.even else _once(direct, place, cost)
+    return direct if whole else _once(direct, request, cost)
 
 
-def _once(schedule: Schedule, place: Place, cost: LibraryCost) -> Schedule:
+def _once(schedule: Schedule, request: Request, cost: LibraryCost) -> Schedule:
     """Return a schedule with what is sent once for several experts in one place."""
-    far = schedule.source // place.per_node != schedule.destination // place.per_node
+    node = rows_of(request.counts)
+    far = node[schedule.source] != node[schedule.destination]
     share = np.where(far, cost.far_share, cost.near_share)
     return replace(schedule, size=np.maximum(1, (schedule.size * share).astype(np.int64)))
 
 
-def _chain(collective: CollectiveType, size: int, place: Place) -> Schedule:
+def _chain(request: Request) -> Schedule:
+    collective, size, place = request.collective, request.size, request.place
     chunks = chain_chunks(size)
     if place.railed and size >= place.per_node * chunks:
         of = demand(collective, place.ranks, size)
-        return rail_chains(of, place.per_node, ceil_divide(chunks, place.per_node))
+        return rail_chains(of, request.counts, ceil_divide(chunks, place.per_node))
     return build_schedule("ring", ShapedCollective(collective, (place.ranks,), size, chunks=chunks))
 
 
@@ -190,15 +215,14 @@ def _ring(request: Request) -> Schedule:
         return build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
     of = demand(collective, place.ranks, size)
     if place.railed and int(of.size.min()) >= place.per_node:
-        return rail_rings(of, place.per_node, payloads=False)
+        return rail_rings(of, request.counts, payloads=False)
     return algorithm("ring").schedule(of)
 
 
-def _tree(collective: CollectiveType, size: int, place: Place, chunks: int) -> Schedule:
-    if place.railed:
-        over = Hierarchy((place.per_node, place.nodes), ("direct", "double_binary_tree"))
-        return flatten(collective, over, size, chunks=chunks)
-    whole = ShapedCollective(collective, (place.ranks,), size, chunks=chunks)
+def _tree(request: Request, chunks: int) -> Schedule:
+    if request.place.railed:
+        return node_trees(request.size, request.counts, chunks=chunks)
+    whole = ShapedCollective(request.collective, (request.place.ranks,), request.size, chunks=chunks)
     return build_schedule("double_binary_tree", whole)
 
 

@@ -41,9 +41,10 @@ _PEERS_A_CHANNEL = 4
 _NVLS_CHANNELS = 16
 _CHAIN_CHUNK = 512 * 2**10
 _MOST_CHUNKS = 512
-_MEETING, _MEETING_AT_ROOT = 0.25, 0.2
-"""Of a chunk's time, what it stands at each hop behind one of another rail's chain while links are full: of a
-broadcast, and of a reduction, whose chains begin apart. Read off simulations of 16 to 64 ranks."""
+_MEETING, _MEETING_AT_ROOT = 0.19, 0.155
+"""Of the mean wait in an M/D/1 queue, what chunks stand at each hop behind those of other rails' chains: of a
+broadcast, and of a reduction, whose chains begin apart. Read off simulations of 4 to 64 ranks."""
+_MOST_LOAD = 0.9
 _SEND_GRAIN = 16 * 2**20
 """A send in a node gets its share of 32 channels, or one for each 16 MiB if that is more."""
 
@@ -55,16 +56,13 @@ class Place:
     ranks: int
     nodes: int
     per_node: int
-
-    @property
-    def even(self) -> bool:
-        """Whether all nodes have as many of its ranks."""
-        return self.ranks == self.nodes * self.per_node
+    nic_blocks: int = 0
+    """Blocks of an all-to-all that the busiest NIC sends; 0: one to each rank of other nodes."""
 
     @property
     def railed(self) -> bool:
-        """Whether it has several ranks, as many everywhere, on each of several nodes: several rails."""
-        return self.nodes > 1 and self.per_node > 1 and self.even
+        """Whether it has several ranks on each of several nodes: several rails."""
+        return self.nodes > 1 and self.per_node > 1
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,10 @@ def nccl_cost(
         return _in_node(fabric.node, ring, switched=switched)
     if rounds == 2 and total <= fabric.network.small.limit:
         return _small_tree(fabric.node, fabric.network, ring, place.per_node)
-    return _across(fabric, ring, place.per_node)
+    across = [_across(fabric, ring, place.per_node)]
+    if fabric.network.tree is not None and rounds == 2:
+        across += _large_tree(fabric, fabric.network.tree, ring, place.per_node, switched=switched)
+    return min(across, key=lambda cost: cost.duration)
 
 
 def send_time(fabric: NcclFabric, ranks: int, size: int, *, per_node: int | None = None) -> LibraryCost:
@@ -284,13 +285,8 @@ def _across(fabric: NcclFabric, ring: _Ring, per_node: int) -> LibraryCost:
     inner = ring.steps - ring.network_steps
     steps, all_reduce = (inner, ring.network_steps), ring.rounds == 2
     choice = choice_across_nodes(network, per_node, steps, ring.wire, all_reduce=all_reduce)
-    micros, how, start = _network_ring(network, ring, per_node, choice), ("ring", choice), network.base
-    if network.tree is not None and all_reduce and per_node >= network.tree.least_ranks:
-        tree = _network_tree(network.tree, ring, per_node)
-        if tree < micros:
-            micros, how, start = tree, ("tree", "simple"), network.tree.base
-    channels = _channels(fabric.node, ring)
-    return _cost(micros, how, start=start / PS_PER_US, channels=channels, hbm=ring.hbm)
+    micros, start = _network_ring(network, ring, per_node, choice), network.base / PS_PER_US
+    return _cost(micros, ("ring", choice), start=start, channels=_channels(fabric.node, ring), hbm=ring.hbm)
 
 
 def _network_ring(network: Network, ring: _Ring, per_node: int, choice: str) -> float:
@@ -302,6 +298,22 @@ def _network_ring(network: Network, ring: _Ring, per_node: int, choice: str) -> 
     inner = ring.steps - ring.network_steps
     path = inner * (hop + network.exposed * link) + ring.network_steps * (hop + network.exposed * nic)
     return network.base / PS_PER_US + max(ring.steps * max(link, nic), path)
+
+
+def _large_tree(
+    fabric: NcclFabric, tree: NetworkTree, ring: _Ring, per_node: int, *, switched: bool
+) -> list[LibraryCost]:
+    """Return what a tree of nodes takes, which reduces in their switches where these can; nothing if none."""
+    in_switches = fabric.reduces_over_nodes(per_node)
+    if per_node < tree.least_ranks or (in_switches and not switched):
+        return []
+    micros, start = _network_tree(tree, ring, per_node), tree.base / PS_PER_US
+    channels = _channels(fabric.node, ring)
+    if not in_switches:
+        return [_cost(micros, ("tree", "simple"), start=start, channels=channels, hbm=ring.hbm)]
+    pace, channels = ring.size / (micros - start), min(fabric.node.channels, _NVLS_CHANNELS)
+    how = "nvls_tree", "simple"
+    return [_cost(micros, how, start=start, rate=pace, channels=channels, hbm=2.0 * ring.size)]
 
 
 def _network_tree(tree: NetworkTree, ring: _Ring, per_node: int) -> float:
@@ -345,7 +357,8 @@ def _exchange(fabric: NcclFabric, size: int, place: Place) -> LibraryCost:
     nic = min(network.exchange_nic / crowding, _peer_rate(network, place) * far) / _MICRO
     far_each = block / nic * _slowdown(network.exchange_ramp, block)
     start = (network.exchange_base + far * network.exchange_peer) / PS_PER_US
-    micros = start + max(far * far_each, near * each) + block / (network.exchange_copy_rate / _MICRO)
+    wire = max((place.nic_blocks or far) * far_each, near * each)
+    micros = start + wire + block / (network.exchange_copy_rate / _MICRO)
     rates = {"rate": block / each, "far_rate": block / far_each}
     return _cost(micros, _SENDS, start=start, channels=channels, hbm=hbm, **rates)
 
@@ -388,7 +401,8 @@ def _chain(fabric: NcclFabric, size: int, place: Place, *, begins: int) -> Libra
     fill = (inner / rate + ring.network_steps / far_rate) * chunk * _MICRO * slowdown
     railed = place.nodes > 1 and place.per_node > 1
     meeting = _MEETING if begins == 1 else _MEETING_AT_ROOT
-    slack = meeting * fill * wire / (wire + fill) if railed else 0.0
+    load = min(_MOST_LOAD, rate / node.wire)
+    slack = meeting * load / (2 - 2 * load) * fill * wire / (wire + fill) if railed else 0.0
     micros = start + ring.steps * hop / PS_PER_US + wire + fill + slack
     channels, leaving = _channels(node, ring), size / wire / (begins if place.nodes > 1 else 1)
     return _cost(

@@ -104,7 +104,7 @@ class Node(Spec, frozen=True, kw_only=True):
     """The GPUs of one node: NVLink with or without a switch, or PCIe."""
 
     wire: Bandwidth
-    """One direction of a GPU's links where this was measured; on faster or slower links rates follow it."""
+    """One direction of a GPU's links, at first where this was measured; on other links rates follow it."""
     channels: Annotated[int, Meta(ge=1, le=64)]
     """CTAs, each on an SM of its own, with which NCCL runs a ring here."""
     base: Duration
@@ -202,6 +202,12 @@ class NcclFabric(Spec, frozen=True, kw_only=True):
     node: Node
     network: Network | None = None
 
+    def reduces_over_nodes(self, per_node: int) -> bool:
+        """Whether the switches of nodes with so many ranks of a group reduce in its trees over nodes."""
+        tree = None if self.network is None else self.network.tree
+        least = self.node.nvls.least_ranks if self.node.nvls else 1 if tree is None else tree.least_ranks
+        return tree is not None and 1 < least <= per_node
+
 
 @cache
 def load_fabric(name: str) -> NcclFabric:
@@ -228,7 +234,10 @@ def on_links(fabric: NcclFabric, *, node: float, network: float) -> NcclFabric:
     inside = {name: _faster(getattr(fabric.node, name), node) for name in ("ll", "ll128", "simple", "nvls")}
     sends, tuner = _faster(fabric.node.point_to_point, node), fabric.node.tuner
     own = structs.replace(
-        fabric.node, **inside, point_to_point=sends, tuner=_times(tuner, node, tuner.__struct_fields__)
+        _times(fabric.node, node, ("wire",)),
+        **inside,
+        point_to_point=sends,
+        tuner=_times(tuner, node, tuner.__struct_fields__),
     )
     beyond = fabric.network
     if beyond is not None:

@@ -1,9 +1,9 @@
-"""Rings and chains over nodes, as NCCL lays them: as many as a node has ranks, each through its own rail.
+"""Rings and chains over nodes, as NCCL lays them: as many as the emptiest has ranks, each with its own rail.
 
-Members are numbered node by node, `per_node` on each. Ring k enters a node at its k-th rank, passes all of
-them and leaves from the last to the k-th rank of the next node: through that rank's rail, over NVLink first.
-Every ring carries its share of every block. A member sends to its neighbour in the node for all rings but
-one, and to the next node, first, for that one; what it sends to one peer in one step is one transfer.
+Members are numbered node by node, `counts` of them on each. Ring k enters a node at its k-th rank, passes all
+of them and leaves from the last to the k-th rank of the next node: through that rank's rail, over NVLink
+first. Every ring carries its share of every block. What a member sends to one peer in one step, for whichever
+rings, is one transfer: to its neighbour in the node, and first to the next node, where it is a ring's last.
 
     rank a of a node    step s: rings other than a + 1 ──► rank a + 1
                                 ring a + 1 ──► rank a + 1 of the next node
@@ -11,25 +11,26 @@ one, and to the next node, first, for that one; what it sends to one peer in one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
-from rapid_des.arrays import Int32s, Int64s, starts_of
+from rapid_des.arrays import Int32s, Int64s, rows_of, starts_by, starts_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives.schedule import Demand, Draft, Pieces, Schedule, even_bounds
 
 C = CollectiveType
 
 
-def rail_rings(of: Demand, per_node: int, *, payloads: bool = True) -> Schedule:
-    """Return the transfers of an all-reduce, all-gather or reduce-scatter over nodes of `per_node` > 1 ranks.
+def rail_rings(of: Demand, counts: Sequence[int], *, payloads: bool = True) -> Schedule:
+    """Return the transfers of an all-reduce, all-gather or reduce-scatter over nodes of so many ranks.
 
-    Every block has at least `per_node` bytes. Without `payloads` it is left open which bytes a transfer
-    carries (`Schedule.offset` is 0): time does not need that, and it takes `per_node` times the memory.
+    Every block has at least as many bytes as there are rings. Without `payloads` it is left open which bytes
+    a transfer carries (`Schedule.offset` is 0): time does not need that, and it takes many times the memory.
     """
-    rings = _Rings(of, per_node)
+    rings = _Rings(of, counts)
     reduces = of.collective is not C.ALL_GATHER
     steps = [(step, reduces, 1) for step in range(of.members - 1)]
     if of.collective is C.ALL_REDUCE:
@@ -38,111 +39,115 @@ def rail_rings(of: Demand, per_node: int, *, payloads: bool = True) -> Schedule:
         steps = [(step, False, 0) for step, _, _ in steps]
     starts, awaited = rings.dependencies(len(steps))
     owners = [rings.owners(step + behind) for step, _, behind in steps]
-    source = np.repeat(np.arange(of.members, dtype=np.int32), 2)
     schedule = Schedule(
         members=of.members,
-        source=np.tile(source, len(steps)),
-        destination=np.tile(rings.peers.ravel(), len(steps)),
+        source=np.tile(rings.source, len(steps)),
+        destination=np.tile(rings.destination, len(steps)),
         size=np.concatenate([rings.sizes(owner) for owner in owners]),
-        reduces=np.repeat([reducing for _, reducing, _ in steps], 2 * of.members),
-        offset=np.zeros(2 * of.members * len(steps), np.int64),
+        reduces=np.repeat([reducing for _, reducing, _ in steps], len(rings.source)),
+        offset=np.zeros(len(rings.source) * len(steps), np.int64),
         dependency_starts=starts,
         dependencies=awaited,
     )
     return rings.with_payloads(schedule, owners) if payloads else schedule
 
 
-def rail_chains(of: Demand, per_node: int, chunks: int) -> Schedule:
-    """Return the transfers of a broadcast, or of a reduction to one rank, over nodes of `per_node` ranks.
+def rail_chains(of: Demand, counts: Sequence[int], chunks: int) -> Schedule:
+    """Return the transfers of a broadcast, or of a reduction to one rank, over nodes of so many ranks.
 
-    As many chains as a node has ranks, each with its share of the data in `chunks` chunks, and each through a
-    rail of its own from node to node.
+    As many chains as there are rails, each with its share of the data in `chunks` chunks.
     """
-    draft, reduces = Draft(of), of.collective is C.REDUCE
-    bounds = even_bounds(int(of.size.sum()), per_node * chunks).tolist()
-    chains = [(_to_root if reduces else _from_root)(of, per_node, rail) for rail in range(per_node)]
+    draft, rails = Draft(of), min(counts)
+    nodes = np.split(np.arange(of.members), np.cumsum(counts)[:-1])
+    bounds = even_bounds(int(of.size.sum()), rails * chunks).tolist()
+    reduces = of.collective is C.REDUCE
+    chains = [(_to_root if reduces else _from_root)(nodes, of.root, rail) for rail in range(rails)]
     for chunk, interval in enumerate(pairwise(bounds)):  # the rails in turn, so that all are busy
-        chain = chains[chunk % per_node]
+        chain = chains[chunk % rails]
         sent = draft.add(chain[:-1], chain[1:], interval, reduces=reduces)
         draft.wait(sent[1:], sent[:-1])
     return draft.seal()
 
 
-def _from_root(of: Demand, per_node: int, rail: int) -> Int64s:
+def _from_root(nodes: Sequence[Int64s], root: int, rail: int) -> Int64s:
     """Return the members as a broadcast passes them: round the root's node, then enters others at a rail."""
-    node, place = divmod(of.root, per_node)
-    nodes = (node + np.arange(of.members // per_node)) % (of.members // per_node)
-    enters = np.where(nodes == node, place, rail)
-    places = (enters[:, None] + np.arange(per_node)) % per_node
-    return (nodes[:, None] * per_node + places).ravel()
+    home = _node_of(root, nodes)
+    others = [np.roll(node, -rail) for node in (*nodes[home + 1 :], *nodes[:home])]
+    return np.concatenate((np.roll(nodes[home], nodes[home][0] - root), *others))
 
 
-def _to_root(of: Demand, per_node: int, rail: int) -> Int64s:
+def _to_root(nodes: Sequence[Int64s], root: int, rail: int) -> Int64s:
     """Return the members as a reduction passes them: every node is entered at the rail, the root comes last.
 
     The chain of the root's own rail begins in the root's node and comes back for the root alone.
     """
-    node, place = divmod(of.root, per_node)
-    others = (node + 1 + np.arange(of.members // per_node - 1)) % (of.members // per_node)
-    around = (rail + np.arange(per_node)) % per_node
-    last = node * per_node + around[around != place]
-    passed = (others[:, None] * per_node + around).ravel()
-    parts = (last, passed) if rail == place else (passed, last)
-    return np.concatenate((*parts, [of.root]))
+    home = _node_of(root, nodes)
+    around = np.roll(nodes[home], -rail)
+    passed = [np.roll(node, -rail) for node in (*nodes[home + 1 :], *nodes[:home])]
+    last = around[around != root]
+    parts = (last, *passed) if around[0] == root else (*passed, last)
+    return np.concatenate((*parts, [root]))
+
+
+def _node_of(member: int, nodes: Sequence[Int64s]) -> int:
+    return next(number for number, node in enumerate(nodes) if member in node)
 
 
 class _Rings:
     """Who is where in which ring, and what he holds."""
 
-    def __init__(self, of: Demand, per_node: int) -> None:
-        self._width, self._members = per_node, of.members
-        member, ring = np.arange(of.members)[:, None], np.arange(per_node)
-        node, place = np.divmod(member, per_node)
-        self._position = node * per_node + (place - ring) % per_node  # [member, ring]
-        position_node, position_place = np.divmod(member, per_node)
-        self._at = position_node * per_node + (position_place + ring) % per_node  # [position, ring]
-        beside = node * per_node + (place + 1) % per_node
-        self.peers = np.hstack(((beside + per_node) % of.members, beside)).astype(np.int32)
-        self._leaves = (place + 1) % per_node == ring  # [member, ring]: goes to the next node
-        bounds = np.stack([even_bounds(int(size), per_node) for size in of.size])
+    def __init__(self, of: Demand, counts: Sequence[int]) -> None:
+        self._rings, self._members = np.arange(min(counts)), of.members
+        node, count = rows_of(counts), np.repeat(counts, counts)
+        first = np.arange(of.members) - (starts_of(counts)[:-1])[node]
+        place = (first[:, None] + self._rings) % count[:, None]
+        self._at = (np.arange(of.members) - first)[:, None] + place  # [position, ring]
+        self._position = np.argsort(self._at, axis=0)  # [member, ring]
+        self._before = self._at[(self._position - 1) % of.members, self._rings]  # [member, ring]
+        after = self._at[(self._position + 1) % of.members, self._rings]  # [member, ring]
+        # The transfers of a step: of each member to the next node, then to its neighbour, if it has such.
+        near = node[after] == node[:, None]
+        key = (2 * np.arange(of.members)[:, None] + near).ravel()
+        self._order = np.argsort(key, kind="stable")
+        begins = np.append(True, np.diff(key[self._order]) > 0)
+        self._begins = np.flatnonzero(begins)
+        self._transfer = np.empty(key.shape, np.int64)  # [member, ring], flat: in which transfer it goes
+        self._transfer[self._order] = np.cumsum(begins) - 1
+        kept = self._order[self._begins]
+        self.source = (kept // len(self._rings)).astype(np.int32)
+        self.destination = after.ravel()[kept].astype(np.int32)
+        bounds = np.stack([even_bounds(int(size), len(self._rings)) for size in of.size])
         self._offset = of.offset[:, None] + bounds[:, :-1]  # [block, ring]
         self._size = np.diff(bounds, axis=1)
 
     def owners(self, behind: int) -> Int64s:
         """Return whose block each member sends in each ring: that of the one so many places behind it."""
-        place = (self._position - behind) % self._members
-        return self._at[place, np.arange(self._width)]
+        owners: Int64s = self._at[(self._position - behind) % self._members, self._rings]
+        return owners
 
     def sizes(self, owners: Int64s) -> Int64s:
-        """Return the bytes that each member sends to the next node, and to its neighbour, in turn."""
-        each = self._size[owners, np.arange(self._width)]
-        far = (each * self._leaves).sum(axis=1)
-        return np.stack((far, each.sum(axis=1) - far), 1).ravel()
+        """Return the bytes of each transfer of a step."""
+        each = self._size[owners, self._rings].ravel()
+        sizes: Int64s = np.add.reduceat(each[self._order], self._begins)
+        return sizes
 
     def dependencies(self, steps: int) -> tuple[Int64s, Int32s]:
         """Return the dependencies of so many steps: a member sends on what came in the step before."""
-        member = np.arange(self._members)
-        node, place = np.divmod(member, self._width)
-        before = node * self._width + (place - 1) % self._width
-        near, far = 2 * before + 1, 2 * ((before - self._width) % self._members)
-        to_neighbour = np.stack((near, far), 1) if self._width > 2 else far[:, None]
-        row = np.hstack((near[:, None], to_neighbour)).ravel()
-        lengths = np.tile([1, to_neighbour.shape[1]], self._members)
-        first = 2 * self._members * np.arange(steps - 1)[:, None]
-        awaited = (first + row).ravel().astype(np.int32)
+        count = len(self.source)
+        transfer = self._transfer.reshape(self._before.shape)
+        key = np.sort((transfer * count + transfer[self._before, self._rings]).ravel())
+        waiting, awaited = np.divmod(key[np.append(True, np.diff(key) > 0)], count)
+        lengths = np.diff(starts_by(waiting, count))
+        first = count * np.arange(steps - 1)[:, None]
         counts = np.concatenate((np.zeros_like(lengths), np.tile(lengths, steps - 1)))
-        return starts_of(counts), awaited
+        return starts_of(counts), (first + awaited).ravel().astype(np.int32)
 
     def with_payloads(self, schedule: Schedule, owners: list[Int64s]) -> Schedule:
         """Return the schedule with what each transfer carries."""
-        owner = np.stack(owners)  # [step, member, ring]
-        ring = np.arange(self._width)
-        far = np.broadcast_to(self._leaves, owner.shape)
-        order = np.argsort(~far, axis=2, kind="stable")
         offset, size = (
-            np.take_along_axis(column[owner, ring], order, axis=2).ravel()
+            np.concatenate([column[owner, self._rings].ravel()[self._order] for owner in owners])
             for column in (self._offset, self._size)
         )
-        counts = np.tile([1, self._width - 1], len(schedule) // 2)
-        pieces = Pieces(starts_of(counts), offset, size)
+        counts = np.diff(np.append(self._begins, len(self._order)))
+        pieces = Pieces(starts_of(np.tile(counts, len(owners))), offset, size)
         return replace(schedule, offset=offset[pieces.starts[:-1]], pieces=pieces)
