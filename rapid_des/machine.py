@@ -46,6 +46,7 @@ from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
 from rapid_des.network.specs import AnyDimension, Count, Graph, InfraGraph, LinkOverride, Routing, Switching
 from rapid_des.network.switches import SwitchTrees
+from rapid_des.network.switching import problems
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -370,19 +371,8 @@ def _with_whole_messages(settings: Iterable[tuple[str, str]]) -> list[tuple[str,
 
 
 def _check_switching(document: Document, switching: Switching) -> None:
-    segment, mode = switching.segment, switching.mode
-    if mode == "cut_through" and segment is None and switching.protocol is None:
-        problem = "missing: cut_through forwards segments, or the packets of a protocol"
-    elif mode == "fluid" and segment is not None:
-        problem = "the fluid mode has no segments; leave it out"
-    elif segment is not None and segment <= 0:
-        problem = f"{segment}; allowed: above 0"
-    elif switching.parts > 1 and mode != "cut_through":
-        problem = f"{switching.parts}; allowed: 1, or more with mode cut_through"
-        raise ConfigError(problem, file=str(document.path), key="switching.parts")
-    else:
-        return
-    raise ConfigError(problem, file=str(document.path), key="switching.segment")
+    for key, problem in problems(switching):
+        raise ConfigError(problem, file=str(document.path), key=f"switching.{key}")
 
 
 def _stated(collectives: Collectives) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -45,6 +45,11 @@ TOPICS = {
     "ns-3 without contention, `cut_through` as in machine files": "network/ns3-modes/cut_through/clean",
     "ns-3, flows share links, `cut_through`": "network/ns3-modes/cut_through/contended",
     "ns-3, ruled by congestion control, `cut_through`": "network/ns3-modes/cut_through/cc-dominated",
+    "ns-3 without contention, windows stated": "network/ns3-modes/cut_through_window/clean",
+    "ns-3, flows share links, windows stated": "network/ns3-modes/cut_through_window/contended",
+    "ns-3, ruled by congestion control, windows stated": (
+        "network/ns3-modes/cut_through_window/cc-dominated"
+    ),
     "ns-3 without contention, `fluid`": "network/ns3/clean",
     "ns-3, flows share links, `fluid`": "network/ns3/contended",
     "ns-3, ruled by congestion control, `fluid`": "network/ns3/cc-dominated",

@@ -198,7 +198,7 @@ def _run(program: Program, engine: str, choice: EngineChoice, *, trail: bool, ti
 def _kernel(program: Program) -> Kernel:
     from rapid_des.engines import compiled
 
-    return compiled.kernel_of(fluid=program.fluid is not None)
+    return compiled.kernel_of(fluid=program.fluid is not None, paired=program.queue_pairs is not None)
 
 
 def _compiling(kernel: Kernel) -> str:

@@ -103,7 +103,7 @@ def with_timetables(
             for visit, rates in _visit_timetables(own, table, position, before, pace).items():
                 visits[position, visit] = rates
     hops = program.hops
-    if links and program.fluid is None:
+    if links and program.fluid is None and program.queue_pairs is None:
         routes = Routes(program.route_starts, program.route_links.astype(np.int64))
         hops = with_tails(hops, machine.fabric, machine.switching, routes)
     return replace(program, hops=hops, link_timetables=links, visit_timetables=visits)

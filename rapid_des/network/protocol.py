@@ -187,20 +187,50 @@ def tails(protocol: Protocol, size: int, hops: Hops) -> tuple[list[int], list[in
     than the last packet needs by itself: so no visit at rate 1 ends too early for the one before it.
     """
     visit = cut_through(protocol, size, hops)
-    count, last = units(size, protocol.payload)
-    left = walked = slowest = Fraction(0)
+    last, left = units(size, protocol.payload)[1], left_after(protocol, size, hops)
     start = lags = crossed = 0
     across, along = list[int](), list[int]()
     for hop, (rate, lag) in enumerate(hops):
-        full, rest = packet_time(protocol, protocol.payload, rate), packet_time(protocol, last, rate)
-        walked, slowest = walked + full, max(slowest, full)
-        left = left + rest if count == 1 else max(left, walked + (count - 2) * slowest) + rest
+        rest = packet_time(protocol, last, rate)
         served = start + visit.occupancy[hop]
-        passed = max(ceil(left) + lags, served) + lag
+        passed = max(ceil(left[hop]) + lags, served) + lag
         across.append(passed - served)
         along.append(min(ceil(rest) + lag, passed - crossed) if hop else 0)
         crossed, lags, start = passed, lags + lag, start + visit.head[hop] + lag
     return across, along
+
+
+def crossings(protocol: Protocol, size: int, hops: Hops) -> list[int]:
+    """Return by hop how long after the hop before a message's last byte crosses it at zero load; 0 first."""
+    visit = cut_through(protocol, size, hops)
+    left = left_after(protocol, size, hops)
+    start = lags = crossed = 0
+    along = list[int]()
+    for hop, (_, lag) in enumerate(hops):
+        passed = max(ceil(left[hop]) + lags, start + visit.occupancy[hop]) + lag
+        along.append(passed - crossed if hop else 0)
+        crossed, lags, start = passed, lags + lag, start + visit.head[hop] + lag
+    return along
+
+
+def left_after(protocol: Protocol, size: int, hops: Hops) -> list[Fraction]:
+    """Return when the last packet leaves each link at zero load, latencies apart, as `pipeline_time` says."""
+    count, last = units(size, protocol.payload)
+    left = walked = slowest = Fraction(0)
+    times = []
+    for rate, _ in hops:
+        full, rest = packet_time(protocol, protocol.payload, rate), packet_time(protocol, last, rate)
+        walked, slowest = walked + full, max(slowest, full)
+        left = left + rest if count == 1 else max(left, walked + (count - 2) * slowest) + rest
+        times.append(left)
+    return times
+
+
+def window_bytes(protocol: Protocol, hops: Hops, bandwidth_delay_products: float) -> int:
+    """Return the payload of a window: the slowest link's rate times the idle round trip of a packet."""
+    slowest = min(rate for rate, _ in hops)
+    round_trip = sum(2 * lag + protocol.payload * PS_PER_S // rate for rate, lag in hops)
+    return int(round_trip * slowest // PS_PER_S * bandwidth_delay_products)
 
 
 def fluid_service(protocol: Protocol, size: int, hops: Hops) -> FluidService:

@@ -340,6 +340,24 @@ class Routing(Spec, frozen=True, kw_only=True):
     """Pairs of GPUs whose way is stated: as planned to a node, and as planned on from there."""
 
 
+class Congestion(Spec, frozen=True, kw_only=True, tag_field="control"):
+    """What holds senders back: each message has a queue pair, and those of a GPU take turns on its links."""
+
+
+class Unheld(Congestion, frozen=True, kw_only=True, tag="none"):
+    """A message goes on as fast as its first link takes it in its turns."""
+
+
+class Window(Congestion, frozen=True, kw_only=True, tag="window"):
+    """A message has so much on its way at most that is not acknowledged.
+
+    It acts between parts: one part of a message is always on its way.
+    """
+
+    bandwidth_delay_products: Annotated[float, Meta(gt=0, le=1024)]
+    """The window in products of the slowest link's rate and the idle round trip, packet times included."""
+
+
 class Switching(Spec, frozen=True, kw_only=True):
     """What a link does with a message: see the engine's rules for each mode's meaning."""
 
@@ -355,6 +373,11 @@ class Switching(Spec, frozen=True, kw_only=True):
 
     Messages of a collective that is cut into chunks stay whole, as chunks follow one another. Messages to one
     peer take turns like all others, as if each had a queue pair; in one part they leave in order, as on one.
+    """
+    congestion: Unheld | Window | None = None
+    """What holds senders back, and with it acknowledgements on links; with cut_through only.
+
+    Unset: parts stand at their first link at its pace, whoever else uses it, and acknowledgements are free.
     """
 
 

@@ -18,7 +18,8 @@ from rapid_des.program.communication import Communication
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks, geometry
-from rapid_des.program.program import NONE, Namer, Program, RankProgram
+from rapid_des.program.program import NONE, FluidTable, Namer, Program, QueuePairTable, RankProgram
+from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits
 from rapid_des.program.services import fluid_table, hop_table, no_hops
 
@@ -140,13 +141,19 @@ class _Lowering:
         )
         templates, message_sizes = self.communication.templates.numbered, self.communication.sizes
         fluid_mode = self.machine.switching.mode == "fluid"
-        routed = self.groups.routed(templates, both_ways=fluid_mode)
-        routes, sizes, whole, fluid = routed.routes, message_sizes.all(), message_sizes.whole(), None
+        held = self.machine.switching.congestion is not None
+        routed = self.groups.routed(templates, both_ways=fluid_mode or held)
+        routes, sizes, whole = routed.routes, message_sizes.all(), message_sizes.whole()
+        fluid: FluidTable | None = None
+        pairs: QueuePairTable | None = None
         if fluid_mode:
             hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)
             fluid = fluid_table(self.machine, routed, sizes)
         else:
             hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
+        if held:
+            fabric, switching = self.machine.fabric, self.machine.switching
+            hops, pairs = queue_pair_table(fabric, switching, routes, hops, routed.return_routes)
         route_links, links = routes.links.astype(np.int32, copy=False), routed.links
         if self.replicas is not None:
             number, links = link_orbits(self.machine, self.replicas, self.groups.proving_pairs(templates))
@@ -163,6 +170,7 @@ class _Lowering:
             links=links,
             labels=self.groups.labels,
             fluid=fluid,
+            queue_pairs=pairs,
         )
 
     def _rank(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:

@@ -59,6 +59,15 @@ R8  Closing links. At a step of a fault timetable that closes a link, the visit 
     phase, transfer, part, how often it set off again, size). Transfers that begin avoid links that are
     closed and noticed. If one of those has policy `replan`, collectives that begin are planned for the
     fabric without all of them, every member by the plan made when the first one arrived.
+R9  Queue pairs. Where the machine states how senders are held back, each message has a queue pair of its own.
+    It hands its next part over when its first link is done with the part before and, under a window, when
+    the byte that is a window before that part's first one is acknowledged. Of what waits for a link, parts
+    at their first hop go in the order of their start tags: a part's tag is the larger of that of the last
+    such part which the link took, and of its message's part before plus that one's service (start-time fair
+    queueing). What comes from other links goes as R3 says. Of equal priority the one of these two classes
+    goes first that the link has served less, where an idle one keeps no claim; transit on ties. A part's
+    acknowledgements go on the links of its way back as it arrives, before data: who is served next there
+    waits for what is left of them. The last byte of a message is followed over all hops, as in R6.
 
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
 file or of hashes, nor on the engine. `engines.simpy` is the definition, `engines.compiled` the same rules
@@ -269,7 +278,7 @@ class HopTable:
     parts: PartTable | None = None
     """None: every message goes in one part."""
     tails: TailTable | None = None
-    """None: no link follows a timetable, or none begins with a message before it has it all."""
+    """None: no last byte is followed, as no link follows a timetable and no message has a queue pair."""
 
 
 @dataclass(frozen=True)
@@ -290,10 +299,31 @@ class FluidTable:
     """[route] the route of its acknowledgements."""
 
 
+@dataclass(frozen=True)
+class QueuePairTable:
+    """R9: how far the queue pairs of messages run ahead, and what their acknowledgements cost.
+
+    Links then serve hops whose `lag` is the latency alone, and `tails` holds what trails behind.
+    """
+
+    allowance: Int64s
+    """[size row of a part, service class of its first hop] parts that go without an acknowledgement."""
+    answer: Int64s
+    """[size row of a part, service class of its last hop] picoseconds from its arrival until its sender may
+    hand over one more; negative where that needs a byte before its last one."""
+    acknowledgements: Int64s
+    """[size row]"""
+    acknowledgement_time: Int64s
+    """[link] picoseconds that one takes."""
+    back: Int32s
+    """[route] the route of its acknowledgements."""
+
+
 _ROW, _TABLE, _ROUTES = np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int32)
 NO_FLUID = FluidTable(_ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROUTES, _ROUTES)
 """Of a program whose links serve hops."""
 NO_TAILS = TailTable(_TABLE, _TABLE)
+NO_QUEUE_PAIRS = QueuePairTable(_TABLE, _TABLE, _ROW, _ROW, _ROUTES)
 
 
 @dataclass(frozen=True)
@@ -320,6 +350,7 @@ class Program:
     links: int
     labels: tuple[str, ...] = ("",)
     fluid: FluidTable | None = None
+    queue_pairs: QueuePairTable | None = None
     link_timetables: dict[int, Timetable] = field(default_factory=dict)
     visit_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
     """(position in bindings, COMPUTE visit on a server) to the rate of that server at its work."""

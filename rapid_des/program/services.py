@@ -86,8 +86,8 @@ def hop_table(
     elif switching.mode == "cut_through":
         profiles, classes = _by_route(fabric, routes)
         if switching.parts > 1:
-            parts, sizes = part_table(_packets(switching), sizes, switching.parts, whole=whole)
-        visits = [hop for profile in profiles for hop in _cut(_packets(switching), profile, sizes)]
+            parts, sizes = part_table(packets(switching), sizes, switching.parts, whole=whole)
+        visits = [hop for profile in profiles for hop in _cut(packets(switching), profile, sizes)]
     else:
         raise TopologyError(f"{fabric.name}: switching.mode {switching.mode} has no hop table")
     longest = max((time for visit in visits for times in visit for time in times), default=0)
@@ -105,7 +105,7 @@ def with_tails(hops: HopTable, fabric: Fabric, switching: Switching, routes: Rou
     if switching.mode != "cut_through":
         return hops
     profiles, _ = _by_route(fabric, routes)
-    sizes, protocol = hops.bytes.tolist(), _packets(switching)
+    sizes, protocol = hops.bytes.tolist(), packets(switching)
     columns = [np.array([tails(protocol, size, profile) for size in sizes]) for profile in profiles]
     table = np.concatenate([np.zeros((len(sizes), 2, 0), np.int64), *columns], axis=2)
     across, along = (np.ascontiguousarray(table[:, which]) for which in (0, 1))
@@ -126,7 +126,7 @@ def part_sizes(switching: Switching, size: int) -> list[int]:
     """Return the bytes of the parts that a message goes in."""
     if switching.parts == 1:
         return [size]
-    count, part, last = _cut_up(_packets(switching), size, switching.parts)
+    count, part, last = _cut_up(packets(switching), size, switching.parts)
     return [part] * (count - 1) + [last]
 
 
@@ -158,6 +158,11 @@ def part_table(
     table += [(1, row, row) for row in range(len(table), len(rows))]
     columns = np.array(table, np.int32).reshape(-1, 3).T.copy()
     return PartTable(*columns), rows
+
+
+def profiles_of(fabric: Fabric, routes: Routes) -> list[Profile]:
+    """Return the distinct profiles of routes in the order in which `hop_table` has their classes."""
+    return _by_route(fabric, routes)[0]
 
 
 def _by_link(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
@@ -229,7 +234,7 @@ def _alike(rows: Int32s, kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int6
     return first, place.reshape(-1)
 
 
-def _packets(switching: Switching) -> Protocol:
+def packets(switching: Switching) -> Protocol:
     """Return the unit that cut-through forwards: packets of the protocol, else bare segments."""
     if switching.protocol is not None:
         return switching.protocol

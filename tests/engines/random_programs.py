@@ -32,6 +32,17 @@ PACKETS = {
 PARTS = CUT | {"parts": 3}
 PACKET_PARTS = PACKETS | {"parts": 2}
 
+PAIRS = [
+    PARTS | {"congestion": {"control": "none"}},
+    {
+        "mode": "cut_through",
+        "parts": 4,
+        "protocol": PACKETS["protocol"] | {"acknowledgement": "7 B", "packets_per_acknowledgement": 2},
+        "congestion": {"control": "window", "bandwidth_delay_products": 0.7},
+    },
+]
+"""Messages on queue pairs (R9)."""
+
 FLUID = [{"mode": "fluid"}, {"mode": "fluid", "protocol": PACKETS["protocol"]}]
 
 FABRICS = [
@@ -63,8 +74,12 @@ IN_SWITCH = ["nvls", "sharp"]
 KINDS = [kind for kind in CollectiveType if kind is not CollectiveType.BARRIER]
 
 
+REROUTED = (STORE, SEGMENTS, CUT, PACKETS, PARTS, PACKET_PARTS)
+HOPS = (*REROUTED, *PAIRS)
+
+
 @st.composite
-def machines(draw, switchings=(STORE, SEGMENTS, CUT, PACKETS, PARTS, PACKET_PARTS)):
+def machines(draw, switchings=REROUTED):
     """A machine of up to eight GPUs with any of these switchings and any algorithms."""
     fabric = draw(st.sampled_from(FABRICS))
     switching = draw(st.sampled_from(switchings))
@@ -132,7 +147,7 @@ def _priority(rng, wanted):
 @st.composite
 def programs(draw, *, unordered=False, priorities=True, timetables=False, fluid=False):
     """A lowered program."""
-    where = draw(machines(FLUID) if fluid else machines())
+    where = draw(machines(FLUID if fluid else HOPS))
     program = lower(
         draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
     ).program

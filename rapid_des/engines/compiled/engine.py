@@ -27,10 +27,14 @@ _FIRST_SLICE = 20_000
 
 
 @cache
-def kernel_of(*, fluid: bool) -> Kernel:
-    """Return what plays programs of the fluid mode, or of the others."""
+def kernel_of(*, fluid: bool = False, paired: bool = False) -> Kernel:
+    """Return what plays programs of the fluid mode, those with queue pairs, or the others."""
     package = Path(__file__).parents[2]
     sources = [*package.glob("engines/compiled/*.py"), package / "program" / "timetable.py"]
+    if paired:
+        from rapid_des.engines.compiled.paired_kernel import play_paired
+
+        return Kernel(play_paired, sorted(sources))
     if not fluid:
         return Kernel(kernel.play, sorted(sources))
     from rapid_des.engines.compiled.fluid_kernel import play_fluid
@@ -83,7 +87,8 @@ class CompiledSimulation:
 
     def _play(self, limit: int) -> None:
         if self._fluid is None:
-            kernel_of(fluid=False)(self._flat, self._state, self._pools, limit)
+            paired = self.program.queue_pairs is not None
+            kernel_of(paired=paired)(self._flat, self._state, self._pools, limit)
             return
         room = len(self._pools.transfers.next)
         if len(self._fluid.hops) < room:

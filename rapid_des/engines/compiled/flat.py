@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import starts_of
 from rapid_des.program.program import (
     NO_FLUID,
+    NO_QUEUE_PAIRS,
     NO_TAILS,
     NONE,
     PartTable,
@@ -145,8 +146,14 @@ class Network(NamedTuple):
     before: Array
     after: Array
     profile: Array
-    back: Array
     """The fluid mode's table (`FluidTable`), else empty."""
+    back: Array
+    """By route its way back, in the fluid mode and with queue pairs."""
+    allowance: Array
+    answer: Array
+    acknowledgements: Array
+    acknowledgement_time: Array
+    """As `QueuePairTable` has them, else empty."""
 
 
 class Flat(NamedTuple):
@@ -256,7 +263,7 @@ def _network(program: Program) -> Network:
     flat = [routes for use in uses for _, routes in use]
     link_tables = [program.link_timetables.get(link) for link in range(program.links)]
     visit_table, work_tables = _of_visits(program)
-    fluid = program.fluid or NO_FLUID
+    fluid, pairs = program.fluid or NO_FLUID, program.queue_pairs or NO_QUEUE_PAIRS
     tails = program.hops.tails or NO_TAILS
     rows = np.arange(len(program.hops.bytes), dtype=np.int32)
     parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
@@ -288,7 +295,11 @@ def _network(program: Program) -> Network:
         before=fluid.before,
         after=fluid.after,
         profile=fluid.profile,
-        back=fluid.back,
+        back=fluid.back if program.fluid else pairs.back,
+        allowance=np.ascontiguousarray(pairs.allowance, np.int64),
+        answer=np.ascontiguousarray(pairs.answer, np.int64),
+        acknowledgements=pairs.acknowledgements,
+        acknowledgement_time=pairs.acknowledgement_time,
     )
 
 

@@ -22,6 +22,7 @@ from rapid_des.engines.compiled.pools import (
     Pools,
     State,
 )
+from rapid_des.engines.compiled.queue_pairs import acknowledge, hand_over, open_pair
 from rapid_des.engines.compiled.steps import (
     NONE,
     ascend,
@@ -42,14 +43,15 @@ from rapid_des.engines.compiled.steps import (
     visit_end,
 )
 
-READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY = 0, 1, 2, 3, 4, 5, 6, 7
+READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND = 0, 1, 2, 3, 4, 5, 6, 7, 8
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
-node; a link is free; a flow joins (b = 1) or may end; a link's rate changes (fluid mode)."""
+node; a link is free; a flow joins (b = 1) or may end; a link's rate changes (fluid mode); a message may hand
+over one part more (b = 1), or its first link is done with the last one (R9)."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
 FLUID_LINKS = 7
-"""The fluid mode's links choose next (see `fluid_kernel`)."""
+"""Links of the fluid mode, or with queue pairs, choose next (see `fluid_kernel`, `paired_kernel`)."""
 PAUSED = 8
 """Enough events for one call (`cursor[PAUSE]`): Python looks for signals, and calls again."""
 SENT, RECEIVED, TIES, WORKED = 7, 8, 9, 10
@@ -62,7 +64,7 @@ PHASE, DEPTH, LINKS, SERVER, ASKING, NOW, JOINING, ENDING, PAUSE = 0, 1, 2, 3, 4
 Phase 0 is between instants, 1 works off what happens, 2 and 3 let streams and slots choose, 4 links. JOINING
 and ENDING begin lists of flows; PAUSE is the count of events made at which a call ends, between instants."""
 _SPARE = 4
-_FREED = -2
+FREED = -2
 """In `State.asked`: a link that nobody asked, but that became free."""
 
 
@@ -76,6 +78,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
     counts, totals, cursor = pools.counts, state.totals, state.cursor
     stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
     fifo, recording, fluid, tails = state.flags[0], state.flags[1], state.flags[2], state.flags[3]
+    paired = state.flags[4]
     phase, depth, touched_links = cursor[PHASE], cursor[DEPTH], cursor[LINKS]
     server_index, asking, now = cursor[SERVER], cursor[ASKING], cursor[NOW]
     totals[STATUS] = DONE
@@ -107,7 +110,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 recycle_bucket(calendar, bucket)
             phase = 1
 
-        if phase == 4 and fluid:  # flows are shared out by `play_fluid`, which then calls again
+        if phase == 4 and (fluid or paired):  # `play_fluid` or `play_paired` does that, and calls again
             if touched_links + asking > 0:
                 totals[STATUS] = FLUID_LINKS
                 break
@@ -128,7 +131,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 link = state.touched[asked]
                 first = state.asked[link]
                 state.asked[link] = NONE
-                if first == _FREED:
+                if first == FREED:
                     first = NONE
                 if first != NONE and transfers.next[first] >= 0:
                     totals[TIES] += rank_decides(transfers, first)
@@ -231,7 +234,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 if counts[FREE_TRANSFER] == NONE:
                     totals[STATUS] = MORE_TRANSFERS
                     break
-        elif kind == HOP and transfers.parts[a] > 0:
+        elif kind == HAND or (kind == HOP and transfers.parts[a] > 0 and not paired):
             if counts[FREE_TRANSFER] == NONE:
                 totals[STATUS] = MORE_TRANSFERS
                 break
@@ -399,8 +402,10 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 # A message to oneself crosses no link: it arrives a tick later, whole.
                 to_oneself = transfers.hop[transfer] == transfers.end[transfer]
                 before = 0
+                transfers.route[transfer] = route
+                if paired and not to_oneself:
+                    open_pair(network, transfers, transfer)
                 if fluid and not to_oneself:
-                    transfers.route[transfer] = route
                     before = network.before[transfers.size[transfer], network.profile[route]]
                 if to_oneself:
                     transfers.size[transfer] = size
@@ -421,7 +426,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             if transfers.hop[a] < transfers.end[a]:
                 transfers.ready[a] = now
                 link = network.route_links[transfers.hop[a]]
-                if transfers.parts[a] > 0:
+                if transfers.parts[a] > 0 and not paired:
                     # Parts are handed over at the first link's pace; each makes the next, so that a message
                     # of a million parts needs room for those that are on their way only.
                     transfer = next_part(transfers, counts, a)
@@ -430,7 +435,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 if state.asked[link] == NONE:
                     state.touched[touched_links] = link
                     touched_links += 1
-                transfers.next[a] = NONE if state.asked[link] == _FREED else state.asked[link]
+                transfers.next[a] = NONE if state.asked[link] == FREED else state.asked[link]
                 state.asked[link] = a
                 asking += 1
                 continue
@@ -438,6 +443,8 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             entry = tasks.first_task[instances.template[edge_instance]] + b
             edge_first, edge_last = tasks.edge_starts[entry], tasks.edge_starts[entry + 1]
             totals[RECEIVED] += network.payload[transfers.size[a]]
+            if paired:
+                acknowledge(network, state, transfers, a, now)
             deliver = part_arrives(transfers, counts, a)
             if not deliver:
                 continue
@@ -456,10 +463,20 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             state.touched[touched_links] = a
             touched_links += 1
 
+        elif kind == HAND:
+            if b == 1:
+                transfers.credits[a] += 1
+            else:
+                transfers.idle[a] = 1
+            part = hand_over(transfers, counts, a)
+            if part != NONE:
+                stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, part, 0
+                depth += 1
+
         else:  # FREE: the link looks at its queue, also if nobody asks it at this instant
             state.armed[a] = False
             if state.asked[a] == NONE:
-                state.asked[a] = _FREED
+                state.asked[a] = FREED
                 state.touched[touched_links] = a
                 touched_links += 1
 

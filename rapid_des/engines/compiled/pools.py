@@ -84,6 +84,18 @@ class Transfers(NamedTuple):
     message: Array
     """The message's first part, which counts in `missing` those that have not arrived."""
     missing: Array
+    credits: Array
+    """Of a message on a queue pair (R9): parts that it may hand over."""
+    awaited: Array
+    """Acknowledgements that will let it hand over more."""
+    newest: Array
+    """The number of the part that it handed over last."""
+    idle: Array
+    """Its first link is done with that one."""
+    tag: Array
+    """Of a part on a queue pair: its start tag."""
+    end_tag: Array
+    """Of a message: the start tag of its newest part, and that one's service."""
     next: Array
 
 
@@ -130,6 +142,15 @@ class State(NamedTuple):
     """Link to the first of its waiting transfers (priorities only)."""
     asked: Array
     """Link to the first transfer that asked at this instant."""
+    own: Array
+    """Link to the first of the parts that wait at their first hop (R9)."""
+    own_tag: Array
+    """Link to the start tag of the last of those that it took."""
+    served: Array
+    """[link, class] picoseconds of service, less claims that lapsed."""
+    owed: Array
+    """Link to the picoseconds that its acknowledgements took when the last ones were posted."""
+    posted: Array
     touched: Array
     touched_servers: Array
     touched_count: Array
@@ -142,7 +163,8 @@ class State(NamedTuple):
     cursor: Array
     """Where the loop stands."""
     flags: Array
-    """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed]."""
+    """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed,
+    messages have queue pairs]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -165,7 +187,8 @@ def new_calendar(events: int = 1024) -> Calendar:
 
 def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) -> State:
     """Return the records and server states of a program at time 0."""
-    visits, ranks = flat.visits, flat.ranks
+    visits, ranks, paired = flat.visits, flat.ranks, len(flat.network.acknowledgements) > 0
+    ports = links if paired else 0
     total, servers = int(ranks.flat[-1]), int(ranks.server[-1])
     ends = np.append(ranks.program, 0)[:-1] + np.diff(ranks.flat)
     need = [visits.need[first:last] for first, last in zip(ranks.program, ends, strict=True)]
@@ -187,6 +210,11 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         armed=np.zeros(links, np.bool_),
         queue=np.full(links, NONE, np.int32),
         asked=np.full(links, NONE, np.int32),
+        own=np.full(ports, NONE, np.int32),
+        own_tag=np.zeros(ports, np.int64),
+        served=np.zeros((ports, 2), np.int64),
+        owed=np.zeros(ports, np.int64),
+        posted=np.zeros(ports, np.int64),
         touched=np.zeros(links, np.int32),
         touched_servers=np.zeros((2, servers), np.int32),
         touched_count=np.zeros(2, np.int64),
@@ -196,7 +224,13 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         totals=np.zeros(11, np.int64),
         cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE, _UNPAUSED], np.int64),
         flags=np.array(
-            [(visits.link_priority == visits.link_priority[:1]).all(), trail, fluid, flat.network.along.size],
+            [
+                (visits.link_priority == visits.link_priority[:1]).all(),
+                trail,
+                fluid,
+                flat.network.along.size,
+                paired,
+            ],
             np.bool_,
         ),
     )
@@ -210,7 +244,7 @@ def _rows(kind: type[_Columns], room: int, wide: str) -> _Columns:
 
 def new_transfers(room: int = 256) -> Transfers:
     """Return room for transfers, all free."""
-    transfers = _rows(Transfers, room, wide="hop end begin injected ready crossed")
+    transfers = _rows(Transfers, room, wide="hop end begin injected ready crossed tag end_tag")
     transfers.next[:] = np.arange(1, room + 1)
     transfers.next[-1] = NONE
     return transfers

@@ -89,7 +89,9 @@ class Simulation:
         self.counters: dict[tuple[int, int], int] = {}
         self.occurrence: dict[int, int] = {}
         self.ties = TieCounter() if ties else None
-        self.links = Links(program, arbiters[Level.LINK], trail=[] if trail else None, ties=self.ties)
+        self.links = _links_of(program)(
+            program, arbiters[Level.LINK], trail=[] if trail else None, ties=self.ties
+        )
         self.collectives = Collectives(program, self.links, self._fluid(arbiters[Level.LINK]), self.met)
         self.replanning = self._replanning(closures)
         for position, table in enumerate(self.tables):
@@ -247,6 +249,15 @@ class Simulation:
         slot = table.slot[visit]
         group, member = int(binding.groups[slot]), int(binding.members[slot])
         return self.collectives.meet((group, number, table.sub[visit]), template, member, who)
+
+
+def _links_of(program: Program) -> type[Links]:
+    """Return what the links are; queue pairs are imported only where there are any."""
+    if program.queue_pairs is None:
+        return Links
+    from rapid_des.engines.simpy.queue_pairs import PairedLinks
+
+    return PairedLinks
 
 
 def run(

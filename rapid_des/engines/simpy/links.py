@@ -194,7 +194,7 @@ class Links:
 
     def _travel(self, piece: Piece, wait: int) -> Steps:
         """Take a piece over its links."""
-        env, message, closing = self.env, piece.message, self.closing
+        env, closing = self.env, self.closing
         if wait:
             yield Timeout(env, wait)
         for place in range(len(piece.legs)):
@@ -210,6 +210,11 @@ class Links:
                 assert closing is not None, "only closing links interrupt"
                 if not (yield from closing.go_on(piece, hop, interrupt)):
                     break
+        self.arrive(piece)
+
+    def arrive(self, piece: Piece) -> None:
+        """Have a piece arrived, and with the last one its message."""
+        message = piece.message
         message.arrived += piece.size
         message.pieces -= 1
         if message.pieces == 0:
@@ -220,17 +225,25 @@ class Links:
         link, now, message = piece.legs[place][0], self.env.now, piece.message
         if self.ties is not None:
             self.ties.asks(link, now, message.order[0], place)
-        key = (message.priority, now, piece.part, message.order, place, piece.number)
-        hop = Hop(self.server(link), key, piece, place)
+        hop = Hop(self.server(link), self._key(piece, place), piece, place)
         hop.ready = now
         if self.closing is not None:
             hop.process = self.env.active_process
         return hop
 
+    def _key(self, piece: Piece, place: int) -> Key:
+        message = piece.message
+        return (message.priority, self.env.now, piece.part, message.order, place, piece.number)
+
+    def _held_up(self, _: int) -> int:
+        """Return how long a link is busy yet before it begins what it takes now."""
+        return 0
+
     def serve(self, piece: Piece, hop: Hop) -> int:
         """Begin a hop that its link has taken: all its times follow. Return how long the piece is on it."""
         link, service = piece.legs[hop.place]
-        start, size = self.env.now, piece.size
+        now, size = self.env.now, piece.size
+        start = now + self._held_up(link)
         table = self.timetables.get(link, NO_TIMETABLE)
         free, forward, _ = hop_times(service[:3], table, start)
         piece.crossed = tail_crosses(service[3:], table, start, free, piece.crossed)
@@ -238,7 +251,7 @@ class Links:
         arrival = piece.crossed - (across - lag)
         onward = forward if hop.place < len(piece.legs) - 1 else arrival
         hop.start, hop.size, hop.free, hop.onward, hop.arrival = start, size, free, onward, arrival
-        Timeout(self.env, free - start).callbacks.append(hop.release)
+        Timeout(self.env, free - now).callbacks.append(hop.release)
         self.hops += 1
         books = self._books[link, piece.message.label]
         books[0] += size
@@ -248,7 +261,7 @@ class Links:
             self.trail.append(hop)
         if self.closing is not None:
             piece.hops.append(hop)
-        return onward - start
+        return onward - now
 
     def deliver(self, message: Message) -> None:
         """Have a message arrived."""
@@ -259,8 +272,11 @@ class Links:
         """Return the server of a link."""
         server = self._servers.get(link)
         if server is None:
-            server = self._servers[link] = Server(self._arbiter, 1, link)
+            server = self._servers[link] = self._new_server(link)
         return server
+
+    def _new_server(self, link: int) -> Server[Hop]:
+        return Server(self._arbiter, 1, link)
 
     def book(self, link: int, label: int, *, size: int, busy: int) -> None:
         """Add bytes and picoseconds of service to a link's sums."""

@@ -216,7 +216,8 @@ def run_first_replica(
     Its records count the hops and bytes of all replicas.
     """
     replicas = _replicas(trace.job.layout)
-    if replicas.count < 3 or machine.faults or machine.switching.mode == "fluid":
+    switching = machine.switching
+    if replicas.count < 3 or machine.faults or switching.mode == "fluid" or switching.congestion is not None:
         return None
     traces = trace.traces
     tables = {rank.rank: rank.nodes for rank in traces.ranks}

@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 
 from rapid_des.chakra.trace import TraceSet
-from rapid_des.errors import FabricCutError
+from rapid_des.errors import FabricCutError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.faults import Fault, hits, touches_links
@@ -154,6 +154,9 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     if not closures:
         return None
     switching = machine.switching
+    if switching.congestion is not None:
+        problem = "switching.congestion: queue pairs are not rerouted in mid-flight"
+        raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=wait")
     protocol, packet = switching.protocol, switching.protocol or bare_protocol()
 
     @cache

@@ -12,26 +12,34 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from rapid_des.arrays import Int32s
 from rapid_des.engines import compiled as engine
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, acknowledgement_time, effective_bandwidth, fluid_service
-from rapid_des.network.specs import Switching
+from rapid_des.network.specs import Switching, Window
 from rapid_des.program.program import (
     NONE,
     FluidTable,
     Group,
     Program,
+    QueuePairTable,
     RankBinding,
     RankProgram,
     Template,
     VisitKind,
 )
+from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.services import Sizes, hop_table, no_hops
 
-Mode: TypeAlias = Literal["fluid", "cut_through", "cut_through_whole", "store_and_forward"]
-"""`cut_through` sends messages in `PARTS` parts, `cut_through_whole` in one."""
+Mode: TypeAlias = Literal[
+    "fluid", "cut_through", "cut_through_window", "cut_through_whole", "store_and_forward"
+]
+"""`cut_through` sends messages in `PARTS` parts, `cut_through_window` too, held back by windows of
+`BANDWIDTH_DELAY_PRODUCTS`; `cut_through_whole` in one."""
 PARTS = 8
 """Parts of a message in the machine files that we ship."""
+BANDWIDTH_DELAY_PRODUCTS = 2.0
+"""The window of the packet-level references."""
 Edges: TypeAlias = list[list[tuple[int, int]]]
 
 
@@ -91,11 +99,14 @@ def program(traffic: Traffic, protocol: Protocol, mode: Mode) -> Program:
         numbers.setdefault(message.back, len(numbers))
     starts = np.cumsum([0, *map(len, numbers)])
     links = np.fromiter(chain.from_iterable(numbers), np.int64)
+    pairs: QueuePairTable | None = None
     if mode == "fluid":
         hops, classes = no_hops(sizes.all()), np.zeros(len(links), np.int32)
     else:
-        switching = _SWITCHING[mode](protocol)
-        hops, classes = hop_table(fabric, switching, Routes(starts, links), sizes.all())
+        switching, routes = _SWITCHING[mode](protocol), Routes(starts, links)
+        hops, classes = hop_table(fabric, switching, routes, sizes.all())
+        if switching.congestion is not None:
+            hops, pairs = queue_pair_table(fabric, switching, routes, hops, _back(traffic, numbers))
     taken = np.array([numbers[message.route] for message in messages], np.int32)
     zero = np.zeros(1, np.int32)
     return Program(
@@ -108,12 +119,19 @@ def program(traffic: Traffic, protocol: Protocol, mode: Mode) -> Program:
         route_links=links.astype(np.int32),
         route_class=classes,
         links=len(fabric),
+        queue_pairs=pairs,
         fluid=_fluid(traffic, protocol, numbers, sizes.all()) if mode == "fluid" else None,
     )
 
 
 _SWITCHING: Mapping[Mode, Callable[[Protocol], Switching]] = {
     "cut_through": lambda protocol: Switching(mode="cut_through", protocol=protocol, parts=PARTS),
+    "cut_through_window": lambda protocol: Switching(
+        mode="cut_through",
+        protocol=protocol,
+        parts=PARTS,
+        congestion=Window(bandwidth_delay_products=BANDWIDTH_DELAY_PRODUCTS),
+    ),
     "cut_through_whole": lambda protocol: Switching(mode="cut_through", protocol=protocol),
     "store_and_forward": lambda protocol: Switching(mode="store_and_forward", protocol=protocol),
 }
@@ -127,9 +145,6 @@ def _fluid(
     ways = [tuple(links[link] for link in route) for route in numbers]
     kinds = {way: number for number, way in enumerate(dict.fromkeys(way for way in ways if way))}
     services = [[fluid_service(protocol, size, way) for way in kinds] for size in sizes]
-    back = np.arange(len(numbers), dtype=np.int32)
-    for message in traffic.messages:
-        back[numbers[message.route]] = numbers[message.back]
 
     def table(field: str) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         return np.array([[getattr(one, field) for one in row] for row in services], np.int64)
@@ -141,8 +156,16 @@ def _fluid(
         before=table("before"),
         after=table("after"),
         profile=np.array([kinds.get(way, 0) for way in ways], np.int32),
-        back=back,
+        back=_back(traffic, numbers),
     )
+
+
+def _back(traffic: Traffic, numbers: dict[tuple[int, ...], int]) -> Int32s:
+    """Return the way back of each route."""
+    back = np.arange(len(numbers), dtype=np.int32)
+    for message in traffic.messages:
+        back[numbers[message.route]] = numbers[message.back]
+    return back
 
 
 def _template(traffic: Traffic, protocol: Protocol, sizes: Sizes) -> Template:

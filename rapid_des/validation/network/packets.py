@@ -45,7 +45,12 @@ from rapid_des.validation.scoring import Row, Topic
 NS3_FOLDERS = ("ns3", "golden/ns3")
 """Where the set may stand in the folder of measurements."""
 NS3_CLASSES = ("clean", "contended", "cc-dominated")
-NS3_OTHER_MODES: tuple[Mode, ...] = ("cut_through", "cut_through_whole", "store_and_forward")
+NS3_OTHER_MODES: tuple[Mode, ...] = (
+    "cut_through",
+    "cut_through_window",
+    "cut_through_whole",
+    "store_and_forward",
+)
 
 
 def ns3_topics(data: DataFolder) -> Iterator[Topic]:
@@ -217,7 +222,13 @@ def cases(fabric: str) -> Iterator[tuple[str, int]]:
 
 
 GRID = "packet_oracle/grid.csv"
-GRID_MODES: tuple[Mode, ...] = ("cut_through", "fluid", "cut_through_whole", "store_and_forward")
+GRID_MODES: tuple[Mode, ...] = (
+    "cut_through",
+    "cut_through_window",
+    "fluid",
+    "cut_through_whole",
+    "store_and_forward",
+)
 LARGE = 1 << 20
 
 

@@ -1,0 +1,127 @@
+"""R9 in the compiled engine: at an instant's end links choose between own parts and transit."""
+
+from __future__ import annotations
+
+from rapid_des.compiling import compilable
+from rapid_des.engines.compiled.calendar import USED, push
+from rapid_des.engines.compiled.flat import Flat
+from rapid_des.engines.compiled.kernel import (
+    ASKING,
+    DONE,
+    FLUID_LINKS,
+    FREE,
+    FREED,
+    HAND,
+    HOP,
+    HOPS,
+    LINKS,
+    MORE_EVENTS,
+    MORE_TRAIL,
+    NOW,
+    PHASE,
+    STATUS,
+    TIES,
+    WANTED,
+    play,
+)
+from rapid_des.engines.compiled.pools import TRAIL, Pools, State
+from rapid_des.engines.compiled.queue_pairs import NONE, insert_own, owed, take
+from rapid_des.engines.compiled.steps import (
+    insert_waiting,
+    last_byte_arrives,
+    link_times,
+    rank_decides,
+    sort_asked,
+)
+
+_EVENTS = 4
+"""At most these come of a visit that a link takes: its end, the link's, a next part, an acknowledgement."""
+
+
+@compilable
+def play_paired(flat: Flat, state: State, pools: Pools, until: int) -> None:
+    """Play as `play` does, the links' part with queue pairs."""
+    while True:
+        play(flat, state, pools, until)
+        if state.totals[STATUS] != FLUID_LINKS:
+            return
+        wanted = state.cursor[LINKS] * _EVENTS
+        if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
+            state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
+            return
+        if state.flags[1] and pools.counts[TRAIL] + wanted > len(pools.trail.link):
+            state.totals[STATUS], state.totals[WANTED] = MORE_TRAIL, wanted
+            return
+        _links_choose(flat, state, pools)
+        state.totals[STATUS] = DONE
+
+
+@compilable
+def _links_choose(flat: Flat, state: State, pools: Pools) -> None:
+    """Let every link that was asked, or is free again, take one visit."""
+    transfers, cursor, now = pools.transfers, state.cursor, state.cursor[NOW]
+    for index in range(cursor[LINKS]):
+        link = state.touched[index]
+        _enqueue(flat, state, pools, link)
+        if state.busy[link] <= now:
+            taken = take(flat.visits, flat.ranks, flat.network, transfers, state, link)
+            if taken != NONE:
+                _serve(flat, state, pools, link, taken)
+        if (state.queue[link] != NONE or state.own[link] != NONE) and not state.armed[link]:
+            state.armed[link] = True
+            push(pools.calendar, state.busy[link], FREE, link, 0)
+    cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = 0
+
+
+@compilable
+def _enqueue(flat: Flat, state: State, pools: Pools, link: int) -> None:
+    """Have those that asked a link at this instant wait for it, each in its class."""
+    transfers, visits, ranks = pools.transfers, flat.visits, flat.ranks
+    first = state.asked[link]
+    state.asked[link] = NONE
+    if first == FREED:
+        return
+    if transfers.next[first] >= 0:
+        state.totals[TIES] += rank_decides(transfers, first)
+        first = sort_asked(transfers, first)
+    while first != NONE:
+        following = transfers.next[first]
+        if transfers.hop[first] == transfers.begin[first]:
+            insert_own(visits, ranks, flat.network, transfers, state, link, first)
+        else:
+            transfers.next[first] = NONE
+            insert_waiting(visits, ranks, transfers, state, link, first)
+        first = following
+
+
+@compilable
+def _serve(flat: Flat, state: State, pools: Pools, link: int, taken: int) -> None:
+    """Begin a visit: all its times follow, and when its queue pair goes on."""
+    network, transfers, now = flat.network, pools.transfers, state.cursor[NOW]
+    start = now + owed(state, link, now)
+    hop, size, message = transfers.hop[taken], transfers.size[taken], transfers.message[taken]
+    service = network.route_class[hop]
+    free, forward, _ = link_times(network, link, size, service, start)
+    arrival = last_byte_arrives(network, transfers, taken, link, start, free)
+    is_last = hop + 1 == transfers.end[taken]
+    transfers.hop[taken] = hop + 1
+    push(pools.calendar, arrival if is_last else forward, HOP, taken, 0)
+    state.busy[link], state.owed[link] = free, 0
+    if hop == transfers.begin[taken] and transfers.parts[message] > 0:
+        push(pools.calendar, free, HAND, message, 0)
+    if is_last and transfers.awaited[message] > 0:
+        transfers.awaited[message] -= 1
+        push(pools.calendar, max(now + 1, arrival + network.answer[size, service]), HAND, message, 1)
+    label = network.label[pools.instances.group[transfers.instance[taken]]]
+    state.link_bytes[link, label] += network.payload[size]
+    state.link_busy[link, label] += free - start
+    state.link_wait[link, label] += start - transfers.ready[taken]
+    state.totals[HOPS] += 1
+    if state.flags[1]:
+        row, trail = pools.counts[TRAIL], pools.trail
+        pools.counts[TRAIL] = row + 1
+        trail.link[row] = link
+        trail.start[row], trail.finish[row], trail.arrival[row] = start, free, arrival
+        trail.visit[row] = flat.ranks.flat[transfers.rank[taken]] + transfers.visit[taken]
+        trail.task[row] = transfers.task[taken]
+        trail.position[row] = hop - transfers.begin[taken]

@@ -1,0 +1,124 @@
+"""The steps of R9 in the compiled engine: what queue pairs hand over, and which part a link takes."""
+
+from __future__ import annotations
+
+from rapid_des.compiling import compilable
+from rapid_des.engines.compiled.flat import Array, Network, Ranks, Visits
+from rapid_des.engines.compiled.pools import FREE_TRANSFER, State, Transfers
+
+NONE = -1
+TRANSIT, OWN = 0, 1
+
+
+@compilable
+def open_pair(network: Network, transfers: Transfers, message: int) -> None:
+    """Begin a message on a queue pair; its first part is handed over."""
+    size, route = transfers.size[message], transfers.route[message]
+    allowance = network.allowance[size, network.route_class[network.route_starts[route]]]
+    transfers.credits[message] = allowance - 1
+    transfers.awaited[message] = max(0, transfers.missing[message] - allowance)
+    transfers.newest[message] = transfers.idle[message] = 0
+    transfers.end_tag[message] = 0
+
+
+@compilable
+def hand_over(transfers: Transfers, counts: Array, message: int) -> int:
+    """Make the next part of a message, if its queue pair may send one; return its slot, else NONE."""
+    if transfers.idle[message] == 0 or transfers.credits[message] == 0 or transfers.parts[message] == 0:
+        return NONE
+    transfers.idle[message] = 0
+    transfers.credits[message] -= 1
+    transfers.parts[message] -= 1
+    transfers.newest[message] += 1
+    part = counts[FREE_TRANSFER]
+    counts[FREE_TRANSFER] = transfers.next[part]
+    transfers.instance[part] = transfers.instance[message]
+    transfers.task[part] = transfers.task[message]
+    transfers.hop[part] = transfers.begin[part] = transfers.begin[message]
+    transfers.end[part] = transfers.end[message]
+    transfers.injected[part] = transfers.injected[message]
+    transfers.rank[part] = transfers.rank[message]
+    transfers.visit[part] = transfers.visit[message]
+    transfers.message[part] = message
+    transfers.crossed[part] = transfers.parts[part] = 0
+    transfers.part[part] = transfers.newest[message]
+    is_last = transfers.parts[message] == 0
+    transfers.size[part] = transfers.last[message] if is_last else transfers.size[message]
+    return part
+
+
+@compilable
+def acknowledge(network: Network, state: State, transfers: Transfers, part: int, now: int) -> None:
+    """Post the acknowledgements of a part that arrives on the links of its way back."""
+    if transfers.begin[part] == transfers.end[part]:
+        return
+    back = network.back[transfers.route[transfers.message[part]]]
+    count = network.acknowledgements[transfers.size[part]]
+    for hop in range(network.route_starts[back], network.route_starts[back + 1]):
+        link = network.route_links[hop]
+        state.owed[link] = owed(state, link, now) + count * network.acknowledgement_time[link]
+        state.posted[link] = now
+
+
+@compilable
+def owed(state: State, link: int, moment: int) -> int:
+    """Return the picoseconds of acknowledgements that are left: an idle link has been sending them."""
+    idle = max(0, moment - max(state.busy[link], state.posted[link]))
+    return max(0, state.owed[link] - idle)
+
+
+@compilable
+def insert_own(  # noqa: PLR0913 - flat arrays
+    visits: Visits, ranks: Ranks, network: Network, transfers: Transfers, state: State, link: int, part: int
+) -> None:
+    """Give a part at its first hop a start tag, and its place among those that wait there."""
+    message = transfers.message[part]
+    tag = max(state.own_tag[link], transfers.end_tag[message])
+    service = network.occupancy[transfers.size[part], network.route_class[transfers.hop[part]]]
+    transfers.tag[part], transfers.end_tag[message] = tag, tag + service
+    mine = link_priority(visits, ranks, transfers, part)
+    ahead, other = NONE, state.own[link]
+    while other != NONE:
+        theirs = link_priority(visits, ranks, transfers, other)
+        if theirs > mine or (theirs == mine and transfers.tag[other] > tag):
+            break
+        ahead, other = other, transfers.next[other]
+    transfers.next[part] = other
+    if ahead == NONE:
+        state.own[link] = part
+    else:
+        transfers.next[ahead] = part
+
+
+@compilable
+def take(  # noqa: PLR0913 - flat arrays
+    visits: Visits, ranks: Ranks, network: Network, transfers: Transfers, state: State, link: int
+) -> int:
+    """Take the first of the class that a link has served less; NONE if nobody waits."""
+    transit, own = state.queue[link], state.own[link]
+    if transit == NONE and own == NONE:
+        return NONE
+    turn = TRANSIT if own == NONE else OWN
+    if transit >= 0 and own >= 0:
+        first = link_priority(visits, ranks, transfers, transit)
+        second = link_priority(visits, ranks, transfers, own)
+        behind = state.served[link, OWN] < state.served[link, TRANSIT]
+        turn = OWN if second < first or (second == first and behind) else TRANSIT
+    elif state.served[link, 1 - turn] < state.served[link, turn]:
+        state.served[link, 1 - turn] = state.served[link, turn]
+    taken = transit if turn == TRANSIT else own
+    service = network.occupancy[transfers.size[taken], network.route_class[transfers.hop[taken]]]
+    state.served[link, turn] += service
+    if turn == TRANSIT:
+        state.queue[link] = transfers.next[taken]
+    else:
+        state.own[link] = transfers.next[taken]
+        state.own_tag[link] = transfers.tag[taken]
+    transfers.next[taken] = NONE
+    return taken
+
+
+@compilable
+def link_priority(visits: Visits, ranks: Ranks, transfers: Transfers, transfer: int) -> int:
+    """Return a transfer's priority on links."""
+    return visits.link_priority[ranks.program[transfers.rank[transfer]] + transfers.visit[transfer]]

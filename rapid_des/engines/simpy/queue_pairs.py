@@ -1,0 +1,205 @@
+"""R9: every message has a queue pair; those of a GPU take turns, and windows hold them back.
+
+part 0 ──► first link ──► … ──► last link ──► arrived
+              │ done with it        │ its acknowledgement is back, a window later
+              ▼                     ▼
+           part 1 is handed over once both have happened
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import cast
+
+from rapid_des.engines.simpy.links import Hop, Legs, Links, Message, Parts, Piece, TieCounter
+from rapid_des.engines.simpy.servers import Arbiter, Key, Server
+from rapid_des.program.program import Program, QueuePairTable
+
+TRANSIT, OWN = 0, 1
+"""What waits for a link: what came over another one, and parts at their first hop."""
+
+
+class Port(Server[Hop]):
+    """The sending end of a link."""
+
+    def __init__(self, arbiter: Arbiter, order: int) -> None:
+        super().__init__(arbiter, 1, order)
+        self.tag = 0
+        """The start tag of the own part that was taken last."""
+        self.served = [0, 0]
+        """Picoseconds of service by class, less claims that lapsed."""
+        self.free = 0
+        """When it is done with the last visit that it took."""
+        self._owed = self._posted = 0
+
+    def choose(self) -> None:
+        """Serve the first of the class that was served less."""
+        if self.users or not self.queue:
+            return
+        heads: dict[int, Hop] = {}
+        for _, hop in sorted(self.queue, key=itemgetter(0)):
+            heads.setdefault(int(hop.place == 0), hop)
+        first = min(hop.piece.message.priority for hop in heads.values())
+        turns = [turn for turn, hop in sorted(heads.items()) if hop.piece.message.priority == first]
+        turn = min(turns, key=self.served.__getitem__)
+        hop = heads[turn]
+        if len(heads) == 1:
+            self.served[1 - turn] = max(self.served)
+        self.served[turn] += _service(hop.piece, hop.place)
+        if isinstance(hop.piece, Part) and turn == OWN:
+            self.tag = hop.piece.tag
+        hop.cancel()
+        self.users.add(hop)
+        hop.succeed()
+
+    def owe(self, time: int) -> None:
+        """Have acknowledgements to send that take so long."""
+        self._owed, self._posted = self.left(self.env.now) + time, self.env.now
+
+    def take(self, free: int) -> None:
+        """Be done, with acknowledgements too, at a time."""
+        self.free, self._owed = free, 0
+
+    def left(self, moment: int) -> int:
+        """Return what is left of acknowledgements at a moment: an idle link has been sending them."""
+        return max(0, self._owed - max(0, moment - max(self.free, self._posted)))
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """A message's queue pair."""
+
+    message: Message
+    parts: Parts
+    back: Sequence[int]
+    acknowledgements: Sequence[int]
+    """By part."""
+    answer: int
+    credits: int
+    """Parts that it may hand over."""
+    awaited: int
+    """Acknowledgements that will let it hand over more."""
+    handed: int = 0
+    """Parts that it has handed over."""
+    idle: bool = True
+    """Its first link is done with what was handed over."""
+    end: int = 0
+    """The start tag of its last part, and that one's service."""
+
+
+@dataclass(slots=True, eq=False)
+class Part(Piece):
+    """A part with the flow that sends it."""
+
+    flow: Flow | None = None
+    tag: int = 0
+    """Its start tag at the first link."""
+
+
+class Journey(list[tuple[int, Legs]]):
+    """The parts of a message, and the route and the size row that they follow from."""
+
+    def __init__(self, parts: Parts, route: int, size: int) -> None:
+        super().__init__(parts)
+        self.route, self.size = route, size
+
+
+class PairedLinks(Links):
+    """Links with ports; and the queue pairs that use them."""
+
+    def __init__(
+        self, program: Program, arbiter: Arbiter, *, trail: list[Hop] | None, ties: TieCounter | None
+    ) -> None:
+        super().__init__(program, arbiter, trail=trail, ties=ties)
+        assert program.queue_pairs is not None
+        self._table: QueuePairTable = program.queue_pairs
+
+    def parts(self, route: int, size: int) -> Parts:
+        """Return the parts of a message of a size row on a route, with both."""
+        return Journey(super().parts(route, size), route, size)
+
+    def send(self, message: Message, parts: Parts) -> None:
+        """Have a message set off, to others on a queue pair of its own."""
+        if not parts[0][1]:
+            super().send(message, parts)
+            return
+        assert isinstance(parts, Journey), "nothing reroutes queue pairs"
+        program, table, cut = self.program, self._table, self.program.hops.parts
+        route, size = parts.route, parts.size
+        first = size if cut is None else int(cut.first[size])
+        last = size if cut is None else int(cut.last[size])
+        classes = program.route_class[self._starts[route] : self._starts[route + 1]].tolist()
+        back = int(table.back[route])
+        allowance = int(table.allowance[first, classes[0]])
+        flow = Flow(
+            message,
+            parts,
+            program.route_links[self._starts[back] : self._starts[back + 1]].tolist(),
+            [int(table.acknowledgements[row]) for row in [first] * (len(parts) - 1) + [last]],
+            int(table.answer[first, classes[-1]]),
+            allowance,
+            max(0, len(parts) - allowance),
+        )
+        message.pieces = len(parts)
+        self._hand_over(flow)
+
+    def _hand_over(self, flow: Flow) -> None:
+        """Have the next part set off, if the flow may send one."""
+        if flow.idle and flow.credits and flow.handed < len(flow.parts):
+            size, legs = flow.parts[flow.handed]
+            self.start(Part(flow.message, legs, size, flow.handed, flow=flow))
+            flow.handed, flow.credits, flow.idle = flow.handed + 1, flow.credits - 1, False
+
+    def _key(self, piece: Piece, place: int) -> Key:
+        priority, *rest = super()._key(piece, place)
+        if place or not isinstance(piece, Part) or piece.flow is None:
+            return (priority, TRANSIT, *rest)
+        piece.tag = max(self._port(piece.legs[0][0]).tag, piece.flow.end)
+        piece.flow.end = piece.tag + _service(piece, 0)
+        return (priority, OWN, piece.tag, *rest)
+
+    def _held_up(self, link: int) -> int:
+        return self._port(link).left(self.env.now)
+
+    def serve(self, piece: Piece, hop: Hop) -> int:
+        """Begin a hop; what its sender waits for follows."""
+        delay = super().serve(piece, hop)
+        self._port(hop.link).take(hop.free)
+        flow = piece.flow if isinstance(piece, Part) else None
+        if flow is not None and hop.place == 0 and flow.handed < len(flow.parts):
+            self.env.at(hop.free, lambda: self._left(flow))
+        if flow is not None and hop.place == len(piece.legs) - 1 and flow.awaited:
+            flow.awaited -= 1
+            self.env.at(max(self.env.now + 1, hop.arrival + flow.answer), lambda: self._answered(flow))
+        return delay
+
+    def _left(self, flow: Flow) -> None:
+        flow.idle = True
+        self._hand_over(flow)
+
+    def _answered(self, flow: Flow) -> None:
+        flow.credits += 1
+        self._hand_over(flow)
+
+    def arrive(self, piece: Piece) -> None:
+        """Have a part arrived: its acknowledgements go back."""
+        if isinstance(piece, Part) and piece.flow is not None:
+            count = piece.flow.acknowledgements[piece.part]
+            for link in piece.flow.back:
+                time = count * int(self._table.acknowledgement_time[link])
+                self._port(link).owe(time)
+        super().arrive(piece)
+
+    def _port(self, link: int) -> Port:
+        return cast("Port", self.server(link))
+
+    def _new_server(self, link: int) -> Server[Hop]:
+        return Port(self._arbiter, link)
+
+
+def _service(piece: Piece, place: int) -> int:
+    """Return how long a piece takes a link, at rate 1."""
+    _, (occupancy, *_) = piece.legs[place]
+    return occupancy
