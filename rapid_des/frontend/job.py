@@ -348,13 +348,18 @@ class Job:
     def shardings(self) -> Mapping[Domain, Sharding]:
         """How those of the model's own parameters do, and those of its routed experts."""
         training = self.training
-        policy, ahead = ZERO_STAGES[training.zero_stage], training.overlap_parameters
-        dense = Sharding(policy, "gradient", self.members("gradient"), ahead=ahead)
+        policy = ZERO_STAGES[training.zero_stage]
+        each = training.reduce_each_micro_batch
+        how = {
+            "ahead": training.overlap_parameters,
+            "each": "gradients" in policy.split if each is None else each,
+        }
+        dense = Sharding(policy, "gradient", self.members("gradient"), **how)
         if not self.model.has_experts:
             return {"dense": dense}
         expert = for_experts(policy)
         group = "expert_gradient"
-        return {"dense": dense, "expert": Sharding(expert, group, self.members(group), ahead=ahead)}
+        return {"dense": dense, "expert": Sharding(expert, group, self.members(group), **how)}
 
     @property
     def ties_across_stages(self) -> bool:

@@ -242,8 +242,8 @@ def _check_training(job: Job) -> None:
         part = ("sequence_length / cp", spec.sequence_length // split.cp)
         _divide(job, "parallelism.tp", part, ("tp", split.tp))
     _check_schedule(job)
-    if spec.overlap_parameters and job.sharding.policy.gather is None:
-        known = " or ".join(str(stage) for stage, policy in ZERO_STAGES.items() if policy.gather)
+    if spec.overlap_parameters and (job.sharding.policy.gather is None or job.sharding.policy.by_unit):
+        known = " or ".join(map(str, (n for n, one in ZERO_STAGES.items() if one.gather and not one.by_unit)))
         problem = f"parameters are gathered only with zero_stage {known}, it is {spec.zero_stage}"
         _refuse(job, "training.overlap_parameters", problem)
     if job.spec.precision.weights is not None or job.spec.precision.kv_cache is not None:

@@ -36,8 +36,8 @@ from rapid_des.units import Size
 _with = msgspec.structs.replace
 
 CATEGORIES = (
-    "weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication", "kv_cache",
-    "reserve",
+    "weights", "gradients", "optimizer", "unsharded", "activations", "logits", "temporary", "communication",
+    "kv_cache", "reserve",
 )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _saved_bytes(job: Job, section: Section, operations: Sequence[Operation]) ->
 
 def _training_stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) -> StageMemory:
     parameters = stage_parameters(job, stage)
-    standing = _standing(job, parameters)
+    standing = _standing(job, stage, parameters)
     moving, timeline = _walk(job, stage, by_section)
     total = sum(standing.values())
     steps = tuple((item, peak + total) for item, peak in timeline)
@@ -146,7 +146,7 @@ def _categories(known: Mapping[str, int]) -> dict[str, int]:
     return {name: known.get(name, 0) for name in CATEGORIES}
 
 
-def _standing(job: Job, parameters: Mapping[Domain, int]) -> dict[str, int]:
+def _standing(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, int]:
     """Return what stands for the whole step."""
     precision = job.spec.precision
 
@@ -163,9 +163,26 @@ def _standing(job: Job, parameters: Mapping[Domain, int]) -> dict[str, int]:
         "weights": byte_count(held("parameters"), precision.activations),
         "gradients": byte_count(held("gradients"), precision.gradients),
         "optimizer": optimizer,
+        "unsharded": _unsharded(job, stage),
         "communication": messages + byte_count(travelling, precision.gradient_reduce),
         "reserve": int(job.spec.memory_reserve or 0),
     }
+
+
+def _unsharded(job: Job, stage: int) -> int:
+    """Return what is whole of parameters and gradients that replicas share: units in use and on their way.
+
+    Of parameters the unit that computes and those gathered ahead of it (all, where none is given back), of
+    gradients the unit's own and the one that travels.
+    """
+    training, precision = job.training, job.spec.precision
+    if not job.sharding.policy.by_unit or all(one.replicas == 1 for one in job.shardings.values()):
+        return 0
+    sizes, counts = section_parameters(job), stage_sections(job, stage)
+    units = sorted((sizes[section].total() for section in counts.elements()), reverse=True)
+    whole = units[: training.prefetch + 1] if training.reshard else units
+    travelling = units[:2] if job.sharding.each else []
+    return byte_count(sum(whole), precision.activations) + byte_count(sum(travelling), precision.gradients)
 
 
 def _walk(

@@ -193,6 +193,11 @@ class ShardingPolicy:
     gather: str | None = None
     """The role by which updated parameters come back; None: every replica updates all of them."""
 
+    @property
+    def by_unit(self) -> bool:
+        """Whether parameters are whole only while their unit (a layer) computes, and gathered for that."""
+        return "parameters" in self.split
+
 
 REPLICATED = ShardingPolicy(split=frozenset(), reduce="dp.reduce")
 DISTRIBUTED_OPTIMIZER = ShardingPolicy(
@@ -209,8 +214,10 @@ def for_experts(policy: ShardingPolicy) -> ShardingPolicy:
 ZERO_STAGES: Mapping[int, ShardingPolicy] = {
     0: REPLICATED,
     1: DISTRIBUTED_OPTIMIZER,
+    2: replace(DISTRIBUTED_OPTIMIZER, split=frozenset({"optimizer", "gradients"})),
+    3: replace(DISTRIBUTED_OPTIMIZER, split=frozenset({"optimizer", "gradients", "parameters"})),
 }
-"""By `training.zero_stage` (Rajbhandari et al. 2020)."""
+"""By `training.zero_stage` (Rajbhandari et al. 2020); 3 is what FSDP shards fully (Zhao et al. 2023)."""
 
 
 @dataclass(frozen=True)
@@ -224,9 +231,17 @@ class Sharding:
     ahead: bool
     """Gathers stand before the next forward, beside compute; otherwise after the optimizer."""
 
+    each: bool = False
+    """Gradients are reduced after every micro-batch's backward, not only after the last one's."""
+
     @property
     def gathers(self) -> str | None:
-        """The role by which parameters are gathered; None where nothing has to travel."""
+        """The role by which parameters are gathered once a step; None where nothing has to travel then."""
+        return None if self.policy.by_unit else self.unit_gathers
+
+    @property
+    def unit_gathers(self) -> str | None:
+        """The role by which parameters are gathered, of a unit or once a step; None where none travel."""
         return self.policy.gather if self.replicas > 1 else None
 
     @property
@@ -236,4 +251,5 @@ class Sharding:
 
     def held(self, state: State, elements: int) -> int:
         """Return how many of a rank's `elements` it holds of one state."""
-        return ceil_divide(elements, self.replicas) if state in self.policy.split else elements
+        whole = state not in self.policy.split or (state == "gradients" and not self.each)
+        return elements if whole else ceil_divide(elements, self.replicas)

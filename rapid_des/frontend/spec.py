@@ -194,7 +194,16 @@ class TrainingSpec(Spec, frozen=True):
     optimizer: Literal["adam", "adamw"] = "adamw"
     """Which optimizer; both hold two states."""
     zero_stage: ZeroStage = 0
-    """1: optimizer states split over dp (Megatron's distributed optimizer)."""
+    """Split over dp: 1: optimizer states (Megatron's distributed optimizer); 2: gradients too; 3: parameters
+    too, gathered for each layer's forward and backward (FSDP, DeepSpeed ZeRO-3)."""
+    prefetch: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
+    """zero_stage 3: how many layers ahead of the one that computes are gathered."""
+    reshard: bool = True
+    """zero_stage 3: a layer's parameters are given back after its forward and gathered again for its
+    backward (FSDP: FULL_SHARD); false: they stay until then (SHARD_GRAD_OP)."""
+    reduce_each_micro_batch: bool | None = None
+    """Gradients are reduced after each micro-batch's backward; otherwise they are accumulated whole and
+    reduced after the last one's. Unset: with zero_stage 2 and 3."""
     bucket_parameters: Count = 40_000_000
     """Gradients travel once this many parameters are ready."""
     overlap_gradients: bool = True

@@ -37,6 +37,10 @@ class _Stage:
     final: dict[int, int] = field(default_factory=dict)
     """By chunk: where its last backward starts."""
     gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    reduced: list[int] = field(default_factory=list)
+    """Where gradients were reduced so far."""
+    held: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By chunk and unit: where parameters were gathered that are still whole."""
 
     def marks(self, chunk: int) -> tuple[Mark, ...]:
         """Return the marks of a chunk's backward, relative to its start."""
@@ -136,10 +140,14 @@ def _place_item(state: _Stage, item: Item) -> None:
     first = item.phase == "forward" and item.micro_batch == 0
     if first and item.chunk in state.gathered:
         state.results[item] = _place_gathered(state, item.chunk, ports)
+    elif state.job.sharding.policy.by_unit:
+        state.results[item] = _place_units(state, item, ports)
     else:
         state.results[item] = state.program.writer.place(state.chained[item.phase, item.chunk], ports)
     if item.phase == "backward":
         state.final[item.chunk] = start
+        if state.job.sharding.each and not state.job.sharding.policy.by_unit:
+            state.reduced += _reduce_chunk(state, item.chunk)
     state.program.segment(item.phase, start, micro_batch=item.micro_batch, chunk=item.chunk)
     _send_result(state, item)
 
@@ -160,17 +168,69 @@ def _place_gathered(state: _Stage, chunk: int, ports: Mapping[int, int]) -> int:
     return output
 
 
+def _reduce_chunk(state: _Stage, chunk: int) -> tuple[int, ...]:
+    """Append the reduction of the gradients of a chunk's newest backward; return the positions."""
+    end, first = max(state.results.values()), state.final[chunk]
+    after = None if state.job.training.overlap_gradients else end
+    marks = [replace(mark, position=mark.position + first) for mark in state.marks(chunk)]
+    return reduce_buckets(state.program, state.job, marks, after=after)
+
+
+def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
+    """Place a pass whose units each wait for the gather of their parameters, some units ahead of compute.
+
+    A unit is one section: a layer, the embedding, the head. The gather that is furthest ahead begins with a
+    unit's compute, when the parameters of the one before may be given back; gradients travel once their unit
+    is done.
+    """
+    job, chunk, program = state.job, item.chunk, state.program
+    forward = item.phase == "forward"
+    backward = state.pieces["backward", chunk]
+    units = list(range(len(backward)))[:: -1 if forward else 1]
+    newest, output = list(ports.values())[-1:], -1
+    for place, unit in enumerate(units):
+        for ahead in units[place : place + job.training.prefetch + 1]:
+            if (chunk, ahead) not in state.held:
+                state.held[chunk, ahead] = gather_unit(program, job, backward[ahead].marks, after=newest)
+        piece = state.pieces[item.phase, chunk][place]
+        gathered = state.held[chunk, unit]
+        start = len(program)
+        output = program.writer.place(piece, {**ports, **({PARAMETERS: gathered} if gathered >= 0 else {})})
+        ports, newest = {INPUT: output}, [output]
+        if job.training.reshard or not forward:
+            del state.held[chunk, unit]
+        if not forward and _reduces(state, item):
+            marks = [replace(mark, position=mark.position + start) for mark in piece.marks]
+            state.reduced += reduce_buckets(program, job, marks, after=None)
+    return output
+
+
+def _reduces(state: _Stage, item: Item) -> bool:
+    """Tell whether gradients are reduced after a backward: each, or the last of its chunk."""
+    return state.job.sharding.each or item.micro_batch == state.job.micro_batches - 1
+
+
+def gather_unit(program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]) -> int:
+    """Append the gathers of a unit's parameters; return the position of the last, -1 where none travel."""
+    done = -1
+    for domain, sharding in job.shardings.items():
+        role = sharding.unit_gathers
+        elements = sum(mark.parameters for mark in marks if mark.domain == domain)
+        if role is not None and elements:
+            size = message_size(role, elements, job.spec.precision.activations, sharding.replicas)
+            name = "parameters.gather" if domain == "dense" else "experts.gather"
+            done = program.message(name, role, size, after=after)
+    return done
+
+
 def _finish_step(state: _Stage, operators: OperatorModel) -> None:
     job, program = state.job, state.program
     start = len(program)
     end = max(state.results.values())
-    reduced: list[int] = []
-    for chunk in sorted(state.final, key=lambda chunk: state.final[chunk]):
-        after = None if job.training.overlap_gradients else end
-        first = state.final[chunk]
-        marks = [replace(mark, position=mark.position + first) for mark in state.marks(chunk)]
-        reduced += reduce_buckets(program, job, marks, after=after)
-    done = small_reductions(program, job, state.index, norms=state.norms, after=(end, *reduced))
+    if not job.sharding.each and not job.sharding.policy.by_unit:
+        for chunk in sorted(state.final, key=lambda chunk: state.final[chunk]):
+            state.reduced += _reduce_chunk(state, chunk)
+    done = small_reductions(program, job, state.index, norms=state.norms, after=(end, *state.reduced))
     last = optimizer_step(program, job, operators, parameters=state.parameters, after=done)
     if job.sharding.gathers and not job.sharding.ahead:
         for chunk in range(job.chunks):

@@ -35,9 +35,12 @@ def combinations(draw):
     chosen["parallelism.order"] = f"[{', '.join(draw(st.permutations(AXES)))}]"
     chosen["parallelism.sequence_parallel"] = draw(FLAGS) if sizes["tp"] > 1 else "false"
     chosen["training.recompute"] = draw(st.sampled_from(["none", "selective", "full"]))
-    chosen["training.zero_stage"] = draw(st.sampled_from(["0", "1"]))
-    if chosen["training.zero_stage"] == "1":
+    chosen["training.zero_stage"] = draw(st.sampled_from(["0", "1", "2", "3"]))
+    if chosen["training.zero_stage"] in {"1", "2"}:
         chosen["training.overlap_parameters"] = draw(FLAGS)
+    chosen["training.reduce_each_micro_batch"] = draw(FLAGS)
+    chosen["training.reshard"] = draw(FLAGS)
+    chosen["training.prefetch"] = draw(st.sampled_from(["0", "1", "3"]))
     for flag in ("overlap_gradients", "overlap_pipeline", "gradient_norm", "dropout"):
         chosen[f"training.{flag}"] = draw(FLAGS)
     chosen["model.tied_embeddings"] = draw(FLAGS)
@@ -62,4 +65,5 @@ def test_every_accepted_combination_runs_to_its_end(tiny, prices, replay, chosen
         compute = int(table.duration[table.stream == table.streams.index("compute")].sum())
         assert max(finish[entry.rank]) >= compute
     # The fullest moment is at least what stands throughout.
-    assert all(stage.peak >= 2 * stage.parameters for stage in memory(job).stages)
+    shares = max(sharding.replicas for sharding in job.shardings.values())
+    assert all(stage.peak * shares >= 2 * stage.parameters for stage in memory(job).stages)

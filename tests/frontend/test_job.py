@@ -62,7 +62,7 @@ def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
         ({"training.schedule": "interleaved_1f1b"}, "pp and chunks of at least 2, they are 1 and 1"),
         ({"training.schedule": "zigzag"}, "'zigzag' is not one of 1f1b, gpipe"),
         ({"training.sequence_length": "256"}, "256 positions, tiny.model has max_positions 128"),
-        ({"training.overlap_parameters": "true"}, "only with zero_stage 1, it is 0"),
+        ({"training.overlap_parameters": "true"}, "only with zero_stage 1 or 2, it is 0"),
         ({"model.vocabulary": "255", "parallelism.tp": "2"}, "vocabulary 255 does not divide by tp 2"),
         ({"phase": "inference"}, "the section 'inference' must be there"),
         ({"precision.kv_cache": "fp8"}, "for inference"),

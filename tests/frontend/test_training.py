@@ -7,6 +7,8 @@ from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.device.operators import Attention
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, memory
+from rapid_des.machine import load_machine
+from rapid_des.simulation import simulate
 
 SPLITS = [
     {},
@@ -278,3 +280,84 @@ def test_a_step_begins_by_clearing_the_accumulators(tiny, prices):
     table = build(job, prices).tables[0]
     assert table.names[table.name[0]] == "gradients.zero"
     assert table.duration[0] == job.model.parameters
+
+
+SHARDED = {"dp": 4, "tp": 2}
+
+
+def sharded(tiny, stage, **training):
+    settings = [(f"parallelism.{axis}", str(size)) for axis, size in SHARDED.items()]
+    training = {"zero_stage": stage, "global_batch": 16} | training
+    return tiny(*settings, *((f"training.{key}", str(value).lower()) for key, value in training.items()))
+
+
+def messages_of(table, prefix):
+    """Return name and bytes of the messages whose names begin so, in order."""
+    names = [table.names[number] for number in table.name.tolist()]
+    return [
+        (name, size) for name, size in zip(names, table.size.tolist(), strict=True) if name.startswith(prefix)
+    ]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("split", [{}, {"pp": 2}, {"pp": 2, "chunks": 2}])
+def test_every_sharding_runs_to_its_end(tiny, prices, replay, stage, each, split):
+    chosen = [(f"parallelism.{axis}", str(size)) for axis, size in split.items()]
+    if "chunks" in split:
+        chosen.append(("training.schedule", "interleaved_1f1b"))
+    job = tiny(
+        ("parallelism.dp", "2"), ("training.zero_stage", str(stage)),
+        ("training.reduce_each_micro_batch", str(each).lower()), *chosen,
+    )  # fmt: skip
+    replay(build(job, prices).traces, rendezvous=True)
+
+
+def test_zero_2_scatters_gradients_after_every_micro_batch(tiny, prices):
+    once, each = (build(sharded(tiny, stage), prices).tables[0] for stage in (1, 2))
+    scatters = [len(messages_of(table, "gradients.dp.scatter")) for table in (once, each)]
+    assert scatters == [1, 4]
+    assert messages_of(once, "parameters.gather") == messages_of(each, "parameters.gather")
+
+
+def test_zero_3_gathers_each_layer_for_both_passes_and_scatters_its_gradients(tiny, prices):
+    job = sharded(tiny, 3)
+    table = build(job, prices).tables[0]
+    gathers, scatters = messages_of(table, "parameters.gather"), messages_of(table, "gradients.dp.scatter")
+    units, micro_batches = 6, 4  # embedding, four layers, head
+    assert len(gathers) == 2 * units * micro_batches and len(scatters) == units * micro_batches
+    whole = sum(size for _, size in scatters) // micro_batches  # fp32, the input of each rank
+    assert whole == 4 * memory(job).fullest.parameters
+    # A gather's input is a quarter, in 16 bit.
+    assert sum(size for _, size in gathers) == pytest.approx(2 * micro_batches * whole / 2 / 4, rel=1e-3)
+
+
+def test_parameters_that_stay_are_gathered_once_a_micro_batch(tiny, prices):
+    table = build(sharded(tiny, 3, reshard=False), prices).tables[0]
+    assert len(messages_of(table, "parameters.gather")) == 6 * 4
+
+
+def test_gradients_that_are_accumulated_are_scattered_once(tiny, prices):
+    job = sharded(tiny, 3, reduce_each_micro_batch=False)
+    assert len(messages_of(build(job, prices).tables[0], "gradients.dp.scatter")) == 6
+    split, whole = memory(sharded(tiny, 3)).fullest.categories, memory(job).fullest.categories
+    assert whole["gradients"] == pytest.approx(4 * split["gradients"], rel=1e-3)
+
+
+def test_gathers_ahead_hide_behind_compute():
+    """Without prefetching a layer waits for its own gather, which waits for the layer before."""
+    machine, small = load_machine("dgx_a100"), {"model.layers": 4, "parallelism": {"dp": 8}}
+    changes = small | {"training.zero_stage": 3, "training.global_batch": 8}
+    hidden = [
+        simulate(load_job("llama2_7b_train", settings=changes | {"training.prefetch": depth}), machine)
+        for depth in (0, 1, 2)
+    ]
+    exposed = [int(result.breakdown["dp"]) for result in hidden]
+    assert exposed[0] > 1.2 * exposed[1] >= exposed[2]
+
+
+def test_memory_falls_with_every_stage(tiny):
+    peaks = [memory(sharded(tiny, stage)).fullest.categories for stage in range(4)]
+    assert peaks[1]["optimizer"] < peaks[0]["optimizer"]
+    assert peaks[2]["gradients"] < peaks[1]["gradients"]
+    assert peaks[3]["weights"] < peaks[2]["weights"] and peaks[3]["unsharded"] > 0 == peaks[2]["unsharded"]
