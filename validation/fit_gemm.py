@@ -44,7 +44,20 @@ class Job:
     names: tuple[str, ...]
 
 
+FP32 = (
+    "start_us", "prologue_us", "epilogue_us", "step_us", "tensor", "shared", "l2", "hbm", "store", "stream_k",
+    "overlap", "throttle_us", "throttled", "power_load",
+)  # fmt: skip
+"""`start_us` of these goes to the scope of the loops that were timed, `torch-events`; what one board's power
+sets stands in its device file."""
+
 JOBS: dict[str, Job] = {
+    "ampere-fp32": Job("fp32", (("A100-PCIE-40GB", "fp32", ""), ("A100-PCIE-80GB", "fp32", "")), FP32),
+    "hopper-fp32": Job("fp32", (("H100-SXM-80GB", "fp32", ""),), FP32),
+    "ada-fp32": Job("fp32", (("L4", "fp32", ""),), POWER[1:]),
+    "pascal-fp32": Job(
+        "fp32", (("P100-PCIE-16GB", "fp32", ""),), ("hbm", "l2", "stream_k", "store", "shared", *POWER)
+    ),
     "ampere": Job("default", (("A100-SXM4-80GB", "bfloat16", "aic/"),), DENSE),
     "hopper": Job("default", (("H100-SXM-80GB", "bfloat16", "aic/h100_sxm/vllm"),), DENSE),
     "hopper-trtllm": Job("trtllm", (("H100-SXM-80GB", "bfloat16", "aic/h100_sxm/trtllm"),), POWER),

@@ -17,11 +17,10 @@ from msgspec import structs
 
 from rapid_des.arrays import Floats
 from rapid_des.device.device import Device
-from rapid_des.device.gemm import build_model, gemm_work
+from rapid_des.device.gemm import gemm_times_us
 from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants
 from rapid_des.device.operators import Gemm, Operator, Vector
 from rapid_des.device.pricing import operator_model
-from rapid_des.units import PS_PER_US
 
 _Call = TypeVar("_Call")
 
@@ -87,10 +86,7 @@ class Samples(Measured[Gemm]):
 
     def predicted_us(self, fit: GemmConstants) -> Floats:
         """Return the model's times with the given constants, launch included."""
-        first = self.operators[0]
-        model = build_model(self.device, first.dtype, first.weight_dtype or first.dtype, fit)
-        kernel = model.price(gemm_work(self.operators)).kernel_us
-        return kernel + self.device.launch_overhead / PS_PER_US
+        return gemm_times_us(self.operators, self.device, fit)
 
 
 @dataclass(frozen=True)

@@ -180,9 +180,14 @@ class Device:
                 raise ConfigError(problem, key=f"constants.{section}.{name}")
         return tuple(known[name] for name in names)
 
-    def kernels(self, dtype: str) -> KernelMenu:
-        """Return what the library in use has for GEMMs of this dtype: the most specific menu."""
+    def kernels(self, dtype: str, *, batched: bool = False) -> KernelMenu:
+        """Return what the library in use has for GEMMs of this dtype: the most specific menu.
+
+        Batched GEMMs take the menu `DTYPE/batched` where there is one.
+        """
         menus = self.family.kernels
+        if batched and f"{dtype}/batched" in menus:
+            return menus[f"{dtype}/batched"]
         return next(menus[scope] for scope in reversed(self._scopes(dtype)) if scope in menus)
 
     def _scopes(self, dtype: str, section: str = "") -> tuple[str, str, str, str]:

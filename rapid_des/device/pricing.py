@@ -98,9 +98,9 @@ class NativeOperators:
     def _price(self, operator: Operator) -> Estimate:
         device, table = self._device.for_arithmetic(operator.dtype), self._prices.get_or_make
         match operator:
-            case Gemm(dtype=dtype, weight_dtype=weight_dtype):
-                key = ("gemm", dtype, weight_dtype)
-                kernels = table(key, lambda: gemm_model(device, dtype, weight_dtype))
+            case Gemm(dtype=dtype, weight_dtype=weight_dtype, batch=batch):
+                key = ("gemm", dtype, weight_dtype, batch > 1)
+                kernels = table(key, lambda: gemm_model(device, dtype, weight_dtype, batched=batch > 1))
                 return price_gemm(operator, kernels, device)
             case GroupedGemm(dtype=dtype):
                 kernels = table(("grouped", dtype), lambda: grouped_model(device, dtype))

@@ -196,7 +196,8 @@ class FamilySpec(Spec, frozen=True):
     name: str
     """The architecture."""
     kernels: dict[str, KernelMenu]
-    """By scope: `default`, a dtype, a library or `library/dtype`; the most specific wins."""
+    """By scope: `default`, a dtype, a library or `library/dtype`; the most specific wins. `DTYPE/batched` is
+    for GEMMs with a batch, `grouped` for those over experts."""
     constants: Constants
     """Fitted constants: section (gemm, attention, …), scope (default, a dtype, a library, library/dtype),
     name."""

@@ -103,23 +103,27 @@ class Priced:
     timing: Timing
 
 
-def gemm_model(device: Device, dtype: Dtype, weight_dtype: Dtype | None = None) -> GemmModel:
+def gemm_model(
+    device: Device, dtype: Dtype, weight_dtype: Dtype | None = None, *, batched: bool = False
+) -> GemmModel:
     """Return the dense kernels for operands of these types; the weights' is the other's if None."""
     values = gemm_constants(device.constants("gemm", dtype), device.spec.name)
-    return build_model(device, dtype, weight_dtype or dtype, values)
+    menu = device.kernels(dtype, batched=batched)
+    return build_model(device, dtype, weight_dtype or dtype, fit=values, menu=menu)
 
 
 def grouped_model(device: Device, dtype: Dtype, changes: Mapping[str, float] | None = None) -> GemmModel:
     """Return the grouped kernels for operands of this type, with some constants changed."""
     values = {**device.constants("gemm", ""), **device.constants("grouped_gemm", dtype), **(changes or {})}
-    return build_model(device, dtype, dtype, gemm_constants(values, device.spec.name), grouped=True)
+    fit = gemm_constants(values, device.spec.name)
+    return build_model(device, dtype, dtype, fit=fit, menu=device.kernels("grouped"))
 
 
 def build_model(
-    device: Device, dtype: Dtype, weight_dtype: Dtype, fit: GemmConstants, *, grouped: bool = False
+    device: Device, dtype: Dtype, weight_dtype: Dtype, *, fit: GemmConstants, menu: KernelMenu
 ) -> GemmModel:
-    """Return the GEMM model with the given constants; `grouped` takes the menu of that name."""
-    rates, menu = rates_of(device, dtype), device.kernels("grouped" if grouped else dtype)
+    """Return the GEMM model of a menu with the given constants."""
+    rates = rates_of(device, dtype)
     tiles = candidates(menu, (operand_width(dtype), operand_width(weight_dtype)), rates, fit)
     conditions = device.conditions
     return GemmModel(dtype, rates, menu, tiles, fit, conditions.l2, conditions.clock == "boost")
@@ -252,12 +256,26 @@ def _energy(device: Device, dtype: Dtype, flops: int, moved: Mapping[str, int]) 
     return round(flops * table.flop_pj[dtype] + sum(count * levels[level] for level, count in moved.items()))
 
 
-def gemm_times_us(gemms: Sequence[Gemm], device: Device) -> Floats:
-    """Return the microseconds of many GEMMs of equal dtypes at once, launch included."""
-    model = gemm_model(device, gemms[0].dtype, gemms[0].weight_dtype)
+def gemm_times_us(gemms: Sequence[Gemm], device: Device, fit: GemmConstants | None = None) -> Floats:
+    """Return the microseconds of many GEMMs of equal dtypes at once, launch included.
+
+    `fit` replaces the device's constants (calibration).
+    """
+    times = np.empty(len(gemms))
+    for batched in (False, True):
+        places = [place for place, gemm in enumerate(gemms) if (gemm.batch > 1) == batched]
+        if places:
+            model = gemm_model(device, gemms[0].dtype, gemms[0].weight_dtype, batched=batched)
+            if fit is not None:
+                widths = gemms[0].dtype, gemms[0].weight_dtype or gemms[0].dtype
+                model = build_model(device, *widths, fit=fit, menu=model.menu)
+            times[places] = _kernels_us([gemms[place] for place in places], model)
+    return times + device.launch_overhead / PS_PER_US
+
+
+def _kernels_us(gemms: Sequence[Gemm], model: GemmModel) -> Floats:
     chunks = [gemms[first : first + _CHUNK] for first in range(0, len(gemms), _CHUNK)]
-    kernels: Floats = np.concatenate([model.price(gemm_work(chunk)).kernel_us for chunk in chunks])
-    return kernels + device.launch_overhead / PS_PER_US
+    return np.concatenate([model.price(gemm_work(chunk)).kernel_us for chunk in chunks])
 
 
 def gated_ffn_us(

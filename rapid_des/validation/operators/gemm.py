@@ -138,6 +138,7 @@ def _fixed(**conditions: str) -> Callable[[Record], dict[str, str]]:
 
 
 _PROFILED = {"launch": "graph", "l2": "activations"}
+_TIMED = _fixed(library="torch-events", launch="eager", l2="warm")
 
 SOURCES: tuple[Source, ...] = (
     Source("operators/gemm_aiconfigurator.csv", _columns, _library),
@@ -145,8 +146,14 @@ SOURCES: tuple[Source, ...] = (
     Source("operators/layer_ops_llmservingsim.csv", _serving_layer, _fixed(**_PROFILED)),
     Source("operators/gemm_deepbench.csv", _columns, _fixed(launch="graph", l2="warm")),
     Source("operators/ops_llmcompass.csv", _matmul, _fixed(launch="eager", l2="warm")),
-    Source("operators/ops_neusight_nvidia.csv", _neusight, _fixed(launch="eager", l2="warm")),
-    Source("operators/ops_neusight_amd.csv", _neusight, _fixed(launch="eager", l2="warm")),
+    Source(
+        "operators/ops_neusight_nvidia.csv",
+        _neusight,
+        _fixed(library="torch-events", launch="eager", l2="warm"),
+    ),
+    Source(
+        "operators/ops_neusight_amd.csv", _neusight, _fixed(library="torch-events", launch="eager", l2="warm")
+    ),
     Source(
         "operators/sustained_microbench_azure.csv",
         _microbenchmark,
