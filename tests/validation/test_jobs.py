@@ -90,10 +90,10 @@ def test_reduced_depths_are_no_rungs_of_one_ladder():
     )
 
 
-def test_rows_of_experts_and_sharded_replicas_are_counted_with_the_reason():
+def test_rows_of_latent_attention_and_sharded_replicas_are_counted_with_the_reason():
     data = open_folder(None)
     reasons = {row.unsupported for row in measured(published, data) + measured(bridge, data)}
-    assert {LACKS["moe"], LACKS["fsdp"]} <= reasons
+    assert {LACKS["mla"], LACKS["fsdp"]} <= reasons
     assert all(row.cases or row.unsupported for row in measured(bridge, data))
 
 
@@ -163,7 +163,6 @@ def test_a_static_batch_has_four_figures_of_one_run(rows_of):
 @pytest.mark.parametrize(
     ("model", "lengths", "reason"),
     [
-        ("Mixtral-8x7B", "128,128", LACKS["moe"]),
         ("Falcon-180B", "128,128", LACKS["parallel_block"]),
         ("Mistral-7B", "128,4096", LACKS["window"]),
     ],

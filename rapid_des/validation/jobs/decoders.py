@@ -35,6 +35,17 @@ NEMOTRON = Style("gelu", "layer_norm", "rope")
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of the feed-forward."""
+
+    count: int
+    topk: int
+    hidden: int
+    shared: int = 0
+    """Width of the experts that every token passes, together."""
+
+
+@dataclass(frozen=True)
 class Dimensions:
     """What tells one decoder of an architecture from another."""
 
@@ -46,6 +57,7 @@ class Dimensions:
     vocabulary: int
     head_dim: int = 0
     """0: hidden over heads."""
+    experts: Experts | None = None
 
 
 def decoder(style: Style, size: Dimensions, *, positions: int) -> Tree:
@@ -66,12 +78,26 @@ def decoder(style: Style, size: Dimensions, *, positions: int) -> Tree:
         "hidden": size.hidden,
         "layers": size.layers,
         "attention": attention,
-        "feed_forward": {"activation": style.activation, "hidden": size.ffn, "bias": style.bias},
+        "feed_forward": _feed_forward(style, size),
         "norm": style.norm,
         "position": style.position,
         "vocabulary": size.vocabulary,
         "max_positions": positions,
         "tied_embeddings": style.tied,
+    }
+
+
+def _feed_forward(style: Style, size: Dimensions) -> Tree:
+    if size.experts is None:
+        return {"activation": style.activation, "hidden": size.ffn, "bias": style.bias}
+    experts = size.experts
+    return {
+        "kind": "experts",
+        "experts": experts.count,
+        "topk": experts.topk,
+        "hidden": experts.hidden,
+        "activation": style.activation,
+        "shared_hidden": experts.shared,
     }
 
 
@@ -96,17 +122,20 @@ KNOWN: Mapping[str, Dimensions] = {
     "Llama-3-405B": Dimensions(126, 16384, 128, 8, 53248, 128256),
     "Mistral-7B": Dimensions(32, 4096, 32, 8, 14336, 32000),
     "InternLM-20B": Dimensions(60, 5120, 40, 40, 13824, 103168),
-    "Mixtral-8x7B": Dimensions(32, 4096, 32, 8, 14336, 32000),
+    "Mixtral-8x7B": Dimensions(32, 4096, 32, 8, 14336, 32000, experts=Experts(8, 2, 14336)),
+    "Qwen3-30B-A3B": Dimensions(48, 2048, 32, 4, 6144, 151936, 128, Experts(128, 8, 768)),
+    "Qwen3-235B-A22B": Dimensions(94, 4096, 64, 4, 12288, 151936, 128, Experts(128, 8, 1536)),
     "GPT-J-6B": Dimensions(28, 4096, 16, 16, 16384, 50400),
     "Falcon-180B": Dimensions(80, 14848, 232, 8, 59392, 65024),
 }
 """From the models' published config.json; of the Llama style but for `NEEDS`."""
 NEEDS: Mapping[str, tuple[str, ...]] = {
-    "Mixtral-8x7B": ("moe",),
+    "Qwen3-30B-A3B": ("qk_norm",),
+    "Qwen3-235B-A22B": ("qk_norm",),
     "GPT-J-6B": ("parallel_block",),
     "Falcon-180B": ("parallel_block",),
 }
-"""What models need that a dense decoder of layers one after the other has not."""
+"""What models need that a decoder of layers one after the other has not."""
 
 
 def known(name: str) -> Dimensions:
@@ -117,10 +146,10 @@ def known(name: str) -> Dimensions:
 
 
 def parameters(size: Dimensions, *, gated: bool, tied: bool = False) -> float:
-    """Return about how many parameters a decoder has, for null models: matrices alone."""
+    """Return about how many parameters a token meets, for null models: matrices alone."""
     head = size.head_dim or size.hidden // size.heads
     attention = size.hidden * head * (2 * size.heads + 2 * size.kv_heads)
-    feed_forward = (3 if gated else 2) * size.hidden * size.ffn
+    feed_forward = (3 if gated else 2) * size.hidden * _width(size)
     return size.layers * (attention + feed_forward) + (1 if tied else 2) * size.vocabulary * size.hidden
 
 
@@ -130,3 +159,10 @@ def training_flops(size: Dimensions, *, gated: bool, sequence: int, sequences: i
     matrices = 6 * (parameters(size, gated=gated) - size.vocabulary * size.hidden)
     attention = 6 * size.layers * size.heads * head * sequence
     return (matrices + attention) * sequence * sequences
+
+
+def _width(size: Dimensions) -> int:
+    """Return the width of what a token passes between the matrices of a feed-forward."""
+    if size.experts is None:
+        return size.ffn
+    return size.experts.topk * size.experts.hidden + size.experts.shared

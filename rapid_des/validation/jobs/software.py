@@ -43,11 +43,13 @@ WITHOUT_ALL_REDUCE: Profile = {
 """The engine of rows that say `custom_allreduce` No."""
 
 LACKS: Mapping[str, str] = {
-    "moe": "mixture of experts",
     "fsdp": "parameters split over replicas (FSDP, ZeRO-3)",
     "lora": "low-rank adapters",
     "parallel_block": "attention and feed-forward beside each other in a layer",
     "window": "a sliding attention window shorter than the sequence",
+    "qk_norm": "norms of queries and keys",
+    "mla": "multi-head latent attention",
+    "mamba": "state-space layers",
     "server": "a server that batches requests as they come",
     "pipeline_without_layers": "pipeline stages without layers",
 }
@@ -57,7 +59,7 @@ LACKS: Mapping[str, str] = {
 def lacking(needs: Collection[str]) -> str:
     """Return what is missing for a row; empty if nothing is.
 
-    >>> lacking(["tensor_parallel"]), lacking(["moe"])
-    ('', 'mixture of experts')
+    >>> lacking(["tensor_parallel"]), lacking(["mamba"])
+    ('', 'state-space layers')
     """
     return ", ".join(LACKS[need] for need in needs if need in LACKS)

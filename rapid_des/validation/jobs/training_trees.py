@@ -18,6 +18,9 @@ class Layout:
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ep: int = 1
+    etp: int = 0
+    """Ways that each expert is split; 0: as tp."""
     chunks: int = 1
     sequence_parallel: bool = False
     layers: str | tuple[int, ...] = "even"
@@ -29,7 +32,9 @@ class Layout:
 
     def tree(self) -> Tree:
         """Return a job's section `parallelism`."""
+        experts = {"ep": self.ep} | ({"etp": self.etp} if self.etp else {})
         return {
+            **experts,
             "tp": self.tp,
             "pp": self.pp,
             "dp": self.dp,

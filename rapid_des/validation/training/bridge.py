@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rapid_des.validation.jobs.cases import Case
-from rapid_des.validation.jobs.decoders import LLAMA, decoder, known, training_flops
+from rapid_des.validation.jobs.decoders import LLAMA, NEEDS, Dimensions, decoder, known, training_flops
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
 from rapid_des.validation.jobs.software import SOFTWARE, lacking
@@ -21,11 +21,19 @@ from rapid_des.validation.scoring import Topic
 from rapid_des.validation.training import runs
 from rapid_des.validation.training.published import FILE
 
-_DENSE: Mapping[str, str] = {
+_MODELS: Mapping[str, str] = {
     "LLAMA3_8B": "Llama-3-8B",
     "LLAMA3_70B": "Llama-3-70B",
     "LLAMA3.1_405B": "Llama-3-405B",
+    "Qwen3_30B_a3B": "Qwen3-30B-A3B",
+    "Qwen3_235B_a22B": "Qwen3-235B-A22B",
 }
+_NEEDS: Mapping[str, str] = {
+    "DeepSeek": "mla",
+    "GPT OSS": "window",
+    "Nemotron": "mamba",
+}
+"""What families need that the decoders above have not."""
 _GPUS: Mapping[str, str] = {
     "DGX-H100": "H100-SXM-80GB",
     "DGX-B200": "B200-SXM",
@@ -42,7 +50,7 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 
 def _measured(record: Record) -> MeasuredJob:
-    kind = "dense" if record["model"] in _DENSE else "moe"
+    kind = "dense" if record["model"].startswith("LLAMA") else "moe"
     topic = f"training/megatron-bridge/{record['gpu']}/{kind}"
     case_id, measured = record["case_id"], record.time("iter_time_s")
     try:
@@ -61,7 +69,7 @@ def _case(record: Record) -> Case:
         raise UnsupportedRow("the precision is not printed")
     layout, software = _layout(record), SOFTWARE["megatron-bridge"]
     length = record.count("seq")
-    model = decoder(LLAMA, known(_DENSE[record["model"]]), positions=length)
+    model = decoder(LLAMA, _size(record), positions=length)
     batch = Batch(record.count("gbs"), record.count("mbs"), length)
     more = {**MEGATRON_2025_JOB, "precision": precision(record["precision"], MEGATRON_2025_JOB)}
     where = place(_GPUS[record["gpu"]], layout.gpus)
@@ -69,27 +77,35 @@ def _case(record: Record) -> Case:
 
 
 def _needs(record: Record) -> set[str]:
-    needs = set() if record["model"] in _DENSE else {"moe"}
+    name = record["model"].split(" (")[0]
+    needs = set(NEEDS.get(_MODELS.get(name, ""), ()))
+    needs |= {need for start, need in _NEEDS.items() if name.startswith(start)}
     if record["fsdp"].split(" ")[0] not in ("", "0"):
         needs.add("fsdp")
     return needs
 
 
 def _layout(record: Record) -> Layout:
-    pp, layers = record.count("pp"), known(_DENSE[record["model"]]).layers
+    pp, layers = record.count("pp"), _size(record).layers
     chunks = record.count("vpp") if record["vpp"] and pp > 1 else 1
     return Layout(
         tp=record.count("tp"),
         pp=pp,
         dp=record.count("dp"),
         cp=record.count("cp"),
+        ep=record.count("ep") if record["ep"] else 1,
+        etp=1 if record["ep"] else 0,
         chunks=chunks,
         sequence_parallel=True,
         layers="even" if layers % (pp * chunks) == 0 else "endpoints",
     )
 
 
+def _size(record: Record) -> Dimensions:
+    return known(_MODELS[record["model"].split(" (")[0]])
+
+
 def _basis(record: Record) -> float:
-    size, sequence = known(_DENSE[record["model"]]), record.count("seq")
+    size, sequence = _size(record), record.count("seq")
     flops = training_flops(size, gated=True, sequence=sequence, sequences=record.count("gbs"))
     return flops / record.count("n_gpus")

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rapid_des.validation.jobs.cases import Case
-from rapid_des.validation.jobs.decoders import GPT, LLAMA, NEMOTRON, Style, decoder, printed, training_flops
+from rapid_des.validation.jobs.decoders import (
+    GPT,
+    LLAMA,
+    NEMOTRON,
+    Dimensions,
+    Experts,
+    Style,
+    decoder,
+    printed,
+    training_flops,
+)
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, slope_topic
 from rapid_des.validation.jobs.software import SOFTWARE, lacking
@@ -64,7 +75,7 @@ def _case(record: Record) -> Case:
         raise UnsupportedRow(missing)
     software = SOFTWARE["dgxc"]
     where = place(_gpu(record), record.count("n_gpus"))
-    model = decoder(_style(record), printed(record), positions=record.count("seq"))
+    model = decoder(_style(record), _size(record), positions=record.count("seq"))
     batch = Batch(record.count("gbs"), record.count("mbs"), record.count("seq"))
     more = {**MEGATRON_2025_JOB, "precision": precision(record["precision"], MEGATRON_2025_JOB)}
     return Case.of(training_job(model, _layout(record), batch, software, more), where)
@@ -79,6 +90,8 @@ def _layout(record: Record) -> Layout:
         pp=pp,
         dp=record.count("dp"),
         cp=record.count("cp"),
+        ep=record.count("ep") if record["ep"] else 1,
+        etp=1 if record["notes"] == "ETP=1" else 0,
         chunks=chunks,
         sequence_parallel=True,
         layers="even" if layers % (pp * chunks) == 0 else "endpoints",
@@ -88,11 +101,15 @@ def _layout(record: Record) -> Layout:
 def _needs(record: Record) -> set[str]:
     """Return what a row needs; where JAX's are replicas of shards the shards are not printed."""
     needs = set()
-    if record["ep"]:
-        needs.add("moe")
     if record["fsdp"] or "FSDP" in record["framework"]:
         needs.add("fsdp")
     return needs
+
+
+def _size(record: Record) -> Dimensions:
+    """Return a row's dimensions; Grok-1's experts as its release states them (8, of which 2 are active)."""
+    size = printed(record)
+    return replace(size, experts=Experts(8, 2, size.ffn)) if record["ep"] else size
 
 
 def _style(record: Record) -> Style:
@@ -108,7 +125,7 @@ def _gpu(record: Record) -> str:
 
 def _basis(record: Record) -> float:
     flops = training_flops(
-        printed(record),
+        _size(record),
         gated=_style(record).gated,
         sequence=record.count("seq"),
         sequences=record.count("gbs"),

@@ -39,13 +39,14 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 
 def _step(record: Record) -> MeasuredJob:
-    """Return a row of time; before the pipeline was mended (column `after_pp_fix`) stages waited."""
+    """Return a row of time; those before the pipeline was mended (column `after_pp_fix`) say nothing."""
     topic = "training/nanotron/step"
-    if record["after_pp_fix"] != "True":
-        topic += "/excluded-before-pipeline-fix"
     batch, gpus = _batch(record), _layout(record).gpus
     measured = batch.sequences * batch.length / (record.time("tok/s/gpu") * gpus)
     flops = training_flops(_size(record), gated=True, sequence=batch.length, sequences=batch.sequences)
+    if record["after_pp_fix"] != "True":
+        topic += "/excluded-before-pipeline-fix"
+        return MeasuredJob(topic, record["name"], measured, unsupported="stages waited for each other")
     return _row(record, topic, measured, flops / gpus)
 
 

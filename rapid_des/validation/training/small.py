@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from rapid_des.validation.jobs.cases import Case, Outcome, Place
-from rapid_des.validation.jobs.decoders import GPT, LLAMA, Dimensions, decoder, known, training_flops
+from rapid_des.validation.jobs.decoders import GPT, LLAMA, Dimensions, Experts, decoder, known, training_flops
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import Figure, MeasuredJob, job_topics
 from rapid_des.validation.jobs.software import SOFTWARE, lacking
-from rapid_des.validation.jobs.training_trees import HALF, Batch, Layout, training_job
+from rapid_des.validation.jobs.training_trees import HALF, MEGATRON_2025_JOB, Batch, Layout, training_job
 from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Topic
 from rapid_des.validation.training import runs
@@ -35,6 +35,14 @@ _MEGATRON: Mapping[str, Dimensions] = {
     "1T": Dimensions(128, 25600, 160, 160, 102400, 51200),
 }
 """Korthikanti et al. 2022 (arXiv 2205.05198), Table 3."""
+
+_MIXTURES: Mapping[str, Dimensions] = {
+    "mixtral8x22b": Dimensions(56, 6144, 48, 8, 16384, 32000, experts=Experts(8, 2, 16384)),
+    "mixtral8x22b_g8t8": Dimensions(56, 6144, 48, 8, 16384, 32000, experts=Experts(64, 8, 2048)),
+    "qwen2_57b_a14b": Dimensions(28, 3584, 28, 4, 20480, 151936, experts=Experts(64, 8, 2560, 20480)),
+    "llama3_8x70b": Dimensions(80, 8192, 64, 8, 28672, 128256, experts=Experts(8, 2, 28672)),
+}
+"""Liu et al. 2025, Table 1 and the models' cards; that two experts of Llama 3 8x70B are active is assumed."""
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
@@ -109,8 +117,29 @@ def _standing(found: Outcome) -> float:
 
 
 def _folding(data: DataFolder) -> Iterator[MeasuredJob]:
-    """Yield Megatron's rows of mixtures of experts (Liu et al. 2025, arXiv 2504.14960, Tables 3 and 4)."""
+    """Yield Megatron's rows of mixtures of experts (Liu et al. 2025, arXiv 2504.14960, Tables 3 and 4).
+
+    Whether stages interleave is not printed: both readings, a chunk a layer where they do.
+    """
     for record in data.read(FOLDING):
-        case_id = f"folding/{record['model']}/{record['num_gpus']}/{record['global_batch_size']}"
-        measured = record.time("step_time_s_derived")
-        yield MeasuredJob("training/folding", case_id, measured, unsupported=lacking(["moe"]))
+        size, pp, gpus = _MIXTURES[record["model"]], record.count("pp"), record.count("num_gpus")
+        sequences, length = record.count("global_batch_size"), record.count("seq_len")
+        batch = Batch(sequences, record.count("micro_batch_size"), length)
+        flops = training_flops(size, gated=True, sequence=length, sequences=sequences)
+        for chunks in (1, size.layers // pp) if pp > 1 else (1,):
+            model, layout = decoder(LLAMA, size, positions=length), _mixed_layout(record, gpus, chunks)
+            tree = training_job(model, layout, batch, SOFTWARE["folding"], MEGATRON_2025_JOB)
+            yield MeasuredJob(
+                "training/folding",
+                f"folding/{record['model']}/{gpus}/{sequences}/{record['paper_table']}",
+                record.time("step_time_s_derived"),
+                cases=(Case.of(tree, place("H100-SXM-80GB", gpus)),),
+                basis=flops / gpus,
+            )
+
+
+def _mixed_layout(record: Record, gpus: int, chunks: int) -> Layout:
+    tp, pp = record.count("tp"), record.count("pp")
+    return Layout(
+        tp=tp, pp=pp, dp=gpus // (tp * pp), ep=record.count("ep"), chunks=chunks, sequence_parallel=True
+    )
