@@ -76,26 +76,26 @@ class EngineChoice:
         """Return the choice that an engine's name stands for, or the choice as it is."""
         return cls(engine) if isinstance(engine, str) else engine
 
-    def engine_for(self, program: Program) -> EngineName:
-        """Return the engine for a program."""
+    def engine_for(self, program: Program, *, closing: bool = False) -> EngineName:
+        """Return the engine for a program, whose links may close."""
         if self.engine != "auto" and self.engine not in ENGINES:
             raise InputError(f"engine {self.engine!r} is not one of auto, {', '.join(ENGINES)}")
         if self.engine == "auto":
-            return self._faster(program)
-        return self._compiled(program) if self.engine == "compiled" else "simpy"
+            return self._faster(program, closing=closing)
+        return self._compiled(program, closing=closing) if self.engine == "compiled" else "simpy"
 
-    def _faster(self, program: Program) -> EngineName:
+    def _faster(self, program: Program, *, closing: bool) -> EngineName:
         """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
         hops = expected_hops(program)
         if hops < SMALL:  # looking for the kernel takes longer than such a run
             return "simpy"
-        kernel = _kernel(program)
+        kernel = _kernel(program, closing=closing)
         if hops < SMALL_COLD and kernel.is_cold() and _is_put_off(kernel, self.announce):
             return "simpy"
-        return self._compiled(program)
+        return self._compiled(program, closing=closing)
 
-    def _compiled(self, program: Program) -> EngineName:
-        kernel = _kernel(program)
+    def _compiled(self, program: Program, *, closing: bool) -> EngineName:
+        kernel = _kernel(program, closing=closing)
         if self.announce is not None and kernel.is_cold() and not kernel.is_interpreted:
             self.announce(_compiling(kernel))
         return "compiled"
@@ -162,14 +162,27 @@ def execute_closing(
     trail: bool = False,
     name: Namer | None = None,
 ) -> Execution:
-    """Play a program whose links close in mid-flight (R8), see `execute`; only SimPy does that."""
-    from rapid_des.engines.simpy import engine as simpy_engine
+    """Play a program whose links close in mid-flight (R8), see `execute`.
 
-    if choice.engine == "compiled":
-        raise UnsupportedByEngine("engine compiled does not reroute in mid-flight: use --engine simpy")
+    Only SimPy plans collectives anew while it runs (policy `replan`).
+    """
     began = time.perf_counter()
-    records = simpy_engine.run(program, closures=closures, trail=trail, progress=_teller(program, choice))
-    return _checked(program, Execution(records, "simpy", time.perf_counter() - began), name)
+    engine: EngineName = "simpy"
+    if closures.collectives is None:
+        engine = choice.engine_for(program, closing=True)
+    elif choice.engine == "compiled":
+        raise UnsupportedByEngine(
+            "engine compiled does not replan collectives in mid-flight: use --engine simpy"
+        )
+    if engine == "compiled":
+        from rapid_des.engines.compiled import closing
+
+        records = closing.run(program, closures, trail=trail, progress=_teller(program, choice))
+    else:
+        from rapid_des.engines.simpy import engine as simpy_engine
+
+        records = simpy_engine.run(program, closures=closures, trail=trail, progress=_teller(program, choice))
+    return _checked(program, Execution(records, engine, time.perf_counter() - began), name)
 
 
 def _teller(program: Program, choice: EngineChoice) -> Progress | None:
@@ -195,10 +208,11 @@ def _run(program: Program, engine: str, choice: EngineChoice, *, trail: bool, ti
     return compiled.run(program, trail=trail, progress=_teller(program, choice))
 
 
-def _kernel(program: Program) -> Kernel:
+def _kernel(program: Program, *, closing: bool = False) -> Kernel:
     from rapid_des.engines import compiled
 
-    return compiled.kernel_of(fluid=program.fluid is not None, paired=program.queue_pairs is not None)
+    paired = program.queue_pairs is not None
+    return compiled.kernel_of(fluid=program.fluid is not None, paired=paired, closing=closing)
 
 
 def _compiling(kernel: Kernel) -> str:

@@ -268,7 +268,7 @@ def test_the_compiled_engine_takes_a_constant_fault_and_refuses_a_timed_one():
     subject = waiting(0, 0, 0, 0, after=500)
     constant = f"link=1-2 down=true {STATIC}"
     assert_same_run(result(subject, RING, constant, engine="compiled"), result(subject, RING, constant))
-    with pytest.raises(UnsupportedByEngine, match="does not reroute"):
+    with pytest.raises(UnsupportedByEngine, match="does not replan"):
         result(subject, RING, f"link=1-2 down=true from=0ns {REPLAN}", engine="compiled")
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rapid_des.engines.compiled import closing as compiled_engine
 from rapid_des.engines.simpy import engine as simpy_engine
-from rapid_des.errors import FabricCutError, UnsupportedByEngine
+from rapid_des.errors import FabricCutError
 from rapid_des.modes.timed_faults import with_timetables
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.faults.closures import Remaining, closures_of, replan
@@ -28,9 +29,12 @@ SHARED = {"mode": "fluid"}
 EVERY = (STORE, SEGMENTS, PIPED, PACKETS, PARTS, PACKET_PARTS, *FLUID)
 
 
-def result(subject, *faults, where=None, engine="auto"):
+def result(subject, *faults, where=None):
+    """What both engines say, to the tick."""
     broken = (where or machine(ring(4), switching=CUT)).with_faults([parse_fault(text) for text in faults])
-    return replay(subject, broken, engine=engine, trail=True)
+    done, other = (replay(subject, broken, engine=engine, trail=True) for engine in ("simpy", "compiled"))
+    assert_same(*(one.run.execution.records for one in (done, other)), trail=broken.switching.mode != "fluid")
+    return done
 
 
 def nanoseconds(done):
@@ -120,11 +124,6 @@ def test_a_cut_is_named_with_the_time_at_which_it_was_found():
     assert caught.value.exit_code == 3
 
 
-def test_the_compiled_engine_says_that_it_does_not_reroute():
-    with pytest.raises(UnsupportedByEngine, match="does not reroute"):
-        result(one_message(), f"link=0>1 down=true from=0ns {REROUTE}", engine="compiled")
-
-
 def test_a_flow_keeps_the_bytes_that_got_through_and_the_rest_goes_the_other_way():
     # it joins its link at 50 ns, so that 300 B are out at 350; from 400 on 700 B cross three links, 300 ns
     done = result(
@@ -174,12 +173,28 @@ def test_an_all_reduce_survives_a_closing_ring():
     assert broken.run.execution.records.sent == healthy.run.execution.records.sent
 
 
-def closing_run(lowered, where, texts, horizon):
-    """Return what runs a program under faults and returns its records."""
+def closing_runs(lowered, where, texts, horizon):
+    """Return what runs a program under faults on each engine, and returns its records."""
     faults = tuple(map(parse_fault, texts))
     program = with_timetables(lowered, where, faults, horizon, pace_of(lowered.traces, where))
     closures = closures_of(where, faults, horizon, lowered.traces)
-    return partial(simpy_engine.run, program, closures=closures, trail=True)
+    trail = program.fluid is None
+    runs = (simpy_engine.run, compiled_engine.run)
+    return [partial(run, program, closures=closures, trail=trail) for run in runs]
+
+
+def drawn_faults(data, program, policies):
+    """Up to three links that close for a while, and how long a run takes without that."""
+    makespan = simpy_engine.run(program).makespan
+    links = data.draw(st.lists(st.integers(0, program.links - 1), min_size=1, max_size=3, unique=True))
+    faults = []
+    for link in links:
+        start = data.draw(st.integers(0, makespan // 1000 + 1))
+        until = start + data.draw(st.integers(1, 2000))
+        policy, detection = data.draw(st.sampled_from(policies)), data.draw(st.sampled_from([0, 7, 300]))
+        times = f"from={start}ns until={until}ns detection={detection}ns"
+        faults.append(f"link=#{link} down=true policy={policy} {times}")
+    return faults, makespan
 
 
 @settings(max_examples=60, deadline=None)
@@ -190,37 +205,46 @@ def test_closing_what_nobody_uses_changes_nothing_to_the_tick(data):
     program = lowered.program
     used = set(program.route_links.tolist())
     spare = sorted(set(range(program.links)) - used)
-    plain = simpy_engine.run(program, trail=True)
+    plain = simpy_engine.run(program, trail=program.fluid is None)
     late = plain.makespan // 1000 + 10
-    policy = data.draw(st.sampled_from(["reroute", "replan"]))
     faults = [f"link=#{link} down=true from=0ns policy=reroute detection=1ns" for link in spare[:2]]
-    faults.append(f"link=#0 down=true from={late}ns policy={policy} detection=1ns")
-    closing = closing_run(lowered, where, faults, plain.makespan)
-    assert_same(plain, closing())
+    faults.append(f"link=#0 down=true from={late}ns policy=reroute detection=1ns")
+    for run in closing_runs(lowered, where, faults, plain.makespan):
+        assert_same(plain, run())
+
+
+def outcome(run):
+    """The records, or how the fabric is cut."""
+    try:
+        return run()
+    except FabricCutError as cut:
+        return str(cut)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_the_engines_agree_on_what_closes_and_no_byte_is_lost(data):
+    where = data.draw(machines(EVERY))
+    lowered = lower(data.draw(traces(where.fabric.gpus)), where)
+    faults, makespan = drawn_faults(data, lowered.program, ["reroute"])
+    one, other = map(outcome, closing_runs(lowered, where, faults, 2 * makespan))
+    if isinstance(one, str):
+        assert one == other
+        return
+    assert one.finished
+    assert one.sent == one.received
+    assert_same(one, other)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_no_byte_is_lost_whatever_closes(data):
+def test_no_byte_is_lost_whatever_is_planned_anew(data):
     where = data.draw(machines(EVERY))
     lowered = lower(data.draw(traces(where.fabric.gpus)), where)
-    program = lowered.program
-    makespan = simpy_engine.run(program).makespan
-    links = data.draw(st.lists(st.integers(0, program.links - 1), min_size=1, max_size=3, unique=True))
-    faults = []
-    for link in links:
-        start = data.draw(st.integers(0, makespan // 1000 + 1))
-        until = start + data.draw(st.integers(1, 2000))
-        policy = data.draw(st.sampled_from(["reroute", "replan"]))
-        detection = data.draw(st.sampled_from([0, 7, 300]))
-        faults.append(
-            f"link=#{link} down=true from={start}ns until={until}ns policy={policy} detection={detection}ns"
-        )
-    closing = closing_run(lowered, where, faults, 2 * makespan)
-    try:
-        records = closing()
-    except FabricCutError:
-        return
-    assert records.finished
-    assert records.sent == records.received
-    assert_same(records, closing())
+    faults, makespan = drawn_faults(data, lowered.program, ["reroute", "replan"])
+    run, _ = closing_runs(lowered, where, faults, 2 * makespan)
+    records = outcome(run)
+    if not isinstance(records, str):
+        assert records.finished
+        assert records.sent == records.received
+        assert_same(records, run())

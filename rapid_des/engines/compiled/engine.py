@@ -27,16 +27,20 @@ _FIRST_SLICE = 20_000
 
 
 @cache
-def kernel_of(*, fluid: bool = False, paired: bool = False) -> Kernel:
-    """Return what plays programs of the fluid mode, those with queue pairs, or the others."""
+def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = False) -> Kernel:
+    """Return what plays programs of the fluid mode, with queue pairs, whose links close, or the others."""
     package = Path(__file__).parents[2]
     sources = [*package.glob("engines/compiled/*.py"), package / "program" / "timetable.py"]
     if paired:
         from rapid_des.engines.compiled.paired_kernel import play_paired
 
         return Kernel(play_paired, sorted(sources))
-    if not fluid:
+    if not fluid and not closing:
         return Kernel(kernel.play, sorted(sources))
+    if not fluid:
+        from rapid_des.engines.compiled.closing_kernel import play_closing
+
+        return Kernel(play_closing, sorted(sources))
     from rapid_des.engines.compiled.fluid_kernel import play_fluid
 
     sharing = [package / "network" / "fluid" / f"{name}.py" for name in ("__init__", "filling", "state")]
@@ -58,6 +62,7 @@ class CompiledSimulation:
         self._fluid = (
             new_fluid(self._flat.network.capacity, flows=256, hops=widest(program)) if fluid else None
         )
+        self._noticed = np.zeros(0, np.int64)
         self._seed()
 
     def _seed(self) -> None:
@@ -93,7 +98,7 @@ class CompiledSimulation:
         room = len(self._pools.transfers.next)
         if len(self._fluid.hops) < room:
             self._fluid = widened(self._fluid, room)
-        kernel_of(fluid=True)(self._flat, self._state, self._pools, self._fluid, limit)
+        kernel_of(fluid=True)(self._flat, self._state, self._pools, self._fluid, self._noticed, limit)
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds.
@@ -118,9 +123,13 @@ class CompiledSimulation:
         totals = self._state.totals
         self._play(limit)
         while totals[kernel.STATUS] not in (kernel.DONE, kernel.DISAGREES, kernel.PAUSED):
-            self._pools = _with_room(self._pools, int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
+            self._answer(int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
             self._play(limit)
         return int(totals[kernel.STATUS])
+
+    def _answer(self, status: int, wanted: int) -> None:
+        """Give the kernel what it wants: more room."""
+        self._pools = _with_room(self._pools, status, wanted)
 
     def records(self) -> Records:
         """Return what happened so far."""

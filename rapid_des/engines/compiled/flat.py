@@ -154,6 +154,9 @@ class Network(NamedTuple):
     acknowledgements: Array
     acknowledgement_time: Array
     """As `QueuePairTable` has them, else empty."""
+    detour: Array
+    """Where links close (R8): the route that messages of a route take now, or below 0 if that is not known;
+    else empty."""
 
 
 class Flat(NamedTuple):
@@ -300,6 +303,7 @@ def _network(program: Program) -> Network:
         answer=np.ascontiguousarray(pairs.answer, np.int64),
         acknowledgements=pairs.acknowledgements,
         acknowledgement_time=pairs.acknowledgement_time,
+        detour=np.zeros(0, np.int32),
     )
 
 

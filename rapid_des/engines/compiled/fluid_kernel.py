@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import USED, push
-from rapid_des.engines.compiled.flat import Flat, Network
+from rapid_des.engines.compiled.closing_kernel import stop_at_closed
+from rapid_des.engines.compiled.flat import Array, Flat, Network
 from rapid_des.engines.compiled.kernel import (
     ASKING,
     DONE,
     ENDING,
     FLOW,
-    FLUID_LINKS,
     HOP,
     HOPS,
     JOINING,
     LINKS,
+    LINKS_APART,
     MORE_EVENTS,
     NOW,
     PHASE,
     STATUS,
+    STOPPED_WAKES,
+    WAKING,
     WANTED,
     play,
 )
@@ -31,16 +34,23 @@ _PS = 1e12
 
 
 @compilable
-def play_fluid(flat: Flat, state: State, pools: Pools, fluid: Fluid, until: int) -> None:
-    """Play as `play` does, the links' part by flows."""
+def play_fluid(  # noqa: PLR0913 - flat arrays
+    flat: Flat, state: State, pools: Pools, fluid: Fluid, noticed: Array, until: int
+) -> None:
+    """Play as `play` does, the links' part by flows; `noticed`: see `Served`, empty if no link closes."""
     while True:
         play(flat, state, pools, until)
-        if state.totals[STATUS] != FLUID_LINKS:
+        if state.totals[STATUS] != LINKS_APART:
             return
         wanted = 2 * len(pools.transfers.next)
         if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
             state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
             return
+        if state.flags[5]:
+            stop_at_closed(flat.network, state, pools, noticed)
+            if state.cursor[WAKING] == 1:
+                state.totals[STATUS] = STOPPED_WAKES
+                return
         _links_choose(flat, state, pools, fluid)
         state.totals[STATUS] = DONE
 
@@ -58,7 +68,7 @@ def _links_choose(flat: Flat, state: State, pools: Pools, fluid: Fluid) -> None:
         transfers.flowing[flow] = 1
         if fluid.finish[flow] == now:
             end_flow(fluid, flow)
-            _leave(flat, state, pools, flow, now)
+            leave(flat, state, pools, flow, now)
         flow = following
     flow = cursor[JOINING]
     while flow != NONE:
@@ -71,7 +81,7 @@ def _links_choose(flat: Flat, state: State, pools: Pools, fluid: Fluid) -> None:
         if fluid.finish[flow] != NEVER:
             push(pools.calendar, fluid.finish[flow], FLOW, flow, 0)
     cursor[ENDING] = cursor[JOINING] = NONE
-    cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = 0
+    cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = cursor[WAKING] = 0
 
 
 @compilable
@@ -109,7 +119,7 @@ def _join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
 
 
 @compilable
-def _leave(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
+def leave(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
     """Book a flow that ended and let it arrive."""
     network, transfers = flat.network, pools.transfers
     route, size = transfers.route[flow], transfers.size[flow]

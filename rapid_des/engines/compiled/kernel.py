@@ -43,26 +43,32 @@ from rapid_des.engines.compiled.steps import (
     visit_end,
 )
 
-READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND = 0, 1, 2, 3, 4, 5, 6, 7, 8
+READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
-node; a link is free; a flow joins (b = 1) or may end; a link's rate changes (fluid mode); a message may hand
-over one part more (b = 1), or its first link is done with the last one (R9)."""
+node; a link is free; a flow joins (b = 1) or may end (0), or a transfer that a closing link may cut is due at
+a node (2); a link's rate changes (fluid mode); a message may hand over one part more (b = 1), or its first
+link is done with the last one (R9); what closed links stopped may set off again (R8)."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
-FLUID_LINKS = 7
-"""Links of the fluid mode, or with queue pairs, choose next (see `fluid_kernel`, `paired_kernel`)."""
+LINKS_APART = 7
+"""Links that flows share, with queue pairs, or that close choose next (see `fluid_kernel`, `paired_kernel`,
+`closing_kernel`)."""
 PAUSED = 8
 """Enough events for one call (`cursor[PAUSE]`): Python looks for signals, and calls again."""
+STOPPED_WAKES, DETOUR = 9, 10
+"""Closed links: what they stopped may set off again; a message needs a route around them."""
 SENT, RECEIVED, TIES, WORKED = 7, 8, 9, 10
 """In `State.totals`; WORKED are visits that ended and tasks that fired, see `expected_hops`."""
 WANTED = 2
 """In `State.totals`: how much more room is needed."""
 PHASE, DEPTH, LINKS, SERVER, ASKING, NOW, JOINING, ENDING, PAUSE = 0, 1, 2, 3, 4, 5, 6, 7, 8
+STOPPED, WAKING = 9, 10
 """In `State.cursor`: where the loop stands, so that it can go on after a call that ended for want of room.
 
-Phase 0 is between instants, 1 works off what happens, 2 and 3 let streams and slots choose, 4 links. JOINING
-and ENDING begin lists of flows; PAUSE is the count of events made at which a call ends, between instants."""
+Phase 0 is between instants, 1 works off what happens, 2 and 3 let streams and slots choose, 4 links. JOINING,
+ENDING and STOPPED begin lists of transfers; PAUSE is the count of events made at which a call ends, between
+instants; WAKING is 1 if stopped transfers may set off again before links choose, 2 if they have."""
 _SPARE = 4
 FREED = -2
 """In `State.asked`: a link that nobody asked, but that became free."""
@@ -78,7 +84,8 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
     counts, totals, cursor = pools.counts, state.totals, state.cursor
     stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
     fifo, recording, fluid, tails = state.flags[0], state.flags[1], state.flags[2], state.flags[3]
-    paired = state.flags[4]
+    paired, closing = state.flags[4], state.flags[5]
+    listed = fluid or closing
     phase, depth, touched_links = cursor[PHASE], cursor[DEPTH], cursor[LINKS]
     server_index, asking, now = cursor[SERVER], cursor[ASKING], cursor[NOW]
     totals[STATUS] = DONE
@@ -110,9 +117,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 recycle_bucket(calendar, bucket)
             phase = 1
 
-        if phase == 4 and (fluid or paired):  # `play_fluid` or `play_paired` does that, and calls again
-            if touched_links + asking > 0:
-                totals[STATUS] = FLUID_LINKS
+        if phase == 4 and (listed or paired):  # `play_fluid` and the like do that, and call again
+            if touched_links + asking + cursor[WAKING] > 0:
+                totals[STATUS] = LINKS_APART
                 break
             phase = 0
             continue
@@ -234,6 +241,11 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 if counts[FREE_TRANSFER] == NONE:
                     totals[STATUS] = MORE_TRANSFERS
                     break
+                if closing and tasks.pair[entry] != NONE:
+                    route = network.pair_route[instances.use[a] + tasks.pair[entry]]
+                    if network.detour[route] < 0:
+                        totals[STATUS], totals[WANTED] = DETOUR, route
+                        break
         elif kind == HAND or (kind == HOP and transfers.parts[a] > 0 and not paired):
             if counts[FREE_TRANSFER] == NONE:
                 totals[STATUS] = MORE_TRANSFERS
@@ -379,6 +391,8 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 deliver = True
             else:
                 route = network.pair_route[instances.use[a] + tasks.pair[entry]]
+                if closing:
+                    route = network.detour[route]
                 transfer = counts[FREE_TRANSFER]
                 counts[FREE_TRANSFER] = transfers.next[transfer]
                 transfers.instance[transfer] = a
@@ -390,11 +404,13 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.parts[transfer] = network.parts[size] - 1
                 transfers.missing[transfer] = network.parts[size]
                 transfers.message[transfer] = transfer
+                transfers.number[transfer] = 0
                 transfers.begin[transfer] = network.route_starts[route]
                 transfers.hop[transfer] = network.route_starts[route]
                 transfers.end[transfer] = network.route_starts[route + 1]
                 transfers.injected[transfer] = now
                 transfers.crossed[transfer] = 0
+                transfers.route[transfer] = route
                 totals[SENT] += network.payload[size]
                 entry = instances.member[a] + tasks.source[entry]
                 transfers.rank[transfer] = member_rank[entry]
@@ -402,7 +418,6 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 # A message to oneself crosses no link: it arrives a tick later, whole.
                 to_oneself = transfers.hop[transfer] == transfers.end[transfer]
                 before = 0
-                transfers.route[transfer] = route
                 if paired and not to_oneself:
                     open_pair(network, transfers, transfer)
                 if fluid and not to_oneself:
@@ -418,20 +433,20 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                     depth += 1
 
         elif kind == HOP:
-            if fluid and transfers.hop[a] < transfers.end[a]:
-                transfers.next[a] = cursor[JOINING]
-                cursor[JOINING] = a
-                asking += 1
-                continue
             if transfers.hop[a] < transfers.end[a]:
                 transfers.ready[a] = now
-                link = network.route_links[transfers.hop[a]]
                 if transfers.parts[a] > 0 and not paired:
                     # Parts are handed over at the first link's pace; each makes the next, so that a message
                     # of a million parts needs room for those that are on their way only.
                     transfer = next_part(transfers, counts, a)
                     pace = network.occupancy[transfers.size[a], network.route_class[transfers.hop[a]]]
                     push(calendar, now + pace, HOP, transfer, 0)
+                if listed:
+                    transfers.next[a] = cursor[JOINING]
+                    cursor[JOINING] = a
+                    asking += 1
+                    continue
+                link = network.route_links[transfers.hop[a]]
                 if state.asked[link] == NONE:
                     state.touched[touched_links] = link
                     touched_links += 1
@@ -450,10 +465,11 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 continue
 
         elif kind == FLOW:
-            if b == 1:
+            if b == 1 or (b == 2 and transfers.due[a] == now):
+                transfers.due[a] = NONE
                 stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, a, 0
                 depth += 1
-            elif transfers.flowing[a] == 1:  # once an instant, however often its end was predicted
+            elif b == 0 and transfers.flowing[a] == 1:  # once an instant, however often its end was predicted
                 transfers.flowing[a] = 2
                 transfers.next[a] = cursor[ENDING]
                 cursor[ENDING] = a
@@ -472,6 +488,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             if part != NONE:
                 stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, part, 0
                 depth += 1
+
+        elif kind == WAKE:
+            cursor[WAKING] = 1
 
         else:  # FREE: the link looks at its queue, also if nobody asks it at this instant
             state.armed[a] = False

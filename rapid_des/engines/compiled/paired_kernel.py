@@ -8,13 +8,13 @@ from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.kernel import (
     ASKING,
     DONE,
-    FLUID_LINKS,
     FREE,
     FREED,
     HAND,
     HOP,
     HOPS,
     LINKS,
+    LINKS_APART,
     MORE_EVENTS,
     MORE_TRAIL,
     NOW,
@@ -43,7 +43,7 @@ def play_paired(flat: Flat, state: State, pools: Pools, until: int) -> None:
     """Play as `play` does, the links' part with queue pairs."""
     while True:
         play(flat, state, pools, until)
-        if state.totals[STATUS] != FLUID_LINKS:
+        if state.totals[STATUS] != LINKS_APART:
             return
         wanted = state.cursor[LINKS] * _EVENTS
         if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):

@@ -96,6 +96,10 @@ class Transfers(NamedTuple):
     """Of a part on a queue pair: its start tag."""
     end_tag: Array
     """Of a message: the start tag of its newest part, and that one's service."""
+    due: Array
+    """Where links close: when it stands at the next node, or has arrived; events for other times are void."""
+    number: Array
+    """How many pieces closed links had stopped and sent again when this one was; 0: none did so with it."""
     next: Array
 
 
@@ -164,7 +168,7 @@ class State(NamedTuple):
     """Where the loop stands."""
     flags: Array
     """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed,
-    messages have queue pairs]."""
+    messages have queue pairs, links close]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -222,7 +226,7 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         link_busy=np.zeros((links, labels), np.int64),
         link_wait=np.zeros((links, labels), np.int64),
         totals=np.zeros(11, np.int64),
-        cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE, _UNPAUSED], np.int64),
+        cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE, _UNPAUSED, NONE, 0], np.int64),
         flags=np.array(
             [
                 (visits.link_priority == visits.link_priority[:1]).all(),
@@ -230,6 +234,7 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
                 fluid,
                 flat.network.along.size,
                 paired,
+                flat.network.detour.size,
             ],
             np.bool_,
         ),
@@ -244,7 +249,7 @@ def _rows(kind: type[_Columns], room: int, wide: str) -> _Columns:
 
 def new_transfers(room: int = 256) -> Transfers:
     """Return room for transfers, all free."""
-    transfers = _rows(Transfers, room, wide="hop end begin injected ready crossed tag end_tag")
+    transfers = _rows(Transfers, room, wide="hop end begin injected ready crossed tag end_tag due")
     transfers.next[:] = np.arange(1, room + 1)
     transfers.next[-1] = NONE
     return transfers

@@ -188,6 +188,8 @@ def next_part(transfers: Transfers, counts: Array, before: int) -> int:
     transfers.visit[part] = transfers.visit[before]
     transfers.last[part] = transfers.last[before]
     transfers.message[part] = transfers.message[before]
+    transfers.route[part] = transfers.route[before]
+    transfers.number[part] = 0
     transfers.crossed[part] = 0
     transfers.part[part] = transfers.part[before] + 1
     transfers.parts[part] = transfers.parts[before] - 1
@@ -213,7 +215,10 @@ def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
 
 @compilable
 def goes_first(transfers: Transfers, one: int, other: int) -> bool:
-    """Order transfers of equal priority and ready time by (part, source, injected, visit, task) (R3)."""
+    """Order transfers of equal priority and ready time by (part, source, injected, visit, task) (R3).
+
+    Pieces of one message, which closed links made (R8), go by how far they are, then by their numbers.
+    """
     if transfers.part[one] != transfers.part[other]:
         return transfers.part[one] < transfers.part[other]
     if transfers.rank[one] != transfers.rank[other]:
@@ -222,7 +227,12 @@ def goes_first(transfers: Transfers, one: int, other: int) -> bool:
         return transfers.injected[one] < transfers.injected[other]
     if transfers.visit[one] != transfers.visit[other]:
         return transfers.visit[one] < transfers.visit[other]
-    return transfers.task[one] < transfers.task[other]
+    if transfers.task[one] != transfers.task[other]:
+        return transfers.task[one] < transfers.task[other]
+    places = transfers.hop[one] - transfers.begin[one], transfers.hop[other] - transfers.begin[other]
+    if places[0] != places[1]:
+        return places[0] < places[1]
+    return transfers.number[one] < transfers.number[other]
 
 
 @compilable

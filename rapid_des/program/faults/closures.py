@@ -92,6 +92,10 @@ class Closures:
         covering = [closure for closure in self._of.get(link, ()) if closure.covers(moment)]
         return min(covering, key=lambda closure: closure.noticed, default=None)
 
+    def begins(self, link: int, moment: int) -> bool:
+        """Tell whether a closure of a link begins at a time."""
+        return any(closure.start == moment for closure in self._of.get(link, ()))
+
     def avoided(self, moment: int) -> frozenset[int]:
         """Return the closed links that are noticed."""
         return frozenset(closure.link for closure in self._noticed(moment))

@@ -1,0 +1,222 @@
+"""R8 in the compiled engine: where links close the kernel stops, and goes on with other routes.
+
+The kernel plays up to the instant at which a closure begins, is noticed or ends. What `engines.simpy` does
+then with processes (`closing_links`, `closing_flows`) is done here with the kernel's arrays: transfers on a
+link that closes keep what got through, the rest waits until that is noticed, and sets off again. Between
+these moments the kernel runs alone (see `stopping`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rapid_des.engines.compiled import kernel
+from rapid_des.engines.compiled.calendar import HEAP
+from rapid_des.engines.compiled.flat import Array
+from rapid_des.engines.compiled.fluid_kernel import leave
+from rapid_des.engines.compiled.stopping import Hop, StoppingSimulation
+from rapid_des.network.fluid import Fluid, end_flow, remaining
+from rapid_des.network.fluid.state import bytes_out
+from rapid_des.program.faults.closures import Closures
+from rapid_des.program.program import NONE, Program, Progress, Records, Timetable
+from rapid_des.program.timetable import FULL_RATE, hop_times, tail_crosses, work_done
+
+_ALWAYS = Timetable(*np.zeros((3, 0), np.int64))
+
+
+class ClosingSimulation(StoppingSimulation):
+    """One run of a program whose links may close; collectives keep the plans that they were lowered to."""
+
+    def __init__(
+        self, program: Program, closures: Closures, *, trail: bool = False, progress: Progress | None = None
+    ) -> None:
+        super().__init__(program, closures, trail=trail, progress=progress)
+        self._changes: dict[int, set[int]] = {}
+        """By time: the links whose closures begin, are noticed or end."""
+        for closure in closures.closures:
+            for moment in (closure.start, closure.noticed, closure.end):
+                if moment is not None:
+                    self._changes.setdefault(moment, set()).add(closure.link)
+        self._begins = {closure.start for closure in closures.closures}
+        self._moments = sorted(self._changes, reverse=True)
+
+    def run(self, until: int | None = None) -> None:
+        """Play until nothing is left to happen, or up to and including a time in picoseconds."""
+        while self._moments and (until is None or self._moments[-1] <= until):
+            moment = self._moments.pop()
+            if moment:
+                super().run(moment - 1)
+            if self._is_over():
+                break
+            self._change(moment)
+        super().run(until)
+
+    def _is_over(self) -> bool:
+        """Tell whether nothing is on its way any more, or stopped."""
+        depth, stopped = self._state.cursor[[kernel.DEPTH, kernel.STOPPED]].tolist()
+        return not depth and stopped == NONE and not self._pools.calendar.counts[HEAP]
+
+    def _change(self, moment: int) -> None:
+        """Let closures begin, be noticed and end, before anything else of an instant happens."""
+        self._collect()
+        avoided = set(self._avoided)
+        for link in self._changes[moment]:
+            closure = self._closures.closed(link, moment)
+            self._noticed[link] = NONE if closure is None else closure.noticed
+            avoided.discard(link)
+            if closure is not None and closure.noticed <= moment:
+                avoided.add(link)
+        if avoided != self._avoided:
+            self._avoided = frozenset(avoided)
+            self._tables.avoid(self._avoided)
+        if moment in self._begins and self._fluid is not None:
+            self._cut_flows(moment)
+        elif moment in self._begins:
+            closing = [one for one in self._changes[moment] if self._closures.begins(one, moment)]
+            self._close(sorted(closing), moment)
+        self._push(moment, kernel.WAKE, 0, 0)
+
+    def _close(self, closing: list[int], now: int) -> None:
+        """Cut what the links serve, the farthest on its route first, and stop who waits for them."""
+        served = [hop for link in closing if (hop := self._on(link, now)) is not None]
+        served.sort(key=lambda hop: (-hop.place, hop.link))
+        through = [self._got_through(hop, now) for hop in served]
+        for hop, size in zip(served, through, strict=True):
+            self._shorten(hop, now, size, now)
+        for hop, size in zip(served, through, strict=True):
+            if hop.transfer != NONE and self._served.transfer[hop.link] == hop.transfer:
+                self._cut(hop, size, now)
+        for link in closing:
+            waiting = int(self._state.queue[link])
+            self._state.queue[link] = NONE
+            while waiting != NONE:
+                following = int(self._pools.transfers.next[waiting])
+                self._stop_whole(waiting, now)
+                waiting = following
+
+    def _on(self, link: int, now: int) -> Hop | None:
+        """Return what a link serves, if anything."""
+        if self._state.busy[link] <= now:
+            return None
+        transfer = int(self._served.transfer[link])
+        if transfer == NONE:
+            return self._lost[link]
+        links = self._tables.links_of(int(self._pools.transfers.route[transfer]))
+        return self._hop(transfer, links.index(link))
+
+    def _got_through(self, hop: Hop, now: int) -> int:
+        """Return the bytes of the whole segments that a link has served until now."""
+        unit = self._closures.segment
+        if unit is None:
+            return 0
+        occupancy = self._closures.services(hop.links, hop.size)[hop.place][0]
+        table = self.program.link_timetables.get(hop.link, _ALWAYS)
+        done = work_done(table.time.tolist(), table.rate.tolist(), hop.start, now)
+        return hop.size * done // (occupancy * FULL_RATE) // unit * unit
+
+    def _shorten(self, hop: Hop, free: int, size: int, now: int) -> None:
+        """Have a link done with a hop earlier, after fewer bytes."""
+        state, change = self._state, free - int(self._state.busy[hop.link])
+        state.link_bytes[hop.link, hop.label] += size - hop.size
+        state.link_busy[hop.link, hop.label] += change
+        if state.flags[1]:
+            self._pools.trail.finish[hop.row] += change
+            self._pools.trail.arrival[hop.row] += change
+        state.busy[hop.link], hop.size = free, size
+        if hop.transfer != NONE:
+            self._served.size[hop.transfer, hop.place] = size
+        self._push(max(free, now), kernel.FREE, hop.link, 0)
+
+    def _cut(self, closed: Hop, through: int, now: int) -> None:
+        """Stop what did not get through a closed link; what did is smaller, and goes on earlier."""
+        transfers, transfer = self._pools.transfers, closed.transfer
+        size = int(self._flat.network.payload[transfers.size[transfer]])
+        self._stop(transfer, closed.place, size - through, now)
+        crossed, due = self._shrink(closed, through, now)
+        self._lose(transfer, closed.place)
+        waits = transfers.due[transfer] == NONE
+        if not through:
+            if waits:
+                place = transfers.hop[transfer] - transfers.begin[transfer]
+                self._leave_queue(closed.links[place], transfer)
+            self._let_go(transfer)
+            return
+        transfers.missing[transfers.message[transfer]] += 1
+        transfers.size[transfer] = self._tables.resized(int(transfers.route[transfer]), through)
+        self._flat = self._tables.flat
+        transfers.crossed[transfer] = crossed
+        if not waits:
+            transfers.due[transfer] = max(now, due)
+            self._push(max(now, due), kernel.FLOW, transfer, 2)
+
+    def _shrink(self, closed: Hop, through: int, now: int) -> tuple[int, int]:
+        """Have later links serve fewer bytes of a transfer.
+
+        Return when the last of those has crossed the hops so far, and when the next hop is ready.
+        """
+        transfers, transfer = self._pools.transfers, closed.transfer
+        services = self._closures.services(closed.links, through)
+        before = crossed = due = 0
+        for place in range(int(transfers.hop[transfer] - transfers.begin[transfer])):
+            hop, service = self._hop(transfer, place), services[place]
+            table, busy = self._table(hop.link), int(self._state.busy[hop.link])
+            free, forward, _ = hop_times(service[:3], table, hop.start)
+            on_link = self._served.transfer[hop.link] == transfer and busy >= now
+            left = busy if on_link else free
+            if place > closed.place and on_link:
+                left = max(now, free)
+                self._shorten(hop, left, through, now)
+            before, crossed = crossed, tail_crosses(service[3:], table, hop.start, free, crossed)
+            due = tail_crosses(service[3:], table, hop.start, left, before)
+            due = due if place + 1 == len(closed.links) else min(forward, due)
+        return crossed, due
+
+    def _table(self, link: int) -> tuple[Array, Array, Array]:
+        table = self.program.link_timetables.get(link, _ALWAYS)
+        return table.time, table.rate, table.lag
+
+    def _leave_queue(self, link: int, transfer: int) -> None:
+        """Take a transfer out of those that wait for a link."""
+        following, other = self._pools.transfers.next, int(self._state.queue[link])
+        if other == transfer:
+            self._state.queue[link] = following[transfer]
+            return
+        while following[other] != transfer:
+            other = int(following[other])
+        following[other] = following[transfer]
+
+    def _cut_flows(self, now: int) -> None:
+        """Have the whole packets of flows on closing links that got through arrive; the rest stops."""
+        fluid, transfers = self._fluid, self._pools.transfers
+        assert fluid is not None
+        for flow in np.flatnonzero(fluid.hops).tolist():
+            crossed = self._tables.crossed(int(transfers.route[flow]))
+            if fluid.finish[flow] != now and self._closures.stopped_until(crossed, now) is not None:
+                self._cut_flow(fluid, flow, now)
+
+    def _cut_flow(self, fluid: Fluid, flow: int, now: int) -> None:
+        transfers, network = self._pools.transfers, self._flat.network
+        row, route = int(transfers.size[flow]), int(transfers.route[flow])
+        left, fraction = remaining(fluid, flow, now)
+        end_flow(fluid, flow)
+        transfers.flowing[flow] = 0
+        size, wire = int(network.payload[row]), int(network.wire[row])
+        through = self._closures.got_through(bytes_out(wire, int(left), int(fraction)))
+        self._stop(flow, 0, size - through, now)
+        if not through:
+            self._let_go(flow)
+            return
+        transfers.missing[transfers.message[flow]] += 1
+        transfers.size[flow] = self._tables.resized(route, through)
+        self._flat = self._tables.flat
+        self._leave_room()
+        leave(self._flat, self._state, self._pools, flow, now)
+
+
+def run(
+    program: Program, closures: Closures, *, trail: bool = False, progress: Progress | None = None
+) -> Records:
+    """Play a program to its end; visits that never finish are left at NONE in the records."""
+    simulation = ClosingSimulation(program, closures, trail=trail, progress=progress)
+    simulation.run()
+    return simulation.records()

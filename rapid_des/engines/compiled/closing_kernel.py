@@ -1,0 +1,173 @@
+"""R8 in the compiled engine: links that may close serve one transfer at a time, and keep who that is.
+
+What a closure changes stands in `closing`, in Python: it happens between instants, and seldom.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rapid_des.compiling import compilable
+from rapid_des.engines.compiled.calendar import USED, push
+from rapid_des.engines.compiled.flat import Array, Flat, Network
+from rapid_des.engines.compiled.kernel import (
+    ASKING,
+    DONE,
+    FLOW,
+    FREE,
+    FREED,
+    HOPS,
+    JOINING,
+    LINKS,
+    LINKS_APART,
+    MORE_EVENTS,
+    MORE_TRAIL,
+    NOW,
+    PHASE,
+    STATUS,
+    STOPPED,
+    STOPPED_WAKES,
+    WAKING,
+    WANTED,
+    play,
+)
+from rapid_des.engines.compiled.pools import TRAIL, Pools, State
+from rapid_des.engines.compiled.steps import NONE, insert_waiting, last_byte_arrives, link_times, sort_asked
+
+_SPARE = 4
+
+
+class Served(NamedTuple):
+    """What links serve, and served of what is still on its way."""
+
+    noticed: Array
+    """Link to when it is noticed that it is closed, or NONE: it is open."""
+    transfer: Array
+    """Link to the transfer that it served last."""
+    start: Array
+    """Of each transfer, by its hops so far: when its service began."""
+    size: Array
+    """Bytes that were, or will be, served."""
+    row: Array
+    """Which row of the trail it is."""
+
+
+@compilable
+def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: int) -> None:
+    """Play as `play` does, the links' part by queues, until stopped transfers may set off again."""
+    while True:
+        play(flat, state, pools, until)
+        if state.totals[STATUS] != LINKS_APART:
+            return
+        wanted = 2 * (state.cursor[ASKING] + state.cursor[LINKS]) + _SPARE
+        if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
+            state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
+            return
+        if state.flags[1] and pools.counts[TRAIL] + wanted > len(pools.trail.link):
+            state.totals[STATUS], state.totals[WANTED] = MORE_TRAIL, wanted
+            return
+        stop_at_closed(flat.network, state, pools, served.noticed)
+        if state.cursor[WAKING] == 1:
+            state.totals[STATUS] = STOPPED_WAKES
+            return
+        _links_choose(flat, state, pools, served)
+        state.totals[STATUS] = DONE
+
+
+@compilable
+def stop_at_closed(network: Network, state: State, pools: Pools, noticed: Array) -> None:
+    """Stop who comes to a closed link; who knows of it already may set off again at this instant."""
+    transfers, cursor, now = pools.transfers, state.cursor, state.cursor[NOW]
+    transfer = cursor[JOINING]
+    cursor[JOINING] = NONE
+    while transfer != NONE:
+        following = transfers.next[transfer]
+        until = _closed_until(
+            network, noticed, transfers.route[transfer], transfers.hop[transfer], state.flags[2]
+        )
+        into = JOINING if until == NONE else STOPPED
+        transfers.next[transfer] = cursor[into]
+        cursor[into] = transfer
+        if until != NONE:
+            transfers.ready[transfer] = now
+            if until <= now:
+                cursor[WAKING] = 1
+        transfer = following
+
+
+@compilable
+def _closed_until(network: Network, noticed: Array, route: int, hop: int, fluid: bool) -> int:  # noqa: FBT001
+    """Return when it is noticed that a transfer's next link, or of a flow any there and back, is closed."""
+    if not fluid:
+        return int(noticed[network.route_links[hop]])
+    for way in (route, network.back[route]):
+        for place in range(network.route_starts[way], network.route_starts[way + 1]):
+            if noticed[network.route_links[place]] != NONE:
+                return int(noticed[network.route_links[place]])
+    return NONE
+
+
+@compilable
+def _links_choose(flat: Flat, state: State, pools: Pools, served: Served) -> None:
+    """Queue those that ask, in order (R3); each link that is free serves the first."""
+    network, transfers, cursor, now = flat.network, pools.transfers, state.cursor, state.cursor[NOW]
+    transfer = cursor[JOINING]
+    while transfer != NONE:
+        following = transfers.next[transfer]
+        link = network.route_links[transfers.hop[transfer]]
+        if state.asked[link] == NONE:
+            state.touched[cursor[LINKS]] = link
+            cursor[LINKS] += 1
+        transfers.next[transfer] = NONE if state.asked[link] == FREED else state.asked[link]
+        state.asked[link] = transfer
+        transfer = following
+    for index in range(cursor[LINKS]):
+        link = state.touched[index]
+        first = NONE if state.asked[link] == FREED else state.asked[link]
+        state.asked[link] = NONE
+        if first != NONE and transfers.next[first] >= 0:
+            first = sort_asked(transfers, first)
+        insert_waiting(flat.visits, flat.ranks, transfers, state, link, first)
+        first = state.queue[link]
+        if first != NONE and state.busy[link] <= now:
+            state.queue[link] = transfers.next[first]
+            transfers.next[first] = NONE
+            _serve(flat, state, pools, served, link, first)
+        if state.queue[link] != NONE and not state.armed[link]:
+            state.armed[link] = True
+            push(pools.calendar, state.busy[link], FREE, link, 0)
+    cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = cursor[WAKING] = 0
+    cursor[JOINING] = NONE
+
+
+@compilable
+def _serve(  # noqa: PLR0913 - flat arrays
+    flat: Flat, state: State, pools: Pools, served: Served, link: int, transfer: int
+) -> None:
+    """Have a link serve a transfer from now on: all its times follow."""
+    network, transfers, now = flat.network, pools.transfers, state.cursor[NOW]
+    hop, size = transfers.hop[transfer], transfers.size[transfer]
+    place = hop - transfers.begin[transfer]
+    free, forward, arrival = link_times(network, link, size, network.route_class[hop], now)
+    if state.flags[3]:
+        arrival = last_byte_arrives(network, transfers, transfer, link, now, free)
+    due = arrival if hop + 1 == transfers.end[transfer] else forward
+    transfers.hop[transfer] = hop + 1
+    transfers.due[transfer] = due
+    push(pools.calendar, due, FLOW, transfer, 2)
+    state.busy[link] = free
+    served.transfer[link] = transfer
+    served.start[transfer, place], served.size[transfer, place] = now, network.payload[size]
+    label = network.label[pools.instances.group[transfers.instance[transfer]]]
+    state.link_bytes[link, label] += network.payload[size]
+    state.link_busy[link, label] += free - now
+    state.link_wait[link, label] += now - transfers.ready[transfer]
+    state.totals[HOPS] += 1
+    if state.flags[1]:
+        trail, row = pools.trail, pools.counts[TRAIL]
+        pools.counts[TRAIL] = row + 1
+        served.row[transfer, place] = row
+        trail.link[row] = link
+        trail.start[row], trail.finish[row], trail.arrival[row] = now, free, arrival
+        trail.visit[row] = flat.ranks.flat[transfers.rank[transfer]] + transfers.visit[transfer]
+        trail.task[row], trail.position[row] = transfers.task[transfer], place
