@@ -51,7 +51,7 @@ def execute_under_timed_faults(
 
 
 def _repeats(fault: Fault) -> bool:
-    return fault.every is not None or fault.jitter is not None
+    return any(drawn is not None for drawn in (fault.every, fault.jitter, fault.burst))
 
 
 @dataclass(frozen=True)

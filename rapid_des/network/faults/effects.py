@@ -18,14 +18,23 @@ STOPPED = Fraction(0)
 
 @dataclass(frozen=True)
 class LinkEffect:
-    """What is left of a link: its rate as a share of the healthy one (0: down), and added picoseconds."""
+    """What is done to a link: a share of the healthy rate is left (0: down), picoseconds are added.
+
+    Other tenants take the share `load` of what is left.
+    """
 
     rate: Fraction
     latency: int
+    load: Fraction = STOPPED
 
     def combined(self, other: LinkEffect) -> LinkEffect:
-        """Return both effects together: shares multiply, latencies add."""
-        return LinkEffect(self.rate * other.rate, self.latency + other.latency)
+        """Return both effects together: shares multiply, latencies and loads add."""
+        return LinkEffect(self.rate * other.rate, self.latency + other.latency, self.load + other.load)
+
+    @property
+    def left(self) -> Fraction:
+        """The share of the healthy rate that serves the job; 0 while others take it all."""
+        return self.rate * max(STOPPED, ONE - self.load)
 
 
 @dataclass(frozen=True)
@@ -81,13 +90,14 @@ def link_effect(fault: Fault, bandwidth: int, latency: int) -> LinkEffect:
     """Return what a fault, while it lasts, leaves of a link of this bandwidth and latency."""
     if fault.down:
         return LinkEffect(STOPPED, 0)
-    effect = LinkEffect(share(fault.bandwidth), fault.latency or 0)
+    steady = STOPPED if fault.load is None or fault.burst is not None else share(fault.load)
+    effect = LinkEffect(share(fault.bandwidth), fault.latency or 0, steady)
     return effect.combined(_loss(fault, bandwidth, latency))
 
 
 def touches_links(fault: Fault) -> bool:
     """Whether a fault does anything to links: one that only slows GPUs does not."""
-    stated = (fault.bandwidth, fault.latency, fault.packet, fault.jitter)
+    stated = (fault.bandwidth, fault.latency, fault.packet, fault.jitter, fault.load)
     return fault.down or any(effect is not None for effect in stated)
 
 
@@ -134,8 +144,11 @@ def apply_static(
     for link, effect in effects.items():
         check_latency(fabric, int(latency[link]) + effect.latency, f"faults: {fabric.link_name(link)}")
         latency[link] += effect.latency
+        if effect.load >= 1:
+            taken = f"faults: other tenants take {float(effect.load):.3g} of {fabric.link_name(link)}"
+            raise TopologyError(f"{taken}; allowed: below 1 in all")
         if effect.rate:
-            bandwidth[link] = max(1, int(bandwidth[link]) * effect.rate // 1)
+            bandwidth[link] = max(1, int(bandwidth[link]) * effect.left // 1)
     dead = frozenset(link for link, effect in effects.items() if not effect.rate)
     return replace(fabric, bandwidth=bandwidth, latency=latency), dead
 

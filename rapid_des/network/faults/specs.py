@@ -19,13 +19,14 @@ from rapid_des.units import Duration, Size, whole_number
 
 Factor: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Probability: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
+Load: TypeAlias = Annotated[float, Meta(gt=0, lt=1)]
 Progress: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Named: TypeAlias = int | str
 Kind: TypeAlias = Literal["links", "directions", "gpus", "nics", "switches", "nodes"]
 
 TARGETS = ("link", "dimension", "gpu", "nic", "switch", "node", "all", "random")
-LINK_EFFECTS = ("bandwidth", "latency", "packet_loss", "bit_error_rate", "down", "jitter")
+LINK_EFFECTS = ("bandwidth", "latency", "packet_loss", "bit_error_rate", "down", "jitter", "load")
 GPU_EFFECTS = ("compute", "hbm")
 _SPANS = (("from_", "until"), ("from_step", "until_step"), ("from_progress", "until_progress"))
 """Beginning and end in time, in steps, and in progress."""
@@ -62,7 +63,7 @@ class Fault(Spec, frozen=True, kw_only=True):
     count: Count | None = None
     """With `random`: how many are drawn."""
     seed: Natural | None = None
-    """With `random` and `jitter`: of the draw."""
+    """With `random`, `jitter` and `burst`: of the draw."""
     where: str | None = None
     """Conditions joined by `and`, as in: dimension = rail and source.a0 < 4."""
 
@@ -84,6 +85,19 @@ class Fault(Spec, frozen=True, kw_only=True):
     """Every `jitter_every`, links draw an added latency from 0 to this, with `seed`."""
     jitter_every: Duration | None = None
     """With `jitter`: how long a drawn latency holds."""
+    load: Load | None = None
+    """Share of each link's rate that other tenants take on average; theirs add up.
+
+    Steady unless `burst` is stated. What is left serves the job; waits behind single foreign packets, well
+    below a microsecond, are no part of it.
+    """
+    burst: Duration | None = None
+    """With `load`: their traffic comes in bursts of this mean length, drawn with `seed`, each link its own.
+
+    Bursts and the gaps between them are exponentially distributed (an interrupted Poisson source).
+    """
+    peak: Factor | None = None
+    """With `burst`: share of the rate that a burst takes, at least `load`."""
     compute: Factor | None = None
     """What is left of a GPU's clock, as a share."""
     hbm: Factor | None = None
@@ -134,7 +148,7 @@ class Fault(Spec, frozen=True, kw_only=True):
         One that slows from 0 on, for ever, is. One that is down from 0 on is not: its traffic waits or finds
         out, where that of a constant one takes other routes from the beginning.
         """
-        comes_and_goes = ("until", "every", "jitter", "until_step", "until_progress")
+        comes_and_goes = ("until", "every", "jitter", "burst", "until_step", "until_progress")
         if any(getattr(self, name) is not None for name in comes_and_goes):
             return True
         begins = [getattr(self, name) for name in ("from_", "from_step", "from_progress")]
@@ -184,8 +198,8 @@ def _target_problem(fault: Fault) -> str:
         return "count: only with random"
     if fault.where is not None and fault.random is None and fault.all is None:
         return "where: only with all or random"
-    if fault.seed is not None and fault.random is None and fault.jitter is None:
-        return "seed: only with random or jitter"
+    if fault.seed is not None and not _stated(fault, ("random", "jitter", "burst")):
+        return "seed: only with random, jitter or burst"
     return ""
 
 
@@ -200,7 +214,7 @@ def _effect_problem(fault: Fault) -> str:
     hit = {fault.target, fault.all, fault.random}
     if on_gpu and hit.isdisjoint({"gpu", "node", "gpus", "nodes"}):
         return f"{on_gpu[0]}: only GPUs and nodes have it"
-    return _loss_problem(fault) or _jitter_problem(fault)
+    return _loss_problem(fault) or _jitter_problem(fault) or _load_problem(fault)
 
 
 def _loss_problem(fault: Fault) -> str:
@@ -222,6 +236,19 @@ def _jitter_problem(fault: Fault) -> str:
     if (fault.jitter is None) != (fault.jitter_every is None) or fault.jitter_every == 0:
         return "jitter: needs jitter_every above 0 and the other way round"
     return "jitter: needs seed" if fault.jitter is not None and fault.seed is None else ""
+
+
+def _load_problem(fault: Fault) -> str:
+    if fault.burst is None:
+        return "peak: only with burst" if fault.peak is not None else ""
+    missing = [name for name in ("load", "peak", "seed") if getattr(fault, name) is None]
+    if missing:
+        return f"burst: needs {missing[0]}"
+    if fault.burst == 0:
+        return "burst: must be above 0 s"
+    if fault.load is not None and fault.peak is not None and fault.peak < fault.load:
+        return f"peak: {fault.peak} is below the mean load {fault.load}"
+    return ""
 
 
 def _time_problem(fault: Fault) -> str:

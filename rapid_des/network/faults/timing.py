@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
+from math import log
 from operator import itemgetter
 from typing import Generic, TypeAlias, TypeVar
 
@@ -21,6 +22,7 @@ from rapid_des.network.faults.effects import (
     gpu_effect,
     hits,
     link_effect,
+    share,
     touches_links,
 )
 from rapid_des.network.faults.specs import Fault
@@ -93,13 +95,14 @@ def link_timetables(
         for link in hit.links.tolist() if fault.timed and touches_links(fault) else ():
             effect = link_effect(fault, int(fabric.bandwidth[link]), int(fabric.latency[link]))
             spanned = [_Span(*interval, effect) for interval in active_intervals(fault, horizon)]
-            spans.setdefault(link, []).extend([*spanned, *_jitter(fault, link, horizon)])
+            drawn = (*_jitter(fault, link, horizon), *_bursts(fault, link, horizon))
+            spans.setdefault(link, []).extend([*spanned, *drawn])
     tables = {link: _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.combined) for link in sorted(spans)}
     return {
         link: tuple(
             (
                 time,
-                _rate(effect.rate, fabric.link_name(link)),
+                _rate(effect.left, fabric.link_name(link)),
                 _lag(effect.latency, fabric, link),
             )
             for time, effect in table
@@ -172,6 +175,34 @@ def _jitter(fault: Fault, link: int, horizon: int) -> Iterator[_Span[LinkEffect]
         for draw in range(start // period, -(-last // period)):
             added = mixed(fault.seed, link, draw) % (fault.jitter + 1)
             yield _Span(max(start, draw * period), min(last, (draw + 1) * period), LinkEffect(ONE, added))
+
+
+def _bursts(fault: Fault, link: int, horizon: int) -> Iterator[_Span[LinkEffect]]:
+    """Yield the bursts of other tenants' traffic on a link: an on-off process, stationary from time 0 on."""
+    if fault.burst is None or fault.load is None or fault.peak is None or fault.seed is None:
+        return
+    load, peak = share(fault.load), share(fault.peak)
+    pause = Fraction(int(fault.burst)) * (peak / load - 1)
+    if horizon // (int(fault.burst) + pause) > MOST_STEPS:
+        raise TopologyError(f"burst: {fault.burst} makes more than {MOST_STEPS} in {Duration(horizon)}")
+    active, effect = [*active_intervals(fault, horizon)], LinkEffect(ONE, 0, peak)
+    on = mixed(fault.seed, link, 0) * peak.numerator * load.denominator < (
+        load.numerator * peak.denominator << 64
+    )
+    time = draw = 0
+    while time < horizon:
+        draw += 1
+        lasts = _exponential(int(fault.burst) if on else int(pause), fault.seed, link, draw)
+        for start, end in active if on else ():
+            first, last = max(start, time), time + lasts if end is None else min(end, time + lasts)
+            if first < last:
+                yield _Span(first, last, effect)
+        time, on = time + lasts, not on
+
+
+def _exponential(mean: int, *numbers: int) -> int:
+    """Return an exponentially distributed draw in whole picoseconds, by inversion; 0 if the mean is."""
+    return int(-mean * log((mixed(*numbers) + 1) / 2**64))
 
 
 def _swept(

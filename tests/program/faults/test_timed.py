@@ -52,6 +52,20 @@ def test_a_derating_that_ends_costs_only_while_it_lasts(engine):
     assert step(one_message(), "link=0>1 bandwidth=0.5 from=200ns until=600ns", engine=engine) == 1300
 
 
+def test_a_steady_tenant_stretches_messages_by_what_it_takes(engine):
+    # 1000 B at 0.75 B/ns: 1334 ns rounded up to a tick, and 100 ns of latency
+    broken = machine(ring(5)).with_faults([parse_fault("dimension=d0 load=0.25")])
+    assert replay(one_message(), broken, engine=engine).step_time == 1_333_334 + 100_000
+
+
+def test_a_bursty_tenant_costs_a_long_message_its_load_and_both_engines_agree():
+    # 1 GB/s for 2 s of work beside 30 %: 2 / 0.7 s; about 900 bursts and gaps, which scatter by 3 %
+    bursty = machine(ring(5)).with_faults([parse_fault("dimension=d0 load=0.3 burst=1ms peak=1 seed=4")])
+    done, other = (replay(one_message(2 * 10**9), bursty, engine=engine) for engine in ENGINES)
+    assert done.step_time == other.step_time
+    assert done.step_time == pytest.approx(2 / 0.7 * 10**12, rel=0.05)
+
+
 def test_traffic_waits_out_a_link_that_is_down(engine):
     # 300 ns are served, 500 ns waited
     assert step(one_message(), "link=0>1 down=true from=300ns until=800ns", engine=engine) == 1600
