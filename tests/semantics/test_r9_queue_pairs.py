@@ -1,11 +1,11 @@
 """R9: every message has a queue pair; those of a sender take turns, and windows hold them back."""
 
 import pytest
-from rapid_des.modes.flattened import run_traces
 
 from rapid_des.errors import ConfigError, UnsupportedByEngine
 from rapid_des.modes.execution import ENGINES, EngineChoice
 from rapid_des.network.faults import parse_fault
+from rapid_des.simulation import run_traces
 from tests.program.machines import machine, ring
 from tests.program.tracing import Nodes, trace_set
 from tests.semantics.messages import LATENCY, PARTS, one_message, two_senders
