@@ -37,6 +37,18 @@ class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
     """Whether the query, key and value projection has biases."""
     output_bias: bool = False
     """Whether the projection after the attention has a bias."""
+    window: Count | None = None
+    """Sliding window: the latest positions, its own among them, that a query sees. Unset: all."""
+    chunk: Count | None = None
+    """Local attention: positions of the chunks that do not see each other. Unset: one chunk."""
+    rotary: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    """Share of a head's channels that is rotated (RoPE); 0: none. Unset: all where `position` is rope."""
+    qk_norm: Literal["none", "head", "whole"] = "none"
+    """RMS norms of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2)."""
+    softcap: bool = False
+    """Whether scores are capped by a tanh (Gemma 2)."""
+    sinks: bool = False
+    """Whether each head has a learned score that takes attention away from all positions (gpt-oss)."""
 
 
 class FeedForwardSpec(Spec, frozen=True, tag_field="kind", tag="dense"):
@@ -107,8 +119,8 @@ class ModelSpec(Spec, frozen=True):
     """The feed-forward of every layer."""
     norm: Literal["layer_norm", "rms_norm"]
     """Which norm stands before both halves of a layer and before the head."""
-    position: Literal["rope", "learned"]
-    """Rotary embedding of queries and keys, or a learned table of positions."""
+    position: Literal["rope", "learned", "none"]
+    """Rotary embedding of queries and keys, a learned table of positions, or neither."""
     vocabulary: Count
     """Tokens of the vocabulary, without padding."""
     max_positions: Count

@@ -28,6 +28,14 @@ def experts(draw, sizes, *, together):
     }
 
 
+MIXERS = st.sampled_from(
+    [
+        "{heads: 4, kv_heads: 2, window: 8, qk_norm: head, rotary: 0.5}",
+        "{heads: 4, window: 24, qk_norm: whole, sinks: true, softcap: true, rotary: 0}",
+    ]
+)
+
+
 @st.composite
 def combinations(draw):
     sizes = {axis: draw(st.sampled_from([1, 2])) for axis in ("tp", "cp", "dp", "pp")}
@@ -49,6 +57,8 @@ def combinations(draw):
         chosen |= {"parallelism.pp": "2", "parallelism.chunks": "2"}
     if draw(st.booleans()):
         chosen |= draw(experts(sizes, together=chosen["parallelism.sequence_parallel"] == "false"))
+    if draw(st.booleans()):
+        chosen["model.attention"] = draw(MIXERS)
     chosen["training.bucket_parameters"] = draw(st.sampled_from(["5000", "40000000"]))
     return tuple(chosen.items())
 

@@ -56,7 +56,8 @@ class PlainFeedForward:
 def mixed(job):
     """Return the job with plain feed-forwards, and one key and value head, in the third layer."""
     dense = job.model.pattern[0]
-    plain = Layer(replace(dense.mixer, kv_heads=1), PlainFeedForward(hidden=64, inner=96))
+    core = replace(dense.mixer.core, kv_heads=1)
+    plain = Layer(replace(dense.mixer, core=core), PlainFeedForward(hidden=64, inner=96))
     return replace(job, model=replace(job.model, pattern=(dense, dense, plain, dense)))
 
 
