@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
-from msgspec import structs
+from msgspec import Meta, structs
 
 from rapid_des.config import (
     Document,
@@ -58,6 +58,9 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """The GPU on every node: a path, a preset's name, or the keys of a device file."""
     clock: Literal["boost", "sustained"] | None = None
     """At which clock jobs run. Unset: training at the sustained one, inference as the device file says."""
+    host_speed: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    """How quickly a core of the nodes issues work, over one of the H100 servers that software profiles are
+    stated for. Unset: as quickly."""
     fabric: tuple[AnyDimension, ...]
     """The dimensions of the fabric, innermost first: rank id = a0 + n0·(a1 + n1·(a2 + …))."""
     routing: Routing

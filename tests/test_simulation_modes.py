@@ -34,6 +34,8 @@ model: small.model.yaml
 phase: inference
 inference: {batch: 2, prompt_length: 256, output_length: 60}
 """
+UNHOSTED = [("host", "null")]
+"""A job that issues all at once."""
 FAST, SLOW = {"bandwidth": "200 GB/s", "latency": "1 us"}, {"bandwidth": "20 GB/s", "latency": "2 us"}
 PACKETS = {"mode": "cut_through", "segment": "4 KiB"}
 
@@ -181,8 +183,8 @@ def test_decode_steps_that_were_not_simulated_are_interpolated(job):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_the_loss_is_summed_while_the_next_micro_batch_computes(job, schedule, sequence_parallel):
     # in gpipe the last stage goes on with another forward, in 1f1b with the backward of the same micro-batch
-    settings = [("training.schedule", schedule), ("parallelism.sequence_parallel", sequence_parallel)]
-    run, fabric = job(settings=settings, tp=4, pp=2), MACHINES["rings"](4, 1, 2)
+    split = [("training.schedule", schedule), ("parallelism.sequence_parallel", sequence_parallel)]
+    run, fabric = job(settings=[*split, *UNHOSTED], tp=4, pp=2), MACHINES["rings"](4, 1, 2)
     flattened, hierarchical = (simulate(run, fabric, mode=mode) for mode in ("flattened", "hierarchical"))
     assert hierarchical.step_time == pytest.approx(flattened.step_time, rel=1e-6)
     for part, spent in flattened.breakdown.items():
@@ -251,7 +253,7 @@ def test_modes_without_a_timeline_say_so(job, tmp_path):
         result.write_timeline(tmp_path / "t.json")
 
 
-HOST = ("kernel", "collective", "message", "graph", "step")
+HOST = ("kernel", "collective", "graph", "step")
 
 
 def hosted(job, each, file="training", settings=(), **parallelism):
@@ -265,7 +267,7 @@ def test_a_host_bound_step_takes_as_long_as_issuing_it_in_every_mode(job, tp, dp
     fabric, settings = MACHINES["rings"](tp, dp, pp), [("training.overlap_pipeline", "true")]
     run = hosted(job, "2 ms", settings=settings, tp=tp, dp=dp, pp=pp)
     results = {mode: simulate(run, fabric, mode=mode) for mode in MODES}
-    plain = simulate(job(tp=tp, dp=dp, pp=pp), fabric)
+    plain = simulate(job(tp=tp, dp=dp, pp=pp, settings=UNHOSTED), fabric)
     for result in results.values():
         assert result.bound == "host"
         assert result.step_time > 5 * plain.step_time
@@ -277,7 +279,7 @@ def test_a_host_bound_step_takes_as_long_as_issuing_it_in_every_mode(job, tp, dp
 def test_a_host_that_runs_ahead_costs_a_step_its_first_issue(job):
     fabric = MACHINES["rings"](2, 1, 1)
     for mode in MODES:
-        plain = simulate(job(tp=2), fabric, mode=mode)
+        plain = simulate(job(tp=2, settings=UNHOSTED), fabric, mode=mode)
         ahead = simulate(hosted(job, "1 ns", tp=2), fabric, mode=mode)
         # a step's fixed time and the first kernel
         assert 0 <= ahead.step_time - plain.step_time <= 10_000

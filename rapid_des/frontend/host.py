@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import NodeKind
@@ -27,6 +28,8 @@ from rapid_des.device.vector import kind_of
 from rapid_des.units import PS_PER_S, Duration
 
 Wait = Literal["gradient_norm", "pipeline"]
+TIMES = ("kernel", "collective", "graph", "step", "request")
+"""The times of a host."""
 _LONGEST = Duration(PS_PER_S)
 _FLASH = {"forward": 1, "backward": 3}
 """Kernels of FlashAttention; backward: row sums of O·dO, gradients, dQ brought to its format."""
@@ -42,13 +45,13 @@ class HostSpec(Spec, frozen=True):
     kernel: Duration
     """Issuing one kernel: the framework's code around it and the launch; at most 1 s."""
     collective: Duration
-    """Issuing one collective."""
-    message: Duration
-    """Issuing one send or receive between stages."""
-    graph: Duration
-    """Launching one captured graph, whatever it holds."""
-    step: Duration
+    """Issuing one collective, or a send or receive between stages."""
+    graph: Duration | None = None
+    """Launching one captured graph, whatever it holds; unset: as one kernel."""
+    step: Duration | None = None
     """Before the first issue of a training step, or of a pass of requests (scheduling, sampled tokens)."""
+    request: Duration | None = None
+    """Before the first pass of requests: receiving and tokenizing them."""
     captured: Literal["nothing", "decode", "passes"] = "nothing"
     """What is launched as a CUDA graph: decode steps, or prefill too; `inference.cuda_graphs: false`
     captures nothing."""
@@ -57,9 +60,19 @@ class HostSpec(Spec, frozen=True):
     check), for messages between stages that do not travel beside compute."""
 
     def __post_init__(self) -> None:
-        times = (self.kernel, self.collective, self.message, self.graph, self.step)
-        if max(times) > _LONGEST:
+        if max(getattr(self, name) or 0 for name in TIMES) > _LONGEST:
             raise ValueError(f"an issue takes at most {_LONGEST}")
+
+    def at_speed(self, speed: float) -> HostSpec:
+        """Return what a host needs whose cores are so many times as quick."""
+        stated = {name: getattr(self, name) for name in TIMES}
+        times = {name: Duration(round(time / speed)) for name, time in stated.items() if time is not None}
+        return structs.replace(self, **times)
+
+    def before(self, *, captured: bool = False, first: bool = False) -> int:
+        """Return the picoseconds before the first issue of a step, or of a (captured, first) pass."""
+        launch = int(self.kernel if self.graph is None else self.graph) if captured else 0
+        return int(self.step or 0) + launch + int(self.request or 0) * first
 
     def of_kernel(self, operator: Operator, duration: int) -> tuple[int, int]:
         """Return the picoseconds that issuing an operator of this duration takes, and its lead."""

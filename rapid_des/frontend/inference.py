@@ -128,12 +128,13 @@ def captures(job: Job, step: int) -> bool:
     return captured == "passes" or (captured == "decode" and step > 0)
 
 
-def _issuing(server: _Server, step: int, after: Sequence[int]) -> None:
+def _issuing(server: _Server, step: int, micro_batch: int) -> None:
     """Have the host issue a pass when it has the tokens that the pass before made."""
-    host = server.job.host
+    host, token = server.job.host, server.tokens.get(micro_batch)
     if host is not None:
-        graph = int(host.graph) if captures(server.job, step) else 0
-        server.program.issuing(first=int(host.step) + graph, after=after)
+        first = step == micro_batch == server.stage == 0
+        before = host.before(captured=captures(server.job, step), first=first)
+        server.program.issuing(first=before, after=() if token is None else (token,))
 
 
 def _recosted(piece: Piece, costs: Int64s) -> Piece:
@@ -185,8 +186,7 @@ def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, 
     boundary = serving_shard(job, current).boundary_bytes
     number = current.step * job.micro_batches + micro_batch
     ports: dict[int, int] = {}
-    known = server.tokens.get(micro_batch)
-    _issuing(server, current.step, () if known is None else (known,))
+    _issuing(server, current.step, micro_batch)
     if stage:
         arrived = program.receive(
             "receive.activation", source=PREVIOUS, size=boundary, tag=number * job.stages + stage - 1

@@ -69,13 +69,13 @@ class ProgramWriter:
 
     def send(self, name: str, *, to: int, size: int, tag: int, after: int) -> int:
         """Append a send to a neighbouring stage; return its position."""
-        issue = 0 if self.host is None else int(self.host.message)
+        issue = 0 if self.host is None else int(self.host.collective)
         node = Node(name, NodeKind.SEND, "pp-send", (), size=size, peer=to, tag=tag, issue=issue)
         return self.writer.append(node, (after,))
 
     def receive(self, name: str, *, source: int, size: int, tag: int, after: Sequence[int] = ()) -> int:
         """Append a receive from a neighbouring stage, asked for after given positions; return its own."""
-        issue = 0 if self.host is None else int(self.host.message)
+        issue = 0 if self.host is None else int(self.host.collective)
         node = Node(name, NodeKind.RECV, "pp-recv", (), size=size, peer=source, tag=tag, issue=issue)
         return self.writer.append(node, after)
 

@@ -59,7 +59,7 @@ class _Stage:
 def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel) -> FinishedProgram:
     """Return the program that every rank of one stage runs."""
     state = _open_stage(job, pieces, stage)
-    state.program.issuing(first=0 if job.host is None else int(job.host.step))
+    state.program.issuing(first=0 if job.host is None else job.host.before())
     if job.sharding.gathers and job.sharding.ahead:
         for chunk in range(job.chunks):
             state.gathered[chunk] = gather_buckets(state.program, job, state.marks(chunk), after=())

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from msgspec import structs
+
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.device import Device
@@ -51,6 +53,7 @@ def price(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> J
     >>> len(trace.traces.ranks), trace.operators[0].name
     (8, 'forward.embedding')
     """
+    job = issued_on(job, machine)
     models = _Models(job, machine, cache)
 
     def priced(device: Device) -> JobTrace:
@@ -70,6 +73,7 @@ def price(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> J
 
 def pace(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> Pace:
     """Return what tells the durations of a job's nodes on a GPU that faults have slowed; see `price`."""
+    job = issued_on(job, machine)
     models = _Models(job, machine, cache)
 
     @functools.cache
@@ -89,6 +93,7 @@ def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = Non
     """Return the distinct blocks of a job, their operators priced on the machine's device; see `price`."""
     from rapid_des.frontend.blocks import blocks
 
+    job = issued_on(job, machine)
     models = _Models(job, machine, cache)
 
     def priced(device: Device) -> Blocks:
@@ -97,6 +102,14 @@ def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = Non
 
     check_size(job, machine.fabric.gpus)
     return PricedBlocks(*_priced(job, machine, priced), notes=models.notes())
+
+
+def issued_on(job: Job, machine: Machine) -> Job:
+    """Return a job as the hosts of a machine issue it: slower cores need longer."""
+    speed = machine.spec.host_speed
+    if job.host is None or speed is None:
+        return job
+    return replace(job, spec=structs.replace(job.spec, host=job.host.at_speed(speed)))
 
 
 def as_used(job: Job, machine: Machine, device: Device) -> Device:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rapid_des.frontend.host import HostSpec
+from rapid_des.frontend.host import TIMES, HostSpec
 from rapid_des.report.breakdown import HOST
 from rapid_des.units import Duration, seconds
 
-_BOUND = 0.05
+_BOUND = 0.2
 """Share of a step that the GPU waits for its host from which on a report explains it."""
 
 
@@ -31,13 +31,13 @@ def host_notes(parts: Mapping[str, int], busy: int) -> Iterator[str]:
 
 def host_json(host: HostSpec) -> dict[str, Any]:
     """Return plain data for JSON; times in seconds."""
-    times = ("kernel", "collective", "message", "graph", "step")
-    plain = {f"{name}_s": seconds(getattr(host, name)) for name in times}
+    times = {name: getattr(host, name) for name in TIMES}
+    plain = {f"{name}_s": None if time is None else seconds(time) for name, time in times.items()}
     return plain | {"captured": host.captured, "waits": list(host.waits)}
 
 
 def host_line(host: HostSpec) -> str:
     """Return what the host needs to issue work."""
     graph = {"nothing": "no graphs", "decode": "decode as a graph", "passes": "passes as graphs"}
-    captured = graph[host.captured] + (f" ({host.graph})" if host.captured != "nothing" else "")
-    return f"host: {host.kernel} a kernel, {host.collective} a collective, {captured}"
+    fixed = f", {host.step} a step" if host.step else ""
+    return f"host: {host.kernel} a kernel, {host.collective} a collective{fixed}, {graph[host.captured]}"

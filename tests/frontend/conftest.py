@@ -26,12 +26,14 @@ tied_embeddings: false
 TINY_JOB = """\
 model: tiny.model.yaml
 phase: training
+software: {name: bare}
 training: {global_batch: 8, micro_batch: 1, sequence_length: 32}
 """
 
 TINY_SERVICE = """\
 model: tiny.model.yaml
 phase: inference
+software: {name: bare}
 fusion: vllm
 inference: {batch: 2, prompt_length: 16, output_length: 5}
 """

@@ -13,7 +13,6 @@ from rapid_des.frontend.host import kernels_of
 HOST = {
     "kernel": "10 us",
     "collective": "30 us",
-    "message": "40 us",
     "graph": "15 us",
     "step": "100 us",
     "captured": "decode",

@@ -81,9 +81,14 @@ def test_a_run_on_a_device_that_nobody_measured_says_so():
 
 
 def test_a_serving_run_names_how_decode_steps_are_launched():
-    job = rd.load_job("llama2_7b_inference", settings=[("inference.cuda_graphs", "false")])
-    result = rd.simulate(job, rd.load_machine("dgx_a100"), mode="analytical")
-    assert result.as_json()["priced_with"]["launch"] == "graph, decode eager"
+    machine, eager = rd.load_machine("dgx_a100"), ("inference.cuda_graphs", "false")
+
+    def said(*settings):
+        job = rd.load_job("llama2_7b_inference", settings=settings)
+        return rd.simulate(job, machine, mode="analytical").as_json()["priced_with"]
+
+    assert said(eager, ("host", "null"))["launch"] == "graph, decode eager"
+    assert [said(*settings)["host"]["captured"] for settings in ([], [eager])] == ["decode", "nothing"]
 
 
 def test_a_replay_names_its_collectives_only():

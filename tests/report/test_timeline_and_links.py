@@ -144,7 +144,7 @@ def test_a_timeline_that_is_too_large_is_refused_before_the_run(tmp_path, monkey
     path = tmp_path / "t.json"
     words = ("run", "llama2_7b_train", "--on", "dgx_a100", "--timeline", path)
     answer = call(*words)
-    assert "--timeline: about 12 MB in" in refused(answer)
+    assert "--timeline: about 13 MB in" in refused(answer)
     assert not answer.out
     windowed = call(*words, "--window", "1s:2s")  # known only afterwards: the report is there
     assert "more than" in refused(windowed)
