@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.network.collective_specs import LibraryChoice
+from rapid_des.network.collective_specs import LibraryChoice, Nccl
+from rapid_des.network.collectives.libraries.library import library_name
+from rapid_des.program import library
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
-from rapid_des.program.plans import Call, Phase, Plan, Served, served_by
+from rapid_des.program.plans import SEND, Call, Phase, Plan, Served, served_by
 from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of
 from rapid_des.program.routes import signatures
@@ -124,6 +126,8 @@ class Communication:
         """Return the template of a message between two GPUs; `kind` is the stream that it runs on."""
         known = max(ends) < self._machine.fabric.gpus
         cost = self._libraries.message(kind, size, ends) if known else None
+        if cost is not None:
+            self.served.add(library.served_by(library_name(Nccl()), cost, SEND, 2, size))
         number = self.templates.number
         if cost is None and self.analytic:
             key: tuple[object, ...] = ("message alone", size, self.likeness(ends))

@@ -79,8 +79,8 @@ class LaidOut:
     @property
     def served(self) -> Served:
         """What serves the collective, for reports."""
-        operation, how = self.request.collective.name.lower(), f"{self.library} {self.cost.algorithm}"
-        return Served(operation, self.request.place.ranks, how)
+        operation, request = self.request.collective.name.lower(), self.request
+        return served_by(self.library, self.cost, operation, request.place.ranks, request.size)
 
     @property
     def chunked(self) -> bool:
@@ -109,6 +109,12 @@ class LaidOut:
         if self.order == tuple(range(schedule.members)):
             return schedule
         return relabel(schedule, names, schedule.members, switches=schedule.switches)
+
+
+def served_by(library: str, cost: LibraryCost, operation: str, ranks: int, size: int) -> Served:
+    """Return what serves an operation of so many bytes among so many ranks, for reports."""
+    how = f"{library} {cost.algorithm}", cost.protocol, cost.channels, cost.hbm_bytes
+    return Served(operation, ranks, size, *how)
 
 
 def libraries_of(traces: TraceSet, machine: Machine) -> LibraryChoice:

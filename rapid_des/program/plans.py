@@ -36,6 +36,8 @@ PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} 
     CollectiveType.BARRIER: "dissemination"
 }
 """What serves a dimension that its stated algorithm does not serve."""
+SEND = "send"
+"""What reports call a message, of which only NCCL has its own way."""
 SCALAR = "one_shot"
 """What serves an all-reduce of fewer bytes than members, which can not be cut into pieces."""
 
@@ -228,19 +230,27 @@ def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[st
 
 @dataclass(frozen=True, order=True)
 class Served:
-    """What served a collective among so many ranks of a run."""
+    """What served a collective of a size, or a send, in a run, and what it took of each GPU."""
 
     operation: str
     ranks: int
+    size_bytes: int
+    """Of each rank's input buffer; of a send the message's."""
     algorithm: str
     """One for each dimension that the group goes along, innermost first, or one for all."""
+    protocol: str = ""
+    """A library's: ll, ll128, simple, …; empty for the machine's own algorithms, which take links alone."""
+    channels: int = 0
+    """A library's CTAs, each on an SM of its own."""
+    hbm_bytes: int = 0
+    """Bytes that a library reads from and writes to each GPU's HBM."""
 
 
 def served_by(call: Call, chunks: Plan) -> Served:
     """Return what a plan of a call serves it with."""
     along = {phase.axis or 0: phase.algorithm for phase in chunks[0]}
     algorithm = "/".join(along[axis] for axis in sorted(along))
-    return Served(call.collective.name.lower(), call.members, algorithm)
+    return Served(call.collective.name.lower(), call.members, call.size, algorithm)
 
 
 def cut_in_chunks(chunks: Plan) -> bool:

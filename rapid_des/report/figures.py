@@ -14,7 +14,7 @@ from rapid_des.frontend import Job, JobMemory, JobTrace
 from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.inference import decode_time
 from rapid_des.program.lowering import Lowered
-from rapid_des.program.plans import PLAIN, SCALAR, Served
+from rapid_des.program.plans import PLAIN, SCALAR, SEND, Served
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
 from rapid_des.report.host_text import host_json
@@ -82,7 +82,7 @@ class Basis:
     @property
     def apart(self) -> tuple[Served, ...]:
         """What collectives got where the machine file leaves that open, as a list of algorithms does."""
-        return tuple(filter(self._is_apart, self.served))
+        return tuple(one for one in self.served if one.operation != SEND and self._is_apart(one))
 
     def _is_apart(self, served: Served) -> bool:
         asked = self.collectives.get(served.operation, self.collectives["default"]).split("/")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rapid_des.network.faults import Fault
+from rapid_des.program.plans import Served
 from rapid_des.report.clock_text import clock_text
 from rapid_des.report.figures import Basis, JobFigures
 from rapid_des.report.host_text import host_line
 from rapid_des.report.result import Result
-from rapid_des.units import Duration
+from rapid_des.units import Duration, Size
 
 if TYPE_CHECKING:
     from rapid_des.astra.front_door import AstraResult
@@ -91,8 +93,7 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
         yield f"  {spec.name}, {clock_text(basis.device)}, {launch}"
         yield f"  {basis.software}, kernels {used.library}, collectives {names}"
     if basis.apart:
-        got = (f"{each.operation} of {each.ranks:,} ranks by {each.algorithm}" for each in basis.apart)
-        yield f"  collectives in fact: {', '.join(got)}"
+        yield f"  collectives in fact: {', '.join(_served_lines(basis.apart))}"
     if basis.device is None:
         return
     yield (
@@ -100,6 +101,26 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
         if basis.validated
         else "  not validated: there are no measurements of this device as it is stated here"
     )
+
+
+def _served_lines(served: Iterable[Served]) -> Iterator[str]:
+    """Yield each operation among so many ranks with what served it, by size where that is several."""
+    for (operation, ranks), sizes in groupby(served, lambda each: (each.operation, each.ranks)):
+        every = list(sizes)
+        hows = dict.fromkeys(map(_how, every))
+        by = [f"{how} ({_span([each for each in every if _how(each) == how])})" for how in hows]
+        if len(hows) == 1:
+            by = [every[0].algorithm]
+        yield f"{operation} of {ranks:,} ranks by {', '.join(by)}"
+
+
+def _how(served: Served) -> str:
+    return f"{served.algorithm} {served.protocol}".rstrip()
+
+
+def _span(served: Sequence[Served]) -> str:
+    ends = dict.fromkeys(f"{Size(each.size_bytes)}" for each in (served[0], served[-1]))
+    return " to ".join(ends)
 
 
 def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:

@@ -98,10 +98,10 @@ def collective_lines(rows: Sequence[Plain], title: str) -> Iterator[str]:
     for row in rows:
         size, *figures = (row[name] * (1e6 if name.endswith("_s") else 1) for name in columns)
         cells = "".join(f"{figure:>13.2f}" for figure in figures)
-        nccl = ""
+        nccl, protocol = "", f" {row['protocol']}" if "protocol" in row else ""
         if "nccl_s" in row:
             nccl = f"  NCCL {row['nccl_s'] * 1e6:.2f} us ({row['nccl_algorithm']}, {row['nccl_protocol']})"
-        yield f"{size:>13}{cells}  {row['bound']:<11} {row['algorithm']}{nccl}"
+        yield f"{size:>13}{cells}  {row['bound']:<11} {row['algorithm']}{protocol}{nccl}"
 
 
 def compared_lines(rows: Sequence[Plain], title: str) -> Iterator[str]:

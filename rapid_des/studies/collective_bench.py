@@ -29,7 +29,7 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection
 from rapid_des.network.protocol import payload_bandwidth_bound
 from rapid_des.program.choosing import Planner
-from rapid_des.program.plans import Call, geometry
+from rapid_des.program.plans import Call, Served, geometry
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay
 from rapid_des.studies.traffic import messages, one_collective
@@ -69,7 +69,7 @@ class BenchRow:
     `algorithm_bandwidth` and `bus_bandwidth` are bytes a second, `bound_share` at most 1.
 
     >>> sorted(BenchRow.__dataclass_fields__)
-    ['algorithm', 'bound', 'bus_factor', 'duration', 'nccl', 'size']
+    ['algorithm', 'bound', 'bus_factor', 'duration', 'nccl', 'served', 'size']
     """
 
     size: int
@@ -80,6 +80,8 @@ class BenchRow:
     bus_factor: float
     nccl: LibraryCost | None = None
     """What NCCL's closed form says for the fabric that was asked for."""
+    served: Served | None = None
+    """What of a library served it; None: nothing of one."""
 
     @property
     def algorithm_bandwidth(self) -> float:
@@ -113,6 +115,8 @@ class BenchRow:
             "bound_pct": 100 * self.bound_share,
             "algorithm": self.algorithm,
         }
+        if self.served is not None:
+            plain |= {name: getattr(self.served, name) for name in ("protocol", "channels", "hbm_bytes")}
         if self.nccl is None:
             return plain
         names = {"nccl_algorithm": self.nccl.algorithm, "nccl_protocol": self.nccl.protocol}
@@ -188,7 +192,8 @@ def each_answer(
         inside = not IN_SWITCH.keys().isdisjoint(names)
         lower = bounds(fabric, group, kind, share, halving=halving, in_switch=inside)
         duration = int(result.step_time) if share else 0  # of less than a byte a member nothing moves
-        yield BenchRow(size, duration, lower, "/".join(names), _factor(kind, members))
+        row = BenchRow(size, duration, lower, "/".join(names), _factor(kind, members))
+        yield replace(row, served=_of_library(result))
 
 
 def members_of(question: Question, machine: Machine) -> int:
@@ -271,6 +276,12 @@ def _algorithms(result: Result) -> tuple[str, ...]:
     plan = next(iter(result.run.lowered.plans.values()))  # of the first rank, whose switches may be others
     names = tuple(phase.algorithm for phase in plan[0])
     return names[:1] if len(set(names)) == 1 else names
+
+
+def _of_library(result: Result) -> Served | None:
+    """Return what of a library served the only collective."""
+    assert result.run is not None
+    return next((served for served in result.run.lowered.served if served.protocol), None)
 
 
 def _factor(kind: CollectiveType, members: int) -> float:

@@ -93,8 +93,25 @@ def test_a_serving_run_names_how_decode_steps_are_launched():
 
 def test_a_replay_names_its_collectives_only():
     plain = call("replay", "all_reduce_4", "--on", "dgx_a100", "--json").json["priced_with"]
-    served = [{"operation": "all_reduce", "ranks": 4, "algorithm": "nccl ring"}]
-    assert plain == {"collectives": {"default": "nccl"}, "served": served}
+    (served,) = plain.pop("served")
+    assert plain == {"collectives": {"default": "nccl"}}
+    # of 1 MiB a rank sends 2 * 3 / 4, and reads, adds to or copies, and writes that: 4.5 MiB of HBM
+    assert served == {
+        "operation": "all_reduce",
+        "ranks": 4,
+        "size_bytes": 2**20,
+        "algorithm": "nccl ring",
+        "protocol": "ll",
+        "channels": 24,
+        "hbm_bytes": 9 * 2**19,
+    }
+
+
+def test_a_run_says_what_its_messages_take():
+    words = ["run", "llama2_7b_train", "--on", "dgx_a100", "--json"]
+    sends = [row for row in call(*words).json["priced_with"]["served"] if row["operation"] == "send"]
+    assert [(row["algorithm"], row["ranks"]) for row in sends] == [("nccl direct", 2)]
+    assert all(row["channels"] > 0 and row["hbm_bytes"] == 2 * row["size_bytes"] for row in sends)
 
 
 LISTED = "machine.collectives={default: ring, all_reduce: {algorithm: [nvls, ring], chunks: 4}}"
@@ -113,14 +130,20 @@ def test_a_run_says_what_each_group_got_of_a_list_of_algorithms(mode):
         ("all_reduce", 2, "nvls"),
         ("all_gather", 2, "ring"),
     }
-    assert "collectives in fact: all_reduce of 2 ranks by nvls, all_reduce of" in call(*words).out
+    fact = {
+        "flattened": "all_reduce of 2 ranks by nvls, all_reduce of 4 ranks by nvls/ring",
+        "analytical": "all_reduce of 2 ranks by nvls (4 B to 528 KiB), ring (4 B)",
+    }
+    assert f"collectives in fact: {fact[mode]}\n" in call(*words).out
 
 
 def test_what_a_default_does_not_do_is_named_with_what_does():
     words = ["run", "llama2_7b_train", "--on", "dgx_a100"]
     default = "machine.collectives.default=recursive_doubling"
     # large ones; in halves the first part of a small one is there earlier
-    gathered, reduced = (f"{name} of 2 ranks by" for name in ("all_gather", "reduce_scatter"))
-    fact = f"{gathered} bidirectional_ring, {gathered} ring, {reduced} bidirectional_ring, {reduced} ring\n"
+    fact = (
+        "all_gather of 2 ranks by bidirectional_ring (16 MiB), ring (32776 KiB to 96776 KiB), "
+        "reduce_scatter of 2 ranks by bidirectional_ring (32 MiB), ring (131104 KiB to 387104 KiB)\n"
+    )
     assert fact in call(*words, "--set", default).out
     assert "in fact" not in call(*words).out
