@@ -89,6 +89,7 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     mode: str = FLATTENED,
     engine: str | EngineChoice = AUTO,
     trail: bool = False,
+    strict: bool = False,
     cache: BoundedCache | None = None,
 ) -> Result:
     """Predict one step of a job (or one batch of requests) on a machine.
@@ -96,7 +97,7 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     Simulations that are given one `cache` share what they have in common: prices of operators, blocks on
     equal machines, and templates of collectives. Results do not depend on it.
     Raises `InfeasibleJobError` if it does not fit into the GPUs' memory, `UnsupportedByEngine` if the mode
-    (one of `MODES`) leaves out what it asks for.
+    (one of `MODES`) leaves out what it asks for; with `strict` also where a note would bound what that is.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -116,7 +117,12 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
 
     blocks = run_blocks(
-        price_blocks(job, machine, cache=cache), machine, BLOCK_MODES[mode], choice, cache=cache
+        price_blocks(job, machine, cache=cache),
+        machine,
+        BLOCK_MODES[mode],
+        choice,
+        strict=strict,
+        cache=cache,
     )
     return _noted(result_of(blocks.run, trace=blocks.trace, memory=memory, blocks=blocks), machine)
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--mode", metavar="MODE", shell_complete=one_of(MODES), help=f"{', '.join(MODES)}; the first if absent."
 )
+@click.option("--strict", is_flag=True, help="Refuse modes that leave out waiting on shared links.")
 @click.option("--compare-modes", is_flag=True, help="Run every mode; print the gaps and times.")
 @engine_options
 @output_options
@@ -56,7 +57,9 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
             _compare_modes(wanted, loaded, engine, options)
             return
         mode = options["mode"] or MODES[0]
-        result = simulate(wanted, loaded, mode=mode, engine=engine, trail=options["messages"])
+        result = simulate(
+            wanted, loaded, mode=mode, engine=engine, trail=options["messages"], strict=options["strict"]
+        )
     result = replace(result, notes=(*idle, *result.notes))
     echo(options["as_json"], result.as_json(), result_lines(result, title))
     write_outputs(result, options)

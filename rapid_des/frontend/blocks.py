@@ -52,10 +52,12 @@ from rapid_des.frontend.trace import (
     assemble,
 )
 
-INNER = ("tp", "ep")
+INNER = ("tp", "etp")
 """The axes whose messages stand inside blocks."""
 OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))
 """The axes along which ranks exchange data outside blocks."""
+EXPERT_LINES = (("ep",), ("edp",))
+"""The same of the experts' layout."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Blocks:
     @cached_property
     def inner_groups(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each inner group, ascending by first rank."""
-        return self.job.layout.groups(INNER)
+        return self.job.layout.groups(("tp",))
 
     def stage(self, inner_group: int) -> int:
         """Return the pipeline stage that an inner group runs."""
@@ -194,12 +196,13 @@ class Blocks:
 def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorModel | None = None) -> Blocks:
     """Return a job as blocks and what joins them; `decode_operators` as in `build`.
 
-    `UnsupportedByEngine` where experts are spread or split otherwise than over the ranks of a block.
+    `UnsupportedByEngine` where experts are not split as all else is, or something goes on beside an exchange.
     """
-    if job.members("ep") > 1 and job.model.has_experts:
+    tp = job.members("tp")
+    if job.model.has_experts and job.etp != tp:
         raise UnsupportedByEngine(
-            f"{job.file}: parallelism.ep: {job.members('ep')}; hierarchical execution knows blocks within "
-            "a tp group, and copies of tokens leave it: use --mode flattened"
+            f"{job.file}: parallelism.etp: {job.etp} with tp {tp}; hierarchical execution follows one rank "
+            "of each tp group, whose others must have the same share of experts: use --mode flattened"
         )
     priced = price_job(job, operators, decode_operators)
     return Blocks(priced, {key: _block(job, key, piece) for key, piece in priced.pieces.items()})
@@ -208,7 +211,13 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
 def _block(job: Job, key: PieceKey, piece: Piece) -> Block:
     outward = [bool(set(GROUPS[name]) - set(INNER)) for name in GROUP_SLOTS]
     exchanges = np.flatnonzero(np.array([*outward, False])[piece.rows[:, Column.GROUP]])
-    assert all(separates(piece, row) for row in exchanges.tolist()), f"an exchange inside a stretch of {key}"
+    for row in exchanges.tolist():
+        if not separates(piece, row):
+            name = piece.names[int(piece.rows[row, Column.NAME])]
+            raise UnsupportedByEngine(
+                f"{job.file}: a rank goes on beside {name}, which leaves its block; hierarchical execution "
+                "needs such exchanges by themselves: use --mode flattened"
+            )
     alone = retimed(piece, exchanges, _NO_TIME)
     program = ProgramWriter()
     program.writer.place(alone, {})

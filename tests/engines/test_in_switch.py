@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rapid_des.engines import compiled
 from rapid_des.errors import FabricCutError, UnsupportedByEngine
-from rapid_des.modes.blocks.placement import require_disjoint
+from rapid_des.modes.blocks.placement import sharing
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.network.collectives import IN_SWITCH, demand, prove
@@ -151,8 +151,8 @@ def test_blocks_over_several_switches_are_refused_in_hierarchical_execution():
     inner = [tuple(range(8)), tuple(range(8, 16))]
     outer = [[np.array([[place, place + 8]])] for place in range(8)]
     with pytest.raises(UnsupportedByEngine, match="below several switches.*use --mode flattened"):
-        require_disjoint(where, inner, outer)
-    require_disjoint(inside(switch(8), ring(2), algorithm=["nvls", "ring"]), inner, outer)
+        sharing(where, inner, outer, strict=True)
+    sharing(inside(switch(8), ring(2), algorithm=["nvls", "ring"]), inner, outer, strict=True)
 
 
 def broken(where, *faults):

@@ -35,6 +35,8 @@ class BlockTimes:
     hops: int
     served: frozenset[Served]
     """Which algorithms the block's collectives got."""
+    busiest: int = 0
+    """How long its busiest link serves."""
 
     @property
     def duration(self) -> int:
@@ -84,7 +86,7 @@ def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
     """Return a block's times; where a host issues it, of two runs: all issued, and on a GPU that waits."""
     run = _run(block, inputs, cache, hosted=False)
     issued = () if block.hosted is None else _run(block, inputs, cache, hosted=True).passed
-    return BlockTimes(Cuts.of(run.passed, issued), run.compute, run.hops, run.served)
+    return BlockTimes(Cuts.of(run.passed, issued), run.compute, run.hops, run.served, run.busiest)
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class _Passed:
     compute: int
     hops: int
     served: frozenset[Served]
+    busiest: int
 
 
 def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
@@ -112,6 +115,7 @@ def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) ->
             compute=_computes(lowered, records),
             hops=records.hops,
             served=lowered.served,
+            busiest=int(records.link_busy.sum(axis=1).max(initial=0)),
         )
 
     key = (machine, key_of(traces, choice, analytic=analytic), block.cuts)

@@ -13,13 +13,13 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.blocks import OUTER_LINES, Blocks
+from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks
 from rapid_des.frontend.job import Job, Layout
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.inner import BlockTimes, block_times
-from rapid_des.modes.blocks.placement import representative, require_disjoint
+from rapid_des.modes.blocks.placement import Sharing, representative, sharing
 from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.collective_specs import AUTO
@@ -27,6 +27,7 @@ from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Served
 from rapid_des.program.replicas import Replicas
+from rapid_des.units import Duration
 
 _MOST_WHOLE = 1024
 """Ranks of an outer graph up to which `auto` may choose what must be lowered for every replica."""
@@ -103,17 +104,19 @@ class BlockRun:
         return self.run.lowered.served.union(*(block.served for block in self.times.values()))
 
 
-def run_blocks(
+def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     priced: PricedBlocks,
     machine: Machine,
     mode: BlockMode,
     choice: EngineChoice,
     *,
+    strict: bool = False,
     cache: BoundedCache | None = None,
 ) -> BlockRun:
-    """Run a job as blocks into blocks; `cache` keeps blocks and templates from one run to the next.
+    """Run a job as blocks and the graph around them; `cache` keeps blocks and templates between runs.
 
-    Raises `UnsupportedByEngine` where a link would carry inner and outer traffic, or faults come and go.
+    Where links carry traffic of both, or of several ranks of a block, a note bounds what is left out.
+    Raises `UnsupportedByEngine` where faults come and go, and if `strict` where links are shared so.
     """
     began = time.perf_counter()
     cache = BoundedCache() if cache is None else cache
@@ -121,8 +124,9 @@ def run_blocks(
     _require_steady(machine)
     places = [_lines(blocks.job, place) for place in zip(*blocks.inner_groups, strict=True)]
     place = representative(machine, places)
+    shared = None
     if not mode.outer_analytic:
-        require_disjoint(machine, blocks.inner_groups, places)
+        shared = sharing(machine, blocks.inner_groups, places, strict=strict)
     kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
     trace = _outer(blocks, kinds, times, slow, place=place)
     repeats = _repeats(trace, machine, mode)
@@ -138,7 +142,34 @@ def run_blocks(
     else:
         lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, repeats=repeats, cache=cache)
         run = Run(lowered, execute(lowered.program, choice, name=lowered.name), machine)
+    if shared is not None and len(shared.links):
+        trace = replace(trace, notes=(*trace.notes, _sharing_note(shared, blocks, trace, run, times, kinds)))
     return BlockRun(mode, blocks, slow, trace, run, kinds, times, time.perf_counter() - began)
+
+
+def _sharing_note(  # noqa: PLR0913 - what a run consists of
+    shared: Sharing,
+    blocks: Blocks,
+    trace: JobTrace,
+    run: Run,
+    times: Mapping[tuple[bytes, PieceKey], BlockTimes],
+    kinds: Sequence[bytes],
+) -> str:
+    """Return what to say of links that carry traffic of blocks and around them, or of several ranks."""
+    busiest = 0
+    for kind, stage in {(kind, trace.stage_of_rank[rank]) for rank, kind in enumerate(kinds)}:
+        uses = (blocks.uses(stage, segment) for segment in trace.segments[stage])
+        each = (count * times[kind, key].busiest for used in uses for key, count in used.items())
+        busiest = max(busiest, sum(each))
+    between = run.execution.records.link_busy.sum(axis=1)
+    if run.lowered.replicas is not None:  # whose links are numbered by what they stand for
+        between = np.full(len(run.machine.fabric), between.max(initial=0), np.int64)
+    most, step = shared.neglected(busiest, between), max(run.execution.records.makespan, 1)
+    name = run.machine.fabric.link_name(int(shared.links[0]))
+    return (
+        f"{len(shared.links):,} links (as {name}) carry traffic that is simulated apart; waiting for one "
+        f"another there would add at most {Duration(most)} ({most / step:.1%})"
+    )
 
 
 def _repeats(trace: JobTrace, machine: Machine, mode: BlockMode) -> bool:
@@ -164,6 +195,8 @@ def _lines(job: Job, ranks: Sequence[int]) -> list[Int64s]:
     """
     training = job.spec.phase == "training"
     tables = [job.layout.rows(axes) for axes in OUTER_LINES if training or "dp" not in axes]
+    if job.model.has_experts:
+        tables += [job.expert_layout.rows(axes) for axes in EXPERT_LINES if training or "edp" not in axes]
     return [table[np.isin(table[:, 0], ranks)] for table in tables if table.shape[1] > 1]
 
 
@@ -217,7 +250,10 @@ def run_first_replica(
     """
     replicas = _replicas(trace.job.layout)
     switching = machine.switching
-    if replicas.count < 3 or machine.faults or switching.mode == "fluid" or switching.congestion is not None:
+    if trace.job.model.has_experts and trace.job.members("ep") > 1:
+        return None  # experts are spread over some replicas and not over others
+    fluid = switching.mode == "fluid" or switching.congestion is not None
+    if replicas.count < 3 or machine.faults or fluid:
         return None
     traces = trace.traces
     tables = {rank.rank: rank.nodes for rank in traces.ranks}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Bools, Int64s
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.plans import tree_pairs
@@ -20,28 +20,58 @@ _BATCH = 1 << 18
 """Pairs that are routed at a time."""
 
 
-def require_disjoint(machine: Machine, inner: Sequence[Sequence[int]], outer: Sequence[Rings]) -> None:
-    """Raise `UnsupportedByEngine`, naming a link and the rule, if a link carries traffic of two worlds.
+@dataclass(frozen=True)
+class Sharing:
+    """Which links carry what a block mode simulates apart: for each link of the fabric who takes it."""
+
+    inside: Bools
+    """Whether blocks take it."""
+    places: Int64s
+    """Of how many places of inner groups the pipelines and data-parallel groups take it."""
+
+    @property
+    def links(self) -> Int64s:
+        """Links that carry traffic of several of these, ascending."""
+        return np.flatnonzero(self.inside + self.places > 1)
+
+    def neglected(self, inside: int, between: Int64s) -> int:
+        """Return the most picoseconds that a run leaves out because nobody waits for others on such links.
+
+        `inside` is how long blocks keep their busiest link busy, `between` [link] how long the simulated
+        place keeps each. Two kinds of traffic delay each other at most as long as the shorter of them takes.
+        """
+        shared = self.links[between[self.links] > 0]
+        others = np.maximum(self.places[shared] - 1, 0) * between[shared]
+        blocks = np.minimum(between[shared], inside) * self.inside[shared]
+        return int((others + blocks).max(initial=0))
+
+
+def sharing(
+    machine: Machine, inner: Sequence[Sequence[int]], outer: Sequence[Rings], *, strict: bool
+) -> Sharing:
+    """Return who takes which link; where several do and `strict`, an `UnsupportedByEngine` names a link.
 
     `inner` are the inner groups. `outer` is, for each place in an inner group, the rings of ranks at that
     place that exchange data outside (data-parallel groups, pipelines).
     """
-    owner = np.full(len(machine.fabric), -1, np.int64)
+    inside = np.zeros(len(machine.fabric), np.bool_)
+    places = np.zeros(len(machine.fabric), np.int64)
     if len(inner[0]) > 1:
         _require_one_switch(machine, inner)
-        owner[_links(machine, np.concatenate((all_pairs(inner), tree_pairs(machine, inner))))] = 0
-    for place, rings in enumerate(outer, start=1):
+        inside[_links(machine, np.concatenate((all_pairs(inner), tree_pairs(machine, inner))))] = True
+    for rings in outer:
         branches = [tree_pairs(machine, table.tolist()) for table in rings if machine.in_switches]
-        links = _links(machine, np.concatenate((_neighbours(rings), *branches)))
-        blocks = links[(owner[links] >= 0) & (owner[links] != place)]
-        if len(blocks):
-            other = "traffic inside blocks" if owner[blocks[0]] == 0 else "that of another rank of its block"
-            raise UnsupportedByEngine(
-                f"{machine.path}: link {machine.fabric.link_name(int(blocks[0]))} carries pipeline or "
-                f"data-parallel traffic and {other}; hierarchical execution needs them on links of their "
-                "own: use --mode flattened, or place the axes on other dimensions"
-            )
-        owner[links] = place
+        places[_links(machine, np.concatenate((_neighbours(rings), *branches)))] += 1
+    found = Sharing(inside, places)
+    if strict and len(found.links):
+        link = int(found.links[0])
+        other = "traffic inside blocks" if inside[link] else "that of another rank of its block"
+        raise UnsupportedByEngine(
+            f"{machine.path}: link {machine.fabric.link_name(link)} carries pipeline or data-parallel traffic"
+            f" and {other}; strict hierarchical execution needs them on links of their own: use --mode "
+            "flattened, or place the axes on other dimensions"
+        )
+    return found
 
 
 def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> None:

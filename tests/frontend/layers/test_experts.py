@@ -5,9 +5,11 @@ import pytest
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.operators import GroupedGemm
 from rapid_des.errors import ConfigError, UnsupportedByEngine
-from rapid_des.frontend import build, load_model, memory
+from rapid_des.frontend import build, load_job, load_model, memory
 from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.parts import PieceKey, Section, section_parameters, stage_parameters, training_lists
+from rapid_des.machine import load_machine
+from rapid_des.simulation import simulate
 
 EXPERTS = "{kind: experts, experts: 8, topk: 2, hidden: 32, shared_hidden: 64}"
 SPREAD = [
@@ -157,6 +159,16 @@ def test_what_does_not_fit_is_refused_by_name(tiny, changes, problem):
         tiny(("model.feed_forward", EXPERTS), *changes)
 
 
-def test_blocks_do_not_hold_what_leaves_them(tiny, prices):
-    with pytest.raises(UnsupportedByEngine, match="parallelism.ep: 4"):
+def test_blocks_hold_what_stays_in_a_tp_group(tiny, prices):
+    with pytest.raises(UnsupportedByEngine, match="parallelism.etp: 1 with tp 2"):
         blocks(tiny(*SPREAD), prices)
+    blocks(tiny(*SPREAD[:-2], ("parallelism.ep", "4")), prices)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_blocks_with_exchanges_of_copies_take_the_flattened_time(tp):
+    split = {"tp": tp, "dp": 4, "ep": 4, "sequence_parallel": tp > 1}
+    changes = {"model": "mixtral_8x7b", "model.layers": 2, "parallelism": split, "training.global_batch": 8}
+    job, machine = load_job("llama2_7b_train", settings=changes), load_machine("dgx_h100")
+    flattened, taken_apart = (simulate(job, machine, mode=mode) for mode in ("flattened", "hierarchical"))
+    assert int(taken_apart.step_time) == pytest.approx(int(flattened.step_time), rel=0.01)
