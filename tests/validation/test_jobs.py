@@ -90,19 +90,24 @@ def test_reduced_depths_are_no_rungs_of_one_ladder():
     )
 
 
-def test_rows_of_latent_attention_and_sharded_replicas_are_counted_with_the_reason():
-    data = open_folder(None)
-    reasons = {row.unsupported for row in measured(published, data) + measured(bridge, data)}
-    assert {LACKS["mla"], LACKS["fsdp"]} <= reasons
-    assert all(row.cases or row.unsupported for row in measured(bridge, data))
+def test_rows_of_other_layers_are_counted_with_the_reason():
+    rows = measured(bridge, open_folder(None))
+    assert {LACKS["mla"], LACKS["mamba"]} <= {row.unsupported for row in rows}
+    assert all(row.cases or row.unsupported for row in rows)
 
 
-def test_a_feature_that_the_frontend_learns_is_one_line_less(monkeypatch):
-    rows = open_folder(None).read(published.FILE)
-    sharded = next(row for row in rows if row["source"] == "llm-foundry" and row["precision"] == "amp_bf16")
-    monkeypatch.delitem(software.LACKS, "fsdp")
-    (case,) = published._measured(sharded).cases  # noqa: SLF001 - one row, without a file
-    assert json.loads(case.job)["parallelism"]["dp"] == sharded.count("n_gpus")
+def test_sharded_parameters_are_gathered_again_unless_the_row_keeps_them(rows_of):
+    rows = [row for row in measured(published, open_folder(None)) if "llm-foundry" in row.topic]
+    kept = {job_of(row).training.reshard for row in rows if row.cases}
+    assert kept == {True, False} and {job_of(row).training.zero_stage for row in rows if row.cases} == {3}
+
+
+def test_a_feature_that_the_frontend_learns_is_one_line_less(rows_of, monkeypatch):
+    row = "c,A100-SXM4-80GB,Mistral-7B,fp16,1,1,1,128,4096,13.5,10.0,1283.5,99,20.0,Yes,dli"
+    data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
+    assert measured(trtllm, data)[0].unsupported == LACKS["window"]
+    monkeypatch.delitem(software.LACKS, "window")
+    assert measured(trtllm, data)[0].cases
 
 
 def test_every_software_is_a_profile_and_every_server_a_machine_file():

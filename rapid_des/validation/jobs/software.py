@@ -17,7 +17,9 @@ SOFTWARE: Mapping[str, Profile] = {
     "korthikanti": "megatron-2021",
     "sc21": "megatron-2021",
     "memory": "megatron-2021",
+    "deepspeed": "deepspeed",
     "mt-nlg": "deepspeed",
+    "uci-fsdp": "fsdp",
     "megascale": "megatron-2025",
     "llama3": "megatron-2025",
     "dgxc": "megatron-2025",
@@ -43,13 +45,13 @@ WITHOUT_ALL_REDUCE: Profile = {
 """The engine of rows that say `custom_allreduce` No."""
 
 LACKS: Mapping[str, str] = {
-    "fsdp": "parameters split over replicas (FSDP, ZeRO-3)",
     "lora": "low-rank adapters",
     "parallel_block": "attention and feed-forward beside each other in a layer",
     "window": "a sliding attention window shorter than the sequence",
     "qk_norm": "norms of queries and keys",
     "mla": "multi-head latent attention",
     "mamba": "state-space layers",
+    "jax": "JAX's partitioner",
     "server": "a server that batches requests as they come",
     "pipeline_without_layers": "pipeline stages without layers",
 }

@@ -71,7 +71,8 @@ def _case(record: Record) -> Case:
     length = record.count("seq")
     model = decoder(LLAMA, _size(record), positions=length)
     batch = Batch(record.count("gbs"), record.count("mbs"), length)
-    more = {**MEGATRON_2025_JOB, "precision": precision(record["precision"], MEGATRON_2025_JOB)}
+    usual = {"training": {"zero_stage": 3}} if _sharded(record) else MEGATRON_2025_JOB
+    more = {**usual, "precision": precision(record["precision"], usual)}
     where = place(_GPUS[record["gpu"]], layout.gpus)
     return Case.of(training_job(model, layout, batch, software, more), where)
 
@@ -80,9 +81,12 @@ def _needs(record: Record) -> set[str]:
     name = record["model"].split(" (")[0]
     needs = set(NEEDS.get(_MODELS.get(name, ""), ()))
     needs |= {need for start, need in _NEEDS.items() if name.startswith(start)}
-    if record["fsdp"].split(" ")[0] not in ("", "0"):
-        needs.add("fsdp")
     return needs
+
+
+def _sharded(record: Record) -> bool:
+    """Return whether Megatron FSDP splits the parameters, over all replicas."""
+    return record["fsdp"].split(" ")[0] not in ("", "0")
 
 
 def _layout(record: Record) -> Layout:

@@ -99,10 +99,10 @@ def _layout(record: Record) -> Layout:
 
 
 def _needs(record: Record) -> set[str]:
-    """Return what a row needs; where JAX's are replicas of shards the shards are not printed."""
+    """Return what a row needs."""
     needs = set()
     if record["fsdp"] or "FSDP" in record["framework"]:
-        needs.add("fsdp")
+        needs.add("jax")
     return needs
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid_des.validation.jobs.cases import Case
-from rapid_des.validation.jobs.decoders import GPT, MPT, Style, decoder, printed, training_flops
+from rapid_des.validation.jobs.decoders import GPT, MPT, Style, Tree, decoder, printed, training_flops
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
 from rapid_des.validation.jobs.software import SOFTWARE, lacking
@@ -66,23 +66,31 @@ def _cases(record: Record, source: Source) -> tuple[Case, ...]:
     missing = lacking(_needs(record))
     if missing:
         raise UnsupportedRow(missing)
-    software = SOFTWARE[source.software]
-    where = place(_gpu(record), record.count("n_gpus"))
-    model = decoder(source.style, printed(record), positions=record.count("seq"))
-    best = not record["mbs"]
-    cases = []
-    for layout in _layouts(record):
-        for micro_batch in _MICRO_BATCHES if best else (record.count("mbs"),):
-            batch = Batch(record.count("gbs"), micro_batch, record.count("seq"))
-            if _fits(layout, batch):
-                recompute = record["recompute"] if record["recompute"] in _RECOMPUTE else "none"
-                more = {
-                    **source.jobs,
-                    "training": {**source.jobs.get("training", {}), "recompute": recompute},
-                }
-                more["precision"] = precision(record["precision"], more)
-                cases.append(Case.of(training_job(model, layout, batch, software, more), where, limited=best))
-    return tuple(cases)
+    where, limited = place(_gpu(record), record.count("n_gpus")), not record["mbs"]
+    return tuple(
+        Case.of(_tree(record, source, layout, batch), where, limited=limited)
+        for layout in _layouts(record)
+        for batch in _batches(record)
+        if _fits(layout, batch)
+    )
+
+
+def _batches(record: Record) -> list[Batch]:
+    sizes = [record.count("mbs")] if record["mbs"] else _MICRO_BATCHES
+    return [Batch(record.count("gbs"), size, record.count("seq")) for size in sizes]
+
+
+def _tree(record: Record, source: Source, layout: Layout, batch: Batch) -> Tree:
+    sharding = _sharding(record)
+    software = SOFTWARE["deepspeed" if sharding and source.software == "sc21" else source.software]
+    recompute = record["recompute"] if record["recompute"] in _RECOMPUTE else "none"
+    more = {
+        **source.jobs,
+        "training": {"recompute": recompute, **sharding},
+        "precision": precision(record["precision"], source.jobs),
+    }
+    model = decoder(source.style, printed(record), positions=batch.length)
+    return training_job(model, layout, batch, software, more)
 
 
 _RECOMPUTE = ("none", "selective", "full")
@@ -114,12 +122,14 @@ def _fits(layout: Layout, batch: Batch) -> bool:
 
 
 def _needs(record: Record) -> set[str]:
-    needs = set()
-    if record["fsdp"] not in ("", "none", "0"):
-        needs.add("fsdp")
-    if record["framework"] == "MegaScale":
-        needs |= {"parallel_block", "window"}
-    return needs
+    return {"parallel_block", "window"} if record["framework"] == "MegaScale" else set()
+
+
+def _sharding(record: Record) -> Mapping[str, Any]:
+    """Return the keys of `training` that say how parameters are split over replicas; none if whole."""
+    if record["fsdp"] in ("", "none", "0"):
+        return {}
+    return {"zero_stage": 3, "reshard": record["fsdp"] != "SHARD_GRAD_OP"}
 
 
 def _gpu(record: Record) -> str:
@@ -159,7 +169,7 @@ SOURCES: Mapping[str, Source] = {
     "llm-foundry": Source(
         "llm-foundry",
         lambda record: f"training/llm-foundry/{record['gpu'].split(' ')[0]}",
-        {"training": {"zero_stage": 1}},
+        {"precision": {"gradient_reduce": "bf16"}},  # mixed_precision: PURE
         MPT,
     ),
 }

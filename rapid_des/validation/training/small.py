@@ -9,7 +9,7 @@ from rapid_des.validation.jobs.cases import Case, Outcome, Place
 from rapid_des.validation.jobs.decoders import GPT, LLAMA, Dimensions, Experts, decoder, known, training_flops
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import Figure, MeasuredJob, job_topics
-from rapid_des.validation.jobs.software import SOFTWARE, lacking
+from rapid_des.validation.jobs.software import SOFTWARE
 from rapid_des.validation.jobs.training_trees import HALF, MEGATRON_2025_JOB, Batch, Layout, training_job
 from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Topic
@@ -54,14 +54,14 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 def _uci(data: DataFolder) -> Iterator[MeasuredJob]:
     """Yield Llama 2 7B, 128 sequences of 4,096; both readings of whether layers are recomputed."""
-    software, size, batch = SOFTWARE["uci"], known("Llama-2-7B"), Batch(128, 1, 4096)
+    size, batch = known("Llama-2-7B"), Batch(128, 1, 4096)
     flops = training_flops(size, gated=True, sequence=batch.length, sequences=batch.sequences)
     for record in data.read(UCI):
         if not record["Avg_Step_Time_s"]:
             continue
         tp, pp, dp, cp = (record.count(axis) for axis in ("TP", "PP", "DP", "CP"))
         layout = Layout(tp=tp, pp=pp, dp=dp, cp=cp)
-        missing = lacking(["fsdp"] if record["variant"] == "FSDP" else [])
+        software = SOFTWARE["uci-fsdp" if record["variant"] == "FSDP" else "uci"]
         where = place("A100-PCIE-80GB", layout.gpus)
         for recompute in ("none", "full"):
             more = {"training": {"recompute": recompute}}
@@ -70,8 +70,7 @@ def _uci(data: DataFolder) -> Iterator[MeasuredJob]:
                 "training/uci",
                 f"uci/{record['variant']}/tp{layout.tp}pp{layout.pp}cp{layout.cp}dp{layout.dp}",
                 record.time("Avg_Step_Time_s"),
-                cases=() if missing else (Case.of(tree, where),),
-                unsupported=missing,
+                cases=(Case.of(tree, where),),
                 basis=flops / layout.gpus,
             )
 
