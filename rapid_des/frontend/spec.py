@@ -51,6 +51,23 @@ class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
     """Whether each head has a learned score that takes attention away from all positions (gpt-oss)."""
 
 
+class LatentAttentionSpec(Spec, frozen=True, tag_field="kind", tag="latent_attention"):
+    """Multi-head latent attention (MLA, DeepSeek-V2): all heads' keys and values from one latent a token."""
+
+    heads: Count
+    """Query heads; tp divides them."""
+    kv_rank: Count
+    """Width of the latent of keys and values."""
+    head_dim: Count
+    """Channels of a query or key head that are not rotated."""
+    rope_dim: Count
+    """Channels of a query head, and of the key that all heads share, that are rotated."""
+    value_dim: Count
+    """Channels of a value head."""
+    q_rank: Count | None = None
+    """Width of the queries' latent; unset: queries are projected from the residual stream."""
+
+
 class FeedForwardSpec(Spec, frozen=True, tag_field="kind", tag="dense"):
     """The dense feed-forward block; `swiglu` has a gate beside the up projection."""
 
@@ -87,7 +104,7 @@ class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
     Unset: dropless."""
 
 
-Mixer: TypeAlias = AttentionSpec
+Mixer: TypeAlias = AttentionSpec | LatentAttentionSpec
 FeedForward: TypeAlias = FeedForwardSpec | ExpertsSpec
 
 

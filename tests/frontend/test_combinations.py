@@ -28,9 +28,12 @@ def experts(draw, sizes, *, together):
     }
 
 
+LATENT = "heads: 4, kv_rank: 16, head_dim: 8, rope_dim: 4, value_dim: 12"
 MIXERS = st.sampled_from(
     [
         "{heads: 4, kv_heads: 2, window: 8, qk_norm: head, rotary: 0.5}",
+        f"{{kind: latent_attention, q_rank: 24, {LATENT}}}",
+        f"{{kind: latent_attention, {LATENT}}}",
         "{heads: 4, window: 24, qk_norm: whole, sinks: true, softcap: true, rotary: 0}",
     ]
 )

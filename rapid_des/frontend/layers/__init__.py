@@ -13,11 +13,19 @@ from typing import Any
 from rapid_des.frontend.layers.attention import grouped_query_attention
 from rapid_des.frontend.layers.experts import mixture_of_experts
 from rapid_des.frontend.layers.feed_forward import dense_feed_forward
+from rapid_des.frontend.layers.latent import latent_attention
 from rapid_des.frontend.layers.layer import Layer, Mixer, Parameters, Sublayer
-from rapid_des.frontend.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
+from rapid_des.frontend.spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LatentAttentionSpec,
+    ModelSpec,
+)
 
 MIXERS: Mapping[type, Callable[[Any, ModelSpec, str], Mixer]] = {
     AttentionSpec: grouped_query_attention,
+    LatentAttentionSpec: latent_attention,
 }
 FEED_FORWARDS: Mapping[type, Callable[[Any, ModelSpec, str], Sublayer]] = {
     FeedForwardSpec: dense_feed_forward,

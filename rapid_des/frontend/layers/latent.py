@@ -1,0 +1,239 @@
+"""Multi-head latent attention (MLA): keys and values of all heads come from one latent a token.
+
+DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1. Down-projections and their norms are whole on every tp rank
+(with sequence parallelism each on its part of the sequence, and what is gathered are the latents);
+up-projections are split by heads. The two down-projections are one GEMM. Serving keeps the latent and one
+rotated key a token. A decode step multiplies the up-projections into queries and results ("absorbed"): its
+core runs over the latent, as over one key and value head; a prefill makes keys and values from the latent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rapid_des.device.operators import Attention, Gemm
+from rapid_des.frontend.layers.core import CORE, AttentionCore
+from rapid_des.frontend.layers.layer import Parameters
+from rapid_des.frontend.operations import (
+    Linear,
+    OperationList,
+    column_backward,
+    column_forward,
+    forward_gemm,
+    launch,
+    row_backward,
+    row_forward,
+)
+from rapid_des.frontend.shard import Shard, byte_count
+from rapid_des.frontend.spec import LatentAttentionSpec, ModelSpec, ParallelismSpec
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """MLA; `core` is that of training, where every head has keys and values of its own."""
+
+    hidden: int
+    core: AttentionCore
+    q_rank: int
+    """Width of the queries' latent; 0: they are projected from the residual stream."""
+    kv_rank: int
+    rope_dim: int
+    """Channels of a query head, and of the one key, that are rotated."""
+
+    name = "attention"
+    output_bias = False
+
+    @property
+    def _nope_dim(self) -> int:
+        """Channels of a query or key head that are not rotated."""
+        return self.core.head_dim - self.rope_dim
+
+    @property
+    def _latents(self) -> int:
+        """Columns of the down-projection: the latents, and the key that is rotated."""
+        return self.q_rank + self.kv_rank + self.rope_dim
+
+    @property
+    def parameters(self) -> Parameters:
+        """The down-projection and the norms of latents are whole on every rank, all else is split."""
+        core = self.core
+        queries = (self.q_rank or self.hidden) * core.heads * core.head_dim
+        keys_and_values = self.kv_rank * core.heads * (self._nope_dim + core.value_dim)
+        return Parameters(
+            matrices=queries + keys_and_values + core.heads * core.value_dim * self.hidden,
+            whole_vectors=self.hidden * self._latents + self.q_rank + self.kv_rank,
+        )
+
+    def flops(self, sequence: int) -> int:
+        """Return two a weight, and the core's, not absorbed."""
+        weights = self.parameters.matrices + self.hidden * self._latents
+        return 2 * weights + self.core.flops(sequence)
+
+    def refusal(self, split: ParallelismSpec) -> str | None:
+        """Return why tp can not split the heads."""
+        return self.core.refusal(split)
+
+    def cache_bytes(self, shard: Shard, positions: int) -> int:
+        """Return the latents and rotated keys of all positions, whole on every tp rank."""
+        dtype = shard.precision.kv_cache or shard.precision.activations
+        return byte_count((self.kv_rank + self.rope_dim) * positions, dtype)
+
+    def forward(self, operations: OperationList, shard: Shard) -> None:
+        """Append the way to queries and latents, the core with or without keys and values, the output."""
+        self._project(operations, shard)
+        inner = shard.activation_bytes(shard.tokens * self.core.result_width(shard))
+        if shard.serving:
+            write = shard.vector("kv_cache_write", shard.tokens, self.kv_rank + self.rope_dim)
+            operations.kernel("attention.cache", write)
+        if shard.serving and shard.query_length == 1:
+            self._absorbed(operations, shard)
+        else:
+            self._expanded(operations, shard)
+        row_forward(operations, shard, self._output(shard), saved=inner)
+
+    def backward(self, operations: OperationList, shard: Shard) -> int:
+        """Append the same from the end, keys and values gathered again (cp)."""
+        core, heads = self.core, self.core.local_heads(shard)
+        row_backward(operations, shard, self._output(shard))
+        core.exchange(operations, shard, "cp.gather")
+        if shard.recompute == "selective":
+            core.append(operations, shard, f"{CORE}.recompute", held=core.kept_bytes(shard))
+        core.append(operations, shard, CORE, backward=True, output=self._core_bytes(shard))
+        core.exchange(operations, shard, "cp.scatter")
+        key = shard.vector("copy", shard.tokens, heads * core.head_dim, backward=True)
+        operations.kernel("attention.key", key, output=shard.activation_bytes(key.rows * key.columns))
+        self._rotate(operations, shard)
+        waits = [self._share_key(operations, shard, "sp.scatter")]
+        waits.append(self._norm_gradient(operations, shard, self._kv_up(shard), "kv"))
+        if self.q_rank:
+            waits.append(self._norm_gradient(operations, shard, self._query(shard), "q"))
+            return self._down_gradient(operations, shard, tuple(waits))
+        straight = column_backward(operations, shard, self._query(shard))
+        ready = self._down_gradient(operations, shard, tuple(waits))
+        add = shard.vector("residual_add", shard.norm_tokens, self.hidden)
+        output = shard.activation_bytes(add.rows * add.columns)
+        return operations.kernel("attention.input.add", add, after=(straight, ready), output=output)
+
+    def _project(self, operations: OperationList, shard: Shard) -> None:
+        """Append the down-projection, the norms, and the queries, rotated."""
+        stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
+        down, query = self._down(shard), self._query(shard)
+        forward_gemm(operations, shard, down, saved=stream)
+        if self.q_rank:
+            self._norm(operations, shard, "q", self.q_rank)
+        self._norm(operations, shard, "kv", self.kv_rank)
+        kept = shard.activation_bytes(shard.norm_tokens * self.q_rank)
+        column_forward(operations, shard, query, saved=kept)
+        self._share_key(operations, shard, "sp.gather")
+        self._rotate(operations, shard)
+
+    def _expanded(self, operations: OperationList, shard: Shard) -> None:
+        """Append keys and values made from the latent, and the core over all heads."""
+        core, tokens = self.core, shard.tokens
+        up = self._kv_up(shard)
+        kept = shard.activation_bytes(shard.norm_tokens * self.kv_rank)
+        column_forward(operations, shard, up, saved=kept)
+        key = shard.vector("copy", tokens, core.key_width(shard))
+        operations.kernel("attention.key", key, output=shard.activation_bytes(key.rows * key.columns))
+        core.exchange(operations, shard, "cp.gather")
+        core.append(
+            operations, shard, CORE,
+            saved=self._core_bytes(shard),
+            core=core.kept_bytes(shard),
+            output=shard.activation_bytes(tokens * core.result_width(shard)),
+            sees_cache=True,
+        )  # fmt: skip
+
+    def _absorbed(self, operations: OperationList, shard: Shard) -> None:
+        """Append the products with the up-projection, a batch of one a head, around a core over latents."""
+        heads, tokens = self.core.local_heads(shard), shard.tokens
+        dtype = shard.precision.activations
+        latent = shard.activation_bytes(tokens * heads * self.kv_rank)
+        queries = Gemm(tokens, self.kv_rank, self._nope_dim, batch=heads, dtype=dtype)
+        operations.kernel("attention.absorb", queries, output=latent)
+        core = Attention(
+            shard.sequences, shard.query_length, shard.key_length, heads, 1, self.kv_rank + self.rope_dim,
+            value_dim=self.kv_rank, dtype=dtype, kv_dtype=shard.precision.kv_cache,
+            fused=shard.flash, shared_latent=True,
+        )  # fmt: skip
+        operations.kernel(CORE, core, output=latent, sees_cache=True)
+        values = Gemm(tokens, self.core.value_dim, self.kv_rank, batch=heads, dtype=dtype)
+        output = shard.activation_bytes(tokens * self.core.result_width(shard))
+        operations.kernel("attention.value", values, output=output)
+
+    def _down(self, shard: Shard) -> Linear:
+        columns = self._latents
+        return Linear("attention.down", columns, self.hidden, bias=False, rows=shard.norm_tokens)
+
+    def _query(self, shard: Shard) -> Linear:
+        columns, inner = self.core.query_width(shard), self.q_rank or self.hidden
+        return Linear("attention.query", columns, inner, bias=False, rows=shard.tokens)
+
+    def _kv_up(self, shard: Shard) -> Linear:
+        columns = self.core.local_heads(shard) * (self._nope_dim + self.core.value_dim)
+        return Linear("attention.kv_up", columns, self.kv_rank, bias=False, rows=shard.tokens)
+
+    def _output(self, shard: Shard) -> Linear:
+        inner = self.core.result_width(shard)
+        return Linear("attention.output", self.hidden, inner, bias=False, rows=shard.tokens)
+
+    def _core_bytes(self, shard: Shard) -> int:
+        """Return the bytes of queries, keys and values."""
+        core = self.core
+        columns = core.query_width(shard) + core.key_width(shard) + core.value_width(shard)
+        return shard.activation_bytes(shard.tokens * columns)
+
+    def _rotate(self, operations: OperationList, shard: Shard) -> None:
+        columns = (self.core.local_heads(shard) + 1) * self.rope_dim
+        size = shard.activation_bytes(shard.tokens * columns)
+        launch(operations, shard, "attention.rope", ("rope",), (shard.tokens, columns), output=size)
+
+    def _share_key(self, operations: OperationList, shard: Shard, role: str) -> int:
+        """Append the gather of sequence shards' rotated key, or the sum of its gradients; return the last."""
+        if shard.tp == 1 or not (shard.sequence_parallel or role == "sp.scatter"):
+            return operations.last
+        elements, chosen = shard.tokens * self.rope_dim, role
+        if not shard.sequence_parallel:
+            chosen = "tp.reduce_gradient"
+        name = f"attention.rope_key.{chosen.partition('.')[2]}"
+        size = shard.activation_bytes(elements)
+        return operations.message(name, chosen, shard.message(chosen, elements), output=size)
+
+    def _norm(self, operations: OperationList, shard: Shard, part: str, width: int) -> None:
+        shape = (shard.norm_tokens, width)
+        size = shard.activation_bytes(shape[0] * width)
+        launch(operations, shard, f"attention.{part}_norm", ("rms_norm",), shape, saved=size, output=size)
+
+    def _norm_gradient(self, operations: OperationList, shard: Shard, linear: Linear, part: str) -> int:
+        """Append the backward of an up-projection and of the norm before it; return where that stands."""
+        ready = column_backward(operations, shard, linear)
+        kernel = shard.vector("rms_norm", shard.norm_tokens, linear.inner, backward=True)
+        output = shard.activation_bytes(kernel.rows * kernel.columns)
+        name = f"attention.{part}_norm"
+        return operations.kernel(name, kernel, after=ready, output=output, parameters=linear.inner)
+
+    def _down_gradient(self, operations: OperationList, shard: Shard, waits: tuple[int, ...]) -> int:
+        """Append the gradients of latents joined, and the down-projection's backward."""
+        join = shard.vector("copy", shard.norm_tokens, self._latents)
+        output = shard.activation_bytes(join.rows * join.columns)
+        operations.kernel("attention.latents", join, after=waits, output=output)
+        alone = replace(shard, tp=1, sequence_parallel=False)
+        return column_backward(operations, alone, self._down(shard))
+
+
+def latent_attention(spec: LatentAttentionSpec, model: ModelSpec, file: str) -> LatentAttention:
+    """Return the latent attention of a model file; all its dimensions fit."""
+    del file
+    core = AttentionCore(
+        heads=spec.heads,
+        kv_heads=spec.heads,
+        head_dim=spec.head_dim + spec.rope_dim,
+        value_dim=spec.value_dim,
+    )
+    return LatentAttention(
+        hidden=model.hidden,
+        core=core,
+        q_rank=spec.q_rank or 0,
+        kv_rank=spec.kv_rank,
+        rope_dim=spec.rope_dim,
+    )
