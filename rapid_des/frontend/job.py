@@ -17,6 +17,7 @@ from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.layers import FEED_FORWARDS, MIXERS, Layer
+from rapid_des.frontend.layers.layer import Sublayer
 from rapid_des.frontend.parallelism import (
     SCHEDULES,
     ZERO_STAGES,
@@ -98,17 +99,28 @@ class Model:
             + self.spec.norm_parameters
         )
 
-    def forward_flops(self, tokens: int, sequence: int, *, logits: int) -> int:
-        """Return the model FLOPs of a forward pass of `tokens`, each attending to `sequence` positions.
+    def forward_flops(self, requests: int, positions: range, *, logits: int) -> int:
+        """Return the model FLOPs of a forward pass of `positions` (from 1 on) of each of `requests`.
 
-        The convention of Narayanan et al. 2021 (eq. 3), as `Sublayer.flops` says it; `logits` positions pass
-        the output head.
+        Narayanan et al. 2021 (eq. 3), as `Sublayer.flops` says it, but a position sees only itself and those
+        before it, as far as its layer's window reaches; `logits` positions pass the output head.
         """
         layers = sum(
-            count * sum(half.flops(sequence) for half in self.kinds[kind].halves)
+            count * sum(_causal_flops(half, positions) for half in self.kinds[kind].halves)
             for kind, count in self._layers_of_kind.items()
         )
-        return tokens * layers + 2 * logits * self.embedding_parameters()
+        return requests * layers + 2 * logits * self.embedding_parameters()
+
+
+def _causal_flops(half: Sublayer, positions: range) -> int:
+    alone, first = half.flops(0), half.flops(1)
+    flops = len(positions) * alone
+    if first == alone:
+        return flops
+    reach = (half.flops(positions[-1]) - alone) // (first - alone)
+    growing = range(positions.start, max(positions.start, min(positions.stop, reach + 1)))
+    seen = (growing.start + growing.stop - 1) * len(growing) // 2 + (len(positions) - len(growing)) * reach
+    return flops + seen * (first - alone)
 
 
 def model_of(spec: ModelSpec, path: Path) -> Model:
@@ -403,16 +415,14 @@ class Job:
 
     @property
     def model_flops(self) -> int:
-        """FLOPs of the model itself for MFU: forward, and in training twice that for backward."""
-        if self.spec.phase == "training":
-            length = self.training.sequence_length
-            return 3 * self.model.forward_flops(self.tokens, length, logits=self.tokens)
-        return self._inference_flops()
+        """FLOPs of the model itself for MFU: forward, and in training twice that for backward.
 
-    def _inference_flops(self) -> int:
+        Attention counts what a causal mask leaves: of n positions n·(n + 1)/2 pairs.
+        """
+        if self.spec.phase == "training":
+            positions = range(1, self.training.sequence_length + 1)
+            return 3 * self.model.forward_flops(self.training.global_batch, positions, logits=self.tokens)
         spec = self.inference
         requests = spec.batch * self.spec.parallelism.dp
-        flops = self.model.forward_flops(requests * spec.prompt_length, spec.prompt_length, logits=requests)
-        for step in range(1, spec.output_length):
-            flops += self.model.forward_flops(requests, spec.prompt_length + step, logits=requests)
-        return flops
+        every = range(1, spec.prompt_length + spec.output_length)
+        return self.model.forward_flops(requests, every, logits=requests * spec.output_length)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,12 +14,13 @@ from rapid_des.device.device import Device, load_device
 from rapid_des.frontend import Job, JobMemory, JobTrace
 from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.inference import decode_time
+from rapid_des.frontend.operations import PricedOperator
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.plans import PLAIN, SCALAR, SEND, Served
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
 from rapid_des.report.host_text import host_json
-from rapid_des.units import Duration, seconds
+from rapid_des.units import Duration, FlopRate, seconds
 
 MEASURED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "A100-SXM4-80GB": ("a100_sxm_80gb", ("attention", "collectives", "experts", "gemm", "layers")),
@@ -147,7 +149,10 @@ class JobFigures:
     tokens: int
     tokens_per_s: float
     mfu: float
-    """Model FLOPs over the GPUs' dense matrix peak at the boost clock and the step time."""
+    """Model FLOPs, attention as far as causal, over the step time and `peak` of all GPUs."""
+    peak: FlopRate
+    """Of one GPU: the dense matrix peak of the job's precision that the device file states, or what the clock
+    in use gives where that is more."""
     memory: JobMemory
     memory_capacity: int
     requests: RequestTimes | None = None
@@ -160,6 +165,8 @@ class JobFigures:
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
+            "mfu_peak_flop_per_s": int(self.peak),
+            "mfu_attention": "causal",
             "memory_bytes": fullest.peak,
             "memory_capacity_bytes": self.memory_capacity,
             "memory_breakdown_bytes": dict(fullest.categories),
@@ -175,18 +182,42 @@ def job_figures(
 ) -> JobFigures:
     """Return the figures of a step that takes `step_time` picoseconds."""
     precision = job.spec.precision
-    peak = device.spec.tensor_peak.get(precision.gemm or precision.activations)
-    rate = peak if peak is not None else device.tensor_rate(precision.gemm or precision.activations)
+    dtype = precision.gemm or precision.activations
+    stated = device.spec.tensor_peak.get(dtype, 0)
+    rate = FlopRate(max(stated, round(device.tensor_rate(dtype))))
     duration = seconds(step_time)
     return JobFigures(
         gpus=job.gpus,
         tokens=job.tokens,
         tokens_per_s=job.tokens / duration,
         mfu=job.model_flops / (duration * job.gpus * rate),
+        peak=rate,
         memory=memory,
         memory_capacity=int(device.spec.hbm.capacity),
         requests=requests,
     )
+
+
+def compute_bound(
+    times: Mapping[str, int], priced: Iterable[PricedOperator], requests: RequestTimes | None
+) -> str:
+    """Return what limits most of a rank's time in kernels: `hbm`, `launch`, or `compute` on the chip.
+
+    `times` are those of operators by name. Of requests it is the longer of prefill and decode that counts.
+    """
+    decode = requests is not None and 2 * requests.first_token < requests.total
+    phase = [each for each in priced if requests is None or (each.step > 0) == decode]
+    whole: Counter[str] = Counter()
+    for kernel in phase:
+        whole[kernel.name] += kernel.duration
+    limits: Counter[str] = Counter({"compute": 0})
+    for kernel in phase:
+        share = kernel.duration / max(whole[kernel.name], 1)
+        limits[_LIMITS.get(kernel.bound, "compute")] += round(share * times.get(kernel.name, 0))
+    return max(limits, key=lambda name: limits[name])
+
+
+_LIMITS = {"hbm": "hbm", "launch": "launch", "latency": "launch"}
 
 
 def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> RequestTimes:

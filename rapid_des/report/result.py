@@ -29,6 +29,7 @@ from rapid_des.report.figures import (
     Basis,
     JobFigures,
     RequestTimes,
+    compute_bound,
     job_figures,
     measured_topics,
     request_times,
@@ -84,6 +85,8 @@ class Result:
     figures: JobFigures | None = None
     basis: Basis | None = None
     """What the run was priced with."""
+    compute_bound: str = "compute"
+    """What limits most of the critical rank's kernels; `compute` is arithmetic and the caches."""
     notes: tuple[str, ...] = ()
     run: Run | None = field(default=None, repr=False, compare=False)
     stream_kinds: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
@@ -98,8 +101,9 @@ class Result:
 
     @property
     def bound(self) -> str:
-        """The largest part of the breakdown."""
-        return max(self.breakdown, key=lambda part: self.breakdown[part])
+        """The largest part of the breakdown; of compute, what limits most of it."""
+        part = max(self.breakdown, key=lambda part: self.breakdown[part])
+        return self.compute_bound if part == "compute" else part
 
     def rank_breakdown(self, rank: int) -> dict[str, Duration]:
         """Return where a rank's time goes until it ends, as `breakdown` says of the critical rank."""
@@ -219,7 +223,8 @@ def result_of(
     notes = (*notes, *host_notes(spent, host_busy(lowered, position)))
     figures = None
     if trace is not None and memory is not None:
-        figures = job_figures(trace.job, run.machine.device, step_time, memory=memory, requests=requests)
+        device = as_used(trace.job, run.machine, run.machine.device)
+        figures = job_figures(trace.job, device, step_time, memory=memory, requests=requests)
     return Result(
         step_time=Duration(step_time),
         breakdown={part: Duration(time) for part, time in spent.items()},
@@ -234,6 +239,7 @@ def result_of(
         folded=run.execution.folded,
         figures=figures,
         basis=_basis(run, None if trace is None else trace.job, (blocks or lowered).served),
+        compute_bound="compute" if trace is None else compute_bound(times, trace.operators, requests),
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         run=run if blocks is None else None,
         stream_kinds=kinds,

@@ -133,7 +133,7 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
         rows["whole request"] = f"{result.step_time}"
     fullest = figures.memory.fullest
     rows["tokens/s"] = f"{figures.tokens_per_s:,.0f}"
-    rows["MFU"] = f"{figures.mfu:.1%}"
+    rows["MFU"] = f"{figures.mfu:.1%} of {figures.peak}, attention as far as causal"
     rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
     rows["bound by"] = result.bound
     for name, value in rows.items():

@@ -4,6 +4,7 @@ import pytest
 
 from rapid_des.config import preset_names
 from rapid_des.errors import ConfigError
+from rapid_des.frontend import job as job_module
 from rapid_des.frontend import load_model
 
 
@@ -49,12 +50,14 @@ def test_gpt3_counts_what_brown_et_al_print(tmp_path):
     assert preset("gpt3_175b", tmp_path).parameters == 174_604_259_328
 
 
-def test_model_flops_follow_the_papers_formula(tmp_path):
+def test_model_flops_follow_the_papers_formula_but_for_what_a_causal_mask_leaves_out(tmp_path):
     # Narayanan et al. 2021, eq. 3, forward only: 24·B·s·l·h²·(1 + s/(6h) + V/(12·l·h)), B = 4.
     model = preset("megatron_gpt_22b", tmp_path)
     tokens, s, layers, h, vocabulary = 4 * 2048, 2048, 48, 6144, 51200
-    formula = 24 * tokens * layers * h * h + 4 * tokens * s * layers * h + 2 * tokens * vocabulary * h
-    assert model.forward_flops(tokens, s, logits=tokens) == formula
+    formula = (
+        24 * tokens * layers * h * h + 4 * tokens * (s + 1) // 2 * layers * h + 2 * tokens * vocabulary * h
+    )
+    assert model.forward_flops(4, range(1, s + 1), logits=tokens) == formula
 
 
 def test_every_preset_loads(tmp_path):
@@ -90,3 +93,13 @@ def test_a_model_that_does_not_fit_together_is_refused(tmp_path, line, said):
     with pytest.raises(ConfigError, match="m.yaml") as refused:
         load_model(path)
     assert said in str(refused.value)
+
+
+def test_model_flops_stop_at_a_window():
+    # With a window of 3 the positions 1 to 5 see 1, 2, 3, 3 and 3 positions.
+    class Windowed:
+        def flops(self, sequence):
+            return 10 + 4 * min(sequence, 3)
+
+    assert job_module._causal_flops(Windowed(), range(1, 6)) == 5 * 10 + 4 * 12
+    assert job_module._causal_flops(Windowed(), range(5, 6)) == 10 + 4 * 3
