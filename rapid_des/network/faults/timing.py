@@ -92,23 +92,24 @@ def link_timetables(
     """
     spans: dict[int, list[_Span[LinkEffect]]] = {}
     for fault, hit in hits(fabric, faults, gpus_per_node):
+        _check_bursts(fault, len(hit.links), horizon)
         for link in hit.links.tolist() if fault.timed and touches_links(fault) else ():
             effect = link_effect(fault, int(fabric.bandwidth[link]), int(fabric.latency[link]))
             spanned = [_Span(*interval, effect) for interval in active_intervals(fault, horizon)]
             drawn = (*_jitter(fault, link, horizon), *_bursts(fault, link, horizon))
             spans.setdefault(link, []).extend([*spanned, *drawn])
-    tables = {link: _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.combined) for link in sorted(spans)}
-    return {
-        link: tuple(
-            (
-                time,
-                _rate(effect.left, fabric.link_name(link)),
-                _lag(effect.latency, fabric, link),
-            )
-            for time, effect in table
-        )
-        for link, table in tables.items()
-    }
+    tables = {}
+    for link in sorted(spans):
+        steps, known = [], dict[int, tuple[int, int]]()  # many bursts have few effects
+        for time, effect in _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.combined):
+            if id(effect) not in known:
+                known[id(effect)] = (
+                    _rate(effect.left, fabric.link_name(link)),
+                    _lag(effect.latency, fabric, link),
+                )
+            steps.append((time, *known[id(effect)]))
+        tables[link] = tuple(steps)
+    return tables
 
 
 def dead_at(tables: Mapping[int, Timetable], time: int) -> frozenset[int]:
@@ -177,14 +178,22 @@ def _jitter(fault: Fault, link: int, horizon: int) -> Iterator[_Span[LinkEffect]
             yield _Span(max(start, draw * period), min(last, (draw + 1) * period), LinkEffect(ONE, added))
 
 
+def _check_bursts(fault: Fault, links: int, horizon: int) -> None:
+    """Refuse bursts that are too many to be laid out, those of all links together."""
+    if fault.burst is None or fault.load is None or fault.peak is None:
+        return
+    bursts = links * horizon * share(fault.load) // (int(fault.burst) * share(fault.peak))
+    if bursts > MOST_STEPS:
+        problem = f"{fault.burst} makes {bursts} bursts in {Duration(horizon)} on all its links together"
+        raise TopologyError(f"burst: {problem}; allowed: {MOST_STEPS}")
+
+
 def _bursts(fault: Fault, link: int, horizon: int) -> Iterator[_Span[LinkEffect]]:
     """Yield the bursts of other tenants' traffic on a link: an on-off process, stationary from time 0 on."""
     if fault.burst is None or fault.load is None or fault.peak is None or fault.seed is None:
         return
     load, peak = share(fault.load), share(fault.peak)
-    pause = Fraction(int(fault.burst)) * (peak / load - 1)
-    if horizon // (int(fault.burst) + pause) > MOST_STEPS:
-        raise TopologyError(f"burst: {fault.burst} makes more than {MOST_STEPS} in {Duration(horizon)}")
+    pause = int(fault.burst) * (peak / load - 1)
     active, effect = [*active_intervals(fault, horizon)], LinkEffect(ONE, 0, peak)
     on = mixed(fault.seed, link, 0) * peak.numerator * load.denominator < (
         load.numerator * peak.denominator << 64
@@ -212,12 +221,16 @@ def _swept(
     waiting = sorted(spans, key=lambda span: span.start, reverse=True)
     ends = {span.end for span in spans if span.end is not None}
     active: list[_Span[_Effect]] = []
+    known: dict[tuple[int, ...], _Effect] = {}
     table: list[tuple[int, _Effect]] = []
     for time in sorted({0, *ends, *(span.start for span in spans)}):
         active = [span for span in active if span.end is None or span.end > time]
         while waiting and waiting[-1].start <= time:
             active.append(waiting.pop())
-        left = reduce(joined, (span.effect for span in active), healthy)
-        if not table or table[-1][1] != left:
-            table.append((time, left))
+        which = tuple(id(span.effect) for span in active)
+        if which not in known:
+            left = reduce(joined, (span.effect for span in active), healthy)
+            known[which] = next((equal for equal in known.values() if equal == left), left)
+        if not table or table[-1][1] is not known[which]:
+            table.append((time, known[which]))
     return table
