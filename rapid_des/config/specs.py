@@ -41,9 +41,12 @@ def decode(document: Document, spec: type[S]) -> S:
         raise _explain(str(error), document, spec) from None
 
 
-def to_yaml(spec: Spec) -> str:
-    """Return the text of a file that decodes to an equal spec; what is unset by default is left out."""
-    tree = _plain(spec)
+def to_yaml(spec: Spec, *, brief: bool = False) -> str:
+    """Return the text of a file that decodes to an equal spec; what is unset by default is left out.
+
+    `brief` leaves out all that is as by default.
+    """
+    tree = _plain(spec, brief=brief)
     text: str = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
     return text
 
@@ -58,21 +61,21 @@ def to_tree(value: object, kind: str) -> Tree:
     return tree
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, *, brief: bool = False) -> Any:
     """Return a spec as a plain tree without the None that a missing key means."""
     if isinstance(value, msgspec.Struct):
         config = value.__struct_config__
         tag = {} if config.tag_field is None else {config.tag_field: config.tag}
         entries = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
         return tag | {
-            field.encode_name: _plain(item)
+            field.encode_name: _plain(item, brief=brief)
             for field, item in entries
-            if item is not None or field.default is not None
+            if (item is not None or field.default is not None) and not (brief and item == field.default)
         }
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, brief=brief) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, brief=brief) for item in value]
     return msgspec.to_builtins(value, enc_hook=_to_text)
 
 

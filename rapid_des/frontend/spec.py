@@ -97,6 +97,8 @@ class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
     """Width of the shared experts together; 0: there are none. tp divides it."""
     shared_gate: bool = False
     """Whether a gate, one weight a channel, scales what the shared experts add."""
+    bias: bool = False
+    """Whether both matrices of an expert have biases."""
     router_bias: bool = False
     """Whether the router has a bias an expert."""
     capacity: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None

@@ -3,7 +3,8 @@
 Where every rank has tokens of its own (tp 1, or sequence parallelism) copies of tokens travel to the ranks of
 their experts and back, as in Megatron Core's all-to-all dispatcher; ranks that share experts (etp) gather
 what came in and reduce what goes out. Where the ranks of a tp group hold the same tokens, as in serving, each
-computes what its experts add, and one sum over tp follows. Copies spread evenly over the experts.
+computes what its experts add, and one sum over tp follows. Copies spread evenly over the experts. Their
+biases are added in the products.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Experts:
     inner: int
     activation: str
     capacity: float | None
+    bias: bool
     router_bias: bool
     shared: DenseFeedForward | None
     shared_gate: bool
@@ -56,6 +58,11 @@ class Experts:
         return self.hidden * self.inner * (self._projections + 1)
 
     @property
+    def _biases(self) -> int:
+        """Biases of one routed expert."""
+        return (self.inner * self._projections + self.hidden) * self.bias
+
+    @property
     def _router(self) -> int:
         return self.experts * (self.hidden + self.router_bias)
 
@@ -65,7 +72,8 @@ class Experts:
         return Parameters(
             matrices=self.shared.parameters.matrices if self.shared else 0,
             whole_vectors=self._router + self.hidden * self.shared_gate,
-            experts=self.experts * self._expert,
+            experts=self.experts
+            * (self._expert + self.bias * (self.inner * self._projections + self.hidden)),
         )
 
     def flops(self, sequence: int) -> int:
@@ -245,22 +253,29 @@ class Experts:
             operations.kernel(f"ffn.{kind}", shard.vector(kind, total, inner, backward=True), output=size)
         self._gradients_of(operations, shard, "ffn.in", rows, (wide, self.hidden))
 
-    @staticmethod
     def _gradients_of(
-        operations: OperationList, shard: Shard, name: str, rows: tuple[int, ...], shape: tuple[int, int]
+        self,
+        operations: OperationList,
+        shard: Shard,
+        name: str,
+        rows: tuple[int, ...],
+        shape: tuple[int, int],
     ) -> None:
-        """Append both gradients of a product of `shape` (columns, inner)."""
+        """Append the gradients of a product of `shape` (columns, inner), and of its biases."""
         columns, inner = shape
         incoming, local = operations.last, len(rows)
         weights = Gemm(
             columns, inner, max(1, ceil_divide(sum(rows), local)), batch=local, dtype=shard.gemm_dtype,
             out_dtype=shard.precision.gradients, accumulate=True,
         )  # fmt: skip
+        if self.bias:
+            reduction = shard.vector("bias_gradient", sum(rows), columns)
+            operations.kernel(f"{name}.bias_gradient", reduction, after=incoming)
         operations.kernel(
             f"{name}.weight_gradient",
             weights,
             after=incoming,
-            parameters=local * columns * inner,
+            parameters=local * columns * (inner + self.bias),
             expert=True,
         )
         output = shard.activation_bytes(sum(rows) * inner)
@@ -305,6 +320,7 @@ def mixture_of_experts(spec: ExpertsSpec, model: ModelSpec, file: str) -> Expert
         inner=spec.hidden,
         activation=spec.activation,
         capacity=spec.capacity,
+        bias=spec.bias,
         router_bias=spec.router_bias,
         shared=shared if spec.shared_hidden else None,
         shared_gate=spec.shared_gate,

@@ -1,0 +1,208 @@
+"""Architectures by their `model_type`: what each reads of its config, as a model file says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rapid_des.frontend.importing.keys import Keys, spread
+
+Tree = dict[str, Any]
+
+GATED = {"silu": "swiglu", "swish": "swiglu"}
+GELU = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu"}
+
+
+def llama(keys: Keys, *, qk_norm: str = "none", qkv_bias: bool = False, tied: bool = False) -> Tree:
+    """Read Llama and those that differ from it in biases and norms of queries and keys."""
+    hidden, bias = keys.count("hidden_size"), keys.flag("attention_bias", default=qkv_bias)
+    attention = _attention(keys) | {"qkv_bias": bias, "qk_norm": qk_norm}
+    attention["output_bias"] = bias and not qkv_bias
+    feed_forward = {
+        "activation": keys.choice("hidden_act", GATED, "silu"),
+        "hidden": keys.count("intermediate_size"),
+        "bias": keys.flag("mlp_bias", default=False),
+    }
+    return {
+        "hidden": hidden,
+        "layers": keys.count("num_hidden_layers"),
+        "attention": attention,
+        "feed_forward": feed_forward,
+        "norm": "rms_norm",
+        "position": "rope",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=tied),
+    }
+
+
+def _attention(keys: Keys) -> Tree:
+    heads = keys.count("num_attention_heads")
+    tree = {"heads": heads, "kv_heads": keys.count("num_key_value_heads", heads)}
+    if "head_dim" in keys:
+        tree["head_dim"] = keys.count("head_dim")
+    share = keys.get("partial_rotary_factor", float, 1.0)
+    return tree | ({} if share == 1 else {"rotary": share})
+
+
+def mistral(keys: Keys) -> Tree:
+    """Read Mistral: Llama with a sliding window in every layer."""
+    model = llama(keys)
+    return _windowed(keys, model, lambda _: True)
+
+
+def _windowed(keys: Keys, model: Tree, slides: Callable[[int], bool]) -> Tree:
+    """Give a window to the layers that `layer_types` says, or to those that `slides` does."""
+    count, window = model["layers"], keys.count("sliding_window", 0)
+    types = keys.names("layer_types", count)
+    if not window:
+        return model
+    if types is None:
+        windowed = [layer for layer in range(count) if slides(layer)]
+    else:
+        known = {"sliding_attention": True, "full_attention": False}
+        flags = [keys_of(known, word, keys) for word in types]
+        windowed = [layer for layer, flag in enumerate(flags) if flag]
+    return with_layers(model, "attention", model["attention"] | {"window": window}, windowed)
+
+
+def keys_of(known: Mapping[str, bool], word: str, keys: Keys) -> bool:
+    """Return what a word in `layer_types` stands for."""
+    return Keys({"layer_types": word}, keys.file).choice("layer_types", known)
+
+
+def with_layers(model: Tree, part: str, tree: Tree, layers: list[int]) -> Tree:
+    """Return the model with `tree` as a part of some layers; what most layers have is the model's own."""
+    count = model["layers"]
+    if 2 * len(layers) > count:
+        others = [layer for layer in range(count) if layer not in set(layers)]
+        return with_layers(model | {part: tree}, part, model[part], others)
+    places = [place | {part: tree} for place in spread(layers, count)] if layers else []
+    return model | {"exceptions": [*model.get("exceptions", []), *places]}
+
+
+def mixtral(keys: Keys) -> Tree:
+    """Read Mixtral: Mistral with experts in every layer."""
+    model = mistral(keys)
+    experts = keys.count("num_local_experts", 8)
+    return model | {"feed_forward": _experts(keys, experts, model["feed_forward"]["hidden"])}
+
+
+def _experts(keys: Keys, experts: int, hidden: int) -> Tree:
+    topk = keys.count("num_experts_per_tok")
+    return {"kind": "experts", "experts": experts, "topk": topk, "hidden": hidden, "activation": "swiglu"}
+
+
+def qwen2(keys: Keys) -> Tree:
+    """Read Qwen2 and Qwen2.5: Llama with biases of queries, keys and values."""
+    return _qwen_window(keys, llama(keys, qkv_bias=True))
+
+
+def _qwen_window(keys: Keys, model: Tree) -> Tree:
+    first = keys.count("max_window_layers", 0)
+    if not keys.flag("use_sliding_window", default=False):
+        keys.ignore("sliding_window", "layer_types")
+        return model
+    return _windowed(keys, model, lambda layer: layer >= first)
+
+
+def qwen3(keys: Keys) -> Tree:
+    """Read Qwen3: Llama with norms of each head's queries and keys."""
+    return _qwen_window(keys, llama(keys, qk_norm="head"))
+
+
+def qwen2_moe(keys: Keys) -> Tree:
+    """Read Qwen2 with experts: shared ones behind a gate."""
+    model = qwen2(keys)
+    shared = keys.count("shared_expert_intermediate_size")
+    return _sparse(keys, model, {"shared_hidden": shared, "shared_gate": True})
+
+
+def qwen3_moe(keys: Keys) -> Tree:
+    """Read Qwen3 with experts."""
+    return _sparse(keys, qwen3(keys), {})
+
+
+def _sparse(keys: Keys, model: Tree, shared: Tree) -> Tree:
+    """Put experts into all layers but those that `decoder_sparse_step` or `mlp_only_layers` leave dense."""
+    step, only = keys.count("decoder_sparse_step", 1), keys.get("mlp_only_layers", list, [])
+    experts = _experts(keys, keys.count("num_experts"), keys.count("moe_intermediate_size")) | shared
+    layers = [layer for layer in range(model["layers"]) if (layer + 1) % step == 0 and layer not in only]
+    return with_layers(model, "feed_forward", experts, layers)
+
+
+def deepseek(keys: Keys, *, corrected: bool = False) -> Tree:
+    """Read DeepSeek-V2 and V3: latent attention, the first layers dense; `corrected`: a bias an expert."""
+    keys.ignore(
+        "num_key_value_heads", "scoring_func", "topk_method", "n_group", "topk_group", "routed_scaling_factor"
+    )
+    keys.note("num_nextn_predict_layers", "the modules that predict further tokens are left out")
+    keys.choice("attention_bias", {False: None}, default=False)
+    model = llama(keys)
+    model["attention"] = {
+        "kind": "latent_attention",
+        "heads": keys.count("num_attention_heads"),
+        "kv_rank": keys.count("kv_lora_rank"),
+        "head_dim": keys.count("qk_nope_head_dim"),
+        "rope_dim": keys.count("qk_rope_head_dim"),
+        "value_dim": keys.count("v_head_dim"),
+    } | ({"q_rank": keys.count("q_lora_rank")} if "q_lora_rank" in keys else {})
+    keys.ignore("q_lora_rank", "qk_head_dim")
+    width = keys.count("moe_intermediate_size")
+    experts = _experts(keys, keys.count("n_routed_experts"), width)
+    experts |= {"shared_hidden": width * keys.count("n_shared_experts", 0), "router_bias": corrected}
+    first, every = keys.count("first_k_dense_replace", 0), keys.count("moe_layer_freq", 1)
+    layers = [layer for layer in range(model["layers"]) if layer >= first and layer % every == 0]
+    return with_layers(model, "feed_forward", experts, layers)
+
+
+def deepseek_v3(keys: Keys) -> Tree:
+    """Read DeepSeek-V3 and R1, whose router has a correction an expert."""
+    return deepseek(keys, corrected=True)
+
+
+def gpt2(keys: Keys) -> Tree:
+    """Read GPT-2: learned positions, biases everywhere."""
+    keys.ignore("n_ctx")
+    hidden = keys.count("n_embd")
+    inner = keys.count("n_inner", 4 * hidden)
+    activation = keys.choice("activation_function", GELU, "gelu_new")
+    keys.choice("add_cross_attention", {False: None}, default=False)
+    return {
+        "hidden": hidden,
+        "layers": keys.count("n_layer"),
+        "attention": {"heads": keys.count("n_head"), "qkv_bias": True, "output_bias": True},
+        "feed_forward": {"activation": activation, "hidden": inner, "bias": True},
+        "norm": "layer_norm",
+        "position": "learned",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("n_positions"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
+    }
+
+
+def gpt_oss(keys: Keys) -> Tree:
+    """Read gpt-oss: a sink a head, every other layer a window, experts and router with biases."""
+    model = llama(keys)
+    bias = keys.flag("attention_bias", default=True)
+    model["attention"] |= {"qkv_bias": bias, "output_bias": bias, "sinks": True}
+    hidden = keys.count("intermediate_size")
+    experts = _experts(keys, keys.count("num_local_experts"), hidden)
+    model["feed_forward"] = experts | {"bias": True, "router_bias": True}
+    return _windowed(keys, model, lambda layer: layer % 2 == 0)
+
+
+ARCHITECTURES: Mapping[str, Callable[[Keys], Tree]] = {
+    "llama": llama,
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "qwen2": qwen2,
+    "qwen2_moe": qwen2_moe,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek_v3,
+    "gpt2": gpt2,
+    "gpt_oss": gpt_oss,
+    "granite": llama,
+}

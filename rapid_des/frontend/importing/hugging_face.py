@@ -1,0 +1,64 @@
+"""`config.json` of Hugging Face to a model file: parameters as the checkpoint has them, unknown keys refused.
+
+Each architecture is a function that reads its keys and returns what a model file holds; defaults are those of
+the architecture's configuration class in transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rapid_des.config import to_yaml
+from rapid_des.config.documents import parse_json, read_text
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing.architectures import ARCHITECTURES
+from rapid_des.frontend.importing.keys import Keys
+from rapid_des.frontend.job import Model
+from rapid_des.frontend.loading import load_model
+
+Tree = dict[str, Any]
+Architecture = Callable[[Keys], Tree]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model with where it comes from."""
+
+    model: Model
+    architecture: str
+    """The `model_type` of the config."""
+    notes: tuple[str, ...]
+    """What the model file does not say."""
+
+    def as_yaml(self) -> str:
+        """Return the text of a model file."""
+        head = f"# {self.architecture}, {self.model.parameters:,} parameters\n"
+        return head + "".join(f"# {note}\n" for note in self.notes) + to_yaml(self.model.spec, brief=True)
+
+
+def import_hugging_face(path: str | Path) -> Imported:
+    """Return the model of a config.json, or of the one in a folder; a `ConfigError` names what is unknown."""
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    tree = parse_json(read_text(file), file)
+    if not isinstance(tree, Mapping):
+        raise ConfigError("holds no JSON object", file=str(file))
+    name = tree.get("model_type")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ConfigError(f"{name!r} is not understood; allowed: {known}", file=str(file), key="model_type")
+    keys = Keys(tree, str(file))
+    keys.note("quantization_config", "formats are the job's (precision), not the model's")
+    spec = ARCHITECTURES[name](keys)
+    keys.finish()
+    return Imported(_model(spec, str(file)), name, tuple(keys.notes))
+
+
+def _model(spec: Tree, file: str) -> Model:
+    """Return the checked model; what does not fit together is told by the keys of a model file."""
+    try:
+        return load_model(spec)
+    except ConfigError as error:
+        raise ConfigError(f"as a model file: {error.key}: {error.message}", file=file) from None

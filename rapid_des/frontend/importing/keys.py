@@ -1,0 +1,133 @@
+"""The keys of a config.json, each to be read once; what nobody reads is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rapid_des.errors import ConfigError
+
+T = TypeVar("T")
+
+WITHOUT_MEANING = frozenset((
+    "_attn_implementation", "_name_or_path", "_remove_final_layer_norm", "activation_dropout",
+    "apply_residual", "architectures", "attention_dropout", "attention_multiplier", "attn_implementation",
+    "attn_pdrop", "auto_map", "aux_loss_alpha", "bos_token_id", "cache_implementation",
+    "chunk_size_feed_forward", "decoder_start_token_id", "dropout", "dtype", "embd_dropout", "embd_pdrop",
+    "embedding_multiplier", "eos_token_id", "ep_size", "experts_per_token", "gradient_checkpointing",
+    "hidden_dropout", "id2label", "initial_context_length", "initializer_factor", "initializer_range",
+    "is_decoder", "label2id", "layer_norm_eps", "layer_norm_epsilon", "layerdrop", "logit_scale",
+    "logits_scaling", "model_type", "n_group", "norm_eps", "norm_topk_prob", "output_attentions",
+    "output_hidden_states", "output_router_logits", "pad_token_id", "prefix", "pretraining_tp",
+    "query_pre_attn_scalar", "reorder_and_upcast_attn", "resid_pdrop", "residual_multiplier", "return_dict",
+    "rms_norm_eps", "rope_local_base_freq", "rope_parameters", "rope_scaling", "rope_theta",
+    "rotary_emb_base", "routed_scaling_factor", "router_aux_loss_coef", "router_dtype",
+    "router_jitter_noise", "router_z_loss_coef", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
+    "scoring_func", "seq_aux", "summary_activation", "summary_first_dropout", "summary_proj_to_logits",
+    "summary_type", "summary_use_proj", "swiglu_limit", "task_specific_params", "topk_group", "topk_method",
+    "torch_dtype", "transformers_version", "unsloth_version", "use_bfloat16", "use_cache",
+))  # fmt: skip
+"""What changes neither a tensor's shape nor which kernels run: names, scales, ranges, what training reads."""
+_REQUIRED = object()
+
+
+@dataclass
+class Keys:
+    """A config.json while an architecture reads it."""
+
+    tree: Mapping[str, Any]
+    file: str
+    notes: list[str] = field(default_factory=list)
+    """What a user must know of the model that comes of it."""
+    _read: set[str] = field(default_factory=set)
+
+    def __contains__(self, key: str) -> bool:
+        return self.tree.get(key) is not None
+
+    def get(self, key: str, kind: type[T], default: Any = _REQUIRED) -> T:
+        """Return a value of a kind; without a default it must be there."""
+        self._read.add(key)
+        value = self.tree.get(key)
+        if value is None:
+            if default is _REQUIRED:
+                raise ConfigError(f"the key {key!r} is missing", file=self.file)
+            return default  # type: ignore[no-any-return]
+        fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)  # type: ignore[return-value]
+        if not fits:
+            raise ConfigError(f"{value!r} is no {kind.__name__}", file=self.file, key=key)
+        return value  # type: ignore[no-any-return]
+
+    def count(self, key: str, default: Any = _REQUIRED) -> int:
+        """Return a whole number."""
+        return self.get(key, int, default)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return yes or no; `default` is that of the architecture's own code."""
+        return self.get(key, bool, default)
+
+    def choice(self, key: str, allowed: Mapping[Any, T], default: Any = _REQUIRED) -> T:
+        """Return what a value stands for; another value is refused with those allowed."""
+        self._read.add(key)
+        value = self.tree.get(key, default)
+        if value is _REQUIRED:
+            raise ConfigError(f"the key {key!r} is missing", file=self.file)
+        if isinstance(value, (list, dict)) or value not in allowed:
+            known = ", ".join(str(name) for name in allowed)
+            raise ConfigError(f"{value!r} is not understood; allowed: {known}", file=self.file, key=key)
+        return allowed[value]
+
+    def names(self, key: str, length: int) -> list[str] | None:
+        """Return a list of one word a layer; None where there is none."""
+        self._read.add(key)
+        value = self.tree.get(key)
+        if value is not None and (not isinstance(value, list) or len(value) != length):
+            raise ConfigError(f"must be a list of {length} layers", file=self.file, key=key)
+        return value
+
+    def ignore(self, *keys: str) -> None:
+        """Say that keys change nothing in this architecture."""
+        self._read.update(keys)
+
+    def note(self, key: str, text: str) -> None:
+        """Say what a user must know where a key is there."""
+        self._read.add(key)
+        if self.tree.get(key):
+            self.notes.append(f"{key}: {text}")
+
+    def finish(self) -> None:
+        """Refuse what nobody has read, by name; null stands for a key that is not there."""
+        unread = self.tree.keys() - self._read - WITHOUT_MEANING
+        strange = sorted(key for key in unread if self.tree[key] is not None)
+        if strange:
+            raise ConfigError(f"not understood: {_listed(strange, self.tree)}", file=self.file)
+
+
+def _listed(keys: Iterable[str], tree: Mapping[str, Any]) -> str:
+    shown = ((key, str(tree[key])) for key in keys)
+    return ", ".join(f"{key} ({text if len(text) < 40 else text[:36] + ' …'})" for key, text in shown)
+
+
+def spread(layers: list[int], total: int) -> list[dict[str, int]]:
+    """Return numbered layers as `start`, `stop` and `every` of exceptions.
+
+    >>> spread([0, 1, 2], 9), spread([1, 3, 5], 6), spread([0, 4, 5], 6)
+    ([{'stop': 3}], [{'start': 1, 'every': 2}], [{'stop': 1}, {'start': 4}])
+    """
+    steps = {after - before for before, after in zip(layers, layers[1:], strict=False)}
+    if len(layers) > 1 and len(steps) == 1:
+        return [_places(layers[0], layers[-1], steps.pop(), total)]
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return [_places(run[0], run[-1], 1, total) for run in runs]
+
+
+def _places(first: int, last: int, every: int, total: int) -> dict[str, int]:
+    stop = {} if last + every >= total else {"stop": last + 1}
+    return ({"start": first} if first else {}) | stop | ({"every": every} if every > 1 else {})

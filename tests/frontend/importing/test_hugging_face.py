@@ -1,0 +1,187 @@
+"""Configs of published checkpoints come out with as many parameters as these have; the unknown is named.
+
+The configs are those of the models' Hugging Face pages, without what no model file says; the counts are the
+sums of the checkpoints' tensors that the same pages print.
+"""
+
+import json
+
+import pytest
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import load_model
+from rapid_des.frontend.importing import import_hugging_face
+from rapid_des.frontend.importing.keys import spread
+
+LLAMA_3_1_8B = dict(
+    model_type="llama", hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+    intermediate_size=14336, vocab_size=128256, max_position_embeddings=131072, hidden_act="silu",
+    attention_bias=False, mlp_bias=False, tie_word_embeddings=False, rms_norm_eps=1e-5, rope_theta=5e5,
+)  # fmt: skip
+GPT_OSS_20B = dict(
+    model_type="gpt_oss", attention_bias=True, head_dim=64, hidden_act="silu", hidden_size=2880,
+    intermediate_size=2880, max_position_embeddings=131072, num_attention_heads=64, num_experts_per_tok=4,
+    layer_types=["sliding_attention", "full_attention"] * 12, num_hidden_layers=24, num_key_value_heads=8,
+    num_local_experts=32, sliding_window=128, tie_word_embeddings=False, vocab_size=201088,
+    quantization_config={"quant_method": "mxfp4"},
+)  # fmt: skip
+QWEN3_30B_A3B = dict(
+    model_type="qwen3_moe", attention_bias=False, decoder_sparse_step=1, head_dim=128, hidden_act="silu",
+    hidden_size=2048, intermediate_size=6144, max_position_embeddings=40960, max_window_layers=48,
+    mlp_only_layers=[], moe_intermediate_size=768, num_attention_heads=32, num_experts=128,
+    num_experts_per_tok=8, num_hidden_layers=48, num_key_value_heads=4, sliding_window=None,
+    tie_word_embeddings=False, use_sliding_window=False, vocab_size=151936,
+)  # fmt: skip
+DEEPSEEK_V3 = dict(
+    model_type="deepseek_v3", first_k_dense_replace=3, hidden_act="silu", hidden_size=7168,
+    intermediate_size=18432, kv_lora_rank=512, max_position_embeddings=163840, moe_intermediate_size=2048,
+    moe_layer_freq=1, n_group=8, n_routed_experts=256, n_shared_experts=1, num_attention_heads=128,
+    num_experts_per_tok=8, num_hidden_layers=61, num_key_value_heads=128, num_nextn_predict_layers=1,
+    q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, scoring_func="sigmoid", topk_group=4,
+    tie_word_embeddings=False, v_head_dim=128, vocab_size=129280, attention_bias=False,
+)  # fmt: skip
+PUBLISHED = {
+    "llama_3_1_8b": (LLAMA_3_1_8B, 8_030_261_248),
+    "llama_3_2_1b": (
+        LLAMA_3_1_8B
+        | dict(hidden_size=2048, num_hidden_layers=16, head_dim=64, intermediate_size=8192)
+        | dict(tie_word_embeddings=True),
+        1_235_814_400,
+    ),
+    "mistral_7b": (
+        LLAMA_3_1_8B
+        | dict(model_type="mistral", vocab_size=32000, max_position_embeddings=32768, sliding_window=4096),
+        7_241_732_096,
+    ),
+    "mixtral_8x7b": (
+        LLAMA_3_1_8B
+        | dict(model_type="mixtral", vocab_size=32000, sliding_window=None)
+        | dict(num_local_experts=8, num_experts_per_tok=2),
+        46_702_792_704,
+    ),
+    "qwen2_5_72b": (
+        dict(
+            model_type="qwen2", hidden_act="silu", hidden_size=8192, intermediate_size=29568,
+            max_position_embeddings=131072, max_window_layers=80, num_attention_heads=64,
+            num_hidden_layers=80, num_key_value_heads=8, sliding_window=131072, tie_word_embeddings=False,
+            use_sliding_window=False, vocab_size=152064,
+        ),
+        72_706_203_648,
+    ),
+    "qwen1_5_moe_a2_7b": (
+        dict(
+            model_type="qwen2_moe", decoder_sparse_step=1, hidden_act="silu", hidden_size=2048,
+            intermediate_size=5632, max_position_embeddings=8192, max_window_layers=21,
+            moe_intermediate_size=1408, num_attention_heads=16, num_experts=60, num_experts_per_tok=4,
+            num_hidden_layers=24, num_key_value_heads=16, shared_expert_intermediate_size=5632,
+            sliding_window=32768, tie_word_embeddings=False, use_sliding_window=False, vocab_size=151936,
+        ),
+        14_315_784_192,
+    ),
+    "qwen3_8b": (
+        dict(
+            model_type="qwen3", attention_bias=False, head_dim=128, hidden_act="silu", hidden_size=4096,
+            intermediate_size=12288, max_position_embeddings=40960, num_attention_heads=32,
+            num_hidden_layers=36, num_key_value_heads=8, tie_word_embeddings=False, vocab_size=151936,
+        ),
+        8_190_735_360,
+    ),
+    "qwen3_30b_a3b": (QWEN3_30B_A3B, 30_532_122_624),
+    "qwen3_235b_a22b": (
+        QWEN3_30B_A3B
+        | dict(hidden_size=4096, num_hidden_layers=94, num_attention_heads=64, intermediate_size=12288)
+        | dict(moe_intermediate_size=1536),
+        235_093_634_560,
+    ),
+    "deepseek_v2_lite": (
+        DEEPSEEK_V3
+        | dict(model_type="deepseek_v2", first_k_dense_replace=1, hidden_size=2048, intermediate_size=10944)
+        | dict(moe_intermediate_size=1408, n_routed_experts=64, n_shared_experts=2, num_attention_heads=16)
+        | dict(num_experts_per_tok=6, num_hidden_layers=27, num_key_value_heads=16, q_lora_rank=None)
+        | dict(vocab_size=102400, num_nextn_predict_layers=None, scoring_func="softmax"),
+        15_706_484_224,
+    ),
+    "deepseek_v3": (DEEPSEEK_V3, 671_026_419_200),
+    "gpt2": (
+        dict(
+            model_type="gpt2", activation_function="gelu_new", n_ctx=1024, n_embd=768, n_head=12, n_layer=12,
+            n_positions=1024, vocab_size=50257,
+        ),
+        124_439_808,
+    ),
+    "gpt_oss_20b": (GPT_OSS_20B, 20_914_757_184),
+    "gpt_oss_120b": (
+        GPT_OSS_20B
+        | dict(layer_types=["sliding_attention", "full_attention"] * 18, num_hidden_layers=36)
+        | dict(num_local_experts=128),
+        116_829_156_672,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name, written):
+    config, published = PUBLISHED[name]
+    assert import_hugging_face(written(config)).model.parameters == published
+
+
+def test_what_is_written_loads_to_the_same_model(written, tmp_path):
+    for config, _ in PUBLISHED.values():
+        imported = import_hugging_face(written(config))
+        path = tmp_path / "model.yaml"
+        path.write_text(imported.as_yaml())
+        assert load_model(path).pattern == imported.model.pattern
+
+
+def test_layers_are_as_the_config_has_them(written):
+    assert import_hugging_face(written(GPT_OSS_20B)).model.kind_of_layer == (0, 1) * 12
+    assert import_hugging_face(written(DEEPSEEK_V3)).model.kind_of_layer == (0,) * 3 + (1,) * 58
+    sparse = QWEN3_30B_A3B | dict(decoder_sparse_step=2, mlp_only_layers=[3])
+    assert import_hugging_face(written(sparse)).model.kind_of_layer[:6] == (0, 1, 0, 0, 0, 1)
+
+
+def test_presets_are_the_configs(written):
+    for name, preset in {"mixtral_8x7b": None, "llama_3_1_8b": "llama3_1_8b", "deepseek_v3": None}.items():
+        imported = import_hugging_face(written(PUBLISHED[name][0]))
+        assert imported.model.pattern == load_model(preset or name).pattern
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model_type": "rwkv"}, "model_type: 'rwkv' is not understood; allowed: llama, "),
+        ({"memory_layers": 3, "new": {"a": 1}}, r"not understood: memory_layers \(3\), new \("),
+        ({"hidden_act": "relu"}, "hidden_act: 'relu' is not understood; allowed: silu, swish"),
+        ({"hidden_size": "4096"}, "hidden_size: '4096' is no int"),
+        ({"mlp_bias": 1}, "mlp_bias: 1 is no bool"),
+        ({"num_hidden_layers": None}, "the key 'num_hidden_layers' is missing"),
+        ({"num_attention_heads": 33, "num_key_value_heads": 3}, "does not divide by 33 heads"),
+    ],
+)
+def test_what_is_not_understood_is_named(written, changed, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        import_hugging_face(written(LLAMA_3_1_8B | changed))
+    assert refused.value.exit_code == 2
+
+
+def test_what_a_model_file_does_not_say_is_noted(written):
+    imported = import_hugging_face(written(DEEPSEEK_V3 | {"quantization_config": {"fmt": "e4m3"}}))
+    assert [note.partition(":")[0] for note in imported.notes] == [
+        "quantization_config",
+        "num_nextn_predict_layers",
+    ]
+
+
+def test_numbered_layers_become_ranges():
+    assert spread([2, 5, 8], 9) == [{"start": 2, "every": 3}]
+    assert spread([2, 5], 9) == [{"start": 2, "stop": 6, "every": 3}]
+    assert spread([0, 1, 4], 9) == [{"stop": 2}, {"start": 4, "stop": 5}]
