@@ -95,7 +95,8 @@ class Conditions(Spec, frozen=True):
     clock: Literal["boost", "sustained"]
     """At `clock.boost` or at `clock.sustained`; training jobs go to sustained."""
     launch: Literal["eager", "graph"]
-    """Kernels launched one by one, or as a CUDA graph."""
+    """Kernels launched one by one, or as a CUDA graph. Where a job's host issues them (`job.host`) they stand
+    as close as in a graph: launching takes the host's time."""
     l2: Literal["cold", "activations", "warm"]
     """What L2 still holds of a GEMM's operands, as far as they fit: nothing, the activations (the kernel
     before wrote them), or the weights too (a benchmark that repeats one GEMM)."""

@@ -18,6 +18,11 @@ optimizer) does not depend on what is inside. So the same templates give both ha
 What this assumes: blocks do not overlap one another, and traffic of the outer graph does not slow that inside
 the blocks. The first is true but for messages at a block's end, beside which another micro-batch computes:
 they stand on the tp stream of the outer graph, and the first messages of blocks that follow wait there.
+
+A host that issues the job runs through the outer graph; a block is run twice, all issued and on an idle GPU
+that waits for its host, and passes its cuts at the later of both, each from where its GPU or its host begins
+with it. That is exact for a chain of kernels; of one whose messages overlap others it leaves out what a late
+host moves within the block.
 """
 
 from __future__ import annotations

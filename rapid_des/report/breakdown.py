@@ -198,7 +198,8 @@ def with_inside(
     Messages at a block's end are on the outer graph's tp stream already.
 
     `outside` is the breakdown until `end`, by default of the whole run; blocks that are under way then are
-    not looked into.
+    not looked into. Where a host is late that is what is exposed once all is issued: what it hides then, and
+    would not if it came late, counts as waiting for the host.
     """
     kind, stage = done.kinds[position], done.trace.stage_of_rank[position]
     finish = rank_times(done.run.lowered, done.run.execution.records, position).finish

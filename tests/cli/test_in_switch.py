@@ -46,6 +46,8 @@ def test_modes_without_a_fabric_price_the_switch_too(mode):
         "job.parallelism.dp=1",
         "--set",
         "job.parallelism.tp=4",
+        "--set",
+        "job.host=null",
     ]
     flattened = call(*words, *IN_SWITCH, "--json").json
     answer = call(*words, *IN_SWITCH, "--mode", mode, "--json").json
