@@ -97,7 +97,7 @@ class Fault(Spec, frozen=True, kw_only=True):
     Bursts and the gaps between them are exponentially distributed (an interrupted Poisson source).
     """
     peak: Factor | None = None
-    """With `burst`: share of the rate that a burst takes, at least `load`."""
+    """With `burst`: share of the rate that a burst takes, at least `load`; 0.5 is one flow's fair share."""
     compute: Factor | None = None
     """What is left of a GPU's clock, as a share."""
     hbm: Factor | None = None

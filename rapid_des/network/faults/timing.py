@@ -35,6 +35,8 @@ LEAST_RATE = Fraction(1, 10_000)
 """Of what comes and goes: a timetable's steps are then within half a percent of what the fault states."""
 MOST_STEPS = 1_000_000
 """Changes of one fault up to the horizon; more is a mistake in the file."""
+MOST_BURSTS = 2_000_000
+"""Bursts of one fault up to the horizon, on all links that it hits: these take ten seconds to lay out."""
 
 _Effect = TypeVar("_Effect")
 Interval: TypeAlias = tuple[int, int | None]
@@ -183,9 +185,9 @@ def _check_bursts(fault: Fault, links: int, horizon: int) -> None:
     if fault.burst is None or fault.load is None or fault.peak is None:
         return
     bursts = links * horizon * share(fault.load) // (int(fault.burst) * share(fault.peak))
-    if bursts > MOST_STEPS:
+    if bursts > MOST_BURSTS:
         problem = f"{fault.burst} makes {bursts} bursts in {Duration(horizon)} on all its links together"
-        raise TopologyError(f"burst: {problem}; allowed: {MOST_STEPS}")
+        raise TopologyError(f"burst: {problem}; allowed: {MOST_BURSTS}")
 
 
 def _bursts(fault: Fault, link: int, horizon: int) -> Iterator[_Span[LinkEffect]]:

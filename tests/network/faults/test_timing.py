@@ -173,6 +173,6 @@ def test_bursts_are_those_of_their_seed_and_link_and_go_on_the_same_beyond_the_h
 
 def test_bursts_that_are_too_many_to_be_laid_out_are_refused():
     with pytest.raises(
-        TopologyError, match="burst: 1 ns makes 30000000 bursts in 100 ms .*; allowed: 1000000"
+        TopologyError, match="burst: 1 ns makes 30000000 bursts in 100 ms .*; allowed: 2000000"
     ):
         tables("link=0>1 load=0.3 burst=1ns peak=1 seed=1", horizon=100 * MS)
