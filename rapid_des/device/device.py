@@ -227,24 +227,25 @@ def device_of(spec: DeviceSpec, home: Path, *, new_library: bool = False) -> Dev
     """Return the device of a spec whose family and learned operators are looked for from `home`."""
     family = _load_family(spec.family, folder=home) if isinstance(spec.family, str) else spec.family
     if not new_library:
-        _check_library(spec, family)
+        check_library(spec, family)
     operators = spec.operators
     if operators.startswith(LEARNED):
         operators = LEARNED + str(beside(home, operators.removeprefix(LEARNED), key="operators").absolute())
     return Device(structs.replace(spec, family=family.name, operators=operators), family)
 
 
-def _check_library(spec: DeviceSpec, family: FamilySpec) -> None:
+def check_library(spec: DeviceSpec, family: FamilySpec) -> None:
+    """Raise `ConfigError` for libraries of kernels that are neither known nor have constants here."""
     scopes = {scope for part in (spec, family) for scopes in part.constants.values() for scope in scopes}
     known = LIBRARIES | libraries_of(scopes | set(family.kernels))
-    library = spec.conditions.library
-    if library not in known:
-        raise ConfigError(
-            f"{library[:60]!r} is no library of kernels that is known; allowed: {', '.join(sorted(known))}, "
-            f"and those that `constants` has a scope for",
-            file=spec.name,
-            key="conditions.library",
-        )
+    for key, library in (("library", spec.conditions.library), ("attention", spec.conditions.attention)):
+        if library is not None and library not in known:
+            raise ConfigError(
+                f"{library[:60]!r} is no library of kernels that is known; allowed: "
+                f"{', '.join(sorted(known))}, and those that `constants` has a scope for",
+                file=spec.name,
+                key=f"conditions.{key}",
+            )
 
 
 def _load_family(name: str, *, folder: Path) -> FamilySpec:

@@ -282,7 +282,7 @@ ATTENTION = frozenset(name for name, ranges in RANGES.items() if ranges is _FLAS
 
 LIBRARIES = frozenset(
     ("cublas", "cudnn", "rocblas", "xla", "vllm", "sglang", "trtllm", "trtllm_min_latency", "deepgemm",
-     "vidur", "torch-eager", "torch-events", "torch-wall")
+     "vidur", "torch-eager", "torch-events", "torch-wall", "flash-1", "flash-2", "flash-3")
 )  # fmt: skip
 """Kernel libraries that a device may run without constants of their own; others need some."""
 

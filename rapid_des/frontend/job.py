@@ -340,6 +340,18 @@ class Job:
         chosen = self.training.overlap_pipeline
         return self.schedule.interleaves if chosen is None else chosen
 
+    @property
+    def scatters_boundary(self) -> bool:
+        """Whether each tp rank sends its part of what all of them hold."""
+        split = self.spec.parallelism
+        return self.training.scatter_gather and split.tp > 1 and not split.sequence_parallel
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of a rank's message to the next stage."""
+        parts = self.spec.parallelism.tp if self.scatters_boundary else 1
+        return ceil_divide(self.training_shard.boundary_bytes, parts)
+
     def part(self, stage: int, chunk: int) -> int:
         """Return which part of the model a stage's chunk is."""
         return part_of(self.stages, stage, chunk)

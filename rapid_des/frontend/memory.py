@@ -158,7 +158,7 @@ def _standing(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[st
     if precision.master_weights is not None:
         optimizer += byte_count(states, precision.master_weights)
     travelling = job.training.bucket_parameters * (precision.gradient_reduce != precision.gradients)
-    messages = 2 * job.training_shard.boundary_bytes if job.stages > 1 else 0
+    messages = 2 * job.message_bytes if job.stages > 1 else 0
     return {
         "weights": byte_count(held("parameters"), precision.activations),
         "gradients": byte_count(held("gradients"), precision.gradients),

@@ -245,6 +245,9 @@ class TrainingSpec(Spec, frozen=True):
     """A stage computes on while its messages travel; otherwise it waits for its own to leave, and asks for
     one only when it needs it (while interleaving, ahead: stages would block each other). Unset: as
     Megatron-LM does, only where the schedule interleaves."""
+    scatter_gather: bool = False
+    """Where tp ranks hold the same output of a stage (no sequence parallelism), each sends its part, and the
+    ranks of the next stage gather the parts (Narayanan et al. 2021, section 4.1)."""
     gradient_norm: bool = True
     """Global gradient norm (clipping) before the optimizer."""
 

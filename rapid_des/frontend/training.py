@@ -78,7 +78,7 @@ def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
     }
     norms = pieces.get(PieceKey(NORMS, "backward", stage))
     chained = {key: chain(value) for key, value in running.items()}
-    boundary = job.training_shard.boundary_bytes
+    boundary = job.message_bytes
     return _Stage(job, stage, running, norms, chained, boundary, ProgramWriter(job.host))
 
 
@@ -105,6 +105,8 @@ def _input(state: _Stage, item: Item) -> int | None:
     asked = () if ahead else (next(reversed(state.results.values())),)
     received = state.program.receive(f"receive.{name}", source=peer, size=size, tag=tag, after=asked)
     _wait_for_messages(state, received)
+    if job.scatters_boundary:
+        return state.program.message(f"receive.{name}.gather", "sp.gather", size, after=(received,))
     return received
 
 

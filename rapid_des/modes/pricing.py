@@ -14,7 +14,7 @@ from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.device.device import Device
+from rapid_des.device.device import Device, check_library
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.device.spec import LEARNED
@@ -121,7 +121,9 @@ def as_used(job: Job, machine: Machine, device: Device) -> Device:
     software = job.software
     launch = None if job.host is None else "graph"  # issuing takes the host's time, not the kernel's
     stated = {"clock": clock, "library": software.kernels, "attention": software.attention, "launch": launch}
-    return device.under(**{name: value for name, value in stated.items() if value is not None})
+    used = device.under(**{name: value for name, value in stated.items() if value is not None})
+    check_library(used.spec, used.family)
+    return used
 
 
 def decode_launch(serving: InferenceSpec) -> Literal["eager", "graph"]:

@@ -6,6 +6,8 @@ import pytest
 
 from rapid_des.chakra import read_set, write_set
 from rapid_des.config import preset_names
+from rapid_des.device import Attention
+from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError, TraceError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -90,3 +92,17 @@ def test_a_trace_on_disk_names_its_libraries(tmp_path):
     assert libraries_of(read, machine) == libraries_of(trace, machine)
     with pytest.raises(TraceError, match="metadata rapid_libraries"):
         libraries_of(replace(read, libraries="?"), machine)
+
+
+def test_unknown_kernels_are_refused_where_they_would_run():
+    job = load_job(TRAINING, settings={"software": {"name": "x", "attention": "flash-9"}})
+    with pytest.raises(ConfigError, match="conditions.attention: 'flash-9' is no library"):
+        price(job, load_machine("dgx_h100"))
+
+
+def test_an_older_attention_kernel_takes_longer():
+    device = load_machine("dgx_h100").device
+    core = Attention(1, 16384, 16384, heads=16, kv_heads=16, head_dim=128, causal=False)
+    found = [estimate(core, device.under(attention=f"flash-{version}")) for version in (1, 2, 3)]
+    rates = [one.flops / one.duration for one in found]
+    assert rates == pytest.approx([200, 370, 698], rel=0.01)

@@ -361,3 +361,15 @@ def test_memory_falls_with_every_stage(tiny):
     assert peaks[1]["optimizer"] < peaks[0]["optimizer"]
     assert peaks[2]["gradients"] < peaks[1]["gradients"]
     assert peaks[3]["weights"] < peaks[2]["weights"] and peaks[3]["unsharded"] > 0 == peaks[2]["unsharded"]
+
+
+def test_scattered_pipeline_messages_are_gathered_where_they_arrive(tiny, prices, replay):
+    split = [("parallelism.tp", "2"), ("parallelism.pp", "2"), ("training.scatter_gather", "true")]
+    table = build(tiny(*split), prices).tables[1]
+    assert {size for _, size in messages_of(table, "receive.activation")} == {32 * 64 * 2 // 2}
+    assert [name for name, _ in messages_of(table, "receive.activation")[:2]] == [
+        "receive.activation", "receive.activation.gather",
+    ]  # fmt: skip
+    whole = build(tiny(*split, ("parallelism.sequence_parallel", "true")), prices).tables[1]
+    assert not messages_of(whole, "receive.activation.gather")
+    replay(build(tiny(*split), prices).traces, rendezvous=True)

@@ -26,7 +26,7 @@ SOFTWARE: Mapping[str, Profile] = {
     "mlperf": "megatron-2025",
     "megatron-bridge": "megatron-2025",
     "folding": "megatron-2025",
-    "llm-foundry": "fsdp",
+    "llm-foundry": "llm-foundry",
     "nanotron": "nanotron",
     "uci": "torch-eager",
     "trtllm-static": "trtllm-0.9",
