@@ -102,6 +102,10 @@ KINDS: Mapping[str, VectorKind] = {
     "swiglu": _rows(
         "silu(gate) x up, both in one tensor of 2 x columns", Traffic(2, 1, 9), Traffic(3, 2, 16)
     ),
+    "geglu": _rows(
+        "gelu(gate) x up, both in one tensor of 2 x columns", Traffic(2, 1, 15), Traffic(3, 2, 26)
+    ),
+    "squared_relu": _map("the square of max(x, 0)", Traffic(1, 1, 2), Traffic(2, 1, 3)),
     "multiply": _map("product of two tensors", Traffic(2, 1, 1), Traffic(3, 2, 2)),
     "divide": _map("quotient of two tensors", Traffic(2, 1, 8), Traffic(3, 2, 12)),
     "power": _map("x to the power y, both tensors", Traffic(2, 1, 40)),
@@ -190,6 +194,7 @@ EXPANSIONS: Mapping[str, tuple[str, ...]] = {
     # Times cosine; half negated and joined by copies; times sine; sum.
     "rope": ("scale", "scale", "copy", "scale", "residual_add"),
     "swiglu": ("silu", "multiply"),
+    "geglu": ("gelu", "multiply"),
     "masked_softmax": ("scale", "mask", "softmax"),
     "bias_gelu": ("bias_add", "gelu"),
     "dropout_add": ("bias_add", "dropout", "residual_add"),
@@ -205,6 +210,7 @@ _EVERY_ENGINE: Mapping[tuple[str, ...], str] = {
     _RMS_NORM: "rms_norm",
     _ROPE: "rope",
     ("silu", "multiply"): "swiglu",
+    ("gelu", "multiply"): "geglu",
     ("bias_add", "gelu"): "bias_gelu",
 }
 _NORM_AND_SUM: Mapping[tuple[str, ...], str] = {

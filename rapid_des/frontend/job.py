@@ -70,13 +70,15 @@ class Model:
 
     def unsplit_parameters(self, kind: int) -> int:
         """Return a layer's parameters that are whole on every tp rank: norms, and biases after reductions."""
-        halves = self.kinds[kind].halves
-        return sum(self.spec.norm_parameters + half.parameters.whole_vectors for half in halves)
+        layer = self.kinds[kind]
+        whole = sum(half.parameters.whole_vectors for half in layer.halves)
+        return layer.norm_count * self.spec.norm_parameters + whole
 
     def layer_parameters(self, kind: int) -> int:
         """Return all parameters of a layer of one kind."""
-        halves = self.kinds[kind].halves
-        return sum(self.spec.norm_parameters + half.parameters.total for half in halves)
+        layer = self.kinds[kind]
+        halves = sum(half.parameters.total for half in layer.halves)
+        return layer.norm_count * self.spec.norm_parameters + halves
 
     def embedding_parameters(self) -> int:
         """Return the token table's parameters."""
@@ -97,6 +99,7 @@ class Model:
             + tables * self.embedding_parameters()
             + self.spec.position_parameters
             + self.spec.norm_parameters
+            + self.spec.vocabulary * self.spec.head_bias
         )
 
     def forward_flops(self, requests: int, positions: range, *, logits: int) -> int:
@@ -125,6 +128,11 @@ def _causal_flops(half: Sublayer, positions: range) -> int:
 
 def model_of(spec: ModelSpec, path: Path) -> Model:
     """Return the model of the spec in a file; a `ConfigError` names dimensions that do not divide."""
+    if spec.norm_bias is not None and spec.norm != "layer_norm":
+        raise ConfigError(f"norm is {spec.norm}, which has no bias", file=str(path), key="norm_bias")
+    if spec.norms == "after" and spec.block == "parallel_one_norm":
+        problem = "one norm for both halves stands before them, and norms is after"
+        raise ConfigError(problem, file=str(path), key="block")
     return Model(path.stem, spec, tuple(_layer(spec, number, str(path)) for number in range(spec.layers)))
 
 
@@ -140,7 +148,8 @@ def _layer(spec: ModelSpec, number: int, file: str) -> Layer:
 @lru_cache(maxsize=256)
 def _layer_of(spec: ModelSpec, attention: Mixer, feed_forward: FeedForward, file: str) -> Layer:
     mixer = MIXERS[type(attention)](attention, spec, file)
-    return Layer(mixer, FEED_FORWARDS[type(feed_forward)](feed_forward, spec, file))
+    half = FEED_FORWARDS[type(feed_forward)](feed_forward, spec, file)
+    return Layer(mixer, half, spec.norms, spec.block)
 
 
 @dataclass(frozen=True)

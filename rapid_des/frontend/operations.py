@@ -131,7 +131,7 @@ class Linear:
     @property
     def parameters(self) -> int:
         """Weights and biases of this rank that are its own."""
-        return 0 if self.tied else self.columns * self.inner + self.columns * self.bias
+        return self.columns * self.inner * (not self.tied) + self.columns * self.bias
 
 
 def _gathers(shard: Shard) -> bool:
@@ -269,26 +269,28 @@ def _before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
 
 
 def _residual_in_norm(shard: Shard) -> bool:
-    """Return whether the norm that follows adds the residual."""
+    """Return whether the norm that follows adds the residual; only one that reads the stream can."""
     norm = shard.model.norm
+    if shard.model.norms == "after" or shard.model.block != "sequential":
+        return False
     kinds = (*_before_residual(shard, bias=False), "residual_add", norm)
     return fused(kinds, shard.fusion)[-1] == f"add_{norm}"
 
 
-def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int) -> None:
-    """Append a norm, with the residual addition in it where the policy fuses them."""
+def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int, *, adds: bool = True) -> None:
+    """Append a norm, with the residual addition in it where the policy fuses them and it `adds`."""
     norm = shard.model.norm
-    kind = f"add_{norm}" if _residual_in_norm(shard) else norm
+    kind = f"add_{norm}" if adds and _residual_in_norm(shard) else norm
     size = shard.activation_bytes(rows * shard.hidden)
     launch(operations, shard, name, (kind,), (rows, shard.hidden), saved=size, output=size)
 
 
-def norm_backward(operations: OperationList, shard: Shard, name: str, after: int) -> None:
+def norm_backward(operations: OperationList, shard: Shard, name: str, after: int) -> int:
     """Append a norm's backward, which waits for the input gradient of what follows it."""
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
     kernel = shard.vector(shard.model.norm, rows, columns, backward=True)
-    operations.kernel(name, kernel, after=after, output=size, parameters=shard.model.norm_parameters)
+    return operations.kernel(name, kernel, after=after, output=size, parameters=shard.model.norm_parameters)
 
 
 def residual_forward(operations: OperationList, shard: Shard, name: str, *, bias: bool) -> None:
@@ -301,10 +303,13 @@ def residual_forward(operations: OperationList, shard: Shard, name: str, *, bias
         launch(operations, shard, f"{name}.residual", kinds, (rows, columns), saved=mask, output=size)
 
 
-def residual_backward(operations: OperationList, shard: Shard, name: str) -> None:
+def residual_backward(
+    operations: OperationList, shard: Shard, name: str, *, after: int | tuple[int, ...]
+) -> int:
     """Append the sum of a half's input gradient with the gradient that passed beside it."""
     kernel = shard.vector("residual_add", shard.norm_tokens, shard.hidden)
-    operations.kernel(f"{name}.residual", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns))
+    output = shard.activation_bytes(kernel.rows * kernel.columns)
+    return operations.kernel(f"{name}.residual", kernel, after=after, output=output)
 
 
 def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias: bool) -> None:

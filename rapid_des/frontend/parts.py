@@ -69,7 +69,8 @@ def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
 
 def _head(shard: Shard, rows: int, *, tied: bool = False) -> Linear:
     """Return the output head, column-parallel over the vocabulary."""
-    return Linear("head", shard.vocabulary_part, shard.hidden, False, rows, narrow=False, tied=tied)
+    bias = shard.model.head_bias
+    return Linear("head", shard.vocabulary_part, shard.hidden, bias, rows, narrow=False, tied=tied)
 
 
 def loss_forward(shard: Shard) -> tuple[Operation, ...]:
@@ -84,6 +85,8 @@ def loss_forward(shard: Shard) -> tuple[Operation, ...]:
         operations, shard, _head(shard, rows), saved=shard.activation_bytes(shard.norm_tokens * shard.hidden)
     )
     operations.kernel("head.cast", Vector("cast", rows, columns, "fp32"), output=4 * rows * columns)
+    if shard.model.logit_softcap:
+        operations.kernel("head.cap", Vector("tanh", rows, columns, "fp32"), logits=4 * rows * columns)
     operations.kernel("loss", Vector("cross_entropy", rows, columns, "fp32"), logits=4 * rows * columns)
     if shard.tp > 1:
         for name in LOSS_REDUCTIONS:
@@ -102,6 +105,8 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     operations.kernel(
         "loss", Vector("cross_entropy", rows, columns, "fp32", "backward"), output=2 * rows * columns
     )
+    if shard.model.logit_softcap:
+        operations.kernel("head.cap", Vector("tanh", rows, columns, "fp32", "backward"))
     ready = column_backward(operations, shard, _head(shard, rows, tied=shares_table))
     norm_backward(operations, shard, "head.norm", ready)
     return operations.finish()
@@ -113,6 +118,8 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
     rows = shard.sequences
     norm_forward(operations, shard, "head.norm", rows)
     column_forward(operations, shard, _head(shard, rows), saved=0)
+    if shard.model.logit_softcap:
+        operations.kernel("head.cap", shard.vector("tanh", rows, shard.vocabulary_part))
     if shard.tp > 1:
         elements = rows * shard.vocabulary
         output = shard.activation_bytes(elements)

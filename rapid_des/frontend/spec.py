@@ -16,6 +16,9 @@ from rapid_des.units import Size
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 Axis: TypeAlias = Literal["tp", "cp", "ep", "dp", "pp"]
+Activation: TypeAlias = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
+Norms: TypeAlias = Literal["before", "after", "both"]
+Block: TypeAlias = Literal["sequential", "parallel", "parallel_one_norm"]
 Recompute: TypeAlias = Literal["none", "selective", "full"]
 ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
 if TYPE_CHECKING:
@@ -69,10 +72,10 @@ class LatentAttentionSpec(Spec, frozen=True, tag_field="kind", tag="latent_atten
 
 
 class FeedForwardSpec(Spec, frozen=True, tag_field="kind", tag="dense"):
-    """The dense feed-forward block; `swiglu` has a gate beside the up projection."""
+    """The dense feed-forward block; `swiglu` and `geglu` have a gate beside the up projection."""
 
-    activation: Literal["gelu", "swiglu"]
-    """gelu, or swiglu with a gate beside the up projection."""
+    activation: Activation
+    """Between the matrices; swiglu and geglu with a gate (SiLU, GELU) beside the up projection."""
     hidden: Count
     """Width between the two matrices; tp divides it."""
     bias: bool = False
@@ -91,8 +94,8 @@ class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
     """Routed experts that each token passes."""
     hidden: Count
     """Width of one routed expert; etp divides it."""
-    activation: Literal["gelu", "swiglu"] = "swiglu"
-    """gelu, or swiglu with a gate beside the up projection."""
+    activation: Activation = "swiglu"
+    """Between the matrices; swiglu and geglu with a gate (SiLU, GELU) beside the up projection."""
     shared_hidden: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
     """Width of the shared experts together; 0: there are none. tp divides it."""
     shared_gate: bool = False
@@ -137,7 +140,7 @@ class ModelSpec(Spec, frozen=True):
     feed_forward: FeedForward
     """The feed-forward of every layer."""
     norm: Literal["layer_norm", "rms_norm"]
-    """Which norm stands before both halves of a layer and before the head."""
+    """Which norm stands at both halves of a layer and before the head."""
     position: Literal["rope", "learned", "none"]
     """Rotary embedding of queries and keys, a learned table of positions, or neither."""
     vocabulary: Count
@@ -146,13 +149,24 @@ class ModelSpec(Spec, frozen=True):
     """The longest sequence; with learned positions the rows of their table."""
     tied_embeddings: bool
     """The output head is the token embedding."""
+    norms: Norms = "before"
+    """Where each half has a norm: of what it reads, of what it adds (OLMo 2), or of both (Gemma 2)."""
+    norm_bias: bool | None = None
+    """Whether layer norms have biases beside their gains; unset: they have."""
+    block: Block = "sequential"
+    """Whether the feed-forward reads what attention made, or both the same stream (GPT-NeoX): each by a
+    norm of its own, or by one (Falcon 7B)."""
+    head_bias: bool = False
+    """Whether the output head has a bias a token."""
+    logit_softcap: bool = False
+    """Whether logits are capped by a tanh (Gemma 2)."""
     exceptions: tuple[LayerException, ...] = ()
     """Layers that differ; of several for one layer the last that states something holds."""
 
     @property
     def norm_parameters(self) -> int:
         """Parameters of one norm: a gain, and for LayerNorm a bias."""
-        return self.hidden * (2 if self.norm == "layer_norm" else 1)
+        return self.hidden * (2 if self.norm == "layer_norm" and self.norm_bias is not False else 1)
 
     @property
     def position_parameters(self) -> int:

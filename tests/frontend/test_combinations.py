@@ -61,6 +61,10 @@ def combinations(draw):
     if draw(st.booleans()):
         chosen |= draw(experts(sizes, together=chosen["parallelism.sequence_parallel"] == "false"))
     if draw(st.booleans()):
+        chosen["model.norms"] = draw(st.sampled_from(["before", "after", "both"]))
+        chosen["model.block"] = draw(st.sampled_from(["sequential", "parallel"]))
+        chosen["model.head_bias"] = chosen["model.logit_softcap"] = draw(FLAGS)
+    if draw(st.booleans()):
         chosen["model.attention"] = draw(MIXERS)
     chosen["training.bucket_parameters"] = draw(st.sampled_from(["5000", "40000000"]))
     return tuple(chosen.items())

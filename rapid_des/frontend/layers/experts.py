@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rapid_des.device.operators import Gemm, GroupedGemm
 from rapid_des.device.vector import fused
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layers.feed_forward import DenseFeedForward
+from rapid_des.frontend.layers.feed_forward import GATED, DenseFeedForward
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.operations import (
     Linear,
@@ -49,8 +49,8 @@ class Experts:
 
     @property
     def _projections(self) -> int:
-        """Matrices side by side in an expert's first one: up, and for SwiGLU the gate."""
-        return 2 if self.activation == "swiglu" else 1
+        """Matrices side by side in an expert's first one: up, and the gate if there is one."""
+        return 2 if self.activation in GATED else 1
 
     @property
     def _expert(self) -> int:

@@ -20,10 +20,13 @@ from rapid_des.frontend.operations import (
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import FeedForwardSpec, ModelSpec, ParallelismSpec
 
+GATED = frozenset(("swiglu", "geglu"))
+"""Activations that multiply a gate, which stands beside the up projection."""
+
 
 @dataclass(frozen=True)
 class DenseFeedForward:
-    """GELU, or SwiGLU with a gate beside the up projection."""
+    """Two matrices and an activation, which may have a gate beside the up projection."""
 
     hidden: int
     inner: int
@@ -39,8 +42,8 @@ class DenseFeedForward:
 
     @property
     def _projections(self) -> int:
-        """Matrices side by side in the first one: up, and for SwiGLU the gate."""
-        return 2 if self.activation == "swiglu" else 1
+        """Matrices side by side in the first one: up, and the gate if there is one."""
+        return 2 if self.activation in GATED else 1
 
     @property
     def parameters(self) -> Parameters:
@@ -92,7 +95,7 @@ class DenseFeedForward:
         return Linear(f"{self.name}.out", self.hidden, self.inner // shard.tp, self.bias, shard.tokens)
 
     def _activate(self, operations: OperationList, shard: Shard) -> None:
-        """Append GELU or SwiGLU; where it takes several kernels each keeps its input."""
+        """Append the activation; where it takes several kernels each keeps its input."""
         kinds = self._activation_kinds(shard)
         rows, columns = shard.tokens, self._down(shard).inner
         size = shard.activation_bytes(rows * columns)

@@ -15,7 +15,7 @@ from rapid_des.frontend.operations import (
     residual_forward,
 )
 from rapid_des.frontend.shard import Shard
-from rapid_des.frontend.spec import ParallelismSpec
+from rapid_des.frontend.spec import Block, Norms, ParallelismSpec
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,41 @@ class Mixer(Sublayer, Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: norm, mixer, residual addition; norm, feed-forward, residual addition."""
+    """One layer: mixer and feed-forward, each with its norms, and their additions to the residual stream.
+
+    In a parallel block both read the same stream, by a norm each or by one, and each has its own sum over tp.
+    """
 
     mixer: Mixer
     feed_forward: Sublayer
+    norms: Norms = "before"
+    block: Block = "sequential"
 
     @property
     def halves(self) -> tuple[Sublayer, Sublayer]:
         """Mixer and feed-forward, in forward order."""
         return self.mixer, self.feed_forward
 
+    @property
+    def norm_count(self) -> int:
+        """How many norms it has."""
+        before = 0 if self.norms == "after" else 1 if self.block == "parallel_one_norm" else 2
+        return before + 2 * (self.norms != "before")
+
     def forward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the forward as one rank's operator list."""
         operations = OperationList()
         for half in self.halves:
-            norm_forward(operations, shard, f"{half.name}.norm", shard.norm_tokens)
+            if self._has_own_norm(half):
+                norm_forward(operations, shard, f"{half.name}.norm", shard.norm_tokens)
             half.forward(operations, shard)
-            residual_forward(operations, shard, half.name, bias=half.output_bias)
+            if self.norms != "before":
+                norm_forward(operations, shard, f"{half.name}.post_norm", shard.norm_tokens, adds=False)
+            if self.block == "sequential":
+                residual_forward(operations, shard, half.name, bias=half.output_bias)
+        if self.block != "sequential":
+            for half in self.halves:
+                residual_forward(operations, shard, half.name, bias=half.output_bias)
         return operations.finish()
 
     def on_cache(self, shard: Shard) -> tuple[Operation, ...]:
@@ -122,12 +140,27 @@ class Layer:
         operations = OperationList()
         if shard.recompute == "full":
             operations.entries.extend(_recomputed(operation) for operation in self.forward(shard))
+        ready = []
         for half in reversed(self.halves):
             dropout_backward(operations, shard, half.name, bias=half.output_bias)
-            ready = half.backward(operations, shard)
-            norm_backward(operations, shard, f"{half.name}.norm", ready)
-            residual_backward(operations, shard, half.name)
+            if self.norms != "before":
+                norm_backward(operations, shard, f"{half.name}.post_norm", operations.last)
+            ready.append(half.backward(operations, shard))
+            if self._has_own_norm(half) and self.block != "parallel_one_norm":
+                ready[-1] = norm_backward(operations, shard, f"{half.name}.norm", ready[-1])
+            if self.block != "parallel_one_norm":
+                residual_backward(operations, shard, half.name, after=ready[-1])
+        if self.block == "parallel_one_norm":
+            both = residual_backward(operations, shard, f"{self.mixer.name}.norm", after=tuple(ready))
+            both = norm_backward(operations, shard, f"{self.mixer.name}.norm", both)
+            residual_backward(operations, shard, self.mixer.name, after=both)
         return operations.finish()
+
+    def _has_own_norm(self, half: Sublayer) -> bool:
+        """Tell whether a norm stands before this half for it, or for both."""
+        if self.norms == "after":
+            return False
+        return half is self.mixer or self.block != "parallel_one_norm"
 
 
 def _recomputed(operation: Operation) -> Operation:
