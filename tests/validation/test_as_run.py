@@ -89,6 +89,13 @@ def test_an_exchange_takes_what_the_kernel_takes(kernel, machine, kernels, nodes
     assert Runs().ask(case, size)() == pytest.approx(cost.duration / 1e6, rel=0.03)
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_sends_take_what_a_communicator_of_two_says(nodes):
+    ask = Runs().ask(Collective("dgx_h100_superpod_32", None, nodes, 2 // nodes), 64 * MIB)
+    test = NcclTest("c", 1.0, "sendrecv", 64 * MIB, 2, 2 // nodes, "h100_ndr")
+    assert ask() == pytest.approx(microseconds(test), rel=0.01)
+
+
 def test_sizes_of_one_group_are_simulated_together_and_each_as_if_alone():
     together, case = Runs(), Collective("hgx_b200", AR, 1, 8)
     asked = {size: together.ask(case, size) for size in (KIB, MIB, 32 * MIB)}
@@ -105,10 +112,10 @@ def test_topics_have_the_rows_of_their_files_and_say_why_some_are_not_run(tmp_pa
     rows = ["H100,all_reduce,4,2,1073741824,22000,a", "H100,sendrecv,20,2,1073741824,42000,b"]
     folder = written(tmp_path, "nccl_h100_ndr_10node.csv", COLUMNS, *rows)
     report = validate(folder, ["network/as-run"])
-    figures = report["topics"]["network/as-run/ndr/large"]
+    figures, sends = (report["topics"][f"network/as-run/{name}"] for name in ("ndr/large", "sends/ndr/large"))
     assert "libraries" in report["constants"]["topologies/dgx_h100_superpod_32.yaml"]
-    assert figures["rows"] == 1
-    assert figures["unsupported"] == {"sendrecv is messages and no collective of a trace": 1}
+    assert figures["rows"] == sends["rows"] == 1
+    assert figures["unsupported"] == sends["unsupported"] == {}
 
 
 def test_a_layout_that_the_machine_has_not_is_not_supported(tmp_path):

@@ -21,9 +21,10 @@ from rapid_des.errors import InputError
 from rapid_des.machine import Machine, MachineSpec, load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.collectives.libraries.serving_kernels import all_reduce_cost, load_kernels
+from rapid_des.network.collectives.schedule import Draft, demand
 from rapid_des.report.breakdown import rank_times
-from rapid_des.simulation import run_traces
-from rapid_des.studies.traffic import collectives
+from rapid_des.simulation import replay, run_traces
+from rapid_des.studies.traffic import collectives, messages
 from rapid_des.units import PS_PER_US
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.network import Measured, grouped
@@ -64,7 +65,7 @@ _MOST_TRANSFERS = 100_000
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
-    """Yield `network/as-run/…`: `nccl`, the clusters, `custom-all-reduce` and `deepep`."""
+    """Yield `network/as-run/…`: `nccl`, the clusters, `sends` of both, `custom-all-reduce` and `deepep`."""
     runs = Runs()
     yield from grouped(_nccl(data, runs), floor=floor, constants=_behind)
     yield from grouped(_serving(data, runs), constants=_behind)
@@ -72,7 +73,7 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 def _behind(topic: str) -> Mapping[str, object]:
     """Return what a topic's machine file says of collectives, by file."""
-    family, _, kind = topic.removeprefix("network/as-run/").partition("/")
+    family, _, kind = topic.removeprefix("network/as-run/").removeprefix("sends/").partition("/")
     machine = CLUSTERS.get(family) or MACHINES.get(kind.split("/")[0])
     if machine is None:
         return {}
@@ -87,8 +88,11 @@ def _nccl(data: DataFolder, runs: Runs) -> Iterator[tuple[str, Measured]]:
         if family == "nccl" and test.ranks == test.per_node:
             machine = MACHINES.get(rest.split("/")[0])
         if machine is not None:
+            topic = name.removeprefix("network/")
+            if test.op in SENDS:
+                topic = f"sends/{topic.removesuffix(f'/{test.op}').replace(f'/{test.op}/', '/')}"
             ask = partial(_ask_test, runs, machine, test)
-            yield f"network/as-run/{name.removeprefix('network/')}", _asked(predicted(test, lambda: 0.0), ask)
+            yield f"network/as-run/{topic}", _asked(predicted(test, lambda: 0.0), ask)
 
 
 def _serving(data: DataFolder, runs: Runs) -> Iterator[tuple[str, Measured]]:
@@ -116,8 +120,9 @@ def _asked(row: Measured, ask: Callable[[], Callable[[], float]]) -> Measured:
 
 
 def _ask_test(runs: Runs, machine: str, test: NcclTest) -> Callable[[], float]:
-    if test.op in SENDS:  # a trace's sends name no communicator, whose size gives NCCL their channels
-        raise UnsupportedRow(f"{test.op} is messages and no collective of a trace")
+    if test.op in SENDS:
+        case = Collective(alike(machine), None, test.ranks // test.per_node, test.per_node)
+        return runs.ask(case, test.size)
     kind = KINDS.get(test.op)
     if kind is None:
         raise UnsupportedRow(f"the NCCL model has no {test.op}")
@@ -177,7 +182,8 @@ class Collective:
     """A collective of a group: the first GPUs of the first nodes of a machine file."""
 
     machine: str
-    kind: CollectiveType
+    kind: CollectiveType | None
+    """None: every rank sends to the next one."""
     nodes: int
     per_node: int
     library: tuple[tuple[str, object], ...] = ()
@@ -211,6 +217,9 @@ def _simulated(case: Collective, sizes: Sequence[int]) -> Iterator[tuple[int, fl
     ):
         raise InputError(f"{case.machine} has no {case.nodes} nodes of {case.per_node} GPUs")
     ranks = [node * width + place for node in range(case.nodes) for place in range(case.per_node)]
+    if case.kind is None:
+        yield from _sent(ranks, sizes, machine)
+        return
     at_once = max(1, min(_MOST_AT_ONCE, _MOST_TRANSFERS // (2 * len(ranks) ** 2)))
     for first in range(0, len(sizes), at_once):
         some = sizes[first : first + at_once]
@@ -221,6 +230,16 @@ def _simulated(case: Collective, sizes: Sequence[int]) -> Iterator[tuple[int, fl
         met = np.max([one.met for one in times], axis=0)
         for size, time in zip(some, (ended - met).tolist(), strict=True):
             yield size, time / PS_PER_US
+
+
+def _sent(ranks: Sequence[int], sizes: Sequence[int], machine: Machine) -> Iterator[tuple[int, float]]:
+    """Yield each size with the microseconds until all ranks have sent that to the next, and received it."""
+    member = np.arange(len(ranks))
+    for size in sizes:
+        draft = Draft(demand(C.ALL_GATHER, len(ranks), size))
+        draft.add(member, np.roll(member, -1), (0, size))
+        result = replay(messages(draft.seal(), ranks), machine, engine="compiled")
+        yield size, result.step_time / PS_PER_US
 
 
 @cache
