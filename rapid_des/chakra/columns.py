@@ -47,6 +47,7 @@ WANTED = (
     "rapid_tensor_bytes",
     "rapid_issuer",
     "rapid_issued_ps",
+    "rapid_bound",
 )
 
 _WIRES = np.full(33, -1)

@@ -95,6 +95,7 @@ def _table(
         on_cpu=columns.on_cpu[rows],
         issuer=np.full(len(raw), UNSTATED, np.int32),
         issued=columns.issued[rows],
+        bound=columns.bound[rows],
         dependency_starts=starts,
         dependencies=needs,
         names=tuple(text.decode(errors="backslashreplace") for text in names),

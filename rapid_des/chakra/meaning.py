@@ -10,7 +10,8 @@ import numpy as np
 from rapid_des.arrays import Bools, Int8s, Int64s
 from rapid_des.chakra.columns import RawTable
 from rapid_des.chakra.dialects import ELEMENT_BYTES, TIME_UNITS, Dialect, ReadOptions
-from rapid_des.chakra.trace import UNSTATED, CollectiveType, Finding, FoundError, NodeKind
+from rapid_des.chakra.groups import attribute_labels
+from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, Finding, FoundError, NodeKind
 from rapid_des.units import PS_PER_S
 
 _LARGEST = 2**62
@@ -61,6 +62,7 @@ class Columns:
     tensor_bytes: Int64s
     on_cpu: Bools
     issued: Int64s
+    bound: Int8s
     remarks: tuple[str, ...]
 
 
@@ -115,6 +117,7 @@ def columns_of(raw: RawTable, origin: Origin) -> Columns:
         tensor_bytes=_own_tensor_bytes(read, tensor_bytes),
         on_cpu=on_cpu,
         issued=read.natural("rapid_issued_ps"),
+        bound=_bounds(read),
         remarks=(*remarks, *said, *timed),
     )
 
@@ -211,6 +214,20 @@ def _peers(read: _Attributes, kind: Int8s) -> Int64s:
         rows = (kind == side) & read.stated(name)
         peer[rows] = read.natural(name)[rows]
     return peer
+
+
+def _bounds(read: _Attributes) -> Int8s:
+    """Return what bounds each kernel; what is not one of `BOUNDS` is a `FoundError` naming the node."""
+    labels = attribute_labels(read.raw.attributes.get("rapid_bound"), len(read.raw))
+    known = {name: number for number, name in enumerate(BOUNDS)}
+    numbers = np.array([*(known.get(text, -2) for text in labels.texts), UNSTATED], np.int8)
+    bounds: Int8s = numbers[labels.codes]
+    wrong = np.flatnonzero(bounds < UNSTATED)
+    if len(wrong):
+        node, text = int(read.raw.ids.view(np.uint64)[wrong[0]]), labels.texts[labels.codes[wrong[0]]]
+        problem = f"node {node}: rapid_bound is {text!r}; allowed: {', '.join(BOUNDS)}"
+        raise read.origin.error("range", problem, node)
+    return bounds
 
 
 def _own_tensor_bytes(read: _Attributes, tensor_bytes: Int64s) -> Int64s:

@@ -26,6 +26,10 @@ UNSTATED = -1
 """In `duration`: to be computed from `flops` and `tensor_bytes`. In `group`, `peer` and `issuer`: none."""
 
 
+BOUNDS = ("tensor", "vector", "shared", "l2", "hbm", "latency", "launch")
+"""What the time of a GPU kernel hangs on."""
+
+
 class NodeKind(IntEnum):
     """What a node does; the numbers are the public schema's `NodeType`."""
 
@@ -90,6 +94,8 @@ class NodeTable:
     """Position of the host's node that issues this one, or `UNSTATED`: nobody need issue it."""
     issued: Int64s
     """Picoseconds from the start of `issuer` until it has issued this node, which can not start before."""
+    bound: Int8s
+    """Of a GPU kernel whose duration is its time alone: one of `BOUNDS`; else `UNSTATED`."""
     dependency_starts: Int64s
     dependencies: Int32s
     names: tuple[str, ...]

@@ -12,7 +12,7 @@ import numpy as np
 from rapid_des.chakra.files import varint, write_frames, write_parts
 from rapid_des.chakra.groups import WORLD
 from rapid_des.chakra.source import discover
-from rapid_des.chakra.trace import LIBRARIES, UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import BOUNDS, LIBRARIES, UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 from rapid_des.units import PS_PER_US, ceil_divide
@@ -94,6 +94,7 @@ class _Row(NamedTuple):
     flops: int
     tensor_bytes: int
     on_cpu: bool
+    bound: int
 
 
 def _node_frames(rank: RankTrace) -> Iterator[bytes]:
@@ -199,6 +200,8 @@ def _tail(row: _Row, rank: RankTrace) -> bytes:
         _add_int32(node, "comm_priority", row.priority)
     if row.flops:
         node.attr.add(name="num_ops", int64_val=row.flops)
+    if row.bound != UNSTATED:
+        node.attr.add(name="rapid_bound", string_val=BOUNDS[row.bound])
     node.attr.add(name="rapid_stream", string_val=rank.nodes.streams[row.stream])
     return bytes(node.SerializeToString())
 

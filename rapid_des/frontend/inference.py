@@ -27,7 +27,7 @@ from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
 
-COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES)
+COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES, Column.BOUND)
 """What a longer KV cache changes in the rows that depend on it."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
-from rapid_des.chakra.trace import NodeKind
+from rapid_des.chakra.trace import BOUNDS, NodeKind
 from rapid_des.device.operators import Gemm, Operator, OperatorModel, Vector
 from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import InputError
@@ -370,6 +370,7 @@ def kernel_node(
         bytes=estimate.bytes.get("hbm", 0),
         issue=issue,
         lead=lead,
+        bound=BOUNDS.index(estimate.bound),
     )
 
 

@@ -50,6 +50,7 @@ class Column(IntEnum):
     BYTES = 10
     ISSUE = 11
     LEAD = 12
+    BOUND = 13
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Node:
     """Picoseconds that the host needs to issue it; of a node of the host itself, before its first issue."""
     lead: int = 0
     """How long before its issue is done it may start."""
+    bound: int = UNSTATED
 
 
 Domain: TypeAlias = Literal["dense", "expert"]
@@ -128,6 +130,7 @@ def _row(node: Node, name: int) -> tuple[int, ...]:
     return (
         node.kind, name, STREAMS.index(node.stream), node.duration, node.size, node.collective,
         node.group, node.peer, node.tag, node.flops, node.bytes, node.issue, node.lead,
+        node.bound,
     )  # fmt: skip
 
 
@@ -282,6 +285,7 @@ class Writer:
             on_cpu=on_host,
             issuer=issuer,
             issued=issued,
+            bound=rows[:, Column.BOUND].astype(np.int8),
             dependency_starts=starts_of(counts),
             dependencies=dependencies.astype(np.int32),
             names=tuple(self._names),

@@ -41,6 +41,8 @@ class Nccl(Library, frozen=True, kw_only=True, tag="nccl"):
     constants: str | None = None
     """The file of its constants on this kind of node and network: a path, or a name of topologies/fabrics.
     Unset: the machine's `collectives.measured.nccl`."""
+    multiprocessors: Annotated[int, Meta(ge=0, le=2**24)] | None = None
+    """SMs that a collective or message takes; unset: one a channel. 0: copy engines move the data."""
 
 
 class CustomAllReduce(Library, frozen=True, kw_only=True, tag="custom_all_reduce"):
@@ -135,6 +137,8 @@ class Collectives(Spec, frozen=True, kw_only=True):
     """Files of constants of communication libraries on such a fabric."""
     libraries: LibraryChoice = LibraryChoice()
     """Communication libraries, by kind of group, whatever the software asks for."""
+    contention: bool = True
+    """Whether libraries take SMs and memory bandwidth from the kernels beside them."""
 
     default: Algorithm | None = None
     """Serves all that are not named here."""
@@ -168,7 +172,8 @@ class Collectives(Spec, frozen=True, kw_only=True):
     @property
     def operations(self) -> tuple[str, ...]:
         """The keys that name algorithms: `default`, then the operations."""
-        return tuple(name for name in self.__struct_fields__ if name not in ("libraries", "measured"))
+        others = ("libraries", "measured", "contention")
+        return tuple(name for name in self.__struct_fields__ if name not in others)
 
     def choice(self, operation: str) -> Choice | None:
         """Return what serves an operation of the schema, or None where the file leaves it open."""

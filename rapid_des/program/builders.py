@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
+from rapid_des.device.sharing import NOTHING, Taken
 from rapid_des.network.collective_specs import MOST_CHUNKS
 from rapid_des.program.edges import Edges, Rows, joined
 from rapid_des.program.issues import issue_edges
@@ -63,6 +64,8 @@ class Expansion:
 
     slot: int
     members: tuple[MemberVisit, ...] = ()
+    taken: Taken = NOTHING
+    """What it takes of its GPU from kernels beside it."""
 
     @property
     def holds(self) -> bool:

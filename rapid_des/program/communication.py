@@ -12,10 +12,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.device.sharing import Taken
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.collective_specs import LibraryChoice, Nccl
 from rapid_des.network.collectives.libraries.library import library_name
+from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.program import library
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.groups import GroupTable
@@ -26,6 +28,7 @@ from rapid_des.program.replicas import cut_of
 from rapid_des.program.routes import signatures
 from rapid_des.program.services import Sizes
 from rapid_des.program.templates import Templates
+from rapid_des.units import PS_PER_S
 
 if TYPE_CHECKING:
     from rapid_des.program.choosing import Planner
@@ -42,6 +45,11 @@ def planner_of(machine: Machine, memory: BoundedCache | None = None, *, repeats:
     from rapid_des.program.faults.planning import FaultPlanner
 
     return FaultPlanner(machine, memory, repeats=repeats)
+
+
+def _taken(cost: LibraryCost) -> Taken:
+    """Return what a library takes of each GPU while it needs its time."""
+    return Taken(cost.channels, cost.hbm_bytes * PS_PER_S // max(cost.duration, 1))
 
 
 class Communication:
@@ -67,6 +75,8 @@ class Communication:
         self.places = bool(asked := Libraries(machine, libraries)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
         self.likeness = cache(self._likeness)
+        self.taken: dict[int, Taken] = {}
+        """What of a GPU those templates take that are a library's."""
         self._machine, self._groups, self._libraries = machine, groups, asked
         self._remembered, self._repeats = remembered, repeats
         stores = machine.switching.mode == "store_and_forward"
@@ -99,13 +109,21 @@ class Communication:
         laid = self._laid_out(call, kind, ranks)
         if laid is not None:
             self.served.add(laid.served)
-            if self.analytic or not laid.takes_links:
-                return self._lasting(laid, self._groups.kept(ranks))
-            return self._by_library(laid, ranks)
+            lasting = self.analytic or not laid.takes_links
+            number = (
+                self._lasting(laid, self._groups.kept(ranks)) if lasting else self._by_library(laid, ranks)
+            )
+            return self._taking(number, laid.cost)
         if not self.analytic:
             return None
         key = ("alone", call, ranks if self._machine.replans else self.likeness(ranks))
         return self.templates.number(key, lambda: self._alone(call, ranks))
+
+    def _taking(self, number: int, cost: LibraryCost) -> int:
+        """Note what a template takes of its members' GPUs."""
+        if self._machine.collectives.contention:
+            self.taken[number] = _taken(cost)
+        return number
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
         """Return the phases in which the machine's algorithms do a collective, and note these."""
@@ -135,10 +153,11 @@ class Communication:
         if cost is None:
             return number(("message", size), lambda: self.templates.message(size, self._segment))
         if self.analytic:
-            key = ("message lasting", cost.duration)
-            return number(key, lambda: fixed_message(cost.duration, self.sizes))
+            key = ("message lasting", cost.duration, _taken(cost))
+            return self._taking(number(key, lambda: fixed_message(cost.duration, self.sizes)), cost)
         key = ("library message", cost, size, self.likeness(ends))
-        return number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
+        template = number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
+        return self._taking(template, cost)
 
     def _laid_out(self, call: Call, kind: str, ranks: Ranks) -> LaidOut | None:
         """Return how a library does a collective; None where the machine's own algorithms do it."""
@@ -149,7 +168,7 @@ class Communication:
     def _lasting(self, laid: LaidOut, members: int) -> int:
         duration = laid.cost.duration
         return self.templates.number(
-            ("lasting", duration, members),
+            ("lasting", duration, members, _taken(laid.cost)),
             lambda: fixed_template(members, duration, self.sizes, name=laid.name),
         )
 

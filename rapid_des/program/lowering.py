@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache as remembered
 from math import prod
 
@@ -11,8 +11,10 @@ import numpy as np
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.device.sharing import NOTHING
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
+from rapid_des.program.beside import with_company
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.communication import Communication
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
@@ -188,15 +190,18 @@ class _Lowering:
             key = (*key, members, tuple(likeness((trace.rank, peer)) for peer in trace.peers))
         if key not in self.shared:
             expansions = _Expansions(self, trace, geometries, trees)
+            durations = service_times(trace.nodes, self.machine.device)
             program = rank_program(
                 trace.nodes,
-                service_times(trace.nodes, self.machine.device),
+                durations,
                 expansion=expansions.of_node,
                 expansions=expansions.distinct,
                 unordered=self.traces.unordered_streams,
                 overlap=self.overlap,
             )
-            self.programs.append(program)
+            taken = expansions.of_node, [one.taken for one in expansions.distinct]
+            device = self.machine.device
+            self.programs.append(with_company(program, trace.nodes, durations, taken, device))
             self.shared[key] = len(self.programs) - 1, expansions.slots.table()
         return self.shared[key]
 
@@ -261,9 +266,10 @@ class _Expansions:
         ranks = self._lowering.groups.members(self._trace.groups[group])
         index = self._communication.whole(call, self.slots.label(whole), ranks)
         if index is not None:
-            return Expansion(whole, (MemberVisit(whole, self.slots.use(whole, index), 0),))
+            members_of = (MemberVisit(whole, self.slots.use(whole, index), 0),)
+            return Expansion(whole, members_of, self._communication.taken.get(index, NOTHING))
         kept = self._lowering.groups.kept(ranks)
-        members_of = []
+        in_phases = []
         chunks = self._communication.plan(call, ranks, self._trace.rank)
         for chunk, chunk_phases in enumerate(chunks):
             for phase in chunk_phases:
@@ -275,8 +281,8 @@ class _Expansions:
                     along = Along(group, phase.axis, members, stride=prod(extents[: phase.axis]))
                     slot = self.slots.number(along, self.slots.label(whole))
                 index = self._communication.phase(phase, members, whole=cut_in_chunks(chunks), kept=here)
-                members_of.append(MemberVisit(slot, self.slots.use(slot, index), chunk, turn=chunk))
-        return Expansion(whole, tuple(members_of))
+                in_phases.append(MemberVisit(slot, self.slots.use(slot, index), chunk, turn=chunk))
+        return Expansion(whole, tuple(in_phases))
 
     def _messages(self, nodes: NodeTable) -> None:
         places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
@@ -294,4 +300,8 @@ class _Expansions:
             ends = (self._trace.rank, self._trace.peers[peer])
             sends = kind == NodeKind.SEND
             template = self._communication.message(size, stream, ends if sends else ends[::-1])
-            self.distinct.append(Expansion(slot, (MemberVisit(slot, self.slots.use(slot, template), 0),)))
+            taken = self._communication.taken.get(template, NOTHING)
+            if not sends:  # it mostly waits
+                taken = replace(taken, traffic=0)
+            members = (MemberVisit(slot, self.slots.use(slot, template), 0),)
+            self.distinct.append(Expansion(slot, members, taken))

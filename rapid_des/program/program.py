@@ -35,12 +35,15 @@ R5  Duration. A COMPUTE visit lasts its work, at least one tick on a server; a J
     collective instance and lasts until its part in that is done. An instance is (group, k, phase): k is
     counted per rank in program order, or on unordered streams when the visit starts; a HOLD binds k for all
     its members. Members that disagree about the collective are an error naming group, k and both.
-R6  Timetables. A server's rate may follow steps (time, rate in 1/1,048,576, extra lag), known before the run,
+R6  Rates. A server's rate may follow steps (time, rate in 1/1,048,576, extra lag), known before the run,
     that of a stream other ones for each COMPUTE visit: what slows arithmetic need not slow memory.
     Work is the service time at rate 1; a visit finishes at the least tick by which the rate has done its
     work; at rate 0 it waits. The extra lag is that of the moment at which service starts. The last byte of a
     message crosses a hop no earlier than it crossed the hop before and then takes by itself: a link that is
     free of a message in time does not wait for what a slow or closed one before it still holds back.
+    What a rank serves at the same time may slow each other: a COMPUTE visit of some kind works at
+    `shares[kind, sum]` / 4,096 of its rate, where the sum is of the weights of the rank's other visits in
+    service; that changes only when one of them starts or stops (`Company`).
 R7  Fluid links. In that mode a flow is served by all links of its route at once. It joins them after the
     first half (rounded down) of what its message takes besides draining (headers' way, latencies) and
     arrives the second half, at least a tick, after its last byte left, and later by what the timetables of
@@ -122,6 +125,22 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True)
+class Company:
+    """R6: how what a rank serves at the same time slows its COMPUTE visits.
+
+    A table from the set of visits in service to shares of the rate: each adds its weight while its server
+    serves it, so a digit a stream makes the sum say what all streams serve.
+    """
+
+    weight: Int32s
+    """[visit] what it adds; 0 for one that takes nothing from others, and for one without a server."""
+    kind: Int32s
+    """[visit] a row of `shares`, or NONE: as fast beside others. On servers of capacity 1 only."""
+    shares: Int32s
+    """[kind, sum] in 1 / `timetable.ALONE`, above 0."""
+
+
+@dataclass(frozen=True)
 class RankProgram:
     """The visits of one rank in program order; n columns.
 
@@ -158,6 +177,8 @@ class RankProgram:
     server_level: Int8s
     node: Int32s
     """Position in the trace's NodeTable that this visit stands for, or NONE for a helper visit."""
+    company: Company | None = None
+    """None: what it serves at the same time does not slow each other."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -333,6 +354,9 @@ class Timetable:
     time: Int64s
     rate: Int64s
     lag: Int64s
+
+
+STEADY = Timetable(_ROW, _ROW, _ROW)
 
 
 @dataclass(frozen=True)

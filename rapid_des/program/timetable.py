@@ -1,4 +1,4 @@
-"""R6: how far work gets at a rate that changes by a timetable; shared by every engine.
+"""R6: how far work gets at a rate that changes by a timetable and with company; shared by every engine.
 
 Plain integer loops over flat arrays, so that the compiled engine compiles this very function.
 """
@@ -9,6 +9,8 @@ from typing import Any
 
 FULL_RATE = 1 << 20
 """Rate 1 of a timetable: rates are integers in this unit."""
+ALONE = 1 << 12
+"""What a visit has of its server's rate beside nobody: shares are integers in this unit."""
 FOREVER = 1 << 62
 """A moment that no simulation reaches."""
 
@@ -26,20 +28,67 @@ def advance(time: Any, rate: Any, start: int, work: int) -> int:
     >>> advance([10**17], [0], 90, 20)
     110
     """
-    left, parts = work, 0  # ticks, and shares of one: no product of a 64-bit time overflows
+    return finish_of((time, rate), start, (work, 0), ALONE)
+
+
+def finish_of(table: Any, start: int, left: Any, share: int) -> int:
+    """Return the least tick by which work is done that is resumed at `start`; see `advance`.
+
+    `table` is (time, rate), `left` ticks of work and parts of one in 1 / `FULL_RATE`. The server works at
+    `share` / `ALONE` of its rate.
+
+    >>> finish_of(([], []), 90, (20, 0), ALONE // 2), finish_of(([100], [FULL_RATE // 2]), 90, (20, 0), 1024)
+    (130, 240)
+    """
+    time, rate = table
+    ticks, parts = left  # no product of a 64-bit time overflows
     now = start
     passed = steps_until(time, start)
-    speed = rate[passed - 1] if passed > 0 else FULL_RATE
+    speed = shared(rate[passed - 1] if passed > 0 else FULL_RATE, share)
     for index in range(passed, len(time)):
         gone = time[index] - now
-        if ticks_for(left, parts, speed) <= gone:
+        if ticks_for(ticks, parts, speed) <= gone:
             break
-        parts -= gone % FULL_RATE * speed
-        left -= gone // FULL_RATE * speed - parts // FULL_RATE
-        parts %= FULL_RATE
+        ticks, parts = without(ticks, parts, gone, speed)
         now = time[index]
-        speed = rate[index]
-    return min(now + ticks_for(left, parts, speed), FOREVER)
+        speed = shared(rate[index], share)
+    return min(now + ticks_for(ticks, parts, speed), FOREVER)
+
+
+def left_after(table: Any, start: int, end: int, left: Any, share: int) -> tuple[int, int]:
+    """Return what is left at `end`, not after the finish, of work resumed at `start`; see `finish_of`.
+
+    >>> left_after(([], []), 90, 100, (20, 0), ALONE // 4) == (17, FULL_RATE // 2)
+    True
+    """
+    time, rate = table
+    ticks, parts = left
+    now = start
+    passed = steps_until(time, start)
+    speed = shared(rate[passed - 1] if passed > 0 else FULL_RATE, share)
+    for index in range(passed, len(time)):
+        if time[index] >= end:
+            break
+        ticks, parts = without(ticks, parts, time[index] - now, speed)
+        now = time[index]
+        speed = shared(rate[index], share)
+    return without(ticks, parts, end - now, speed)
+
+
+def shared(speed: int, share: int) -> int:
+    """Return a rate beside others: above 0 if it was, at least 1 / `FULL_RATE`.
+
+    >>> shared(FULL_RATE, 1024) == FULL_RATE // 4, shared(1, 1), shared(0, ALONE)
+    (True, 1, 0)
+    """
+    return (speed * share + ALONE - 1) // ALONE
+
+
+def without(ticks: int, parts: int, gone: int, speed: int) -> tuple[int, int]:
+    """Return what is left of work after `gone` ticks at a rate."""
+    parts -= gone % FULL_RATE * speed
+    ticks -= gone // FULL_RATE * speed - parts // FULL_RATE
+    return ticks, parts % FULL_RATE
 
 
 def ticks_for(left: int, parts: int, speed: int) -> int:

@@ -25,6 +25,7 @@ from rapid_des.report.breakdown import (
     operator_times,
     with_inside,
 )
+from rapid_des.report.company_text import company_notes
 from rapid_des.report.figures import (
     Basis,
     JobFigures,
@@ -221,6 +222,7 @@ def result_of(
     finish = lowered.of_every_rank(finish_times(lowered, records).tolist())
     notes = lowered.traces.notes if trace is None else trace.notes
     notes = (*notes, *host_notes(spent, host_busy(lowered, position)))
+    notes = (*notes, *company_notes(lowered, records, position))
     figures = None
     if trace is not None and memory is not None:
         device = as_used(trace.job, run.machine, run.machine.device)

@@ -137,7 +137,8 @@ def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tupl
     served = tuple((name, spec.collectives.choice(name)) for name in operations)
     servers = spec.gpus_per_node if named or traces is None else None
     libraries = spec.collectives if traces is None else libraries_of(traces, machine)
-    return routing, spec.switching, spec.links, served, libraries, servers
+    sharing = machine.device if spec.collectives.contention else None  # what kernels share with collectives
+    return routing, spec.switching, spec.links, served, libraries, servers, sharing
 
 
 def _operations(traces: TraceSet | None) -> list[str]:

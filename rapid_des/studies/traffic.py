@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import starts_of
-from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.network.collectives import Schedule
 
@@ -45,6 +45,37 @@ def collectives(
     )
     traces = tuple(RankTrace(rank, nodes, groups=("world",)) for rank in ranks)
     return TraceSet(traces, {"world": tuple(ranks)}, frozenset({stream} if unordered else ()))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as a trace has it: its picoseconds alone, what bounds it, and its bytes from and to HBM."""
+
+    bound: str
+    duration: int
+    hbm_bytes: int = 0
+
+
+def beside(
+    ranks: Sequence[int], kernel: Kernel, collective: CollectiveType, size: int, *, waits: bool = False
+) -> TraceSet:
+    """Return the trace in which every rank runs a kernel (node 0) beside a collective, or `waits` for it."""
+    nodes = _table(
+        [NodeKind.COMPUTE, NodeKind.COLLECTIVE],
+        [0, size],
+        duration=[kernel.duration, UNSTATED],
+        tensor_bytes=[kernel.hbm_bytes, 0],
+        bound=[BOUNDS.index(kernel.bound), UNSTATED],
+        collective=[UNSTATED, collective],
+        group=[UNSTATED, 0],
+        name=[0, 1],
+        stream=[0, 1],
+        names=("kernel", collective.name.lower()),
+        streams=("compute", "dp"),
+        waits=[[], [0] if waits else []],
+    )
+    traces = tuple(RankTrace(rank, nodes, groups=("world",)) for rank in ranks)
+    return TraceSet(traces, {"world": tuple(ranks)})
 
 
 def irregular(ranks: int, messages: int, *, stream: str, seed: int = 1) -> TraceSet:
@@ -160,6 +191,7 @@ def _table(
         on_cpu=column("on_cpu", np.bool_),
         issuer=column("issuer", np.int32, UNSTATED),
         issued=column("issued", np.int64),
+        bound=column("bound", np.int8, UNSTATED),
         dependency_starts=starts_of([len(row) for row in waits]),
         dependencies=np.array([other for row in waits for other in row], np.int32),
         names=names,

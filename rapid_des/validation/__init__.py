@@ -35,6 +35,7 @@ PROVIDERS: dict[str, str] = {
     "operators.attention:topics": "operators/",
     "operators.vector:topics": "operators/",
     "operators.learned:topics": "operators/learned",
+    "operators.overlap:topics": "operators/overlap",
     "operators.others:topics": "operators/other",
     "network.nccl:topics": "network/",
     "network.nccl:shaped_topics": "network/",

@@ -28,6 +28,7 @@ _COLUMNS = {
     "on_cpu": (np.bool_, False),
     "issuer": (np.int32, UNSTATED),
     "issued": (np.int64, 0),
+    "bound": (np.int8, -1),
 }
 
 

@@ -24,6 +24,7 @@ from rapid_des.chakra import (
     write_set,
 )
 from rapid_des.chakra.groups import by_first_appearance
+from rapid_des.chakra.trace import BOUNDS
 from rapid_des.errors import TraceError
 from tests.chakra.writing import all_reduce, delimited, metadata, node, one_rank, ranks, send, write
 
@@ -53,6 +54,7 @@ class Plain:
     needs: tuple[int, ...]
     issued_by: int | None = None
     issued: int = 0
+    bound: int = UNSTATED
 
 
 PLAIN = st.builds(
@@ -71,6 +73,7 @@ PLAIN = st.builds(
     flops=SIZES,
     tensor_bytes=SIZES,
     on_cpu=st.booleans(),
+    bound=st.integers(UNSTATED, len(BOUNDS) - 1),
     needs=st.sets(st.integers(1, 6), max_size=3).map(tuple),
     issued_by=st.none() | st.integers(1, 6),
     issued=SIZES,
@@ -119,6 +122,7 @@ def table(plains, *, descending):
         on_cpu=column("on_cpu", np.bool_),
         issuer=issuer,
         issued=np.where(issuer == UNSTATED, 0, column("issued")),
+        bound=column("bound", np.int8),
         dependency_starts=np.cumsum([0, *map(len, needs)], dtype=np.int64),
         dependencies=np.array([need for row in needs for need in row], np.int32),
         names=tuple(distinct),
@@ -243,3 +247,9 @@ def test_a_place_that_can_not_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TraceError, match="can not be written"):
         write_set(read_set(folder), tmp_path / "file", "job")
+
+
+def test_a_bound_that_is_none_is_named_with_its_node(tmp_path):
+    folder = one_rank(tmp_path, node(7, rapid_bound="tensors"))
+    with pytest.raises(TraceError, match="node 7: rapid_bound is 'tensors'; allowed: tensor, vector"):
+        read_set(folder)

@@ -11,9 +11,9 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
 from rapid_des.program.lowering import lower
-from rapid_des.program.program import Program, Timetable, VisitKind
+from rapid_des.program.program import NONE, Company, Program, Timetable, VisitKind
 from rapid_des.program.services import with_tails
-from rapid_des.program.timetable import FULL_RATE
+from rapid_des.program.timetable import ALONE, FULL_RATE
 from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import Nodes, trace_set
 
@@ -117,7 +117,9 @@ def _event(rng, programs, groups, *, priorities):
     if kind == "compute":
         nodes = rng.choice(programs)
         duration = rng.choice([0, 1, 100, 1000, 70_000])
-        nodes.compute(duration, after=_earlier(rng, nodes), priority=_priority(rng, priorities))
+        stream = rng.choice(["compute", "compute", "s0"])
+        after, priority = _earlier(rng, nodes), _priority(rng, priorities)
+        nodes.compute(duration, stream=stream, after=after, priority=priority)
     elif kind == "collective":
         name = rng.choice(sorted(groups))
         collective = rng.choice([*KINDS, CollectiveType.ALL_REDUCE, CollectiveType.BARRIER])
@@ -145,14 +147,35 @@ def _priority(rng, wanted):
 
 
 @st.composite
-def programs(draw, *, unordered=False, priorities=True, timetables=False, fluid=False):
+def programs(draw, *, unordered=False, priorities=True, timetables=False, fluid=False, company=False):
     """A lowered program."""
     where = draw(machines(FLUID if fluid else HOPS))
     program = lower(
         draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
     ).program
-    rng = draw(st.randoms(use_true_random=False)) if timetables else None
+    rng = draw(st.randoms(use_true_random=False)) if timetables or company else None
+    if company:
+        program = with_company(program, rng)
     return with_timetables(program, where, rng) if timetables else program
+
+
+def with_company(program: Program, rng) -> Program:
+    """The program with visits that slow others of their ranks, on most of the ranks."""
+    slowed = [replace(own, company=_company(own, rng)) for own in program.programs]
+    return replace(
+        program,
+        programs=tuple(
+            rng.choice([one, one, own]) for one, own in zip(slowed, program.programs, strict=True)
+        ),
+    )
+
+
+def _company(own, rng) -> Company:
+    weight = [rng.choice([0, 1, 2]) if server != NONE else 0 for server in own.server.tolist()]
+    computes = (own.kind == VisitKind.COMPUTE) & (own.server != NONE)
+    kind = [rng.choice([NONE, 0, 1, 1]) if one else NONE for one in computes.tolist()]
+    shares = [[rng.choice([1, 777, ALONE // 2, ALONE]) for _ in range(13)] for _ in range(2)]
+    return Company(np.array(weight, np.int32), np.array(kind, np.int32), np.array(shares, np.int32))
 
 
 def with_timetables(program: Program, where: Machine, rng) -> Program:

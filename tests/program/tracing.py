@@ -80,6 +80,7 @@ class Nodes:
             on_cpu=column("on_cpu", np.bool_),
             issuer=column("issuer", np.int32, UNSTATED),
             issued=column("issued", np.int64),
+            bound=column("bound", np.int8, UNSTATED),
             dependency_starts=np.concatenate(([0], np.cumsum([len(row) for row in self.after]))).astype(
                 np.int64
             ),

@@ -14,6 +14,7 @@ import numpy as np
 
 from rapid_des.program.program import (
     NONE,
+    Company,
     Group,
     HopTable,
     Level,
@@ -39,6 +40,7 @@ COLUMNS = {
     "template": np.int32,
     "node": np.int32,
 }
+_COMPANY = (("weight", 0), ("slowed", NONE))
 DEFAULTS = {"work": 0, "priority": 0, "link_priority": 0, "sub": 0}
 
 
@@ -52,6 +54,7 @@ class RankSketch:
         self.need = {}
         self.groups = []
         self.members = []
+        self.shares = None
 
     def compute(self, work, *, server=0, after=(), **columns) -> int:
         return self._visit(VisitKind.COMPUTE, after, work=work, server=server, **columns)
@@ -74,6 +77,10 @@ class RankSketch:
         self.groups.append(group)
         self.members.append(member)
         return len(self.groups) - 1
+
+    def slows(self, *shares) -> None:
+        """Visits of column `slowed` k work at shares[k][sum] of the rate, by the others' column `weight`."""
+        self.shares = np.array(shares, np.int32)
 
     def _visit(self, kind, after, **columns) -> int:
         place = len(self.rows)
@@ -105,7 +112,12 @@ class RankSketch:
             edge_at_start=np.array([edge[2] for edge in edges], np.bool_),
             server_capacity=np.array(self.capacities, np.int32),
             server_level=np.array(self.levels, np.int8),
+            company=None if self.shares is None else self._company(),
         )
+
+    def _company(self) -> Company:
+        weight, kind = ([row.get(name, without) for row in self.rows] for name, without in _COMPANY)
+        return Company(np.array(weight, np.int32), np.array(kind, np.int32), self.shares)
 
 
 class Sketch:

@@ -21,6 +21,7 @@ from rapid_des.program.program import (
     NO_QUEUE_PAIRS,
     NO_TAILS,
     NONE,
+    Company,
     PartTable,
     Program,
     RankProgram,
@@ -159,6 +160,16 @@ class Network(NamedTuple):
     else empty."""
 
 
+class Companies(NamedTuple):
+    """How visits that ranks serve at the same time slow each other (`Company`); empty where none do."""
+
+    weight: Array
+    """By row of `Visits`, as the next."""
+    first: Array
+    """Where the shares of its kind begin, or NONE."""
+    share: Array
+
+
 class Flat(NamedTuple):
     """A whole program for the kernel."""
 
@@ -166,11 +177,15 @@ class Flat(NamedTuple):
     ranks: Ranks
     tasks: Tasks
     network: Network
+    company: Companies
 
 
 def flatten(program: Program) -> Flat:
     """Return the program's arrays; shared columns are copied once, whatever the number of ranks."""
-    return Flat(_visits(program), _ranks(program), _tasks(program), _network(program))
+    companies = _companies(
+        [part.company for part in program.programs], [len(part) for part in program.programs]
+    )
+    return Flat(_visits(program), _ranks(program), _tasks(program), _network(program), companies)
 
 
 def _visits(program: Program) -> Visits:
@@ -204,6 +219,23 @@ def _holders(part: RankProgram) -> Array:
     holds = np.flatnonzero(part.kind == VisitKind.HOLD)
     holders[part.release[holds]] = holds
     return holders
+
+
+def _companies(companies: Sequence[Company | None], lengths: Sequence[int]) -> Companies:
+    if not any(companies):
+        none = np.zeros(0, np.int32)
+        return Companies(none, none, none.astype(np.int64))
+    weights, firsts, shares, begin = [], [], [], 0
+    for company, length in zip(companies, lengths, strict=True):
+        if company is None:
+            weights.append(np.zeros(length, np.int32))
+            firsts.append(np.full(length, NONE))
+            continue
+        weights.append(company.weight)
+        firsts.append(np.where(company.kind == NONE, NONE, begin + company.kind * company.shares.shape[1]))
+        shares.append(company.shares.ravel())
+        begin += company.shares.size
+    return Companies(_joined(weights, np.int32), _joined(firsts, np.int32), _joined(shares, np.int64))
 
 
 def _ranks(program: Program) -> Ranks:

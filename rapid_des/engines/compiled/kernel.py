@@ -26,6 +26,8 @@ from rapid_des.engines.compiled.queue_pairs import acknowledge, hand_over, open_
 from rapid_des.engines.compiled.steps import (
     NONE,
     ascend,
+    begin_work,
+    changes_pace,
     close_instance,
     dequeue,
     enqueue,
@@ -37,6 +39,7 @@ from rapid_des.engines.compiled.steps import (
     number_of,
     part_arrives,
     rank_decides,
+    resume,
     sort_asked,
     touch,
     use_of,
@@ -78,13 +81,14 @@ FREED = -2
 def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
     """Play until nothing is left to happen, past `until`, to a pause, or until room is wanted."""
     visits, ranks, tasks, network = flat.visits, flat.ranks, flat.tasks, flat.network
+    company = flat.company
     calendar, instances, transfers, trail = pools.calendar, pools.instances, pools.transfers, pools.trail
     pending, ready = pools.pending, pools.ready
     member_rank, member_visit = pools.member_rank, pools.member_visit
     counts, totals, cursor = pools.counts, state.totals, state.cursor
     stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
     fifo, recording, fluid, tails = state.flags[0], state.flags[1], state.flags[2], state.flags[3]
-    paired, closing = state.flags[4], state.flags[5]
+    paired, closing, contends = state.flags[4], state.flags[5], state.flags[6]
     listed = fluid or closing
     phase, depth, touched_links = cursor[PHASE], cursor[DEPTH], cursor[LINKS]
     server_index, asking, now = cursor[SERVER], cursor[ASKING], cursor[NOW]
@@ -219,6 +223,8 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             visit = ranks.program[a] + b
             starts = kind == START or (kind == READY and visits.server[visit] == NONE)
             row = visits.edge_starts[visit + 1] - visits.edge_starts[visit]
+            if contends:  # and an event for each server of the rank that now works faster or slower
+                row += ranks.server[a + 1] - ranks.server[a]
             if starts and visits.kind[visit] == MEMBER:
                 slot = ranks.slot[a] + visits.slot[visit]
                 template = visits.template[visit]
@@ -265,12 +271,18 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         visit_first, visit_last = 0, 0
         edge_instance, edge_first, edge_last = NONE, 0, 0
         deliver, at_injection, arrives = False, False, False
+        added = 0  # to what rank a serves
 
         if starts:
             record = ranks.flat[a] + b
             state.start[record] = now
             visit_first, visit_last = visits.edge_starts[visit], visits.edge_starts[visit + 1]
-            if visits.kind[visit] == COMPUTE:
+            if contends and kind == START:
+                added = company.weight[visit]
+                state.present[a] += added
+            if contends and visits.kind[visit] == COMPUTE and company.first[visit] != NONE:
+                push(calendar, begin_work(flat, state, a, visit, now), END, a, b)
+            elif visits.kind[visit] == COMPUTE:
                 push(calendar, visit_end(flat, a, visit, now), END, a, b)
             elif visits.kind[visit] == JOIN:
                 if visits.work[visit] > 0:
@@ -349,9 +361,18 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 touch(state, ranks.level[server], server)
 
         elif kind == END:
+            server = visits.server[visit]
+            if contends and server != NONE:
+                if company.first[visit] != NONE:
+                    worker = ranks.server[a] + server
+                    if state.working[worker] != b or state.until[worker] != now:
+                        continue  # at another pace since this end was foreseen
+                    state.working[worker] = NONE
+                    state.computing[a] -= 1
+                added = -company.weight[visit]
+                state.present[a] += added
             state.finish[ranks.flat[a] + b] = now
             totals[WORKED] += 1
-            server = visits.server[visit]
             if server != NONE:
                 server += ranks.server[a]
                 state.serving[server] -= 1
@@ -498,6 +519,13 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 state.asked[a] = FREED
                 state.touched[touched_links] = a
                 touched_links += 1
+
+        if (
+            added != 0 and state.computing[a] > 0
+        ):  # what else the rank works at may be slower or faster from now on (R6)
+            for worker in range(ranks.server[a], ranks.server[a + 1]):
+                if changes_pace(flat, state, a, worker, now):
+                    push(calendar, resume(flat, state, a, worker, now), END, a, state.working[worker])
 
         # Visits that wait for this one's start or finish (R1).
         for edge in range(visit_first, visit_last):

@@ -134,6 +134,19 @@ class State(NamedTuple):
     waiting: Array
     """Server to how many visits wait."""
     heap: Array
+    present: Array
+    """Rank to the sum of the weights of its visits in service, where that slows anything; so the next."""
+    computing: Array
+    """Rank to how many of its visits are in service that others may slow."""
+    working: Array
+    """Server to the COMPUTE visit that others may slow, or NONE."""
+    since: Array
+    ticks: Array
+    parts: Array
+    """What was left of it then, see `timetable.left_after`."""
+    share: Array
+    """From then on, until its end unless that changes."""
+    until: Array
     active: Array
     """Group to its first active instance."""
     free: Array
@@ -168,7 +181,7 @@ class State(NamedTuple):
     """Where the loop stands."""
     flags: Array
     """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed,
-    messages have queue pairs, links close]."""
+    messages have queue pairs, links close, visits slow each other]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -194,6 +207,7 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
     visits, ranks, paired = flat.visits, flat.ranks, len(flat.network.acknowledgements) > 0
     ports = links if paired else 0
     total, servers = int(ranks.flat[-1]), int(ranks.server[-1])
+    contends = bool(flat.company.weight.size)
     ends = np.append(ranks.program, 0)[:-1] + np.diff(ranks.flat)
     need = [visits.need[first:last] for first, last in zip(ranks.program, ends, strict=True)]
     return State(
@@ -208,6 +222,14 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         marked=np.zeros(servers, np.bool_),
         waiting=np.zeros(servers, np.int32),
         heap=np.zeros(int(ranks.heap[-1]), np.int32),
+        present=np.zeros(len(ranks.program) * contends, np.int64),
+        computing=np.zeros(len(ranks.program) * contends, np.int32),
+        working=np.full(servers * contends, NONE, np.int32),
+        since=np.zeros(servers * contends, np.int64),
+        ticks=np.zeros(servers * contends, np.int64),
+        parts=np.zeros(servers * contends, np.int64),
+        share=np.zeros(servers * contends, np.int64),
+        until=np.zeros(servers * contends, np.int64),
         active=np.full(len(flat.network.label), NONE, np.int32),
         free=np.full(len(flat.tasks.tasks), NONE, np.int32),
         busy=np.zeros(links, np.int64),
@@ -235,6 +257,7 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
                 flat.network.along.size,
                 paired,
                 flat.network.detour.size,
+                contends,
             ],
             np.bool_,
         ),

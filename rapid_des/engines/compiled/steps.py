@@ -9,8 +9,12 @@ from rapid_des.program import timetable
 
 NONE = -1
 
-advance = compilable(timetable.advance)
 compilable(timetable.ticks_for)
+compilable(timetable.shared)
+compilable(timetable.without)
+finish_of = compilable(timetable.finish_of)
+left_after = compilable(timetable.left_after)
+advance = compilable(timetable.advance)
 lag_at = compilable(timetable.lag_at)
 compilable(timetable.steps_until)
 rate_at = compilable(timetable.rate_at)
@@ -22,18 +26,66 @@ tail_crosses = compilable(timetable.tail_crosses)
 def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
     """Return when a COMPUTE visit begun at `start` ends."""
     work = flat.visits.work[visit]
-    server = flat.visits.server[visit]
-    if server == NONE:
+    if flat.visits.server[visit] == NONE:
         return start + work
     work = max(work, 1)
+    time, rate = timetable_of_work(flat, rank, visit)
+    if len(time) == 0:
+        return start + work
+    return advance(time, rate, start, work)
+
+
+@compilable
+def timetable_of_work(flat: Flat, rank: int, visit: int) -> tuple[Array, Array]:
+    """Return the timetable of a COMPUTE visit on a server as (time, rate), of no steps if it has none."""
     network = flat.network
-    if len(network.visit_table) == 0:
-        return start + work
-    table = network.visit_table[flat.ranks.flat[rank] + visit - flat.ranks.program[rank]]
-    if table == NONE:
-        return start + work
-    first, last = network.work_table[table], network.work_table[table + 1]
-    return advance(network.work_time[first:last], network.work_rate[first:last], start, work)
+    first = last = 0
+    if len(network.visit_table) > 0:
+        table = network.visit_table[flat.ranks.flat[rank] + visit - flat.ranks.program[rank]]
+        if table != NONE:
+            first, last = network.work_table[table], network.work_table[table + 1]
+    return network.work_time[first:last], network.work_rate[first:last]
+
+
+@compilable
+def begin_work(flat: Flat, state: State, rank: int, visit: int, now: int) -> int:  # noqa: PLR0913
+    """Begin a COMPUTE visit that others may slow; return when it ends if they stay the same (R6)."""
+    server = flat.ranks.server[rank] + flat.visits.server[visit]
+    state.working[server] = visit - flat.ranks.program[rank]
+    state.computing[rank] += 1
+    state.ticks[server], state.parts[server] = max(flat.visits.work[visit], 1), 0
+    return resume(flat, state, rank, server, now)
+
+
+@compilable
+def resume(flat: Flat, state: State, rank: int, server: int, now: int) -> int:
+    """Go on with what a server works at, beside those in service now; return when it ends."""
+    visit = flat.ranks.program[rank] + state.working[server]
+    others = state.present[rank] - flat.company.weight[visit]
+    share = flat.company.share[flat.company.first[visit] + others]
+    left = state.ticks[server], state.parts[server]
+    state.since[server], state.share[server] = now, share
+    table = timetable_of_work(flat, rank, visit)
+    alone = share == timetable.ALONE and len(table[0]) == 0 and left[1] == 0
+    state.until[server] = now + left[0] if alone else finish_of(table, now, left, share)
+    return state.until[server]
+
+
+@compilable
+def changes_pace(flat: Flat, state: State, rank: int, server: int, now: int) -> bool:
+    """Tell whether a server works at something at another share from now on; note what is left of it."""
+    if state.working[server] == NONE or state.until[server] == now:
+        return False
+    visit = flat.ranks.program[rank] + state.working[server]
+    others = state.present[rank] - flat.company.weight[visit]
+    if flat.company.share[flat.company.first[visit] + others] == state.share[server]:
+        return False
+    left = state.ticks[server], state.parts[server]
+    table = timetable_of_work(flat, rank, visit)
+    state.ticks[server], state.parts[server] = left_after(
+        table, state.since[server], now, left, state.share[server]
+    )
+    return True
 
 
 @compilable

@@ -5,9 +5,9 @@ process: it asks its GPU stream or slot (a `Server`), starts, ends, and lets the
 it. Every piece of a message is a process that asks link after link (`links`). A rank is no process: the order
 of its visits is in the program's dependencies, and nothing but its visits ever acts.
 
-`collectives` says what happens between a member's arrival and its end, `fluid_links` what links are that all
-flows share (R7), `closing_links` what happens where links close in mid-flight (R8). Times are integer
-picoseconds.
+`collectives` says what happens between a member's arrival and its end, `company` how visits slow each other
+(R6), `fluid_links` what links are that all flows share (R7), `closing_links` what happens where links close
+in mid-flight (R8). Times are integer picoseconds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,19 @@ import numpy as np
 from simpy.events import Event, Timeout
 
 from rapid_des.engines.simpy.collectives import Collectives
+from rapid_des.engines.simpy.company import InService
 from rapid_des.engines.simpy.links import Links, Steps, TieCounter, trail_of
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Request, Server
-from rapid_des.program.program import NONE, Level, Program, Progress, RankProgram, Records, VisitKind
+from rapid_des.program.program import (
+    NONE,
+    STEADY,
+    Level,
+    Program,
+    Progress,
+    RankProgram,
+    Records,
+    VisitKind,
+)
 from rapid_des.program.timetable import FOREVER, advance
 
 if TYPE_CHECKING:
@@ -54,7 +64,17 @@ class RankTable:
         starts = program.edge_starts.tolist()
         rows = [edges[first:last] for first, last in zip(starts, starts[1:], strict=False)]
         self.at_start = [[(target, lag) for target, lag, at_start in row if at_start] for row in rows]
+        self.weight, self.slowed = _company(program)
         self.at_finish = [[(target, lag) for target, lag, at_start in row if not at_start] for row in rows]
+
+
+def _company(program: RankProgram) -> tuple[list[int], list[list[int] | None]]:
+    """Return what each visit adds while it is served, and its shares beside others; None if it has all."""
+    company = program.company
+    if company is None:
+        return [0] * len(program), [None] * len(program)
+    shares = [*company.shares.tolist(), None]
+    return company.weight.tolist(), [shares[kind] for kind in company.kind.tolist()]
 
 
 class Simulation:
@@ -80,6 +100,7 @@ class Simulation:
         self.tables = [tables[binding.program] for binding in program.bindings]
         arbiters = [Arbiter(self.env, level) for level in Level]
         self.servers = self._rank_servers(arbiters)
+        self.in_service = [InService(self.env) for _ in self.tables]
         self.pending = [list(table.need) for table in self.tables]
         self.ready = [[0] * len(table.need) for table in self.tables]
         self.start = [NONE] * self.offsets[-1]
@@ -164,11 +185,12 @@ class Simulation:
             server = self.servers[position][table.server[visit]]
             request = Request(server, (table.priority[visit], env.now, flat))
             yield request
+            self.in_service[position].add(table.weight[visit])
         start = self.start[flat] = env.now
         self._pass(position, table.at_start[visit])
         kind = table.kind[visit]
         if kind == VisitKind.COMPUTE:
-            yield Timeout(env, self._service(position, visit, start) - start)
+            yield from self._compute(position, visit)
         elif kind == VisitKind.JOIN:
             if table.work[visit]:
                 yield Timeout(env, table.work[visit])
@@ -180,19 +202,22 @@ class Simulation:
         if request is not None:
             if env.now == start:
                 yield Timeout(env, 1)
+            self.in_service[position].add(-table.weight[visit])
             request.release()
         self._retire(position, visit)
 
-    def _service(self, position: int, visit: int, start: int) -> int:
-        """Return when a COMPUTE visit that begins now ends (R5, R6)."""
-        table = self.tables[position]
-        server = table.server[visit]
-        work: int = table.work[visit] if server == NONE else max(table.work[visit], 1)
-        timetable = self.program.visit_timetables.get((position, visit))
-        if timetable is None:
-            return start + work
-        finish: int = advance(timetable.time.tolist(), timetable.rate.tolist(), start, work)
-        return finish
+    def _compute(self, position: int, visit: int) -> Steps:
+        """Serve a COMPUTE visit until its work is done (R5, R6)."""
+        table, now = self.tables[position], self.env.now
+        on_server = table.server[visit] != NONE
+        work = max(table.work[visit], 1) if on_server else table.work[visit]
+        rates = self.program.visit_timetables.get((position, visit), STEADY)
+        rated = rates.time.tolist(), rates.rate.tolist()
+        shares = table.slowed[visit]
+        if shares is None:
+            yield Timeout(self.env, advance(*rated, now, work) - now)
+        else:
+            yield from self.in_service[position].compute(work, rated, shares, table.weight[visit])
 
     def _finish_of(self, flat: int) -> Event:
         if flat not in self.finished:

@@ -92,7 +92,8 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
         return None
     if isinstance(library, Nccl):
         fabric = _fabric(_file(library.constants), rates)
-        return nccl_cost(fabric, request.collective, place, request.size, switched=request.switched)
+        cost = nccl_cost(fabric, request.collective, place, request.size, switched=request.switched)
+        return _on(library, cost)
     kernels = load_kernels(_file(library.kernels))
     if isinstance(library, CustomAllReduce):
         if request.collective is not C.ALL_REDUCE or place.nodes > 1:
@@ -110,7 +111,7 @@ def message_cost(
     if not isinstance(library, Nccl):
         return None
     place = Place(ranks, ranks, 1) if far else Place(ranks, 1, ranks)
-    return send_cost(_fabric(_file(library.constants), rates), place, size, far=far)
+    return _on(library, send_cost(_fabric(_file(library.constants), rates), place, size, far=far))
 
 
 def _file(name: str | None) -> str:
@@ -118,6 +119,12 @@ def _file(name: str | None) -> str:
     if name is None:
         raise ConfigError("names no file of constants, and collectives.measured has none for it")
     return name
+
+
+def _on(library: Nccl, cost: LibraryCost) -> LibraryCost:
+    """Return a cost that takes as many SMs as the machine file states, if it does."""
+    taken = library.multiprocessors
+    return cost if taken is None else replace(cost, channels=taken)
 
 
 def library_name(library: AnyLibrary) -> str:

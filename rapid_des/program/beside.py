@@ -1,0 +1,106 @@
+"""Which visits of a rank slow each other: kernels beside a library's collectives and messages (R6).
+
+Every stream is a digit: 0 while it serves nothing that takes anything, else which of the different `Taken` of
+its visits. The sum of the digits' weights is a column of the table that engines look shares up in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import cast
+
+import numpy as np
+
+from rapid_des.arrays import Int8s, Int32s, Int64s
+from rapid_des.chakra.trace import BOUNDS, UNSTATED, NodeKind, NodeTable
+from rapid_des.device.device import Device
+from rapid_des.device.operators import Bound
+from rapid_des.device.sharing import NOTHING, Taken, slowdowns
+from rapid_des.program.program import NONE, Company, RankProgram
+from rapid_des.program.timetable import ALONE
+
+MOST_STATES = 4096
+"""Columns of a rank's table; were there more, a stream takes the most that any of its visits does."""
+
+
+def with_company(
+    program: RankProgram,
+    nodes: NodeTable,
+    durations: Int64s,
+    taken: tuple[Int32s, Sequence[Taken]],
+    device: Device,
+) -> RankProgram:
+    """Return the program of a node table with what its kernels are slowed by; as it is if by nothing.
+
+    `taken` is which entry of a list each node takes, or NONE. Only kernels of known `bound` slow: a recorded
+    duration holds already what ran beside it.
+    """
+    kernels = np.flatnonzero((nodes.kind == NodeKind.COMPUTE) & (nodes.bound != UNSTATED) & ~nodes.on_cpu)
+    own = np.flatnonzero(program.node != NONE)
+    streams = _digits(program.server[own], taken)
+    if not streams or not len(kernels):
+        return program
+    which, takers = taken
+    weight, states = np.zeros(len(program), np.int32), [NOTHING]
+    for server, kinds in streams.items():
+        digits = [_digit(one, kinds) * len(states) for one in takers]
+        on_it = np.flatnonzero(program.server[own] == server)
+        weight[own[on_it]] = np.array([*digits, 0])[which[on_it]]
+        states = [_together(state, kind) for kind in (NOTHING, *kinds) for state in states]
+    kind = np.full(len(program), NONE, np.int32)
+    different, kind_of = _distinct_rows(nodes.bound[kernels], durations[kernels], nodes.tensor_bytes[kernels])
+    shares = np.stack([_shares(device, row, states) for row in different.tolist()]).astype(np.int32)
+    kind[own[kernels]] = kind_of
+    return replace(program, company=Company(weight, kind, shares))
+
+
+def _distinct_rows(*columns: Int8s | Int64s) -> tuple[Int64s, Int64s]:
+    """Return the different rows of some columns, and which of them each row is."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, codes = np.unique(column, return_inverse=True)
+        key = np.unique(key * len(values) + codes, return_inverse=True)[1]
+    first = np.unique(key, return_index=True)[1]
+    return np.stack([column[first].astype(np.int64) for column in columns], 1), key
+
+
+def _digits(servers: Int32s, taken: tuple[Int32s, Sequence[Taken]]) -> dict[int, list[Taken]]:
+    """Return by stream what its visits take, in order, with few enough sets of all streams."""
+    which, takers = taken
+    takes = (which != NONE) & (servers != NONE)
+    pairs = np.unique(servers[takes].astype(np.int64) * max(len(takers), 1) + which[takes])
+    found = {divmod(pair, len(takers)) for pair in pairs.tolist()}
+    streams: dict[int, list[Taken]] = {}
+    for server, one in sorted({(server, takers[one]) for server, one in found}):
+        if one != NOTHING:
+            streams.setdefault(server, []).append(one)
+    if prod(len(kinds) + 1 for kinds in streams.values()) > MOST_STATES:
+        return {server: [_most(kinds)] for server, kinds in streams.items()}
+    return streams
+
+
+def _digit(one: Taken, kinds: Sequence[Taken]) -> int:
+    """Return which kind a taker on a stream is, from 1; 0 if it takes nothing, or is on another stream."""
+    if one == NOTHING:
+        return 0
+    return kinds.index(one) + 1 if one in kinds else len(kinds)
+
+
+def _most(kinds: Sequence[Taken]) -> Taken:
+    return Taken(max(kind.sms for kind in kinds), max(kind.traffic for kind in kinds))
+
+
+def _together(one: Taken, other: Taken) -> Taken:
+    return Taken(one.sms + other.sms, one.traffic + other.traffic)
+
+
+def _shares(device: Device, row: Sequence[int], states: Sequence[Taken]) -> Int64s:
+    """Return a kernel's share of the rate beside each set of streams, rounded down."""
+    bound, duration, moved = row
+    sms, traffic = (
+        np.array([getattr(state, part) for state in states], np.int64) for part in Taken.__slots__
+    )
+    slower = slowdowns(device, (cast(Bound, BOUNDS[bound]), duration, max(moved, 0)), sms, traffic)
+    return np.maximum(1, np.floor(ALONE / slower)).astype(np.int64)

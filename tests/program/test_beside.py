@@ -1,0 +1,96 @@
+"""Kernels beside a library's collectives, from the machine file to the finish of a visit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType
+from rapid_des.device.device import load_device
+from rapid_des.device.sharing import Taken, slowdowns
+from rapid_des.machine import load_machine
+from rapid_des.modes.execution import EngineChoice
+from rapid_des.program.beside import MOST_STATES, with_company
+from rapid_des.program.builders import rank_program
+from rapid_des.program.timetable import ALONE
+from rapid_des.simulation import run_traces
+from rapid_des.studies.traffic import Kernel, beside
+from tests.program.tracing import Nodes
+
+MS = 10**9
+LONG = 2**30
+
+
+def finish(kernel, *, settings=(), where="dgx_h100", **how):
+    """When a kernel of 1 ms ends beside an all-gather that outlasts it."""
+    machine = load_machine(where, settings=settings)
+    traces = beside(range(8), Kernel(kernel, MS), CollectiveType.ALL_GATHER, LONG, **how)
+    return int(run_traces(traces, machine, EngineChoice("simpy")).execution.records.finish[0])
+
+
+def test_a_gemm_has_the_sms_that_a_collective_leaves():
+    # NCCL's 24 channels of 132 SMs; the launch is not slowed, shares are cut to 1 / 4096
+    launch = load_device("h100_sxm").launch_overhead
+    assert finish("tensor") == pytest.approx(launch + (MS - launch) * 132 / 108, rel=2 / ALONE)
+
+
+def test_a_kernel_that_memory_bounds_has_the_bandwidth_that_a_collective_leaves():
+    assert MS < finish("hbm") < 1.5 * MS
+    assert finish("hbm", settings={"collectives.libraries.dp": _copy_engines()}) == finish("hbm")
+
+
+def test_copy_engines_take_no_sms():
+    assert finish("tensor", settings={"collectives.libraries.dp": _copy_engines()}) == MS
+
+
+def _copy_engines():
+    return {"library": "nccl", "multiprocessors": 0}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "how"),
+    [
+        ("launch", {}),
+        ("latency", {}),
+        ("tensor", {"settings": {"collectives.contention": "false"}}),
+        ("tensor", {"settings": {"collectives.libraries.dp": {"library": "native"}}}),
+        ("tensor", {"waits": True}),
+    ],
+)
+def test_what_is_not_slowed(kernel, how):
+    assert finish(kernel, **how) == MS
+
+
+def test_a_recorded_duration_holds_already_what_ran_beside_it():
+    machine = load_machine("dgx_h100")
+    traces = beside(range(8), Kernel("tensor", MS), CollectiveType.ALL_GATHER, LONG)
+    recorded = replace(traces.ranks[0].nodes, bound=np.full(2, UNSTATED, np.int8))
+    ranks = tuple(replace(rank, nodes=recorded) for rank in traces.ranks)
+    records = run_traces(replace(traces, ranks=ranks), machine, EngineChoice("simpy")).execution.records
+    assert records.finish[0] == MS
+
+
+def test_who_wants_all_of_the_memory_gets_half_of_it():
+    device = load_device("h100_sxm")
+    kernel = ("hbm", MS + device.launch_overhead, 0)
+    greedy = np.array([10 * int(device.spec.hbm.bandwidth)])
+    (slower,) = slowdowns(device, kernel, np.zeros(1, np.int64), greedy)
+    assert slower == pytest.approx(1 + MS / kernel[1])
+
+
+def test_a_table_of_many_sets_of_streams_is_bounded():
+    nodes = Nodes()
+    nodes.compute(MS, bound=BOUNDS.index("tensor"))
+    takers = [Taken(sms) for sms in range(1, 21)]
+    for stream in ("s0", "s1", "s2"):
+        for _ in takers:
+            nodes.collective(CollectiveType.ALL_REDUCE, 100, stream=stream)
+    table = nodes.table()
+    program = rank_program(table, table.duration, expansion=np.full(61, -1, np.int32), expansions=[])
+    program = replace(program, server=table.stream)
+    which = np.array([-1, *(list(range(20)) * 3)], np.int32)
+    company = with_company(program, table, table.duration, (which, takers), load_device("h100_sxm")).company
+    # 21 states of each of 3 streams are 9,261: each stream counts as the 20 SMs that its largest takes
+    assert company.shares.shape[1] == 8 <= MOST_STATES
+    assert company.weight.tolist() == [0, *[1] * 20, *[2] * 20, *[4] * 20]
+    assert company.shares[0, 7] == pytest.approx(ALONE * (132 - 60) / 132, rel=1e-3)
