@@ -14,13 +14,43 @@ from typing import Any
 from rapid_des.config import to_yaml
 from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing.architectures import ARCHITECTURES
+from rapid_des.frontend.importing import gpt, llama
 from rapid_des.frontend.importing.keys import Keys
 from rapid_des.frontend.job import Model
 from rapid_des.frontend.loading import load_model
 
 Tree = dict[str, Any]
 Architecture = Callable[[Keys], Tree]
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": llama.llama,
+    "mistral": llama.mistral,
+    "mixtral": llama.mixtral,
+    "qwen2": llama.qwen2,
+    "qwen2_moe": llama.qwen2_moe,
+    "qwen3": llama.qwen3,
+    "qwen3_moe": llama.qwen3_moe,
+    "deepseek_v2": llama.deepseek,
+    "deepseek_v3": llama.deepseek_v3,
+    "gpt2": gpt.gpt2,
+    "gpt_oss": llama.gpt_oss,
+    "gpt_neox": gpt.gpt_neox,
+    "opt": gpt.opt,
+    "phi": gpt.phi,
+    "phi3": llama.phi3,
+    "falcon": gpt.falcon,
+    "cohere": llama.cohere,
+    "gemma": llama.gemma,
+    "gemma2": llama.gemma2,
+    "gemma3_text": llama.gemma3,
+    "glm": llama.glm,
+    "glm4": llama.glm4,
+    "granite": llama.llama,
+    "olmo2": llama.olmo2,
+    "olmoe": llama.olmoe,
+}
+"""By `model_type`."""
 
 
 @dataclass(frozen=True)

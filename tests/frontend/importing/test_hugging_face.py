@@ -116,6 +116,136 @@ PUBLISHED = {
         | dict(num_local_experts=128),
         116_829_156_672,
     ),
+    "gpt_neox_20b": (
+        dict(
+            model_type="gpt_neox", hidden_act="gelu_fast", hidden_size=6144, intermediate_size=24576,
+            max_position_embeddings=2048, num_attention_heads=64, num_hidden_layers=44, rotary_emb_base=10000,
+            rotary_pct=0.25, tie_word_embeddings=False, vocab_size=50432,
+        ),
+        20_554_567_680,
+    ),
+    "pythia_12b": (
+        dict(
+            model_type="gpt_neox", hidden_act="gelu", hidden_size=5120, intermediate_size=20480,
+            max_position_embeddings=2048, num_attention_heads=40, num_hidden_layers=36, rotary_pct=0.25,
+            tie_word_embeddings=False, use_parallel_residual=True, vocab_size=50688,
+        ),
+        11_846_072_320,
+    ),
+    "opt_6_7b": (
+        dict(
+            model_type="opt", activation_function="relu", do_layer_norm_before=True, ffn_dim=16384,
+            hidden_size=4096, max_position_embeddings=2048, num_attention_heads=32, num_hidden_layers=32,
+            vocab_size=50272, word_embed_proj_dim=4096,
+        ),
+        6_658_473_984,
+    ),
+    "phi_2": (
+        dict(
+            model_type="phi", hidden_act="gelu_new", hidden_size=2560, intermediate_size=10240,
+            max_position_embeddings=2048, num_attention_heads=32, num_hidden_layers=32,
+            num_key_value_heads=32, partial_rotary_factor=0.4, qk_layernorm=False, tie_word_embeddings=False,
+            vocab_size=51200,
+        ),
+        2_779_683_840,
+    ),
+    "phi_3_mini": (
+        dict(
+            model_type="phi3", attention_bias=False, hidden_act="silu", hidden_size=3072,
+            intermediate_size=8192, max_position_embeddings=4096, num_attention_heads=32,
+            num_hidden_layers=32, num_key_value_heads=32, original_max_position_embeddings=4096,
+            sliding_window=2047, tie_word_embeddings=False, vocab_size=32064,
+        ),
+        3_821_079_552,
+    ),
+    "falcon_7b": (
+        dict(
+            model_type="falcon", alibi=False, bias=False, hidden_size=4544, multi_query=True,
+            new_decoder_architecture=False, num_attention_heads=71, num_hidden_layers=32, parallel_attn=True,
+            vocab_size=65024,
+        ),
+        6_921_720_704,
+    ),
+    "falcon_40b": (
+        dict(
+            model_type="falcon", alibi=False, bias=False, hidden_size=8192, new_decoder_architecture=True,
+            num_attention_heads=128, num_hidden_layers=60, num_kv_heads=8, parallel_attn=True,
+            vocab_size=65024,
+        ),
+        41_303_293_952,
+    ),
+    "command_r": (
+        dict(
+            model_type="cohere", attention_bias=False, hidden_act="silu", hidden_size=8192,
+            intermediate_size=22528, logit_scale=0.0625, max_position_embeddings=8192,
+            num_attention_heads=64, num_hidden_layers=40, num_key_value_heads=64, use_qk_norm=False,
+            vocab_size=256000,
+        ),
+        34_980_831_232,
+    ),
+    "gemma_2b": (
+        dict(
+            model_type="gemma", attention_bias=False, head_dim=256, hidden_act="gelu", hidden_size=2048,
+            intermediate_size=16384, max_position_embeddings=8192, num_attention_heads=8,
+            num_hidden_layers=18, num_key_value_heads=1, vocab_size=256000,
+        ),
+        2_506_172_416,
+    ),
+    "gemma_2_27b": (
+        dict(
+            model_type="gemma2", attention_bias=False, attn_logit_softcapping=50.0,
+            final_logit_softcapping=30.0, head_dim=128, hidden_act="gelu_pytorch_tanh",
+            hidden_activation="gelu_pytorch_tanh", hidden_size=4608, intermediate_size=36864,
+            max_position_embeddings=8192, num_attention_heads=32, num_hidden_layers=46,
+            num_key_value_heads=16, query_pre_attn_scalar=144, sliding_window=4096, vocab_size=256000,
+        ),
+        27_227_128_320,
+    ),
+    "gemma_3_1b": (
+        dict(
+            model_type="gemma3_text", attention_bias=False, attn_logit_softcapping=None,
+            final_logit_softcapping=None, head_dim=256, hidden_activation="gelu_pytorch_tanh",
+            hidden_size=1152, intermediate_size=6912, max_position_embeddings=32768, num_attention_heads=4,
+            num_hidden_layers=26, num_key_value_heads=1, query_pre_attn_scalar=256, sliding_window=512,
+            sliding_window_pattern=6, vocab_size=262144,
+        ),
+        999_885_952,
+    ),
+    "glm_4_9b": (
+        dict(
+            model_type="glm", attention_bias=True, head_dim=128, hidden_act="silu", hidden_size=4096,
+            intermediate_size=13696, max_position_embeddings=131072, num_attention_heads=32,
+            num_hidden_layers=40, num_key_value_heads=2, partial_rotary_factor=0.5,
+            tie_word_embeddings=False, vocab_size=151552,
+        ),
+        9_399_951_360,
+    ),
+    "glm_4_9b_0414": (
+        dict(
+            model_type="glm4", attention_bias=True, head_dim=128, hidden_act="silu", hidden_size=4096,
+            intermediate_size=13696, max_position_embeddings=32768, num_attention_heads=32,
+            num_hidden_layers=40, num_key_value_heads=2, partial_rotary_factor=0.5,
+            tie_word_embeddings=False, vocab_size=151552,
+        ),
+        9_400_279_040,
+    ),
+    "olmo_2_7b": (
+        dict(
+            model_type="olmo2", attention_bias=False, hidden_act="silu", hidden_size=4096,
+            intermediate_size=11008, max_position_embeddings=4096, num_attention_heads=32,
+            num_hidden_layers=32, num_key_value_heads=32, tie_word_embeddings=False, vocab_size=100352,
+        ),
+        7_298_617_344,
+    ),
+    "olmoe_1b_7b": (
+        dict(
+            model_type="olmoe", attention_bias=False, clip_qkv=None, hidden_act="silu", hidden_size=2048,
+            intermediate_size=1024, max_position_embeddings=4096, norm_topk_prob=False,
+            num_attention_heads=16, num_experts=64, num_experts_per_tok=8, num_hidden_layers=16,
+            num_key_value_heads=16, tie_word_embeddings=False, vocab_size=50304,
+        ),
+        6_919_161_856,
+    ),
 }  # fmt: skip
 
 
@@ -149,10 +279,20 @@ def test_layers_are_as_the_config_has_them(written):
     assert import_hugging_face(written(sparse)).model.kind_of_layer[:6] == (0, 1, 0, 0, 0, 1)
 
 
-def test_presets_are_the_configs(written):
-    for name, preset in {"mixtral_8x7b": None, "llama_3_1_8b": "llama3_1_8b", "deepseek_v3": None}.items():
-        imported = import_hugging_face(written(PUBLISHED[name][0]))
-        assert imported.model.pattern == load_model(preset or name).pattern
+PRESETS = {
+    "llama_3_1_8b": "llama3_1_8b", "llama_3_2_1b": "llama3_2_1b", "gemma_2_27b": "gemma2_27b",
+    **{name: name for name in (
+        "mistral_7b", "mixtral_8x7b", "qwen2_5_72b", "qwen3_30b_a3b", "qwen3_235b_a22b", "gpt_oss_120b",
+        "gpt_neox_20b", "deepseek_v2_lite", "deepseek_v3",
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_the_configs(written, name):
+    model, preset = import_hugging_face(written(PUBLISHED[name][0])).model, load_model(PRESETS[name])
+    assert model.pattern == preset.pattern
+    assert model.parameters == preset.parameters
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Architectures by their `model_type`: what each reads of its config, as a model file says it."""
+"""Llama and those that differ from it in some keys: what each reads, as a model file says it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from rapid_des.frontend.importing.keys import Keys, spread
 Tree = dict[str, Any]
 
 GATED = {"silu": "swiglu", "swish": "swiglu"}
-GELU = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu"}
 
 
 def llama(keys: Keys, *, qk_norm: str = "none", qkv_bias: bool = False, tied: bool = False) -> Tree:
     """Read Llama and those that differ from it in biases and norms of queries and keys."""
     hidden, bias = keys.count("hidden_size"), keys.flag("attention_bias", default=qkv_bias)
-    attention = _attention(keys) | {"qkv_bias": bias, "qk_norm": qk_norm}
+    attention = attention_of(keys) | {"qkv_bias": bias, "qk_norm": qk_norm}
     attention["output_bias"] = bias and not qkv_bias
     feed_forward = {
         "activation": keys.choice("hidden_act", GATED, "silu"),
@@ -36,7 +35,8 @@ def llama(keys: Keys, *, qk_norm: str = "none", qkv_bias: bool = False, tied: bo
     }
 
 
-def _attention(keys: Keys) -> Tree:
+def attention_of(keys: Keys) -> Tree:
+    """Return heads, their width and how much of them is rotated."""
     heads = keys.count("num_attention_heads")
     tree = {"heads": heads, "kv_heads": keys.count("num_key_value_heads", heads)}
     if "head_dim" in keys:
@@ -161,26 +161,6 @@ def deepseek_v3(keys: Keys) -> Tree:
     return deepseek(keys, corrected=True)
 
 
-def gpt2(keys: Keys) -> Tree:
-    """Read GPT-2: learned positions, biases everywhere."""
-    keys.ignore("n_ctx")
-    hidden = keys.count("n_embd")
-    inner = keys.count("n_inner", 4 * hidden)
-    activation = keys.choice("activation_function", GELU, "gelu_new")
-    keys.choice("add_cross_attention", {False: None}, default=False)
-    return {
-        "hidden": hidden,
-        "layers": keys.count("n_layer"),
-        "attention": {"heads": keys.count("n_head"), "qkv_bias": True, "output_bias": True},
-        "feed_forward": {"activation": activation, "hidden": inner, "bias": True},
-        "norm": "layer_norm",
-        "position": "learned",
-        "vocabulary": keys.count("vocab_size"),
-        "max_positions": keys.count("n_positions"),
-        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
-    }
-
-
 def gpt_oss(keys: Keys) -> Tree:
     """Read gpt-oss: a sink a head, every other layer a window, experts and router with biases."""
     model = llama(keys)
@@ -192,17 +172,80 @@ def gpt_oss(keys: Keys) -> Tree:
     return _windowed(keys, model, lambda layer: layer % 2 == 0)
 
 
-ARCHITECTURES: Mapping[str, Callable[[Keys], Tree]] = {
-    "llama": llama,
-    "mistral": mistral,
-    "mixtral": mixtral,
-    "qwen2": qwen2,
-    "qwen2_moe": qwen2_moe,
-    "qwen3": qwen3,
-    "qwen3_moe": qwen3_moe,
-    "deepseek_v2": deepseek,
-    "deepseek_v3": deepseek_v3,
-    "gpt2": gpt2,
-    "gpt_oss": gpt_oss,
-    "granite": llama,
-}
+def cohere(keys: Keys) -> Tree:
+    """Read Command R: one layer norm without bias for both halves."""
+    keys.choice("use_qk_norm", {False: None}, default=False)
+    model = llama(keys, tied=True)
+    return model | {"norm": "layer_norm", "norm_bias": False, "block": "parallel_one_norm"}
+
+
+def gemma(keys: Keys, *, norms: str = "before") -> Tree:
+    """Read Gemma: a GELU gate, heads wider than the stream, one table."""
+    keys.ignore("hidden_act")
+    bias = keys.flag("attention_bias", default=False)
+    attention = attention_of(keys) | {"qkv_bias": bias, "output_bias": bias}
+    gate = {"gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
+    activation = keys.choice("hidden_activation", gate | {None: "geglu"}, "gelu_pytorch_tanh")
+    return {
+        "hidden": keys.count("hidden_size"),
+        "layers": keys.count("num_hidden_layers"),
+        "attention": attention,
+        "feed_forward": {"activation": activation, "hidden": keys.count("intermediate_size")},
+        "norm": "rms_norm",
+        "norms": norms,
+        "position": "rope",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
+    }
+
+
+def gemma2(keys: Keys) -> Tree:
+    """Read Gemma 2: four norms a layer, scores and logits capped, every other layer a window."""
+    model = gemma(keys, norms="both")
+    model["attention"]["softcap"] = keys.get("attn_logit_softcapping", float, 50.0) > 0
+    model["logit_softcap"] = keys.get("final_logit_softcapping", float, 30.0) > 0
+    return _windowed(keys, model, lambda layer: layer % 2 == 0)
+
+
+def gemma3(keys: Keys) -> Tree:
+    """Read Gemma 3's text model: norms of queries and keys, one layer of six without a window."""
+    model = gemma(keys, norms="both")
+    model["attention"]["qk_norm"] = "head"
+    model["attention"]["softcap"] = keys.get("attn_logit_softcapping", float, 0.0) > 0
+    model["logit_softcap"] = keys.get("final_logit_softcapping", float, 0.0) > 0
+    keys.choice("use_bidirectional_attention", {False: None}, default=False)
+    pattern = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6))
+    return _windowed(keys, model, lambda layer: (layer + 1) % pattern != 0)
+
+
+def glm(keys: Keys, *, norms: str = "before") -> Tree:
+    """Read GLM-4-9B: half of each head rotated, biases of queries, keys and values."""
+    model = llama(keys, qkv_bias=True) | {"norms": norms}
+    if "partial_rotary_factor" not in keys:
+        model["attention"]["rotary"] = 0.5
+    return model
+
+
+def glm4(keys: Keys) -> Tree:
+    """Read GLM-4-0414: as before, with norms of what halves add."""
+    return glm(keys, norms="both")
+
+
+def olmo2(keys: Keys) -> Tree:
+    """Read OLMo 2: norms of what halves add, and of all queries and keys together."""
+    return llama(keys, qk_norm="whole") | {"norms": "after"}
+
+
+def olmoe(keys: Keys) -> Tree:
+    """Read OLMoE: experts in every layer, norms of all queries and keys together."""
+    model = llama(keys, qk_norm="whole")
+    return model | {
+        "feed_forward": _experts(keys, keys.count("num_experts"), model["feed_forward"]["hidden"])
+    }
+
+
+def phi3(keys: Keys) -> Tree:
+    """Read Phi-3: Llama with a window in every layer."""
+    keys.ignore("original_max_position_embeddings")
+    return _windowed(keys, llama(keys), lambda _: True)

@@ -1,0 +1,132 @@
+"""GPT-2 and those that have layer norms and a feed-forward without a gate: what each reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rapid_des.frontend.importing.keys import Keys
+from rapid_des.frontend.importing.llama import attention_of
+
+Tree = dict[str, Any]
+
+GELU = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu"}
+
+
+def gpt2(keys: Keys) -> Tree:
+    """Read GPT-2: learned positions, biases everywhere."""
+    keys.ignore("n_ctx")
+    hidden = keys.count("n_embd")
+    inner = keys.count("n_inner", 4 * hidden)
+    activation = keys.choice("activation_function", GELU, "gelu_new")
+    keys.choice("add_cross_attention", {False: None}, default=False)
+    return {
+        "hidden": hidden,
+        "layers": keys.count("n_layer"),
+        "attention": {"heads": keys.count("n_head"), "qkv_bias": True, "output_bias": True},
+        "feed_forward": {"activation": activation, "hidden": inner, "bias": True},
+        "norm": "layer_norm",
+        "position": "learned",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("n_positions"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
+    }
+
+
+def opt(keys: Keys) -> Tree:
+    """Read OPT: learned positions, two rows of which stand for padding."""
+    hidden = keys.count("hidden_size")
+    keys.choice("do_layer_norm_before", {True: None}, default=True)
+    keys.choice("word_embed_proj_dim", {hidden: None}, default=hidden)
+    keys.choice("layer_norm_elementwise_affine", {True: None}, default=True)
+    bias = keys.flag("enable_bias", default=True)
+    activation = keys.choice("activation_function", GELU | {"relu": "relu"}, "relu")
+    return {
+        "hidden": hidden,
+        "layers": keys.count("num_hidden_layers"),
+        "attention": {"heads": keys.count("num_attention_heads"), "qkv_bias": bias, "output_bias": bias},
+        "feed_forward": {"activation": activation, "hidden": keys.count("ffn_dim"), "bias": bias},
+        "norm": "layer_norm",
+        "position": "learned",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings") + 2,
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
+    }
+
+
+def gpt_neox(keys: Keys) -> Tree:
+    """Read GPT-NeoX and Pythia: both halves of a layer read the same stream."""
+    bias, parallel = (
+        keys.flag("attention_bias", default=True),
+        keys.flag("use_parallel_residual", default=True),
+    )
+    attention = {"heads": keys.count("num_attention_heads"), "qkv_bias": bias, "output_bias": bias}
+    share = keys.get("rotary_pct", float, 0.25)
+    return {
+        "hidden": keys.count("hidden_size"),
+        "layers": keys.count("num_hidden_layers"),
+        "attention": attention | {"rotary": share},
+        "feed_forward": {
+            "activation": keys.choice("hidden_act", GELU, "gelu"),
+            "hidden": keys.count("intermediate_size"),
+            "bias": True,
+        },
+        "norm": "layer_norm",
+        "block": "parallel" if parallel else "sequential",
+        "position": "rope",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=False),
+    }
+
+
+def phi(keys: Keys) -> Tree:
+    """Read Phi 1.5 and 2: one norm for both halves, biases everywhere, in the head too."""
+    keys.choice("qk_layernorm", {False: None}, default=False)
+    attention = attention_of(keys) | {"qkv_bias": True, "output_bias": True}
+    return {
+        "hidden": keys.count("hidden_size"),
+        "layers": keys.count("num_hidden_layers"),
+        "attention": {"rotary": 0.5} | attention,
+        "feed_forward": {
+            "activation": keys.choice("hidden_act", GELU, "gelu_new"),
+            "hidden": keys.count("intermediate_size"),
+            "bias": True,
+        },
+        "norm": "layer_norm",
+        "block": "parallel_one_norm",
+        "position": "rope",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=False),
+        "head_bias": True,
+    }
+
+
+def falcon(keys: Keys) -> Tree:
+    """Read Falcon: one or few key and value heads; both halves read the same stream, by one norm or two."""
+    heads, many = keys.count("num_attention_heads"), keys.flag("new_decoder_architecture", default=False)
+    keys.ignore("n_head_kv", "num_kv_heads")
+    kv_heads = keys.count("num_kv_heads", heads) if many else heads
+    if keys.flag("multi_query", default=True) and not many:
+        kv_heads = 1
+    block = "sequential"
+    if keys.flag("parallel_attn", default=True) or many:
+        norms = keys.count("num_ln_in_parallel_attn", 2 if many else 1)
+        block = "parallel" if norms == 2 else "parallel_one_norm"
+    hidden, bias = keys.count("hidden_size"), keys.flag("bias", default=False)
+    return {
+        "hidden": hidden,
+        "layers": keys.count("num_hidden_layers"),
+        "attention": {"heads": heads, "kv_heads": kv_heads, "qkv_bias": bias, "output_bias": bias},
+        "feed_forward": {
+            "activation": keys.choice("activation", GELU, "gelu"),
+            "hidden": keys.count("ffn_hidden_size", 4 * hidden),
+            "bias": bias,
+        },
+        "norm": "layer_norm",
+        "block": block,
+        "position": "none" if keys.flag("alibi", default=False) else "rope",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings", 2048),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
+    }
