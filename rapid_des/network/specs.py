@@ -358,6 +358,21 @@ class Window(Congestion, frozen=True, kw_only=True, tag="window"):
     """The window in products of the slowest link's rate and the idle round trip, packet times included."""
 
 
+class Spray(Spec, frozen=True, kw_only=True):
+    """Messages of a pair of GPUs spread over equal ways: shortest paths over switches, NICs and planes.
+
+    The planned route is one of them; ways around dead links are as short as that one. Links from GPU to GPU
+    have no equal ways.
+    """
+
+    ways: Annotated[int, Meta(ge=2, le=256)]
+    """Over how many, where there are so many; more than the choices that differ are not used."""
+    per: Literal["part", "message"]
+    """Whether the parts of a message take them in turn, or each message one by a hash of sender and time."""
+    weights: Literal["equal", "bandwidth"] = "equal"
+    """How often each is taken: alike, or by the bandwidth of its slowest link."""
+
+
 class Switching(Spec, frozen=True, kw_only=True):
     """What a link does with a message: see the engine's rules for each mode's meaning."""
 
@@ -374,6 +389,8 @@ class Switching(Spec, frozen=True, kw_only=True):
     Messages of a collective that is cut into chunks stay whole, as chunks follow one another. Messages to one
     peer take turns like all others, as if each had a queue pair; in one part they leave in order, as on one.
     """
+    spray: Spray | None = None
+    """Spread messages over equal ways, with cut_through only; unset: all messages of a pair take one."""
     congestion: Unheld | Window | None = None
     """What holds senders back, and with it acknowledgements on links; with cut_through only.
 

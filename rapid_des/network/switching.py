@@ -18,5 +18,9 @@ def problems(switching: Switching) -> Iterator[tuple[str, str]]:
         yield "segment", f"{segment}; allowed: above 0"
     if switching.parts > 1 and mode != "cut_through":
         yield "parts", f"{switching.parts}; allowed: 1, or more with mode cut_through"
+    if switching.spray is not None and mode != "cut_through":
+        yield "spray", f"stated with mode {mode}; allowed: mode cut_through"
+    elif switching.spray is not None and switching.spray.per == "part" and switching.parts == 1:
+        yield "spray.per", "part, but switching.parts is 1; allowed: message, or more parts"
     if switching.congestion is not None and mode != "cut_through":
         yield "congestion", f"stated with mode {mode}; allowed: mode cut_through"

@@ -14,13 +14,23 @@ from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.device.sharing import NOTHING
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
+from rapid_des.network.fabric import Routes
+from rapid_des.network.spraying import spread
 from rapid_des.program.beside import with_company
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.communication import Communication
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks, geometry
-from rapid_des.program.program import NONE, FluidTable, Namer, Program, QueuePairTable, RankProgram
+from rapid_des.program.program import (
+    NONE,
+    FluidTable,
+    Namer,
+    Program,
+    QueuePairTable,
+    RankProgram,
+    SprayTable,
+)
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits
 from rapid_des.program.services import fluid_table, hop_table, no_hops
@@ -145,7 +155,8 @@ class _Lowering:
         fluid_mode = self.machine.switching.mode == "fluid"
         held = self.machine.switching.congestion is not None
         routed = self.groups.routed(templates, both_ways=fluid_mode or held)
-        routes, sizes, whole = routed.routes, message_sizes.all(), message_sizes.whole()
+        routes, spray = self._sprayed(routed.routes)
+        sizes, whole = message_sizes.all(), message_sizes.whole()
         fluid: FluidTable | None = None
         pairs: QueuePairTable | None = None
         if fluid_mode:
@@ -173,7 +184,16 @@ class _Lowering:
             labels=self.groups.labels,
             fluid=fluid,
             queue_pairs=pairs,
+            spray=spray,
         )
+
+    def _sprayed(self, routes: Routes) -> tuple[Routes, SprayTable | None]:
+        """Return the routes with all ways that messages are spread over, and who takes which."""
+        spray = self.machine.switching.spray
+        if spray is None:
+            return routes, None
+        routes, starts, taken = spread(self.machine.fabric, self.machine.dead, routes, spray)
+        return routes, SprayTable(spray.per == "message", starts, taken)
 
     def _rank(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
         """Return the rank's program: one for all ranks with the same table and the same shapes of groups."""

@@ -71,6 +71,9 @@ R9  Queue pairs. Where the machine states how senders are held back, each messag
     goes first that the link has served less, where an idle one keeps no claim; transit on ties. A part's
     acknowledgements go on the links of its way back as it arrives, before data: who is served next there
     waits for what is left of them. The last byte of a message is followed over all hops, as in R6.
+R10 Ways. Where messages are spread over equal ways, part k of a message takes the k-th route of the row that
+    its pair has, from the row's begin again at its end; or all its parts take one, by a hash of the position
+    of its rank, the time of its injection and its number in the collective.
 
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
 file or of hashes, nor on the engine. `engines.simpy` is the definition, `engines.compiled` the same rules
@@ -321,6 +324,19 @@ class FluidTable:
 
 
 @dataclass(frozen=True)
+class SprayTable:
+    """By route of a pair, as rows: the routes that messages or their parts take instead.
+
+    Part k takes column k of the row, from its begin again at its end. With `per_message` all parts take one
+    column, that of `spraying.message_hash`.
+    """
+
+    per_message: bool
+    starts: Int64s
+    routes: Int32s
+
+
+@dataclass(frozen=True)
 class QueuePairTable:
     """R9: how far the queue pairs of messages run ahead, and what their acknowledgements cost.
 
@@ -344,6 +360,7 @@ _ROW, _TABLE, _ROUTES = np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.ze
 NO_FLUID = FluidTable(_ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROUTES, _ROUTES)
 """Of a program whose links serve hops."""
 NO_TAILS = TailTable(_TABLE, _TABLE)
+NO_SPRAY = SprayTable(per_message=False, starts=_ROW, routes=_ROUTES)
 NO_QUEUE_PAIRS = QueuePairTable(_TABLE, _TABLE, _ROW, _ROW, _ROUTES)
 
 
@@ -375,6 +392,7 @@ class Program:
     labels: tuple[str, ...] = ("",)
     fluid: FluidTable | None = None
     queue_pairs: QueuePairTable | None = None
+    spray: SprayTable | None = None
     link_timetables: dict[int, Timetable] = field(default_factory=dict)
     visit_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
     """(position in bindings, COMPUTE visit on a server) to the rate of that server at its work."""

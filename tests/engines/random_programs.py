@@ -39,9 +39,14 @@ PAIRS = [
         "parts": 4,
         "protocol": PACKETS["protocol"] | {"acknowledgement": "7 B", "packets_per_acknowledgement": 2},
         "congestion": {"control": "window", "bandwidth_delay_products": 0.7},
+        "spray": {"ways": 2, "per": "part"},
     },
 ]
 """Messages on queue pairs (R9)."""
+SPRAYS = [
+    PARTS | {"spray": {"ways": 3, "per": "part", "weights": "bandwidth"}},
+    CUT | {"spray": {"ways": 2, "per": "message"}},
+]
 
 FLUID = [{"mode": "fluid"}, {"mode": "fluid", "protocol": PACKETS["protocol"]}]
 
@@ -75,7 +80,7 @@ KINDS = [kind for kind in CollectiveType if kind is not CollectiveType.BARRIER]
 
 
 REROUTED = (STORE, SEGMENTS, CUT, PACKETS, PARTS, PACKET_PARTS)
-HOPS = (*REROUTED, *PAIRS)
+HOPS = (*REROUTED, *PAIRS, *SPRAYS)
 
 
 @st.composite

@@ -30,7 +30,10 @@ _FIRST_SLICE = 20_000
 def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = False) -> Kernel:
     """Return what plays programs of the fluid mode, with queue pairs, whose links close, or the others."""
     package = Path(__file__).parents[2]
-    sources = [*package.glob("engines/compiled/*.py"), package / "program" / "timetable.py"]
+    sources = [
+        *package.glob("engines/compiled/*.py"),
+        *(package / "program" / f"{name}.py" for name in ("spraying", "timetable")),
+    ]
     if paired:
         from rapid_des.engines.compiled.paired_kernel import play_paired
 

@@ -19,6 +19,7 @@ from rapid_des.arrays import starts_of
 from rapid_des.program.program import (
     NO_FLUID,
     NO_QUEUE_PAIRS,
+    NO_SPRAY,
     NO_TAILS,
     NONE,
     Company,
@@ -158,6 +159,11 @@ class Network(NamedTuple):
     detour: Array
     """Where links close (R8): the route that messages of a route take now, or below 0 if that is not known;
     else empty."""
+    way_starts: Array
+    ways: Array
+    """As `SprayTable` has them, else empty."""
+    sprays: Array
+    """Whether parts take several ways, and whether messages do."""
 
 
 class Companies(NamedTuple):
@@ -293,13 +299,12 @@ def _tasks(program: Program) -> Tasks:
 
 
 def _network(program: Program) -> Network:
-    routes = [group.routes for group in program.groups]
-    uses = [list(one.items()) if len(one) < 2 else sorted(one.items()) for one in routes]
+    uses = [sorted(group.routes.items()) for group in program.groups]
     flat = [routes for use in uses for _, routes in use]
     link_tables = [program.link_timetables.get(link) for link in range(program.links)]
     visit_table, work_tables = _of_visits(program)
     fluid, pairs = program.fluid or NO_FLUID, program.queue_pairs or NO_QUEUE_PAIRS
-    tails = program.hops.tails or NO_TAILS
+    tails, spray = program.hops.tails or NO_TAILS, program.spray or NO_SPRAY
     rows = np.arange(len(program.hops.bytes), dtype=np.int32)
     parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
     return Network(
@@ -336,6 +341,9 @@ def _network(program: Program) -> Network:
         acknowledgements=pairs.acknowledgements,
         acknowledgement_time=pairs.acknowledgement_time,
         detour=np.zeros(0, np.int32),
+        way_starts=spray.starts,
+        ways=spray.routes,
+        sprays=np.array([len(spray.routes) and not spray.per_message, spray.per_message], np.bool_),
     )
 
 

@@ -45,6 +45,7 @@ from rapid_des.engines.compiled.steps import (
     use_of,
     visit_end,
 )
+from rapid_des.engines.compiled.ways import message_hash, set_off, way
 
 READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
@@ -89,6 +90,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
     stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
     fifo, recording, fluid, tails = state.flags[0], state.flags[1], state.flags[2], state.flags[3]
     paired, closing, contends = state.flags[4], state.flags[5], state.flags[6]
+    parts_spray, messages_spray = state.flags[7], state.flags[8]
     listed = fluid or closing
     phase, depth, touched_links = cursor[PHASE], cursor[DEPTH], cursor[LINKS]
     server_index, asking, now = cursor[SERVER], cursor[ASKING], cursor[NOW]
@@ -426,16 +428,16 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.missing[transfer] = network.parts[size]
                 transfers.message[transfer] = transfer
                 transfers.number[transfer] = 0
-                transfers.begin[transfer] = network.route_starts[route]
-                transfers.hop[transfer] = network.route_starts[route]
-                transfers.end[transfer] = network.route_starts[route + 1]
                 transfers.injected[transfer] = now
                 transfers.crossed[transfer] = 0
-                transfers.route[transfer] = route
                 totals[SENT] += network.payload[size]
                 entry = instances.member[a] + tasks.source[entry]
                 transfers.rank[transfer] = member_rank[entry]
                 transfers.visit[transfer] = member_visit[entry]
+                if messages_spray:
+                    route = way(network, route, message_hash(member_rank[entry], now, b))
+                transfers.route[transfer] = route
+                set_off(network, transfers, transfer, way(network, route, 0) if parts_spray else route)
                 # A message to oneself crosses no link: it arrives a tick later, whole.
                 to_oneself = transfers.hop[transfer] == transfers.end[transfer]
                 before = 0
@@ -460,6 +462,10 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                     # Parts are handed over at the first link's pace; each makes the next, so that a message
                     # of a million parts needs room for those that are on their way only.
                     transfer = next_part(transfers, counts, a)
+                    if parts_spray:
+                        route = transfers.route[transfers.message[transfer]]
+                        part = transfers.part[transfer]
+                        set_off(network, transfers, transfer, way(network, route, part))
                     pace = network.occupancy[transfers.size[a], network.route_class[transfers.hop[a]]]
                     push(calendar, now + pace, HOP, transfer, 0)
                 if listed:
@@ -507,6 +513,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.idle[a] = 1
             part = hand_over(transfers, counts, a)
             if part != NONE:
+                if parts_spray:
+                    route = way(network, transfers.route[a], transfers.part[part])
+                    set_off(network, transfers, part, route)
                 stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, part, 0
                 depth += 1
 

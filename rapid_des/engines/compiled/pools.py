@@ -181,7 +181,7 @@ class State(NamedTuple):
     """Where the loop stands."""
     flags: Array
     """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed,
-    messages have queue pairs, links close, visits slow each other]."""
+    messages have queue pairs, links close, visits slow each other, parts are sprayed, messages are]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -258,6 +258,8 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
                 paired,
                 flat.network.detour.size,
                 contends,
+                flat.network.sprays[0],
+                flat.network.sprays[1],
             ],
             np.bool_,
         ),

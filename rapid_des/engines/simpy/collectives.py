@@ -68,7 +68,10 @@ class Instance:
 
     def parts(self, links: Links, task: int) -> Parts:
         """Return what is sent for a task, and over which links."""
-        return links.parts(self.routes[self.template.pair[task]], self.template.size[task])
+        source = self.members[self.template.source[task]]
+        assert source is not None, "a member sends before it arrived"
+        route = links.message_route(self.routes[self.template.pair[task]], source[0], task)
+        return links.parts(route, self.template.size[task])
 
     def shared(self, fluid: FluidLinks, task: int) -> Shared | None:
         """Return what is sent for a task where flows share links; None if it crosses none."""

@@ -17,8 +17,9 @@ from simpy.events import Event, Process, Timeout
 from simpy.exceptions import Interrupt
 
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Request, Server
-from rapid_des.program.program import NONE, Program, Trail
+from rapid_des.program.program import NONE, Program, SprayTable, Trail
 from rapid_des.program.services import services_of
+from rapid_des.program.spraying import message_hash
 from rapid_des.program.timetable import hop_times, tail_crosses
 
 Steps = Generator[Event, Any, None]
@@ -168,8 +169,27 @@ class Links:
             rows, table = [size], self.program.hops.parts
             if table is not None and self._starts[route] < self._starts[route + 1]:
                 rows = [int(table.first[size])] * int(table.count[size] - 1) + [int(table.last[size])]
-            parts = self._parts[route, size] = [(self.payload[row], self._legs(route, row)) for row in rows]
+            parts = self._parts[route, size] = [
+                (self.payload[row], self._legs(self.part_route(route, part), row))
+                for part, row in enumerate(rows)
+            ]
         return parts
+
+    def part_route(self, route: int, part: int) -> int:
+        """Return the route that a part of a message takes."""
+        spray = self.program.spray
+        return route if spray is None or spray.per_message else self._way(spray, route, part)
+
+    def message_route(self, route: int, position: int, task: int) -> int:
+        """Return the route that a rank's message takes which begins now."""
+        spray = self.program.spray
+        if spray is None or not spray.per_message:
+            return route
+        return self._way(spray, route, message_hash(position, self.env.now, task))
+
+    def _way(self, spray: SprayTable, route: int, number: int) -> int:
+        first, last = int(spray.starts[route]), int(spray.starts[route + 1])
+        return int(spray.routes[first + number % (last - first)])
 
     def _legs(self, route: int, size: int) -> Legs:
         program, hops = self.program, slice(self._starts[route], self._starts[route + 1])
@@ -182,9 +202,10 @@ class Links:
             parts = self.closing.around(message, parts)
         # a sender hands its parts over at the rate of the first link, whoever else uses that
         message.pieces = len(parts)
-        pace = parts[0][1][0][1][0] if len(parts) > 1 else 0
+        wait = 0
         for number, (size, legs) in enumerate(parts):
-            self.start(Piece(message, legs, size, number), number * pace)
+            self.start(Piece(message, legs, size, number), wait)
+            wait += legs[0][1][0] if legs else 0
 
     def start(self, piece: Piece, wait: int = 0) -> None:
         """Have a piece set off after a while."""

@@ -76,7 +76,8 @@ class Flow:
     back: Sequence[int]
     acknowledgements: Sequence[int]
     """By part."""
-    answer: int
+    answer: Sequence[int]
+    """By part: picoseconds from its arrival until the window moves on."""
     credits: int
     """Parts that it may hand over."""
     awaited: int
@@ -138,12 +139,15 @@ class PairedLinks(Links):
             parts,
             program.route_links[self._starts[back] : self._starts[back + 1]].tolist(),
             [int(table.acknowledgements[row]) for row in [first] * (len(parts) - 1) + [last]],
-            int(table.answer[first, classes[-1]]),
+            [self._answer(first, self.part_route(route, part)) for part in range(len(parts))],
             allowance,
             max(0, len(parts) - allowance),
         )
         message.pieces = len(parts)
         self._hand_over(flow)
+
+    def _answer(self, size: int, route: int) -> int:
+        return int(self._table.answer[size, self.program.route_class[self._starts[route + 1] - 1]])
 
     def _hand_over(self, flow: Flow) -> None:
         """Have the next part set off, if the flow may send one."""
@@ -172,7 +176,8 @@ class PairedLinks(Links):
             self.env.at(hop.free, lambda: self._left(flow))
         if flow is not None and hop.place == len(piece.legs) - 1 and flow.awaited:
             flow.awaited -= 1
-            self.env.at(max(self.env.now + 1, hop.arrival + flow.answer), lambda: self._answered(flow))
+            moment = max(self.env.now + 1, hop.arrival + flow.answer[piece.part])
+            self.env.at(moment, lambda: self._answered(flow))
         return delay
 
     def _left(self, flow: Flow) -> None:

@@ -252,8 +252,8 @@ def run_first_replica(
     switching = machine.switching
     if trace.job.model.has_experts and trace.job.members("ep") > 1:
         return None  # experts are spread over some replicas and not over others
-    fluid = switching.mode == "fluid" or switching.congestion is not None
-    if replicas.count < 3 or machine.faults or fluid:
+    own = switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
+    if replicas.count < 3 or machine.faults or own:
         return None
     traces = trace.traces
     tables = {rank.rank: rank.nodes for rank in traces.ranks}

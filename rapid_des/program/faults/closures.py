@@ -158,8 +158,9 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     if not closures:
         return None
     switching = machine.switching
-    if switching.congestion is not None:
-        problem = "switching.congestion: queue pairs are not rerouted in mid-flight"
+    if switching.congestion is not None or switching.spray is not None:
+        what = "spray: sprayed messages" if switching.congestion is None else "congestion: queue pairs"
+        problem = f"switching.{what} are not rerouted in mid-flight"
         raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=wait")
     protocol, packet = switching.protocol, switching.protocol or bare_protocol()
 

@@ -1,0 +1,18 @@
+"""Which of several ways a message takes; shared by every engine, so plain integers."""
+
+from __future__ import annotations
+
+_WORD, _GOLDEN = 0xFFFFFFFF, 0x61C88647
+"""32-bit multiplicative hashing: no product reaches 2**63."""
+
+
+def message_hash(position: int, injected: int, task: int) -> int:
+    """Return 32 bits of who sends a message: position of its rank, time of its injection, its task.
+
+    >>> message_hash(3, 10**12, 0) == message_hash(3, 10**12, 0) != message_hash(3, 10**12, 1)
+    True
+    """
+    state = ((injected & _WORD) * _GOLDEN >> 13) & _WORD
+    state = ((state ^ (injected >> 32)) * _GOLDEN >> 13) & _WORD
+    state = ((state ^ position) * _GOLDEN >> 13) & _WORD
+    return ((state ^ task) * _GOLDEN >> 13) & _WORD
