@@ -148,6 +148,15 @@ KINDS: Mapping[str, VectorKind] = {
     "quantize": _rows(
         "scale of each row found and applied, to one byte", Traffic(1, 0, 4, write_bytes=1, row_reads=2)
     ),
+    "amax": _map("largest magnitude of a tensor", Traffic(1, 0, 1), kernels=2),
+    "cast_transpose": _map(
+        "to one byte an element, as it is and transposed, by a scale that is known",
+        Traffic(1, 0, 2, write_bytes=2),
+    ),
+    "quantize_transpose": _map(
+        "scale of each block found and applied, to one byte an element, along rows and along columns",
+        Traffic(1, 0, 6, write_bytes=2.125),
+    ),
     "moe_gate": _rows("softmax over experts", Traffic(1, 1, 12)),
     "moe_topk": _rows("the largest of each row of expert scores", Traffic(1, 1, 8)),
     "moe_permute": _rows(

@@ -248,6 +248,9 @@ def _check_training(job: Job) -> None:
         _refuse(job, "training.overlap_parameters", problem)
     if job.spec.precision.weights is not None or job.spec.precision.kv_cache is not None:
         _refuse(job, "precision", "weights and kv_cache are for inference; training multiplies in gemm")
+    if job.spec.precision.recipe is not None and job.training_shard.recipe is None:
+        problem = f"{job.spec.precision.recipe} needs gemm narrower than activations"
+        _refuse(job, "precision.recipe", problem)
 
 
 def _check_schedule(job: Job) -> None:

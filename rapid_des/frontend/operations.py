@@ -6,16 +6,17 @@ what is fused around them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from rapid_des.chakra.trace import BOUNDS, NodeKind
-from rapid_des.device.operators import Gemm, Operator, OperatorModel, Vector
+from rapid_des.device.operators import Dtype, Gemm, Operator, OperatorModel, Vector
 from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import InputError
 from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC, Shard
+from rapid_des.frontend.spec import Recipe
 from rapid_des.frontend.template import INPUT, PORTS, Domain, Mark, Node, Piece, make_piece
 
 _INT64_MAX = 2**63 - 1
@@ -147,10 +148,15 @@ def forward_gemm(operations: OperationList, shard: Shard, linear: Linear, *, sav
 
 
 def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
-    """Append the forward of a column-parallel matrix whose kept input has `saved` bytes."""
+    """Append the forward of a column-parallel matrix whose kept input has `saved` bytes.
+
+    Its input comes from a norm, which writes it narrow where scales are known beforehand.
+    """
+    if shard.recipe != "delayed":
+        cast(operations, shard, linear, shard.norm_tokens if _gathers(shard) else linear.rows)
     if _gathers(shard):
         elements = linear.rows * linear.inner
-        size = shard.message("sp.gather", elements)
+        size = shard.message("sp.gather", elements, _travels_as(shard, linear))
         operations.message(
             f"{linear.name}.gather", "sp.gather", size, output=shard.activation_bytes(elements)
         )
@@ -159,8 +165,38 @@ def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, s
 
 def row_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
     """Append the forward of a row-parallel matrix and the reduction of its output."""
+    cast(operations, shard, linear, linear.rows)
     forward_gemm(operations, shard, linear, saved=saved)
     reduce_output(operations, shard, linear.name, linear.rows * linear.columns)
+
+
+CASTS: Mapping[Recipe, tuple[str, ...]] = {
+    "delayed": ("cast_transpose",),
+    "current": ("amax", "cast_transpose"),
+    "blockwise": ("quantize_transpose",),
+    "mxfp8": ("quantize_transpose",),
+    "nvfp4": ("amax", "quantize_transpose"),
+}
+"""The kernels that make an operand narrow, along both of its axes, for the products of a training step."""
+
+
+def cast(
+    operations: OperationList, shard: Shard, linear: Linear, rows: int, *, gradient: bool = False
+) -> None:
+    """Append what makes the input (or the output's gradient) of a narrow matrix narrow, on so many rows."""
+    if shard.recipe is None or not linear.narrow:
+        return
+    columns = linear.columns if gradient else linear.inner
+    name = f"{linear.name}.{'gradient_cast' if gradient else 'cast'}"
+    *early, last = CASTS[shard.recipe]
+    for kind in early:
+        operations.kernel(f"{name}.{kind}", shard.vector(kind, rows, columns))
+    operations.kernel(name, shard.vector(last, rows, columns), output=2 * rows * columns)
+
+
+def _travels_as(shard: Shard, linear: Linear) -> Dtype | None:
+    """Return the format in which a matrix's input or gradient is gathered: narrow, if cast before."""
+    return shard.gemm_dtype if shard.recipe is not None and linear.narrow else None
 
 
 def reduce_output(operations: OperationList, shard: Shard, name: str, elements: int) -> None:
@@ -171,22 +207,25 @@ def reduce_output(operations: OperationList, shard: Shard, name: str, elements: 
         operations.message(f"{name}.{role.partition('.')[2]}", role, size, output=size)
 
 
-def gather_gradient(operations: OperationList, shard: Shard, name: str, elements: int) -> None:
-    """Append the gather of a gradient that stands in sequence shards."""
+def gather_gradient(
+    operations: OperationList, shard: Shard, name: str, elements: int, dtype: Dtype | None = None
+) -> None:
+    """Append the gather of a gradient that stands in sequence shards, of a format (None: activations')."""
     if _gathers(shard):
-        size = shard.message("sp.gather", elements)
+        size = shard.message("sp.gather", elements, dtype)
         name = f"{name}.gather_gradient"
         operations.message(name, "sp.gather", size, output=shard.activation_bytes(elements))
 
 
 def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> int:
     """Append the backward of a column-parallel matrix; return the position that holds the input gradient."""
+    cast(operations, shard, linear, linear.rows, gradient=True)
     incoming = operations.last
     elements = linear.rows * linear.inner
     output = shard.activation_bytes(elements)
     gathered = incoming
     if _gathers(shard):
-        size = shard.message("sp.gather", elements)
+        size = shard.message("sp.gather", elements, _travels_as(shard, linear))
         gathered = operations.message(f"{linear.name}.regather", "sp.gather", size, output=output)
     gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
     ready = operations.kernel(f"{linear.name}.input_gradient", gemm, after=incoming, output=output)
@@ -199,7 +238,9 @@ def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> 
 
 def row_backward(operations: OperationList, shard: Shard, linear: Linear) -> None:
     """Append the backward of a row-parallel matrix."""
-    gather_gradient(operations, shard, linear.name, linear.rows * linear.columns)
+    cast(operations, shard, linear, shard.norm_tokens if _gathers(shard) else linear.rows, gradient=True)
+    narrow = _travels_as(shard, linear)
+    gather_gradient(operations, shard, linear.name, linear.rows * linear.columns, narrow)
     incoming = operations.last
     output = shard.activation_bytes(linear.rows * linear.inner)
     gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Vector
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.spec import ModelSpec, PrecisionSpec, Recompute
+from rapid_des.frontend.spec import ModelSpec, PrecisionSpec, Recipe, Recompute
 from rapid_des.units import ceil_divide
 
 
@@ -164,6 +164,14 @@ class Shard:
     def gemm_dtype(self) -> Dtype:
         """Format in which matrices multiply."""
         return self.precision.gemm or self.precision.activations
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How training in narrow GEMMs finds its scales; None: they are as wide as activations."""
+        precision = self.precision
+        if self.serving or DTYPE_BITS[self.gemm_dtype] >= DTYPE_BITS[precision.activations]:
+            return None
+        return precision.recipe or "delayed"
 
     def activation_bytes(self, elements: int) -> int:
         """Return the bytes of so many activations."""

@@ -19,6 +19,7 @@ Axis: TypeAlias = Literal["tp", "cp", "ep", "dp", "pp"]
 Activation: TypeAlias = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
 Norms: TypeAlias = Literal["before", "after", "both"]
 Block: TypeAlias = Literal["sequential", "parallel", "parallel_one_norm"]
+Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Recompute: TypeAlias = Literal["none", "selective", "full"]
 ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
 if TYPE_CHECKING:
@@ -207,6 +208,11 @@ class PrecisionSpec(Spec, frozen=True):
     """Of activations and their messages."""
     gemm: Dtype | None = None
     """In which GEMMs multiply; unset: as activations."""
+    recipe: Recipe | None = None
+    """How narrow training finds scales, as Transformer Engine's recipes: `delayed` from earlier steps, so
+    that a norm's kernel writes narrow values itself; `current` from the tensor, which is read once more;
+    `blockwise`, `mxfp8` and `nvfp4` from each block while casting. Unset: delayed, where gemm is narrower
+    than activations."""
     weights: Dtype | None = None
     """As stored for the GEMMs; narrower than `gemm` is weight-only quantisation (inference)."""
     gradients: Dtype = "fp32"

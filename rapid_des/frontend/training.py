@@ -336,6 +336,9 @@ def step_kernels(job: Job, parameters: Mapping[Domain, int]) -> dict[str, Vector
     dtype = job.spec.precision.gradients
     updated = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
     kernels = {"gradients.zero": Vector("fill", 1, sum(parameters.values()), dtype)}
+    if job.training_shard.recipe is not None:
+        weights = Vector("cast_transpose", 1, sum(parameters.values()), job.spec.precision.activations)
+        kernels["weights.cast"] = weights
     if job.spec.precision.activations == "fp16":
         kernels["gradient_unscale"] = Vector("gradient_clip", 1, updated, dtype)
     if job.training.gradient_norm:

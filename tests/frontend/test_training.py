@@ -373,3 +373,34 @@ def test_scattered_pipeline_messages_are_gathered_where_they_arrive(tiny, prices
     whole = build(tiny(*split, ("parallelism.sequence_parallel", "true")), prices).tables[1]
     assert not messages_of(whole, "receive.activation.gather")
     replay(build(tiny(*split), prices).traces, rendezvous=True)
+
+
+NARROW = [("precision.gemm", "fp8")]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "casts"),
+    # forward: attention output and ffn.out; with scales that are not known before, qkv and ffn.in too.
+    # backward: the gradients of all four outputs.
+    [("delayed", 2 + 4), ("current", 2 * (4 + 4)), ("blockwise", 8), ("mxfp8", 8), ("nvfp4", 2 * 8)],
+)
+def test_a_recipe_casts_operands_and_gradients_of_every_layer(tiny, prices, recipe, casts):
+    table = build(tiny(*NARROW, ("precision.recipe", recipe)), prices).tables[0]
+    names = [table.names[number] for number in table.name.tolist()]
+    layer = [name for name in names if ".L0." in name and "cast" in name]
+    assert len(layer) == 8 * casts  # micro-batches
+    assert "weights.cast" in names
+
+
+def test_what_is_cast_before_it_is_gathered_travels_narrow(tiny, prices):
+    split = [("parallelism.tp", "2"), ("parallelism.sequence_parallel", "true")]
+    wide, narrow = (build(tiny(*split, *more), prices).tables[0] for more in ([], NARROW))
+    (name, size), *_ = messages_of(wide, "forward.L0.attention.qkv.gather")
+    assert messages_of(narrow, name)[0] == (name, size // 2)
+    scatter = "forward.L0.attention.output.scatter"
+    assert messages_of(narrow, scatter) == messages_of(wide, scatter)
+
+
+def test_a_recipe_without_narrow_products_is_refused(tiny):
+    with pytest.raises(ConfigError, match="precision.recipe: current needs gemm narrower"):
+        tiny(("precision.recipe", "current"))

@@ -20,6 +20,7 @@ from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.operations import (
     Linear,
     OperationList,
+    cast,
     column_backward,
     column_forward,
     reduce_output,
@@ -224,6 +225,7 @@ class Experts:
     def _products(self, operations: OperationList, shard: Shard) -> None:
         rows, (wide, inner) = self._rows(shard), self._widths(shard)
         total, local = sum(rows), len(rows)
+        cast(operations, shard, Linear("ffn.in", wide, self.hidden, False, total), total)
         operations.kernel(
             "ffn.in",
             GroupedGemm(rows, wide, self.hidden, shard.gemm_dtype),
@@ -236,6 +238,7 @@ class Experts:
         for place, kind in enumerate(kinds):
             kept = shard.activation_bytes(total * wide) if place == 0 else middle
             operations.kernel(f"ffn.{kind}", shard.vector(kind, total, inner), saved=kept, output=middle)
+        cast(operations, shard, Linear("ffn.out", self.hidden, inner, False, total), total)
         operations.kernel(
             "ffn.out",
             GroupedGemm(rows, self.hidden, inner, shard.gemm_dtype),
@@ -263,6 +266,7 @@ class Experts:
     ) -> None:
         """Append the gradients of a product of `shape` (columns, inner), and of its biases."""
         columns, inner = shape
+        cast(operations, shard, Linear(name, columns, inner, False, sum(rows)), sum(rows), gradient=True)
         incoming, local = operations.last, len(rows)
         weights = Gemm(
             columns, inner, max(1, ceil_divide(sum(rows), local)), batch=local, dtype=shard.gemm_dtype,

@@ -9,6 +9,7 @@ from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.operations import (
     Linear,
     OperationList,
+    cast,
     column_backward,
     column_forward,
     defers_bias,
@@ -74,6 +75,7 @@ class DenseFeedForward:
         column_forward(operations, shard, self._up(shard), saved=saved)
         self._activate(operations, shard)
         down = self._down(shard)
+        cast(operations, shard, down, shard.tokens)
         forward_gemm(operations, shard, down, saved=shard.activation_bytes(shard.tokens * down.inner))
 
     def backward(self, operations: OperationList, shard: Shard) -> int:

@@ -17,6 +17,7 @@ from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.operations import (
     Linear,
     OperationList,
+    cast,
     column_backward,
     column_forward,
     forward_gemm,
@@ -118,6 +119,7 @@ class LatentAttention:
         """Append the down-projection, the norms, and the queries, rotated."""
         stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
         down, query = self._down(shard), self._query(shard)
+        cast(operations, shard, down, down.rows)
         forward_gemm(operations, shard, down, saved=stream)
         if self.q_rank:
             self._norm(operations, shard, "q", self.q_rank)
