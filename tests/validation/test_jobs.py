@@ -92,7 +92,7 @@ def test_reduced_depths_are_no_rungs_of_one_ladder():
 
 def test_rows_of_other_layers_are_counted_with_the_reason():
     rows = measured(bridge, open_folder(None))
-    assert {LACKS["mla"], LACKS["mamba"]} <= {row.unsupported for row in rows}
+    assert {LACKS["mamba"]} <= {row.unsupported for row in rows}
     assert all(row.cases or row.unsupported for row in rows)
 
 
@@ -102,12 +102,12 @@ def test_sharded_parameters_are_gathered_again_unless_the_row_keeps_them(rows_of
     assert kept == {True, False} and {job_of(row).training.zero_stage for row in rows if row.cases} == {3}
 
 
-def test_a_feature_that_the_frontend_learns_is_one_line_less(rows_of, monkeypatch):
-    row = "c,A100-SXM4-80GB,Mistral-7B,fp16,1,1,1,128,4096,13.5,10.0,1283.5,99,20.0,Yes,dli"
-    data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
-    assert measured(trtllm, data)[0].unsupported == LACKS["window"]
-    monkeypatch.delitem(software.LACKS, "window")
-    assert measured(trtllm, data)[0].cases
+def test_a_feature_that_the_frontend_learns_is_one_line_less(monkeypatch):
+    data = open_folder(None)
+    before = [row for row in measured(nanotron, data) if row.unsupported == LACKS["pipeline_without_layers"]]
+    monkeypatch.delitem(software.LACKS, "pipeline_without_layers")
+    after = {row.case_id: row for row in measured(nanotron, data) if row.cases}
+    assert before and all(row.case_id in after for row in before)
 
 
 def test_every_software_is_a_profile_and_every_server_a_machine_file():
@@ -165,17 +165,11 @@ def test_a_static_batch_has_four_figures_of_one_run(rows_of):
     assert sum(shares.values()) == pytest.approx(100)
 
 
-@pytest.mark.parametrize(
-    ("model", "lengths", "reason"),
-    [
-        ("Falcon-180B", "128,128", LACKS["parallel_block"]),
-        ("Mistral-7B", "128,4096", LACKS["window"]),
-    ],
-)
-def test_models_that_are_no_plain_decoders_are_not_supported(rows_of, model, lengths, reason):
-    row = f"c,A100-SXM4-80GB,{model},fp16,1,1,1,{lengths},13.5,10.0,1283.5,99,20.0,Yes,dli"
+@pytest.mark.parametrize("model", ["Mixtral-8x7B", "Falcon-180B", "GPT-J-6B", "Mistral-7B"])
+def test_models_of_other_styles_are_run(rows_of, model):
+    row = f"c,A100-SXM4-80GB,{model},fp16,8,1,1,128,128,13.5,10.0,1283.5,99,20.0,Yes,dli"
     data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
-    assert scored(data, "inference/trtllm-static/tpot")["unsupported"] == {reason: 1}
+    assert scored(data, "inference/trtllm-static/tpot")["rows"] == 1
 
 
 def test_a_gpu_without_a_machine_file_is_not_supported(rows_of):

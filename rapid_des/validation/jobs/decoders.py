@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rapid_des.validation.measurements import Record, UnsupportedRow
@@ -20,6 +20,12 @@ class Style:
     position: str
     bias: bool = False
     tied: bool = False
+    rotary: float | None = None
+    """Share of a head's channels that is rotated; None: all, or none of learned positions."""
+    block: str = "sequential"
+    window: int | None = None
+    """Tokens that attention reaches back; None: all."""
+    qk_norm: str = "none"
 
     @property
     def gated(self) -> bool:
@@ -30,8 +36,14 @@ class Style:
 LLAMA = Style("swiglu", "rms_norm", "rope")
 GPT = Style("gelu", "layer_norm", "learned", bias=True, tied=True)
 MPT = Style("gelu", "layer_norm", "learned", tied=True)
-NEMOTRON = Style("gelu", "layer_norm", "rope")
-"""Nemotron-4 (Parmar et al. 2024): squared ReLU, which moves the bytes that GELU moves."""
+NEMOTRON = Style("squared_relu", "layer_norm", "rope", rotary=0.5)
+"""Nemotron-4: Parmar et al. 2024 (arXiv 2402.16819), section 2."""
+MISTRAL = replace(LLAMA, window=4096)
+"""Jiang et al. 2023 (arXiv 2310.06825), Table 1."""
+QWEN3 = replace(LLAMA, qk_norm="head")
+GPT_J = Style("gelu", "layer_norm", "rope", rotary=0.25, block="parallel_one_norm")
+FALCON = Style("gelu", "layer_norm", "rope", tied=True, block="parallel")
+"""The models' published config.json."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +83,17 @@ def decoder(style: Style, size: Dimensions, *, positions: int) -> Tree:
         "kv_heads": size.kv_heads,
         "qkv_bias": style.bias,
         "output_bias": style.bias,
+        "qk_norm": style.qk_norm,
     }
-    if size.head_dim:
-        attention["head_dim"] = size.head_dim
+    optional = {"head_dim": size.head_dim or None, "rotary": style.rotary, "window": style.window}
+    attention |= {key: value for key, value in optional.items() if value is not None}
     return {
         "hidden": size.hidden,
         "layers": size.layers,
         "attention": attention,
         "feed_forward": _feed_forward(style, size),
         "norm": style.norm,
+        "block": style.block,
         "position": style.position,
         "vocabulary": size.vocabulary,
         "max_positions": positions,
@@ -128,14 +142,15 @@ KNOWN: Mapping[str, Dimensions] = {
     "GPT-J-6B": Dimensions(28, 4096, 16, 16, 16384, 50400),
     "Falcon-180B": Dimensions(80, 14848, 232, 8, 59392, 65024),
 }
-"""From the models' published config.json; of the Llama style but for `NEEDS`."""
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    "Qwen3-30B-A3B": ("qk_norm",),
-    "Qwen3-235B-A22B": ("qk_norm",),
-    "GPT-J-6B": ("parallel_block",),
-    "Falcon-180B": ("parallel_block",),
+"""From the models' published config.json."""
+STYLES: Mapping[str, Style] = {
+    "Mistral-7B": MISTRAL,
+    "Qwen3-30B-A3B": QWEN3,
+    "Qwen3-235B-A22B": QWEN3,
+    "GPT-J-6B": GPT_J,
+    "Falcon-180B": FALCON,
 }
-"""What models need that a decoder of layers one after the other has not."""
+"""Of models that are not of the Llama style."""
 
 
 def known(name: str) -> Dimensions:

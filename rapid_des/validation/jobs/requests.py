@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias
 
 from rapid_des.device import load_device
 from rapid_des.validation.jobs.cases import Case
-from rapid_des.validation.jobs.decoders import LLAMA, NEEDS, Dimensions, Tree, decoder, known, parameters
+from rapid_des.validation.jobs.decoders import LLAMA, STYLES, Tree, decoder, known, parameters
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import Figure, MeasuredJob, first_token_ms, per_token_ms, step_ms
-from rapid_des.validation.jobs.software import SOFTWARE, WITHOUT_ALL_REDUCE, Profile, lacking
+from rapid_des.validation.jobs.software import SOFTWARE, WITHOUT_ALL_REDUCE, Profile
 from rapid_des.validation.measurements import PRESETS, UnsupportedRow, dtype_of
 
 Latency: TypeAlias = Literal["first", "next", "all"]
@@ -19,8 +19,6 @@ Latency: TypeAlias = Literal["first", "next", "all"]
 FIGURES: Mapping[Latency, Figure] = {"first": first_token_ms, "next": per_token_ms, "all": step_ms}
 _DECODE_STEPS = 3
 """The first, the middle and the last: a step's time grows about linearly with its keys and values."""
-_WINDOW = {"Mistral-7B": 4096}
-"""Tokens that a model's attention reaches back: Jiang et al. 2023 (arXiv 2310.06825), Table 1."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +51,11 @@ def measured_requests(  # noqa: PLR0913 - a row's columns, by name
 
 def serving_case(asked: Requests, software: Profile, *, limited: bool = False) -> Case:
     """Return the case of a batch; `UnsupportedRow` for what the frontend does not express."""
-    size, needs = known(asked.model), set(NEEDS.get(asked.model, ()))
-    if asked.prompt + asked.output > _WINDOW.get(asked.model, 1 << 40):
-        needs.add("window")
-    missing = lacking(needs)
-    if missing:
-        raise UnsupportedRow(missing)
     where = place(asked.gpu, asked.tp)
-    return Case.of(_tree(asked, size, software), where, limited=limited)
+    return Case.of(_tree(asked, software), where, limited=limited)
 
 
-def _tree(asked: Requests, size: Dimensions, software: Profile) -> Tree:
+def _tree(asked: Requests, software: Profile) -> Tree:
     positions = max(asked.prompt + asked.output, 4096)
     inference: Tree = {
         "batch": asked.batch,
@@ -72,7 +64,7 @@ def _tree(asked: Requests, size: Dimensions, software: Profile) -> Tree:
         "decode_steps": min(_DECODE_STEPS, max(asked.output - 1, 1)),
     }
     return {
-        "model": decoder(LLAMA, size, positions=positions),
+        "model": decoder(STYLES.get(asked.model, LLAMA), known(asked.model), positions=positions),
         "phase": "inference",
         "parallelism": {"tp": asked.tp},
         "precision": _precision(asked.precision),

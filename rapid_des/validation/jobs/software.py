@@ -46,11 +46,8 @@ WITHOUT_ALL_REDUCE: Profile = {
 
 LACKS: Mapping[str, str] = {
     "lora": "low-rank adapters",
-    "parallel_block": "attention and feed-forward beside each other in a layer",
-    "window": "a sliding attention window shorter than the sequence",
-    "qk_norm": "norms of queries and keys",
-    "mla": "multi-head latent attention",
     "mamba": "state-space layers",
+    "megascale": "a window that is not printed, and overlap within matrices",
     "jax": "JAX's partitioner",
     "server": "a server that batches requests as they come",
     "pipeline_without_layers": "pipeline stages without layers",

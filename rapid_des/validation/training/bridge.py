@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rapid_des.validation.jobs.cases import Case
-from rapid_des.validation.jobs.decoders import LLAMA, NEEDS, Dimensions, decoder, known, training_flops
+from rapid_des.validation.jobs.decoders import LLAMA, STYLES, Dimensions, decoder, known, training_flops
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
 from rapid_des.validation.jobs.software import SOFTWARE, lacking
@@ -29,8 +29,6 @@ _MODELS: Mapping[str, str] = {
     "Qwen3_235B_a22B": "Qwen3-235B-A22B",
 }
 _NEEDS: Mapping[str, str] = {
-    "DeepSeek": "mla",
-    "GPT OSS": "window",
     "Nemotron": "mamba",
 }
 """What families need that the decoders above have not."""
@@ -69,7 +67,7 @@ def _case(record: Record) -> Case:
         raise UnsupportedRow("the precision is not printed")
     layout, software = _layout(record), SOFTWARE["megatron-bridge"]
     length = record.count("seq")
-    model = decoder(LLAMA, _size(record), positions=length)
+    model = decoder(STYLES.get(_name(record), LLAMA), _size(record), positions=length)
     batch = Batch(record.count("gbs"), record.count("mbs"), length)
     usual = {"training": {"zero_stage": 3}} if _sharded(record) else MEGATRON_2025_JOB
     more = {**usual, "precision": precision(record["precision"], usual)}
@@ -78,10 +76,7 @@ def _case(record: Record) -> Case:
 
 
 def _needs(record: Record) -> set[str]:
-    name = record["model"].split(" (")[0]
-    needs = set(NEEDS.get(_MODELS.get(name, ""), ()))
-    needs |= {need for start, need in _NEEDS.items() if name.startswith(start)}
-    return needs
+    return {need for start, need in _NEEDS.items() if record["model"].startswith(start)}
 
 
 def _sharded(record: Record) -> bool:
@@ -98,15 +93,20 @@ def _layout(record: Record) -> Layout:
         dp=record.count("dp"),
         cp=record.count("cp"),
         ep=record.count("ep") if record["ep"] else 1,
-        etp=1 if record["ep"] else 0,
+        etp=1 if _size(record).experts else 0,
         chunks=chunks,
         sequence_parallel=True,
         layers="even" if layers % (pp * chunks) == 0 else "endpoints",
     )
 
 
+def _name(record: Record) -> str:
+    name = record["model"].split(" (")[0]
+    return _MODELS.get(name, name)
+
+
 def _size(record: Record) -> Dimensions:
-    return known(_MODELS[record["model"].split(" (")[0]])
+    return known(_name(record))
 
 
 def _basis(record: Record) -> float:
