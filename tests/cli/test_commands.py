@@ -61,7 +61,7 @@ def test_every_command_prints_json_on_demand_and_explains_itself(name):
         (f"trace stats {TRACE}", "total"),
         (f"replay {TRACE} --on dgx_a100", "ranks"),
         ("run llama2_7b_train --on dgx_a100 --mode analytical", "step_time_s"),
-        ("run llama2_7b_train --on dgx_a100 --compare-modes", "refused"),
+        ("run llama2_7b_train --on dgx_a100 --compare-modes", "analytical"),
         ("device show a100_sxm_80gb", "sms"),
         ("operator gemm 1024 1024 1024 --device a100_sxm_80gb", ""),
     ],
