@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rapid_des.frontend.importing.keys import Keys
-from rapid_des.frontend.importing.llama import attention_of
+from rapid_des.frontend.importing.llama import attention_of, rotated_share
 
 Tree = dict[str, Any]
 
@@ -60,7 +60,7 @@ def gpt_neox(keys: Keys) -> Tree:
         keys.flag("use_parallel_residual", default=True),
     )
     attention = {"heads": keys.count("num_attention_heads"), "qkv_bias": bias, "output_bias": bias}
-    share = keys.get("rotary_pct", float, 0.25)
+    share = rotated_share(keys, "rotary_pct", 0.25)
     return {
         "hidden": keys.count("hidden_size"),
         "layers": keys.count("num_hidden_layers"),
@@ -83,10 +83,11 @@ def phi(keys: Keys) -> Tree:
     """Read Phi 1.5 and 2: one norm for both halves, biases everywhere, in the head too."""
     keys.choice("qk_layernorm", {False: None}, default=False)
     attention = attention_of(keys) | {"qkv_bias": True, "output_bias": True}
+    attention["rotary"] = rotated_share(keys, "partial_rotary_factor", 0.5)
     return {
         "hidden": keys.count("hidden_size"),
         "layers": keys.count("num_hidden_layers"),
-        "attention": {"rotary": 0.5} | attention,
+        "attention": attention,
         "feed_forward": {
             "activation": keys.choice("hidden_act", GELU, "gelu_new"),
             "hidden": keys.count("intermediate_size"),

@@ -64,6 +64,11 @@ class Keys:
         """Return a whole number."""
         return self.get(key, int, default)
 
+    def nullable(self, key: str, default: float = 0) -> float:
+        """Return a number, 0 for null; `default` holds where the key is not there at all."""
+        stated = self.tree.get(key, default)
+        return 0 if stated is None else self.get(key, float, default)
+
     def flag(self, key: str, *, default: bool) -> bool:
         """Return yes or no; `default` is that of the architecture's own code."""
         return self.get(key, bool, default)
@@ -71,7 +76,9 @@ class Keys:
     def choice(self, key: str, allowed: Mapping[Any, T], default: Any = _REQUIRED) -> T:
         """Return what a value stands for; another value is refused with those allowed."""
         self._read.add(key)
-        value = self.tree.get(key, default)
+        value = self.tree.get(key)
+        if value is None and None not in allowed:
+            value = default
         if value is _REQUIRED:
             raise ConfigError(f"the key {key!r} is missing", file=self.file)
         if isinstance(value, (list, dict)) or value not in allowed:

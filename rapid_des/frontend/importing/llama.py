@@ -41,19 +41,24 @@ def attention_of(keys: Keys) -> Tree:
     tree = {"heads": heads, "kv_heads": keys.count("num_key_value_heads", heads)}
     if "head_dim" in keys:
         tree["head_dim"] = keys.count("head_dim")
-    share = keys.get("partial_rotary_factor", float, 1.0)
+    share = rotated_share(keys, "partial_rotary_factor", 1.0)
     return tree | ({} if share == 1 else {"rotary": share})
 
 
-def mistral(keys: Keys) -> Tree:
+def rotated_share(keys: Keys, key: str, default: float) -> float:
+    """Return how much of a head is rotated, which newer files say among their `rope_parameters`."""
+    rope = Keys(keys.get("rope_parameters", dict, {}), keys.file)
+    return keys.get(key, float, rope.get("partial_rotary_factor", float, default))
+
+
+def mistral(keys: Keys, *, window: int = 4096) -> Tree:
     """Read Mistral: Llama with a sliding window in every layer."""
-    model = llama(keys)
-    return _windowed(keys, model, lambda _: True)
+    return _windowed(keys, llama(keys), lambda _: True, default=window)
 
 
-def _windowed(keys: Keys, model: Tree, slides: Callable[[int], bool]) -> Tree:
+def _windowed(keys: Keys, model: Tree, slides: Callable[[int], bool], *, default: int = 0) -> Tree:
     """Give a window to the layers that `layer_types` says, or to those that `slides` does."""
-    count, window = model["layers"], keys.count("sliding_window", 0)
+    count, window = model["layers"], int(keys.nullable("sliding_window", default))
     types = keys.names("layer_types", count)
     if not window:
         return model
@@ -83,7 +88,7 @@ def with_layers(model: Tree, part: str, tree: Tree, layers: list[int]) -> Tree:
 
 def mixtral(keys: Keys) -> Tree:
     """Read Mixtral: Mistral with experts in every layer."""
-    model = mistral(keys)
+    model = mistral(keys, window=0)
     experts = keys.count("num_local_experts", 8)
     return model | {"feed_forward": _experts(keys, experts, model["feed_forward"]["hidden"])}
 
@@ -169,7 +174,7 @@ def gpt_oss(keys: Keys) -> Tree:
     hidden = keys.count("intermediate_size")
     experts = _experts(keys, keys.count("num_local_experts"), hidden)
     model["feed_forward"] = experts | {"bias": True, "router_bias": True}
-    return _windowed(keys, model, lambda layer: layer % 2 == 0)
+    return _windowed(keys, model, lambda layer: layer % 2 == 0, default=128)
 
 
 def cohere(keys: Keys) -> Tree:
@@ -203,27 +208,26 @@ def gemma(keys: Keys, *, norms: str = "before") -> Tree:
 def gemma2(keys: Keys) -> Tree:
     """Read Gemma 2: four norms a layer, scores and logits capped, every other layer a window."""
     model = gemma(keys, norms="both")
-    model["attention"]["softcap"] = keys.get("attn_logit_softcapping", float, 50.0) > 0
-    model["logit_softcap"] = keys.get("final_logit_softcapping", float, 30.0) > 0
-    return _windowed(keys, model, lambda layer: layer % 2 == 0)
+    model["attention"]["softcap"] = keys.nullable("attn_logit_softcapping", 50) > 0
+    model["logit_softcap"] = keys.nullable("final_logit_softcapping", 30) > 0
+    return _windowed(keys, model, lambda layer: layer % 2 == 0, default=4096)
 
 
 def gemma3(keys: Keys) -> Tree:
     """Read Gemma 3's text model: norms of queries and keys, one layer of six without a window."""
     model = gemma(keys, norms="both")
     model["attention"]["qk_norm"] = "head"
-    model["attention"]["softcap"] = keys.get("attn_logit_softcapping", float, 0.0) > 0
-    model["logit_softcap"] = keys.get("final_logit_softcapping", float, 0.0) > 0
+    model["attention"]["softcap"] = keys.nullable("attn_logit_softcapping") > 0
+    model["logit_softcap"] = keys.nullable("final_logit_softcapping") > 0
     keys.choice("use_bidirectional_attention", {False: None}, default=False)
     pattern = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6))
-    return _windowed(keys, model, lambda layer: (layer + 1) % pattern != 0)
+    return _windowed(keys, model, lambda layer: (layer + 1) % pattern != 0, default=4096)
 
 
 def glm(keys: Keys, *, norms: str = "before") -> Tree:
     """Read GLM-4-9B: half of each head rotated, biases of queries, keys and values."""
     model = llama(keys, qkv_bias=True) | {"norms": norms}
-    if "partial_rotary_factor" not in keys:
-        model["attention"]["rotary"] = 0.5
+    model["attention"]["rotary"] = rotated_share(keys, "partial_rotary_factor", 0.5)
     return model
 
 

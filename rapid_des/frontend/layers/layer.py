@@ -95,6 +95,7 @@ class Layer:
     """One layer: mixer and feed-forward, each with its norms, and their additions to the residual stream.
 
     In a parallel block both read the same stream, by a norm each or by one, and each has its own sum over tp.
+    What one norm makes for both is counted as kept by each.
     """
 
     mixer: Mixer

@@ -321,6 +321,23 @@ def test_what_a_model_file_does_not_say_is_noted(written):
     ]
 
 
+def test_what_a_config_leaves_out_is_as_in_the_architectures_own_code(written):
+    def first(config):
+        return import_hugging_face(written(config)).model.pattern[0].mixer
+
+    def without(name, *keys):
+        return {key: value for key, value in PUBLISHED[name][0].items() if key not in keys}
+
+    assert first(without("mistral_7b", "sliding_window")).core.window == 4096
+    assert first(PUBLISHED["mistral_7b"][0] | {"sliding_window": None}).core.window is None
+    assert first(without("gemma_2_27b", "attn_logit_softcapping")).core.softcap
+    assert not first(PUBLISHED["gemma_2_27b"][0] | {"attn_logit_softcapping": None}).core.softcap
+    assert first(without("glm_4_9b", "partial_rotary_factor")).rotary_dim == 64
+    rope = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.4}}
+    assert first(without("phi_2", "partial_rotary_factor") | rope).rotary_dim == 32
+    assert first(PUBLISHED["gpt_neox_20b"][0]).rotary_dim == 24
+
+
 def test_numbered_layers_become_ranges():
     assert spread([2, 5, 8], 9) == [{"start": 2, "every": 3}]
     assert spread([2, 5], 9) == [{"start": 2, "stop": 6, "every": 3}]

@@ -119,6 +119,40 @@ def test_the_trace_has_each_layers_operators_and_blocks_take_as_long(tiny, price
         assert max(times) == max(flat[rank])
 
 
+LATENT = (
+    "{kind: latent_attention, heads: 4, q_rank: 24, kv_rank: 16, head_dim: 8, rope_dim: 4, value_dim: 12}"
+)
+KINDS = {
+    "latent": [("model.attention", LATENT)],
+    "windows": [("model.exceptions", "[{every: 2, attention: {heads: 4, kv_heads: 2, window: 8}}]")],
+    "normed": [("model.attention", "{heads: 4, qk_norm: whole}"), ("model.norms", "both")],
+    "parallel": [("model.block", "parallel_one_norm"), ("model.norm", "layer_norm")],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sequence_parallel", ["true", "false"])
+def test_blocks_of_every_kind_take_as_long_as_in_the_whole_trace(
+    tiny, prices, replay, kind, sequence_parallel
+):
+    job = tiny(*SPLIT, *KINDS[kind], ("parallelism.sequence_parallel", sequence_parallel))
+    flat = replay(build(job, prices).traces, rendezvous=True)
+    taken = blocks(job, prices)
+    outer = taken.outer(simulated(taken, replay))
+    for rank, times in replay(outer.traces, rendezvous=True).items():
+        assert max(times) == max(flat[rank])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_served_block_by_block_as_in_the_whole_trace(tiny_service, prices, replay, kind):
+    job = tiny_service(*KINDS[kind], ("parallelism.pp", "2"), ("parallelism.tp", "2"))
+    flat = replay(build(job, prices).traces, rendezvous=True)
+    taken = blocks(job, prices)
+    outer = taken.outer(simulated(taken, replay))
+    for rank, times in replay(outer.traces, rendezvous=True).items():
+        assert max(times) == max(flat[rank])
+
+
 def test_serving_knows_every_kinds_cache_and_its_growth(tiny_service, prices, replay):
     job = mixed(tiny_service(("parallelism.pp", "2")))
     # K and V of 16 wide in bf16, 2 requests of 21 positions: two heads in three layers, one in the third.
