@@ -12,6 +12,7 @@ from rapid_des.device.device import Device
 from rapid_des.device.learned import LearnedFile
 from rapid_des.device.operators import Estimate, Operator
 from rapid_des.report.clock_text import sustained_text
+from rapid_des.report.figures import measured_topics, validation_text
 from rapid_des.report.result_text import time_text
 from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds
 
@@ -32,6 +33,7 @@ def estimate_as_plain(operator: Operator, estimate: Estimate, device: Device) ->
         "flop_per_s": rate,
         "bytes": dict(estimate.bytes),
         "detail": _in_seconds(estimate.detail),
+        "validated": list(measured_topics(device, operator.dtype)),
     }
 
 
@@ -51,6 +53,7 @@ def estimate_as_text(operator: Operator, estimate: Estimate, device: Device) -> 
         lines.append(f"  {level:<14} {Size(count)}, {bandwidth:,.0f} GB/s")
     lines += [_detail(name, value) for name, value in estimate.detail.items() if value is not None]
     lines.append(f"  conditions     {', '.join(f'{k} {v}' for k, v in _conditions(device).items())}")
+    lines.append(f"  {validation_text(measured_topics(device, operator.dtype), operator.dtype)}")
     return "\n".join(lines)
 
 

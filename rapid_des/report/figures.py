@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,13 +46,44 @@ MEASURED: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """Devices that `validation/data` holds measurements of: name, preset, and of what."""
 
 
-def measured_topics(device: Device) -> tuple[str, ...]:
-    """Return of what a device was measured: nothing if its numbers are not those of that preset."""
+GEMM_DTYPES: Mapping[str, tuple[str, ...]] = {
+    "A100-SXM4-80GB": ("bf16", "fp16"),
+    "B200-SXM-180GB": ("fp4", "fp8"),
+    "GB200": ("bf16", "fp4", "fp8"),
+    "H100-SXM-80GB": ("bf16", "fp16", "fp8"),
+    "L40S": ("bf16", "fp8"),
+    "P100-PCIE-16GB": ("fp16", "fp32"),
+    "T4": ("fp16", "fp32"),
+    "V100-SXM2-16GB": ("fp16", "fp32"),
+}
+"""In which dtypes `validation/data` holds GEMMs of those devices."""
+
+
+def measured_topics(device: Device, dtype: str) -> tuple[str, ...]:
+    """Return of what a device was measured: nothing if its numbers are not those of that preset.
+
+    GEMMs count in the `dtype` of the matrices alone.
+    """
     preset, topics = MEASURED.get(device.spec.name, ("", ()))
     if not topics:
         return ()
     stated = structs.replace(load_device(preset).spec, conditions=device.conditions)
-    return topics if stated == device.spec else ()
+    if stated != device.spec:
+        return ()
+    absent = () if dtype in GEMM_DTYPES.get(device.spec.name, ()) else ("gemm",)
+    return tuple(topic for topic in topics if topic not in absent)
+
+
+def validation_text(topics: Sequence[str], dtype: str) -> str:
+    """Return what a report says of measurements behind its prices.
+
+    >>> validation_text((), "bf16")
+    'not validated: there are no measurements of this device as it is stated here'
+    """
+    if not topics:
+        return "not validated: there are no measurements of this device as it is stated here"
+    missing = "" if "gemm" in topics else f"; matrix products in {dtype} are not validated"
+    return f"validated against measurements of {', '.join(topics)}{missing}"
 
 
 @dataclass(frozen=True)
@@ -69,6 +100,8 @@ class Basis:
     """How decode steps launch their kernels; empty in training."""
     validated: tuple[str, ...] = ()
     """Of what there are measurements of this device."""
+    matrix_dtype: str = ""
+    """Of the job's matrix products."""
     software: str = ""
     """The job's framework or engine."""
     host: HostSpec | None = None

@@ -268,9 +268,17 @@ def _basis(run: Run, job: Job | None, got: Iterable[Served]) -> Basis:
     if job is None:
         return Basis(collectives, served)
     device, serving = as_used(job, machine, machine.device), job.spec.inference
+    dtype = job.spec.precision.gemm or job.spec.precision.activations
     decode = "" if serving is None or job.host else decode_launch(serving)
     return Basis(
-        collectives, served, device, decode, measured_topics(machine.device), job.software.name, job.host
+        collectives,
+        served,
+        device,
+        decode,
+        validated=measured_topics(machine.device, dtype),
+        matrix_dtype=dtype,
+        software=job.software.name,
+        host=job.host,
     )
 
 

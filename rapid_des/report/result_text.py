@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rapid_des.network.faults import Fault
 from rapid_des.program.plans import Served
 from rapid_des.report.clock_text import clock_text
-from rapid_des.report.figures import Basis, JobFigures
+from rapid_des.report.figures import Basis, JobFigures, validation_text
 from rapid_des.report.host_text import host_line
 from rapid_des.report.result import Result
 from rapid_des.units import Duration, Size
@@ -96,11 +96,7 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
         yield f"  collectives in fact: {', '.join(_served_lines(basis.apart))}"
     if basis.device is None:
         return
-    yield (
-        f"  validated against measurements of {', '.join(basis.validated)}"
-        if basis.validated
-        else "  not validated: there are no measurements of this device as it is stated here"
-    )
+    yield f"  {validation_text(basis.validated, basis.matrix_dtype)}"
 
 
 def _served_lines(served: Iterable[Served]) -> Iterator[str]:

@@ -9,8 +9,9 @@ import pytest
 
 import rapid_des as rd
 from rapid_des.device import load_device
-from rapid_des.report.figures import MEASURED, measured_topics
-from rapid_des.validation.measurements import CHECKOUT_DATA, PRESETS
+from rapid_des.report.figures import GEMM_DTYPES, MEASURED, measured_topics
+from rapid_des.validation.measurements import CHECKOUT_DATA, PRESETS, DataFolder
+from rapid_des.validation.operators.gemm import measured_gemms
 from tests.cli.shell import call
 
 TOPICS = {
@@ -51,9 +52,27 @@ def test_the_list_of_the_wheel_is_that_of_the_measurements():
     assert {name: set(topics) for name, (_, topics) in MEASURED.items()} == devices_in_the_data()
 
 
+def test_the_dtypes_of_the_wheel_are_those_of_measured_gemms():
+    found = {}
+    for row in (
+        row for _, row in measured_gemms(DataFolder(CHECKOUT_DATA, split=True)) if row.gpu in PRESETS
+    ):
+        name = load_device(PRESETS[row.gpu]).spec.name
+        if "gemm" in MEASURED[name][1] and not row.unsupported:
+            found.setdefault(name, set()).add(row.gemm.dtype)
+    assert {name: set(dtypes) for name, dtypes in GEMM_DTYPES.items()} == found
+
+
+def test_matrix_products_in_a_dtype_that_nobody_measured_are_named():
+    words = ["operator", "gemm", "4096", "4096", "4096", "--device"]
+    assert "validated against measurements of attention" in call(*words, "b200", "--dtype", "fp8").out
+    assert "; matrix products in bf16 are not validated" in call(*words, "b200").out
+    assert "not validated: there are no measurements of this device" in call(*words, "mi300x").out
+
+
 def test_a_device_under_other_conditions_is_still_the_one_that_was_measured():
     device = load_device("a100_sxm_80gb").under(clock="sustained", l2="warm")
-    assert "gemm" in measured_topics(device)
+    assert "gemm" in measured_topics(device, "bf16")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +81,7 @@ def test_a_device_under_other_conditions_is_still_the_one_that_was_measured():
     ids=lambda device: device.spec.name,
 )
 def test_a_device_without_measurements_or_with_other_numbers_is_not_validated(device):
-    assert measured_topics(device) == ()
+    assert measured_topics(device, "bf16") == ()
 
 
 def test_a_run_says_with_what_it_was_priced():
