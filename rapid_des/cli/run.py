@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.options import (
     announce,
     echo,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 )
 @click.option("--strict", is_flag=True, help="Refuse modes that leave out waiting on shared links.")
 @click.option("--compare-modes", is_flag=True, help="Run every mode; print the gaps and times.")
+@click.option("--explain", is_flag=True, help="Print groups, messages, operators and memory too.")
 @engine_options
 @output_options
 def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
@@ -57,11 +60,27 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
             _compare_modes(wanted, loaded, engine, options)
             return
         mode = options["mode"] or MODES[0]
+        cache = BoundedCache() if options["explain"] else None
         result = simulate(
-            wanted, loaded, mode=mode, engine=engine, trail=options["messages"], strict=options["strict"]
+            wanted,
+            loaded,
+            mode=mode,
+            engine=engine,
+            trail=options["messages"],
+            strict=options["strict"],
+            cache=cache,
         )
     result = replace(result, notes=(*idle, *result.notes))
-    echo(options["as_json"], result.as_json(), result_lines(result, title))
+    plain, lines = result.as_json(), result_lines(result, title)
+    if options["explain"]:
+        from rapid_des.modes.pricing import price
+        from rapid_des.report.explain_text import explain_json, explain_lines
+        from rapid_des.report.job_structure import explain
+
+        explanation = explain(price(wanted, loaded, cache=cache))
+        plain["explain"] = explain_json(result, explanation)
+        lines = chain(lines, explain_lines(result, explanation))
+    echo(options["as_json"], plain, lines)
     write_outputs(result, options)
 
 
@@ -75,6 +94,6 @@ def _compare_modes(job: Job, machine: Machine, engine: EngineChoice, options: di
 
 
 def _refuse_with_modes(options: dict[str, Any]) -> None:
-    for name in ("mode", "timeline", "links", "links_plot"):
-        if options[name] is not None:
+    for name in ("mode", "timeline", "links", "links_plot", "explain"):
+        if options[name] not in (None, False):
             raise InputError(f"--{name.replace('_', '-')} does not go with --compare-modes")

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
+from rapid_des.frontend.inference import pass_lists, passes
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.parallelism import Phase
+from rapid_des.frontend.parts import Section, section_parameters, training_lists
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.trace import JobTrace
 
-_LAYER = re.compile(r"\bL\d+\.")
+_LAYER = re.compile(r"\bL(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,30 @@ class MessageKind:
     size: int
     """comm_size in bytes: the input buffer of one member."""
     count: int
-    """In one step (or batch of requests)."""
+    """In one step (or batch of requests), as simulated."""
+    layers: int
+    """In how many of the stage's layers; 0: in none. So many passes run each: count over layers."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank runs of a section in one pass of one micro-batch."""
+
+    kernels: int
+    collectives: int
+
+
+@dataclass(frozen=True)
+class SectionKind:
+    """One distinct section of the model: embedding, head, or layers that are alike."""
+
+    name: str
+    """Of layers the names of their halves, `experts` for a feed-forward of routed ones."""
+    layers: tuple[int, ...]
+    """Their numbers in the model; empty for embedding and head."""
+    parameters: int
+    """Of one rank, in one such section."""
+    passes: Mapping[Phase, Work]
 
 
 @dataclass(frozen=True)
@@ -52,20 +81,67 @@ class Explanation:
     groups: tuple[GroupKind, ...]
     layers: tuple[int, ...]
     """Of each part of the model; part c·pp + s is chunk c of stage s."""
+    sections: tuple[SectionKind, ...]
     messages: tuple[MessageKind, ...]
 
 
 def explain(trace: JobTrace) -> Explanation:
     """Return the process groups, the layers of each part, and all messages as the trace has them."""
     job = trace.job
-    kinds = {name.partition(".")[0] for name in trace.traces.groups}
-    groups = []
-    for name in GROUP_SLOTS:
-        if name in kinds:
-            first = trace.traces.groups[f"{name}.0"]
-            count = sum(other.startswith(f"{name}.") for other in trace.traces.groups)
-            groups.append(GroupKind(name, GROUPS[name], job.members(name), count, first))
-    return Explanation(tuple(groups), job.layers, _messages(trace))
+    return Explanation(_groups(trace), job.layers, _sections(job), _messages(trace))
+
+
+def _groups(trace: JobTrace) -> tuple[GroupKind, ...]:
+    """Return the kinds of groups that some stage communicates in, in the order of the traffic table."""
+    numbers: dict[str, list[int]] = {}
+    for name in trace.traces.groups:
+        kind, _, number = name.partition(".")
+        if kind in GROUPS:
+            numbers.setdefault(kind, []).append(int(number))
+    return tuple(
+        GroupKind(
+            name,
+            GROUPS[name],
+            trace.job.members(name),
+            len(numbers[name]),
+            trace.traces.groups[f"{name}.{min(numbers[name])}"],
+        )
+        for name in GROUP_SLOTS
+        if name in numbers
+    )
+
+
+def _sections(job: Job) -> tuple[SectionKind, ...]:
+    """Return the sections of the model with what a rank holds and runs of each; of requests their prefill."""
+    lists: dict[Section, dict[Phase, tuple[Operation, ...]]] = {}
+    if job.spec.phase == "training":
+        for key, operations in training_lists(job).items():
+            lists.setdefault(key.section, {})[key.phase] = operations
+    else:
+        prefill = pass_lists(job, passes(job)[0])
+        lists = {section: {"forward": operations} for section, operations in prefill.items()}
+    return tuple(
+        SectionKind(
+            *_name_and_layers(job, section),
+            parameters=parameters.total(),
+            passes={phase: _work(operations) for phase, operations in lists[section].items()},
+        )
+        for section, parameters in section_parameters(job).items()
+    )
+
+
+def _name_and_layers(job: Job, section: Section) -> tuple[str, tuple[int, ...]]:
+    if section.name != "block":
+        return section.name, ()
+    mixer, feed_forward = job.model.kinds[section.kind].halves
+    second = "experts" if feed_forward.parameters.experts else feed_forward.name
+    layers = [layer for layer, kind in enumerate(job.model.kind_of_layer) if kind == section.kind]
+    return f"{mixer.name} + {second}", tuple(layers)
+
+
+def _work(operations: tuple[Operation, ...]) -> Work:
+    kernels = sum(operation.operator is not None for operation in operations)
+    return Work(kernels, len(operations) - kernels)
 
 
 def _messages(trace: JobTrace) -> tuple[MessageKind, ...]:
@@ -73,26 +149,29 @@ def _messages(trace: JobTrace) -> tuple[MessageKind, ...]:
     for stage, table in enumerate(trace.tables):
         entry = trace.traces.ranks[trace.stage_of_rank.index(stage)]
         slots = [name.partition(".")[0] for name in entry.groups]
-        for (name, kind, collective, slot, size), count in _alike(table).items():
+        for (name, kind, collective, slot, size), numbers in _alike(table).items():
             if kind == NodeKind.COLLECTIVE:
                 group = slots[slot]
                 what = CollectiveType(collective).name.lower()
                 number = trace.job.members(group)
             else:
                 group, what, number = "", NodeKind(kind).name.lower(), 2
-            found.append(MessageKind(stage, name, what, group, number, size, count))
+            layers = len(numbers.keys() - {""})
+            found.append(MessageKind(stage, name, what, group, number, size, numbers.total(), layers))
     return tuple(found)
 
 
-def _alike(table: NodeTable) -> Counter[tuple[str, int, int, int, int]]:
-    """Return how often each kind of message occurs, in order of first occurrence."""
+def _alike(table: NodeTable) -> dict[tuple[str, int, int, int, int], Counter[str]]:
+    """Return how often each kind of message occurs in each layer, in order of first occurrence."""
     rows = np.flatnonzero(np.isin(table.kind, (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV)))
     names = [_LAYER.sub("L*.", name) for name in table.names]
+    layers = [found[1] if (found := _LAYER.search(name)) else "" for name in table.names]
     columns = (table.name, table.kind, table.collective, table.group, table.size)
-    counts: Counter[tuple[str, int, int, int, int]] = Counter()
+    counts: dict[tuple[str, int, int, int, int], Counter[str]] = {}
     for name, kind, collective, group, size in zip(
         *(column[rows].tolist() for column in columns), strict=True
     ):
         slot = group if kind == NodeKind.COLLECTIVE else UNSTATED
-        counts[names[name], kind, collective, slot, size] += 1
+        alike = counts.setdefault((names[name], kind, collective, slot, size), Counter())
+        alike[layers[name]] += 1
     return counts
