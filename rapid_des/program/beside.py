@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from rapid_des.arrays import Int8s, Int32s, Int64s
+from rapid_des.arrays import Int8s, Int32s, Int64s, distinct
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
 from rapid_des.device.operators import Bound
@@ -70,7 +70,7 @@ def _digits(servers: Int32s, taken: tuple[Int32s, Sequence[Taken]]) -> dict[int,
     """Return by stream what its visits take, in order, with few enough sets of all streams."""
     which, takers = taken
     takes = (which != NONE) & (servers != NONE)
-    pairs = np.unique(servers[takes].astype(np.int64) * max(len(takers), 1) + which[takes])
+    pairs = distinct(servers[takes].astype(np.int64) * max(len(takers), 1) + which[takes])
     found = {divmod(pair, len(takers)) for pair in pairs.tolist()}
     streams: dict[int, list[Taken]] = {}
     for server, one in sorted({(server, takers[one]) for server, one in found}):

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import structs
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, TraceSet
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import RapidDesError
 from rapid_des.frontend import Job, JobTrace, memory
 from rapid_des.machine import Machine
@@ -137,8 +137,14 @@ def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tupl
     served = tuple((name, spec.collectives.choice(name)) for name in operations)
     servers = spec.gpus_per_node if named or traces is None else None
     libraries = spec.collectives if traces is None else libraries_of(traces, machine)
-    sharing = machine.device if spec.collectives.contention else None  # what kernels share with collectives
+    shares = traces is not None and spec.collectives.contention and any(map(_tells_bounds, traces.ranks))
+    sharing = machine.device if shares else None  # what kernels share with collectives
     return routing, spec.switching, spec.links, served, libraries, servers, sharing
+
+
+def _tells_bounds(trace: RankTrace) -> bool:
+    """Tell whether kernels say what bounds them; others are not slowed by what runs beside them."""
+    return bool((trace.nodes.bound != UNSTATED).any())
 
 
 def _operations(traces: TraceSet | None) -> list[str]:

@@ -40,7 +40,7 @@ def program(steps):
 def chosen(monkeypatch, kernel, *, steps=20, engine="auto"):
     """Return the engine for the same program twice in a process, and what was said."""
     texts = []
-    monkeypatch.setattr(execution, "_kernel", lambda _: kernel)
+    monkeypatch.setattr(execution, "_kernel", lambda _, *, closing=False: kernel)
     choice = EngineChoice(engine, announce=texts.append)
     engines = {choice.engine_for(program(steps)) for _ in range(2)}
     assert len(engines) == 1

@@ -215,7 +215,7 @@ class Simulation:
         rated = rates.time.tolist(), rates.rate.tolist()
         shares = table.slowed[visit]
         if shares is None:
-            yield Timeout(self.env, advance(*rated, now, work) - now)
+            yield Timeout(self.env, advance(*rated, now, work) - now if rated[0] else work)
         else:
             yield from self.in_service[position].compute(work, rated, shares, table.weight[visit])
 
