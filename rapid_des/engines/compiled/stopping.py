@@ -101,7 +101,8 @@ class StoppingSimulation(CompiledSimulation):
         self._flat.network.detour[route] = other
 
     def _back(self, links: Links, dead: frozenset[int]) -> Links:
-        return self._closures.way_back(links, dead) if self._fluid is not None else ()
+        now = int(self._state.cursor[kernel.NOW])
+        return self._closures.way_back(links, dead, now) if self._fluid is not None else ()
 
     def _push(self, moment: int, kind: int, a: int, b: int) -> None:
         self._leave_room()

@@ -33,7 +33,7 @@ class ClosingFlows:
             return shared
         whole = self.closures.left_of(shared.links[:1], shared.links, message.size)
         (route,) = replan_at(self.env.now, [whole], self.closures, avoided, together=False)
-        return shared_of(self.closures, route, avoided, message.size)
+        return shared_of(self.closures, route, avoided, message.size, self.env.now)
 
     def act(self) -> None:
         """Stop flows on links that close now and flows that join closed ones; send what stopped again."""
@@ -71,15 +71,17 @@ class ClosingFlows:
 
     def _set_off(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
         dead = down_at(self.fluid.program.link_timetables, self.env.now)
-        self.fluid.start(Flow(message, shared_of(self.closures, route, dead, size), number))
+        self.fluid.start(Flow(message, shared_of(self.closures, route, dead, size, self.env.now), number))
 
 
-def shared_of(closures: Closures, route: tuple[int, ...], dead: frozenset[int], size: int) -> Shared:
+def shared_of(
+    closures: Closures, route: tuple[int, ...], dead: frozenset[int], size: int, moment: int
+) -> Shared:
     """Return what some bytes are to the links of a route; acknowledgements go back around dead ones."""
     service = closures.flow(route, size)
     return Shared(
         links=route,
-        back=closures.way_back(route, dead),
+        back=closures.way_back(route, dead, moment),
         size=size,
         wire=service.wire,
         ratio=service.ratio,

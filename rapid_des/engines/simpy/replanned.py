@@ -45,7 +45,7 @@ class PlannedInstance(Instance):
         """Return the same in the fluid mode."""
         route = self._step.routes[self.template.pair[task]]
         (size,) = self._step.parts[self.template.size[task]]
-        return shared_of(self._closures, route, frozenset(), size) if route else None
+        return shared_of(self._closures, route, frozenset(), size, 0) if route else None
 
 
 @dataclass(eq=False)

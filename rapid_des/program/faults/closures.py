@@ -127,10 +127,16 @@ class Closures:
         held = [node for node in nodes[1:] if node < self.fabric.gpus] if self.holds else []
         return Remaining([nodes[0], *held][-1], int(self.fabric.destination[route[-1]]), size)
 
-    def way_back(self, route: Sequence[int], dead: frozenset[int]) -> tuple[int, ...]:
-        """Return the links that acknowledgements of what takes a route go back on, around dead ones."""
+    def way_back(self, route: Sequence[int], dead: frozenset[int], moment: int) -> tuple[int, ...]:
+        """Return the links that acknowledgements of what takes a route go back on, around dead ones.
+
+        An error names the time at which traffic found the fabric cut.
+        """
         ends = int(self.fabric.destination[route[-1]]), int(self.fabric.source[route[0]])
-        return self.router_around(dead).route(*ends)
+        try:
+            return self.router_around(dead).route(*ends)
+        except FabricCutError as error:
+            raise cut_at(error, moment) from None
 
     def _noticed(self, moment: int) -> list[Closure]:
         return [closure for closure in self.closures if closure.covers(moment) and closure.noticed <= moment]
