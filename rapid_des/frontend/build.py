@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rapid_des.device.energy import arithmetic_dtype
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.inference import serving_lists, serving_notes, serving_pieces, serving_program
@@ -116,7 +117,8 @@ def _priced(key: PieceKey, name: str, operator: Operator, operators: OperatorMod
         step=key.step,
         duration=estimate.duration,
         flops=estimate.flops,
-        hbm_bytes=estimate.bytes.get("hbm", 0),
+        arithmetic=arithmetic_dtype(operator),
+        bytes=estimate.bytes,
         bound=estimate.bound,
         model=estimate.model,
     )

@@ -17,7 +17,7 @@ from rapid_des.errors import InputError
 from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC, Shard
 from rapid_des.frontend.spec import Recipe
-from rapid_des.frontend.template import INPUT, PORTS, Domain, Mark, Node, Piece, make_piece
+from rapid_des.frontend.template import INPUT, PORTS, Domain, Mark, Node, Piece, SectionName, make_piece
 
 _INT64_MAX = 2**63 - 1
 
@@ -372,7 +372,7 @@ class PricedOperator:
 
     name: str
     """As in traces, without the layer: `forward.attention.core`."""
-    section: str
+    section: SectionName
     """The section of the model, or `optimizer`."""
     kind: int
     """Of a block: which of the model's kinds of layers."""
@@ -383,7 +383,10 @@ class PricedOperator:
     duration: int
     """Picoseconds."""
     flops: int
-    hbm_bytes: int
+    arithmetic: Dtype
+    """In what it calculates."""
+    bytes: Mapping[str, int] = field(hash=False)
+    """Moved at each level: hbm, l2, shared."""
     bound: str
     model: str
     """Which operator model priced it."""

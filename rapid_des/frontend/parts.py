@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.host import HostSpec
@@ -27,7 +27,7 @@ from rapid_des.frontend.operations import (
 )
 from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.shard import Shard
-from rapid_des.frontend.template import Domain, Piece, renamed
+from rapid_des.frontend.template import Domain, Piece, SectionName, renamed
 
 LOSS_REDUCTIONS = ("maximum", "target", "sum")
 """What vocabulary-parallel cross-entropy sums over tp, one fp32 a token each."""
@@ -131,7 +131,7 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
 class Section(NamedTuple):
     """One distinct section of a model, or of a stage's step."""
 
-    name: Literal["embedding", "block", "head", "norms", "optimizer"]
+    name: SectionName
     kind: int = 0
     """Of a block: which of the model's kinds of layers (`Model.kinds`)."""
 

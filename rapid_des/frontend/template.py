@@ -78,6 +78,7 @@ class Node:
 
 
 Domain: TypeAlias = Literal["dense", "expert"]
+SectionName: TypeAlias = Literal["embedding", "block", "head", "norms", "optimizer"]
 """Whose replicas hold some parameters: those of the model, or those of the routed experts."""
 
 

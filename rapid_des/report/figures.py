@@ -11,7 +11,7 @@ from msgspec import structs
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.device import Device, load_device
-from rapid_des.frontend import Job, JobMemory, JobTrace
+from rapid_des.frontend import JobMemory, JobTrace
 from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.inference import decode_time
 from rapid_des.frontend.operations import PricedOperator
@@ -19,6 +19,7 @@ from rapid_des.program.lowering import Lowered
 from rapid_des.program.plans import PLAIN, SCALAR, SEND, Served
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
+from rapid_des.report.energy import EnergyFigures, energy_figures
 from rapid_des.report.host_text import host_json
 from rapid_des.units import Duration, FlopRate, seconds
 
@@ -189,6 +190,7 @@ class JobFigures:
     memory: JobMemory
     memory_capacity: int
     requests: RequestTimes | None = None
+    energy: EnergyFigures | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
@@ -203,6 +205,7 @@ class JobFigures:
             "memory_bytes": fullest.peak,
             "memory_capacity_bytes": self.memory_capacity,
             "memory_breakdown_bytes": dict(fullest.categories),
+            "energy": None if self.energy is None else self.energy.as_json(),
         }
         if self.requests is not None:
             plain["time_to_first_token_s"] = seconds(self.requests.first_token)
@@ -211,9 +214,15 @@ class JobFigures:
 
 
 def job_figures(
-    job: Job, device: Device, step_time: int, *, memory: JobMemory, requests: RequestTimes | None = None
+    trace: JobTrace,
+    device: Device,
+    step_time: int,
+    *,
+    memory: JobMemory,
+    requests: RequestTimes | None = None,
 ) -> JobFigures:
     """Return the figures of a step that takes `step_time` picoseconds."""
+    job = trace.job
     precision = job.spec.precision
     dtype = precision.gemm or precision.activations
     stated = device.spec.tensor_peak.get(dtype, 0)
@@ -228,6 +237,7 @@ def job_figures(
         memory=memory,
         memory_capacity=int(device.spec.hbm.capacity),
         requests=requests,
+        energy=energy_figures(trace, device, step_time),
     )
 
 

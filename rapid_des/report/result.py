@@ -226,7 +226,8 @@ def result_of(
     figures = None
     if trace is not None and memory is not None:
         device = as_used(trace.job, run.machine, run.machine.device)
-        figures = job_figures(trace.job, device, step_time, memory=memory, requests=requests)
+        figures = job_figures(trace, device, step_time, memory=memory, requests=requests)
+        notes = (*notes, *(figures.energy.notes if figures.energy else ()))
     return Result(
         step_time=Duration(step_time),
         breakdown={part: Duration(time) for part, time in spent.items()},

@@ -131,6 +131,8 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
     rows["tokens/s"] = f"{figures.tokens_per_s:,.0f}"
     rows["MFU"] = f"{figures.mfu:.1%} of {figures.peak}, attention as far as causal"
     rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
+    if figures.energy is not None:
+        rows["energy"] = figures.energy.text
     rows["bound by"] = result.bound
     for name, value in rows.items():
         yield f"  {name:<16} {value}"

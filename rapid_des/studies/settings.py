@@ -95,7 +95,9 @@ def _figures(job: Job, machine: Machine) -> tuple[object, ...]:
     """Return what a report says of a job besides its step."""
     precision, device = job.spec.precision, machine.device.spec
     peak = device.tensor_peak.get(precision.gemm or precision.activations)
-    return memory(job), job.tokens, job.model_flops, peak, device.name, device.hbm.capacity, machine.name
+    energy = (device.energy, device.idle_power, device.power)
+    known = (job.tokens, job.model_flops, peak, None if None in energy[:2] else energy)
+    return memory(job), known, device.name, device.hbm.capacity, machine.name
 
 
 def _same_prices(trace: JobTrace, other: JobTrace) -> bool:

@@ -32,7 +32,7 @@ def costs_of(table):
 def test_every_kernel_of_the_trace_is_priced_and_nothing_else(tiny, tiny_service, prices, phase):
     job = tiny(*TRAINING) if phase == "training" else tiny_service(("parallelism.pp", "2"))
     trace = build(job, prices)
-    priced = {(row.name, row.duration, row.flops, row.hbm_bytes) for row in trace.operators}
+    priced = {(row.name, row.duration, row.flops, row.bytes.get("hbm", 0)) for row in trace.operators}
     assert set.union(*map(costs_of, trace.tables)) == priced
     assert blocks(job, prices).outer([{}] * job.stages).operators == trace.operators
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from rapid_des.arrays import Bools, Floats
 from rapid_des.device.device import Device, Rates, rates_of
+from rapid_des.device.energy import operator_energy
 from rapid_des.device.gemm.candidates import (
     Candidates,
     GemmConstants,
@@ -186,10 +187,11 @@ def _explained(priced: Priced, work: Work, model: GemmModel, *, device: Device, 
     kernel = round(float(priced.kernel_us[0]) * PS_PER_US)
     moved = _bytes(priced, work, chosen)
     flops = int(work.flops[0, 0])
+    energy = operator_energy(device.spec.energy, model.dtype, flops, moved)
     detail = _kernel(priced, model, chosen) | {
         "launch_ps": launch,
         "clock": round(1.0 / float(priced.throttle[0]), 3),
-        "energy_pj": _energy(device, model.dtype, flops, moved),
+        "energy_pj": None if energy is None else round(energy.total),
     }
     return Estimate(kernel + launch, _bound(priced, model, chosen, launch), flops, moved, detail, name)
 
@@ -243,17 +245,6 @@ def _bound(priced: Priced, model: GemmModel, chosen: int, launch: int) -> Bound:
         "launch": launch / PS_PER_US + model.fit.start_us,
     }
     return max(parts, key=lambda name: parts[name])
-
-
-def _energy(device: Device, dtype: Dtype, flops: int, moved: Mapping[str, int]) -> int | None:
-    """Return picojoules of arithmetic and movement; None where the device file does not give them."""
-    table = device.spec.energy
-    if table is None:
-        return None
-    if dtype not in table.flop_pj:
-        return None
-    levels = {"shared": table.shared_pj_per_byte, "l2": table.l2_pj_per_byte, "hbm": table.hbm_pj_per_byte}
-    return round(flops * table.flop_pj[dtype] + sum(count * levels[level] for level, count in moved.items()))
 
 
 def gemm_times_us(gemms: Sequence[Gemm], device: Device, fit: GemmConstants | None = None) -> Floats:

@@ -83,11 +83,11 @@ def _marks(operators: Sequence[PricedOperator]) -> list[_Mark]:
     kinds = len({operator.kind for operator in operators}) > 1
     marks: dict[tuple[str, int, int], _Mark] = {}
     for operator in operators:
-        if operator.flops and operator.hbm_bytes and operator.step in passes:
+        if operator.flops and operator.bytes.get("hbm") and operator.step in passes:
             layer = f" (layer kind {operator.kind})" if kinds and operator.section == "block" else ""
             rate = operator.flops * PS_PER_S / max(operator.duration, 1)
             label = passes[operator.step] + operator.name.removeprefix("forward." if last else "") + layer
-            mark = _Mark(label, operator.flops / operator.hbm_bytes, rate, operator.bound)
+            mark = _Mark(label, operator.flops / operator.bytes["hbm"], rate, operator.bound)
             marks.setdefault((operator.name, operator.kind, operator.step), mark)
     return list(marks.values())
 

@@ -1,0 +1,204 @@
+"""Energy of a job as modelled: every kernel's FLOPs and bytes, and what the boards draw all the time.
+
+Of the GPUs alone. Links, NICs, hosts and cooling are left out: their picojoules a bit are not published for
+the links that machine files state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import structs
+
+from rapid_des.device.device import Device
+from rapid_des.device.energy import operator_energy
+from rapid_des.device.spec import Energy
+from rapid_des.frontend import Job, JobTrace
+from rapid_des.frontend.inference import decode_time
+from rapid_des.frontend.operations import PricedOperator
+from rapid_des.frontend.parts import Section, stage_sections
+from rapid_des.units import Power, seconds
+
+_PJ = 10**12
+_MILLIWATTS = 1000
+LEFT_OUT = ("links", "nics", "hosts", "cooling")
+
+
+@dataclass(frozen=True)
+class EnergyFigures:
+    """Joules that all GPUs of a job take in one step, or in one batch of requests.
+
+    >>> known = {"limit_w": 8.0, "constants": Energy({}, 0, 0, 0)}
+    >>> figures = EnergyFigures(6.0, 3.0, 1.0, gpus=2, duration_s=0.5, tokens=100, **known)
+    >>> figures.joules, figures.average_power_w, figures.tokens_per_joule
+    (10.0, 10.0, 10.0)
+    """
+
+    arithmetic_j: float
+    memory_j: float
+    idle_j: float
+    """What the boards draw in that time even if no kernel runs."""
+    gpus: int
+    duration_s: float
+    tokens: int
+    limit_w: float | None
+    """Of one board, as its device file states it."""
+    constants: Energy
+    """The device file's."""
+
+    @property
+    def joules(self) -> float:
+        """Of all parts."""
+        return self.arithmetic_j + self.memory_j + self.idle_j
+
+    @property
+    def average_power_w(self) -> float:
+        """Of one GPU."""
+        return self.joules / (self.duration_s * self.gpus)
+
+    @property
+    def tokens_per_joule(self) -> float:
+        """Trained, or generated."""
+        return self.tokens / self.joules
+
+    @property
+    def text(self) -> str:
+        """One line of a report."""
+        limit = "" if self.limit_w is None else f" of {self.limit_w:,.0f}"
+        return (
+            f"{_joules(self.joules)}, {self.average_power_w:,.0f}{limit} W a GPU, "
+            f"{self.tokens_per_joule:.3g} tokens/J (modelled, GPUs alone, for comparisons)"
+        )
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What a reader must know: an average that no board would draw."""
+        if self.limit_w is not None and self.average_power_w > self.limit_w:
+            yield (
+                f"energy: the modelled {self.average_power_w:,.0f} W a GPU are above the board's limit of "
+                f"{self.limit_w:,.0f} W: its `energy` constants, or its clock, are too high here"
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "modelled": True,
+            "joules": self.joules,
+            "joules_by_part": {
+                "arithmetic": self.arithmetic_j,
+                "memory": self.memory_j,
+                "idle": self.idle_j,
+            },
+            "average_power_w": self.average_power_w,
+            "power_limit_w": self.limit_w,
+            "tokens_per_joule": self.tokens_per_joule,
+            "left_out": list(LEFT_OUT),
+            "constants_from": "energy and idle_power of the device file",
+            "constants": structs.asdict(self.constants),
+        }
+
+
+def energy_figures(trace: JobTrace, device: Device, step_time: int) -> EnergyFigures | None:
+    """Return the energy of a job that takes `step_time` picoseconds.
+
+    None where the device file lacks `energy`, one of its dtypes or `idle_power`, or where what prices the
+    operators does not count their bytes.
+    """
+    job, spec = trace.job, device.spec
+    if spec.idle_power is None or spec.energy is None:
+        return None
+    costs = _costs(trace.operators, spec.energy)
+    if costs is None:
+        return None
+    arithmetic, memory = _of_passes(job, costs) if job.spec.phase == "inference" else _of_step(job, costs)
+    duration = seconds(step_time)
+    return EnergyFigures(
+        arithmetic / _PJ,
+        memory / _PJ,
+        _watts(spec.idle_power) * duration * job.gpus,
+        gpus=job.gpus,
+        duration_s=duration,
+        tokens=trace.tokens,
+        limit_w=None if spec.power is None else _watts(spec.power),
+        constants=spec.energy,
+    )
+
+
+_Pair = tuple[float, float]
+"""Picojoules of arithmetic and of memory."""
+
+
+def _costs(priced: Iterable[PricedOperator], constants: Energy) -> list[tuple[PricedOperator, _Pair]] | None:
+    costs = []
+    for kernel in priced:
+        energy = operator_energy(constants, kernel.arithmetic, kernel.flops, kernel.bytes)
+        if energy is None or (kernel.flops and not kernel.bytes):
+            return None
+        costs.append((kernel, (energy.arithmetic, energy.memory)))
+    return costs
+
+
+def _runs(job: Job) -> Counter[Section]:
+    """Return how often all ranks together run each section in one pass of all micro-batches."""
+    sections: Counter[Section] = sum(
+        (stage_sections(job, stage) for stage in range(job.stages)), Counter[Section]()
+    )
+    ranks = job.gpus // job.stages
+    return Counter({section: count * ranks * job.micro_batches for section, count in sections.items()})
+
+
+def _summed(terms: Iterable[tuple[int, _Pair]]) -> _Pair:
+    counted = list(terms)
+    return sum(n * pair[0] for n, pair in counted), sum(n * pair[1] for n, pair in counted)
+
+
+def _of_step(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair:
+    """Return the energy of a step: sections by micro-batches, what a stage runs once by its ranks."""
+    runs, ranks = _runs(job), job.gpus // job.stages
+    return _summed((ranks if kernel.stage >= 0 else runs[_section(kernel)], pair) for kernel, pair in costs)
+
+
+def _of_passes(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair:
+    """Return the energy of prefill and all decode steps, linear between those that were priced.
+
+    Of decode steps after the first only the kernels that see the cache are listed: the others are as there.
+    """
+    runs = _runs(job)
+    by_step: defaultdict[int, dict[tuple[Section, str], _Pair]] = defaultdict(dict)
+    for kernel, pair in costs:
+        by_step[kernel.step][_section(kernel), kernel.name] = pair
+    prefill = by_step.pop(0)
+    first = by_step[min(by_step)] if by_step else {}
+    passes = {step: first | own for step, own in by_step.items()}
+    parts = {step: _summed((runs[key[0]], pair) for key, pair in own.items()) for step, own in passes.items()}
+    total = _summed((runs[key[0]], pair) for key, pair in prefill.items())
+    if not parts:
+        return total
+    last = job.inference.output_length - 1
+    arithmetic, memory = (
+        decode_time([(step, round(pair[part])) for step, pair in parts.items()], 1, last) for part in (0, 1)
+    )
+    return total[0] + arithmetic, total[1] + memory
+
+
+def _section(kernel: PricedOperator) -> Section:
+    return Section(kernel.section, kernel.kind)
+
+
+def _watts(power: Power) -> float:
+    return int(power) / _MILLIWATTS
+
+
+def _joules(value: float) -> str:
+    """Return an energy with three or four digits.
+
+    >>> _joules(9123.0), _joules(0.25)
+    ('9.123 kJ', '0.25 J')
+    """
+    for size, unit in ((10**6, "MJ"), (10**3, "kJ")):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.4g} J"
