@@ -164,6 +164,12 @@ class ModelSpec(Spec, frozen=True):
     exceptions: tuple[LayerException, ...] = ()
     """Layers that differ; of several for one layer the last that states something holds."""
 
+    def __post_init__(self) -> None:
+        for other in self.exceptions:
+            stop = self.layers if other.stop is None else other.stop
+            if not other.start < stop <= self.layers:
+                raise ValueError(f"exceptions: there are no layers {other.start} to {stop} of {self.layers}")
+
     @property
     def norm_parameters(self) -> int:
         """Parameters of one norm: a gain, and for LayerNorm a bias."""

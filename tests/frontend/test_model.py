@@ -103,3 +103,9 @@ def test_model_flops_stop_at_a_window():
 
     assert job_module._causal_flops(Windowed(), range(1, 6)) == 5 * 10 + 4 * 12
     assert job_module._causal_flops(Windowed(), range(5, 6)) == 10 + 4 * 3
+
+
+@pytest.mark.parametrize("where", [{"start": 32}, {"start": 5, "stop": 3}, {"stop": 33}])
+def test_exceptions_that_mean_no_layer_are_refused(where):
+    with pytest.raises(ConfigError, match=r"exceptions: there are no layers \d+ to \d+ of 32"):
+        load_model("llama2_7b", settings={"exceptions": [where]})
