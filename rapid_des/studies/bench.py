@@ -175,15 +175,15 @@ CASES: Mapping[str, Case] = {
         for ranks, finish in {64: 1266650, 256: 2561052, 1024: 5646826, 4096: 11972949}.items()
     },
     "llama70b_64_flattened": Case(
-        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 8882731637003
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 8754474558785
     ),
     "llama70b_64_hierarchical": Case(
-        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8882730236803
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8754743158585
     ),
-    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 6014401054839050, large=True),
+    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5928645904187500, large=True),
     "llama405b_16384_hierarchical": Case(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
-        7995889401637,
+        8369186593489,
         large=True,
     ),
     "llama405b_131072_hierarchical": Case(
@@ -195,7 +195,7 @@ CASES: Mapping[str, Case] = {
             nodes=16384,
             data_parallel=1024,
         ),
-        8241901750693,
+        8606993415461,
         large=True,
     ),
 }
