@@ -153,9 +153,13 @@ KINDS: Mapping[str, VectorKind] = {
         "to one byte an element, as it is and transposed, by a scale that is known",
         Traffic(1, 0, 2, write_bytes=2),
     ),
-    "quantize_transpose": _map(
+    "quantize_transpose": _map(  # a byte of scale for 32 elements, or four bytes for 128
         "scale of each block found and applied, to one byte an element, along rows and along columns",
-        Traffic(1, 0, 6, write_bytes=2.125),
+        Traffic(1, 0, 6, write_bytes=2 * (1 + 1 / 32)),
+    ),
+    "quantize4_transpose": _map(
+        "the same to half a byte an element, with a byte of scale for 16",
+        Traffic(1, 0, 6, write_bytes=2 * (1 / 2 + 1 / 16)),
     ),
     "moe_gate": _rows("softmax over experts", Traffic(1, 1, 12)),
     "moe_topk": _rows("the largest of each row of expert scores", Traffic(1, 1, 8)),

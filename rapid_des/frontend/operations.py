@@ -15,7 +15,7 @@ from rapid_des.device.operators import Dtype, Gemm, Operator, OperatorModel, Vec
 from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import InputError
 from rapid_des.frontend.host import HostSpec
-from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC, Shard
+from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC, Shard, byte_count
 from rapid_des.frontend.spec import Recipe
 from rapid_des.frontend.template import INPUT, PORTS, Domain, Mark, Node, Piece, SectionName, make_piece
 
@@ -175,7 +175,7 @@ CASTS: Mapping[Recipe, tuple[str, ...]] = {
     "current": ("amax", "cast_transpose"),
     "blockwise": ("quantize_transpose",),
     "mxfp8": ("quantize_transpose",),
-    "nvfp4": ("amax", "quantize_transpose"),
+    "nvfp4": ("amax", "quantize4_transpose"),
 }
 """The kernels that make an operand narrow, along both of its axes, for the products of a training step."""
 
@@ -191,7 +191,9 @@ def cast(
     *early, last = CASTS[shard.recipe]
     for kind in early:
         operations.kernel(f"{name}.{kind}", shard.vector(kind, rows, columns))
-    operations.kernel(name, shard.vector(last, rows, columns), output=2 * rows * columns)
+    operations.kernel(
+        name, shard.vector(last, rows, columns), output=2 * byte_count(rows * columns, shard.gemm_dtype)
+    )
 
 
 def _travels_as(shard: Shard, linear: Linear) -> Dtype | None:

@@ -11,12 +11,20 @@ from rapid_des.cli.main import cli
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.studies.bench import CASES, Measurement, chosen_cases, growth, measure, require_right
 
+SMALL = [
+    "ring256_all_reduce_64M",
+    "ring32_ring32_all_reduce_1G",
+    "irregular_64",
+    "llama70b_64_flattened",
+    "llama70b_64_hierarchical",
+]
+
 
 def measured(case, hops, wall_s):
     return Measurement(case, True, 1, hops, hops, wall_s, wall_s, 100.0)
 
 
-@pytest.mark.parametrize("name", ["ring256_all_reduce_64M", "ring32_ring32_all_reduce_1G", "irregular_64"])
+@pytest.mark.parametrize("name", SMALL)
 def test_a_case_gives_the_recorded_finish_time(name):
     outcome = CASES[name].run()
     assert outcome.finish == CASES[name].finish

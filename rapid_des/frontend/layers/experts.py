@@ -118,20 +118,20 @@ class Experts:
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the same from the end; gradients of copies travel as their results did."""
-        incoming = operations.last
         self._return(operations, shard, backward=True)
         self._product_gradients(operations, shard)
         self._dispatch(operations, shard, backward=True)
         if not self._travels(shard) and shard.tp > 1:
             size = shard.message("tp.reduce_gradient", shard.tokens * self.hidden)
             operations.message("ffn.reduce_gradient", "tp.reduce_gradient", size)
-        parts = [operations.last]
+        routed = operations.last
+        parts = [routed]
         if self.shared:
-            self._scale_shared(operations, shard, after=incoming, backward=True)
+            self._scale_shared(operations, shard, backward=True)
             parts.append(self.shared.backward(operations, shard))
-        rows, last = self._tokens(shard), parts[0]
+        rows = self._tokens(shard)
         gate = shard.vector("softmax", rows, self.experts, backward=True)
-        operations.kernel("ffn.gate", gate, after=last)
+        operations.kernel("ffn.gate", gate, after=routed)
         parts.append(column_backward(operations, _alone(shard), self._routing(shard)))
         add = shard.vector("residual_add", rows, self.hidden)
         output = shard.activation_bytes(rows * self.hidden)
@@ -288,16 +288,11 @@ class Experts:
             output=output,
         )  # fmt: skip
 
-    def _scale_shared(
-        self, operations: OperationList, shard: Shard, *, after: int | None = None, backward: bool = False
-    ) -> None:
-        """Append the shared experts' gate; in the backward what follows it waits for the gradient `after`."""
-        kind = "multiply" if self.shared_gate else "scale"
-        if self.shared_gate or backward:
-            rows = self._tokens(shard)
-            kernel = shard.vector(kind, rows, self.hidden, backward=backward)
-            parameters = self.hidden * (backward and self.shared_gate)
-            operations.kernel("ffn.shared.gate", kernel, after=after, parameters=parameters)
+    def _scale_shared(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
+        """Append the shared experts' gate, if they have one."""
+        if self.shared_gate:
+            kernel = shard.vector("multiply", self._tokens(shard), self.hidden, backward=backward)
+            operations.kernel("ffn.shared.gate", kernel, parameters=self.hidden * backward)
 
 
 def _alone(shard: Shard) -> Shard:
