@@ -44,9 +44,16 @@ from rapid_des.network.faults import (
 )
 from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
-from rapid_des.network.specs import AnyDimension, Count, Graph, InfraGraph, LinkOverride, Routing, Switching
+from rapid_des.network.specs import (
+    AnyDimension,
+    Count,
+    Graph,
+    InfraGraph,
+    LinkOverride,
+    Routing,
+    Switching,
+)
 from rapid_des.network.switches import SwitchTrees
-from rapid_des.network.switching import problems
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -374,7 +381,7 @@ def _with_whole_messages(settings: Iterable[tuple[str, str]]) -> list[tuple[str,
 
 
 def _check_switching(document: Document, switching: Switching) -> None:
-    for key, problem in problems(switching):
+    for key, problem in switching.problems():
         raise ConfigError(problem, file=str(document.path), key=f"switching.{key}")
 
 

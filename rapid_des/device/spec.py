@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from rapid_des.config import Spec
-from rapid_des.device.operators import DTYPE_BITS, Dtype
+from rapid_des.device.operators import DTYPE_BITS, Dtype, Operator, Vector
 from rapid_des.units import PS_PER_S, Bandwidth, Duration, FlopRate, Frequency, Power, Size
 
 LEARNED = "learned:"
@@ -326,3 +326,44 @@ def libraries_of(scopes: set[str]) -> set[str]:
     ['mine', 'vllm']
     """
     return {scope.split("/")[0] for scope in scopes} - {"default", "grouped", *DTYPE_BITS}
+
+
+@dataclass(frozen=True)
+class OperatorEnergy:
+    """Picojoules of one run of an operator."""
+
+    arithmetic: float
+    memory: float
+    """Of the bytes at every level that its model counts."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.arithmetic + self.memory
+
+
+def arithmetic_dtype(operator: Operator) -> Dtype:
+    """Return in what an operator calculates: the vector unit at least in fp32, whatever it reads.
+
+    >>> arithmetic_dtype(Vector("rms_norm", 1, 1, "bf16"))
+    'fp32'
+    """
+    return "fp32" if isinstance(operator, Vector) and operator.dtype != "fp64" else operator.dtype
+
+
+def operator_energy(
+    constants: Energy | None, dtype: Dtype, flops: int, moved: Mapping[str, int]
+) -> OperatorEnergy | None:
+    """Return the energy of FLOPs in `dtype` and of the bytes `moved` at hbm, l2 and shared.
+
+    None where the device file has no constants, or none for that dtype.
+    """
+    if constants is None or (flops and dtype not in constants.flop_pj):
+        return None
+    levels = {
+        "shared": constants.shared_pj_per_byte,
+        "l2": constants.l2_pj_per_byte,
+        "hbm": constants.hbm_pj_per_byte,
+    }
+    memory = sum(count * levels[level] for level, count in moved.items())
+    return OperatorEnergy(flops * constants.flop_pj.get(dtype, 0.0), memory)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rapid_des.device.energy import arithmetic_dtype
 from rapid_des.device.operators import Operator, OperatorModel
+from rapid_des.device.spec import arithmetic_dtype
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.inference import serving_lists, serving_notes, serving_pieces, serving_program
 from rapid_des.frontend.job import Job

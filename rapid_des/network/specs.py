@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
@@ -396,6 +397,24 @@ class Switching(Spec, frozen=True, kw_only=True):
 
     Unset: parts stand at their first link at its pace, whoever else uses it, and acknowledgements are free.
     """
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, what is wrong with it and what is allowed)."""
+        segment, mode = self.segment, self.mode
+        if mode == "cut_through" and segment is None and self.protocol is None:
+            yield "segment", "missing: cut_through forwards segments, or the packets of a protocol"
+        if mode == "fluid" and segment is not None:
+            yield "segment", "the fluid mode has no segments; leave it out"
+        if segment is not None and segment <= 0:
+            yield "segment", f"{segment}; allowed: above 0"
+        if self.parts > 1 and mode != "cut_through":
+            yield "parts", f"{self.parts}; allowed: 1, or more with mode cut_through"
+        if self.spray is not None and mode != "cut_through":
+            yield "spray", f"stated with mode {mode}; allowed: mode cut_through"
+        elif self.spray is not None and self.spray.per == "part" and self.parts == 1:
+            yield "spray.per", "part, but switching.parts is 1; allowed: message, or more parts"
+        if self.congestion is not None and mode != "cut_through":
+            yield "congestion", f"stated with mode {mode}; allowed: mode cut_through"
 
 
 class LinkOverride(Spec, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ library's pace where one serves it (`Communication.message`).
         ├── one serves it: Libraries.lay_out
         │   LaidOut   its closed form, and the members sorted by node             program.library
         │     │       LaidOut.schedule: the transfers that it stands for          network.collectives
-        │     │       paced.paced: lags; alone, these then last as it says        program.paced
+        │     │       analytic.paced: lags; alone, these then last as it says     program.analytic
         │     └────── one Template for the whole; in closed forms (`analytic`) one that only lasts so
         ├── none does: Communication.plan
         │             choosing.Planner by plans.plan, choosing for `auto`; planning where links are dead

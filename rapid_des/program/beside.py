@@ -1,4 +1,14 @@
-"""Which visits of a rank slow each other: kernels beside a library's collectives and messages (R6).
+"""Which visits of a rank slow each other, and how much: kernels beside collectives and messages (R6).
+
+A collective's kernel keeps SMs to itself: NCCL's blocks do not share them with other kernels (its maintainer
+in github.com/NVIDIA/nccl, issue 689), and its data pass HBM two or three times (issue 1428). What is left:
+
+    time beside = launch + busy · max(S / (S - taken), u · B / (B - taken))
+
+of S SMs and B bytes a second of HBM. The first holds for kernels that the chip bounds (arithmetic, shared
+memory, L2, whose ports are the SMs'), smoothly: a last wave of blocks that just fills the whole GPU takes up
+to twice as long, one that has room for more does not. u is the share of the bandwidth that the kernel uses
+itself, 1 if that bounds it. Who wants all of the memory gets half of it at least.
 
 Every stream is a digit: 0 while it serves nothing that takes anything, else which of the different `Taken` of
 its visits. The sum of the digits' weights is a column of the table that engines look shares up in.
@@ -7,22 +17,58 @@ its visits. The sum of the digits' weights is a column of the table that engines
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import cast
 
 import numpy as np
 
-from rapid_des.arrays import Int8s, Int32s, Int64s, distinct
+from rapid_des.arrays import Floats, Int8s, Int32s, Int64s, distinct
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
 from rapid_des.device.operators import Bound
-from rapid_des.device.sharing import NOTHING, Taken, slowdowns
 from rapid_des.program.program import NONE, Company, RankProgram
 from rapid_des.program.timetable import ALONE
+from rapid_des.units import PS_PER_S
 
+_ON_CHIP: frozenset[Bound] = frozenset({"tensor", "vector", "shared", "l2"})
 MOST_STATES = 4096
 """Columns of a rank's table; were there more, a stream takes the most that any of its visits does."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Taken:
+    """What a kernel takes of its GPU from those beside it."""
+
+    sms: int = 0
+    traffic: int = 0
+    """Bytes a second from and to HBM."""
+
+
+NOTHING = Taken()
+
+
+def slowdowns(device: Device, kernel: tuple[Bound, int, int], sms: Int64s, traffic: Int64s) -> Floats:
+    """Return how many times as long a kernel takes beside each of several takers.
+
+    `kernel` is what bounds it, its picoseconds alone (launch included), and its bytes from and to HBM.
+
+    >>> from rapid_des.device.device import load_device
+    >>> gemm = ("tensor", 10**9 + load_device("h100_sxm").launch_overhead, 0)
+    >>> beside = slowdowns(load_device("h100_sxm"), gemm, np.array([0, 24]), np.array([0, 0]))
+    >>> [round(float(factor), 2) for factor in beside]
+    [1.0, 1.22]
+    """
+    bound, duration, moved = kernel
+    whole, bandwidth = device.spec.sms, float(device.spec.hbm.bandwidth)
+    busy = max(duration - device.launch_overhead, 0)
+    used = 1.0 if bound == "hbm" else min(1.0, moved / bandwidth * PS_PER_S / max(busy, 1))
+    memory = used * bandwidth / (bandwidth - np.minimum(traffic, bandwidth / 2))
+    chip = whole / (whole - np.minimum(sms, whole - 1)) if bound in _ON_CHIP else np.ones(len(sms))
+    slower: Floats = np.maximum(np.maximum(chip, memory), 1.0)
+    if duration <= 0:
+        return np.ones_like(slower)
+    return 1.0 + busy / duration * (slower - 1.0)
 
 
 def with_company(

@@ -12,7 +12,6 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.device.sharing import Taken
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.collective_specs import LibraryChoice, Nccl
@@ -20,6 +19,7 @@ from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.program import library
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
+from rapid_des.program.beside import Taken
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
 from rapid_des.program.plans import SEND, Call, Phase, Plan, Served, served_by

@@ -30,8 +30,7 @@ from rapid_des.network.collectives.libraries.library import (
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place
 from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Schedule, relabel
 from rapid_des.network.specs import Dimension, FullyConnected, InfraGraph, Switched
-from rapid_des.program.analytic import crossings
-from rapid_des.program.paced import Ways, paced, paced_ring
+from rapid_des.program.analytic import Ways, crossings, paced, paced_ring
 from rapid_des.program.plans import Phase, Served, with_switches
 from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of

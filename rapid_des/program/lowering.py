@@ -11,12 +11,11 @@ import numpy as np
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.device.sharing import NOTHING
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
 from rapid_des.network.spraying import spread
-from rapid_des.program.beside import with_company
+from rapid_des.program.beside import NOTHING, with_company
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.communication import Communication
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole

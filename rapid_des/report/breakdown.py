@@ -1,4 +1,4 @@
-"""Where the time of the critical rank goes, inside blocks too: the parts add up to the whole."""
+"""Where the time of the critical rank goes, inside blocks too: the parts add up; and what to say of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ from rapid_des.program.program import NONE, Records, VisitKind
 if TYPE_CHECKING:
     from rapid_des.modes.blocks import BlockRun
 
+
+from rapid_des.units import Duration
+
 KIND_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """Which kind of exposed communication an instant counts as when several are in progress."""
 BUBBLE, HOST, IDLE, COMPUTE = "bubble", "host", "idle", "compute"
+_BOUND = 0.2
+"""Share of a step that the GPU waits for its host from which on a report explains it."""
+_TOLD = 1e-3
+"""Share of a rank's time from which on a report tells how much slower its kernels are."""
 _LAYER = re.compile(r"\.L\d+(?=\.)")
 
 Int64s = NDArray[np.int64]
@@ -241,3 +248,35 @@ def _uses(done: BlockRun, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]
             known[kind] = done.blocks.uses(stage, kind)
         for key, count in known[kind].items():
             yield segment, key, count
+
+
+def host_notes(parts: Mapping[str, int], busy: int) -> Iterator[str]:
+    """Yield a line if a GPU often waits for its host; `parts` are where its time goes, picoseconds.
+
+    >>> list(host_notes({"compute": 10**9, "host": 10**9}, 15 * 10**8))[0].partition(":")[0]
+    'host-bound'
+    """
+    waits, whole = parts.get(HOST, 0), max(sum(parts.values()), 1)
+    if waits < _BOUND * whole:
+        return
+    yield (
+        f"host-bound: for {waits / whole:.1%} of the time the GPU waits for its host, which issues for "
+        f"{Duration(busy)} of {Duration(whole)}: larger kernels cost less than they add, fewer kernels "
+        "(fusion, CUDA graphs) or a quicker host save time"
+    )
+
+
+def company_notes(lowered: Lowered, records: Records, position: int) -> Iterator[str]:
+    """Yield a line if a rank's kernels take longer beside collectives; nothing where faults slow them too."""
+    program = lowered.program
+    own = program.programs[program.bindings[position].program]
+    if own.company is None or program.visit_timetables:
+        return
+    slowed = np.flatnonzero(own.company.kind != NONE)
+    visits = slowed + int(program.visits()[position])
+    longer = int((records.finish[visits] - records.start[visits] - np.maximum(own.work[slowed], 1)).sum())
+    if longer > _TOLD * records.makespan:
+        yield (
+            f"kernels take {Duration(longer)} longer beside collectives and messages, which take SMs and "
+            "memory bandwidth from them (collectives.contention: false leaves that out)"
+        )

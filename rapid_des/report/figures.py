@@ -1,168 +1,33 @@
-"""What a job's run means in the units of its users: tokens a second, MFU, latencies, memory."""
+"""What a job's run means in the units of its users: tokens a second, MFU, latencies, memory, energy.
+
+Energy is modelled: every kernel's FLOPs and bytes, and what the boards draw all the time; of the GPUs alone.
+Links, NICs, hosts and cooling are left out: their picojoules a bit are not published for the links that
+machine files state.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
 
-from rapid_des.chakra.trace import CollectiveType
-from rapid_des.device.device import Device, load_device
-from rapid_des.frontend import JobMemory, JobTrace
-from rapid_des.frontend.host import HostSpec
+from rapid_des.device.device import Device
+from rapid_des.device.spec import Energy, operator_energy
+from rapid_des.frontend import Job, JobMemory, JobTrace
 from rapid_des.frontend.inference import decode_time
 from rapid_des.frontend.operations import PricedOperator
+from rapid_des.frontend.parts import Section, stage_sections
 from rapid_des.program.lowering import Lowered
-from rapid_des.program.plans import PLAIN, SCALAR, SEND, Served
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
-from rapid_des.report.energy import EnergyFigures, energy_figures
-from rapid_des.report.host_text import host_json
-from rapid_des.units import Duration, FlopRate, seconds
+from rapid_des.units import Duration, FlopRate, Power, seconds
 
-MEASURED: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "A100-SXM4-80GB": ("a100_sxm_80gb", ("attention", "collectives", "experts", "gemm", "layers")),
-    "A40": ("a40", ("collectives", "layers")),
-    "A6000": ("a6000", ("layers",)),
-    "B200-SXM-180GB": ("b200", ("attention", "collectives", "experts", "gemm")),
-    "B300-SXM-270GB": ("b300", ("collectives",)),
-    "GB200": ("gb200", ("attention", "collectives", "experts", "gemm")),
-    "GB300": ("gb300", ("collectives",)),
-    "GH200-96GB": ("gh200", ("layers",)),
-    "H100-SXM-80GB": ("h100_sxm", ("attention", "collectives", "experts", "gemm", "layers")),
-    "H200-SXM-141GB": ("h200", ("collectives",)),
-    "L40S": ("l40s", ("collectives", "gemm")),
-    "MI210": ("mi210", ("layers",)),
-    "P100-PCIE-16GB": ("p100_pcie", ("gemm",)),
-    "RTX3090": ("rtx_3090", ("layers",)),
-    "RTX4090": ("rtx_4090", ("layers",)),
-    "RTXPRO6000": ("rtx_pro_6000", ("layers",)),
-    "T4": ("t4", ("gemm",)),
-    "TPU-v6e-1": ("tpu_v6e", ("layers",)),
-    "V100-SXM2-16GB": ("v100_sxm2", ("gemm",)),
-}
-"""Devices that `validation/data` holds measurements of: name, preset, and of what."""
-
-
-GEMM_DTYPES: Mapping[str, tuple[str, ...]] = {
-    "A100-SXM4-80GB": ("bf16", "fp16"),
-    "B200-SXM-180GB": ("fp4", "fp8"),
-    "GB200": ("bf16", "fp4", "fp8"),
-    "H100-SXM-80GB": ("bf16", "fp16", "fp8"),
-    "L40S": ("bf16", "fp8"),
-    "P100-PCIE-16GB": ("fp16", "fp32"),
-    "T4": ("fp16", "fp32"),
-    "V100-SXM2-16GB": ("fp16", "fp32"),
-}
-"""In which dtypes `validation/data` holds GEMMs of those devices."""
-
-
-def measured_topics(device: Device, dtype: str) -> tuple[str, ...]:
-    """Return of what a device was measured: nothing if its numbers are not those of that preset.
-
-    GEMMs count in the `dtype` of the matrices alone.
-    """
-    preset, topics = MEASURED.get(device.spec.name, ("", ()))
-    if not topics:
-        return ()
-    stated = structs.replace(load_device(preset).spec, conditions=device.conditions)
-    if stated != device.spec:
-        return ()
-    absent = () if dtype in GEMM_DTYPES.get(device.spec.name, ()) else ("gemm",)
-    return tuple(topic for topic in topics if topic not in absent)
-
-
-def validation_text(topics: Sequence[str], dtype: str) -> str:
-    """Return what a report says of measurements behind its prices.
-
-    >>> validation_text((), "bf16")
-    'not validated: there are no measurements of this device as it is stated here'
-    """
-    if not topics:
-        return "not validated: there are no measurements of this device as it is stated here"
-    missing = "" if "gemm" in topics else f"; matrix products in {dtype} are not validated"
-    return f"validated against measurements of {', '.join(topics)}{missing}"
-
-
-@dataclass(frozen=True)
-class Basis:
-    """What a run was priced with; of foreign traces, whose durations are stated, the collectives alone."""
-
-    collectives: Mapping[str, str]
-    """The algorithm by collective that the machine file asks for, `default` for those that it leaves open."""
-    served: tuple[Served, ...] = ()
-    """What the run's collectives got."""
-    device: Device | None = None
-    """At the clock, and with the launches, that the job runs at."""
-    decode_launch: str = ""
-    """How decode steps launch their kernels; empty in training."""
-    validated: tuple[str, ...] = ()
-    """Of what there are measurements of this device."""
-    matrix_dtype: str = ""
-    """Of the job's matrix products."""
-    software: str = ""
-    """The job's framework or engine."""
-    host: HostSpec | None = None
-    """What issuing its work takes; None: launches are in the kernels' times."""
-
-    @property
-    def launch(self) -> str:
-        """How kernels are launched."""
-        stated = "" if self.device is None else self.device.conditions.launch
-        differs = self.decode_launch not in ("", stated)
-        return f"{stated}, decode {self.decode_launch}" if differs else stated
-
-    @property
-    def apart(self) -> tuple[Served, ...]:
-        """What collectives got where the machine file leaves that open, as a list of algorithms does."""
-        return tuple(one for one in self.served if one.operation != SEND and self._is_apart(one))
-
-    def _is_apart(self, served: Served) -> bool:
-        asked = self.collectives.get(served.operation, self.collectives["default"]).split("/")
-        plain = {SCALAR, PLAIN[CollectiveType.BARRIER]}
-        return len(set(asked)) > 1 or not {name.split()[0] for name in served.algorithm.split("/")} <= {
-            *asked,
-            *plain,
-        }
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data for JSON; the clock in Hz."""
-        plain: dict[str, Any] = {
-            "collectives": dict(self.collectives),
-            "served": [asdict(served) for served in self.served],
-        }
-        if self.device is None:
-            return plain
-        spec, used = self.device.spec, self.device.conditions
-        return plain | {
-            "device": spec.name,
-            "clock": used.clock,
-            "clock_hz": int(getattr(spec.clock, used.clock)),
-            **_sustained_as_json(self.device),
-            "launch": self.launch,
-            "l2": used.l2,
-            "software": self.software,
-            "host": None if self.host is None else host_json(self.host),
-            "library": used.library,
-            "attention": used.attention or used.library,
-            "operators": spec.operators,
-            "validated": list(self.validated),
-        }
-
-
-def _sustained_as_json(device: Device) -> dict[str, Any]:
-    """Return where the sustained clock is from and those of other dtypes; nothing at the boost clock."""
-    clock = device.spec.clock
-    if device.conditions.clock == "boost":
-        return {}
-    return {
-        "clock_hz_by_dtype": {dtype: int(own) for dtype, own in clock.sustained_by_dtype.items()},
-        "clock_from": clock.sustained_from,
-        "clock_within": clock.sustained_within,
-    }
+_PJ = 10**12
+_MILLIWATTS = 1000
+LEFT_OUT = ("links", "nics", "hosts", "cooling")
 
 
 @dataclass(frozen=True)
@@ -304,3 +169,180 @@ def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) ->
     parts = {part: head[part] + tail[part] * wanted // simulated for part in whole}
     parts["idle"] += total - sum(parts.values())
     return parts
+
+
+@dataclass(frozen=True)
+class EnergyFigures:
+    """Joules that all GPUs of a job take in one step, or in one batch of requests.
+
+    >>> known = {"limit_w": 8.0, "constants": Energy({}, 0, 0, 0)}
+    >>> figures = EnergyFigures(6.0, 3.0, 1.0, gpus=2, duration_s=0.5, tokens=100, **known)
+    >>> figures.joules, figures.average_power_w, figures.tokens_per_joule
+    (10.0, 10.0, 10.0)
+    """
+
+    arithmetic_j: float
+    memory_j: float
+    idle_j: float
+    """What the boards draw in that time even if no kernel runs."""
+    gpus: int
+    duration_s: float
+    tokens: int
+    limit_w: float | None
+    """Of one board, as its device file states it."""
+    constants: Energy
+    """The device file's."""
+
+    @property
+    def joules(self) -> float:
+        """Of all parts."""
+        return self.arithmetic_j + self.memory_j + self.idle_j
+
+    @property
+    def average_power_w(self) -> float:
+        """Of one GPU."""
+        return self.joules / (self.duration_s * self.gpus)
+
+    @property
+    def tokens_per_joule(self) -> float:
+        """Trained, or generated."""
+        return self.tokens / self.joules
+
+    @property
+    def text(self) -> str:
+        """One line of a report."""
+        limit = "" if self.limit_w is None else f" of {self.limit_w:,.0f}"
+        return (
+            f"{_joules(self.joules)}, {self.average_power_w:,.0f}{limit} W a GPU, "
+            f"{self.tokens_per_joule:.3g} tokens/J (modelled, GPUs alone, for comparisons)"
+        )
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What a reader must know: an average that no board would draw."""
+        if self.limit_w is not None and self.average_power_w > self.limit_w:
+            yield (
+                f"energy: the modelled {self.average_power_w:,.0f} W a GPU are above the board's limit of "
+                f"{self.limit_w:,.0f} W: its `energy` constants, or its clock, are too high here"
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "modelled": True,
+            "joules": self.joules,
+            "joules_by_part": {
+                "arithmetic": self.arithmetic_j,
+                "memory": self.memory_j,
+                "idle": self.idle_j,
+            },
+            "average_power_w": self.average_power_w,
+            "power_limit_w": self.limit_w,
+            "tokens_per_joule": self.tokens_per_joule,
+            "left_out": list(LEFT_OUT),
+            "constants_from": "energy and idle_power of the device file",
+            "constants": structs.asdict(self.constants),
+        }
+
+
+def energy_figures(trace: JobTrace, device: Device, step_time: int) -> EnergyFigures | None:
+    """Return the energy of a job that takes `step_time` picoseconds.
+
+    None where the device file lacks `energy`, one of its dtypes or `idle_power`, or where what prices the
+    operators does not count their bytes.
+    """
+    job, spec = trace.job, device.spec
+    if spec.idle_power is None or spec.energy is None:
+        return None
+    costs = _costs(trace.operators, spec.energy)
+    if costs is None:
+        return None
+    arithmetic, memory = _of_passes(job, costs) if job.spec.phase == "inference" else _of_step(job, costs)
+    duration = seconds(step_time)
+    return EnergyFigures(
+        arithmetic / _PJ,
+        memory / _PJ,
+        _watts(spec.idle_power) * duration * job.gpus,
+        gpus=job.gpus,
+        duration_s=duration,
+        tokens=trace.tokens,
+        limit_w=None if spec.power is None else _watts(spec.power),
+        constants=spec.energy,
+    )
+
+
+_Pair = tuple[float, float]
+"""Picojoules of arithmetic and of memory."""
+
+
+def _costs(priced: Iterable[PricedOperator], constants: Energy) -> list[tuple[PricedOperator, _Pair]] | None:
+    costs = []
+    for kernel in priced:
+        energy = operator_energy(constants, kernel.arithmetic, kernel.flops, kernel.bytes)
+        if energy is None or (kernel.flops and not kernel.bytes):
+            return None
+        costs.append((kernel, (energy.arithmetic, energy.memory)))
+    return costs
+
+
+def _runs(job: Job) -> Counter[Section]:
+    """Return how often all ranks together run each section in one pass of all micro-batches."""
+    sections: Counter[Section] = sum(
+        (stage_sections(job, stage) for stage in range(job.stages)), Counter[Section]()
+    )
+    ranks = job.gpus // job.stages
+    return Counter({section: count * ranks * job.micro_batches for section, count in sections.items()})
+
+
+def _summed(terms: Iterable[tuple[int, _Pair]]) -> _Pair:
+    counted = list(terms)
+    return sum(n * pair[0] for n, pair in counted), sum(n * pair[1] for n, pair in counted)
+
+
+def _of_step(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair:
+    """Return the energy of a step: sections by micro-batches, what a stage runs once by its ranks."""
+    runs, ranks = _runs(job), job.gpus // job.stages
+    return _summed((ranks if kernel.stage >= 0 else runs[_section(kernel)], pair) for kernel, pair in costs)
+
+
+def _of_passes(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair:
+    """Return the energy of prefill and all decode steps, linear between those that were priced.
+
+    Of decode steps after the first only the kernels that see the cache are listed: the others are as there.
+    """
+    runs = _runs(job)
+    by_step: defaultdict[int, dict[tuple[Section, str], _Pair]] = defaultdict(dict)
+    for kernel, pair in costs:
+        by_step[kernel.step][_section(kernel), kernel.name] = pair
+    prefill = by_step.pop(0)
+    first = by_step[min(by_step)] if by_step else {}
+    passes = {step: first | own for step, own in by_step.items()}
+    parts = {step: _summed((runs[key[0]], pair) for key, pair in own.items()) for step, own in passes.items()}
+    total = _summed((runs[key[0]], pair) for key, pair in prefill.items())
+    if not parts:
+        return total
+    last = job.inference.output_length - 1
+    arithmetic, memory = (
+        decode_time([(step, round(pair[part])) for step, pair in parts.items()], 1, last) for part in (0, 1)
+    )
+    return total[0] + arithmetic, total[1] + memory
+
+
+def _section(kernel: PricedOperator) -> Section:
+    return Section(kernel.section, kernel.kind)
+
+
+def _watts(power: Power) -> float:
+    return int(power) / _MILLIWATTS
+
+
+def _joules(value: float) -> str:
+    """Return an energy with three or four digits.
+
+    >>> _joules(9123.0), _joules(0.25)
+    ('9.123 kJ', '0.25 J')
+    """
+    for size, unit in ((10**6, "MJ"), (10**3, "kJ")):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.4g} J"

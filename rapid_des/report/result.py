@@ -15,28 +15,27 @@ from rapid_des.network.collective_specs import AUTO
 from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import Served
+from rapid_des.report.basis import Basis, measured_topics
 from rapid_des.report.breakdown import (
     breakdown,
     busiest,
+    company_notes,
     critical_position,
     finish_times,
     host_busy,
+    host_notes,
     inside_times,
     operator_times,
     with_inside,
 )
-from rapid_des.report.company_text import company_notes
 from rapid_des.report.figures import (
-    Basis,
     JobFigures,
     RequestTimes,
     compute_bound,
     job_figures,
-    measured_topics,
     request_times,
     until_last_token,
 )
-from rapid_des.report.host_text import host_notes
 from rapid_des.units import Duration, seconds
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do

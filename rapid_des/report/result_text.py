@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from rapid_des.network.faults import Fault
 from rapid_des.program.plans import Served
-from rapid_des.report.clock_text import clock_text
-from rapid_des.report.figures import Basis, JobFigures, validation_text
-from rapid_des.report.host_text import host_line
+from rapid_des.report.basis import Basis, clock_text, host_line, validation_text
+from rapid_des.report.figures import JobFigures
 from rapid_des.report.result import Result
 from rapid_des.units import Duration, Size
 

@@ -7,10 +7,9 @@ import pytest
 
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType
 from rapid_des.device.device import load_device
-from rapid_des.device.sharing import Taken, slowdowns
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.program.beside import MOST_STATES, with_company
+from rapid_des.program.beside import MOST_STATES, Taken, slowdowns, with_company
 from rapid_des.program.builders import rank_program
 from rapid_des.program.timetable import ALONE
 from rapid_des.simulation import run_traces

@@ -9,7 +9,7 @@ import pytest
 
 import rapid_des as rd
 from rapid_des.device import load_device
-from rapid_des.report.figures import GEMM_DTYPES, MEASURED, measured_topics
+from rapid_des.report.basis import GEMM_DTYPES, MEASURED, measured_topics
 from rapid_des.validation.measurements import CHECKOUT_DATA, PRESETS, DataFolder
 from rapid_des.validation.operators.gemm import measured_gemms
 from tests.cli.shell import call

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from rapid_des.arrays import Bools, Floats
 from rapid_des.device.device import Device, Rates, rates_of
-from rapid_des.device.energy import operator_energy
 from rapid_des.device.gemm.candidates import (
     Candidates,
     GemmConstants,
@@ -30,7 +29,7 @@ from rapid_des.device.gemm.candidates import (
     time_candidates,
 )
 from rapid_des.device.operators import Bound, Dtype, Estimate, Gemm, GroupedGemm, width
-from rapid_des.device.spec import KernelMenu
+from rapid_des.device.spec import KernelMenu, operator_energy
 from rapid_des.units import PS_PER_US
 
 _GEMV_ROWS = 16

@@ -2,7 +2,7 @@
 
     (kind of group, collective, place, size) ──► LibraryCost ──► Schedule (the transfers that cost stands for)
 
-The cost is the closed form that measurements score. `program.paced` gives the transfers the lags by which
+The cost is the closed form that measurements score. `program.analytic` gives the transfers the lags by which
 they take as long if nothing is in their way.
 """
 
@@ -35,7 +35,7 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
     load_kernels,
 )
 from rapid_des.network.collectives.on_fabric import ShapedCollective, build_schedule
-from rapid_des.network.collectives.registry import algorithm
+from rapid_des.network.collectives.ring import ring_reduction
 from rapid_des.network.collectives.schedule import Schedule, demand, together
 from rapid_des.units import ceil_divide
 
@@ -223,7 +223,7 @@ def _ring(request: Request) -> Schedule:
     of = demand(collective, place.ranks, size)
     if place.railed and int(of.size.min()) >= place.per_node:
         return rail_rings(of, request.counts, payloads=False)
-    return algorithm("ring").schedule(of)
+    return ring_reduction(of)
 
 
 def _tree(request: Request, chunks: int) -> Schedule:
