@@ -1,4 +1,4 @@
-"""`rapid-des import`: model files from other tools' files."""
+"""`rapid-des import`: model, job and machine files from other tools' files."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ import click
 
 from rapid_des.cli.options import echo, force_option, json_option
 from rapid_des.config import to_tree
-from rapid_des.frontend.importing import import_hugging_face
+from rapid_des.errors import InputError
+from rapid_des.frontend.importing import (
+    ImportedJob,
+    import_hugging_face,
+    import_megatron,
+    import_rapid_llm,
+    import_torchtitan,
+)
 from rapid_des.report.writing import check_outputs
+
+PATH = click.Path(path_type=Path)
+job_output = click.option("-o", "--output", type=PATH, help="Job file to write; else to stdout.")
+gpus_option = click.option(
+    "--gpus", type=click.IntRange(1), help="How many GPUs, where the file does not say it."
+)
 
 
 @click.group("import")
 def import_group() -> None:
-    """Write model files from other tools' files."""
+    """Write model, job and machine files from other tools' files."""
 
 
 @import_group.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Model file to write; else to stdout.")
+@click.argument("path", type=PATH)
+@click.option("-o", "--output", type=PATH, help="Model file to write; else to stdout.")
 @force_option
 @json_option
 def hf(path: Path, output: Path | None, force: bool, as_json: bool) -> None:
@@ -37,3 +50,86 @@ def hf(path: Path, output: Path | None, force: bool, as_json: bool) -> None:
     }
     written = [f"{output}: {imported.architecture}, {imported.model.parameters:,} parameters"]
     echo(as_json, plain, text.splitlines() if output is None else written)
+
+
+@import_group.command()
+@click.argument("path", type=PATH)
+@job_output
+@gpus_option
+@click.option("--vocabulary", type=click.IntRange(1), help="Tokens, where only the tokenizer knows.")
+@click.option(
+    "--variable", "variables", multiple=True, metavar="NAME=VALUE", help="Of the script's environment."
+)
+@force_option
+@json_option
+def megatron(
+    path: Path,
+    output: Path | None,
+    gpus: int | None,
+    vocabulary: int | None,
+    variables: tuple[str, ...],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Read the arguments that a launch script passes to Megatron-LM; the script is not run."""
+    check_outputs([output], replace=force)
+    wrong = next((text for text in variables if "=" not in text), None)
+    if wrong is not None:
+        raise InputError(f"--variable {wrong}: must be NAME=VALUE")
+    known = dict(text.split("=", 1) for text in variables)
+    _finish(import_megatron(path, gpus=gpus, vocabulary=vocabulary, variables=known), output, as_json=as_json)
+
+
+@import_group.command()
+@click.argument("path", type=PATH)
+@job_output
+@gpus_option
+@click.option("--model", help="A model file, in the place of the flavor.")
+@force_option
+@json_option
+def torchtitan(
+    path: Path, output: Path | None, gpus: int | None, model: str | None, force: bool, as_json: bool
+) -> None:
+    """Read a TOML configuration of torchtitan."""
+    check_outputs([output], replace=force)
+    _finish(import_torchtitan(path, gpus=gpus, model=model), output, as_json=as_json)
+
+
+def _finish(imported: ImportedJob, output: Path | None, *, as_json: bool) -> None:
+    """Write a job file, or print it; notes go to stderr where they would otherwise not be seen."""
+    text = imported.as_yaml()
+    if output is not None:
+        output.write_text(text)
+        for note in imported.notes:
+            click.echo(f"note: {note}", err=True)
+    plain = {
+        "source": imported.source,
+        "gpus": imported.job.gpus,
+        "parameters": imported.job.model.parameters,
+        "job": imported.tree,
+        "notes": list(imported.notes),
+    }
+    written = [f"{output}: {imported.job.gpus} GPUs, {imported.job.model.parameters:,} parameters"]
+    echo(as_json, plain, text.splitlines() if output is None else written)
+
+
+@import_group.command("rapid-llm")
+@click.argument("hardware", type=PATH)
+@click.argument("model", type=PATH)
+@click.option(
+    "-o", "--output", "folder", type=PATH, default=Path(), help="Folder to write to; else this one."
+)
+@click.option("--name", default="rapid_llm", help="What the names of the files begin with.")
+@force_option
+@json_option
+def rapid_llm(hardware: Path, model: Path, folder: Path, name: str, force: bool, as_json: bool) -> None:
+    """Read the hardware and the model file of a RAPID-LLM run: a job, a machine and a device file."""
+    run = import_rapid_llm(hardware, model)
+    texts = {folder / file: text for file, text in run.files(name).items()}
+    check_outputs(texts, replace=force)
+    for file, text in texts.items():
+        file.write_text(text)
+    for note in run.job.notes:
+        click.echo(f"note: {note}", err=True)
+    plain = {"files": [str(file) for file in texts], "notes": list(run.job.notes), "gpus": run.job.job.gpus}
+    echo(as_json, plain, [str(file) for file in texts])

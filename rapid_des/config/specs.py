@@ -41,7 +41,7 @@ def decode(document: Document, spec: type[S]) -> S:
         raise _explain(str(error), document, spec) from None
 
 
-def to_yaml(spec: Spec, *, brief: bool = False) -> str:
+def to_yaml(spec: Spec | Tree, *, brief: bool = False) -> str:
     """Return the text of a file that decodes to an equal spec; what is unset by default is left out.
 
     `brief` leaves out all that is as by default.

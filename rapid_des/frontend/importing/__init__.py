@@ -1,7 +1,19 @@
-"""Models from other tools' files: Hugging Face configs, without what they point to."""
+"""Models and jobs from other tools' files: Hugging Face, Megatron-LM, torchtitan, RAPID-LLM."""
 
 from __future__ import annotations
 
 from rapid_des.frontend.importing.hugging_face import Imported, import_hugging_face
+from rapid_des.frontend.importing.jobs import ImportedJob
+from rapid_des.frontend.importing.megatron import import_megatron
+from rapid_des.frontend.importing.rapid_llm import ImportedRun, import_rapid_llm
+from rapid_des.frontend.importing.torchtitan import import_torchtitan
 
-__all__ = ["Imported", "import_hugging_face"]
+__all__ = [
+    "Imported",
+    "ImportedJob",
+    "ImportedRun",
+    "import_hugging_face",
+    "import_megatron",
+    "import_rapid_llm",
+    "import_torchtitan",
+]

@@ -104,9 +104,13 @@ class Keys:
         if self.tree.get(key):
             self.notes.append(f"{key}: {text}")
 
+    def unread(self) -> set[str]:
+        """Return the keys that nobody has read."""
+        return self.tree.keys() - self._read
+
     def finish(self) -> None:
         """Refuse what nobody has read, by name; null stands for a key that is not there."""
-        unread = self.tree.keys() - self._read - WITHOUT_MEANING
+        unread = self.unread() - WITHOUT_MEANING
         strange = sorted(key for key in unread if self.tree[key] is not None)
         if strange:
             raise ConfigError(f"not understood: {_listed(strange, self.tree)}", file=self.file)

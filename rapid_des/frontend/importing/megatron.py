@@ -1,0 +1,303 @@
+"""The arguments of Megatron-LM's `pretrain_gpt.py` to a job file.
+
+Names and defaults are those of `megatron/training/arguments.py` (Megatron Core 0.10 to 0.14). What neither
+shapes the model nor the step is passed over; any other argument that is not read is named in the notes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from rapid_des.config.documents import read_text
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing.arguments import Arguments, by_name
+from rapid_des.frontend.importing.jobs import ImportedJob, Tree, imported, replicas, sparse
+from rapid_des.frontend.importing.keys import spread
+from rapid_des.frontend.importing.shell import Launch, read_launch
+
+MARKS = frozenset(("--num-layers", "--hidden-size", "--tensor-model-parallel-size", "--micro-batch-size"))
+"""What tells the arguments of a model from those of other programs that a script runs."""
+VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
+"""Tokenizers whose size is known without their files."""
+POSITIONS = {
+    "learned_absolute": "learned", "rope": "rope", "mrope": "rope", "yarn": "rope", "none": "none",
+}  # fmt: skip
+RECIPES = {"delayed": "delayed", "tensorwise": "current", "blockwise": "blockwise", "mxfp8": "mxfp8"}
+SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+FLASH = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "unfused", "local": "unfused"}
+
+
+def import_megatron(
+    path: str | Path,
+    *,
+    gpus: int | None = None,
+    vocabulary: int | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> ImportedJob:
+    """Return the job of a launch script, or of a text with nothing but arguments.
+
+    `gpus` stands for what torchrun's options say, `vocabulary` for a tokenizer whose size the arguments do
+    not say; `variables` hold whatever the script sets. A `ConfigError` names what is missing or does not fit.
+    """
+    file = Path(path)
+    launch = read_launch(read_text(file), variables or {}, MARKS)
+    arguments = Arguments(by_name(launch.arguments), str(file))
+    if not MARKS.intersection(f"--{name}" for name in arguments.tree):
+        raise ConfigError(f"passes none of {', '.join(sorted(MARKS))} to a program", file=str(file))
+    job = _job(arguments, gpus or _world(launch, str(file)), vocabulary)
+    notes = []
+    if launch.conditional:
+        names = ", ".join(launch.conditional)
+        notes.append(f"set in branches, which are not decided: {names}; what stands last holds")
+    left = arguments.left_out()
+    if left:
+        notes.append(f"left out: {', '.join(left)}")
+    return imported(job, file, "Megatron-LM", [*arguments.notes, *notes])
+
+
+def _world(launch: Launch, file: str) -> int:
+    """Return the GPUs that torchrun starts ranks on."""
+    options = by_name(launch.launcher)
+    each, nodes = options.get("nproc-per-node"), options.get("nnodes", 1)
+    if not isinstance(each, int) or not isinstance(nodes, int):
+        raise ConfigError("does not say on how many GPUs it runs (torchrun); give --gpus N", file=file)
+    return each * nodes
+
+
+def _job(arguments: Arguments, gpus: int, vocabulary: int | None) -> Tree:
+    parallelism = _parallelism(arguments, gpus)
+    narrow = arguments.tree.keys() & {"fp8-format", "fp8-hybrid", "fp8-e4m3"}
+    job = {
+        "model": _model(arguments, vocabulary),
+        "phase": "training",
+        "software": "megatron-2025",
+        "parallelism": parallelism,
+        "precision": _precision(arguments, narrow=bool(narrow)),
+        "training": _training(arguments, parallelism),
+        "attention": arguments.choice("attention-backend", FLASH, "auto"),
+    }
+    multiple = arguments.count("make-vocab-size-divisible-by", 128)
+    return job if multiple == 1 else job | {"vocabulary_multiple": multiple}
+
+
+def _parallelism(arguments: Arguments, gpus: int) -> Tree:
+    tp, pp, cp = (
+        arguments.count(f"{axis}-parallel-size", 1) for axis in ("tensor-model", "pipeline-model", "context")
+    )
+    ep = arguments.count("expert-model-parallel-size", 1)
+    dp = replicas(gpus, {"tp": tp, "pp": pp, "cp": cp}, arguments.file)
+    split: Tree = {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
+    if arguments.count("num-experts", 0):
+        split |= {"ep": ep, "etp": arguments.count("expert-tensor-parallel-size", tp)}
+    if arguments.given("use-tp-pp-dp-mapping"):
+        split["order"] = ["tp", "cp", "ep", "pp", "dp"]
+    if arguments.given("sequence-parallel") and tp > 1:
+        split["sequence_parallel"] = True
+    chunks = _chunks(arguments, pp)
+    if chunks > 1:
+        split["chunks"] = chunks
+    layers = _layers(arguments, pp * chunks)
+    return split if layers is None else split | {"layers": layers}
+
+
+def _chunks(arguments: Arguments, pp: int) -> int:
+    """Return the model chunks of a stage (virtual stages)."""
+    virtual = arguments.count("num-virtual-stages-per-pipeline-rank", 0)
+    if virtual:
+        return virtual
+    each = arguments.count("num-layers-per-virtual-pipeline-stage", 0)
+    return max(1, -(-arguments.count("num-layers") // (pp * each))) if each else 1
+
+
+def _layers(arguments: Arguments, parts: int) -> str | list[int] | None:
+    """Return how layers are dealt to parts; None: alike."""
+    embedding = arguments.given("account-for-embedding-in-pipeline-split")
+    loss = arguments.given("account-for-loss-in-pipeline-split")
+    total = arguments.count("num-layers")
+    if embedding and loss:
+        return "endpoints"
+    if embedding or loss:
+        each = (total + 1) // parts
+        return [each - (embedding and part == 0) - (loss and part == parts - 1) for part in range(parts)]
+    first = arguments.count("decoder-first-pipeline-num-layers", 0)
+    last = arguments.count("decoder-last-pipeline-num-layers", 0)
+    between = parts - bool(first) - bool(last)
+    if not (first or last) or between < 1:
+        return None
+    rest = [(total - first - last) // between] * between
+    return [first] * bool(first) + rest + [last] * bool(last)
+
+
+def _precision(arguments: Arguments, *, narrow: bool) -> Tree:
+    fp16, bf16 = arguments.given("fp16"), arguments.given("bf16")
+    wide = "fp16" if fp16 else "bf16" if bf16 else "fp32"
+    reduced = arguments.given("grad-reduce-in-bf16")
+    single = reduced or (fp16 and not arguments.given("accumulate-allreduce-grads-in-fp32"))
+    gradients = wide if single else "fp32"
+    arguments.ignore("accumulate-allreduce-grads-in-fp32", "fp8-format", "fp8-hybrid", "fp8-e4m3")
+    return sparse(
+        activations=wide,
+        gemm="fp8" if narrow else None,
+        recipe=arguments.choice("fp8-recipe", RECIPES, "delayed") if narrow else None,
+        gradients=gradients,
+        gradient_reduce=gradients,
+        master_weights=None if wide == "fp32" else "fp32",
+    )
+
+
+def _training(arguments: Arguments, parallelism: Tree) -> Tree:
+    micro = arguments.count("micro-batch-size")
+    interleaves = parallelism.get("chunks", 1) > 1
+    training = {
+        "global_batch": arguments.count("global-batch-size", micro * parallelism["dp"]),
+        "micro_batch": micro,
+        "sequence_length": arguments.count("seq-length"),
+        "schedule": "interleaved_1f1b" if interleaves else "1f1b",
+        "recompute": _recompute(arguments),
+        "zero_stage": _zero_stage(arguments),
+        "overlap_gradients": arguments.given("overlap-grad-reduce"),
+    }
+    dropout = max(arguments.get(f"{kind}-dropout", float, 0.1) for kind in ("attention", "hidden"))
+    if dropout > 0:
+        training["dropout"] = True
+    if training["zero_stage"] in {1, 2} and arguments.given("overlap-param-gather"):
+        training["overlap_parameters"] = True
+    arguments.ignore("overlap-param-gather", "overlap-p2p-communication")
+    if interleaves and arguments.given("no-overlap-p2p-communication"):
+        training["overlap_pipeline"] = False
+    if "ddp-bucket-size" in arguments:
+        training["bucket_parameters"] = arguments.count("ddp-bucket-size")
+    if arguments.get("clip-grad", float, 1.0) <= 0:
+        training["gradient_norm"] = False
+    if arguments.get("optimizer", str, "adam") != "adam":
+        arguments.notes.append(f"--optimizer {arguments.tree['optimizer']}: priced as adam")
+    return training
+
+
+def _recompute(arguments: Arguments) -> str:
+    known = {"selective": "selective", "full": "full", None: None}
+    granularity = arguments.choice("recompute-granularity", known, None)
+    if arguments.tree.keys() & {"checkpoint-activations", "activations-checkpoint-method"}:  # names of 2021
+        granularity = "full"
+    arguments.ignore("checkpoint-activations", "activations-checkpoint-method", "recompute-method")
+    return granularity or ("selective" if arguments.given("recompute-activations") else "none")
+
+
+def _zero_stage(arguments: Arguments) -> int:
+    if arguments.given("use-torch-fsdp2"):
+        return 3
+    sharded = arguments.given("use-megatron-fsdp") or arguments.given("use-custom-fsdp")
+    stage = arguments.choice("data-parallel-sharding-strategy", SHARDED, "no_shard")
+    distributed = arguments.given("use-distributed-optimizer")
+    return stage if sharded else int(distributed)
+
+
+def _model(arguments: Arguments, vocabulary: int | None) -> Tree:
+    hidden, layers = arguments.count("hidden-size"), arguments.count("num-layers")
+    bias = not arguments.given("disable-bias-linear")
+    gated = arguments.given("swiglu")
+    activation = "swiglu" if gated else "squared_relu" if arguments.given("squared-relu") else "gelu"
+    arguments.ignore("openai-gelu", "bias-gelu-fusion")
+    usual = hidden * 4 * 2 // 3 // 64 * 64 if gated else 4 * hidden
+    width = arguments.count("ffn-hidden-size", usual)
+    dense = {"activation": activation, "hidden": width, "bias": bias}
+    position = arguments.choice("position-embedding-type", POSITIONS, "learned_absolute")
+    if arguments.given("use-rotary-position-embeddings"):
+        position = "rope"
+    model: Tree = {
+        "hidden": hidden,
+        "layers": layers,
+        "attention": _attention(arguments, hidden, position, bias=bias),
+        "feed_forward": dense,
+        "norm": arguments.choice(
+            "normalization", {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"}, "LayerNorm"
+        ),
+        "position": position,
+        "vocabulary": _vocabulary(arguments, vocabulary),
+        "max_positions": arguments.count("max-position-embeddings", arguments.count("seq-length")),
+        "tied_embeddings": not arguments.given("untie-embeddings-and-output-weights"),
+    }
+    if not arguments.count("num-experts", 0):
+        return model
+    return model | _experts(arguments, dense, layers)
+
+
+def _attention(arguments: Arguments, hidden: int, position: str, *, bias: bool) -> Tree:
+    heads = arguments.count("num-attention-heads")
+    if arguments.given("multi-latent-attention"):
+        arguments.ignore("kv-channels", "qk-layernorm")  # of it, norms of the latents are part
+        return sparse(
+            kind="latent_attention",
+            heads=heads,
+            q_rank=arguments.count("q-lora-rank", 0) or None,
+            kv_rank=arguments.count("kv-lora-rank", 32),
+            head_dim=arguments.count("qk-head-dim", 128),
+            rope_dim=arguments.count("qk-pos-emb-head-dim", 64),
+            value_dim=arguments.count("v-head-dim", 128),
+        )
+    width = arguments.count("kv-channels", hidden // heads)
+    groups = arguments.count("num-query-groups", 1)
+    attention: Tree = {
+        "heads": heads,
+        "kv_heads": groups if arguments.given("group-query-attention") else heads,
+        "head_dim": width,
+        "qkv_bias": bias or arguments.given("add-qkv-bias"),
+        "output_bias": bias,
+    }
+    if arguments.given("qk-layernorm"):
+        attention["qk_norm"] = "head"
+    share = arguments.get("rotary-percent", float, 1.0)
+    return attention | ({"rotary": share} if position == "rope" and share < 1 else {})
+
+
+def _experts(arguments: Arguments, dense: Tree, layers: int) -> Tree:
+    experts = sparse(
+        kind="experts",
+        experts=arguments.count("num-experts"),
+        topk=arguments.count("moe-router-topk", 2),
+        hidden=arguments.count("moe-ffn-hidden-size", dense["hidden"]),
+        activation=dense["activation"],
+        shared_hidden=arguments.count("moe-shared-expert-intermediate-size", 0) or None,
+        bias=dense["bias"] or None,
+        router_bias=arguments.given("moe-router-enable-expert-bias") or None,
+        capacity=arguments.get("moe-expert-capacity-factor", float, None),
+    )
+    arguments.ignore("moe-grouped-gemm", "moe-token-dispatcher-type", "moe-permute-fusion")
+    sparse_layers = _expert_layers(arguments, layers)
+    plain = [layer for layer in range(layers) if layer not in sparse_layers]
+    exceptions = [place | {"feed_forward": dense} for place in spread(plain, layers)] if plain else []
+    return {"feed_forward": experts} | ({"exceptions": exceptions} if exceptions else {})
+
+
+def _expert_layers(arguments: Arguments, layers: int) -> set[int]:
+    """Return which layers have experts: every so many, or a list such as ([0]*3+[1]*58)."""
+    stated = arguments.tree.get("moe-layer-freq", 1)
+    arguments.ignore("moe-layer-freq")
+    if isinstance(stated, int) and stated > 0:
+        return set(range(0, layers, stated))
+    flags: list[str] = []
+    text = str(stated).replace(" ", "")
+    for digits, times in re.findall(r"\[([01](?:,[01])*)\](?:\*(\d+))?", text):
+        flags += digits.split(",") * int(times or 1)
+    pattern = r"\(*\[[01](,[01])*\](\*\d+)?(\+\[[01](,[01])*\](\*\d+)?)*\)*"
+    if not re.fullmatch(pattern, text) or len(flags) != layers:
+        problem = (
+            f"{stated} is neither a number nor a list of {layers} layers such as ([0]*1+[1]*{layers - 1})"
+        )
+        raise ConfigError(problem, file=arguments.file, key="--moe-layer-freq")
+    return {layer for layer, flag in enumerate(flags) if flag == "1"}
+
+
+def _vocabulary(arguments: Arguments, stated: int | None) -> int:
+    """Return the vocabulary: as stated, else as the arguments or the tokenizer have it."""
+    tokenizer = arguments.get("tokenizer-type", str, "")
+    size = arguments.count("vocab-size", 0) or arguments.count("padded-vocab-size", 0)
+    size = stated or size or VOCABULARIES.get(tokenizer, 0)
+    if not size:
+        problem = (
+            f"the size of the vocabulary is the tokenizer's ({tokenizer or 'unnamed'}); give --vocabulary N"
+        )
+        raise ConfigError(problem, file=arguments.file, key="--vocab-size")
+    return size

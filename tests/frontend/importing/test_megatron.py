@@ -1,0 +1,144 @@
+"""Arguments of Megatron-LM to job files: scripts as people write them, defaults as its parser has them."""
+
+import pytest
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import load_job, load_model
+from rapid_des.frontend.importing import import_megatron
+
+PLAIN = """
+--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128
+--micro-batch-size 2 --global-batch-size 32 --bf16 --vocab-size 1000
+"""
+SCRIPT = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1   # a comment with --num-layers 99
+GPUS=8; NODES=${NNODES:-2}
+TP=${TP:-$((GPUS / 4))}
+WORLD=$(($GPUS * $NODES))
+mkdir -p "$(dirname "$CHECKPOINT")"
+ARGS=(
+    --num-layers 4
+    --hidden-size 64            # width
+    # --hidden-size 65
+    "--num-attention-heads 4"
+    --tensor-model-parallel-size $TP
+    --sequence-parallel
+)
+options=" \\
+    --seq-length 128 --max-position-embeddings 128 \\
+    --micro-batch-size 2 --global-batch-size 32 --bf16 --lr ${LR} --vocab-size=1000"
+if [[ "$FP8" == 1 ]]; then
+    ARGS+=( --fp8-format hybrid --fp8-recipe blockwise )
+fi
+ARGS+=( --pipeline-model-parallel-size ${PP:-2} --overlap-grad-reduce )
+CMD="pretrain_gpt.py ${ARGS[@]} ${options}"
+torchrun --nproc_per_node $GPUS --nnodes=$NODES ${CMD} --log-interval 1 --recompute-activations
+"""
+
+
+def job_of(tmp_path, text, **known):
+    file = tmp_path / "launch.sh"
+    file.write_text(text)
+    return import_megatron(file, **known)
+
+
+def test_defaults_are_those_of_its_parser(tmp_path):
+    job = job_of(tmp_path, PLAIN, gpus=4).job
+    model, spec = job.model.spec, job.spec
+    assert (model.feed_forward.hidden, model.feed_forward.activation) == (256, "gelu")
+    assert (model.norm, model.position, model.tied_embeddings) == ("layer_norm", "learned", True)
+    assert model.attention.qkv_bias and model.attention.output_bias and model.feed_forward.bias
+    assert (job.gpus, spec.parallelism.dp, spec.vocabulary_multiple) == (4, 4, 128)
+    assert spec.training.dropout and spec.training.gradient_norm
+    assert not spec.training.overlap_gradients and spec.training.zero_stage == 0
+    assert (spec.precision.gradients, spec.precision.master_weights) == ("fp32", "fp32")
+
+
+def test_a_script_is_read_without_being_run(tmp_path):
+    result = job_of(tmp_path, SCRIPT)
+    split = result.job.spec.parallelism
+    assert (split.tp, split.pp, split.dp, result.job.gpus) == (2, 2, 4, 16)
+    assert split.sequence_parallel and result.job.spec.training.recompute == "selective"
+    assert result.job.spec.precision.recipe == "blockwise"
+    assert result.notes == ("set in branches, which are not decided: ARGS; what stands last holds",)
+
+
+def test_variables_of_the_environment_go_first(tmp_path):
+    job = job_of(tmp_path, SCRIPT, variables={"TP": "4", "NODES": "1"}).job
+    assert (job.spec.parallelism.tp, job.gpus) == (4, 8)
+
+
+def test_the_file_loads_to_the_same_job(tmp_path):
+    result = job_of(tmp_path, SCRIPT)
+    file = tmp_path / "job.yaml"
+    file.write_text(result.as_yaml())
+    assert load_job(file) == result.job
+
+
+def test_deepseek_v3_has_its_parameters(tmp_path):
+    text = """
+    --num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --kv-channels 128
+    --multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-layernorm --num-experts 256
+    --moe-router-topk 8 --moe-ffn-hidden-size 2048 --moe-shared-expert-intermediate-size 2048
+    --moe-layer-freq ([0]*3+[1]*58) --moe-router-enable-expert-bias --swiglu --normalization RMSNorm
+    --position-embedding-type rope --untie-embeddings-and-output-weights --disable-bias-linear --bf16
+    --seq-length 4096 --max-position-embeddings 163840 --micro-batch-size 1 --vocab-size 129280
+    --expert-model-parallel-size 64 --hidden-dropout 0 --attention-dropout 0 --use-distributed-optimizer
+    """
+    result = job_of(tmp_path, text, gpus=256)
+    assert result.job.model.parameters == load_model("deepseek_v3").parameters
+    assert (result.job.spec.parallelism.ep, result.job.spec.parallelism.etp) == (64, 1)
+    assert not result.job.spec.training.dropout and not result.notes
+
+
+@pytest.mark.parametrize(
+    ("more", "path", "expected"),
+    [
+        ("--swiglu", "model.feed_forward.hidden", 128),
+        ("--group-query-attention --num-query-groups 2", "model.attention.kv_heads", 2),
+        ("--add-qkv-bias --disable-bias-linear", "model.attention.qkv_bias", True),
+        ("--use-rotary-position-embeddings --rotary-percent 0.5", "model.attention.rotary", 0.5),
+        ("--fp16", "precision.gradients", "fp16"),
+        ("--grad-reduce-in-bf16", "precision.gradient_reduce", "bf16"),
+        ("--recompute-granularity full --recompute-method uniform", "training.recompute", "full"),
+        ("--use-distributed-optimizer --overlap-param-gather", "training.overlap_parameters", True),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "training.zero_stage", 2),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+            "parallelism.chunks",
+            2,
+        ),
+        ("--use-tp-pp-dp-mapping", "parallelism.order", ("tp", "cp", "ep", "pp", "dp")),
+        ("--attention-backend unfused", "attention", "unfused"),
+        ("--clip-grad 0", "training.gradient_norm", False),
+        ("--num-layers 8", "model.layers", 8),
+    ],
+)
+def test_an_argument_becomes_a_key(tmp_path, more, path, expected):
+    value = job_of(tmp_path, f"{PLAIN} {more}", gpus=4).job.spec
+    for name in path.split("."):
+        value = getattr(value, name)
+    assert value == expected
+
+
+def test_what_is_not_understood_is_named(tmp_path):
+    result = job_of(tmp_path, f"{PLAIN} --mtp-num-layers 1 --lr 1e-4 --my-own --optimizer muon", gpus=4)
+    assert result.notes == ("--optimizer muon: priced as adam", "left out: --mtp-num-layers 1, --my-own")
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "problem"),
+    [
+        (PLAIN, {}, "does not say on how many GPUs it runs (torchrun); give --gpus N"),
+        (PLAIN.replace("--vocab-size 1000", ""), {"gpus": 4}, "give --vocabulary N"),
+        (PLAIN.replace("64", "$WIDTH"), {"gpus": 4}, "--hidden-size: $WIDTH is set nowhere in the script"),
+        (PLAIN + "--tensor-model-parallel-size 3", {"gpus": 4}, "4 GPUs do not divide by tp 3 · pp 1 · cp 1"),
+        (PLAIN + "--num-experts 4 --moe-layer-freq ([0]*9)", {"gpus": 4}, "a list of 4 layers"),
+        (PLAIN + "--normalization Other", {"gpus": 4}, "'Other' is not understood; allowed: LayerNorm, "),
+        ("python train.py --layers 3", {"gpus": 4}, "passes none of --hidden-size"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_wrong_is_one_clear_line(tmp_path, text, known, problem):
+    with pytest.raises(ConfigError) as error:
+        job_of(tmp_path, text, **known)
+    assert problem in str(error.value) and "launch.sh" in str(error.value)

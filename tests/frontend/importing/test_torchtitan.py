@@ -1,0 +1,89 @@
+"""torchtitan's TOML to job files."""
+
+import pytest
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing import import_torchtitan
+
+TEXT = """
+[job]
+description = "a job"
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 4096
+[parallelism]
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "none"
+[compile]
+enable = true
+"""
+
+
+def job_of(tmp_path, text=TEXT, **known):
+    file = tmp_path / "train.toml"
+    file.write_text(text)
+    return import_torchtitan(file, **known)
+
+
+def test_ranks_that_are_left_share_the_parameters(tmp_path):
+    result = job_of(tmp_path, gpus=8)
+    spec = result.job.spec
+    assert (spec.parallelism.dp, spec.training.zero_stage, spec.training.reshard) == (4, 3, True)
+    assert spec.parallelism.sequence_parallel and spec.fusion == "torch_compile"
+    assert (spec.training.global_batch, spec.training.micro_batch) == (8, 2)
+    assert spec.precision.master_weights == spec.precision.gradient_reduce == "fp32"
+    assert not result.notes
+
+
+def test_a_pipeline_passes_micro_batches_of_the_local_batch(tmp_path):
+    text = TEXT.replace("tensor_parallel_degree = 2", "pipeline_parallel_degree = 4")
+    job = job_of(tmp_path, text, gpus=8).job
+    assert (job.spec.training.micro_batch, job.micro_batches, job.spec.training.reshard) == (1, 2, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "expected"),
+    [
+        ('dtype = "bfloat16"', "precision.master_weights", None),
+        ("global_batch_size = 64", "training.global_batch", 64),
+        ("max_norm = 0", "training.gradient_norm", False),
+    ],
+)
+def test_a_key_of_training_becomes_a_key(tmp_path, line, path, expected):
+    value = job_of(tmp_path, TEXT.replace("[training]", f"[training]\n{line}"), gpus=8).job.spec
+    for name in path.split("."):
+        value = getattr(value, name)
+    assert value == expected
+
+
+def test_converters_make_products_narrow(tmp_path):
+    text = TEXT.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["float8"]')
+    precision = job_of(tmp_path, text, gpus=8).job.spec.precision
+    assert (precision.gemm, precision.recipe) == ("fp8", "current")
+
+
+def test_what_is_not_understood_is_named(tmp_path):
+    text = TEXT.replace("[compile]", "[compile]\nmine = 3")
+    assert job_of(tmp_path, text, gpus=8).notes == ("left out: compile.mine",)
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "problem"),
+    [
+        (TEXT, {}, "parallelism: data_parallel_shard_degree is what is left of the ranks; give --gpus N"),
+        (TEXT, {"gpus": 3}, "3 GPUs do not divide by tp 2"),
+        (TEXT.replace("8B", "9B"), {"gpus": 8}, "llama3 9B has no model file; known: llama3 8B"),
+        (TEXT.replace("8B", "9B"), {"gpus": 8, "model": "nothing"}, "nothing"),
+        (TEXT.replace("4096", "'long'"), {"gpus": 8}, "'long' is no int"),
+        (TEXT + "[", {"gpus": 8}, "not valid TOML"),
+        ("training = 3", {"gpus": 8}, "3 is no table"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_one_clear_line(tmp_path, text, known, problem):
+    with pytest.raises(ConfigError, match=".*") as error:
+        job_of(tmp_path, text, **known)
+    assert problem in str(error.value) and "train.toml" in str(error.value)
