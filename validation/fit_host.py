@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 
 from rapid_des.frontend import Job, load_job
-from rapid_des.frontend.host import kernels_of
 from rapid_des.frontend.parts import training_lists
+from rapid_des.frontend.software import kernels_of
 from rapid_des.validation import DataFolder, is_calibration
 from rapid_des.validation.inference import tables, trtllm
 from rapid_des.validation.scoring import Topic

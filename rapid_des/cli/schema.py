@@ -18,7 +18,7 @@ from rapid_des.frontend import JobSpec, ModelSpec
 from rapid_des.frontend.software import Software
 from rapid_des.machine import MachineSpec
 from rapid_des.network.collectives.written import WrittenFile
-from rapid_des.report.field_text import field_lines
+from rapid_des.report.writing import field_lines
 
 SCHEMAS: Mapping[str, type[Spec]] = {
     "machine": MachineSpec,

@@ -15,7 +15,6 @@ from msgspec import structs
 from rapid_des.arrays import Int64s
 from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.layers import FEED_FORWARDS, MIXERS, Layer
 from rapid_des.frontend.layers.layer import Sublayer
 from rapid_des.frontend.parallelism import (
@@ -28,7 +27,7 @@ from rapid_des.frontend.parallelism import (
     part_of,
 )
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, Shard
-from rapid_des.frontend.software import Software
+from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import FeedForward, InferenceSpec, JobSpec, Mixer, ModelSpec, TrainingSpec
 from rapid_des.frontend.template import Domain
 from rapid_des.units import ceil_divide

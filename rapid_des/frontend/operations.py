@@ -14,8 +14,8 @@ from rapid_des.chakra.trace import BOUNDS, NodeKind
 from rapid_des.device.operators import Dtype, Gemm, Operator, OperatorModel, Vector
 from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import InputError
-from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC, Shard, byte_count
+from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import Recipe
 from rapid_des.frontend.template import INPUT, PORTS, Domain, Mark, Node, Piece, SectionName, make_piece
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from rapid_des.device.operators import OperatorModel, Vector
-from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import (
     Linear,
@@ -27,6 +26,7 @@ from rapid_des.frontend.operations import (
 )
 from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import Domain, Piece, SectionName, renamed
 
 LOSS_REDUCTIONS = ("maximum", "target", "sum")

@@ -9,9 +9,8 @@ import msgspec
 from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
-from rapid_des.frontend.software import Software
+from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.units import Size
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s, frozen, rows_of, starts_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
-from rapid_des.frontend.host import issue_order
+from rapid_des.frontend.software import issue_order
 
 STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv", "host")
 """The last one only where a host issues what the others run."""

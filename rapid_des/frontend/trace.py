@@ -10,10 +10,10 @@ import numpy as np
 from rapid_des.arrays import distinct
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.device.operators import Operator, OperatorModel
-from rapid_des.frontend.host import HostSpec
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import PricedOperator, kernel_node, message_node
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
+from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
 
 PREVIOUS, NEXT = 0, 1

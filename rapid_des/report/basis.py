@@ -11,7 +11,7 @@ from msgspec import structs
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.device import Device, load_device
 from rapid_des.device.spec import Clock
-from rapid_des.frontend.host import TIMES, HostSpec
+from rapid_des.frontend.software import TIMES, HostSpec
 from rapid_des.program.plans import PLAIN, SCALAR, SEND, Served
 from rapid_des.units import seconds
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rapid_des.errors import InputError
+
+if TYPE_CHECKING:
+    from rapid_des.config.descriptions import Field
 
 PICTURES = (".png", ".svg", ".pdf")
 """What the name of a picture may end in."""
@@ -108,3 +113,15 @@ def _check_place(path: Path) -> None:
         why = f"no permission to write in {folder}"
     if why:
         raise InputError(f"{path}: can not be written: {why}")
+
+
+def field_lines(key: str, kinds: Mapping[str, Sequence[Field]]) -> Iterator[str]:
+    """Yield what a key is in each kind of file that has it."""
+    for kind, fields in kinds.items():
+        yield f"{key.removeprefix(f'{kind}.')} in a {kind} file"
+        for field in fields:
+            yield from textwrap.wrap(field.meaning, 100, initial_indent="  ", subsequent_indent="  ")
+            yield from textwrap.wrap(
+                f"allowed: {field.allowed}", 100, initial_indent="    ", subsequent_indent="      "
+            )
+            yield f"    {f'default: {field.default}' if field.default else 'must be given'}"

@@ -79,7 +79,7 @@ def test_a_process_after_the_first_plays_without_numba(mode):
 def test_a_kernel_is_named_after_all_its_sources():
     # an edited steps.py must not go on as the old machine code
     package = Path(rapid_des.__file__).parent
-    for fluid, more in ((False, "program/timetable.py"), (True, "network/fluid/filling.py")):
+    for fluid, more in ((False, "program/timetable.py"), (True, "network/fluid/state.py")):
         sources = [path.relative_to(package).as_posix() for path in kernel_of(fluid=fluid).sources]
         assert {more, "engines/compiled/steps.py", "engines/compiled/calendar.py"} <= set(sources)
 

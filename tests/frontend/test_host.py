@@ -8,7 +8,7 @@ from rapid_des.device.operators import Attention, Vector
 from rapid_des.device.pricing import unfused_kernels
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build
-from rapid_des.frontend.host import kernels_of
+from rapid_des.frontend.software import kernels_of
 
 HOST = {
     "kernel": "10 us",

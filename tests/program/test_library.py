@@ -7,8 +7,7 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.network.collective_specs import LibraryChoice, Nccl
 from rapid_des.network.collectives import demand, prove
-from rapid_des.network.collectives.libraries.node_trees import node_trees
-from rapid_des.network.collectives.libraries.rails import rail_chains, rail_rings
+from rapid_des.network.collectives.libraries.over_nodes import node_trees, rail_chains, rail_rings
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.library import Libraries
 from rapid_des.program.templates import one_transfer

@@ -46,7 +46,7 @@ def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = Fals
         return Kernel(play_closing, sorted(sources))
     from rapid_des.engines.compiled.fluid_kernel import play_fluid
 
-    sharing = [package / "network" / "fluid" / f"{name}.py" for name in ("__init__", "filling", "state")]
+    sharing = [package / "network" / "fluid" / f"{name}.py" for name in ("__init__", "state")]
     return Kernel(play_fluid, sorted([*sources, *sharing]))
 
 

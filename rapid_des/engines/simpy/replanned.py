@@ -24,7 +24,7 @@ from rapid_des.engines.simpy.links import Links, Parts, Steps
 from rapid_des.errors import FabricCutError, TraceError
 from rapid_des.program.builders import TURNS
 from rapid_des.program.faults.closures import Closures, cut_at
-from rapid_des.program.faults.replanning import RankPhase, RoutedPhase
+from rapid_des.program.faults.planning import RankPhase, RoutedPhase
 
 
 class PlannedInstance(Instance):

@@ -18,8 +18,7 @@ from rapid_des.frontend.job import Job, Layout
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks.inner import BlockTimes, block_times
-from rapid_des.modes.blocks.placement import Sharing, representative, sharing
+from rapid_des.modes.blocks.inner import BlockTimes, Sharing, block_times, representative, sharing
 from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.collective_specs import AUTO

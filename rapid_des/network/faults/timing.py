@@ -22,11 +22,11 @@ from rapid_des.network.faults.effects import (
     gpu_effect,
     hits,
     link_effect,
+    mixed,
     share,
     touches_links,
 )
 from rapid_des.network.faults.specs import Fault
-from rapid_des.network.faults.targets import mixed
 from rapid_des.units import Duration
 
 RATE_ONE = 1 << 20

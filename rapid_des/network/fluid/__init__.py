@@ -24,7 +24,6 @@ of r, and the filling weighs them so; it is exact, so that flows against each ot
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
-from rapid_des.network.fluid.filling import fill
 from rapid_des.network.fluid.state import (
     NEVER,
     NONE,
@@ -34,6 +33,7 @@ from rapid_des.network.fluid.state import (
     divided,
     drain_time,
     drained,
+    fill,
     new_fluid,
     portion,
     set_route,

@@ -17,7 +17,7 @@ from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.faults import Fault, hits, touches_links
 from rapid_des.network.faults.timing import active_intervals
 from rapid_des.network.protocol import FluidService, Protocol, fluid_service
-from rapid_des.program.faults.replanning import CollectiveReplanner
+from rapid_des.program.faults.planning import CollectiveReplanner
 from rapid_des.program.program import Timetable
 from rapid_des.program.services import bare_protocol, hop_table, services_of, with_tails
 from rapid_des.program.timetable import rate_at

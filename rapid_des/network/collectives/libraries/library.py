@@ -27,8 +27,7 @@ from rapid_des.network.collectives.libraries.nccl import (
     send_cost,
 )
 from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, load_fabric, on_links
-from rapid_des.network.collectives.libraries.node_trees import node_trees
-from rapid_des.network.collectives.libraries.rails import rail_chains, rail_rings
+from rapid_des.network.collectives.libraries.over_nodes import node_trees, rail_chains, rail_rings
 from rapid_des.network.collectives.libraries.serving_kernels import (
     all_reduce_cost,
     exchange_cost,
