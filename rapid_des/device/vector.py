@@ -129,6 +129,18 @@ KINDS: Mapping[str, VectorKind] = {
         Traffic(1, 1, 1, read_bytes=1),
         Traffic(1, 1, 1, read_bytes=1),
     ),
+    "gated_rms_norm": _rows(
+        "x times silu of its gate, then rms_norm of the row (Mamba-2)",
+        Traffic(2, 1, 14, row_reads=2),
+        Traffic(3, 2, 30, row_reads=2),
+    ),
+    "conv_silu": _map(
+        "causal convolution of four positions of each channel, and silu", Traffic(1, 1, 16), Traffic(2, 1, 32)
+    ),
+    "state_pass": _map(
+        "states of chunks, each decayed and added to the next", Traffic(1, 1, 2), Traffic(2, 1, 4)
+    ),
+    "state_update": _map("a decode step of a state: decayed, added to and summed up", Traffic(1, 1, 6)),
     "rope": _rows("rotation of pairs; sine and cosine are a row each", Traffic(1, 1, 6), Traffic(1, 1, 6)),
     "embedding": _map("rows looked up by index", Traffic(1, 1, 0)),
     "embedding_gradient": _rows("rows added up by index, atomically", Traffic(2, 1, 1)),

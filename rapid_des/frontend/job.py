@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from msgspec import structs
 from rapid_des.arrays import Int64s
 from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layers import FEED_FORWARDS, MIXERS, Layer
+from rapid_des.frontend.layers import Layer, layer_of
 from rapid_des.frontend.layers.layer import Sublayer
 from rapid_des.frontend.parallelism import (
     SCHEDULES,
@@ -28,7 +28,7 @@ from rapid_des.frontend.parallelism import (
 )
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, Shard
 from rapid_des.frontend.software import HostSpec, Software
-from rapid_des.frontend.spec import FeedForward, InferenceSpec, JobSpec, Mixer, ModelSpec, TrainingSpec
+from rapid_des.frontend.spec import InferenceSpec, JobSpec, ModelSpec, TrainingSpec
 from rapid_des.frontend.template import Domain
 from rapid_des.units import ceil_divide
 
@@ -141,14 +141,7 @@ def _layer(spec: ModelSpec, number: int, file: str) -> Layer:
     for other in spec.exceptions:
         if number in range(other.start, other.stop or spec.layers, other.every):
             attention, feed_forward = other.attention or attention, other.feed_forward or feed_forward
-    return _layer_of(spec, attention, feed_forward, file)
-
-
-@lru_cache(maxsize=256)
-def _layer_of(spec: ModelSpec, attention: Mixer, feed_forward: FeedForward, file: str) -> Layer:
-    mixer = MIXERS[type(attention)](attention, spec, file)
-    half = FEED_FORWARDS[type(feed_forward)](feed_forward, spec, file)
-    return Layer(mixer, half, spec.norms, spec.block)
+    return layer_of(spec, attention, feed_forward, file)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,31 @@ class LatentAttentionSpec(Spec, frozen=True, tag_field="kind", tag="latent_atten
     """Width of the queries' latent; unset: queries are projected from the residual stream."""
 
 
+class MambaSpec(Spec, frozen=True, tag_field="kind", tag="mamba2"):
+    """Mamba-2: heads that carry a state from position to position (Dao and Gu 2024)."""
+
+    heads: Count
+    """Heads; tp divides them."""
+    head_dim: Count
+    """Channels of a head."""
+    state: Count
+    """Width of the state of a channel."""
+    groups: Count = 1
+    """Groups of heads that share how states take in and give out; tp divides them."""
+    window: Count = 4
+    """Positions that the convolution before the scan sees."""
+    window_bias: bool = True
+    """Whether the convolution has a bias a channel."""
+    chunk: Count = 256
+    """Positions that are computed together."""
+    bias: bool = False
+    """Whether both projections have biases."""
+
+
+class AbsentSpec(Spec, frozen=True, tag_field="kind", tag="none"):
+    """A half that the layer does not have: it has only the other, with its norm."""
+
+
 class FeedForwardSpec(Spec, frozen=True, tag_field="kind", tag="dense"):
     """The dense feed-forward block; `swiglu` and `geglu` have a gate beside the up projection."""
 
@@ -109,8 +134,8 @@ class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
     Unset: dropless."""
 
 
-Mixer: TypeAlias = AttentionSpec | LatentAttentionSpec
-FeedForward: TypeAlias = FeedForwardSpec | ExpertsSpec
+Mixer: TypeAlias = AttentionSpec | LatentAttentionSpec | MambaSpec | AbsentSpec
+FeedForward: TypeAlias = FeedForwardSpec | ExpertsSpec | AbsentSpec
 
 
 class LayerException(Spec, frozen=True):

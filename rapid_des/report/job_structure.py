@@ -133,10 +133,10 @@ def _sections(job: Job) -> tuple[SectionKind, ...]:
 def _name_and_layers(job: Job, section: Section) -> tuple[str, tuple[int, ...]]:
     if section.name != "block":
         return section.name, ()
-    mixer, feed_forward = job.model.kinds[section.kind].halves
-    second = "experts" if feed_forward.parameters.experts else feed_forward.name
+    halves = job.model.kinds[section.kind].halves
+    names = ("experts" if half.parameters.experts else half.name for half in halves)
     layers = [layer for layer, kind in enumerate(job.model.kind_of_layer) if kind == section.kind]
-    return f"{mixer.name} + {second}", tuple(layers)
+    return " + ".join(names), tuple(layers)
 
 
 def _work(operations: tuple[Operation, ...]) -> Work:

@@ -14,7 +14,7 @@ from typing import Any
 from rapid_des.config import to_yaml
 from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing import gpt, llama
+from rapid_des.frontend.importing import gpt, hybrid, llama
 from rapid_des.frontend.importing.keys import Keys
 from rapid_des.frontend.job import Model
 from rapid_des.frontend.loading import load_model
@@ -47,6 +47,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm": llama.glm,
     "glm4": llama.glm4,
     "granite": llama.llama,
+    "mamba2": hybrid.mamba2,
+    "nemotron_h": hybrid.nemotron_h,
     "olmo2": llama.olmo2,
     "olmoe": llama.olmoe,
 }

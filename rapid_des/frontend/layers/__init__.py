@@ -8,29 +8,55 @@ operator lists, prices, traces, memory and parameter counts follow from what the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
+from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers.attention import grouped_query_attention
 from rapid_des.frontend.layers.experts import mixture_of_experts
 from rapid_des.frontend.layers.feed_forward import dense_feed_forward
 from rapid_des.frontend.layers.latent import latent_attention
-from rapid_des.frontend.layers.layer import Layer, Mixer, Parameters, Sublayer
+from rapid_des.frontend.layers.layer import Absent, Layer, Mixer, Parameters, Sublayer
+from rapid_des.frontend.layers.mamba import mamba
 from rapid_des.frontend.spec import (
+    AbsentSpec,
     AttentionSpec,
     ExpertsSpec,
+    FeedForward,
     FeedForwardSpec,
     LatentAttentionSpec,
+    MambaSpec,
     ModelSpec,
 )
+from rapid_des.frontend.spec import Mixer as AnyMixer
 
 MIXERS: Mapping[type, Callable[[Any, ModelSpec, str], Mixer]] = {
     AttentionSpec: grouped_query_attention,
     LatentAttentionSpec: latent_attention,
+    MambaSpec: mamba,
+    AbsentSpec: lambda *_: Absent(),
 }
 FEED_FORWARDS: Mapping[type, Callable[[Any, ModelSpec, str], Sublayer]] = {
     FeedForwardSpec: dense_feed_forward,
     ExpertsSpec: mixture_of_experts,
+    AbsentSpec: lambda *_: Absent(),
 }
 """By the spec in the model file: how its kind is made of (spec, model, file name for errors)."""
 
-__all__ = ["FEED_FORWARDS", "MIXERS", "Layer", "Mixer", "Parameters", "Sublayer"]
+
+@lru_cache(maxsize=256)
+def layer_of(model: ModelSpec, attention: AnyMixer, feed_forward: FeedForward, file: str) -> Layer:
+    """Return a layer of its halves; a `ConfigError` names dimensions that do not fit, or what lacks."""
+    mixer = MIXERS[type(attention)](attention, model, file)
+    half = FEED_FORWARDS[type(feed_forward)](feed_forward, model, file)
+    layer = Layer(mixer, half, model.norms, model.block)
+    least = 1 if model.block == "sequential" else 2
+    if len(layer.halves) < least:
+        problem = (
+            "a layer needs attention or feed_forward" if least == 1 else f"block {model.block} needs both"
+        )
+        raise ConfigError(f"{problem}, and here one or both are none", file=file, key="feed_forward")
+    return layer
+
+
+__all__ = ["FEED_FORWARDS", "MIXERS", "Layer", "Mixer", "Parameters", "Sublayer", "layer_of"]

@@ -91,8 +91,42 @@ class Mixer(Sublayer, Protocol):
 
 
 @dataclass(frozen=True)
+class Absent:
+    """A half that the layer does not have."""
+
+    name = "none"
+    output_bias = False
+    parameters = Parameters(0)
+
+    def flops(self, sequence: int) -> int:
+        """Return nothing."""
+        del sequence
+        return 0
+
+    def refusal(self, split: ParallelismSpec) -> str | None:
+        """Split nothing."""
+        del split
+        return None
+
+    def cache_bytes(self, shard: Shard, positions: int) -> int:
+        """Keep nothing."""
+        del shard, positions
+        return 0
+
+    def forward(self, operations: OperationList, shard: Shard) -> None:
+        """Append nothing."""
+
+    def backward(self, operations: OperationList, shard: Shard) -> int:
+        """Append nothing; the gradient is the incoming one."""
+        del shard
+        return operations.last
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer: mixer and feed-forward, each with its norms, and their additions to the residual stream.
+
+    One of them may be absent (Mamba, Nemotron-H).
 
     In a parallel block both read the same stream, by a norm each or by one, and each has its own sum over tp.
     What one norm makes for both is counted as kept by each.
@@ -104,15 +138,16 @@ class Layer:
     block: Block = "sequential"
 
     @property
-    def halves(self) -> tuple[Sublayer, Sublayer]:
-        """Mixer and feed-forward, in forward order."""
-        return self.mixer, self.feed_forward
+    def halves(self) -> tuple[Sublayer, ...]:
+        """Mixer and feed-forward, as far as they are there, in forward order."""
+        return tuple(half for half in (self.mixer, self.feed_forward) if not isinstance(half, Absent))
 
     @property
     def norm_count(self) -> int:
         """How many norms it has."""
-        before = 0 if self.norms == "after" else 1 if self.block == "parallel_one_norm" else 2
-        return before + 2 * (self.norms != "before")
+        halves = len(self.halves)
+        before = 0 if self.norms == "after" else 1 if self.block == "parallel_one_norm" else halves
+        return before + halves * (self.norms != "before")
 
     def forward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the forward as one rank's operator list."""

@@ -40,7 +40,23 @@ DEEPSEEK_V3 = dict(
     q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, scoring_func="sigmoid", topk_group=4,
     tie_word_embeddings=False, v_head_dim=128, vocab_size=129280, attention_bias=False,
 )  # fmt: skip
+MAMBA2_CODESTRAL = dict(
+    model_type="mamba2", chunk_size=256, conv_kernel=4, expand=2, head_dim=64, hidden_act="silu",
+    hidden_size=4096, n_groups=8, norm_before_gate=True, num_heads=128, num_hidden_layers=64, rms_norm=True,
+    state_size=128, tie_word_embeddings=False, time_step_rank=256, use_bias=False, use_conv_bias=True,
+    vocab_size=32768,
+)  # fmt: skip
+NEMOTRON_H_8B = dict(
+    model_type="nemotron_h", attention_bias=False, attention_head_dim=128, chunk_size=128, conv_kernel=4,
+    expand=2, hidden_size=4096, intermediate_size=21504, mamba_head_dim=64, mamba_hidden_act="silu",
+    hybrid_override_pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", mamba_num_heads=128,
+    max_position_embeddings=8192, mlp_bias=False, mlp_hidden_act="relu2", mamba_proj_bias=False, n_groups=8,
+    num_attention_heads=32, num_hidden_layers=52, num_key_value_heads=8, ssm_state_size=128, use_bias=False,
+    tie_word_embeddings=False, use_conv_bias=True, vocab_size=131072,
+)  # fmt: skip
 PUBLISHED = {
+    "mamba_codestral_7b": (MAMBA2_CODESTRAL, 7_285_403_648),
+    "nemotron_h_8b": (NEMOTRON_H_8B, 8_100_852_736),
     "llama_3_1_8b": (LLAMA_3_1_8B, 8_030_261_248),
     "llama_3_2_1b": (
         LLAMA_3_1_8B

@@ -1,0 +1,151 @@
+"""Mamba-2, and hybrids of it with attention: a string says what each block is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing.keys import Keys, spread
+
+Tree = dict[str, Any]
+
+NOTHING: Tree = {"kind": "none"}
+MIXERS, FEED_FORWARDS = "M*", "-E"
+"""In a pattern: Mamba-2, attention; dense, experts."""
+
+
+def mamba2(keys: Keys) -> Tree:
+    """Read Mamba-2: layers of nothing but their mixer."""
+    hidden = keys.count("hidden_size", 4096)
+    heads, head_dim = keys.count("num_heads", 128), keys.count("head_dim", 64)
+    inner = int(keys.get("expand", float, 2) * hidden)
+    if heads * head_dim != inner:
+        problem = f"num_heads {heads} of head_dim {head_dim} are not expand times hidden_size, {inner}"
+        raise ConfigError(problem, file=keys.file, key="num_heads")
+    keys.choice("hidden_act", {"silu": "silu", "swish": "silu"}, "silu")
+    keys.ignore("norm_before_gate", "rms_norm", "residual_in_fp32")
+    return {
+        "hidden": hidden,
+        "layers": keys.count("num_hidden_layers", 64),
+        "attention": _scan(
+            keys, heads, head_dim, keys.count("state_size", 128), keys.count("chunk_size", 256)
+        )
+        | {"bias": keys.flag("use_bias", default=False)},
+        "feed_forward": NOTHING,
+        "norm": "rms_norm",
+        "position": "none",
+        "vocabulary": keys.count("vocab_size", 32768),
+        "max_positions": keys.count("max_position_embeddings", 1 << 20),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _scan(keys: Keys, heads: int, head_dim: int, state: int, chunk: int) -> Tree:
+    keys.ignore("time_step_limit", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank")
+    return {
+        "kind": "mamba2",
+        "heads": heads,
+        "head_dim": head_dim,
+        "state": state,
+        "groups": keys.count("n_groups", 8),
+        "window": keys.count("conv_kernel", 4),
+        "window_bias": keys.flag("use_conv_bias", default=True),
+        "chunk": chunk,
+    }
+
+
+def nemotron_h(keys: Keys) -> Tree:
+    """Read Nemotron-H: blocks of one half each, of which a mixer and what follows it make a layer here."""
+    pattern = keys.get("hybrid_override_pattern", str)
+    blocks = keys.count("num_hidden_layers", len(pattern))
+    if len(pattern) != blocks or set(pattern) - set(MIXERS + FEED_FORWARDS):
+        problem = f"{pattern!r} does not say with M, *, - and E what {blocks} blocks are"
+        raise ConfigError(problem, file=keys.file, key="hybrid_override_pattern")
+    pairs = _pairs(pattern)
+    usual, *others = [pair for pair, _ in Counter(pairs).most_common()]
+    halves = _halves(keys, pattern)
+    parts = {
+        pair: {"attention": halves[pair[0]], "feed_forward": halves[pair[1]]} for pair in (usual, *others)
+    }
+    keys.ignore("expand", "residual_in_fp32", "rescale_prenorm_residual", "num_logits_to_keep", "hidden_act")
+    keys.ignore("sliding_window", "use_mamba_kernels")
+    keys.notes.append(
+        f"{blocks} blocks are {len(pairs)} layers: a mixer and the feed-forward after it are one"
+    )
+    model = {
+        "hidden": keys.count("hidden_size"),
+        "layers": len(pairs),
+        **parts[usual],
+        "norm": "rms_norm",
+        "position": "none",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=False),
+    }
+    there = {pair: [layer for layer, each in enumerate(pairs) if each == pair] for pair in others}
+    exceptions = [
+        place | parts[pair] for pair, layers in there.items() for place in spread(layers, len(pairs))
+    ]
+    return model | ({"exceptions": exceptions} if exceptions else {})
+
+
+def _pairs(pattern: str) -> list[tuple[str, str]]:
+    """Return mixer and feed-forward of each layer, blank where it has none.
+
+    >>> _pairs("M-MM*-"), _pairs("-M")
+    ([('M', '-'), ('M', ''), ('M', ''), ('*', '-')], [('', '-'), ('M', '')])
+    """
+    pairs: list[tuple[str, str]] = []
+    for block in pattern:
+        if block in MIXERS:
+            pairs.append((block, ""))
+        elif pairs and not pairs[-1][1]:
+            pairs[-1] = (pairs[-1][0], block)
+        else:
+            pairs.append(("", block))
+    return pairs
+
+
+def _halves(keys: Keys, pattern: str) -> dict[str, Tree]:
+    """Return what each letter of a pattern stands for; nothing for the blank."""
+    known = {"relu2": "squared_relu", "silu": "swiglu"}
+    activation = keys.choice("mlp_hidden_act", known, "relu2")
+    keys.choice("mamba_hidden_act", {"silu": "silu"}, "silu")
+    scan = _scan(
+        keys,
+        keys.count("mamba_num_heads"),
+        keys.count("mamba_head_dim"),
+        keys.count("ssm_state_size"),
+        keys.count("chunk_size", 128),
+    )
+    heads = keys.count("num_attention_heads")
+    width = keys.count("head_dim", keys.count("attention_head_dim", keys.count("hidden_size") // heads))
+    bias = keys.flag("attention_bias", default=False)
+    attention = {"heads": heads, "kv_heads": keys.count("num_key_value_heads"), "head_dim": width}
+    halves = {
+        "": NOTHING,
+        "M": scan
+        | {"bias": keys.flag("use_bias", default=False) or keys.flag("mamba_proj_bias", default=False)},
+        "*": attention | {"qkv_bias": bias, "output_bias": bias},
+    }
+    if "-" in pattern:
+        dense = {"activation": activation, "hidden": keys.count("intermediate_size")}
+        halves["-"] = dense | {"bias": keys.flag("mlp_bias", default=False)}
+    if "E" in pattern:
+        shared = keys.count("n_shared_experts", 0)
+        each = keys.count("moe_shared_expert_intermediate_size", keys.count("moe_intermediate_size"))
+        halves["E"] = {
+            "kind": "experts",
+            "experts": keys.count("n_routed_experts"),
+            "topk": keys.count("num_experts_per_tok"),
+            "hidden": keys.count("moe_intermediate_size"),
+            "activation": activation,
+            "shared_hidden": shared * each,
+            "router_bias": True,
+        }
+    keys.ignore(
+        "intermediate_size", "mlp_bias", "n_routed_experts", "n_shared_experts", "moe_intermediate_size"
+    )
+    keys.ignore("moe_shared_expert_intermediate_size", "num_experts_per_tok", "moe_latent_size")
+    return halves

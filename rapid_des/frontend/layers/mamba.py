@@ -1,0 +1,231 @@
+"""Mamba-2: each head carries a state from position to position (state space duality, arXiv 2405.21060).
+
+Training and prefill compute it in chunks, by the kernels of the authors' package: what each chunk adds to
+the state (a product a chunk and head), the states passed from chunk to chunk, the scores of each chunk (a
+product a chunk and group), results from scores and states (a product again; the causal mask leaves half of
+the scores). The backward runs convolution, states and scores again. A decode step reads and writes the
+state. tp splits heads and groups. None of these kernels was measured here: products are priced as batched
+GEMMs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rapid_des.device.operators import Gemm, Vector
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.layers.layer import Parameters
+from rapid_des.frontend.operations import (
+    Linear,
+    OperationList,
+    column_backward,
+    column_forward,
+    row_backward,
+    row_forward,
+)
+from rapid_des.frontend.shard import Shard, byte_count
+from rapid_des.frontend.spec import MambaSpec, ModelSpec, ParallelismSpec
+from rapid_des.units import ceil_divide
+
+SCAN_FLOPS = 7
+"""Of one position and element of the state, forward: as Megatron-LM counts them."""
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """`heads` heads of `head_dim` channels with states of `state`, whose inputs `groups` groups share."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    window: int
+    """Positions that the convolution before the scan sees."""
+    chunk: int
+    window_bias: bool
+    bias: bool
+    """Whether both projections have biases."""
+
+    name = "mamba"
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the projection after the scan has a bias."""
+        return self.bias
+
+    @property
+    def _inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def _mixed(self) -> int:
+        """Channels that pass the convolution: inputs of the heads, and of the states' input and output."""
+        return self._inner + 2 * self.groups * self.state
+
+    @property
+    def _projected(self) -> int:
+        """Columns of the first projection: the gate, what is mixed, and a step a head."""
+        return self._inner + self._mixed + self.heads
+
+    @property
+    def parameters(self) -> Parameters:
+        """Both projections; the convolution, three numbers a head, and the gains of the gated norm."""
+        window = self._mixed * (self.window + self.window_bias)
+        return Parameters(
+            matrices=self.hidden * (self._projected + self._inner),
+            split_vectors=window + 3 * self.heads + self._inner + self._projected * self.bias,
+            whole_vectors=self.hidden * self.bias,
+        )
+
+    def flops(self, sequence: int) -> int:
+        """Return two a weight, and the scan's, which do not grow with the sequence."""
+        del sequence
+        return 2 * self.parameters.matrices + SCAN_FLOPS * self._inner * self.state
+
+    def refusal(self, split: ParallelismSpec) -> str | None:
+        """Return why a job's axes can not split heads and groups."""
+        for what, number in (("heads", self.heads), ("groups", self.groups)):
+            if number % split.tp:
+                return f"mamba2 {what} {number} does not divide by tp {split.tp}"
+        if split.cp > 1:
+            return f"mamba2 passes its states from position to position: cp {split.cp} must be 1"
+        return None
+
+    def cache_bytes(self, shard: Shard, positions: int) -> int:
+        """Return the state, and the latest inputs of the convolution, however long the request is."""
+        del positions
+        elements = self._inner * self.state + self.window * self._mixed
+        return byte_count(elements // shard.tp, shard.precision.activations)
+
+    def forward(self, operations: OperationList, shard: Shard) -> None:
+        """Append projection, convolution, scan, gated norm, projection."""
+        stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
+        projected, inner = self._bytes(shard, self._projected), self._bytes(shard, self._inner)
+        column_forward(operations, shard, self._input(shard), saved=stream)
+        self._convolve(operations, shard, "mamba.conv", saved=projected)
+        if shard.serving and shard.query_length == 1:
+            state = shard.vector(
+                "state_update", shard.sequences * self._local(shard, self.heads), self._state_size
+            )
+            operations.kernel("mamba.update", state, output=inner)
+        else:
+            self._states(operations, shard, "mamba")
+            operations.kernel("mamba.scan", self._scan(shard), saved=inner, output=inner)
+        operations.kernel("mamba.norm", self._norm(shard), output=inner)
+        row_forward(operations, shard, self._output(shard), saved=inner)
+
+    def backward(self, operations: OperationList, shard: Shard) -> int:
+        """Append the same from the end, after the convolution, states and scores once more."""
+        inner, mixed = self._bytes(shard, self._inner), self._bytes(shard, self._mixed)
+        row_backward(operations, shard, self._output(shard))
+        gains = self._local(shard, self._inner)
+        norm = self._norm(shard, backward=True)
+        operations.kernel("mamba.norm", norm, output=2 * inner, parameters=gains)
+        self._convolve(operations, shard, "mamba.recompute.conv")
+        self._states(operations, shard, "mamba.recompute")
+        for name, kernel in self._gradients(shard):
+            operations.kernel(f"mamba.{name}", kernel, output=mixed)
+        steps = shard.vector("row_scalar", shard.tokens, self._local(shard, self.heads))
+        operations.kernel("mamba.steps", steps, parameters=3 * self._local(shard, self.heads))
+        self._convolve(operations, shard, "mamba.conv", backward=True)
+        return column_backward(operations, shard, self._input(shard))
+
+    @property
+    def _state_size(self) -> int:
+        return self.head_dim * self.state
+
+    @staticmethod
+    def _local(shard: Shard, number: int) -> int:
+        return number // shard.tp
+
+    def _bytes(self, shard: Shard, columns: int) -> int:
+        """Return the bytes of this rank's part of so many columns at all positions."""
+        return shard.activation_bytes(shard.tokens * self._local(shard, columns))
+
+    def _input(self, shard: Shard) -> Linear:
+        return Linear(
+            "mamba.input", self._local(shard, self._projected), self.hidden, self.bias, shard.tokens
+        )
+
+    def _output(self, shard: Shard) -> Linear:
+        return Linear("mamba.output", self.hidden, self._local(shard, self._inner), self.bias, shard.tokens)
+
+    def _norm(self, shard: Shard, *, backward: bool = False) -> Vector:
+        """Return the gate and the norm of each group's channels, as one kernel."""
+        rows = shard.tokens * self._local(shard, self.groups)
+        return shard.vector("gated_rms_norm", rows, self._inner // self.groups, backward=backward)
+
+    def _convolve(
+        self, operations: OperationList, shard: Shard, name: str, *, saved: int = 0, backward: bool = False
+    ) -> None:
+        channels = self._local(shard, self._mixed)
+        kernel = shard.vector("conv_silu", shard.tokens, channels, backward=backward)
+        parameters = channels * (self.window + self.window_bias) * backward
+        size = self._bytes(shard, self._projected if backward else self._mixed)
+        operations.kernel(name, kernel, saved=saved, output=size, parameters=parameters)
+
+    def _chunks(self, shard: Shard) -> tuple[int, int]:
+        """Return how many chunks all sequences have, and the positions of one."""
+        length = min(self.chunk, shard.query_length)
+        return shard.sequences * ceil_divide(shard.query_length, length), length
+
+    def _product(self, shard: Shard, parts: int, m: int, n: int, k: int) -> Gemm:
+        """Return a product for each chunk and each of this rank's heads or groups."""
+        chunks, _ = self._chunks(shard)
+        batch = chunks * self._local(shard, parts)
+        return Gemm(m, n, k, batch=batch, dtype=shard.precision.activations)
+
+    def _states(self, operations: OperationList, shard: Shard, name: str) -> None:
+        """Append what chunks add to the states, the states passed on, and the scores."""
+        chunks, length = self._chunks(shard)
+        added = self._product(shard, self.heads, self.head_dim, self.state, length)
+        size = 4 * added.batch * self._state_size
+        operations.kernel(f"{name}.states", added, output=size)
+        operations.kernel(f"{name}.pass", self._passing(shard), output=size)
+        scores = self._product(shard, self.groups, length, length, self.state)
+        output = shard.activation_bytes(scores.batch * length * length)
+        operations.kernel(f"{name}.scores", scores, output=size + output)
+
+    def _passing(self, shard: Shard, *, backward: bool = False) -> Vector:
+        """Return the kernel that passes fp32 states from chunk to chunk, a head beside the other."""
+        chunks, _ = self._chunks(shard)
+        rows = chunks * self._local(shard, self.heads)
+        return Vector("state_pass", rows, self._state_size, "fp32", "backward" if backward else "forward")
+
+    def _scan(self, shard: Shard) -> Gemm:
+        _, length = self._chunks(shard)
+        return self._product(shard, self.heads, length, self.head_dim, ceil_divide(length, 2) + self.state)
+
+    def _gradients(self, shard: Shard) -> tuple[tuple[str, Gemm | Vector], ...]:
+        """Return the kernels of the scan's backward: of states, inputs, scores, and of both their factors."""
+        _, length = self._chunks(shard)
+        half = ceil_divide(length, 2)
+        return (
+            ("states_gradient", self._product(shard, self.heads, self.head_dim, self.state, length)),
+            ("pass", self._passing(shard, backward=True)),
+            ("input_gradient", self._scan(shard)),
+            ("state_input_gradient", self._product(shard, self.heads, length, self.state, self.head_dim)),
+            ("state_output_gradient", self._product(shard, self.heads, length, self.state, self.head_dim)),
+            ("scores_gradient", self._product(shard, self.heads, length, half, self.head_dim)),
+            ("scores_left", self._product(shard, self.groups, length, self.state, half)),
+            ("scores_right", self._product(shard, self.groups, length, self.state, half)),
+        )
+
+
+def mamba(spec: MambaSpec, model: ModelSpec, file: str) -> Mamba:
+    """Return the Mamba-2 mixer of a model file."""
+    if spec.heads % spec.groups:
+        problem = f"{spec.heads} heads do not divide by {spec.groups} groups"
+        raise ConfigError(problem, file=file, key="attention.groups")
+    return Mamba(
+        hidden=model.hidden,
+        heads=spec.heads,
+        head_dim=spec.head_dim,
+        state=spec.state,
+        groups=spec.groups,
+        window=spec.window,
+        chunk=spec.chunk,
+        window_bias=spec.window_bias,
+        bias=spec.bias,
+    )
