@@ -2,9 +2,10 @@
 
 The flattened trace of a job is made of priced pieces (`parts.py`, `inference.py`): embedding, transformer
 block and head, forward and backward or pass by pass, and the sum of norm gradients. Their messages stay
-inside the inner group of a rank (its tp and ep neighbours), but for the exchanges of context parallelism,
-which stand between two stretches of a block. What joins the pieces (pipeline messages, gradient buckets, the
-optimizer) does not depend on what is inside. So the same templates give both halves of a hierarchical run:
+inside the inner group of a rank (its tp neighbours, and its cp neighbours where keys and values go round
+them), but for other exchanges of context and expert parallelism, which stand between two stretches of a
+block. What joins the pieces (pipeline messages, gradient buckets, the optimizer) does not depend on what is
+inside. So the same templates give both halves of a hierarchical run:
 
 1. `blocks(job, operators)` returns each distinct piece as a `Block`. `Block.on(ranks)` is its trace on one
    inner group, exchanges taking no time; simulate that alone.
@@ -13,7 +14,7 @@ optimizer) does not depend on what is inside. So the same templates give both ha
    number where there is one cut): what the outer graph needs to start messages at the right instant.
 3. `Blocks.outer(durations)` returns the pipeline, context- and data-parallel graph with one compute node a
    cut, made by the same `stage_program` or `serving_program` as the flattened trace. It holds one rank of
-   each inner group (its first), because the others do the same beside it.
+   each tp group (its first), because the others do the same beside it.
 
 What this assumes: blocks do not overlap one another, and traffic of the outer graph does not slow that inside
 the blocks. The first is true but for messages at a block's end, beside which another micro-batch computes:
@@ -57,10 +58,8 @@ from rapid_des.frontend.trace import (
     assemble,
 )
 
-INNER = ("tp", "etp")
-"""The axes whose messages stand inside blocks."""
 OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))
-"""The axes along which ranks exchange data outside blocks."""
+"""The axes along which ranks exchange data outside blocks; cp alone where no block goes round it."""
 EXPERT_LINES = (("ep",), ("edp",))
 """The same of the experts' layout."""
 
@@ -141,8 +140,15 @@ class Blocks:
 
     @cached_property
     def inner_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each inner group, ascending by first rank."""
+        """The ranks of each tp group, ascending by first rank: of each the outer graph holds one."""
         return self.job.layout.groups(("tp",))
+
+    @cached_property
+    def run_groups(self) -> tuple[tuple[int, ...], ...]:
+        """For each of these the ranks that its blocks are run on: itself, or with those of its ring."""
+        groups = self.job.layout.groups(_inner(self.job)[:-1])
+        found = {rank: group for group in groups for rank in group}
+        return tuple(found[group[0]] for group in self.inner_groups)
 
     def stage(self, inner_group: int) -> int:
         """Return the pipeline stage that an inner group runs."""
@@ -213,8 +219,13 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
     return Blocks(priced, {key: _block(job, key, piece) for key, piece in priced.pieces.items()})
 
 
+def _inner(job: Job) -> tuple[str, ...]:
+    """Return the axes whose messages stand inside blocks: etp last."""
+    return ("tp", "cp", "etp") if job.passes_blocks else ("tp", "etp")
+
+
 def _block(job: Job, key: PieceKey, piece: Piece) -> Block:
-    outward = [bool(set(GROUPS[name]) - set(INNER)) for name in GROUP_SLOTS]
+    outward = [bool(set(GROUPS[name]) - set(_inner(job))) for name in GROUP_SLOTS]
     exchanges = np.flatnonzero(np.array([*outward, False])[piece.rows[:, Column.GROUP]])
     for row in exchanges.tolist():
         if not separates(piece, row):

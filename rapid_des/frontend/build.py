@@ -10,7 +10,6 @@ from rapid_des.device.spec import arithmetic_dtype
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.inference import serving_lists, serving_notes, serving_pieces, serving_program
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import PricedOperator
 from rapid_des.frontend.parts import (
     OPTIMIZER,
     Lists,
@@ -20,6 +19,7 @@ from rapid_des.frontend.parts import (
     stage_parameters,
     training_lists,
 )
+from rapid_des.frontend.prices import PricedOperator
 from rapid_des.frontend.trace import FinishedProgram, JobTrace, job_trace
 from rapid_des.frontend.training import stage_program, step_kernels
 

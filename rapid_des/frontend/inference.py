@@ -10,7 +10,7 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import Operation, price
+from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
@@ -23,6 +23,7 @@ from rapid_des.frontend.parts import (
     sampling,
     sections,
 )
+from rapid_des.frontend.prices import price
 from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter

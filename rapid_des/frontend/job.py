@@ -17,6 +17,7 @@ from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers import Layer, layer_of
 from rapid_des.frontend.layers.layer import Sublayer
+from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.parallelism import (
     SCHEDULES,
     ZERO_STAGES,
@@ -26,7 +27,7 @@ from rapid_des.frontend.parallelism import (
     for_experts,
     part_of,
 )
-from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, Shard
+from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, Shard
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, ModelSpec, TrainingSpec
 from rapid_des.frontend.template import Domain
@@ -145,62 +146,6 @@ def _layer(spec: ModelSpec, number: int, file: str) -> Layer:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Axes and their sizes, innermost first: rank = a0 + n0·(a1 + n1·(a2 + …)).
-
-    >>> layout = Layout(("tp", "dp", "pp"), (2, 2, 2))
-    >>> layout.groups(("tp",))[1], layout.groups(("dp",))[1], layout.groups(("tp", "pp"))[1]
-    ((2, 3), (1, 3), (2, 3, 6, 7))
-    """
-
-    axes: tuple[str, ...]
-    sizes: tuple[int, ...]
-    numbering: tuple[int, ...] | None = None
-    """The rank at each place of that count; None: the places are the ranks."""
-
-    @cached_property
-    def _ranks(self) -> Int64s:
-        return np.arange(self.ranks) if self.numbering is None else np.array(self.numbering, np.int64)
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks the job has."""
-        return prod(self.sizes)
-
-    def size(self, axis: str) -> int:
-        """Return the number of parts along one axis."""
-        return self.sizes[self.axes.index(axis)]
-
-    def coordinates(self, axis: str) -> Int64s:
-        """Return each rank's coordinate along one axis, indexed by rank."""
-        position = self.axes.index(axis)
-        stride = prod(self.sizes[:position])
-        coordinates = np.empty(self.ranks, np.int64)
-        coordinates[self._ranks] = np.arange(self.ranks) // stride % self.sizes[position]
-        return coordinates
-
-    def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of ranks that differ only along `axes`; members ascend, groups too."""
-        return tuple(map(tuple, self.rows(axes).tolist()))
-
-    def group_numbers(self, axes: tuple[str, ...]) -> Int64s:
-        """Return for each rank the number of its group in `groups(axes)`."""
-        rows = self.rows(axes)
-        numbers = np.empty(self.ranks, np.int64)
-        numbers[rows] = np.arange(len(rows))[:, None]
-        return numbers
-
-    def rows(self, axes: tuple[str, ...]) -> Int64s:
-        """Return the groups as rows of one table."""
-        inner = [axis for axis in reversed(self.axes) if axis in axes]
-        outer = [axis for axis in reversed(self.axes) if axis not in axes]
-        grid = self._ranks.reshape(self.sizes[::-1])
-        order = [self.axes[::-1].index(axis) for axis in outer + inner]
-        members = prod(self.size(axis) for axis in inner)
-        return grid.transpose(order).reshape(-1, members)
-
-
-@dataclass(frozen=True)
 class Job:
     """A job whose numbers fit together (`load_job` checks them).
 
@@ -247,6 +192,12 @@ class Job:
         """Ways that each routed expert is split."""
         split = self.spec.parallelism
         return split.tp if split.etp is None else split.etp
+
+    @property
+    def passes_blocks(self) -> bool:
+        """Whether keys and values go round the cp ranks in blocks."""
+        split = self.spec.parallelism
+        return split.cp_kind in ("ring", "ulysses_ring") and split.cp > split.head_ways
 
     @property
     def gpus(self) -> int:
@@ -361,8 +312,27 @@ class Job:
         """Return how many ranks a process group of the traffic table has."""
         if group == "embedding":
             return 2 if self.ties_across_stages else 1
+        if group in PARTS:
+            base, inner = PARTS[group]
+            runs = self._run(base)
+            return runs if inner else self.members(base) // runs
         layout = self.layout_of(group)
         return prod(layout.size(axis) for axis in GROUPS[group])
+
+    def rows(self, group: str) -> Int64s:
+        """Return the process groups of one kind as rows of ranks; all of the stages for `embedding`."""
+        if group not in PARTS:
+            return self.layout_of(group).rows(GROUPS[group])
+        base, inner = PARTS[group]
+        whole = self.rows(base)
+        runs = whole.reshape(len(whole), -1, self._run(base))
+        parts = runs if inner else runs.transpose(0, 2, 1)
+        return parts.reshape(-1, parts.shape[2])
+
+    def _run(self, group: str) -> int:
+        """Return how many members of a group that is taken apart (`PARTS`) follow one another."""
+        del group
+        return self.spec.parallelism.head_ways
 
     @property
     def sharding(self) -> Sharding:
@@ -405,6 +375,8 @@ class Job:
             key_length=key_length,
             vocabulary=self.vocabulary,
             cp=self.spec.parallelism.cp,
+            cp_kind=self.spec.parallelism.cp_kind,
+            cp_heads=self.spec.parallelism.head_ways,
             ep=self.spec.parallelism.ep,
             etp=self.etp,
             flash=self.spec.attention == "flash",

@@ -174,9 +174,22 @@ def _check_axes(job: Job) -> None:
         _refuse(job, "parallelism", f"{job.gpus} GPUs; at most {MOST_GPUS}")
     if split.cp > 1 and job.spec.attention != "flash":
         _refuse(job, "parallelism.cp", f"context parallelism (cp {split.cp}) needs attention flash")
+    _check_context(job)
     _check_experts(job)
     if split.sequence_parallel and split.tp == 1:
         _refuse(job, "parallelism.sequence_parallel", "sequence parallelism splits over tp, and tp is 1")
+
+
+def _check_context(job: Job) -> None:
+    split = job.spec.parallelism
+    if (split.cp_heads is not None) != (split.cp_kind == "ulysses_ring"):
+        problem = f"cp_kind is {split.cp_kind}; ulysses_ring needs cp_heads, no other has it"
+        _refuse(job, "parallelism.cp_heads", problem)
+    _divide(job, "parallelism.cp_heads", ("cp", split.cp), ("cp_heads", split.cp_heads or 1))
+    for layer in job.model.kinds:
+        refusal = layer.mixer.context_refusal(split)
+        if refusal:
+            _refuse(job, "parallelism.cp", refusal)
 
 
 def _check_experts(job: Job) -> None:

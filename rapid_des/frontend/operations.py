@@ -1,4 +1,4 @@
-"""Ordered operator lists: kernels and messages with what they wait for and keep, and what they cost.
+"""Ordered operator lists: kernels and messages with what they wait for and keep.
 
 Layers are written with the functions that append: matrices split over tp, norms and residual additions, and
 what is fused around them.
@@ -6,20 +6,15 @@ what is fused around them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
-from rapid_des.chakra.trace import BOUNDS, NodeKind
-from rapid_des.device.operators import Dtype, Gemm, Operator, OperatorModel, Vector
+from rapid_des.device.operators import Dtype, Gemm, Operator, Vector
 from rapid_des.device.vector import Policy, fused
-from rapid_des.errors import InputError
-from rapid_des.frontend.shard import GROUP_SLOTS, TRAFFIC, Shard, byte_count
-from rapid_des.frontend.software import HostSpec
+from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.spec import Recipe
-from rapid_des.frontend.template import INPUT, PORTS, Domain, Mark, Node, Piece, SectionName, make_piece
-
-_INT64_MAX = 2**63 - 1
+from rapid_des.frontend.template import INPUT, Domain
 
 
 class Counts(TypedDict, total=False):
@@ -49,6 +44,10 @@ class Operation:
     """A key of `TRAFFIC`; empty: a kernel."""
     size: int = 0
     """Bytes of a message (comm_size)."""
+    sends: bool = False
+    """Of a message between two ranks: whether it leaves; else it comes."""
+    step: int = 0
+    """Of such a message: how many places on in its group the other rank is; 0: a collective."""
     saved: int = 0
     """Bytes kept from this forward operation to the backward."""
     core: int = 0
@@ -103,6 +102,17 @@ class OperationList:
     def message(self, name: str, role: str, size: int, *, after: int | None = None, output: int = 0) -> int:
         """Append a message of this rank's group and return its position."""
         return self._append(Operation(name, self._after(after), role=role, size=size, output=output))
+
+    def pass_on(
+        self, name: str, role: str, size: int, *, step: int, after: tuple[int, ...]
+    ) -> tuple[int, int]:
+        """Append a message to the rank `step` places on in the role's group, and one from as far back.
+
+        Returns the positions of what is sent and of what is received.
+        """
+        leaves = Operation(f"{name}.send", after, role=role, size=size, sends=True, step=step)
+        comes = Operation(f"{name}.receive", after, role=role, size=size, step=-step, output=size)
+        return self._append(leaves), self._append(comes)
 
     def _after(self, after: int | tuple[int, ...] | None) -> tuple[int, ...]:
         if isinstance(after, tuple):
@@ -366,92 +376,3 @@ def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias
         operations.kernel(
             f"{name}.dropout", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns)
         )
-
-
-@dataclass(frozen=True)
-class PricedOperator:
-    """One kernel of a job as it was priced, the same in all layers of a kind and all micro-batches."""
-
-    name: str
-    """As in traces, without the layer: `forward.attention.core`."""
-    section: SectionName
-    """The section of the model, or `optimizer`."""
-    kind: int
-    """Of a block: which of the model's kinds of layers."""
-    stage: int
-    """The pipeline stage where stages differ in it; -1: the same in all."""
-    step: int
-    """Serving: 0 is the prefill, else the (first) decode step."""
-    duration: int
-    """Picoseconds."""
-    flops: int
-    arithmetic: Dtype
-    """In what it calculates."""
-    bytes: Mapping[str, int] = field(hash=False)
-    """Moved at each level: hbm, l2, shared."""
-    bound: str
-    model: str
-    """Which operator model priced it."""
-
-
-def kernel_node(
-    name: str,
-    operator: Operator,
-    operators: OperatorModel,
-    after: tuple[int, ...],
-    host: HostSpec | None = None,
-) -> Node:
-    """Return one kernel with its estimated duration, FLOPs and HBM bytes, and what `host` needs for it."""
-    estimate = operators.estimate(operator)
-    if max(estimate.duration, estimate.flops) > _INT64_MAX:
-        raise InputError(f"{name}: {operator} is too large to time in 64-bit picoseconds and FLOPs")
-    issue, lead = (0, 0) if host is None else host.of_kernel(operator, estimate.duration)
-    return Node(
-        name,
-        NodeKind.COMPUTE,
-        "compute",
-        after,
-        duration=estimate.duration,
-        flops=estimate.flops,
-        bytes=estimate.bytes.get("hbm", 0),
-        issue=issue,
-        lead=lead,
-        bound=BOUNDS.index(estimate.bound),
-    )
-
-
-def message_node(
-    name: str, role: str, size: int, after: tuple[int, ...], host: HostSpec | None = None
-) -> Node:
-    """Return one collective of the traffic table."""
-    kind = TRAFFIC[role]
-    assert kind.collective is not None
-    return Node(
-        name,
-        NodeKind.COLLECTIVE,
-        kind.axis,
-        after,
-        size=size,
-        collective=kind.collective,
-        group=GROUP_SLOTS.index(kind.group),
-        issue=0 if host is None else int(host.collective),
-    )
-
-
-def price(operations: Sequence[Operation], operators: OperatorModel, host: HostSpec | None = None) -> Piece:
-    """Return an operator list as a piece; its first node waits for every port.
-
-    `host` issues its nodes one by one; None: nobody does, or all at once.
-    """
-    nodes = []
-    for position, operation in enumerate(operations):
-        after = operation.after if position else PORTS
-        if operation.operator is None:
-            nodes.append(message_node(operation.name, operation.role, operation.size, after, host))
-        else:
-            nodes.append(kernel_node(operation.name, operation.operator, operators, after, host))
-    marks = [
-        Mark(row, entry.parameters, entry.domain) for row, entry in enumerate(operations) if entry.parameters
-    ]
-    cache_rows = [row for row, entry in enumerate(operations) if entry.sees_cache]
-    return make_piece(nodes, marks=marks, cache_rows=cache_rows)

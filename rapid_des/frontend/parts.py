@@ -21,10 +21,10 @@ from rapid_des.frontend.operations import (
     gather_gradient,
     norm_backward,
     norm_forward,
-    price,
     reduce_output,
 )
 from rapid_des.frontend.parallelism import Phase
+from rapid_des.frontend.prices import price
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import Domain, Piece, SectionName, renamed

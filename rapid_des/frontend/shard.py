@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Vector
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.spec import ModelSpec, PrecisionSpec, Recipe, Recompute
+from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe, Recompute
 from rapid_des.units import ceil_divide
 
 
@@ -36,7 +36,7 @@ class Role:
     axis: str
     """The stream, and the axes of the group."""
     group: str
-    """A key of `GROUPS`; empty for a send."""
+    """A key of `GROUPS`; of a send those along which it goes round, empty between stages."""
     size: Callable[[Volume], int]
     tensor: str
     """Which tensor, for people (`--explain`)."""
@@ -53,17 +53,25 @@ def _shard(volume: Volume) -> int:
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "tp": ("tp",),
     "cp": ("cp",),
+    "cp_heads": ("cp",),
+    "cp_ring": ("cp",),
     "gradient": ("cp", "dp"),
     "model": ("tp", "pp"),
+    "stages": ("pp",),
     "embedding": ("pp",),
     "ep": ("ep",),
     "etp": ("etp",),
     "expert_gradient": ("edp",),
 }
 """Process groups by the axes along which their members differ; `embedding` keeps the first and last stage."""
+PARTS: Mapping[str, tuple[str, bool]] = {"cp_heads": ("cp", True), "cp_ring": ("cp", False)}
+"""Groups that are parts of another's: of its members in order those that follow one another, or those that
+stand at the same place of each such run."""
 EXPERT_AXES = frozenset(("etp", "ep", "edp"))
 """The axes of the second layout of a stage's ranks, that of its experts."""
 GROUP_SLOTS: tuple[str, ...] = tuple(GROUPS)
+PEERS: tuple[tuple[str, int], ...] = (("stages", -1), ("stages", 1), ("cp_ring", -1), ("cp_ring", 1))
+"""To whom a rank sends: so many places on among the members of a group in order, in a circle."""
 
 _REDUCE, _GATHER = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
 _SCATTER, _EXCHANGE = CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_TO_ALL
@@ -78,6 +86,10 @@ TRAFFIC: Mapping[str, Role] = {
     "tp.norm_gradients": Role(_REDUCE, "tp", "tp", _whole, "norm and bias gradients of sequence shards"),
     "cp.gather": Role(_GATHER, "cp", "cp", _shard, "keys and values of the other sequence parts"),
     "cp.scatter": Role(_SCATTER, "cp", "cp", _whole, "key and value gradients of the other sequence parts"),
+    "cp.ring": Role(None, "cp", "cp_ring", _whole, "keys, values or gradients of a sequence part, passed on"),
+    "cp.heads": Role(
+        _EXCHANGE, "cp", "cp_heads", _whole, "queries, keys and values to those of their heads, results back"
+    ),
     "dp.reduce": Role(_REDUCE, "dp", "gradient", _whole, "a bucket of gradients"),
     "dp.scatter": Role(_SCATTER, "dp", "gradient", _whole, "a bucket of gradients, each rank keeps its part"),
     "dp.gather": Role(_GATHER, "dp", "gradient", _shard, "updated parameters"),
@@ -127,6 +139,9 @@ class Shard:
     vocabulary: int
     """Padded, whole."""
     cp: int = 1
+    cp_kind: ContextKind = "all_gather"
+    cp_heads: int = 1
+    """Of cp the ways that attention is split by heads, not by blocks of keys."""
     ep: int = 1
     etp: int = 1
     flash: bool = True
@@ -144,6 +159,11 @@ class Shard:
     def norm_tokens(self) -> int:
         """Positions in a tensor between blocks: a tp-th with sequence parallel."""
         return ceil_divide(self.tokens, self.tp) if self.sequence_parallel else self.tokens
+
+    @property
+    def cp_ring(self) -> int:
+        """Of cp the ways that attention is split by blocks of keys."""
+        return self.cp // self.cp_heads
 
     @property
     def hidden(self) -> int:

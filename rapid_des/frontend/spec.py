@@ -18,6 +18,7 @@ Axis: TypeAlias = Literal["tp", "cp", "ep", "dp", "pp"]
 Activation: TypeAlias = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
 Norms: TypeAlias = Literal["before", "after", "both"]
 Block: TypeAlias = Literal["sequential", "parallel", "parallel_one_norm"]
+ContextKind: TypeAlias = Literal["all_gather", "ring", "ulysses", "ulysses_ring"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Recompute: TypeAlias = Literal["none", "selective", "full"]
 ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
@@ -212,6 +213,14 @@ class ParallelismSpec(Spec, frozen=True):
     """Tensor parallel: ways that matrices are split."""
     cp: Count = 1
     """Context parallel: ways that sequences are split."""
+    cp_kind: ContextKind = "all_gather"
+    """How attention sees all of a sequence. `all_gather`: keys and values are gathered (Grattafiori et al.
+    2024, section 3.3.2). `ring`: they pass from rank to rank beside the attention to those that are there
+    (Liu et al. 2023). `ulysses`: an all-to-all gives each rank some heads of all positions (Jacobs et al.
+    2023). `ulysses_ring`: that among `cp_heads` ranks, a ring of such groups (Megatron's a2a+p2p). All but
+    ulysses balance causal work: a rank holds pieces i and 2·cp - 1 - i."""
+    cp_heads: Annotated[int, msgspec.Meta(ge=2, le=10**9)] | None = None
+    """ulysses_ring: of cp the ways by heads, innermost; it divides cp."""
     ep: Count = 1
     """Expert parallel: ways that routed experts are spread; ep · etp divides tp · cp · dp. For experts the
     ranks of a stage, as `order` has them, are laid out anew: etp innermost, then ep, then replicas."""
@@ -222,13 +231,18 @@ class ParallelismSpec(Spec, frozen=True):
     pp: Count = 1
     """Pipeline parallel: stages."""
     order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
-    """cp gathers keys and values and balances causal work (Grattafiori et al. 2024, section 3.3.2)."""
+    """Axes of the rank count, innermost first."""
     sequence_parallel: bool = False
     """Megatron's: norms and residuals split along the sequence over tp."""
     chunks: Count = 1
     """Model chunks a stage holds (virtual pipeline stages), for interleaved schedules."""
     layers: Literal["even", "endpoints"] | tuple[Count, ...] = "even"
     """Layers of each part: alike; alike but the embedding and the head count as one layer each; or listed."""
+
+    @property
+    def head_ways(self) -> int:
+        """Of cp the ways that attention is split by heads, not by blocks of keys."""
+        return {"ulysses": self.cp, "ulysses_ring": self.cp_heads or 1}.get(self.cp_kind, 1)
 
 
 class PrecisionSpec(Spec, frozen=True):

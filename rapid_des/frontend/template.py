@@ -18,11 +18,11 @@ from rapid_des.arrays import Int32s, Int64s, frozen, rows_of, starts_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.software import issue_order
 
-STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv", "host")
-"""The last one only where a host issues what the others run."""
+STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv", "host", "cp-send", "cp-recv")
+"""The host's where one issues what the others run; those after it where somebody uses them."""
 STREAM_KINDS: Mapping[str, str] = {
     "compute": "compute", "tp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "pp-send": "pp", "pp-recv": "pp",
-    "host": "host",
+    "host": "host", "cp-send": "cp", "cp-recv": "cp",
 }  # fmt: skip
 HOST = STREAMS.index("host")
 INPUT = -1
@@ -290,7 +290,7 @@ class Writer:
             dependency_starts=starts_of(counts),
             dependencies=dependencies.astype(np.int32),
             names=tuple(self._names),
-            streams=STREAMS if on_host.any() else STREAMS[:HOST],
+            streams=STREAMS[: max(HOST, 1 + int(rows[:, Column.STREAM].max(initial=0)))],
         )
         for name in NodeTable.__dataclass_fields__:
             column = getattr(table, name)

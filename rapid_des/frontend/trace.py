@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rapid_des.arrays import distinct
+from rapid_des.arrays import Int64s, distinct
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import PricedOperator, kernel_node, message_node
-from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
+from rapid_des.frontend.layout import numbers_of
+from rapid_des.frontend.prices import PricedOperator, kernel_node, message_node
+from rapid_des.frontend.shard import GROUP_SLOTS, PEERS
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
 
-PREVIOUS, NEXT = 0, 1
+PREVIOUS, NEXT = PEERS.index(("stages", -1)), PEERS.index(("stages", 1))
 """Peer slots: the stages before and after, in a circle."""
 
 
@@ -41,8 +42,8 @@ class FinishedProgram:
 
     table: NodeTable
     groups: tuple[str, ...]
-    talks: bool
-    """Whether it sends to or receives from its neighbours."""
+    peers: tuple[tuple[str, int], ...]
+    """To whom it sends, or from whom it receives: those of `PEERS` behind its slots."""
     segments: tuple[Segment, ...]
 
 
@@ -90,14 +91,23 @@ class ProgramWriter:
     def finish(self) -> FinishedProgram:
         """Return the table with only the groups that it uses."""
         rows = self.writer.rows
-        used = distinct(rows[:, Column.GROUP])
-        used = used[used >= 0]
-        slots = np.full(len(GROUP_SLOTS), -1, np.int64)
-        slots[used] = np.arange(len(used))
-        table = self.writer.table(slots, np.arange(2))
-        groups = tuple(GROUP_SLOTS[slot] for slot in used)
-        talks = bool((rows[:, Column.PEER] >= 0).any())
-        return FinishedProgram(table, groups, talks, tuple(self.segments))
+        used, groups = _used(rows[:, Column.GROUP], len(GROUP_SLOTS))
+        sent = rows[:, Column.PEER]
+        met, peers = _used(np.append(sent, np.where(sent < 0, sent, sent ^ 1)), len(PEERS))  # both ways round
+        return FinishedProgram(
+            self.writer.table(groups, peers),
+            tuple(GROUP_SLOTS[slot] for slot in used),
+            tuple(PEERS[slot] for slot in met),
+            tuple(self.segments),
+        )
+
+
+def _used(column: Int64s, slots: int) -> tuple[list[int], Int64s]:
+    """Return which slots a column uses, and each slot's number among them (-1: it has none)."""
+    used = distinct(column[column >= 0])
+    numbers = np.full(slots, -1, np.int64)
+    numbers[used] = np.arange(len(used))
+    return used.tolist(), numbers
 
 
 @dataclass(frozen=True)
@@ -128,8 +138,8 @@ class JobTrace:
 
 def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
     """Return for each rank the name and members of its group of one kind, kept to `ranks`."""
-    layout = job.layout_of(name)
-    rows, numbers = layout.rows(GROUPS[name]), layout.group_numbers(GROUPS[name])
+    rows = job.rows(name)
+    numbers = numbers_of(rows)
     group_of: dict[int, tuple[str, tuple[int, ...]]] = {}
     for number in distinct(numbers[sorted(ranks)]).tolist():
         line = rows[number].tolist()
@@ -140,12 +150,13 @@ def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tupl
     return group_of
 
 
-def _neighbours(job: Job, ranks: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return each rank's counterparts in the stages before and after, in a circle."""
-    lines = job.layout.rows(("pp",))[job.layout.group_numbers(("pp",))[list(ranks)]]
-    stages, members = job.layout.coordinates("pp")[list(ranks)], np.arange(len(ranks))
-    before, after = lines[members, stages - 1], lines[members, (stages + 1) % job.stages]
-    return dict(zip(ranks, zip(before.tolist(), after.tolist(), strict=True), strict=True))
+def _neighbours(job: Job, peer: tuple[str, int]) -> Int64s:
+    """Return by rank who stands so many places on in its group, in a circle."""
+    group, step = peer
+    rows = job.rows(group)
+    found = np.empty(job.gpus, np.int64)
+    found[rows] = np.roll(rows, -step, axis=1)
+    return found
 
 
 def assemble(
@@ -157,14 +168,17 @@ def assemble(
     kinds = dict.fromkeys(kind for program in programs for kind in program.groups)
     by_kind = {kind: groups_by_rank(job, kind, present) for kind in kinds}
     stages = job.layout.coordinates("pp").tolist()
-    neighbours = _neighbours(job, chosen) if any(program.talks for program in programs) else {}
+    neighbours = {
+        peer: _neighbours(job, peer)
+        for peer in dict.fromkeys(peer for program in programs for peer in program.peers)
+    }
     traces = []
     groups: dict[str, tuple[int, ...]] = {"world": tuple(chosen)}
     for rank in chosen:
         program = programs[stages[rank]]
         joined = [by_kind[kind][rank] for kind in program.groups]
         groups.update(joined)
-        peers = neighbours[rank] if program.talks else ()
+        peers = tuple(int(neighbours[peer][rank]) for peer in program.peers)
         traces.append(RankTrace(rank, program.table, tuple(name for name, _ in joined), peers))
     return TraceSet(tuple(traces), groups, libraries=job.software.libraries_json())
 

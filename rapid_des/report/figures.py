@@ -18,8 +18,8 @@ from rapid_des.device.device import Device
 from rapid_des.device.spec import Energy, operator_energy
 from rapid_des.frontend import Job, JobMemory, JobTrace
 from rapid_des.frontend.inference import decode_time
-from rapid_des.frontend.operations import PricedOperator
 from rapid_des.frontend.parts import Section, stage_sections
+from rapid_des.frontend.prices import PricedOperator
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times

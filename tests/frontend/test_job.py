@@ -8,7 +8,7 @@ import pytest
 from rapid_des.config import json_schema, preset_names
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec, build, load_job, memory
-from rapid_des.frontend.job import Layout
+from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layers.core import CORE, AttentionCore
+from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
+from rapid_des.frontend.layers.core import AttentionCore
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.operations import (
     Linear,
@@ -60,6 +61,10 @@ class GroupedQueryAttention:
         """Return why tp can not split the heads."""
         return self.core.refusal(split)
 
+    def context_refusal(self, split: ParallelismSpec) -> str | None:
+        """Return why cp can not split the core."""
+        return context_refusal(self.core, split)
+
     def cache_bytes(self, shard: Shard, positions: int) -> int:
         """Return the keys and values of all positions that a later query sees."""
         dtype = shard.precision.kv_cache or shard.precision.activations
@@ -80,10 +85,8 @@ class GroupedQueryAttention:
         if shard.serving:
             write = shard.vector("kv_cache_write", shard.tokens, 2 * core.key_width(shard))
             operations.kernel("attention.cache", write)
-        core.exchange(operations, shard, "cp.gather")
-        core.append(
-            operations, shard, CORE, saved=width, core=core.kept_bytes(shard), output=inner, sees_cache=True
-        )
+        kept = core.kept_bytes(shard)
+        core_forward(core, operations, shard, saved=width, core=kept, output=inner, sees_cache=True)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
@@ -91,12 +94,8 @@ class GroupedQueryAttention:
         core = self.core
         row_backward(operations, shard, self._output(shard))
         width = self._result_bytes(shard, self._qkv(shard).columns)
-        core.exchange(operations, shard, "cp.gather")
-        if shard.recompute == "selective":
-            core.append(operations, shard, f"{CORE}.recompute", held=core.kept_bytes(shard))
         sinks = core.local_heads(shard) * self.sinks
-        core.append(operations, shard, CORE, backward=True, output=width, parameters=sinks)
-        core.exchange(operations, shard, "cp.scatter")
+        core_backward(core, operations, shard, output=width, parameters=sinks)
         self._rotate(operations, shard)
         self._normalize(operations, shard, backward=True)
         return column_backward(operations, shard, self._qkv(shard))

@@ -6,7 +6,7 @@ of the scores happens inside the fused kernel and is not charged; unfused it is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Unpack
 
 from rapid_des.device.operators import Attention
@@ -54,8 +54,6 @@ class AttentionCore:
             return f"attention heads {self.heads} does not divide by tp {tp}"
         if self.kv_heads % tp and tp % self.kv_heads:
             return f"kv_heads {self.kv_heads} and tp {tp}: one must divide by the other"
-        if self.chunk and split.cp > 1:
-            return f"attention in chunks sees nothing of other chunks: cp {split.cp} must be 1"
         return None
 
     def local_heads(self, shard: Shard) -> int:
@@ -94,16 +92,6 @@ class AttentionCore:
         scores = rows * shard.key_length
         return shard.activation_bytes(scores) * (1 + shard.dropout) + scores * shard.dropout
 
-    def exchange(self, operations: OperationList, shard: Shard, role: str) -> None:
-        """Append the exchange of keys and values, or their gradients, of all sequence parts."""
-        if shard.cp > 1:
-            width = self.key_width(shard) + self.value_width(shard)
-            elements = shard.sequences * shard.key_length * width
-            name = "attention.kv_gather" if role == "cp.gather" else "attention.kv_gradient_scatter"
-            operations.message(
-                name, role, shard.message(role, elements), output=shard.activation_bytes(elements)
-            )
-
     def append(
         self, operations: OperationList, shard: Shard, name: str, *, backward: bool = False,
         **counts: Unpack[Counts],
@@ -125,9 +113,10 @@ class AttentionCore:
     def _kernels(self, shard: Shard, *, backward: bool) -> tuple[Attention, ...]:
         """Return the kernels of the core.
 
-        With context parallelism a rank holds one early and one late piece of 2·cp (so that causal work is
-        alike on all ranks): two kernels. Those of rank 0 stand for all, since the visible pairs of piece i
-        and piece 2·cp - 1 - i always sum to the same; with a window those of the last rank, which sees most.
+        Where keys and values are gathered (cp) a rank holds one early and one late piece of 2·cp (so that
+        causal work is alike on all ranks): two kernels. Those of rank 0 stand for all, since the visible
+        pairs of piece i and piece 2·cp - 1 - i always sum to the same; with a window those of the last rank,
+        which sees most.
         """
         queries, keys = shard.query_length, shard.key_length
         if self.chunk and keys > self.chunk:
@@ -137,6 +126,14 @@ class AttentionCore:
         piece = queries // 2
         ends = (piece, keys) if self.window is None else (shard.cp * piece, (shard.cp + 1) * piece)
         return tuple(self._kernel(shard, piece, end, backward=backward) for end in ends)
+
+    def block(self, shard: Shard, queries: int, keys: int, *, backward: bool) -> Attention:
+        """Return the kernel of so many queries of each sequence that all see so many keys."""
+        return replace(self._kernel(shard, queries, keys, backward=backward), causal=False)
+
+    def diagonal(self, shard: Shard, *, backward: bool) -> Attention:
+        """Return the kernel of a rank's own queries and keys."""
+        return self._kernel(shard, shard.query_length, shard.query_length, backward=backward)
 
     def _in_chunks(self, shard: Shard, chunk: int, *, backward: bool) -> tuple[Attention, ...]:
         """Return a kernel over all whole chunks, and one over what is left."""

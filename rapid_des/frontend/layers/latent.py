@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rapid_des.device.operators import Attention, Gemm
+from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
 from rapid_des.frontend.layers.core import CORE, AttentionCore
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.operations import (
@@ -74,6 +75,10 @@ class LatentAttention:
         """Return why tp can not split the heads."""
         return self.core.refusal(split)
 
+    def context_refusal(self, split: ParallelismSpec) -> str | None:
+        """Return why cp can not split the core."""
+        return context_refusal(self.core, split)
+
     def cache_bytes(self, shard: Shard, positions: int) -> int:
         """Return the latents and rotated keys of all positions, whole on every tp rank."""
         dtype = shard.precision.kv_cache or shard.precision.activations
@@ -96,11 +101,7 @@ class LatentAttention:
         """Append the same from the end, keys and values gathered again (cp)."""
         core, heads = self.core, self.core.local_heads(shard)
         row_backward(operations, shard, self._output(shard))
-        core.exchange(operations, shard, "cp.gather")
-        if shard.recompute == "selective":
-            core.append(operations, shard, f"{CORE}.recompute", held=core.kept_bytes(shard))
-        core.append(operations, shard, CORE, backward=True, output=self._core_bytes(shard))
-        core.exchange(operations, shard, "cp.scatter")
+        core_backward(core, operations, shard, output=self._core_bytes(shard))
         key = shard.vector("copy", shard.tokens, heads * core.head_dim, backward=True)
         operations.kernel("attention.key", key, output=shard.activation_bytes(key.rows * key.columns))
         self._rotate(operations, shard)
@@ -137,9 +138,8 @@ class LatentAttention:
         column_forward(operations, shard, up, saved=kept)
         key = shard.vector("copy", tokens, core.key_width(shard))
         operations.kernel("attention.key", key, output=shard.activation_bytes(key.rows * key.columns))
-        core.exchange(operations, shard, "cp.gather")
-        core.append(
-            operations, shard, CORE,
+        core_forward(
+            core, operations, shard,
             saved=self._core_bytes(shard),
             core=core.kept_bytes(shard),
             output=shard.activation_bytes(tokens * core.result_width(shard)),

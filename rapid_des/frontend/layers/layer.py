@@ -85,6 +85,10 @@ class Sublayer(Protocol):
 class Mixer(Sublayer, Protocol):
     """The half of a layer in which positions see one another, and which serving keeps a cache for."""
 
+    def context_refusal(self, split: ParallelismSpec) -> str | None:
+        """Return why a job's cp can not split its sequences; None if it can."""
+        ...
+
     def cache_bytes(self, shard: Shard, positions: int) -> int:
         """Return what a rank keeps of one request of so many positions while it is served."""
         ...
@@ -104,6 +108,11 @@ class Absent:
         return 0
 
     def refusal(self, split: ParallelismSpec) -> str | None:
+        """Split nothing."""
+        del split
+        return None
+
+    def context_refusal(self, split: ParallelismSpec) -> str | None:
         """Split nothing."""
         del split
         return None
@@ -206,6 +215,8 @@ def _recomputed(operation: Operation) -> Operation:
         operation.operator,
         operation.role,
         operation.size,
+        sends=operation.sends,
+        step=operation.step,
         held=operation.saved + operation.core,
         output=operation.output,
     )

@@ -88,6 +88,10 @@ class Mamba:
         for what, number in (("heads", self.heads), ("groups", self.groups)):
             if number % split.tp:
                 return f"mamba2 {what} {number} does not divide by tp {split.tp}"
+        return None
+
+    def context_refusal(self, split: ParallelismSpec) -> str | None:
+        """Return why sequences stay whole."""
         if split.cp > 1:
             return f"mamba2 passes its states from position to position: cp {split.cp} must be 1"
         return None

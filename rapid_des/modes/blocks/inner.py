@@ -65,7 +65,7 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     `slow` are the blocks as slowed GPUs run them; blocks that are in `cache` are not run again. Groups of one
     kind have equal routes and equal paces.
     """
-    groups = blocks.inner_groups
+    groups = blocks.run_groups
     alike = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
     kinds = [kind + _paces(group, machine, slow) for kind, group in zip(alike, groups, strict=True)]
     times: dict[tuple[bytes, PieceKey], BlockTimes] = {}

@@ -14,7 +14,8 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks
-from rapid_des.frontend.job import Job, Layout
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
@@ -125,7 +126,7 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     place = representative(machine, places)
     shared = None
     if not mode.outer_analytic:
-        shared = sharing(machine, blocks.inner_groups, places, strict=strict)
+        shared = sharing(machine, tuple(dict.fromkeys(blocks.run_groups)), places, strict=strict)
     kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
     trace = _outer(blocks, kinds, times, slow, place=place)
     repeats = _repeats(trace, machine, mode)
@@ -193,7 +194,8 @@ def _lines(job: Job, ranks: Sequence[int]) -> list[Int64s]:
     Replicas that infer exchange nothing.
     """
     training = job.spec.phase == "training"
-    tables = [job.layout.rows(axes) for axes in OUTER_LINES if training or "dp" not in axes]
+    lines = [axes for axes in OUTER_LINES if training or "dp" not in axes]
+    tables = [job.layout.rows(axes) for axes in lines if not (job.passes_blocks and axes == ("cp",))]
     if job.model.has_experts:
         tables += [job.expert_layout.rows(axes) for axes in EXPERT_LINES if training or "edp" not in axes]
     return [table[np.isin(table[:, 0], ranks)] for table in tables if table.shape[1] > 1]

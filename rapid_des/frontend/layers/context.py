@@ -1,0 +1,214 @@
+"""The core of attention over sequences that context parallelism splits: what ranks exchange, and when.
+
+`all_gather`: keys and values of all parts before the core, their gradients added up after its backward.
+
+A ring: a rank's block of keys and values goes round, while each rank's queries attend to the block that is
+there (Liu et al. 2023, arXiv 2310.01889). Rank i holds pieces i and 2·n - 1 - i of the sequence, so that
+causal work is alike: its own block under the mask, of a block before its own all queries the early piece, of
+a block after it the late queries all keys (Brandon et al. 2023, arXiv 2311.09431, balance by stripes). Half
+of all pairs each time; the rank in the middle, which has as many of one as of the other, stands for all.
+Partial results are joined by their softmax statistics. Backward the blocks come back, and each takes along
+what ranks before added to its gradients: a step sends keys, values and their gradients.
+
+By heads: an all-to-all gives each rank all positions of some heads, another takes the result back (Jacobs et
+al. 2023, arXiv 2309.14509). Both together: by heads among ranks that follow one another, a ring of these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from rapid_des.device.operators import Attention, Vector
+from rapid_des.frontend.layers.core import CORE, AttentionCore
+from rapid_des.frontend.operations import Counts, OperationList
+from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.spec import ParallelismSpec
+
+_RING = "attention.kv_ring"
+
+
+def context_refusal(core: AttentionCore, split: ParallelismSpec) -> str | None:
+    """Return why a job's cp can not split the core; None if it can."""
+    heads = split.head_ways
+    if split.cp == 1:
+        return None
+    if core.chunk and heads < split.cp:
+        problem = f"attention in chunks sees nothing of other chunks: cp {split.cp} must be 1"
+        return f"{problem}, or cp_kind ulysses"
+    if core.window and heads < split.cp and split.cp_kind != "all_gather":
+        problem = f"a window of {core.window} leaves blocks of a ring without work, and ranks unbalanced"
+        return f"cp_kind {split.cp_kind}: {problem}: take all_gather or ulysses"
+    local, keys = core.heads // split.tp, max(1, core.kv_heads // split.tp)
+    if local % heads or keys % heads:
+        what = f"{local} query and {keys} key-value heads of a tp rank do not divide"
+        return f"cp_kind {split.cp_kind}: {what} by the {heads} ranks of cp that share them"
+    return None
+
+
+def core_forward(
+    core: AttentionCore,
+    operations: OperationList,
+    shard: Shard,
+    name: str = CORE,
+    /,
+    **counts: Unpack[Counts],
+) -> None:
+    """Append the core with its exchanges; the counts go to its last kernel."""
+    if shard.cp_kind == "all_gather":
+        _gather(core, operations, shard)
+        core.append(operations, shard, name, **counts)
+        return
+    inner, local = _by_heads(core, shard)
+    if shard.cp_heads > 1:
+        _swap(operations, shard, "attention.qkv.to_heads", _inputs(core, shard))
+        counts["core"] = counts.get("core", 0) + counts.get("output", 0)  # the result in both layouts
+    if local.cp > 1:
+        _ring_forward(inner, operations, local, name, **counts)
+    else:
+        inner.append(operations, local, name, **counts)
+    if shard.cp_heads > 1:
+        _swap(operations, shard, "attention.output.from_heads", core.result_width(shard))
+
+
+def core_backward(
+    core: AttentionCore, operations: OperationList, shard: Shard, /, **counts: Unpack[Counts]
+) -> None:
+    """Append the backward of the core, after the core again where that is recomputed; else as forward."""
+    again, gathers = shard.recompute == "selective", shard.cp_kind == "all_gather"
+    if gathers:
+        _gather(core, operations, shard)
+    if again and gathers:
+        core.append(operations, shard, f"{CORE}.recompute", held=core.kept_bytes(shard))
+    elif again:
+        output = shard.activation_bytes(shard.tokens * core.result_width(shard))
+        held = core.kept_bytes(shard) + output * (shard.cp_heads > 1)
+        core_forward(core, operations, shard, f"{CORE}.recompute", held=held)
+    if gathers:
+        core.append(operations, shard, CORE, backward=True, **counts)
+        _gather(core, operations, shard, role="cp.scatter")
+        return
+    inner, local = _by_heads(core, shard)
+    if shard.cp_heads > 1:
+        _swap(operations, shard, "attention.output.to_heads", core.result_width(shard))
+    if local.cp > 1:
+        _ring_backward(inner, operations, local, **counts)
+    else:
+        inner.append(operations, local, CORE, backward=True, **counts)
+    if shard.cp_heads > 1:
+        _swap(operations, shard, "attention.qkv.from_heads", _inputs(core, shard))
+
+
+def _inputs(core: AttentionCore, shard: Shard) -> int:
+    """Return the columns of a rank's queries, keys and values."""
+    return core.query_width(shard) + _block_width(core, shard)
+
+
+def _block_width(core: AttentionCore, shard: Shard) -> int:
+    return core.key_width(shard) + core.value_width(shard)
+
+
+def _gather(core: AttentionCore, operations: OperationList, shard: Shard, role: str = "cp.gather") -> None:
+    """Append the gather of keys and values, or the sum of their gradients, of all sequence parts."""
+    if shard.cp > 1:
+        elements = shard.sequences * shard.key_length * _block_width(core, shard)
+        name = "attention.kv_gather" if role == "cp.gather" else "attention.kv_gradient_scatter"
+        operations.message(name, role, shard.message(role, elements), output=shard.activation_bytes(elements))
+
+
+def _by_heads(core: AttentionCore, shard: Shard) -> tuple[AttentionCore, Shard]:
+    """Return the core and the positions that a rank has after the exchange of heads."""
+    ways = shard.cp_heads
+    heads = replace(core, heads=core.heads // ways, kv_heads=max(shard.tp, core.kv_heads) // ways)
+    return heads, replace(shard, query_length=shard.query_length * ways, cp=shard.cp_ring, cp_heads=1)
+
+
+def _swap(operations: OperationList, shard: Shard, name: str, columns: int) -> None:
+    """Append the exchange of positions for heads, or back.
+
+    What is sent is sorted by whom it goes to, what comes by position and head.
+    """
+    size = shard.message("cp.heads", shard.tokens * columns)
+    sort = shard.vector("transpose", shard.tokens, columns)
+    operations.kernel(f"{name}.sort", sort, output=size)
+    operations.message(name, "cp.heads", size, output=size)
+    operations.kernel(f"{name}.join", sort, output=size)
+
+
+def _ring_forward(
+    core: AttentionCore, operations: OperationList, shard: Shard, name: str, /, **counts: Unpack[Counts]
+) -> None:
+    """Append a ring's passes: while one block is attended to the next comes; then results are joined."""
+    size = shard.message("cp.ring", shard.tokens * _block_width(core, shard))
+    newest, ring = operations.last, shard.cp
+    there: tuple[int, ...] = ()
+    passes: list[int] = []
+    for place in range(ring):
+        ready, part = (*there, newest), _part(shard, place)
+        if place < ring - 1:
+            there = operations.pass_on(_RING, "cp.ring", size, step=1, after=ready)
+        kernel = _pairs(core, shard, place, backward=False)
+        output = shard.activation_bytes(_rows(shard, place) * core.result_width(shard))
+        newest = operations.kernel(f"{name}.{part}", kernel, after=ready, output=output)
+        passes.append(newest)
+        if place:
+            statistics = Vector("row_scalar", _rows(shard, place) * core.local_heads(shard), 1, "fp32")
+            newest = operations.kernel(f"{name}.{part}.statistics", statistics, after=newest)
+    for place in range(1, ring):
+        waits = (newest, *passes) if place == 1 else operations.last
+        merge = shard.vector("residual_add", _rows(shard, place), core.result_width(shard))
+        if place == ring - 1:
+            operations.kernel(name, merge, after=waits, **counts)
+        else:
+            operations.kernel(f"{name}.{_part(shard, place)}.merge", merge, after=waits)
+
+
+def _ring_backward(
+    core: AttentionCore, operations: OperationList, shard: Shard, /, **counts: Unpack[Counts]
+) -> None:
+    """Append a ring's passes back, from the block that came last to the rank's own.
+
+    Each sends on the block that is there, but for the last, and the gradients of the one before it.
+    """
+    width, ring = _block_width(core, shard), shard.cp
+    size = shard.message("cp.ring", shard.tokens * width)
+    newest = operations.last
+    there: tuple[int, ...] = ()
+    for place in reversed(range(ring)):
+        ready, part = (*there, newest), _part(shard, place)
+        block, gradients = place > 0, place < ring - 1
+        name = f"{_RING}_gradient" if not block else f"{_RING}_and_gradient" if gradients else _RING
+        there = operations.pass_on(name, "cp.ring", (block + gradients) * size, step=-1, after=ready)
+        kernel = _pairs(core, shard, place, backward=True)
+        output = shard.activation_bytes(shard.tokens * _inputs(core, shard))
+        newest = operations.kernel(f"{CORE}.{part}", kernel, after=ready, output=output)
+        if gradients:
+            queries = shard.vector("residual_add", _rows(shard, place), core.query_width(shard))
+            newest = operations.kernel(f"{CORE}.{part}.query_gradient", queries, after=newest)
+            sums, waits = shard.vector("residual_add", shard.tokens, width), (*there, newest)
+            if place:
+                newest = operations.kernel(f"{CORE}.kv_gradient", sums, after=waits)
+            else:
+                operations.kernel(CORE, sums, after=waits, **counts)
+
+
+def _part(shard: Shard, place: int) -> str:
+    """Return which pairs a rank computes of the block `place` ranks back, for the rank in the middle."""
+    if place == 0:
+        return "own"
+    return "early_keys" if place <= shard.cp // 2 else "late_queries"
+
+
+def _rows(shard: Shard, place: int) -> int:
+    """Return how many query positions see the block `place` ranks back."""
+    return shard.tokens // 2 if _part(shard, place) == "late_queries" else shard.tokens
+
+
+def _pairs(core: AttentionCore, shard: Shard, place: int, *, backward: bool) -> Attention:
+    """Return the kernel of a rank's queries and the block `place` ranks back."""
+    whole, half = shard.query_length, shard.query_length // 2
+    part = _part(shard, place)
+    if part == "own":
+        return core.diagonal(shard, backward=backward)
+    queries, keys = (whole, half) if part == "early_keys" else (half, whole)
+    return core.block(shard, queries, keys, backward=backward)
