@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
-from rapid_des.frontend import Job, check_memory
+from rapid_des.frontend import Job, check_memory, memory
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
 from rapid_des.modes.pricing import pace, price, price_blocks
@@ -90,14 +90,16 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     engine: str | EngineChoice = AUTO,
     trail: bool = False,
     strict: bool = False,
+    allow_oom: bool = False,
     cache: BoundedCache | None = None,
 ) -> Result:
     """Predict one step of a job (or one batch of requests) on a machine.
 
     Simulations that are given one `cache` share what they have in common: prices of operators, blocks on
     equal machines, and templates of collectives. Results do not depend on it.
-    Raises `InfeasibleJobError` if it does not fit into the GPUs' memory, `UnsupportedByEngine` if the mode
-    (one of `MODES`) leaves out what it asks for; with `strict` also where a note would bound what that is.
+    Raises `InfeasibleJobError` if it does not fit into the GPUs' memory (with `allow_oom` the result says
+    so), `UnsupportedByEngine` if the mode (one of `MODES`) leaves out what it asks for; with `strict` also
+    where a note would bound what that is.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -107,13 +109,14 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     """
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
-    memory = check_memory(job, int(machine.device.spec.hbm.capacity))
+    capacity = int(machine.device.spec.hbm.capacity)
+    needed = memory(job) if allow_oom else check_memory(job, capacity)
     choice = EngineChoice.of(engine)
     if mode == FLATTENED:
         trace = price(job, machine, cache=cache)
         paced = pace(job, machine, cache=cache)
         run = run_traces(trace.traces, machine, choice, trail=trail, cache=cache, pace=paced)
-        return _noted(result_of(run, trace=trace, memory=memory), machine)
+        return _noted(result_of(run, trace=trace, memory=needed), machine)
     from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
 
     blocks = run_blocks(
@@ -124,7 +127,7 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
         strict=strict,
         cache=cache,
     )
-    return _noted(result_of(blocks.run, trace=blocks.trace, memory=memory, blocks=blocks), machine)
+    return _noted(result_of(blocks.run, trace=blocks.trace, memory=needed, blocks=blocks), machine)
 
 
 def _noted(result: Result, machine: Machine) -> Result:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     "--mode", metavar="MODE", shell_complete=one_of(MODES), help=f"{', '.join(MODES)}; the first if absent."
 )
 @click.option("--strict", is_flag=True, help="Refuse modes that leave out waiting on shared links.")
+@click.option("--allow-oom", is_flag=True, help="Simulate a job that does not fit into memory too; say so.")
 @click.option("--compare-modes", is_flag=True, help="Run every mode; print the gaps and times.")
 @click.option("--explain", is_flag=True, help="Print groups, messages, operators and memory too.")
 @engine_options
@@ -68,6 +69,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
             engine=engine,
             trail=options["messages"],
             strict=options["strict"],
+            allow_oom=options["allow_oom"],
             cache=cache,
         )
     result = replace(result, notes=(*idle, *result.notes))
@@ -94,6 +96,6 @@ def _compare_modes(job: Job, machine: Machine, engine: EngineChoice, options: di
 
 
 def _refuse_with_modes(options: dict[str, Any]) -> None:
-    for name in ("mode", "timeline", "links", "links_plot", "explain"):
+    for name in ("mode", "timeline", "links", "links_plot", "explain", "allow_oom"):
         if options[name] not in (None, False):
             raise InputError(f"--{name.replace('_', '-')} does not go with --compare-modes")

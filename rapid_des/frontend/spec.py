@@ -10,6 +10,7 @@ from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
 from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
+from rapid_des.frontend.reserve import FrameworkMemory
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.units import Size
 
@@ -360,5 +361,7 @@ class JobSpec(Spec, frozen=True):
     """The vocabulary is padded to a multiple of this times tp; unset: not padded."""
     host: HostSpec | None = None
     """What the host of each rank needs to issue its work; unset: nothing."""
+    memory: FrameworkMemory = FrameworkMemory()
+    """What the framework takes of a GPU's memory besides the model."""
     memory_reserve: Size | None = None
-    """Memory a GPU spends outside the model: context, communication library, allocator. Unset: none."""
+    """Memory to leave free on a GPU besides all that. Unset: none."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, chain, groupby
 from typing import Any
 
-from rapid_des.frontend.memory import CATEGORIES, StageMemory
+from rapid_des.frontend.memory import StageMemory
 from rapid_des.frontend.parallelism import Phase
 from rapid_des.report.job_structure import Explanation, MessageKind, SectionKind
+from rapid_des.report.memory_text import memory_lines, stage_json
 from rapid_des.report.result import Result
+from rapid_des.report.tables import Row, spans, table
 from rapid_des.units import Duration, Size
 
 _MIB, _GIB = 2**20, 2**30
-_WIDTH = 120
 _FIRST = 8
 """Ranks of a group up to which all are listed."""
 _SHORT = 8
@@ -24,22 +25,20 @@ _NUMBERED = re.compile(r"\.\d+$")
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
 _REST = "between passes and once a step"
 
-Row = Sequence[str]
-
 
 def explain_lines(result: Result, explanation: Explanation) -> Iterator[str]:
     """Yield groups, stages, sections, memory, messages and operators as tables of at most 120 columns."""
     stages = () if result.figures is None else result.figures.memory.stages
-    yield from _table("process groups", ("kind", "axes", "members", "count", "first group"), "<<>><", (
+    yield from table("process groups", ("kind", "axes", "members", "count", "first group"), "<<>><", (
         (each.name, ".".join(each.axes), f"{each.members:,}", f"{each.count:,}", _ranks(each.first))
         for each in explanation.groups
     ))  # fmt: skip
-    yield from _table("layers of each stage, parameters of one of its ranks",
+    yield from table("layers of each stage, parameters of one of its ranks",
         ("stage", "layers", "which", "parameters"), ">><>", _stage_rows(explanation, stages))  # fmt: skip
-    yield from _table("a rank's share of a section: kernels + collectives, of one micro-batch",
+    yield from table("a rank's share of a section: kernels + collectives, of one micro-batch",
         ("section", "layers", "which", "parameters", *_PHASES), "<><>>>",
         map(_section_row, explanation.sections))  # fmt: skip
-    yield from _memory_lines(stages)
+    yield from memory_lines(stages)
     yield from _message_lines(result, explanation)
     yield from _operator_lines(result)
 
@@ -55,8 +54,7 @@ def explain_json(result: Result, explanation: Explanation) -> dict[str, Any]:
                 "stage": stage.stage,
                 "layers": _layers_by_part(stage.stage, explanation, len(stages)),
                 "parameters": stage.parameters,
-                "memory_bytes": stage.peak,
-                "memory_breakdown_bytes": dict(stage.categories),
+                **stage_json(stage),
             }
             for stage in stages
         ],
@@ -69,34 +67,10 @@ def explain_json(result: Result, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _table(title: str, header: Row, sides: str, rows: Iterable[Row]) -> Iterator[str]:
-    """Yield a title and aligned columns, each to the side that `sides` says; nothing without rows."""
-    cells = [header, *rows]
-    if len(cells) == 1:
-        return
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    yield f"\n  {title}"
-    for row in cells:
-        padded = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
-        line = f"    {'  '.join(padded)}".rstrip()
-        yield line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
-
-
 def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) <= _FIRST:
         return " ".join(map(str, ranks))
     return f"{' '.join(map(str, ranks[: _FIRST - 2]))} … {ranks[-1]}"
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """Return numbers with neighbours drawn together.
-
-    >>> _spans((2, 0, 1, 5))
-    '0-2 5'
-    """
-    runs = groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
-    ends = [(run[0][1], run[-1][1]) for run in (list(members) for _, members in runs)]
-    return " ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def _size(size: int) -> str:
@@ -117,24 +91,14 @@ def _layers_by_part(stage: int, explanation: Explanation, stages: int) -> list[l
 def _stage_rows(explanation: Explanation, stages: Sequence[StageMemory]) -> Iterator[Row]:
     for stage in stages:
         layers = list(chain(*_layers_by_part(stage.stage, explanation, len(stages))))
-        yield f"{stage.stage}", f"{len(layers)}", _short(_spans(layers), 72), f"{stage.parameters:,}"
+        yield f"{stage.stage}", f"{len(layers)}", _short(spans(layers), 72), f"{stage.parameters:,}"
 
 
 def _section_row(section: SectionKind) -> Row:
     layers = f"{len(section.layers)}" if section.layers else ""
     works = (section.passes.get(phase) for phase in _PHASES)
     shown = ("" if work is None else f"{work.kernels} + {work.collectives}" for work in works)
-    return section.name, layers, _short(_spans(section.layers)), f"{section.parameters:,}", *shown
-
-
-def _memory_lines(stages: Sequence[StageMemory]) -> Iterator[str]:
-    names = [name for name in CATEGORIES if any(stage.categories.get(name) for stage in stages)]
-    rows = []
-    for sizes, alike in groupby(stages, lambda stage: (stage.peak, dict(stage.categories))):
-        parts = [f"{sizes[1].get(name, 0) / _GIB:.3f}" for name in names]
-        rows.append((_spans([stage.stage for stage in alike]), f"{sizes[0] / _GIB:.3f}", *parts))
-    title = "memory of a rank of each stage at its fullest, GiB"
-    yield from _table(title, ("stage", "peak", *names), ">" * (2 + len(names)), rows)
+    return section.name, layers, _short(spans(section.layers)), f"{section.parameters:,}", *shown
 
 
 @dataclass(frozen=True)
@@ -159,10 +123,10 @@ def _message_lines(result: Result, explanation: Explanation) -> Iterator[str]:
         phase, _, name = each.name.partition(".")
         phase, name = (phase, name) if phase in _PHASES else (_REST, each.name)
         size = f"{'' if len(each.sizes) == 1 else '≤ '}{_size(max(each.sizes))}"
-        found[phase].append((name, _spans(where), each.what, each.group, size, each.runs, each.by))
+        found[phase].append((name, spans(where), each.what, each.group, size, each.runs, each.by))
     header = ("name", "stage", "what", "group", "bytes", "runs", "served by")
     for phase, rows in found.items():
-        yield from _table(f"messages of a rank, {phase}", header, "<><<>><", rows)
+        yield from table(f"messages of a rank, {phase}", header, "<><<>><", rows)
     if any(found.values()):
         yield "\n  bytes: a member's input buffer; runs: layers x passes, or how many in all"
     if result.run is None:
@@ -203,7 +167,7 @@ def _operator_lines(result: Result) -> Iterator[str]:
     rows = result.operators()
     whole = max(sum(row.time_s for row in rows), 1e-12)
     header = ("operator", "runs", "FLOP a run", "HBM B a run", "time", "share", "TFLOP/s", "bound")
-    yield from _table(
+    yield from table(
         f"operators of rank {result.critical_rank}; share of its {whole:.6g} s of compute",
         header,
         "<>>>>>><",

@@ -18,6 +18,7 @@ from rapid_des.device.device import Device
 from rapid_des.device.spec import Energy, operator_energy
 from rapid_des.frontend import Job, JobMemory, JobTrace
 from rapid_des.frontend.inference import decode_time
+from rapid_des.frontend.memory import shortage
 from rapid_des.frontend.parts import Section, stage_sections
 from rapid_des.frontend.prices import PricedOperator
 from rapid_des.program.lowering import Lowered
@@ -57,6 +58,12 @@ class JobFigures:
     requests: RequestTimes | None = None
     energy: EnergyFigures | None = None
 
+    @property
+    def shortage(self) -> str:
+        """What is missing of a GPU's memory; empty where the job fits."""
+        fits = self.memory.fullest.peak <= self.memory_capacity
+        return "" if fits else shortage(self.memory, self.memory_capacity)
+
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
         fullest = self.memory.fullest
@@ -69,6 +76,7 @@ class JobFigures:
             "mfu_attention": "causal",
             "memory_bytes": fullest.peak,
             "memory_capacity_bytes": self.memory_capacity,
+            "memory_fits": self.shortage == "",
             "memory_breakdown_bytes": dict(fullest.categories),
             "energy": None if self.energy is None else self.energy.as_json(),
         }

@@ -137,6 +137,8 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
         yield f"  {name:<16} {value}"
     parts = sorted(fullest.categories.items(), key=lambda entry: -entry[1])
     yield "    " + ", ".join(f"{name} {size / _GIB:.1f} GiB" for name, size in parts if size >= _GIB / 20)
+    if figures.shortage:
+        yield f"  out of memory    {figures.shortage}; simulated all the same"
 
 
 def modes_lines(results: Mapping[str, Result | str]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def test_a_layer_keeps_exactly_the_papers_bytes(model, sequence_parallel, recomp
 def test_the_first_stage_holds_what_the_paper_prints(model, gib, with_both):
     both = {"sequence_parallel": "true", "recompute": "selective"}
     for job, expected in ((paper_job(model), gib), (paper_job(model, **both), with_both)):
-        held = memory(job).stages[0].categories["activations"]
+        held = memory(job).stages[0].activations
         # The figures leave out the embedding's dropout masks (one for each micro-batch in flight), and with
         # pp = 1 the inputs of the head, at most 0.4 % here.
         masks = job.stages * section_memory(job)[EMBEDDING].activations
@@ -109,7 +109,7 @@ def test_gpipe_holds_every_micro_batch_and_1f1b_as_many_as_stages_follow(tiny):
     def held(schedule, stage):
         job = tiny(("parallelism.pp", "4"), ("training.schedule", schedule))
         per_layer = section_memory(job)[Section("block")].activations
-        return memory(job).stages[stage].categories["activations"] / per_layer
+        return memory(job).stages[stage].activations / per_layer
 
     assert (held("gpipe", 1), held("1f1b", 1), held("1f1b", 2)) == (8, 3, 2)
 
@@ -163,3 +163,77 @@ def test_a_service_that_does_not_fit_is_told_to_split_or_to_shrink(tiny_service)
         check_memory(job, memory(job).fullest.peak - 1)
     assert "inference.batch 32" in str(refused.value)
     assert "parallelism.tp 2" in str(refused.value)
+
+
+def test_tensors_at_the_peak_add_up_to_it_and_bear_operators_names(tiny):
+    stage = memory(tiny(("parallelism.pp", "2"))).stages[0]
+    assert sum(tensor.size for tensor in stage.tensors) == stage.peak
+    assert {"weights", "attention.core", "ffn.activation"} <= {tensor.name for tensor in stage.tensors}
+
+
+def test_the_timeline_has_every_pass_and_the_optimizers_step(tiny):
+    job = tiny(("parallelism.pp", "2"))
+    for stage, order in zip(memory(job).stages, job.orders, strict=True):
+        assert [moment.name for moment in stage.timeline] == [*(item.phase for item in order), "optimizer"]
+        assert max(moment.size for moment in stage.timeline) == stage.peak
+
+
+def test_a_backward_gives_back_what_its_operators_no_longer_need(tiny):
+    # Before the last operators of the backward the attention's input is still there, the loss's is not.
+    job = tiny(("training.global_batch", "2"), ("training.micro_batch", "2"))
+    passes = memory(job).stages[0].timeline
+    assert passes[1].categories["activations"] <= passes[0].categories["activations"]
+    after = passes[-1].categories
+    assert after["activations"] == after["logits"] == 0
+
+
+def framework(tiny, *settings, **keys):
+    stated = [(f"memory.{key}", str(value)) for key, value in keys.items()]
+    return memory(tiny(*settings, *stated)).stages[0]
+
+
+def test_what_a_framework_takes_is_counted_by_group_and_peer(tiny):
+    plain = framework(
+        tiny, ("parallelism.tp", "4"), ("parallelism.dp", "2"), context="0 B", communicator="0 B"
+    )
+    sizes = {"context": "1 GiB", "communicator": "1 MiB", "peer": "1 KiB"}
+    taken = framework(tiny, ("parallelism.tp", "4"), ("parallelism.dp", "2"), **sizes)
+    # Groups of several ranks: tp, that of the gradients, and the model's (tp · pp); three peers in tp.
+    assert taken.peak - plain.peak == GIB + 3 * 2**20 + 3 * 2**10
+    assert taken.reserved == plain.reserved
+
+
+def test_fragmentation_is_a_share_of_what_comes_and_goes(tiny):
+    plain, lost = framework(tiny, fragmentation=0), framework(tiny, fragmentation=0.5)
+    moving = sum(plain.categories[name] for name in ("activations", "logits", "temporary"))
+    assert lost.categories["fragmentation"] == moving // 2 > 0
+    assert lost.timeline[-1].allocated == plain.timeline[-1].allocated
+
+
+def test_gradient_copies_stand_with_replicas_and_last_a_pass_without(tiny):
+    alone = framework(tiny, gradient_copies="buckets")
+    copies = {tensor.name: tensor for tensor in framework(
+        tiny, ("parallelism.dp", "2"), gradient_copies="buckets"
+    ).tensors}  # fmt: skip
+    # Two bytes a parameter, in 16 bit.
+    assert copies["gradient buckets"].size == 2 * alone.parameters
+    assert "gradient buckets" not in {tensor.name for tensor in alone.tensors}
+    backward = next(moment for moment in alone.timeline if moment.name == "backward")
+    assert backward.categories["temporary"] > framework(tiny).timeline[1].categories["temporary"]
+
+
+def test_zero_gathers_through_copies_where_the_framework_does(tiny):
+    settings = ("parallelism.dp", "2"), ("training.zero_stage", "1")
+    moment = framework(tiny, *settings, gather_copies="true").timeline[-1]
+    parameters = framework(tiny, *settings).parameters
+    # All parameters and this rank's half of them, two bytes each.
+    assert moment.categories["temporary"] == 2 * (parameters + parameters // 2)
+
+
+def test_a_service_may_hold_the_whole_token_table_and_more_of_the_stream(tiny_service):
+    plain = memory(tiny_service(("parallelism.tp", "2"))).stages[0]
+    settings = ("memory.whole_tables", "true"), ("memory.held_outputs", "3")
+    held = memory(tiny_service(("parallelism.tp", "2"), *settings)).stages[0]
+    # Half of 256 · 64 elements more in 16 bit; three tensors of 2 · 16 tokens by 64.
+    assert held.categories["weights"] - plain.categories["weights"] == 256 * 64
+    assert held.categories["activations"] - plain.categories["activations"] == 3 * 2 * 16 * 64 * 2

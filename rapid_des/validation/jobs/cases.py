@@ -10,7 +10,7 @@ from typing import Any
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
-from rapid_des.frontend import Job, load_job, memory
+from rapid_des.frontend import Job, StageMemory, load_job, memory
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.result import Result
 from rapid_des.simulation import FLATTENED, simulate
@@ -65,8 +65,8 @@ class Outcome:
     memory_bytes: float = 0.0
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """Where the critical rank's time goes."""
-    memory_parts: Mapping[str, float] = field(default_factory=dict)
-    """By category, of the first stage."""
+    memory: StageMemory | None = None
+    """Of the first stage, where memory alone was asked for."""
     refusal: str = ""
     """Why there was no run; the rest is zero then."""
 
@@ -106,9 +106,8 @@ def _outcome(result: Result) -> Outcome:
 
 
 def _with_memory(job: Job) -> Outcome:
-    stages = memory(job)
-    first = {name: float(size) for name, size in stages.stages[0].categories.items()}
-    return Outcome(memory_bytes=float(stages.fullest.peak), memory_parts=first)
+    needed = memory(job)
+    return Outcome(memory_bytes=float(needed.fullest.peak), memory=needed.stages[0])
 
 
 @cache

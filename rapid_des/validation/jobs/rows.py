@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
 
+from rapid_des.frontend import StageMemory
 from rapid_des.validation.jobs.cases import TOO_LARGE, Case, Outcome
 from rapid_des.validation.jobs.workers import Runs, abandon
 from rapid_des.validation.scoring import Row, Topic, is_calibration
 
 Figure = Callable[[Outcome], float]
+_GIB = 1 << 30
 
 
 def step_s(outcome: Outcome) -> float:
@@ -38,6 +40,22 @@ def per_token_ms(outcome: Outcome) -> float:
 def memory_gb(outcome: Outcome) -> float:
     """Return the fullest GPU's 1e9 bytes."""
     return outcome.memory_bytes / 1e9
+
+
+def first_stage(outcome: Outcome) -> StageMemory:
+    """Return the memory of the first stage's ranks, of a case of memory alone."""
+    assert outcome.memory is not None
+    return outcome.memory
+
+
+def allocated_gib(outcome: Outcome) -> float:
+    """Return what PyTorch has handed out at most while a first stage's optimizer runs."""
+    return first_stage(outcome).timeline[-1].allocated / _GIB
+
+
+def reserved_gib(outcome: Outcome) -> float:
+    """Return what PyTorch holds on a first stage after a step."""
+    return first_stage(outcome).reserved / _GIB
 
 
 @dataclass(frozen=True)

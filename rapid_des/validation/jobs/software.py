@@ -40,7 +40,17 @@ WITHOUT_ALL_REDUCE: Profile = {
     "name": "TensorRT-LLM 0.9 without its all-reduce",
     "kernels": "trtllm",
     "communication": {"default": {"library": "nccl"}},
-    "defaults": {"fusion": "vllm", "host": {"kernel": "4.5 us", "collective": "4.5 us", "step": "310 us"}},
+    "defaults": {
+        "fusion": "vllm",
+        "host": {"kernel": "4.5 us", "collective": "4.5 us", "step": "310 us"},
+        "memory": {
+            "context": "0.9 GB",
+            "communicator": "0.3 GB",
+            "peer": "0.5 GB",
+            "held_outputs": 3,
+            "whole_tables": True,
+        },
+    },
 }
 """The engine of rows that say `custom_allreduce` No."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from rapid_des.validation.jobs.cases import Case, Outcome
 from rapid_des.validation.jobs.decoders import LLAMA, Dimensions, Style, decoder, training_flops
 from rapid_des.validation.jobs.places import place
-from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, memory_gb
+from rapid_des.validation.jobs.rows import Figure, MeasuredJob, allocated_gib, job_topics, reserved_gib
 from rapid_des.validation.jobs.software import SOFTWARE, lacking
 from rapid_des.validation.jobs.training_trees import Batch, Layout, training_job
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
@@ -25,6 +25,12 @@ _TIED = Style("swiglu", "rms_norm", "rope", tied=True)
 _TIED_UP_TO = 3072
 """Hidden size up to which embedding and head are one, where a row does not say."""
 
+_KINDS: Mapping[str, tuple[str, Figure]] = {
+    "Alloc": ("allocated", allocated_gib),
+    "Res": ("reserved", reserved_gib),
+}
+"""Topic and figure by the column's name, which says GB and means GiB (nanotron's `create_table_log`)."""
+
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/nanotron/step|fits|allocated|reserved`."""
@@ -34,8 +40,8 @@ def topics(data: DataFolder) -> Iterator[Topic]:
     yield from job_topics(steps, runs(), unit="s", split=data.split, ranked=True)
     known = (record for record in records if record["status"] in ("Success", "OOM"))
     yield from job_topics(map(_fits, known), runs(), unit="fits", split=data.split)
-    memory = (_memory(record, kind) for kind in ("Alloc", "Res") for record in ran)
-    yield from job_topics(memory, runs(), unit="GB", split=data.split)
+    memory = (_memory(record, kind) for kind in _KINDS for record in ran)
+    yield from job_topics(memory, runs(), unit="GiB", split=data.split)
 
 
 def _step(record: Record) -> MeasuredJob:
@@ -84,9 +90,13 @@ def _right_of_failure(found: Outcome) -> float:
 
 
 def _memory(record: Record, kind: str) -> MeasuredJob:
-    topic = "training/nanotron/allocated" if kind == "Alloc" else "training/nanotron/reserved"
-    row = _row(record, topic, record.time(f"Mem {kind} (GB)"))
-    return MeasuredJob(row.topic, row.case_id, row.measured, memory_gb, row.cases, row.unsupported)
+    """Return a row of what the first stage's first rank logs after a step, in GiB.
+
+    nanotron resets PyTorch's peaks between the passes and the optimizer: allocated is the optimizer's peak.
+    """
+    topic, figure = _KINDS[kind]
+    row = _row(record, f"training/nanotron/{topic}", record.time(f"Mem {kind} (GB)"))
+    return MeasuredJob(row.topic, row.case_id, row.measured, figure, row.cases, row.unsupported)
 
 
 def _case(record: Record, *, only_memory: bool) -> Case:

@@ -8,7 +8,7 @@ from functools import partial
 from rapid_des.validation.jobs.cases import Case, Outcome, Place
 from rapid_des.validation.jobs.decoders import GPT, LLAMA, Dimensions, Experts, decoder, known, training_flops
 from rapid_des.validation.jobs.places import place
-from rapid_des.validation.jobs.rows import Figure, MeasuredJob, job_topics
+from rapid_des.validation.jobs.rows import Figure, MeasuredJob, first_stage, job_topics
 from rapid_des.validation.jobs.software import SOFTWARE
 from rapid_des.validation.jobs.training_trees import HALF, MEGATRON_2025_JOB, Batch, Layout, training_job
 from rapid_des.validation.measurements import DataFolder, Record
@@ -104,7 +104,7 @@ def _memory_case(record: Record, technique: str) -> Case:
 
 
 def _activations(found: Outcome) -> float:
-    return found.memory_parts["activations"] / _GIB
+    return first_stage(found).activations / _GIB
 
 
 def _percent(baseline: Case, found: Outcome) -> float:
@@ -112,7 +112,8 @@ def _percent(baseline: Case, found: Outcome) -> float:
 
 
 def _standing(found: Outcome) -> float:
-    return sum(found.memory_parts[name] for name in ("weights", "gradients", "optimizer")) / _GIB
+    categories = first_stage(found).categories
+    return sum(categories[name] for name in ("weights", "gradients", "optimizer")) / _GIB
 
 
 def _folding(data: DataFolder) -> Iterator[MeasuredJob]:

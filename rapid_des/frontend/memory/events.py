@@ -1,0 +1,123 @@
+"""Allocations and releases of one section's operators, in the order of their list.
+
+A forward operator keeps what its backward needs until the last operator of the backward that bears its name
+(or continues it: `ffn.in.weight_gradient`) has run; where none does, until the list ends. Its result stands
+while it is written and while those that wait for it run. What a backward recomputes stands until its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.memory.tensors import Tensor
+from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.parallelism import Phase
+from rapid_des.frontend.parts import PieceKey, Section, training_lists
+
+
+@dataclass(frozen=True)
+class SectionMemory:
+    """What one section keeps between its forward and backward, and has at the fullest moment of either."""
+
+    kept: tuple[Tensor, ...]
+    """From forward to backward."""
+    fullest: Mapping[Phase, tuple[Tensor, ...]]
+    """What is kept by then, and what stands besides."""
+
+    @cached_property
+    def activations(self) -> int:
+        """Bytes kept but for logits."""
+        return sum(tensor.size for tensor in self.kept if tensor.category == "activations")
+
+    @cached_property
+    def logits(self) -> int:
+        """Bytes of logits kept."""
+        return sum(tensor.size for tensor in self.kept if tensor.category == "logits")
+
+    @cached_property
+    def highest(self) -> Mapping[Phase, int]:
+        """Bytes at the fullest moment of each direction."""
+        return {phase: sum(tensor.size for tensor in tensors) for phase, tensors in self.fullest.items()}
+
+
+def section_memory(job: Job) -> dict[Section, SectionMemory]:
+    """Return what each section of a training job keeps, under its recomputation."""
+    lists = training_lists(job)
+    forwards = {key.section: operations for key, operations in lists.items() if key.phase == "forward"}
+    return {
+        section: _section(job, section, operations, lists[PieceKey(section, "backward")])
+        for section, operations in forwards.items()
+    }
+
+
+def _section(
+    job: Job, section: Section, forward: Sequence[Operation], backward: Sequence[Operation]
+) -> SectionMemory:
+    full = job.training.recompute == "full" and section.name == "block"
+    by_operator = [[] if full else list(_kept(job, operation)) for operation in forward]
+    early = [Tensor("input", "activations", job.training_shard.boundary_bytes)] if full else []
+    kept = [*early, *(tensor for tensors in by_operator for tensor in tensors)]
+    ends = _releases(kept, backward)
+    fullest: dict[Phase, tuple[Tensor, ...]] = {
+        "forward": _fullest(forward, _growing(early, by_operator)),
+        "backward": _fullest(backward, _shrinking(kept, ends, len(backward))),
+    }
+    return SectionMemory(tuple(kept), fullest)
+
+
+def _kept(job: Job, operation: Operation) -> Iterator[Tensor]:
+    saved = operation.saved + operation.core * (job.training.recompute == "none")
+    if saved:
+        yield Tensor(operation.name, "activations", saved)
+    if operation.logits:
+        yield Tensor(operation.name, "logits", operation.logits)
+
+
+def _releases(kept: Sequence[Tensor], backward: Sequence[Operation]) -> list[int]:
+    """Return for each tensor after which position of the backward it is given back."""
+    last = len(backward) - 1
+    return [
+        max((place for place, other in enumerate(backward) if _bears(other.name, tensor.name)), default=last)
+        for tensor in kept
+    ]
+
+
+def _bears(name: str, operator: str) -> bool:
+    return name == operator or name.startswith(f"{operator}.")
+
+
+def _growing(early: list[Tensor], by_operator: Sequence[list[Tensor]]) -> Iterator[list[Tensor]]:
+    """Yield what is kept while each operator of a forward runs."""
+    held = list(early)
+    for tensors in by_operator:
+        held = held + tensors
+        yield held
+
+
+def _shrinking(kept: Sequence[Tensor], ends: Sequence[int], count: int) -> Iterator[list[Tensor]]:
+    """Yield what is still kept while each operator of a backward runs."""
+    for position in range(count):
+        yield [tensor for tensor, end in zip(kept, ends, strict=True) if end >= position]
+
+
+def transient(operations: Sequence[Operation]) -> tuple[Tensor, ...]:
+    """Return what stands at the fullest moment of a list that keeps nothing."""
+    return _fullest(operations, iter([[]] * len(operations)))
+
+
+def _fullest(operations: Sequence[Operation], kept: Iterator[list[Tensor]]) -> tuple[Tensor, ...]:
+    """Return what stands at the fullest moment of a list: kept, recomputed so far, a result, its inputs."""
+    most, fullest = -1, tuple[Tensor, ...]()
+    again: list[Tensor] = []
+    for operation, standing in zip(operations, kept, strict=True):
+        if operation.held:
+            again.append(Tensor(operation.name, "temporary", operation.held))
+        results = [operations[position] for position in operation.after if position >= 0]
+        besides = [Tensor(one.name, "temporary", one.output) for one in (*results, operation) if one.output]
+        size = sum(tensor.size for tensor in (*standing, *again, *besides))
+        if size > most:
+            most, fullest = size, (*standing, *again, *besides)
+    return fullest

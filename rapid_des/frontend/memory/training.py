@@ -1,0 +1,135 @@
+"""The memory of a training rank: its sections' events in the order of the schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.memory.events import SectionMemory, section_memory
+from rapid_des.frontend.memory.standing import fragments, is_replicated, standing, updating
+from rapid_des.frontend.memory.tensors import (
+    JobMemory,
+    Moment,
+    StageMemory,
+    Tensor,
+    by_category,
+    merged,
+)
+from rapid_des.frontend.parallelism import Item
+from rapid_des.frontend.parts import Section, section_parameters, sections, stage_parameters
+from rapid_des.frontend.shard import byte_count
+
+
+def training_memory(job: Job) -> JobMemory:
+    """Return the memory of each stage's ranks in a training step."""
+    by_section = section_memory(job)
+    return JobMemory(tuple(_stage(job, stage, by_section) for stage in range(job.stages)))
+
+
+def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) -> StageMemory:
+    parameters = stage_parameters(job, stage)
+    whole = tuple(standing(job, stage, parameters))
+    walk = _Walk(job, stage, by_section)
+    for item in job.orders[stage]:
+        walk.run(item)
+    last = tuple(updating(job, parameters))
+    moving = max(walk.peak, last, key=_bytes)
+    tensors = merged((*whole, *moving, *fragments(job, moving)))
+    base = Counter(by_category(whole))
+    timeline = [moment._replace(categories=_sum(base, moment.categories)) for moment in walk.timeline]
+    timeline.append(Moment("optimizer", by_category((*whole, *last, *fragments(job, last)))))
+    total, peak = parameters.total(), by_category(tensors)
+    return StageMemory(stage, total, peak, tensors, walk.activations, tuple(timeline))
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.size for tensor in tensors)
+
+
+def _sum(standing_sizes: Mapping[str, int], moving: Mapping[str, int]) -> dict[str, int]:
+    return {name: size + moving.get(name, 0) for name, size in standing_sizes.items()}
+
+
+@dataclass
+class _Walk:
+    """What comes and goes on one stage while it runs its items in order."""
+
+    job: Job
+    stage: int
+    by_section: Mapping[Section, SectionMemory]
+    peak: tuple[Tensor, ...] = ()
+    """At the fullest moment so far."""
+    activations: int = 0
+    """The most that waited for its backward so far, logits left out."""
+    timeline: list[Moment] = field(default_factory=list)
+    _held: Counter[Section] = field(default_factory=Counter)
+    """Sections between their forward and backward."""
+    _base: int = 0
+    """Bytes of what they keep."""
+    _activations: int = 0
+    """The same without logits."""
+    _outputs: int = 0
+    """Micro-batches, by chunk, in flight."""
+    _passed: int = 0
+    """Bytes of gradients of the pass that runs."""
+    _most: int = -1
+
+    @cached_property
+    def _chunks(self) -> tuple[tuple[Section, ...], ...]:
+        parts = (self.job.part(self.stage, chunk) for chunk in range(self.job.chunks))
+        return tuple(tuple(section for section, _ in sections(self.job, part)) for part in parts)
+
+    @cached_property
+    def _gradients(self) -> Mapping[Section, int]:
+        """Bytes of a section's gradients that stand until the pass ends, where the framework keeps them."""
+        if self.job.spec.memory.gradient_copies == "none" or is_replicated(self.job):
+            return Counter()
+        dtype = self.job.spec.precision.activations
+        return {section: byte_count(n.total(), dtype) for section, n in section_parameters(self.job).items()}
+
+    @cached_property
+    def _output(self) -> int:
+        """Bytes that each micro-batch in flight keeps of the stage's output."""
+        job = self.job
+        return job.spec.memory.held_outputs * job.training_shard.boundary_bytes * (job.stages > 1)
+
+    def run(self, item: Item) -> None:
+        """Run one item, section by section."""
+        forward = item.phase == "forward"
+        chunk, fullest, most = self._chunks[item.chunk], tuple[Tensor, ...](), -1
+        self._outputs += forward
+        self._passed = 0
+        for section in chunk if forward else chunk[::-1]:
+            here = self.by_section[section]
+            if not forward:
+                self._hold(section, -1)
+                self._passed += self._gradients[section]
+            size = self._base + self._outputs * self._output + self._passed + here.highest[item.phase]
+            if size > most:
+                most, fullest = size, tuple(self._tensors(here.fullest[item.phase]))
+            if forward:
+                self._hold(section, 1)
+        self._outputs -= not forward
+        if most > self._most:
+            self._most, self.peak = most, fullest
+        sizes = by_category((*fullest, *fragments(self.job, fullest)))
+        self.timeline.append(Moment(item.phase, sizes, item.micro_batch, item.chunk))
+
+    def _hold(self, section: Section, count: int) -> None:
+        self._held[section] += count
+        kept = self.by_section[section]
+        self._base += count * (kept.activations + kept.logits)
+        self._activations += count * kept.activations
+        self.activations = max(self.activations, self._activations + self._outputs * self._output)
+
+    def _tensors(self, here: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield what comes and goes while a section with `here` runs."""
+        yield from here
+        for section, count in self._held.items():
+            for tensor in self.by_section[section].kept if count else ():
+                yield tensor._replace(size=count * tensor.size, number=count)
+        yield Tensor("stage outputs", "activations", self._outputs * self._output, self._outputs)
+        yield Tensor("gradients of the pass", "temporary", self._passed)
