@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra import read_set, write_set
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import load_machine
-from rapid_des.modes.pricing import price
+from rapid_des.modes.blocks.inner import block_times
+from rapid_des.modes.execution import EngineChoice, execute
+from rapid_des.modes.pricing import price, price_blocks
 from rapid_des.network.faults import parse_fault
+from rapid_des.program.lowering import lower
+from rapid_des.report.breakdown import rank_times
 from rapid_des.simulation import MODES, compare, replay, simulate
 from tests.program.machines import dimension, machine, ring, switch
 
@@ -304,6 +310,23 @@ def test_graphs_make_decoding_independent_of_the_host_in_every_mode(job):
         issued = simulate(hosted(job, "50 us", "service", eager, tp=2), fabric, mode=mode)
         assert captured.figures.requests.first_token == issued.figures.requests.first_token
         assert issued.figures.requests.per_output_token > 3 * captured.figures.requests.per_output_token
+
+
+@pytest.mark.parametrize("each", ["1 ns", "3 us", "20 us", "300 us"])
+@pytest.mark.parametrize("file", ["training", "service"])
+def test_blocks_pass_their_cuts_on_a_waiting_gpu_as_a_run_with_their_host_says(job, each, file):
+    eager = [("inference.cuda_graphs", "false")] if file == "service" else []
+    run, fabric = hosted(job, each, file, eager, tp=2), MACHINES["rings"](2, 1, 1)
+    blocks, choice = price_blocks(run, fabric).blocks, EngineChoice("simpy")
+    (kind,), times = block_times(blocks, fabric, choice, analytic=False, slow={}, cache=BoundedCache())
+    issued = [key for key, block in blocks.blocks.items() if block.hosted is not None]  # not by a graph
+    assert issued
+    for key, block in ((key, blocks.blocks[key]) for key in issued):
+        lowered = lower(block.on((0, 1), hosted=True), fabric)
+        records = execute(lowered.program, choice).records
+        finish = [rank_times(lowered, records, position).finish for position in range(2)]
+        passed = block.passed(np.max(finish, axis=0).tolist(), hosted=True)
+        assert times[kind, key].cuts.issued == passed
 
 
 @pytest.mark.parametrize("each", ["20 us", "300 us"])

@@ -64,6 +64,8 @@ class EngineChoice:
     engine: str = "auto"
     """auto takes the one that is faster for the program's size."""
     announce: Announce | None = None
+    programs: int = 1
+    """How many programs about as large are run: loading a kernel pays for all of them."""
     fold: bool = True
     """Simulate ranks that provably live alike once."""
     progress: Callable[[int, int], None] | None = field(default=None, compare=False)
@@ -87,7 +89,7 @@ class EngineChoice:
     def _faster(self, program: Program, *, closing: bool) -> EngineName:
         """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
         hops = expected_hops(program)
-        if hops < SMALL:  # looking for the kernel takes longer than such a run
+        if hops * self.programs < SMALL:  # looking for the kernel takes longer than such runs
             return "simpy"
         kernel = _kernel(program, closing=closing)
         if hops < SMALL_COLD and kernel.is_cold() and _is_put_off(kernel, self.announce):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeAlias
 
 import numpy as np
 
 from rapid_des.arrays import Bools, Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import NodeKind, NodeTable, TraceSet
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import Block, Blocks, Cuts
 from rapid_des.frontend.parts import PieceKey
@@ -68,14 +68,16 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     groups = blocks.run_groups
     alike = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
     kinds = [kind + _paces(group, machine, slow) for kind, group in zip(alike, groups, strict=True)]
-    times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
+    first: dict[tuple[bytes, PieceKey], tuple[int, ...]] = {}
     for index, kind in enumerate(kinds):
         for key in blocks.keys(blocks.stage(index)):
-            if (kind, key) not in times:
-                block, ranks = blocks.blocks[key], groups[index]
-                slowed = {rank: slow[rank].blocks[key] for rank in ranks if rank in slow}
-                inputs = (ranks, slowed, machine, choice, analytic)
-                times[kind, key] = _times(block, inputs, cache)
+            first.setdefault((kind, key), groups[index])
+    each = replace(choice, programs=len(first))
+    times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
+    for (kind, key), ranks in first.items():
+        slowed = {rank: slow[rank].blocks[key] for rank in ranks if rank in slow}
+        inputs = (ranks, slowed, machine, each, analytic)
+        times[kind, key] = _times(blocks.blocks[key], inputs, cache)
     return kinds, times
 
 
@@ -92,8 +94,42 @@ _Inputs: TypeAlias = tuple[Sequence[int], Mapping[int, Block], Machine, EngineCh
 def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
     """Return a block's times; where a host issues it, of two runs: all issued, and on a GPU that waits."""
     run = _run(block, inputs, cache, hosted=False)
-    issued = () if block.hosted is None else _run(block, inputs, cache, hosted=True).passed
+    issued: tuple[int, ...] = ()
+    if block.hosted is not None:
+        begins = _begins(_traces(block, inputs, hosted=True), run, inputs[2])
+        if begins is None:
+            issued = _run(block, inputs, cache, hosted=True).passed
+        else:
+            issued = tuple(moment + begins for moment in run.passed)
     return BlockTimes(Cuts.of(run.passed, issued), run.compute, run.hops, run.served, run.busiest)
+
+
+def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
+    """Return how much later all of a block runs on a GPU that waits for its host; None: by a second run.
+
+    A host issues the first node, and nothing may start before. If it has issued every other one by when it
+    would then start, that makes no further difference: all goes on as if issued, so much later. Streams
+    in program order keep it; ways that messages take by the clock do not.
+    """
+    tables = {id(rank.nodes): rank.nodes for rank in hosted.ranks}.values()
+    if hosted.unordered_streams or machine.switching.spray is not None:
+        return None
+    begins = set()
+    for table in tables:
+        if (table.issuer[1:] == UNSTATED).any():
+            return None
+        issued = np.maximum(table.issued[1:], 1)
+        begins.add(first := int(issued.min()))
+        if (issued > run.starts + first).any():
+            return None
+    return begins.pop() if len(begins) == 1 else None
+
+
+def _traces(block: Block, inputs: _Inputs, *, hosted: bool) -> TraceSet:
+    """Return the traces of a block on all of its ranks."""
+    ranks, slowed, *_ = inputs
+    own = {rank: other.on(ranks, hosted=hosted) for rank, other in slowed.items()}
+    return on_slow_gpus(block.on(ranks, hosted=hosted), own)
 
 
 @dataclass(frozen=True)
@@ -101,6 +137,8 @@ class _Passed:
     """One run of a block: when it passed its cuts, and the rest as in `BlockTimes`."""
 
     passed: tuple[int, ...]
+    starts: Int64s = field(compare=False)
+    """When its nodes started, each on the rank that was first."""
     compute: int
     hops: int
     served: frozenset[Served]
@@ -109,16 +147,17 @@ class _Passed:
 
 def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
     """Run a block, unless one that runs alike on an equal machine is in the cache."""
-    ranks, slowed, machine, choice, analytic = inputs
-    own = {rank: other.on(ranks, hosted=hosted) for rank, other in slowed.items()}
-    traces = on_slow_gpus(block.on(ranks, hosted=hosted), own)
+    _, _, machine, choice, analytic = inputs
+    traces = _traces(block, inputs, hosted=hosted)
 
     def run() -> _Passed:
         lowered = lower(traces, machine, analytic=analytic, cache=cache)
         records = execute(lowered.program, choice, name=lowered.name).records
-        finish = [records.finish[_visits_of_nodes(lowered, rank)] for rank in range(len(traces.ranks))]
+        visits = [_visits_of_nodes(lowered, rank) for rank in range(len(traces.ranks))]
+        finish = np.max([records.finish[own] for own in visits], axis=0)
         return _Passed(
-            passed=block.passed(np.max(finish, axis=0).tolist(), hosted=hosted),
+            passed=block.passed(finish.tolist(), hosted=hosted),
+            starts=np.min([records.start[own] for own in visits], axis=0),
             compute=_computes(lowered, records),
             hops=records.hops,
             served=lowered.served,
@@ -126,7 +165,9 @@ def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) ->
         )
 
     key = (machine, key_of(traces, choice, analytic=analytic), block.cuts)
-    return cache.get_or_make(key, run, weight=lambda _: _WEIGHT + 200 * len(traces.ranks))
+    return cache.get_or_make(
+        key, run, weight=lambda run: _WEIGHT + 200 * len(traces.ranks) + run.starts.nbytes
+    )
 
 
 def _visits_of_nodes(lowered: Lowered, position: int) -> Int64s:
