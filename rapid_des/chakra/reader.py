@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from rapid_des.arrays import digest, frozen
@@ -37,7 +38,16 @@ from rapid_des.chakra.source import (
     open_trace,
 )
 from rapid_des.chakra.together import Ahead
-from rapid_des.chakra.trace import LIBRARIES, Finding, FoundError, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import (
+    EXCHANGES,
+    LIBRARIES,
+    Exchange,
+    Finding,
+    FoundError,
+    NodeTable,
+    RankTrace,
+    TraceSet,
+)
 from rapid_des.errors import TraceError
 
 
@@ -90,6 +100,7 @@ class _SetReader:
         self.ranks: list[RankTrace] = []
         self.unordered: set[str] = set()
         self.libraries = ""
+        self.exchanges: tuple[Exchange, ...] = ()
         self.remarks: Counter[str] = Counter()
         self.findings: list[Finding] = []
         self.repairs: dict[int, tuple[Repair, ...]] = {}
@@ -165,8 +176,10 @@ class _SetReader:
         if raw.group_frames:
             known = self._with_node_groups(raw, known)
         declared = _declared_unordered(source)
-        stated = (mark.string_val for mark in source.metadata.attr if mark.name == LIBRARIES)
-        self.libraries = next(stated, self.libraries)
+        marks = {mark.name: mark.string_val for mark in source.metadata.attr}
+        self.libraries = marks.get(LIBRARIES, self.libraries)
+        if EXCHANGES in marks:
+            self.exchanges = _exchanges(marks[EXCHANGES], source)
         return Origin(
             str(source.path),
             rank,
@@ -224,7 +237,10 @@ class _SetReader:
             notes.append(f"ranks without a file: {', '.join(map(str, self.files.missing[:12]))}")
         self._note_empty()
         unordered = frozenset(self.unordered)
-        traces = TraceSet(tuple(self.ranks), self.groups, unordered, self.libraries, tuple(notes))
+        ranks = tuple(self.ranks)
+        traces = TraceSet(
+            ranks, self.groups, unordered, self.libraries, tuple(notes), exchanges=self.exchanges
+        )
         return ReadReport(self.files, traces, self.findings, self.repairs)
 
     def _note_empty(self) -> None:
@@ -270,6 +286,13 @@ def _evidence(source: TraceFile, raw: RawTable) -> Evidence:
         has_data=len(raw.dependencies["data"][1]) > 0,
         has_ctrl=len(raw.dependencies["ctrl"][1]) > 0,
     )
+
+
+def _exchanges(text: str, source: TraceFile) -> tuple[Exchange, ...]:
+    try:
+        return msgspec.json.decode(text, type=tuple[Exchange, ...])
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{source.path}: metadata {EXCHANGES}: {error}") from None
 
 
 def _declared_unordered(source: TraceFile) -> frozenset[str]:

@@ -22,6 +22,8 @@ MOST_RANKS = 2**24
 """Ranks are numbered below this."""
 LIBRARIES = "rapid_libraries"
 """Metadata attribute: the communication libraries that the set's collectives call, as JSON."""
+EXCHANGES = "rapid_exchanges"
+"""Metadata attribute: how all-to-alls with a tag spread what they carry, as JSON."""
 UNSTATED = -1
 """In `duration`: to be computed from `flops` and `tensor_bytes`. In `group`, `peer` and `issuer`: none."""
 
@@ -61,6 +63,25 @@ class CollectiveType(IntEnum):
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """How an all-to-all spreads copies of tokens over its members, all of whose tokens are alike.
+
+    Its comm_size is what a member sends (or, of one that returns, gets) if every copy travels by itself.
+    """
+
+    copies: tuple[int, ...] = ()
+    """How many go to the experts of each member, in any unit; empty: as many to each."""
+    topk: int = 1
+    """Copies of a token."""
+    returns: bool = False
+    """Experts' results go back to their tokens: each member sends what it else would get."""
+    once: bool = False
+    """Copies for one member travel once, and over the network once for all members of a node."""
+    nodes: int = 0
+    """To how many nodes a token goes at most; 0: any number."""
+
+
+@dataclass(frozen=True)
 class NodeTable:
     """The nodes of one rank's program, in program order, as read-only columns of length n.
 
@@ -85,6 +106,8 @@ class NodeTable:
     peer: Int32s
     """Slot in `RankTrace.peers` of the other side of a send or receive, or `UNSTATED`."""
     tag: Int64s
+    """Of a send or receive what both must agree in; of an all-to-all 0, or the place from 1 on of its way
+    to spread in `TraceSet.exchanges`."""
     priority: Int64s
     """The smaller is served first where a stream or link must choose."""
     flops: Int64s
@@ -138,6 +161,8 @@ class TraceSet:
     """The communication libraries that its collectives call, by kind of group, as JSON; empty: not stated."""
     notes: tuple[str, ...] = field(default=())
     """One line for each choice or repair that reading made, for people."""
+    exchanges: tuple[Exchange, ...] = ()
+    """How all-to-alls with a tag spread what they carry."""
 
     def table_numbers(self) -> list[int]:
         """Return by position the number of each rank's table: one for all ranks that share one."""

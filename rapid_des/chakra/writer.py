@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,16 @@ import numpy as np
 from rapid_des.chakra.files import varint, write_frames, write_parts
 from rapid_des.chakra.groups import WORLD
 from rapid_des.chakra.source import discover
-from rapid_des.chakra.trace import BOUNDS, LIBRARIES, UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import (
+    BOUNDS,
+    EXCHANGES,
+    LIBRARIES,
+    UNSTATED,
+    NodeKind,
+    NodeTable,
+    RankTrace,
+    TraceSet,
+)
 from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 from rapid_des.units import PS_PER_US, ceil_divide
@@ -73,6 +83,8 @@ def _frames(rank: RankTrace, of: TraceSet) -> Iterator[bytes]:
     metadata.attr.add(name="rapid_format", string_val=FORMAT)
     if of.libraries:
         metadata.attr.add(name=LIBRARIES, string_val=of.libraries)
+    if of.exchanges:
+        metadata.attr.add(name=EXCHANGES, string_val=json.dumps([asdict(one) for one in of.exchanges]))
     if of.unordered_streams:
         streams = metadata.attr.add(name="rapid_unordered_streams")
         streams.string_list.values.extend(sorted(of.unordered_streams))

@@ -5,6 +5,7 @@ from rapid_des.config.documents import (
     Settings,
     apply_overrides,
     as_pairs,
+    count_rows,
     load_document,
     settings_named,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "Spec",
     "apply_overrides",
     "as_pairs",
+    "count_rows",
     "decode",
     "json_schema",
     "load_document",

@@ -227,6 +227,20 @@ def _decoded(content: bytes, path: Path) -> str:
         raise ConfigError(f"not UTF-8 text (byte {error.start})", file=str(path)) from None
 
 
+def count_rows(path: Path) -> tuple[tuple[int, ...], ...]:
+    """Return the rows of a text file of counts, commas between them; a `ConfigError` names a line."""
+    rows = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        entries = [entry.strip() for entry in line.split(",")]
+        if not line.strip():
+            continue
+        wrong = [entry for entry in entries if not entry.isdecimal()]
+        if wrong:
+            raise ConfigError(f"{wrong[0]!r} is no count of 0 or more", file=str(path), key=f"line {number}")
+        rows.append(tuple(map(int, entries)))
+    return tuple(rows)
+
+
 def load_document(path: Path) -> Document:
     """Read one file whose top level is a mapping."""
     tree = parse_text(read_text(path), path)

@@ -48,6 +48,7 @@ from rapid_des.frontend.inference import (
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
+from rapid_des.frontend.routing import places
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import (
@@ -209,6 +210,11 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
 
     `UnsupportedByEngine` where experts are not split as all else is, or something goes on beside an exchange.
     """
+    if places(job) > 1:
+        raise UnsupportedByEngine(
+            f"{job.file}: routing.load: ranks compute unlike many copies of tokens; hierarchical execution "
+            "follows one rank for all of a stage: use --mode flattened"
+        )
     tp = job.members("tp")
     if job.model.has_experts and job.etp != tp:
         raise UnsupportedByEngine(
@@ -348,4 +354,5 @@ def _exchange(piece: Piece, row: int, *, after: int) -> Node:
         size=values[Column.SIZE],
         collective=values[Column.COLLECTIVE],
         group=values[Column.GROUP],
+        tag=values[Column.TAG],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.device.spec import arithmetic_dtype
 from rapid_des.errors import ConfigError
@@ -17,11 +18,17 @@ from rapid_des.frontend.parts import (
     Pieces,
     price_lists,
     stage_parameters,
+    stage_sections,
     training_lists,
 )
 from rapid_des.frontend.prices import PricedOperator
+from rapid_des.frontend.routing import exchanges, layer_loads, places
+from rapid_des.frontend.template import Column
 from rapid_des.frontend.trace import FinishedProgram, JobTrace, job_trace
 from rapid_des.frontend.training import stage_program, step_kernels
+from rapid_des.units import Duration
+
+COMPUTE = int(NodeKind.COMPUTE)
 
 
 @dataclass(frozen=True)
@@ -31,9 +38,15 @@ class PricedJob:
     job: Job
     operators: OperatorModel
     """Prices what stands outside the lists, such as the optimizer."""
-    pieces: Pieces
+    places: tuple[Pieces, ...]
+    """Of the ranks at each place along ep, where experts' loads differ; else one for all."""
     priced: tuple[PricedOperator, ...]
     """What each distinct kernel costs, in the order in which the sections run."""
+
+    @property
+    def pieces(self) -> Pieces:
+        """Those of the first place."""
+        return self.places[0]
 
     @property
     def serves(self) -> bool:
@@ -47,9 +60,38 @@ class PricedJob:
         return stage_program(self.job, pieces, stage, self.operators)
 
     def trace(self, programs: Sequence[FinishedProgram], ranks: Sequence[int] | None = None) -> JobTrace:
-        """Return the trace of one program a stage, on all ranks or on some."""
+        """Return the trace of one program a stage, or a stage and place, on all ranks or on some."""
         notes = serving_notes(self.job) if self.serves else ()
+        notes = (*notes, *self._load_notes())
         return job_trace(self.job, programs, ranks=ranks, notes=notes, operators=self.priced)
+
+    def _load_notes(self) -> Iterator[str]:
+        """Yield how unlike experts' loads are and, of training, what that takes in a step."""
+        loads = layer_loads(self.job)
+        if not loads:
+            return
+        mean = sum(load.busiest_rank * len(load.layers) for load in loads)
+        mean /= sum(len(load.layers) for load in loads)
+        worst = max(load.busiest_rank for load in loads)
+        text = (
+            f"experts' load: a layer's busiest rank computes {mean:.2f} times the mean (at most {worst:.2f})"
+        )
+        if not self.serves and len(self.places) > 1:
+            lost = Duration(max(map(self._lost, range(self.job.stages))))
+            text += (
+                f"; in each layer all wait for it, in the kernels of a step {lost} more than the mean rank's"
+            )
+        yield text
+
+    def _lost(self, stage: int) -> int:
+        """Return by how much the busiest ranks' kernels are longer than the mean rank's, over a step."""
+        lost = 0
+        for section, count in stage_sections(self.job, stage).items():
+            for phase in ("forward", "backward"):
+                pieces = [pieces[PieceKey(section, phase)].rows for pieces in self.places]
+                times = [int(rows[rows[:, Column.KIND] == COMPUTE, Column.DURATION].sum()) for rows in pieces]
+                lost += count * (max(times) - sum(times) // len(times))
+        return lost * self.job.micro_batches
 
 
 def price_job(job: Job, operators: OperatorModel, decode_operators: OperatorModel | None = None) -> PricedJob:
@@ -58,17 +100,19 @@ def price_job(job: Job, operators: OperatorModel, decode_operators: OperatorMode
     `decode_operators` prices decode steps where they are launched otherwise (CUDA graphs).
     """
     decode_operators = decode_operators or operators
-    if job.spec.phase == "inference":
-        lists = serving_lists(job)
-        pieces = serving_pieces(job, lists, operators, decode_operators)
-    else:
-        lists = training_lists(job)
-        pieces = price_lists(lists, operators, job.host)
+    of_places = []
+    for place in range(places(job)):
+        if job.spec.phase == "inference":
+            lists = serving_lists(job, place)
+            of_places.append(serving_pieces(job, lists, operators, decode_operators))
+        else:
+            lists = training_lists(job, place)
+            of_places.append(price_lists(lists, operators, job.host, exchanges(job)))
     priced = (
         _priced(key, name, operator, decode_operators if key.step else operators)
         for key, name, operator in _kernels(job, lists)
     )
-    return PricedJob(job, operators, pieces, tuple(priced))
+    return PricedJob(job, operators, tuple(of_places), tuple(priced))
 
 
 def build(
@@ -84,7 +128,9 @@ def build(
     """
     check_size(job, gpus)
     priced = price_job(job, operators, decode_operators)
-    return priced.trace([priced.program(stage, priced.pieces) for stage in range(job.stages)])
+    return priced.trace(
+        [priced.program(stage, pieces) for pieces in priced.places for stage in range(job.stages)]
+    )
 
 
 def check_size(job: Job, gpus: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from rapid_des.frontend.parts import (
     sections,
 )
 from rapid_des.frontend.prices import price
+from rapid_des.frontend.routing import exchanges
 from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
@@ -57,22 +58,22 @@ def passes(job: Job) -> tuple[Pass, ...]:
     return (prefill, *(Pass(step, 1, spec.prompt_length + step) for step in steps))
 
 
-def pass_lists(job: Job, current: Pass) -> dict[Section, tuple[Operation, ...]]:
-    """Return the operator list of each section in one pass of one micro-batch."""
-    shard = serving_shard(job, current)
+def pass_lists(job: Job, current: Pass, place: int = 0) -> dict[Section, tuple[Operation, ...]]:
+    """Return the operator list of each section in one pass of one micro-batch; `place` as in training."""
+    shard = replace(serving_shard(job, current), expert_place=place)
     layers = {Section("block", kind): layer.forward(shard) for kind, layer in enumerate(job.model.kinds)}
     return {EMBEDDING: embedding_forward(shard), **layers, HEAD: sampling(shard)}
 
 
-def serving_lists(job: Job) -> Lists:
-    """Return the operator lists of all passes, as `pass_key` names them.
+def serving_lists(job: Job, place: int = 0) -> Lists:
+    """Return the operator lists of all passes, as `pass_key` names them, of ranks at one place along ep.
 
     Of decode steps after the first, only what sees the KV cache: the rest is as in the first.
     """
     simulated = passes(job)
     lists: dict[PieceKey, tuple[Operation, ...]] = {}
     for current in simulated[:2]:
-        for section, operations in pass_lists(job, current).items():
+        for section, operations in pass_lists(job, current, place).items():
             lists[pass_key(section, current.step, simulated)] = operations
     for current in simulated[2:]:
         for kind, layer in enumerate(job.model.kinds):
@@ -115,7 +116,7 @@ def serving_pieces(
     pieces: dict[PieceKey, Piece] = {}
     for key, operations in lists.items():
         host = None if captures(job, key.step) else job.host
-        piece = price(operations, decode_operators if key.step else operators, host)
+        piece = price(operations, decode_operators if key.step else operators, host, exchanges(job))
         if key.step > complete[-1].step:
             first = pieces[pass_key(key.section, complete[-1].step, complete)]
             piece = _recosted(first, piece.rows[:, COSTS])

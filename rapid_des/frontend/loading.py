@@ -27,6 +27,7 @@ from rapid_des.config import (
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job, Model, model_of
 from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
+from rapid_des.frontend.routing import with_counts, with_routing
 from rapid_des.frontend.software import Software, applied, software_of, with_defaults
 from rapid_des.frontend.spec import JobSpec, ModelSpec
 
@@ -63,8 +64,9 @@ def load_job(
         document, of_model = apply_overrides(document, of_model, root="job"), ()
     with settings_named(document):
         software = software_of(document)
-        spec = _with_defaults(document, software)
+        spec = with_counts(_with_defaults(document, software), path)
         model = _model(spec, path, of_model)
+        model = with_routing(model, spec, str(path))
         name = reference.name if isinstance(reference, Job) else path.stem
         job = Job(name, str(path), structs.replace(spec, model=model.spec, software=applied(software)), model)
         check_job(job)

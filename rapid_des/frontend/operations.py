@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
+from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import Dtype, Gemm, Operator, Vector
 from rapid_des.device.vector import Policy, fused
 from rapid_des.frontend.shard import Shard, byte_count
@@ -29,6 +30,7 @@ class Counts(TypedDict, total=False):
     weights: int
     sees_cache: bool
     expert: bool
+    exchange: Exchange | None
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Operation:
     """Serving: whether its cost depends on how many positions the KV cache holds."""
     expert: bool = False
     """Whether its parameters are a routed expert's."""
+    exchange: Exchange | None = None
+    """Of an all-to-all: how it spreads, where that is not every copy by itself and evenly."""
 
     @property
     def domain(self) -> Domain:
@@ -78,10 +82,18 @@ class OperationList:
     """Collects a list in order; each operation waits for the one before unless told otherwise."""
 
     entries: list[Operation] = field(default_factory=list)
+    _awaited: tuple[int, ...] = ()
+    """What the next operation waits for instead of the last one; empty: the last one."""
+
+    def go_on_after(self, *positions: int) -> None:
+        """Have the next operation wait for these positions unless it is told otherwise."""
+        self._awaited = tuple(dict.fromkeys(positions))
 
     @property
     def last(self) -> int:
-        """The position of the last operation, or the input."""
+        """The position that the next operation waits for: the last one's, or the input."""
+        if self._awaited:
+            return self._awaited[0]
         return len(self.entries) - 1 if self.entries else INPUT
 
     def finish(self) -> tuple[Operation, ...]:
@@ -99,9 +111,11 @@ class OperationList:
         """Append a kernel and return its position; `counts` are fields of `Operation`."""
         return self._append(Operation(name, self._after(after), operator=operator, **counts))
 
-    def message(self, name: str, role: str, size: int, *, after: int | None = None, output: int = 0) -> int:
-        """Append a message of this rank's group and return its position."""
-        return self._append(Operation(name, self._after(after), role=role, size=size, output=output))
+    def message(
+        self, name: str, role: str, size: int, *, after: int | None = None, **counts: Unpack[Counts]
+    ) -> int:
+        """Append a message of this rank's group and return its position; `counts` as for kernels."""
+        return self._append(Operation(name, self._after(after), role=role, size=size, **counts))
 
     def pass_on(
         self, name: str, role: str, size: int, *, step: int, after: tuple[int, ...]
@@ -117,9 +131,10 @@ class OperationList:
     def _after(self, after: int | tuple[int, ...] | None) -> tuple[int, ...]:
         if isinstance(after, tuple):
             return after
-        return (self.last if after is None else after,)
+        return (self._awaited or (self.last,)) if after is None else (after,)
 
     def _append(self, operation: Operation) -> int:
+        self._awaited = ()
         self.entries.append(operation)
         return self.last
 

@@ -6,10 +6,11 @@ Everything downstream reads these lists: the trace (priced), the memory walk (by
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
+from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import (
@@ -156,12 +157,13 @@ Lists: TypeAlias = Mapping[PieceKey, tuple[Operation, ...]]
 Pieces: TypeAlias = Mapping[PieceKey, Piece]
 
 
-def training_lists(job: Job) -> Lists:
+def training_lists(job: Job, place: int = 0) -> Lists:
     """Return the operator lists of training: each section's for one micro-batch, and each stage's norms.
 
+    They are those of ranks at one place among the ep ranks, where experts' loads differ.
     "norms", once a step, sums the gradients of what sequence parallelism leaves whole on every tp rank.
     """
-    shard = job.training_shard
+    shard = replace(job.training_shard, expert_place=place)
     norms = {PieceKey(NORMS, "backward", stage): _norm_gradients(job, stage) for stage in range(job.stages)}
     return (norms if job.spec.parallelism.sequence_parallel else {}) | {
         PieceKey(EMBEDDING, "forward"): embedding_forward(shard),
@@ -205,10 +207,13 @@ def _norm_gradients(job: Job, stage: int) -> tuple[Operation, ...]:
 
 
 def price_lists(
-    lists: Lists, operators: OperatorModel, host: HostSpec | None = None
+    lists: Lists,
+    operators: OperatorModel,
+    host: HostSpec | None = None,
+    exchanges: Sequence[Exchange] = (),
 ) -> dict[PieceKey, Piece]:
-    """Return each list as a priced piece, which `host` issues node by node."""
-    return {key: price(operations, operators, host) for key, operations in lists.items()}
+    """Return each list as a priced piece, which `host` issues node by node; `exchanges` as `price` has it."""
+    return {key: price(operations, operators, host, exchanges) for key, operations in lists.items()}
 
 
 def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:

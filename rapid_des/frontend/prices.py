@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from rapid_des.chakra.trace import BOUNDS, NodeKind
+from rapid_des.chakra.trace import BOUNDS, Exchange, NodeKind
 from rapid_des.device.operators import Dtype, Operator, OperatorModel
 from rapid_des.errors import InputError
 from rapid_des.frontend.operations import Operation
@@ -100,10 +100,16 @@ def peer_node(name: str, operation: Operation, after: tuple[int, ...], host: Hos
     )
 
 
-def price(operations: Sequence[Operation], operators: OperatorModel, host: HostSpec | None = None) -> Piece:
+def price(
+    operations: Sequence[Operation],
+    operators: OperatorModel,
+    host: HostSpec | None = None,
+    exchanges: Sequence[Exchange] = (),
+) -> Piece:
     """Return an operator list as a piece; its first node waits for every port.
 
-    `host` issues its nodes one by one; None: nobody does, or all at once.
+    `host` issues its nodes one by one; None: nobody does, or all at once. `exchanges` are the ways in which
+    the job's all-to-alls spread.
     """
     nodes = []
     for position, operation in enumerate(operations):
@@ -111,7 +117,9 @@ def price(operations: Sequence[Operation], operators: OperatorModel, host: HostS
         if operation.step:
             nodes.append(peer_node(operation.name, operation, after, host))
         elif operation.operator is None:
-            nodes.append(message_node(operation.name, operation.role, operation.size, after, host))
+            node = message_node(operation.name, operation.role, operation.size, after, host)
+            way = 0 if operation.exchange is None else 1 + exchanges.index(operation.exchange)
+            nodes.append(replace(node, tag=way))
         else:
             nodes.append(kernel_node(operation.name, operation.operator, operators, after, host))
     marks = [

@@ -62,6 +62,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "ep": ("ep",),
     "etp": ("etp",),
     "expert_gradient": ("edp",),
+    "experts": ("etp", "ep"),
 }
 """Process groups by the axes along which their members differ; `embedding` keeps the first and last stage."""
 PARTS: Mapping[str, tuple[str, bool]] = {"cp_heads": ("cp", True), "cp_ring": ("cp", False)}
@@ -97,6 +98,8 @@ TRAFFIC: Mapping[str, Role] = {
     "ep.combine": Role(_EXCHANGE, "ep", "ep", _whole, "results of experts to their tokens"),
     "etp.gather": Role(_GATHER, "ep", "etp", _shard, "tokens of experts that several ranks share"),
     "etp.scatter": Role(_SCATTER, "ep", "etp", _whole, "partial sums of shared experts' results"),
+    "experts.gather": Role(_GATHER, "ep", "experts", _shard, "tokens of all ranks of a layer's experts"),
+    "experts.scatter": Role(_SCATTER, "ep", "experts", _whole, "partial sums of experts' results, by token"),
     "edp.reduce": Role(_REDUCE, "dp", "expert_gradient", _whole, "a bucket of the experts' gradients"),
     "edp.scatter": Role(
         _SCATTER, "dp", "expert_gradient", _whole, "a bucket of the experts' gradients, each keeps its part"
@@ -144,6 +147,8 @@ class Shard:
     """Of cp the ways that attention is split by heads, not by blocks of keys."""
     ep: int = 1
     etp: int = 1
+    expert_place: int = 0
+    """Which of the ep ranks it is, where experts' loads differ."""
     flash: bool = True
     dropout: bool = False
     recompute: Recompute = "none"
@@ -213,5 +218,6 @@ class Shard:
 
     def message(self, role: str, elements: int, dtype: str | None = None) -> int:
         """Return the comm_size of a message inside the tp, cp, ep or etp group."""
-        members: int = getattr(self, TRAFFIC[role].group)
+        group = TRAFFIC[role].group
+        members: int = self.ep * self.etp if group == "experts" else getattr(self, group)
         return message_size(role, elements, dtype or self.precision.activations, members)

@@ -21,6 +21,7 @@ Norms: TypeAlias = Literal["before", "after", "both"]
 Block: TypeAlias = Literal["sequential", "parallel", "parallel_one_norm"]
 ContextKind: TypeAlias = Literal["all_gather", "ring", "ulysses", "ulysses_ring"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
+Placement: TypeAlias = Literal["contiguous", "eplb"]
 Recompute: TypeAlias = Literal["none", "selective", "full"]
 ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
 if TYPE_CHECKING:
@@ -207,6 +208,66 @@ class ModelSpec(Spec, frozen=True):
         return self.max_positions * self.hidden if self.position == "learned" else 0
 
 
+class BalancedLoad(Spec, frozen=True, tag_field="kind", tag="balanced"):
+    """All experts get as many copies of tokens."""
+
+
+class HistogramLoad(Spec, frozen=True, tag_field="kind", tag="histogram"):
+    """Experts get what was counted: `counts` here, or in a `file`."""
+
+    counts: tuple[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], ...] = ()
+    """Of each expert, in one row for all layers with experts, or one for each of them."""
+    file: str | None = None
+    """A text file, by its path from the job's folder, whose lines are such rows, commas between numbers."""
+
+
+class ZipfLoad(Spec, frozen=True, tag_field="kind", tag="zipf"):
+    """The r-th expert, in an order drawn for each layer, gets r^-exponent."""
+
+    exponent: Annotated[float, msgspec.Meta(ge=0, le=10)]
+    """0: all alike."""
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)]
+    """Of the draw."""
+    layers: Count | None = None
+    """How many different layers are drawn, which then repeat; unset: every layer."""
+
+
+class DirichletLoad(Spec, frozen=True, tag_field="kind", tag="dirichlet"):
+    """Shares drawn for each layer from a symmetric Dirichlet distribution."""
+
+    concentration: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    """Of every expert; the smaller, the more uneven."""
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)]
+    """Of the draw."""
+    layers: Count | None = None
+    """How many different layers are drawn, which then repeat; unset: every layer."""
+
+
+ExpertLoad: TypeAlias = BalancedLoad | HistogramLoad | ZipfLoad | DirichletLoad
+
+
+class RoutingSpec(Spec, frozen=True):
+    """How tokens find their experts: how many go to which, who holds these, and how they travel."""
+
+    load: ExpertLoad = BalancedLoad()
+    """How copies of tokens spread over routed experts (`kind` says which is meant)."""
+    placement: Placement = "contiguous"
+    """Which rank holds which: in their order, or `eplb`: dealt out so that ranks carry about the same."""
+    redundant: Annotated[int, msgspec.Meta(ge=0, le=2**16)] = 0
+    """Further copies of the experts that carry most (inference); ep divides all copies together."""
+    pads: bool = True
+    """With a capacity factor: experts with fewer tokens are padded; false: they compute what they get."""
+    dispatcher: Literal["all_to_all", "all_gather", "deepep"] = "all_to_all"
+    """How tokens travel: every copy by itself; all tokens to all ranks (Megatron's allgather); or as DeepEP's
+    normal kernels: once to each node, and there once to each rank."""
+    nodes: Count | None = None
+    """To how many nodes a token goes at most (DeepSeek-V3: 4); with dispatcher deepep. Unset: any number."""
+    dispatch: Dtype | None = None
+    """Format in which copies travel; unset: as activations. Results come back as activations."""
+    overlap_shared: bool = False
+    """Shared experts compute while copies and results travel, as Megatron's moe-shared-expert-overlap."""
+
+
 class ParallelismSpec(Spec, frozen=True):
     """How many ways each axis splits the job; ranks are laid out by mixed radix, `order` innermost first."""
 
@@ -349,6 +410,8 @@ class JobSpec(Spec, frozen=True):
     """How the job is split over GPUs."""
     precision: PrecisionSpec = PrecisionSpec()
     """Number formats."""
+    routing: RoutingSpec = RoutingSpec()
+    """How tokens find their experts, in models that have such."""
     training: TrainingSpec | None = None
     """One optimizer step; with phase training."""
     inference: InferenceSpec | None = None

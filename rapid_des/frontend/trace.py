@@ -13,6 +13,7 @@ from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.layout import numbers_of
 from rapid_des.frontend.prices import PricedOperator, kernel_node, message_node
+from rapid_des.frontend.routing import exchanges, libraries_json, place_of_ranks
 from rapid_des.frontend.shard import GROUP_SLOTS, PEERS
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
@@ -117,7 +118,7 @@ class JobTrace:
     job: Job
     traces: TraceSet
     tables: tuple[NodeTable, ...]
-    """One a pipeline stage, shared by its ranks."""
+    """One a pipeline stage, shared by its ranks, or by those at the first place where loads differ."""
     stage_of_rank: tuple[int, ...]
     """For each entry of `traces.ranks`."""
     segments: tuple[tuple[Segment, ...], ...]
@@ -162,12 +163,16 @@ def _neighbours(job: Job, peer: tuple[str, int]) -> Int64s:
 def assemble(
     job: Job, programs: Sequence[FinishedProgram], *, ranks: Sequence[int] | None = None
 ) -> TraceSet:
-    """Return the trace of all ranks, or of some, with groups kept to them."""
+    """Return the trace of all ranks, or of some, with groups kept to them.
+
+    `programs` are one a stage, or one a place (along ep) and stage, stage by stage within a place.
+    """
     chosen = range(job.gpus) if ranks is None else sorted(ranks)
     present = frozenset(chosen)
     kinds = dict.fromkeys(kind for program in programs for kind in program.groups)
     by_kind = {kind: groups_by_rank(job, kind, present) for kind in kinds}
-    stages = job.layout.coordinates("pp").tolist()
+    stages = job.layout.coordinates("pp")
+    own = (stages + job.stages * place_of_ranks(job) if len(programs) > job.stages else stages).tolist()
     neighbours = {
         peer: _neighbours(job, peer)
         for peer in dict.fromkeys(peer for program in programs for peer in program.peers)
@@ -175,12 +180,12 @@ def assemble(
     traces = []
     groups: dict[str, tuple[int, ...]] = {"world": tuple(chosen)}
     for rank in chosen:
-        program = programs[stages[rank]]
+        program = programs[own[rank]]
         joined = [by_kind[kind][rank] for kind in program.groups]
         groups.update(joined)
         peers = tuple(int(neighbours[peer][rank]) for peer in program.peers)
         traces.append(RankTrace(rank, program.table, tuple(name for name, _ in joined), peers))
-    return TraceSet(tuple(traces), groups, libraries=job.software.libraries_json())
+    return TraceSet(tuple(traces), groups, libraries=libraries_json(job), exchanges=exchanges(job))
 
 
 def job_trace(
@@ -197,9 +202,9 @@ def job_trace(
     return JobTrace(
         job=job,
         traces=traces,
-        tables=tuple(program.table for program in programs),
+        tables=tuple(program.table for program in programs[: job.stages]),
         stage_of_rank=tuple(stages[trace.rank] for trace in traces.ranks),
-        segments=tuple(program.segments for program in programs),
+        segments=tuple(program.segments for program in programs[: job.stages]),
         tokens=job.tokens,
         model_flops=job.model_flops,
         notes=tuple(notes),

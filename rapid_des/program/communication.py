@@ -5,6 +5,7 @@ Where nothing takes a link (`analytic`) each is one template that lasts as long 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, cached_property
@@ -12,11 +13,14 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.trace import Exchange
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.collective_specs import LibraryChoice, Nccl
 from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
+from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.token_exchange import exchange_schedule
 from rapid_des.program import library
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.beside import Taken
@@ -107,6 +111,8 @@ class Communication:
         `kind` is the stream that it runs on.
         """
         laid = self._laid_out(call, kind, ranks)
+        if laid is None and call.exchange is not None:
+            return self._exchange(call, call.exchange, ranks)
         if laid is not None:
             self.served.add(laid.served)
             lasting = self.analytic or not laid.takes_links
@@ -163,7 +169,32 @@ class Communication:
         """Return how a library does a collective; None where the machine's own algorithms do it."""
         if not self._libraries or self.mark(ranks[0], [ranks]) is not None:
             return None
-        return self._libraries.lay_out(kind, call.collective, call.size, ranks)
+        return self._libraries.lay_out(kind, call.collective, call.size, ranks, call.exchange)
+
+    def _exchange(self, call: Call, exchange: Exchange, ranks: Ranks) -> int:
+        """Return the template of an exchange of tokens at the links' own rates."""
+        if self._groups.kept(ranks) < len(ranks):
+            raise UnsupportedByEngine("an exchange that spreads unevenly has no cut")
+        node = self._machine.spec.gpus_per_node or 1
+        counts = tuple(Counter(rank // node for rank in ranks).values())
+        name = f"all_to_all of {call.size} B"
+        self.served.add(Served("all_to_all", len(ranks), call.size, "direct"))
+
+        def schedule() -> Schedule:
+            return exchange_schedule(exchange, call.size, counts)
+
+        def lasting() -> Template:
+            duration = alone(schedule(), self._machine, ranks)
+            return fixed_template(len(ranks), duration, self.sizes, name=name)
+
+        key = ("exchange", call.size, exchange, counts)
+        if self.analytic:
+            return self.templates.number((*key, self.likeness(ranks)), lasting)
+
+        def sent() -> Template:
+            return self.templates.of(key, schedule, name=name, segment=self._segment, whole=False)
+
+        return self.templates.number(key, sent)
 
     def _lasting(self, laid: LaidOut, members: int) -> int:
         duration = laid.cost.duration

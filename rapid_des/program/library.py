@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from rapid_des.arrays import Bools, Int64s, starts_of
-from rapid_des.chakra.trace import LIBRARIES, CollectiveType, TraceSet
+from rapid_des.chakra.trace import LIBRARIES, CollectiveType, Exchange, TraceSet
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.network.collective_specs import LibraryChoice, Native, Nccl
+from rapid_des.network.collective_specs import DeepEp, LibraryChoice, Native, Nccl
 from rapid_des.network.collectives.libraries.library import (
     LinkRates,
     Request,
@@ -144,11 +144,17 @@ class Libraries:
         return self._active
 
     def lay_out(
-        self, kind: str, collective: CollectiveType, size: int, ranks: tuple[int, ...]
+        self,
+        kind: str,
+        collective: CollectiveType,
+        size: int,
+        ranks: tuple[int, ...],
+        exchange: Exchange | None = None,
     ) -> LaidOut | None:
         """Return how a library does a collective; None where the machine's own algorithms do it.
 
-        `kind` is the stream of the collective.
+        `kind` is the stream of the collective. `InputError` where copies should travel once and no library
+        here has constants of kernels that do so.
         """
         if not self._active or self._machine.collectives.choice(collective.name.lower()) is not None:
             return None
@@ -156,10 +162,15 @@ class Libraries:
         switched = collective is CollectiveType.ALL_REDUCE and self._switched(kind, ranks, order, counts)
         exchanges = collective is CollectiveType.ALL_TO_ALL and len(counts) > 1
         blocks = self._nic_blocks(ranks) if exchanges else 0
-        request = Request(collective, size, counts, switched, blocks, meshed=self._meshed)
+        if exchange is not None and exchange.copies:
+            exchange = replace(exchange, copies=tuple(exchange.copies[member] for member in order))
+        request = Request(collective, size, counts, switched, blocks, meshed=self._meshed, exchange=exchange)
         with self._naming_the_machine():
             for library in self._choice.of(kind):
                 cost = cost_of(library, request, self._rates_among(request.place))
+                if exchange is not None and exchange.once and not isinstance(library, DeepEp | Native):
+                    problem = "no library here has measured kernels in which copies of a token travel once"
+                    raise InputError(f"{problem} (collectives.measured.kernels: normal)")
                 if cost is not None:
                     laid = LaidOut(library_name(library), cost, request, order)
                     return replace(laid, as_rings=self._goes_as_rings(laid, ranks))

@@ -10,7 +10,16 @@ from math import prod
 import numpy as np
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import (
+    EXCHANGES,
+    UNSTATED,
+    CollectiveType,
+    Exchange,
+    NodeKind,
+    NodeTable,
+    RankTrace,
+    TraceSet,
+)
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
@@ -261,12 +270,12 @@ class _Expansions:
 
     def _collectives(self, nodes: NodeTable) -> None:
         places = np.flatnonzero(nodes.kind == NodeKind.COLLECTIVE)
-        columns = np.stack((nodes.collective[places], nodes.size[places], nodes.group[places]), 1).astype(
-            np.int64
-        )
+        spread = nodes.tag if self._lowering.traces.exchanges else np.zeros(len(nodes), np.int64)
+        stated = nodes.collective[places], nodes.size[places], nodes.group[places], spread[places]
+        columns = np.stack(stated, 1).astype(np.int64)
         rows, inverse = np.unique(columns, axis=0, return_inverse=True)
         self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
-        for index, (kind, size, group) in enumerate(rows.tolist()):
+        for index, (kind, size, group, way) in enumerate(rows.tolist()):
             node = places[inverse.reshape(-1) == index][0]
             if UNSTATED in (kind, size, group):
                 what = "known type" if kind == UNSTATED else "size" if size == UNSTATED else "group"
@@ -275,11 +284,25 @@ class _Expansions:
             stream = nodes.streams[nodes.stream[node]]
             apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
             slot = self.slots.number(Whole(group, (kind, size) if apart else ()), stream)
-            self.distinct.append(self._collective(CollectiveType(kind), size, group, slot))
+            extents, axes = self._geometries[group]
+            call = Call(
+                CollectiveType(kind), size, extents, axes, self._trees[group], self._exchange(way, group)
+            )
+            self.distinct.append(self._collective(call, group, slot))
 
-    def _collective(self, kind: CollectiveType, size: int, group: int, whole: int) -> Expansion:
-        extents, axes = self._geometries[group]
-        call = Call(kind, size, extents, axes, self._trees[group])
+    def _exchange(self, way: int, group: int) -> Exchange | None:
+        """Return how an all-to-all of a tag spreads; `TraceError` if that is not stated for this group."""
+        if not way:
+            return None
+        exchanges, name = self._lowering.traces.exchanges, self._trace.groups[group]
+        members = len(self._lowering.groups.members(name))
+        if way > len(exchanges) or len(exchanges[way - 1].copies) not in (0, members):
+            problem = f"tag {way} stands for no way to spread over {members} members"
+            raise TraceError(f"rank {self._trace.rank}, group {name}: {problem} ({EXCHANGES})")
+        return exchanges[way - 1]
+
+    def _collective(self, call: Call, group: int, whole: int) -> Expansion:
+        extents = call.extents
         if call.members == 1:
             return Expansion(whole)
         ranks = self._lowering.groups.members(self._trace.groups[group])

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.chakra.trace import CollectiveType
+from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.machine import Machine
 from rapid_des.network.collective_specs import AUTO, Choice, Collectives
@@ -78,6 +78,8 @@ class Call:
     dimensions: tuple[int, ...]
     """Along which flat axes of the fabric; empty for a group that is no such grid."""
     above: TreesOver = NO_TREES
+    exchange: Exchange | None = None
+    """How an all-to-all spreads what it carries, where that is not evenly."""
 
     @property
     def members(self) -> int:

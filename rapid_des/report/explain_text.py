@@ -10,6 +10,7 @@ from typing import Any
 
 from rapid_des.frontend.memory import StageMemory
 from rapid_des.frontend.parallelism import Phase
+from rapid_des.frontend.routing import LayerLoad
 from rapid_des.report.job_structure import Explanation, MessageKind, SectionKind
 from rapid_des.report.memory_text import memory_lines, stage_json
 from rapid_des.report.result import Result
@@ -38,6 +39,9 @@ def explain_lines(result: Result, explanation: Explanation) -> Iterator[str]:
     yield from table("a rank's share of a section: kernels + collectives, of one micro-batch",
         ("section", "layers", "which", "parameters", *_PHASES), "<><>>>",
         map(_section_row, explanation.sections))  # fmt: skip
+    yield from table("copies of tokens that experts get, as multiples of the mean",
+        ("layers", "which", "busiest expert", "busiest rank", "idlest rank"), "><>>>",
+        map(_load_row, explanation.loads))  # fmt: skip
     yield from memory_lines(stages)
     yield from _message_lines(result, explanation)
     yield from _operator_lines(result)
@@ -62,9 +66,15 @@ def explain_json(result: Result, explanation: Explanation) -> dict[str, Any]:
         "messages": [
             asdict(message) | {"served_by": _served_by(result, message)} for message in explanation.messages
         ],
+        "expert_loads": [asdict(load) for load in explanation.loads],
         "operators_rank": None if operators is None else result.critical_rank,
         "operators": operators,
     }
+
+
+def _load_row(load: LayerLoad) -> Row:
+    figures = (load.busiest_expert, load.busiest_rank, load.idlest_rank)
+    return (f"{len(load.layers)}", _short(spans(load.layers)), *(f"{figure:.3f}" for figure in figures))
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.parts import Section, section_parameters, training_lists
+from rapid_des.frontend.routing import LayerLoad, layer_loads
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.trace import JobTrace
 
@@ -83,12 +84,14 @@ class Explanation:
     """Of each part of the model; part c·pp + s is chunk c of stage s."""
     sections: tuple[SectionKind, ...]
     messages: tuple[MessageKind, ...]
+    loads: tuple[LayerLoad, ...] = ()
+    """Of layers whose experts get unlike many copies of tokens."""
 
 
 def explain(trace: JobTrace) -> Explanation:
     """Return the process groups, the layers of each part, and all messages as the trace has them."""
     job = trace.job
-    return Explanation(_groups(trace), job.layers, _sections(job), _messages(trace))
+    return Explanation(_groups(trace), job.layers, _sections(job), _messages(trace), layer_loads(job))
 
 
 def _groups(trace: JobTrace) -> tuple[GroupKind, ...]:

@@ -1,20 +1,18 @@
 """A mixture of experts: a router, routed experts that ep spreads and etp splits, shared experts beside them.
 
-Where every rank has tokens of its own (tp 1, or sequence parallelism) copies of tokens travel to the ranks of
-their experts and back, as in Megatron Core's all-to-all dispatcher; ranks that share experts (etp) gather
-what came in and reduce what goes out. Where the ranks of a tp group hold the same tokens, as in serving, each
-computes what its experts add, and one sum over tp follows. Copies spread evenly over the experts. Their
-biases are added in the products.
+Tokens reach their experts as `dispatch` says. Where the ranks of a tp group hold the same tokens, as in
+serving, one sum over tp follows. Experts' biases are added in the products. Shared experts compute before
+the routed ones, or in halves while tokens travel.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from rapid_des.device.operators import Gemm, GroupedGemm
 from rapid_des.device.vector import fused
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.layers.dispatch import Company, Dispatch
 from rapid_des.frontend.layers.feed_forward import GATED, DenseFeedForward
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.operations import (
@@ -35,11 +33,9 @@ class Experts:
     """Routed experts, `topk` of `experts` for each token, and the shared ones as one dense feed-forward."""
 
     hidden: int
-    experts: int
-    topk: int
     inner: int
     activation: str
-    capacity: float | None
+    dispatch: Dispatch
     bias: bool
     router_bias: bool
     shared: DenseFeedForward | None
@@ -47,6 +43,11 @@ class Experts:
 
     name = "ffn"
     output_bias = False
+
+    @property
+    def experts(self) -> int:
+        """Routed experts."""
+        return self.dispatch.experts
 
     @property
     def _projections(self) -> int:
@@ -80,13 +81,14 @@ class Experts:
     def flops(self, sequence: int) -> int:
         """Return two for each weight that a token meets."""
         shared = self.shared.flops(sequence) if self.shared else 0
-        return 2 * (self.experts * self.hidden + self.topk * self._expert) + shared
+        return 2 * (self.experts * self.hidden + self.dispatch.topk * self._expert) + shared
 
     def refusal(self, split: ParallelismSpec) -> str | None:
         """Return why a job's axes can not spread or split the experts."""
         etp = split.tp if split.etp is None else split.etp
-        if self.experts % split.ep:
-            return f"experts {self.experts} does not divide by ep {split.ep}"
+        refused = self.dispatch.refusal(split.ep, etp)
+        if refused:
+            return refused
         if self.inner % etp:
             return f"expert hidden {self.inner} does not divide by etp {etp}"
         if split.tp > 1 and not split.sequence_parallel and split.ep * etp != split.tp:
@@ -98,124 +100,95 @@ class Experts:
 
     def forward(self, operations: OperationList, shard: Shard) -> None:
         """Append router, shared experts, the way to the routed ones, these, and the way back."""
-        stream = shard.activation_bytes(self._tokens(shard) * self.hidden)
+        dispatch, rows = self.dispatch, self.dispatch.tokens(shard)
+        stream = shard.activation_bytes(rows * self.hidden)
         column_forward(operations, _alone(shard), self._routing(shard), saved=stream)
-        rows = self._tokens(shard)
-        operations.kernel(
-            "ffn.gate", shard.vector("moe_gate", rows, self.experts), saved=4 * rows * self.experts
-        )
-        operations.kernel("ffn.topk", shard.vector("moe_topk", rows, self.experts))
-        if self.shared:
-            self.shared.products(operations, shard, saved=0)
-            if self._travels(shard):
-                reduce_output(operations, shard, self.shared.name, shard.tokens * self.hidden)
-            self._scale_shared(operations, shard)
-        self._dispatch(operations, shard)
+        gate = shard.vector("moe_gate", rows, self.experts)
+        operations.kernel("ffn.gate", gate, saved=4 * rows * self.experts)
+        chosen = operations.kernel("ffn.topk", shard.vector("moe_topk", rows, self.experts))
+        if self.shared and not self._beside(shard):
+            self.shared.up(operations, shard, saved=0)
+            self._shared_down(operations, shard, self.shared)
+        first, second = self._shared_forward(operations, shard, chosen)
+        dispatch.forth(operations, shard, first)
         self._products(operations, shard)
-        self._return(operations, shard)
-        if not self._travels(shard):
+        dispatch.back(operations, shard, second)
+        if not dispatch.travels(shard):
             reduce_output(operations, shard, self.name, shard.tokens * self.hidden)
+
+    def _beside(self, shard: Shard) -> bool:
+        """Tell whether shared experts compute while tokens travel."""
+        return self.dispatch.routing.overlap_shared and shard.ep * shard.etp > 1
+
+    def _shared_forward(
+        self, operations: OperationList, shard: Shard, chosen: int
+    ) -> tuple[Company | None, Company | None]:
+        """Return what computes while copies travel, and what while results do: halves of shared experts."""
+        shared, activated = self.shared, [chosen]
+        if shared is None or not self._beside(shard):
+            return None, None
+
+        def up() -> None:
+            shared.up(operations, shard, saved=0)
+            activated.append(operations.last)
+
+        def down() -> None:
+            operations.go_on_after(activated[-1])
+            self._shared_down(operations, shard, shared)
+
+        return Company(chosen, up), Company(chosen, down)
+
+    def _shared_down(self, operations: OperationList, shard: Shard, shared: DenseFeedForward) -> None:
+        """Append the second half of the shared experts, its sum over tp, and their gate."""
+        shared.down(operations, shard)
+        if self.dispatch.travels(shard):
+            reduce_output(operations, shard, shared.name, shard.tokens * self.hidden)
+        self._scale_shared(operations, shard)
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the same from the end; gradients of copies travel as their results did."""
-        self._return(operations, shard, backward=True)
+        dispatch, shared = self.dispatch, self.shared
+        ready, sums = operations.last, list[int]()
+        beside = shared is not None and self._beside(shard)
+
+        def down() -> None:
+            assert shared is not None
+            self._scale_shared(operations, shard, backward=True)
+            shared.down_backward(operations, shard)
+            sums.append(operations.last)
+
+        def up() -> None:
+            assert shared is not None
+            operations.go_on_after(sums[-1])
+            sums[-1] = shared.up_backward(operations, shard)
+
+        dispatch.back(operations, shard, Company(ready, down) if beside else None, backward=True)
         self._product_gradients(operations, shard)
-        self._dispatch(operations, shard, backward=True)
-        if not self._travels(shard) and shard.tp > 1:
+        dispatch.forth(operations, shard, Company(ready, up) if beside else None, backward=True)
+        if not dispatch.travels(shard) and shard.tp > 1:
             size = shard.message("tp.reduce_gradient", shard.tokens * self.hidden)
             operations.message("ffn.reduce_gradient", "tp.reduce_gradient", size)
         routed = operations.last
-        parts = [routed]
-        if self.shared:
-            self._scale_shared(operations, shard, backward=True)
-            parts.append(self.shared.backward(operations, shard))
-        rows = self._tokens(shard)
+        if shared is not None and not beside:
+            down()
+            sums[-1] = shared.up_backward(operations, shard)
+        rows = dispatch.tokens(shard)
         gate = shard.vector("softmax", rows, self.experts, backward=True)
         operations.kernel("ffn.gate", gate, after=routed)
-        parts.append(column_backward(operations, _alone(shard), self._routing(shard)))
+        parts = [routed, *sums, column_backward(operations, _alone(shard), self._routing(shard))]
         add = shard.vector("residual_add", rows, self.hidden)
         output = shard.activation_bytes(rows * self.hidden)
         return operations.kernel("ffn.input_gradient.add", add, after=tuple(parts), output=output)
 
-    @staticmethod
-    def _travels(shard: Shard) -> bool:
-        """Tell whether ranks have tokens of their own, whose copies go to the ranks of their experts."""
-        return shard.tp == 1 or shard.sequence_parallel
-
-    def _tokens(self, shard: Shard) -> int:
-        """Return the tokens that this rank routes."""
-        return shard.norm_tokens if self._travels(shard) else shard.tokens
-
-    def _copies(self, shard: Shard) -> int:
-        """Return the copies of tokens that this rank's routed experts are meant for, over all its peers'."""
-        tokens = self._tokens(shard)
-        copies = tokens * self.topk
-        if self.capacity is not None:
-            copies = self.experts * math.ceil(self.capacity * copies / self.experts)
-        return copies
-
-    def _rows(self, shard: Shard) -> tuple[int, ...]:
-        """Return the rows of each local expert; of few copies some experts get none."""
-        copies = self._copies(shard)
-        copies = copies * shard.etp if self._travels(shard) else ceil_divide(copies, shard.ep)
-        local = self.experts // shard.ep
-        even, over = divmod(copies, local)
-        return (even + 1,) * over + (even,) * (local - over)
-
     def _routing(self, shard: Shard) -> Linear:
         return Linear(
-            "ffn.router", self.experts, self.hidden, self.router_bias, self._tokens(shard), narrow=False
+            "ffn.router",
+            self.experts,
+            self.hidden,
+            self.router_bias,
+            self.dispatch.tokens(shard),
+            narrow=False,
         )
-
-    def _dispatch(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
-        """Append what brings copies of tokens to their experts, or the gradients of these back."""
-        steps = [self._permute, self._exchange, self._sort, self._gather]
-        for step in steps[::-1] if backward else steps:
-            step(operations, shard, "dispatch", backward=backward)
-
-    def _return(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
-        """Append what brings experts' results to their tokens, or the gradients of these to the experts."""
-        steps = [self._gather, self._sort, self._exchange, self._permute]
-        for step in steps[::-1] if backward else steps:
-            step(operations, shard, "combine", backward=backward)
-
-    def _permute(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append the copies in the order of their experts, or their weighted sum in the order of tokens."""
-        kind = "moe_permute" if role == "dispatch" else "moe_unpermute"
-        copies = self._copies(shard) if self._travels(shard) else sum(self._rows(shard))
-        size = shard.activation_bytes(copies * self.hidden)
-        saved = size if role == "combine" and not backward else 0
-        output = size if (role == "dispatch") != backward else shard.activation_bytes(
-            self._tokens(shard) * self.hidden
-        )  # fmt: skip
-        kernel = shard.vector(kind, copies, self.hidden, backward=backward)
-        operations.kernel(f"ffn.{kind.removeprefix('moe_')}", kernel, saved=saved, output=output)
-
-    def _exchange(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
-        if shard.ep > 1 and self._travels(shard):
-            elements = self._copies(shard) * self.hidden
-            name = f"ffn.{role}" + "_gradient" * backward
-            size = shard.message(f"ep.{role}", elements)
-            operations.message(name, f"ep.{role}", size, output=shard.activation_bytes(elements))
-
-    def _sort(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append what orders copies from many ranks by local expert, or back."""
-        if shard.ep > 1 and self._travels(shard) and self.experts > shard.ep:
-            copies = self._copies(shard)
-            kernel = shard.vector("moe_permute", copies, self.hidden, backward=backward)
-            output = shard.activation_bytes(copies * self.hidden)
-            operations.kernel(f"ffn.{role}.sort", kernel, output=output)
-
-    def _gather(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append what ranks that share experts tell each other: all copies, and the sum of their results."""
-        if shard.etp > 1 and self._travels(shard):
-            gathers = (role == "dispatch") != backward
-            what = "etp.gather" if gathers else "etp.scatter"
-            elements = self._copies(shard) * shard.etp * self.hidden
-            name = f"ffn.{role}.{'gather' if gathers else 'scatter'}"
-            operations.message(
-                name, what, shard.message(what, elements), output=shard.activation_bytes(elements)
-            )
 
     def _widths(self, shard: Shard) -> tuple[int, int]:
         """Return the columns of the first product and the inner ones of the second."""
@@ -223,7 +196,7 @@ class Experts:
         return inner * self._projections, inner
 
     def _products(self, operations: OperationList, shard: Shard) -> None:
-        rows, (wide, inner) = self._rows(shard), self._widths(shard)
+        rows, (wide, inner) = self.dispatch.rows(shard), self._widths(shard)
         total, local = sum(rows), len(rows)
         cast(operations, shard, Linear("ffn.in", wide, self.hidden, False, total), total)
         operations.kernel(
@@ -248,7 +221,7 @@ class Experts:
         )
 
     def _product_gradients(self, operations: OperationList, shard: Shard) -> None:
-        rows, (wide, inner) = self._rows(shard), self._widths(shard)
+        rows, (wide, inner) = self.dispatch.rows(shard), self._widths(shard)
         total = sum(rows)
         self._gradients_of(operations, shard, "ffn.out", rows, (self.hidden, inner))
         for kind in reversed(fused((self.activation,), shard.fusion)):
@@ -291,7 +264,7 @@ class Experts:
     def _scale_shared(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
         """Append the shared experts' gate, if they have one."""
         if self.shared_gate:
-            kernel = shard.vector("multiply", self._tokens(shard), self.hidden, backward=backward)
+            kernel = shard.vector("multiply", self.dispatch.tokens(shard), self.hidden, backward=backward)
             operations.kernel("ffn.shared.gate", kernel, parameters=self.hidden * backward)
 
 
@@ -314,11 +287,9 @@ def mixture_of_experts(spec: ExpertsSpec, model: ModelSpec, file: str) -> Expert
     )
     return Experts(
         hidden=model.hidden,
-        experts=spec.experts,
-        topk=spec.topk,
         inner=spec.hidden,
         activation=spec.activation,
-        capacity=spec.capacity,
+        dispatch=Dispatch(model.hidden, spec.experts, spec.topk, spec.capacity),
         bias=spec.bias,
         router_bias=spec.router_bias,
         shared=shared if spec.shared_hidden else None,

@@ -72,14 +72,27 @@ class DenseFeedForward:
 
     def products(self, operations: OperationList, shard: Shard, *, saved: int) -> None:
         """Append the forward but for the sum over tp; `saved` bytes of the input are kept."""
+        self.up(operations, shard, saved=saved)
+        self.down(operations, shard)
+
+    def up(self, operations: OperationList, shard: Shard, *, saved: int) -> None:
+        """Append the first product and the activation."""
         column_forward(operations, shard, self._up(shard), saved=saved)
         self._activate(operations, shard)
+
+    def down(self, operations: OperationList, shard: Shard) -> None:
+        """Append the second product."""
         down = self._down(shard)
         cast(operations, shard, down, shard.tokens)
         forward_gemm(operations, shard, down, saved=shard.activation_bytes(shard.tokens * down.inner))
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the same from the end."""
+        self.down_backward(operations, shard)
+        return self.up_backward(operations, shard)
+
+    def down_backward(self, operations: OperationList, shard: Shard) -> None:
+        """Append the gradients of the second product and of the activation."""
         row_backward(operations, shard, self._down(shard))
         rows, columns = shard.tokens, self._down(shard).inner
         size = shard.activation_bytes(rows * self._up(shard).columns)
@@ -87,6 +100,9 @@ class DenseFeedForward:
             if kind != "bias_add":
                 kernel = shard.vector(kind, rows, columns, backward=True)
                 operations.kernel(f"{self.name}.{kind}", kernel, output=size)
+
+    def up_backward(self, operations: OperationList, shard: Shard) -> int:
+        """Append the gradients of the first product."""
         return column_backward(operations, shard, self._up(shard))
 
     def _up(self, shard: Shard) -> Linear:

@@ -16,6 +16,7 @@ from rapid_des.frontend.memory.tensors import Tensor
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.parts import PieceKey, Section, training_lists
+from rapid_des.frontend.routing import heaviest_place
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class SectionMemory:
 
 def section_memory(job: Job) -> dict[Section, SectionMemory]:
     """Return what each section of a training job keeps, under its recomputation."""
-    lists = training_lists(job)
+    lists = training_lists(job, heaviest_place(job))
     forwards = {key.section: operations for key, operations in lists.items() if key.phase == "forward"}
     return {
         section: _section(job, section, operations, lists[PieceKey(section, "backward")])

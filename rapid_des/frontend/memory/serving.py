@@ -10,6 +10,7 @@ from rapid_des.frontend.memory.events import transient
 from rapid_des.frontend.memory.standing import fragments, framework
 from rapid_des.frontend.memory.tensors import JobMemory, StageMemory, Tensor, by_category, merged
 from rapid_des.frontend.parts import EMBEDDING, Section, section_parameters, stage_parameters, stage_sections
+from rapid_des.frontend.routing import heaviest_place
 from rapid_des.frontend.shard import byte_count
 
 
@@ -20,7 +21,7 @@ def serving_memory(job: Job) -> JobMemory:
 
 def _stage(job: Job, stage: int) -> StageMemory:
     prefill = passes(job)[0]
-    shard, lists = serving_shard(job, prefill), pass_lists(job, prefill)
+    shard, lists = serving_shard(job, prefill), pass_lists(job, prefill, heaviest_place(job))
     counts = stage_sections(job, stage)
     between = 1 + job.spec.memory.held_outputs
     found = [
@@ -54,7 +55,7 @@ def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
 def _weights(job: Job, counts: Mapping[Section, int]) -> int:
     """Return the bytes of a stage's weights: a layer's matrices as stored, all else as activations."""
     precision, sizes = job.spec.precision, section_parameters(job)
-    lists = pass_lists(job, passes(job)[0])
+    lists = pass_lists(job, passes(job)[0], heaviest_place(job))
     narrow = sum(
         count * sum(operation.weights for operation in lists[section]) for section, count in counts.items()
     )

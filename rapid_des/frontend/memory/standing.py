@@ -92,6 +92,8 @@ def framework(job: Job) -> Iterator[Tensor]:
 def _groups(job: Job) -> Iterator[str]:
     """Yield the kinds of process groups that a job of this model makes."""
     for group, axes in GROUPS.items():
+        if group == "experts" and job.spec.routing.dispatcher != "all_gather":
+            continue
         if job.model.has_experts or EXPERT_AXES.isdisjoint(axes):
             yield group
 

@@ -8,6 +8,7 @@ they take as long if nothing is in their way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -15,7 +16,7 @@ from functools import cache, cached_property, partial
 import numpy as np
 
 from rapid_des.arrays import rows_of
-from rapid_des.chakra.trace import CollectiveType
+from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collective_specs import AnyLibrary, Collectives, CustomAllReduce, DeepEp, Native, Nccl
 from rapid_des.network.collectives.in_switch import nvls
@@ -29,6 +30,7 @@ from rapid_des.network.collectives.libraries.nccl import (
 from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, load_fabric, on_links
 from rapid_des.network.collectives.libraries.over_nodes import node_trees, rail_chains, rail_rings
 from rapid_des.network.collectives.libraries.serving_kernels import (
+    ONCE,
     all_reduce_cost,
     exchange_cost,
     load_kernels,
@@ -36,6 +38,7 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
 from rapid_des.network.collectives.on_fabric import ShapedCollective, build_schedule
 from rapid_des.network.collectives.ring import ring_reduction
 from rapid_des.network.collectives.schedule import Schedule, demand, together
+from rapid_des.network.collectives.token_exchange import exchange_schedule, imbalance
 from rapid_des.units import ceil_divide
 
 C = CollectiveType
@@ -69,6 +72,13 @@ class Request:
     """As in its place."""
     meshed: bool = False
     """Whether every two GPUs of a node have a link of their own: NCCL's rings then take all of them."""
+    exchange: Exchange | None = None
+    """How an all-to-all spreads what it carries; None: evenly, every copy by itself."""
+
+    @property
+    def busiest(self) -> int:
+        """Bytes that the member with most to send or to get has; it decides how long all take."""
+        return math.ceil(self.size * imbalance(self.exchange))
 
     @cached_property
     def place(self) -> Place:
@@ -91,7 +101,7 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
         return None
     if isinstance(library, Nccl):
         fabric = _fabric(_file(library.constants), rates)
-        cost = nccl_cost(fabric, request.collective, place, request.size, switched=request.switched)
+        cost = nccl_cost(fabric, request.collective, place, request.busiest, switched=request.switched)
         return _on(library, cost)
     kernels = load_kernels(_file(library.kernels))
     if isinstance(library, CustomAllReduce):
@@ -100,7 +110,7 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
         return all_reduce_cost(kernels, library.engine, place.ranks, request.size)
     if request.collective is not C.ALL_TO_ALL:
         return None
-    return exchange_cost(kernels, library, place, request.size)
+    return exchange_cost(kernels, library, place, request.busiest, request.exchange)
 
 
 def message_cost(
@@ -188,7 +198,15 @@ def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
         )
     if cost.algorithm == "ring":
         return _chain(request)
-    direct = build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
+    return _direct(request, cost)
+
+
+def _direct(request: Request, cost: LibraryCost) -> Schedule:
+    if request.exchange is not None:
+        exchange = replace(request.exchange, once=cost.protocol == ONCE)
+        return exchange_schedule(exchange, request.size, request.counts)
+    shaped = ShapedCollective(request.collective, (request.place.ranks,), request.size)
+    direct = build_schedule("direct", shaped)
     whole = cost.near_share == cost.far_share == 1.0
     return direct if whole else _once(direct, request, cost)
 

@@ -16,15 +16,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rapid_des.chakra.trace import CollectiveType
+from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.config import Spec, decode, load_document
 from rapid_des.config.presets import preset_folder
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collective_specs import DeepEp
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place, nccl_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
+from rapid_des.network.collectives.token_exchange import expected_places
 from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size
 
+ONCE = "normal"
+"""The protocol of an exchange in which a token goes to each node, and to each rank, once."""
 _MICRO = 1e6
 _SCALE_BLOCK = 128
 _SCALE_BYTES = 4
@@ -103,6 +106,8 @@ class ExpertExchange:
 
     sent: float | None = None
     """Bytes of all copies that a rank sends, where not what tokens and hidden size come to."""
+    most_nodes: int = 0
+    """Nodes among which a token's experts are kept; 0: all."""
 
     @property
     def copies(self) -> float:
@@ -117,7 +122,9 @@ class ExpertExchange:
 
     def distinct(self, parts: int) -> float:
         """Return how many of `parts` equal parts of the group a token's experts are expected in."""
-        return parts * (1.0 - (1.0 - 1.0 / parts) ** self.topk)
+        if self.most_nodes:
+            parts = parts * min(self.most_nodes, self.nodes) // self.nodes
+        return expected_places(parts, self.topk)
 
 
 @cache
@@ -166,21 +173,26 @@ def all_reduce_cost(kernels: ServingKernels, library: str, ranks: int, size: int
     )
 
 
-def exchange_cost(kernels: ServingKernels, library: DeepEp, place: Place, size: int) -> LibraryCost | None:
+def exchange_cost(
+    kernels: ServingKernels, library: DeepEp, place: Place, size: int, how: Exchange | None = None
+) -> LibraryCost | None:
     """Return what an exchange of `size` bytes a rank takes; None where there are no constants for it.
 
-    An all-to-all of a trace does not say whether it dispatches or combines: the mean of both, unless the
-    library's `direction` says it.
+    An all-to-all of a trace that does not say `how` it spreads may dispatch or combine: the mean of both,
+    unless the library's `direction` says it.
     """
     directions = ("dispatch", "combine") if library.direction is None else (library.direction,)
+    if how is not None:
+        directions = ("combine" if how.returns else "dispatch",)
     known: Mapping[str, LowLatency | Normal] = (
         kernels.low_latency if library.kernel == "low_latency" else kernels.normal
     )
     if any(name not in known for name in directions):
         return None
     exchange = ExpertExchange(
-        tokens=1, hidden=0, topk=library.topk, experts=library.experts,
+        tokens=1, hidden=0, topk=library.topk if how is None else how.topk, experts=library.experts,
         nodes=place.nodes, per_node=place.per_node, element_bytes=2, sent=float(size),
+        most_nodes=0 if how is None else how.nodes,
     )  # fmt: skip
     times, starts = [], []
     for name in directions:
@@ -191,7 +203,7 @@ def exchange_cost(kernels: ServingKernels, library: DeepEp, place: Place, size: 
             times.append(normal_time(kernel, exchange, multiprocessors=library.multiprocessors))
         starts.append(int(kernel.base))
     duration, start = sum(times) // len(times), sum(starts) // len(starts)
-    once = library.kernel == "normal"
+    once = library.kernel == ONCE
     return LibraryCost(
         duration=duration,
         algorithm="deepep",

@@ -1,0 +1,251 @@
+"""How tokens reach their experts and results come back: who gets how many, what runs and what travels.
+
+Where every rank has tokens of its own (tp 1, or sequence parallelism), by one of three dispatchers:
+
+- `all_to_all`, Megatron Core's: copies in the order of their experts travel to the ranks of these, which sort
+  them by expert; ranks that share experts (etp) gather what came in and reduce what goes out;
+- `all_gather`, Megatron Core's: all ranks of a layer's experts gather all tokens, and which experts those
+  chose; each copies what its own experts need, and partial sums are reduced to the tokens' ranks;
+- `deepep`: tokens travel as `Exchange.once` says and are copied where they have come.
+
+Where the ranks of a tp group hold the same tokens, as in serving, each computes what its experts add.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from rapid_des.chakra.trace import Exchange
+from rapid_des.device.operators import DTYPE_BITS
+from rapid_des.frontend.expert_load import Placed
+from rapid_des.frontend.operations import OperationList
+from rapid_des.frontend.shard import Shard, byte_count
+from rapid_des.frontend.spec import RoutingSpec
+from rapid_des.units import ceil_divide
+
+_SCALED = 128
+"""Elements of narrow tokens that share a scale, of four bytes (DeepSeek-AI 2024, section 3.3.2)."""
+_CHOICE_BYTES = 5
+"""Of a token and expert: whether it was chosen, and an fp32 weight."""
+
+
+@dataclass(frozen=True)
+class Company:
+    """What computes while tokens travel."""
+
+    start: int
+    """The position after which it may begin."""
+    append: Callable[[], None]
+
+
+Beside: TypeAlias = Company | None
+
+
+class _Step(Protocol):
+    def __call__(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The way of tokens to `topk` of `experts` and back."""
+
+    hidden: int
+    experts: int
+    topk: int
+    capacity: float | None
+    routing: RoutingSpec = RoutingSpec()
+    placed: Placed | None = None
+    """Where experts stand that get unlike many copies; None: in their order, all alike."""
+
+    @property
+    def physical(self) -> int:
+        """Experts with their further copies."""
+        return self.experts + self.routing.redundant
+
+    @staticmethod
+    def travels(shard: Shard) -> bool:
+        """Tell whether ranks have tokens of their own, whose copies go to the ranks of their experts."""
+        return shard.tp == 1 or shard.sequence_parallel
+
+    def tokens(self, shard: Shard) -> int:
+        """Return the tokens that this rank routes."""
+        return shard.norm_tokens if self.travels(shard) else shard.tokens
+
+    @property
+    def _pads(self) -> bool:
+        return self.capacity is not None and self.routing.pads
+
+    @property
+    def uneven(self) -> Placed | None:
+        """Where experts stand, if what they compute differs."""
+        return None if self._pads else self.placed
+
+    def _most(self, shard: Shard) -> int | None:
+        """Return the most copies that an expert takes of one rank's tokens."""
+        copies = self.tokens(shard) * self.topk
+        return None if self.capacity is None else math.ceil(self.capacity * copies / self.experts)
+
+    def copies(self, shard: Shard) -> int:
+        """Return the copies that a rank sends, of ranks that send unlike many the mean."""
+        most = self._most(shard)
+        if self.uneven is not None:
+            senders = shard.ep if self.travels(shard) else 1
+            return ceil_divide(sum(self._of_experts(shard, self.uneven)), senders)
+        return self.tokens(shard) * self.topk if most is None else self.experts * most
+
+    def _of_experts(self, shard: Shard, placed: Placed) -> list[int]:
+        """Return the copies of each physical expert from all ranks of an ep group."""
+        senders, most = shard.ep if self.travels(shard) else 1, self._most(shard)
+        whole: list[int] = placed.copies(senders * self.tokens(shard) * self.topk).tolist()
+        return whole if most is None else [min(copies, senders * most) for copies in whole]
+
+    def rows(self, shard: Shard) -> tuple[int, ...]:
+        """Return the rows of each local expert; of few copies some experts get none."""
+        shared = shard.etp if self.travels(shard) else 1
+        if self.uneven is not None:
+            local = self.uneven.local
+            first = shard.expert_place * local
+            every = self._of_experts(shard, self.uneven)
+            return tuple(copies * shared for copies in every[first : first + local])
+        copies = self.copies(shard) * shared
+        copies = copies if self.travels(shard) else ceil_divide(copies, shard.ep)
+        local = self.physical // shard.ep
+        even, over = divmod(copies, local)
+        return (even + 1,) * over + (even,) * (local - over)
+
+    def exchange(self, *, returns: bool) -> Exchange | None:
+        """Return how an all-to-all spreads; None: every copy by itself, and evenly."""
+        once, copies = self.routing.dispatcher == "deepep", tuple[int, ...]()
+        if self.uneven is not None:
+            copies = self.uneven.of_ranks(self.capacity)
+        if not once and not copies:
+            return None
+        return Exchange(copies, self.topk, returns, once, self.routing.nodes or 0)
+
+    def refusal(self, ep: int, etp: int) -> str | None:
+        """Return why ep can not spread the experts, or tokens can not travel so."""
+        if self.physical % ep:
+            more = f" with {self.routing.redundant} redundant ones" if self.routing.redundant else ""
+            return f"experts {self.experts}{more} does not divide by ep {ep}"
+        if self.routing.dispatcher == "deepep" and etp > 1:
+            return f"dispatcher deepep sends tokens to ranks with whole experts: etp {etp} must be 1"
+        return None
+
+    def forth(
+        self, operations: OperationList, shard: Shard, beside: Beside = None, *, backward: bool = False
+    ) -> None:
+        """Append what brings copies of tokens to their experts, or the gradients of these back.
+
+        `beside` appends what computes while they travel, and says after which position that may begin.
+        """
+        self._travel(operations, shard, "dispatch", beside, backward=backward)
+
+    def back(
+        self, operations: OperationList, shard: Shard, beside: Beside = None, *, backward: bool = False
+    ) -> None:
+        """Append what brings experts' results to their tokens, or the gradients of these to the experts."""
+        self._travel(operations, shard, "combine", beside, backward=backward)
+
+    def _travel(
+        self, operations: OperationList, shard: Shard, role: str, beside: Beside, *, backward: bool
+    ) -> None:
+        """Append the steps, and what runs beside the one that travels; what follows waits for both."""
+        away = (role == "dispatch") != backward
+        for step in self._steps(shard)[:: 1 if away else -1]:
+            step(operations, shard, role, backward=backward)
+            if beside is not None and step in (self._exchange, self._all_tokens):
+                sent = operations.last
+                operations.go_on_after(beside.start)
+                beside.append()
+                operations.go_on_after(sent, operations.last)
+
+    def _steps(self, shard: Shard) -> list[_Step]:
+        """Return the steps from the tokens to their experts."""
+        spread = shard.ep * shard.etp > 1 and self.travels(shard)
+        if self.routing.dispatcher == "all_gather" and spread:
+            return [self._all_tokens, self._permute]
+        if self.routing.dispatcher == "deepep" and spread:
+            return [self._exchange, self._permute]
+        return [self._permute, self._exchange, self._sort, self._gather]
+
+    def _received(self, shard: Shard) -> int:
+        """Return the copies that come for this rank's experts from its peers along ep."""
+        return sum(self.rows(shard)) // shard.etp
+
+    def _permute(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
+        """Append the copies in the order of their experts, or their weighted sum in the order of tokens."""
+        kind = "moe_permute" if role == "dispatch" else "moe_unpermute"
+        tokens, copies = self.tokens(shard), sum(self.rows(shard))
+        if self.travels(shard) and self.routing.dispatcher == "all_to_all":
+            copies = self.copies(shard)
+        elif self.travels(shard) and self.routing.dispatcher == "all_gather":
+            tokens *= shard.ep * shard.etp
+        size = shard.activation_bytes(copies * self.hidden)
+        saved = size if role == "combine" and not backward else 0
+        output = size if (role == "dispatch") != backward else shard.activation_bytes(tokens * self.hidden)
+        kernel = shard.vector(kind, copies, self.hidden, backward=backward)
+        operations.kernel(f"ffn.{kind.removeprefix('moe_')}", kernel, saved=saved, output=output)
+
+    def _exchange(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
+        """Append the all-to-all of copies, narrow on their way to experts if the job says so."""
+        if shard.ep == 1 or not self.travels(shard):
+            return
+        returns = (role == "combine") != backward
+        elements = self.copies(shard) * self.hidden
+        size = shard.message(f"ep.{role}", elements)
+        if not returns and self.routing.dispatch is not None:
+            size = self._narrow(operations, shard, f"ffn.{role}.quantize", elements)
+        comes = self.copies(shard) if returns else self._received(shard)
+        operations.message(
+            f"ffn.{role}" + "_gradient" * backward,
+            f"ep.{role}",
+            size,
+            output=shard.activation_bytes(comes * self.hidden),
+            exchange=self.exchange(returns=returns),
+        )
+
+    def _narrow(self, operations: OperationList, shard: Shard, name: str, elements: int) -> int:
+        """Append what makes elements narrow before they travel; return the bytes that do."""
+        dtype = self.routing.dispatch
+        assert dtype is not None
+        once = self.routing.dispatcher != "all_to_all"
+        rows = self.tokens(shard) if once else self.copies(shard)
+        scales = 4 * ceil_divide(elements, _SCALED) if DTYPE_BITS[dtype] < 16 else 0
+        operations.kernel(name, shard.vector("quantize", rows, self.hidden))
+        return byte_count(elements, dtype) + scales
+
+    def _sort(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
+        """Append what orders copies from many ranks by local expert, or back."""
+        if shard.ep > 1 and self.travels(shard) and self.physical > shard.ep:
+            copies = self._received(shard)
+            kernel = shard.vector("moe_permute", copies, self.hidden, backward=backward)
+            output = shard.activation_bytes(copies * self.hidden)
+            operations.kernel(f"ffn.{role}.sort", kernel, output=output)
+
+    def _gather(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
+        """Append what ranks that share experts tell each other: all copies, and the sum of their results."""
+        if shard.etp > 1 and self.travels(shard):
+            gathers = (role == "dispatch") != backward
+            what = "etp.gather" if gathers else "etp.scatter"
+            elements = self._received(shard) * shard.etp * self.hidden
+            name = f"ffn.{role}.{'gather' if gathers else 'scatter'}"
+            operations.message(
+                name, what, shard.message(what, elements), output=shard.activation_bytes(elements)
+            )
+
+    def _all_tokens(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
+        """Append the gather of the tokens of all ranks of a layer's experts, or their sums' way back."""
+        gathers = (role == "dispatch") != backward
+        own, ranks = self.tokens(shard) * self.hidden, shard.ep * shard.etp
+        what = "experts.gather" if gathers else "experts.scatter"
+        size = shard.message(what, own * ranks)
+        if gathers and self.routing.dispatch is not None:
+            size = self._narrow(operations, shard, f"ffn.{role}.quantize", own)
+        if role == "dispatch" and not backward:
+            size += self.tokens(shard) * self.experts * _CHOICE_BYTES
+        name = f"ffn.{role}.{'gather' if gathers else 'scatter'}"
+        output = shard.activation_bytes(own * ranks if gathers else own)
+        operations.message(name, what, size, output=output)
