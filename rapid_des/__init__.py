@@ -38,9 +38,10 @@ if TYPE_CHECKING:
         TraceError,
         UnsupportedByEngine,
     )
-    from rapid_des.frontend.job import Job, Model
+    from rapid_des.frontend.job import Job
     from rapid_des.frontend.loading import load_job, load_model
     from rapid_des.frontend.memory import JobMemory, check_memory, memory
+    from rapid_des.frontend.model import Model
     from rapid_des.machine import Machine, load_machine
     from rapid_des.modes.execution import EngineChoice
     from rapid_des.modes.pricing import price

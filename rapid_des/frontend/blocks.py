@@ -33,6 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import cast
 
 import numpy as np
 
@@ -46,9 +47,9 @@ from rapid_des.frontend.inference import (
     passes,
 )
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
 from rapid_des.frontend.routing import places
+from rapid_des.frontend.schedules.plan import Phase
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import (
@@ -167,8 +168,13 @@ class Blocks:
     @cached_property
     def _keys(self) -> list[tuple[PieceKey, ...]]:
         present = [stage_sections(self.job, stage) for stage in range(self.job.stages)]
+        phases = {"forward"} if self.priced.serves else self.job.plan.phases
         return [
-            tuple(key for key in self.blocks if key.stage == stage or key.section in here)
+            tuple(
+                key
+                for key in self.blocks
+                if key.stage == stage or (key.section in here and key.phase in phases)
+            )
             for stage, here in enumerate(present)
         ]
 
@@ -187,18 +193,18 @@ class Blocks:
     def outer_program(self, stage: int, durations: Durations) -> FinishedProgram:
         """Return the program of one stage's ranks with its blocks as compute nodes."""
         pieces = {key: _timed(block, durations.get(key)) for key, block in self.blocks.items()}
-        return self.priced.program(stage, pieces)
+        return self.priced.program(stage, {**self.priced.pieces, **pieces})
 
     def uses(self, stage: int, segment: Segment) -> Counter[PieceKey]:
         """Return how often a segment of a stage's program runs each block."""
         if segment.name == "optimizer":
             norms = PieceKey(NORMS, "backward", stage)
             return Counter([norms] if norms in self.blocks else [])
-        placed = [section for section, _ in sections(self.job, self.job.part(stage, segment.chunk))]
+        placed = [section for section, _ in sections(self.job, self.job.placement[stage][segment.chunk])]
         if self.priced.serves:
             return Counter(pass_key(section, segment.step, self._passes) for section in placed)
-        phase: Phase = "backward" if segment.name == "backward" else "forward"
-        return Counter(PieceKey(section, phase) for section in placed)
+        keys = (PieceKey(section, cast(Phase, segment.name)) for section in placed)
+        return Counter(key for key in keys if key in self.blocks)
 
     @cached_property
     def _passes(self) -> tuple[Pass, ...]:
@@ -222,7 +228,8 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
             "of each tp group, whose others must have the same share of experts: use --mode flattened"
         )
     priced = price_job(job, operators, decode_operators)
-    return Blocks(priced, {key: _block(job, key, piece) for key, piece in priced.pieces.items()})
+    pieces = ((key, piece) for key, piece in priced.pieces.items() if len(piece))
+    return Blocks(priced, {key: _block(job, key, piece) for key, piece in pieces})
 
 
 def _inner(job: Job) -> tuple[str, ...]:

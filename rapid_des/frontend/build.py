@@ -11,6 +11,7 @@ from rapid_des.device.spec import arithmetic_dtype
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.inference import serving_lists, serving_notes, serving_pieces, serving_program
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.optimizer_step import step_kernels
 from rapid_des.frontend.parts import (
     OPTIMIZER,
     Lists,
@@ -25,7 +26,7 @@ from rapid_des.frontend.prices import PricedOperator
 from rapid_des.frontend.routing import exchanges, layer_loads, places
 from rapid_des.frontend.template import Column
 from rapid_des.frontend.trace import FinishedProgram, JobTrace, job_trace
-from rapid_des.frontend.training import stage_program, step_kernels
+from rapid_des.frontend.training import stage_program
 from rapid_des.units import Duration
 
 COMPUTE = int(NodeKind.COMPUTE)
@@ -142,8 +143,13 @@ def check_size(job: Job, gpus: int | None) -> None:
 
 
 def _kernels(job: Job, lists: Lists) -> Iterator[tuple[PieceKey, str, Operator]]:
-    """Yield every kernel of the lists, then of each stage what training runs once a step."""
+    """Yield every kernel of the lists, then of each stage what training runs once a step.
+
+    Halves of a backward hold the kernels of the whole.
+    """
     for key, operations in lists.items():
+        if key.phase not in ("forward", "backward"):
+            continue
         for operation in operations:
             if operation.operator is not None:
                 yield key, f"{key.phase}.{operation.name}", operation.operator

@@ -27,7 +27,7 @@ from rapid_des.frontend.prices import price
 from rapid_des.frontend.routing import exchanges
 from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
-from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
+from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 
 COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES, Column.BOUND)
 """What a longer KV cache changes in the rows that depend on it."""
@@ -191,7 +191,7 @@ def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, 
     _issuing(server, current.step, micro_batch)
     if stage:
         arrived = program.receive(
-            "receive.activation", source=PREVIOUS, size=boundary, tag=number * job.stages + stage - 1
+            "receive.activation", source=stage - 1, size=boundary, tag=number * job.stages + stage - 1
         )
         ports = {INPUT: arrived}
     elif micro_batch in server.tokens:
@@ -204,7 +204,7 @@ def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, 
     server.tokens[micro_batch] = done
     if stage < job.stages - 1:
         tag = number * job.stages + stage
-        program.send("send.activation", to=NEXT, size=boundary, tag=tag, after=done)
+        program.send("send.activation", to=stage + 1, size=boundary, tag=tag, after=done)
     if not last and job.stages > 1:
         _pass_token(server, number, micro_batch, done)
 
@@ -216,9 +216,11 @@ def _pass_token(server: _Server, number: int, micro_batch: int, done: int) -> No
     size = byte_count(spec.micro_batch or spec.batch, "fp32")
     tag = number * job.stages + job.stages - 1
     if server.stage == job.stages - 1:
-        program.send("send.token", to=NEXT, size=size, tag=tag, after=done)
+        program.send("send.token", to=0, size=size, tag=tag, after=done)
     elif server.stage == 0:
-        server.tokens[micro_batch] = program.receive("receive.token", source=PREVIOUS, size=size, tag=tag)
+        server.tokens[micro_batch] = program.receive(
+            "receive.token", source=job.stages - 1, size=size, tag=tag
+        )
 
 
 def decode_time(samples: Sequence[tuple[int, int]], first: int, last: int) -> int:

@@ -1,13 +1,11 @@
-"""A checked model and a checked job: their specs, what follows from them, and which rank does which part."""
+"""A checked job: its spec, what follows from it, and which rank does which part."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from pathlib import Path
 
 import numpy as np
 from msgspec import structs
@@ -15,134 +13,16 @@ from msgspec import structs
 from rapid_des.arrays import Int64s
 from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layers import Layer, layer_of
-from rapid_des.frontend.layers.layer import Sublayer
 from rapid_des.frontend.layout import Layout
-from rapid_des.frontend.parallelism import (
-    SCHEDULES,
-    ZERO_STAGES,
-    Order,
-    Schedule,
-    Sharding,
-    for_experts,
-    part_of,
-)
+from rapid_des.frontend.model import Model
+from rapid_des.frontend.schedules import SCHEDULES, Plan, Schedule, Shape
+from rapid_des.frontend.schedules.plan import Placement
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, Shard
+from rapid_des.frontend.sharding import ZERO_STAGES, Sharding, for_experts
 from rapid_des.frontend.software import HostSpec, Software
-from rapid_des.frontend.spec import InferenceSpec, JobSpec, ModelSpec, TrainingSpec
+from rapid_des.frontend.spec import InferenceSpec, JobSpec, TrainingSpec
 from rapid_des.frontend.template import Domain
 from rapid_des.units import ceil_divide
-
-
-@dataclass(frozen=True)
-class Model:
-    """A checked model: what stands before and after its layers (`spec`), and the layers.
-
-    >>> from rapid_des.frontend import load_model
-    >>> len(load_model("llama2_7b").pattern)
-    32
-    """
-
-    name: str = field(compare=False)
-    spec: ModelSpec
-    pattern: tuple[Layer, ...]
-    """All layers in order, each by its kind."""
-
-    @cached_property
-    def kinds(self) -> tuple[Layer, ...]:
-        """The distinct layers, in order of first use."""
-        return tuple(dict.fromkeys(self.pattern))
-
-    @cached_property
-    def has_experts(self) -> bool:
-        """Whether some layer has routed experts."""
-        return any(half.parameters.experts for layer in self.kinds for half in layer.halves)
-
-    @cached_property
-    def kind_of_layer(self) -> tuple[int, ...]:
-        """For each layer its place in `kinds`."""
-        numbers = {kind: number for number, kind in enumerate(self.kinds)}
-        return tuple(numbers[layer] for layer in self.pattern)
-
-    @cached_property
-    def _layers_of_kind(self) -> Counter[int]:
-        return Counter(self.kind_of_layer)
-
-    def unsplit_parameters(self, kind: int) -> int:
-        """Return a layer's parameters that are whole on every tp rank: norms, and biases after reductions."""
-        layer = self.kinds[kind]
-        whole = sum(half.parameters.whole_vectors for half in layer.halves)
-        return layer.norm_count * self.spec.norm_parameters + whole
-
-    def layer_parameters(self, kind: int) -> int:
-        """Return all parameters of a layer of one kind."""
-        layer = self.kinds[kind]
-        halves = sum(half.parameters.total for half in layer.halves)
-        return layer.norm_count * self.spec.norm_parameters + halves
-
-    def embedding_parameters(self) -> int:
-        """Return the token table's parameters."""
-        return self.spec.vocabulary * self.spec.hidden
-
-    @property
-    def parameters(self) -> int:
-        """All parameters, a tied table once, the vocabulary without padding.
-
-        >>> from rapid_des.frontend import load_model
-        >>> load_model("llama2_7b").parameters
-        6738415616
-        """
-        tables = 1 if self.spec.tied_embeddings else 2
-        layers = sum(count * self.layer_parameters(kind) for kind, count in self._layers_of_kind.items())
-        return (
-            layers
-            + tables * self.embedding_parameters()
-            + self.spec.position_parameters
-            + self.spec.norm_parameters
-            + self.spec.vocabulary * self.spec.head_bias
-        )
-
-    def forward_flops(self, requests: int, positions: range, *, logits: int) -> int:
-        """Return the model FLOPs of a forward pass of `positions` (from 1 on) of each of `requests`.
-
-        Narayanan et al. 2021 (eq. 3), as `Sublayer.flops` says it, but a position sees only itself and those
-        before it, as far as its layer's window reaches; `logits` positions pass the output head.
-        """
-        layers = sum(
-            count * sum(_causal_flops(half, positions) for half in self.kinds[kind].halves)
-            for kind, count in self._layers_of_kind.items()
-        )
-        return requests * layers + 2 * logits * self.embedding_parameters()
-
-
-def _causal_flops(half: Sublayer, positions: range) -> int:
-    alone, first = half.flops(0), half.flops(1)
-    flops = len(positions) * alone
-    if first == alone:
-        return flops
-    reach = (half.flops(positions[-1]) - alone) // (first - alone)
-    growing = range(positions.start, max(positions.start, min(positions.stop, reach + 1)))
-    seen = (growing.start + growing.stop - 1) * len(growing) // 2 + (len(positions) - len(growing)) * reach
-    return flops + seen * (first - alone)
-
-
-def model_of(spec: ModelSpec, path: Path) -> Model:
-    """Return the model of the spec in a file; a `ConfigError` names dimensions that do not divide."""
-    if spec.norm_bias is not None and spec.norm != "layer_norm":
-        raise ConfigError(f"norm is {spec.norm}, which has no bias", file=str(path), key="norm_bias")
-    if spec.norms == "after" and spec.block == "parallel_one_norm":
-        problem = "one norm for both halves stands before them, and norms is after"
-        raise ConfigError(problem, file=str(path), key="block")
-    return Model(path.stem, spec, tuple(_layer(spec, number, str(path)) for number in range(spec.layers)))
-
-
-def _layer(spec: ModelSpec, number: int, file: str) -> Layer:
-    """Return one layer: as the model's are, but for what its exceptions state."""
-    attention, feed_forward = spec.attention, spec.feed_forward
-    for other in spec.exceptions:
-        if number in range(other.start, other.stop or spec.layers, other.every):
-            attention, feed_forward = other.attention or attention, other.feed_forward or feed_forward
-    return layer_of(spec, attention, feed_forward, file)
 
 
 @dataclass(frozen=True)
@@ -237,15 +117,17 @@ class Job:
         """Pipeline stages."""
         return self.spec.parallelism.pp
 
-    @property
-    def chunks(self) -> int:
-        """Model chunks a stage."""
-        return self.spec.parallelism.chunks
+    @cached_property
+    def placement(self) -> Placement:
+        """By stage and chunk: which part of the model."""
+        if self.spec.training is None:
+            return tuple((stage,) for stage in range(self.stages))
+        return self.schedule.placement(self.stages, self.shape.chunks)
 
-    @property
+    @cached_property
     def parts(self) -> int:
-        """Parts that the layers are cut into: stages · chunks."""
-        return self.stages * self.chunks
+        """Parts that the layers are cut into."""
+        return 1 + max(max(parts) for parts in self.placement)
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
@@ -281,16 +163,27 @@ class Job:
         """The pipeline schedule of training."""
         return SCHEDULES[self.training.schedule]
 
+    @property
+    def shape(self) -> Shape:
+        """What is asked of the training schedule."""
+        chunks = self.schedule.chunks or self.spec.parallelism.chunks
+        return Shape(self.stages, self.micro_batches, chunks, self.training.micro_batch_group)
+
     @cached_property
-    def orders(self) -> tuple[Order, ...]:
-        """The training schedule's list of items for each stage."""
-        return self.schedule.orders(self.stages, self.micro_batches, self.chunks)
+    def plan(self) -> Plan:
+        """What each stage runs of a training step, in which order."""
+        return self.schedule.plan(self.shape)
+
+    @property
+    def asks_by_need(self) -> bool:
+        """Whether stages ask for messages in the order of need, else in that in which these are made."""
+        return self.schedule.by_need(self.shape)
 
     @property
     def overlaps_pipeline(self) -> bool:
         """Whether pipeline messages travel beside compute."""
         chosen = self.training.overlap_pipeline
-        return self.schedule.interleaves if chosen is None else chosen
+        return self.schedule.ahead if chosen is None else chosen
 
     @property
     def scatters_boundary(self) -> bool:
@@ -304,25 +197,57 @@ class Job:
         parts = self.spec.parallelism.tp if self.scatters_boundary else 1
         return ceil_divide(self.training_shard.boundary_bytes, parts)
 
-    def part(self, stage: int, chunk: int) -> int:
-        """Return which part of the model a stage's chunk is."""
-        return part_of(self.stages, stage, chunk)
-
     def members(self, group: str) -> int:
         """Return how many ranks a process group of the traffic table has."""
         if group == "embedding":
-            return 2 if self.ties_across_stages else 1
+            return len(self.table_stages) if self.ties_across_stages else 1
         if group in PARTS:
             base, inner = PARTS[group]
             runs = self._run(base)
             return runs if inner else self.members(base) // runs
         layout = self.layout_of(group)
-        return prod(layout.size(axis) for axis in GROUPS[group])
+        copies = len(self.copies[0]) if group in self.replica_groups else 1
+        return copies * prod(layout.size(axis) for axis in GROUPS[group])
+
+    @cached_property
+    def copies(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that hold the same parts, together; as many of each."""
+        alike: dict[frozenset[int], tuple[int, ...]] = {}
+        for stage, parts in enumerate(self.placement):
+            alike[frozenset(parts)] = (*alike.get(frozenset(parts), ()), stage)
+        return tuple(alike.values())
+
+    @property
+    def replica_groups(self) -> frozenset[str]:
+        """The process groups that hold copies of the same parameters."""
+        experts = ("expert_gradient",) if self.model.has_experts else ()
+        return frozenset(("gradient", *experts))
 
     def rows(self, group: str) -> Int64s:
-        """Return the process groups of one kind as rows of ranks; all of the stages for `embedding`."""
-        if group not in PARTS:
-            return self.layout_of(group).rows(GROUPS[group])
+        """Return the process groups of one kind as rows of ranks, ascending.
+
+        Replicas are all ranks that hold the same parameters, in stages that hold the same parts too.
+        """
+        if group in PARTS:
+            return self._part_rows(group)
+        layout = self.layout_of(group)
+        rows = layout.rows(GROUPS[group])
+        if group == "embedding":
+            return rows[:, list(self.table_stages)]
+        if group not in self.replica_groups or len(self.copies[0]) == 1:
+            return rows
+        stage, lines = layout.coordinates("pp"), layout.rows(("pp",))
+        line_of = layout.group_numbers(("pp",))
+        alike = {together[0]: list(together) for together in self.copies}
+        joined = [
+            np.sort(lines[line_of[row]][:, alike[int(stage[row[0]])]], axis=None)
+            for row in rows
+            if int(stage[row[0]]) in alike
+        ]
+        return np.stack(joined)
+
+    def _part_rows(self, group: str) -> Int64s:
+        """Return the same of groups that are parts of others."""
         base, inner = PARTS[group]
         whole = self.rows(base)
         runs = whole.reshape(len(whole), -1, self._run(base))
@@ -358,8 +283,15 @@ class Job:
 
     @property
     def ties_across_stages(self) -> bool:
-        """Whether first and last stage hold copies of one table."""
-        return self.model.spec.tied_embeddings and self.stages > 1
+        """Whether the first part's stage and the last one's hold copies of one table."""
+        return self.model.spec.tied_embeddings and len(self.table_stages) > 1
+
+    @cached_property
+    def table_stages(self) -> tuple[int, ...]:
+        """The stages of the first part and of the last one, of which some rank holds only one; else one."""
+        ends = [{stage for stage, parts in enumerate(self.placement) if part in parts}
+                for part in (0, self.parts - 1)]  # fmt: skip
+        return tuple(sorted(ends[0] | ends[1])) if ends[0] != ends[1] else (min(ends[0]),)
 
     def shard(self, sequences: int, query_length: int, key_length: int) -> Shard:
         """Return a rank's dimensions in a pass of so many sequences and positions."""

@@ -25,9 +25,11 @@ from rapid_des.config import (
     to_tree,
 )
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.job import Job, Model, model_of
-from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.model import Model, model_of
 from rapid_des.frontend.routing import with_counts, with_routing
+from rapid_des.frontend.schedules import SCHEDULES
+from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.software import Software, applied, software_of, with_defaults
 from rapid_des.frontend.spec import JobSpec, ModelSpec
 
@@ -224,7 +226,7 @@ def _check_tensor_parallel(job: Job) -> None:
 def _check_pipeline(job: Job) -> None:
     rule, count = job.spec.parallelism.layers, job.model.spec.layers
     key = "parallelism.layers"
-    parts = f"pp {job.stages}" + (f" · chunks {job.chunks}" if job.chunks > 1 else "")
+    parts = f"pp {job.stages}" + (f" · chunks {job.parts // job.stages}" if job.parts > job.stages else "")
     if isinstance(rule, tuple):
         if len(rule) != job.parts:
             _refuse(job, key, f"{len(rule)} parts are listed for {parts} = {job.parts}")
@@ -236,8 +238,8 @@ def _check_pipeline(job: Job) -> None:
         )
     elif rule == "endpoints" and (count + 2) % job.parts:
         _refuse(job, key, f"layers {count} + 2 (embedding and head) do not divide by {parts}")
-    if min(job.layers) < 1:
-        _refuse(job, key, f"{parts} leaves a part of the {count} layers without any")
+    elif rule == "endpoints" and min(job.layers) < 0:
+        _refuse(job, key, f"{parts} leaves the first part of the {count} layers without its embedding")
 
 
 def _check_training(job: Job) -> None:
@@ -269,13 +271,16 @@ def _check_training(job: Job) -> None:
 
 
 def _check_schedule(job: Job) -> None:
-    chosen, chunks = job.training.schedule, job.chunks
-    if chunks > 1 and not job.schedule.interleaves:
-        known = " or ".join(name for name, schedule in SCHEDULES.items() if schedule.interleaves)
+    chosen, chunks = job.training.schedule, job.spec.parallelism.chunks
+    if chunks not in (1, job.shape.chunks):
+        known = " or ".join(name for name, schedule in SCHEDULES.items() if schedule.chunks is None)
         _refuse(job, "parallelism.chunks", f"{chunks} chunks need schedule {known}, it is {chosen}")
-    problem = job.schedule.refusal(job.stages, job.micro_batches, chunks)
+    problem = job.schedule.refusal(job.shape)
     if problem:
         _refuse(job, "training.schedule", problem)
+    if job.training.micro_batch_group is not None and chosen != "interleaved_1f1b":
+        problem = f"micro-batches pass in groups with schedule interleaved_1f1b, it is {chosen}"
+        _refuse(job, "training.micro_batch_group", problem)
 
 
 def _check_inference(job: Job) -> None:
@@ -284,7 +289,7 @@ def _check_inference(job: Job) -> None:
         _refuse(job, "parallelism.sequence_parallel", "sequence parallelism is for training only")
     if job.spec.parallelism.cp > 1:
         _refuse(job, "parallelism.cp", "context parallelism is for training only, so far")
-    if job.chunks > 1:
+    if job.spec.parallelism.chunks > 1:
         _refuse(job, "parallelism.chunks", "inference passes each stage once; chunks must be 1")
     length = spec.prompt_length + spec.output_length
     _check_length(job, "inference.output_length", length)
@@ -301,7 +306,7 @@ def _check_extent(job: Job) -> None:
     if job.spec.phase == "inference":
         steps = job.inference.decode_steps
         passes *= job.inference.output_length if steps == "all" else steps + 1
-    nodes = passes * max(job.layers) * job.chunks * NODES_A_LAYER
+    nodes = passes * max(job.layers) * len(job.placement[0]) * NODES_A_LAYER
     if nodes > MOST_NODES:
         problem = f"{passes} passes of {max(job.layers)} layers are about {nodes} nodes a rank, "
         problem += f"at most {MOST_NODES} fit a trace"

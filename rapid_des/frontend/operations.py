@@ -31,6 +31,7 @@ class Counts(TypedDict, total=False):
     sees_cache: bool
     expert: bool
     exchange: Exchange | None
+    deferrable: bool
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Operation:
     """Whether its parameters are a routed expert's."""
     exchange: Exchange | None = None
     """Of an all-to-all: how it spreads, where that is not every copy by itself and evenly."""
+    deferrable: bool = False
+    """Whether it makes gradients of weights, for which nothing in a backward waits."""
 
     @property
     def domain(self) -> Domain:
@@ -290,11 +293,13 @@ def _weight_gradient(operations: OperationList, shard: Shard, linear: Linear, af
     gemm = _accumulating_gemm(shard, linear)
     name = f"{linear.name}.weight_gradient"
     if not linear.bias:
-        operations.kernel(name, gemm, after=after, parameters=linear.parameters)
+        operations.kernel(name, gemm, after=after, parameters=linear.parameters, deferrable=True)
         return
-    operations.kernel(name, gemm, after=after)
+    operations.kernel(name, gemm, after=after, deferrable=True)
     reduction = Vector("bias_gradient", linear.rows, linear.columns, shard.precision.activations)
-    operations.kernel(f"{linear.name}.bias_gradient", reduction, after=after, parameters=linear.parameters)
+    operations.kernel(
+        f"{linear.name}.bias_gradient", reduction, after=after, parameters=linear.parameters, deferrable=True
+    )
 
 
 DEFERRED_BIAS: frozenset[Policy] = frozenset({"megatron"})

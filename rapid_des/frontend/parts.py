@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import OperatorModel, Vector
+from rapid_des.frontend.halves import halves
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import (
     Linear,
@@ -24,8 +25,8 @@ from rapid_des.frontend.operations import (
     norm_forward,
     reduce_output,
 )
-from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.prices import price
+from rapid_des.frontend.schedules.plan import Phase, direction_of
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import Domain, Piece, SectionName, renamed
@@ -64,7 +65,7 @@ def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
     gather_gradient(operations, shard, "embedding", shard.tokens * shard.hidden)
     parameters = shard.vocabulary_part * shard.hidden + shard.model.position_parameters
     scatter = shard.vector("embedding_gradient", shard.tokens, shard.hidden)
-    operations.kernel("embedding.weight_gradient", scatter, parameters=parameters)
+    operations.kernel("embedding.weight_gradient", scatter, parameters=parameters, deferrable=True)
     return operations.finish()
 
 
@@ -165,7 +166,7 @@ def training_lists(job: Job, place: int = 0) -> Lists:
     """
     shard = replace(job.training_shard, expert_place=place)
     norms = {PieceKey(NORMS, "backward", stage): _norm_gradients(job, stage) for stage in range(job.stages)}
-    return (norms if job.spec.parallelism.sequence_parallel else {}) | {
+    passes = {
         PieceKey(EMBEDDING, "forward"): embedding_forward(shard),
         **_layer_lists(job, shard, "forward"),
         PieceKey(HEAD, "forward"): loss_forward(shard),
@@ -173,6 +174,19 @@ def training_lists(job: Job, place: int = 0) -> Lists:
         **_layer_lists(job, shard, "backward"),
         PieceKey(EMBEDDING, "backward"): embedding_backward(shard),
     }
+    split = _halves(passes) if "input_gradient" in job.plan.phases else {}
+    return (norms if job.spec.parallelism.sequence_parallel else {}) | passes | split
+
+
+def _halves(lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:
+    """Return each backward in its two halves, of which one may be empty."""
+    found: dict[PieceKey, tuple[Operation, ...]] = {}
+    for key, operations in lists.items():
+        if key.phase == "backward":
+            both = halves(operations)
+            found[PieceKey(key.section, "input_gradient")] = both.inputs
+            found[PieceKey(key.section, "weight_gradient")] = both.weights
+    return found
 
 
 def _layer_lists(job: Job, shard: Shard, phase: Phase) -> dict[PieceKey, tuple[Operation, ...]]:
@@ -187,7 +201,7 @@ def _layer_lists(job: Job, shard: Shard, phase: Phase) -> dict[PieceKey, tuple[O
 
 def _shares_table(job: Job) -> bool:
     """Return whether one rank uses one table as embedding and as head."""
-    return job.model.spec.tied_embeddings and job.stages == 1
+    return job.model.spec.tied_embeddings and len(job.table_stages) == 1
 
 
 def _norm_gradients(job: Job, stage: int) -> tuple[Operation, ...]:
@@ -198,8 +212,8 @@ def _norm_gradients(job: Job, stage: int) -> tuple[Operation, ...]:
         for section, count in layers.items()
         if section.name == "block"
     )
-    elements += job.model.spec.position_parameters * (stage == 0)
-    elements += job.model.spec.norm_parameters * (stage == job.stages - 1)
+    elements += job.model.spec.position_parameters * layers[EMBEDDING]
+    elements += job.model.spec.norm_parameters * layers[HEAD]
     operations = OperationList()
     size = job.training_shard.message("tp.norm_gradients", elements, job.spec.precision.gradients)
     operations.message("gradients.norms", "tp.norm_gradients", size)
@@ -231,16 +245,16 @@ def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
 
 def stage_sections(job: Job, stage: int) -> Counter[Section]:
     """Return how often each section occurs in the chunks of a stage."""
-    parts = (job.part(stage, chunk) for chunk in range(job.chunks))
-    return Counter(section for part in parts for section, _ in sections(job, part))
+    return Counter(section for part in job.placement[stage] for section, _ in sections(job, part))
 
 
 def part_pieces(job: Job, part: int, phase: Phase, pieces: Pieces) -> tuple[Piece, ...]:
     """Return the pieces of one part in the order in which `phase` runs them, named by layer."""
     order = sections(job, part)
+    way = direction_of(phase)
     named = []
-    for section, label in order if phase == "forward" else order[::-1]:
-        prefix = f"{phase}.{label}." if label else f"{phase}."
+    for section, label in order if way == "forward" else order[::-1]:
+        prefix = f"{way}.{label}." if label else f"{way}."
         named.append(renamed(pieces[PieceKey(section, phase)], prefix))
     return tuple(named)
 

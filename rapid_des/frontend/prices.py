@@ -123,7 +123,9 @@ def price(
         else:
             nodes.append(kernel_node(operation.name, operation.operator, operators, after, host))
     marks = [
-        Mark(row, entry.parameters, entry.domain) for row, entry in enumerate(operations) if entry.parameters
+        Mark(row, entry.parameters, entry.domain, entry.deferrable)
+        for row, entry in enumerate(operations)
+        if entry.parameters
     ]
     cache_rows = [row for row, entry in enumerate(operations) if entry.sees_cache]
     return make_piece(nodes, marks=marks, cache_rows=cache_rows)

@@ -14,9 +14,10 @@ from rapid_des.chakra.trace import Exchange
 from rapid_des.config import count_rows
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.expert_load import placed, weights_of
-from rapid_des.frontend.job import Job, Model
+from rapid_des.frontend.job import Job
 from rapid_des.frontend.layers.experts import Experts
 from rapid_des.frontend.layers.layer import Layer
+from rapid_des.frontend.model import Model
 from rapid_des.frontend.spec import BalancedLoad, HistogramLoad, JobSpec, RoutingSpec
 from rapid_des.network.collective_specs import DeepEp
 

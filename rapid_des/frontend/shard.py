@@ -71,8 +71,9 @@ stand at the same place of each such run."""
 EXPERT_AXES = frozenset(("etp", "ep", "edp"))
 """The axes of the second layout of a stage's ranks, that of its experts."""
 GROUP_SLOTS: tuple[str, ...] = tuple(GROUPS)
-PEERS: tuple[tuple[str, int], ...] = (("stages", -1), ("stages", 1), ("cp_ring", -1), ("cp_ring", 1))
-"""To whom a rank sends: so many places on among the members of a group in order, in a circle."""
+PEERS: tuple[tuple[str, int], ...] = (("cp_ring", -1), ("cp_ring", 1))
+"""To whom a rank sends: so many places on among the members of a group in order, in a circle.
+Slots after these are pipeline stages."""
 
 _REDUCE, _GATHER = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
 _SCATTER, _EXCHANGE = CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_TO_ALL

@@ -9,8 +9,9 @@ import msgspec
 from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
 from rapid_des.frontend.reserve import FrameworkMemory
+from rapid_des.frontend.schedules import SCHEDULES
+from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.units import Size
 
@@ -297,9 +298,10 @@ class ParallelismSpec(Spec, frozen=True):
     sequence_parallel: bool = False
     """Megatron's: norms and residuals split along the sequence over tp."""
     chunks: Count = 1
-    """Model chunks a stage holds (virtual pipeline stages), for interleaved schedules."""
-    layers: Literal["even", "endpoints"] | tuple[Count, ...] = "even"
-    """Layers of each part: alike; alike but the embedding and the head count as one layer each; or listed."""
+    """Model chunks a stage holds (virtual pipeline stages), for schedules that interleave any number."""
+    layers: Literal["even", "endpoints"] | tuple[Annotated[int, msgspec.Meta(ge=0, le=10**9)], ...] = "even"
+    """Layers of each part: alike; alike but the embedding and the head count as one layer each (Megatron's
+    account-for-embedding-in-pipeline-split); or listed, of which some may be 0."""
 
     @property
     def head_ways(self) -> int:
@@ -344,6 +346,9 @@ class TrainingSpec(Spec, frozen=True):
     """Tokens of a sequence."""
     schedule: ScheduleName = "1f1b"
     """The order in which stages pass micro-batches on."""
+    micro_batch_group: Count | None = None
+    """interleaved_1f1b: micro-batches that pass a chunk one after the other (Megatron Core's
+    microbatch-group-size-per-vp-stage). Unset: pp."""
     recompute: Recompute = "none"
     """`selective`: the attention core; `full`: every layer from its input."""
     dropout: bool = False
@@ -369,8 +374,8 @@ class TrainingSpec(Spec, frozen=True):
     """ZeRO-1: parameters are gathered beside the next forward, not after the optimizer."""
     overlap_pipeline: bool | None = None
     """A stage computes on while its messages travel; otherwise it waits for its own to leave, and asks for
-    one only when it needs it (while interleaving, ahead: stages would block each other). Unset: as
-    Megatron-LM does, only where the schedule interleaves."""
+    one only when it needs it (ahead where stages would block each other). Unset: as Megatron-LM does, with
+    all schedules but gpipe and 1f1b."""
     scatter_gather: bool = False
     """Where tp ranks hold the same output of a stage (no sequence parallelism), each sends its part, and the
     ranks of the next stage gather the parts (Narayanan et al. 2021, section 4.1)."""

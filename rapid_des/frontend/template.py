@@ -89,6 +89,8 @@ class Mark:
     position: int
     parameters: int
     domain: Domain = "dense"
+    deferrable: bool = False
+    """Whether they become final in the weights' half of a backward that has two."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,15 +11,11 @@ from rapid_des.arrays import Int64s, distinct
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.layout import numbers_of
 from rapid_des.frontend.prices import PricedOperator, kernel_node, message_node
 from rapid_des.frontend.routing import exchanges, libraries_json, place_of_ranks
 from rapid_des.frontend.shard import GROUP_SLOTS, PEERS
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
-
-PREVIOUS, NEXT = PEERS.index(("stages", -1)), PEERS.index(("stages", 1))
-"""Peer slots: the stages before and after, in a circle."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class FinishedProgram:
     table: NodeTable
     groups: tuple[str, ...]
     peers: tuple[tuple[str, int], ...]
-    """To whom it sends, or from whom it receives: those of `PEERS` behind its slots."""
+    """To whom it sends, or from whom it receives, by slot: one of `PEERS`, or ("stage", number)."""
     segments: tuple[Segment, ...]
 
 
@@ -70,15 +66,17 @@ class ProgramWriter:
         return self.writer.append(kernel_node(name, operator, operators, (), self.host), after)
 
     def send(self, name: str, *, to: int, size: int, tag: int, after: int) -> int:
-        """Append a send to a neighbouring stage; return its position."""
+        """Append a send to another stage; return its position."""
         issue = 0 if self.host is None else int(self.host.collective)
-        node = Node(name, NodeKind.SEND, "pp-send", (), size=size, peer=to, tag=tag, issue=issue)
+        node = Node(name, NodeKind.SEND, "pp-send", (), size=size, peer=len(PEERS) + to, tag=tag, issue=issue)
         return self.writer.append(node, (after,))
 
     def receive(self, name: str, *, source: int, size: int, tag: int, after: Sequence[int] = ()) -> int:
-        """Append a receive from a neighbouring stage, asked for after given positions; return its own."""
+        """Append a receive from another stage, asked for after given positions; return its own."""
         issue = 0 if self.host is None else int(self.host.collective)
-        node = Node(name, NodeKind.RECV, "pp-recv", (), size=size, peer=source, tag=tag, issue=issue)
+        node = Node(
+            name, NodeKind.RECV, "pp-recv", (), size=size, peer=len(PEERS) + source, tag=tag, issue=issue
+        )
         return self.writer.append(node, after)
 
     def message(self, name: str, role: str, size: int, *, after: Sequence[int]) -> int:
@@ -90,23 +88,22 @@ class ProgramWriter:
         self.segments.append(Segment(name, start, len(self.writer), **what))
 
     def finish(self) -> FinishedProgram:
-        """Return the table with only the groups that it uses."""
+        """Return the table with only the groups and peers that it uses."""
         rows = self.writer.rows
-        used, groups = _used(rows[:, Column.GROUP], len(GROUP_SLOTS))
-        sent = rows[:, Column.PEER]
-        met, peers = _used(np.append(sent, np.where(sent < 0, sent, sent ^ 1)), len(PEERS))  # both ways round
+        groups, group_slots = _used(rows[:, Column.GROUP])
+        peers, peer_slots = _used(rows[:, Column.PEER])
         return FinishedProgram(
-            self.writer.table(groups, peers),
-            tuple(GROUP_SLOTS[slot] for slot in used),
-            tuple(PEERS[slot] for slot in met),
+            self.writer.table(group_slots, peer_slots),
+            tuple(GROUP_SLOTS[slot] for slot in groups),
+            tuple(PEERS[slot] if slot < len(PEERS) else ("stage", slot - len(PEERS)) for slot in peers),
             tuple(self.segments),
         )
 
 
-def _used(column: Int64s, slots: int) -> tuple[list[int], Int64s]:
+def _used(column: Int64s) -> tuple[list[int], Int64s]:
     """Return which slots a column uses, and each slot's number among them (-1: it has none)."""
     used = distinct(column[column >= 0])
-    numbers = np.full(slots, -1, np.int64)
+    numbers = np.full(int(used.max(initial=0)) + 1, -1, np.int64)
     numbers[used] = np.arange(len(used))
     return used.tolist(), numbers
 
@@ -139,24 +136,21 @@ class JobTrace:
 
 def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
     """Return for each rank the name and members of its group of one kind, kept to `ranks`."""
-    rows = job.rows(name)
-    numbers = numbers_of(rows)
     group_of: dict[int, tuple[str, tuple[int, ...]]] = {}
-    for number in distinct(numbers[sorted(ranks)]).tolist():
-        line = rows[number].tolist()
-        group = (line[0], line[-1]) if name == "embedding" else line
-        members = tuple(rank for rank in group if rank in ranks)
+    rows = job.rows(name)
+    for number in np.flatnonzero(np.isin(rows, sorted(ranks)).any(axis=1)).tolist():
+        members = tuple(rank for rank in rows[number].tolist() if rank in ranks)
         for rank in members:
             group_of[rank] = (f"{name}.{number}", members)
     return group_of
 
 
-def _neighbours(job: Job, peer: tuple[str, int]) -> Int64s:
-    """Return by rank who stands so many places on in its group, in a circle."""
+def _counterparts(job: Job, peer: tuple[str, int]) -> Int64s:
+    """Return by rank its counterpart in a stage, or who stands so many places on in its group's circle."""
     group, step = peer
-    rows = job.rows(group)
+    rows = job.rows("stages" if group == "stage" else group)
     found = np.empty(job.gpus, np.int64)
-    found[rows] = np.roll(rows, -step, axis=1)
+    found[rows] = rows[:, [step]] if group == "stage" else np.roll(rows, -step, axis=1)
     return found
 
 
@@ -173,8 +167,8 @@ def assemble(
     by_kind = {kind: groups_by_rank(job, kind, present) for kind in kinds}
     stages = job.layout.coordinates("pp")
     own = (stages + job.stages * place_of_ranks(job) if len(programs) > job.stages else stages).tolist()
-    neighbours = {
-        peer: _neighbours(job, peer)
+    others = {
+        peer: _counterparts(job, peer)
         for peer in dict.fromkeys(peer for program in programs for peer in program.peers)
     }
     traces = []
@@ -183,7 +177,7 @@ def assemble(
         program = programs[own[rank]]
         joined = [by_kind[kind][rank] for kind in program.groups]
         groups.update(joined)
-        peers = tuple(int(neighbours[peer][rank]) for peer in program.peers)
+        peers = tuple(int(others[peer][rank]) for peer in program.peers)
         traces.append(RankTrace(rank, program.table, tuple(name for name, _ in joined), peers))
     return TraceSet(tuple(traces), groups, libraries=libraries_json(job), exchanges=exchanges(job))
 

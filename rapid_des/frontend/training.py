@@ -1,21 +1,31 @@
-"""One optimizer step: the program of every pipeline stage, from priced pieces and a schedule.
+"""One optimizer step: the program of every pipeline stage, from priced pieces and a schedule's items.
 
 After the passes of a schedule come gradient buckets, their reductions, the norm, the optimizer, the gathers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rapid_des.device.operators import OperatorModel, Vector
+from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.parallelism import Item, predecessor
+from rapid_des.frontend.optimizer_step import (
+    gather_buckets,
+    gather_unit,
+    optimizer_step,
+    reduce_buckets,
+    small_reductions,
+    zero_gradients,
+)
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
-from rapid_des.frontend.shard import message_size
+from rapid_des.frontend.schedules.plan import Item, Phase, Result
 from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, Domain, Mark, Piece, chain
-from rapid_des.frontend.trace import NEXT, PREVIOUS, FinishedProgram, ProgramWriter
+from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
+
+Message = tuple[int, Result]
+"""A stage, and what it made."""
 
 
 @dataclass
@@ -24,33 +34,50 @@ class _Stage:
 
     job: Job
     index: int
-    pieces: Mapping[tuple[str, int], tuple[Piece, ...]]
-    """By phase and chunk, in running order."""
+    pieces: Mapping[tuple[Phase, int], tuple[Piece, ...]]
+    """By phase and chunk, in running order; some are empty."""
     norms: Piece | None
-    chained: Mapping[tuple[str, int], Piece]
-    boundary: int
-    """Bytes of a message between stages."""
+    chained: Mapping[tuple[Phase, int], Piece]
+    """The same as one piece, where it is not empty."""
+    last: Mapping[tuple[int, bool], Item]
+    """By chunk, and whether of deferrable gradients: the item that completes them."""
+    arrivals: deque[Message]
+    """What is still to be asked for, where stages do not ask in the order of need."""
     program: ProgramWriter
-    results: dict[Item, int] = field(default_factory=dict)
+    results: dict[Result, int] = field(default_factory=dict)
+    newest: int = -1
+    """Where the last item ended; -1: nothing ran yet."""
+    before: int = -1
+    """Where the one before it ended."""
+    received: dict[Message, int] = field(default_factory=dict)
+    sent: int = -1
     gate: dict[int, int] = field(default_factory=dict)
     """The port of the last message, where the stage waits for each to leave."""
-    final: dict[int, int] = field(default_factory=dict)
-    """By chunk: where its last backward starts."""
+    final: dict[tuple[int, bool], list[Mark]] = field(default_factory=dict)
+    """By chunk, and whether deferrable: where gradients became final last."""
     gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By chunk: what its first forward waits for."""
     reduced: list[int] = field(default_factory=list)
     """Where gradients were reduced so far."""
     held: dict[tuple[int, int], int] = field(default_factory=dict)
     """By chunk and unit: where parameters were gathered that are still whole."""
 
     def marks(self, chunk: int) -> tuple[Mark, ...]:
-        """Return the marks of a chunk's backward, relative to its start."""
-        return self.chained["backward", chunk].marks
+        """Return the marks of a chunk's whole backward, relative to its start."""
+        piece = self.chained.get(("backward", chunk))
+        return () if piece is None else piece.marks
+
+    @property
+    def chunks(self) -> list[int]:
+        """Its chunks in the order of their parts, in which all copies of a part agree."""
+        parts = self.job.placement[self.index]
+        return sorted(range(len(parts)), key=parts.__getitem__)
 
     @property
     def parameters(self) -> Counter[Domain]:
         """Parameters of this rank by domain."""
         total = Counter[Domain]()
-        for chunk in range(self.job.chunks):
+        for chunk in self.chunks:
             for mark in self.marks(chunk):
                 total[mark.domain] += mark.parameters
         return total
@@ -61,53 +88,104 @@ def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel
     state = _open_stage(job, pieces, stage)
     state.program.issuing(first=0 if job.host is None else job.host.before())
     if job.sharding.gathers and job.sharding.ahead:
-        for chunk in range(job.chunks):
+        for chunk in state.chunks:
             state.gathered[chunk] = gather_buckets(state.program, job, state.marks(chunk), after=())
     zero_gradients(state.program, job, operators, parameters=state.parameters)
-    for item in job.orders[stage]:
-        _place_item(state, item)
+    for item in job.plan.orders[stage]:
+        if item.phase == "wait":
+            state.gate = {GATE: state.sent} if state.sent >= 0 else {}
+        else:
+            _place_item(state, item)
     _finish_step(state, operators)
     return state.program.finish()
 
 
 def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
+    always: frozenset[Phase] = frozenset(("backward",))  # whose marks say where parameters stand
+    phases = (job.plan.phases | always) - {"wait"}
     running = {
-        (phase, chunk): part_pieces(job, job.part(stage, chunk), phase, pieces)
-        for phase in ("forward", "backward")
-        for chunk in range(job.chunks)
+        (phase, chunk): part_pieces(job, part, phase, pieces)
+        for phase in phases
+        for chunk, part in enumerate(job.placement[stage])
     }
-    norms = pieces.get(PieceKey(NORMS, "backward", stage))
-    chained = {key: chain(value) for key, value in running.items()}
-    boundary = job.message_bytes
-    return _Stage(job, stage, running, norms, chained, boundary, ProgramWriter(job.host))
+    chained = {key: chain([piece for piece in value if len(piece)]) for key, value in running.items()
+               if any(map(len, value))}  # fmt: skip
+    return _Stage(
+        job,
+        stage,
+        running,
+        pieces.get(PieceKey(NORMS, "backward", stage)),
+        chained,
+        last={
+            (item.chunk, deferrable): item
+            for item in job.plan.orders[stage]
+            for deferrable in _COMPLETES.get(item.phase, ())
+        },
+        arrivals=deque(() if job.asks_by_need else job.plan.arrivals[stage]),
+        program=ProgramWriter(job.host),
+    )
 
 
-def _message(state: _Stage, stage: int, item: Item) -> tuple[str, int, int]:
-    """Return name, bytes and tag of the message that carries the result of `item` of `stage`."""
-    part = state.job.part(stage, item.chunk)
-    tag = (item.micro_batch * state.job.parts + part) * 2 + (item.phase == "backward")
-    name = "activation" if item.phase == "forward" else "gradient"
-    return name, state.boundary, tag
+_COMPLETES: Mapping[Phase, tuple[bool, ...]] = {
+    "backward": (False, True),
+    "input_gradient": (False,),
+    "weight_gradient": (True,),
+}
+"""Which gradients a phase makes: those that are not deferrable, those that are."""
+
+
+def _message(job: Job, message: Message) -> tuple[str, int]:
+    """Return name and tag of the message that carries what a stage made."""
+    stage, result = message
+    part = job.placement[stage][result.chunk]
+    tag = (result.micro_batch * job.parts + part) * 2 + (result.direction == "backward")
+    return "activation" if result.direction == "forward" else "gradient", tag
 
 
 def _input(state: _Stage, item: Item) -> int | None:
     """Return the position of what `item` consumes, after receiving it where it comes from another stage."""
     job = state.job
-    source = predecessor(job.stages, job.chunks, state.index, item)
-    if source is None:
+    needed = job.plan.needs(state.index, item)
+    if needed is None:
         return None
-    stage, needed = source
-    if stage == state.index and (job.stages == 1 or needed.phase != item.phase):
-        return state.results[needed]
-    name, size, tag = _message(state, stage, needed)
-    peer = PREVIOUS if item.phase == "forward" else NEXT
-    ahead = job.overlaps_pipeline or job.schedule.interleaves or not state.results
-    asked = () if ahead else (next(reversed(state.results.values())),)
-    received = state.program.receive(f"receive.{name}", source=peer, size=size, tag=tag, after=asked)
+    stage, result = needed
+    if stage == state.index:
+        return state.results[result]
+    if needed not in state.received:
+        wanted = [needed] if job.asks_by_need else _asked(state.arrivals, needed)
+        state.received.update((message, _receive(state, message)) for message in wanted)
+    received = state.received.pop(needed)
     _wait_for_messages(state, received)
     if job.scatters_boundary:
-        return state.program.message(f"receive.{name}.gather", "sp.gather", size, after=(received,))
+        name = f"receive.{_message(job, needed)[0]}.gather"
+        return state.program.message(name, "sp.gather", job.message_bytes, after=(received,))
     return received
+
+
+def _asked(arrivals: deque[Message], needed: Message) -> list[Message]:
+    """Take and return all messages up to the one that is needed."""
+    taken = [arrivals.popleft()]
+    while taken[-1] != needed:
+        taken.append(arrivals.popleft())
+    return taken
+
+
+def _receive(state: _Stage, message: Message) -> int:
+    """Append a receive: asked for ahead of all need, once the item before is done, or while that runs.
+
+    Who asks in the order in which messages are made does so while the item before the one that needs the
+    first of them runs, unless its own messages hold it up: an earlier receive occupies the GPU for nothing.
+    """
+    job, (source, _) = state.job, message
+    name, tag = _message(job, message)
+    asked: tuple[int, ...] = ()
+    if not job.asks_by_need:
+        asked = (state.before,) if job.overlaps_pipeline and state.before >= 0 else ()
+    elif not (job.overlaps_pipeline or job.schedule.ahead or state.newest < 0):
+        asked = (state.newest,)
+    return state.program.receive(
+        f"receive.{name}", source=source, size=job.message_bytes, tag=tag, after=asked
+    )
 
 
 def _wait_for_messages(state: _Stage, message: int) -> None:
@@ -118,51 +196,67 @@ def _wait_for_messages(state: _Stage, message: int) -> None:
     """
     job = state.job
     if job.host is not None and "pipeline" in job.host.waits and not job.overlaps_pipeline:
-        newest = list(state.results.values())[-1:]
+        newest = [state.newest] if state.newest >= 0 else []
         state.program.issuing(after=(*newest, *state.gate.values(), message))
 
 
 def _send_result(state: _Stage, item: Item) -> None:
     job = state.job
-    part = job.part(state.index, item.chunk)
-    ends = part == job.parts - 1 if item.phase == "forward" else part == 0
-    if ends or job.stages == 1:
+    target = job.plan.consumer(state.index, item)
+    if target is None or target == state.index:
         return
-    name, size, tag = _message(state, state.index, item)
-    peer = NEXT if item.phase == "forward" else PREVIOUS
-    sent = state.program.send(f"send.{name}", to=peer, size=size, tag=tag, after=state.results[item])
+    result = Result(item.direction, item.micro_batch, item.chunk)
+    name, tag = _message(job, (state.index, result))
+    state.sent = state.program.send(
+        f"send.{name}", to=target, size=job.message_bytes, tag=tag, after=state.results[result]
+    )
     if not job.overlaps_pipeline:
-        state.gate = {GATE: sent}
+        state.gate = {GATE: state.sent}
 
 
 def _place_item(state: _Stage, item: Item) -> None:
     incoming = _input(state, item)
     ports = state.gate | ({} if incoming is None else {INPUT: incoming})
     start = len(state.program)
-    first = item.phase == "forward" and item.micro_batch == 0
-    if first and item.chunk in state.gathered:
-        state.results[item] = _place_gathered(state, item.chunk, ports)
-    elif state.job.sharding.policy.by_unit:
-        state.results[item] = _place_units(state, item, ports)
-    else:
-        state.results[item] = state.program.writer.place(state.chained[item.phase, item.chunk], ports)
-    if item.phase == "backward":
-        state.final[item.chunk] = start
-        if state.job.sharding.each and not state.job.sharding.policy.by_unit:
-            state.reduced += _reduce_chunk(state, item.chunk)
+    state.before, state.newest = state.newest, _place_pass(state, item, ports)
+    if item.phase != "weight_gradient":
+        state.results[Result(item.direction, item.micro_batch, item.chunk)] = state.newest
+    for deferrable in _COMPLETES.get(item.phase, ()):
+        state.final[item.chunk, deferrable] = _marks_of(state, item, start, deferrable=deferrable)
+    each = state.job.sharding.each and not state.job.sharding.policy.by_unit
+    if each and True in _COMPLETES.get(item.phase, ()):
+        state.reduced += _reduce_chunk(state, item.chunk)
     state.program.segment(item.phase, start, micro_batch=item.micro_batch, chunk=item.chunk)
     _send_result(state, item)
 
 
+def _place_pass(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
+    """Place the pieces of an item and return where it ends; a part without layers hands on what it got."""
+    if item.phase == "forward" and item.chunk in state.gathered:
+        return _place_gathered(state, item.chunk, ports)
+    if (item.phase, item.chunk) not in state.chained:
+        return ports[INPUT]
+    if state.job.sharding.policy.by_unit:
+        return _place_units(state, item, ports)
+    return state.program.writer.place(state.chained[item.phase, item.chunk], ports)
+
+
+def _marks_of(state: _Stage, item: Item, start: int, *, deferrable: bool) -> list[Mark]:
+    """Return where an item that began at row `start` completes gradients of one sort."""
+    piece = state.chained.get((item.phase, item.chunk))
+    marks = () if piece is None else piece.marks
+    return [replace(mark, position=mark.position + start) for mark in marks if mark.deferrable == deferrable]
+
+
 def _place_gathered(state: _Stage, chunk: int, ports: Mapping[int, int]) -> int:
-    """Place a forward whose sections each wait for the gather of their parameters."""
+    """Place a chunk's first forward, whose sections each wait for the gather of their parameters."""
     waits: list[int | None] = []
-    used = 0
+    used, positions = 0, state.gathered.pop(chunk)
     for piece in state.pieces["backward", chunk]:
-        gathers = state.gathered[chunk][used : used + len(piece.marks)]
+        gathers = positions[used : used + len(piece.marks)]
         waits.append(max(gathers, default=None))
         used += len(piece.marks)
-    output = -1
+    output = ports.get(INPUT, -1)
     for piece, gathered in zip(state.pieces["forward", chunk], reversed(waits), strict=True):
         parameters = {} if gathered is None else {PARAMETERS: gathered}
         output = state.program.writer.place(piece, {**ports, **parameters})
@@ -172,10 +266,10 @@ def _place_gathered(state: _Stage, chunk: int, ports: Mapping[int, int]) -> int:
 
 def _reduce_chunk(state: _Stage, chunk: int) -> tuple[int, ...]:
     """Append the reduction of the gradients of a chunk's newest backward; return the positions."""
-    end, first = max(state.results.values()), state.final[chunk]
-    after = None if state.job.training.overlap_gradients else end
-    marks = [replace(mark, position=mark.position + first) for mark in state.marks(chunk)]
-    return reduce_buckets(state.program, state.job, marks, after=after)
+    after = None if state.job.training.overlap_gradients else state.newest
+    marks = state.final.get((chunk, False), []) + state.final.get((chunk, True), [])
+    ordered = sorted(marks, key=lambda mark: mark.position)
+    return reduce_buckets(state.program, state.job, ordered, after=after)
 
 
 def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
@@ -183,205 +277,58 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
 
     A unit is one section: a layer, the embedding, the head. The gather that is furthest ahead begins with a
     unit's compute, when the parameters of the one before may be given back; gradients travel once their unit
-    is done.
+    is done. Weight gradients by themselves need no parameters.
     """
     job, chunk, program = state.job, item.chunk, state.program
-    forward = item.phase == "forward"
+    forward, gathers = item.phase == "forward", item.phase != "weight_gradient"
     backward = state.pieces["backward", chunk]
     units = list(range(len(backward)))[:: -1 if forward else 1]
-    newest, output = list(ports.values())[-1:], -1
+    newest, output = list(ports.values())[-1:], ports.get(INPUT, -1)
     for place, unit in enumerate(units):
-        for ahead in units[place : place + job.training.prefetch + 1]:
+        for ahead in units[place : place + job.training.prefetch + 1] if gathers else ():
             if (chunk, ahead) not in state.held:
                 state.held[chunk, ahead] = gather_unit(program, job, backward[ahead].marks, after=newest)
-        piece = state.pieces[item.phase, chunk][place]
-        gathered = state.held[chunk, unit]
+        piece, gathered = state.pieces[item.phase, chunk][place], state.held.get((chunk, unit), -1)
         start = len(program)
-        output = program.writer.place(piece, {**ports, **({PARAMETERS: gathered} if gathered >= 0 else {})})
-        ports, newest = {INPUT: output}, [output]
-        if job.training.reshard or not forward:
+        if len(piece):
+            whole = {PARAMETERS: gathered} if gathers and gathered >= 0 else {}
+            output = program.writer.place(piece, {**ports, **whole})
+            ports, newest = {INPUT: output}, [output]
+        if gathers and (job.training.reshard or not forward):
             del state.held[chunk, unit]
-        if not forward and _reduces(state, item):
-            marks = [replace(mark, position=mark.position + start) for mark in piece.marks]
-            state.reduced += reduce_buckets(program, job, marks, after=None)
+        marks = [replace(mark, position=mark.position + start) for mark in piece.marks
+                 if _reduces(state, item, mark)]  # fmt: skip
+        state.reduced += reduce_buckets(program, job, marks, after=None)
     return output
 
 
-def _reduces(state: _Stage, item: Item) -> bool:
-    """Tell whether gradients are reduced after a backward: each, or the last of its chunk."""
-    return state.job.sharding.each or item.micro_batch == state.job.micro_batches - 1
-
-
-def gather_unit(program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]) -> int:
-    """Append the gathers of a unit's parameters; return the position of the last, -1 where none travel."""
-    done = -1
-    for domain, sharding in job.shardings.items():
-        role = sharding.unit_gathers
-        elements = sum(mark.parameters for mark in marks if mark.domain == domain)
-        if role is not None and elements:
-            size = message_size(role, elements, job.spec.precision.activations, sharding.replicas)
-            name = "parameters.gather" if domain == "dense" else "experts.gather"
-            done = program.message(name, role, size, after=after)
-    return done
+def _reduces(state: _Stage, item: Item, mark: Mark) -> bool:
+    """Tell whether a mark's gradients are reduced after an item: each, or the one that completes them."""
+    return state.job.sharding.each or state.last[item.chunk, mark.deferrable] == item
 
 
 def _finish_step(state: _Stage, operators: OperatorModel) -> None:
     job, program = state.job, state.program
     start = len(program)
-    end = max(state.results.values())
     if not job.sharding.each and not job.sharding.policy.by_unit:
-        for chunk in sorted(state.final, key=lambda chunk: state.final[chunk]):
+        for chunk in _in_order_of_completion(state):
             state.reduced += _reduce_chunk(state, chunk)
-    done = small_reductions(program, job, state.index, norms=state.norms, after=(end, *state.reduced))
+    after = (state.newest, *state.reduced)
+    done = small_reductions(program, job, state.index, norms=state.norms, after=after)
     last = optimizer_step(program, job, operators, parameters=state.parameters, after=done)
     if job.sharding.gathers and not job.sharding.ahead:
-        for chunk in range(job.chunks):
+        for chunk in state.chunks:
             gather_buckets(program, job, state.marks(chunk), after=(last,))
     program.segment("optimizer", start)
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Gradients that travel together: how many, and the last mark that completes them."""
-
-    parameters: int
-    last_mark: int
-
-
-def gradient_buckets(marks: Sequence[Mark], size: int) -> tuple[Bucket, ...]:
-    """Return buckets in backward order; one closes as soon as it holds `size` parameters.
-
-    >>> gradient_buckets([Mark(0, 3), Mark(1, 3), Mark(2, 3)], 5)
-    (Bucket(parameters=6, last_mark=1), Bucket(parameters=3, last_mark=2))
-    """
-    buckets: list[Bucket] = []
-    collected = 0
-    for index, mark in enumerate(marks):
-        collected += mark.parameters
-        if collected >= size or index == len(marks) - 1:
-            buckets.append(Bucket(collected, index))
-            collected = 0
-    return tuple(buckets)
-
-
-def reduce_buckets(
-    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: int | None
-) -> tuple[int, ...]:
-    """Append the reduction of a chunk's gradients; return the positions.
-
-    `marks` hold absolute positions; a bucket waits for its own, or for `after` where nothing overlaps.
-    """
-    waiting = []
-    for domain, sharding in job.shardings.items():
-        if sharding.replicas == 1:
-            continue
-        role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
-        own = [mark for mark in marks if mark.domain == domain]
-        for index, bucket in enumerate(gradient_buckets(own, job.training.bucket_parameters)):
-            size = message_size(role, bucket.parameters, dtype, sharding.replicas)
-            ready = own[bucket.last_mark].position if after is None else after
-            waiting.append((ready, f"gradients.{role}.{index}", role, size))
-    return tuple(
-        program.message(name, role, size, after=(ready,))
-        for ready, name, role, size in sorted(waiting, key=lambda bucket: bucket[0])
-    )
-
-
-def gather_buckets(
-    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]
-) -> tuple[int, ...]:
-    """Append the gathers of a chunk's updated parameters in forward order; return a position per mark."""
-    position = [0] * len(marks)
-    for domain, sharding in job.shardings.items():
-        role, own = sharding.gathers, [number for number, mark in enumerate(marks) if mark.domain == domain]
-        if role is None:
-            continue
-        buckets = gradient_buckets([marks[number] for number in own], job.training.bucket_parameters)
-        for index in reversed(range(len(buckets))):
-            first = buckets[index - 1].last_mark + 1 if index else 0
-            size = message_size(
-                role, buckets[index].parameters, job.spec.precision.activations, sharding.replicas
-            )
-            name = f"{'parameters' if domain == 'dense' else 'experts'}.gather.{index}"
-            gathered = program.message(name, role, size, after=after)
-            for mark in own[first : buckets[index].last_mark + 1]:
-                position[mark] = gathered
-    return tuple(position)
-
-
-def small_reductions(
-    program: ProgramWriter, job: Job, stage: int, *, norms: Piece | None, after: Sequence[int]
-) -> tuple[int, ...]:
-    """Append what is reduced besides the buckets: norms over tp, a tied table over its two stages.
-
-    `after` begins with the end of the last backward and goes on with the buckets in order.
-    """
-    precision = job.spec.precision
-    done = tuple(after)
-    if norms is not None:
-        done = (program.writer.place(norms, {GATE: done[0], INPUT: done[-1]}),)
-    if job.ties_across_stages and stage in {0, job.stages - 1}:
-        elements = job.training_shard.vocabulary_part * job.model.spec.hidden
-        size = message_size("embedding.reduce", elements, precision.gradients, 2)
-        done = (program.message("gradients.embedding", "embedding.reduce", size, after=done),)
-    return done
-
-
-def step_kernels(job: Job, parameters: Mapping[Domain, int]) -> dict[str, Vector]:
-    """Return what a rank of so many parameters (by domain) runs once a step, in order, by name.
-
-    Clearing the gradient accumulators, with which a step begins; loss unscaling (fp16), gradient norm and
-    optimizer on the part of the parameters that the rank updates.
-    """
-    dtype = job.spec.precision.gradients
-    updated = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
-    kernels = {"gradients.zero": Vector("fill", 1, sum(parameters.values()), dtype)}
-    if job.training_shard.recipe is not None:
-        weights = Vector("cast_transpose", 1, sum(parameters.values()), job.spec.precision.activations)
-        kernels["weights.cast"] = weights
-    if job.spec.precision.activations == "fp16":
-        kernels["gradient_unscale"] = Vector("gradient_clip", 1, updated, dtype)
-    if job.training.gradient_norm:
-        kernels["gradient_norm"] = Vector("gradient_norm", 1, updated, dtype)
-    return kernels | {"optimizer": Vector(job.training.optimizer, 1, updated, dtype)}
-
-
-SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradient_norm.reduce"}
-"""The scalar that ranks agree on after a kernel, by the kernel's name."""
-
-
-def zero_gradients(
-    program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: Mapping[Domain, int]
-) -> None:
-    """Append the clearing of the gradient accumulators, with which a step begins."""
-    kernel = step_kernels(job, parameters)["gradients.zero"]
-    program.kernel("gradients.zero", kernel, operators, after=())
-
-
-def optimizer_step(
-    program: ProgramWriter,
-    job: Job,
-    operators: OperatorModel,
-    *,
-    parameters: Mapping[Domain, int],
-    after: Sequence[int],
-) -> int:
-    """Append the end of the step, each node after the one before; return the position of the optimizer."""
-    done = tuple(after)
-    for name, kernel in list(step_kernels(job, parameters).items())[1:]:
-        done = (program.kernel(name, kernel, operators, after=done),)
-        if name in SUMS:
-            done = _sum_scalar(program, job, SUMS[name], done)
-            if job.host is not None and "gradient_norm" in job.host.waits:
-                program.issuing(after=done)
-    return done[0]
-
-
-def _sum_scalar(program: ProgramWriter, job: Job, name: str, after: tuple[int, ...]) -> tuple[int, ...]:
-    """Sum one fp32 over all ranks that hold different gradients: replicas first, then the model's."""
-    for group in job.sharding.norm_groups:
-        if job.members(group) > 1:
-            role = f"{group}.gradient_norm"
-            size = message_size(role, 1, "fp32", job.members(group))
-            after = (program.message(name, role, size, after=after),)
-    return after
+def _in_order_of_completion(state: _Stage) -> list[int]:
+    """Return the chunks as their last backwards run: on the first of the stages that hold the same parts."""
+    job = state.job
+    leader = next(stages[0] for stages in job.copies if state.index in stages)
+    last = {
+        job.placement[leader][item.chunk]: place
+        for place, item in enumerate(job.plan.orders[leader])
+        if item.direction == "backward" and item.phase != "wait"
+    }
+    return sorted(state.chunks, key=lambda chunk: last[job.placement[state.index][chunk]])

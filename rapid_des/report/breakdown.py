@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import distinct, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.parts import PieceKey
+from rapid_des.frontend.schedules.plan import direction_of
 from rapid_des.frontend.trace import Segment
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records, VisitKind
@@ -229,14 +230,16 @@ def inside_times(done: BlockRun, position: int) -> Counter[str]:
     own = done.slow.get(rank, done.blocks)
     totals = operator_times(done.run.lowered, done.run.execution.records, position)
     for key in own.blocks:
-        totals.pop(f"{key.phase}.{key.section.name}", None)
+        totals.pop(f"{direction_of(key.phase)}.{key.section.name}", None)
     counts: Counter[PieceKey] = Counter()
     for _, key, count in _uses(done, stage):
         counts[key] += count
     for key, count in counts.items():
         table = own.blocks[key].table
         for row in (table.kind == NodeKind.COMPUTE).nonzero()[0].tolist():
-            totals[f"{key.phase}.{table.names[table.name[row]]}"] += count * int(table.duration[row])
+            totals[f"{direction_of(key.phase)}.{table.names[table.name[row]]}"] += count * int(
+                table.duration[row]
+            )
     return totals
 
 

@@ -9,8 +9,8 @@ from itertools import accumulate, chain, groupby
 from typing import Any
 
 from rapid_des.frontend.memory import StageMemory
-from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.routing import LayerLoad
+from rapid_des.frontend.schedules.plan import Phase
 from rapid_des.report.job_structure import Explanation, MessageKind, SectionKind
 from rapid_des.report.memory_text import memory_lines, stage_json
 from rapid_des.report.result import Result
@@ -56,7 +56,7 @@ def explain_json(result: Result, explanation: Explanation) -> dict[str, Any]:
         "stages": [
             {
                 "stage": stage.stage,
-                "layers": _layers_by_part(stage.stage, explanation, len(stages)),
+                "layers": _layers_by_part(stage.stage, explanation),
                 "parameters": stage.parameters,
                 **stage_json(stage),
             }
@@ -92,15 +92,15 @@ def _short(text: str, width: int = 44) -> str:
     return text if len(text) <= width else f"{text[: width - 2]} …"
 
 
-def _layers_by_part(stage: int, explanation: Explanation, stages: int) -> list[list[int]]:
+def _layers_by_part(stage: int, explanation: Explanation) -> list[list[int]]:
     """Return the layers of each chunk of a stage, numbered through the model."""
     ends = list(accumulate(explanation.layers, initial=0))
-    return [list(range(ends[part], ends[part + 1])) for part in range(stage, len(explanation.layers), stages)]
+    return [list(range(ends[part], ends[part + 1])) for part in explanation.placement[stage]]
 
 
 def _stage_rows(explanation: Explanation, stages: Sequence[StageMemory]) -> Iterator[Row]:
     for stage in stages:
-        layers = list(chain(*_layers_by_part(stage.stage, explanation, len(stages))))
+        layers = list(chain(*_layers_by_part(stage.stage, explanation)))
         yield f"{stage.stage}", f"{len(layers)}", _short(spans(layers), 72), f"{stage.parameters:,}"
 
 

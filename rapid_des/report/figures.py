@@ -298,7 +298,7 @@ def _runs(job: Job) -> Counter[Section]:
     sections: Counter[Section] = sum(
         (stage_sections(job, stage) for stage in range(job.stages)), Counter[Section]()
     )
-    ranks = job.gpus // job.stages
+    ranks = job.gpus // job.stages // len(job.copies[0])  # each micro-batch passes one of a part's copies
     return Counter({section: count * ranks * job.micro_batches for section, count in sections.items()})
 
 

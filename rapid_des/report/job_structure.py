@@ -13,9 +13,9 @@ from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.frontend.inference import pass_lists, passes
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.parallelism import Phase
 from rapid_des.frontend.parts import Section, section_parameters, training_lists
 from rapid_des.frontend.routing import LayerLoad, layer_loads
+from rapid_des.frontend.schedules.plan import Phase, Placement
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.trace import JobTrace
 
@@ -81,7 +81,9 @@ class Explanation:
 
     groups: tuple[GroupKind, ...]
     layers: tuple[int, ...]
-    """Of each part of the model; part c·pp + s is chunk c of stage s."""
+    """Of each part of the model."""
+    placement: Placement
+    """By stage and chunk: which part."""
     sections: tuple[SectionKind, ...]
     messages: tuple[MessageKind, ...]
     loads: tuple[LayerLoad, ...] = ()
@@ -91,7 +93,8 @@ class Explanation:
 def explain(trace: JobTrace) -> Explanation:
     """Return the process groups, the layers of each part, and all messages as the trace has them."""
     job = trace.job
-    return Explanation(_groups(trace), job.layers, _sections(job), _messages(trace), layer_loads(job))
+    loads = layer_loads(job)
+    return Explanation(_groups(trace), job.layers, job.placement, _sections(job), _messages(trace), loads)
 
 
 def _groups(trace: JobTrace) -> tuple[GroupKind, ...]:

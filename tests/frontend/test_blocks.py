@@ -39,6 +39,11 @@ def simulated(taken, replay):
         [("training.schedule", "interleaved_1f1b"), ("parallelism.chunks", "2")],
         [("model.tied_embeddings", "true"), ("training.overlap_pipeline", "false")],
         [("parallelism.cp", "2"), ("training.recompute", "selective")],
+        [("training.schedule", "zb_h1"), ("model.tied_embeddings", "true")],
+        [("training.schedule", "zb_v"), ("training.recompute", "full")],
+        [("training.schedule", "dualpipe"), ("training.zero_stage", "1")],
+        [("parallelism.pp", "4"), ("parallelism.layers", "[0, 2, 0, 2]")],
+        [("parallelism.pp", "4"), ("training.schedule", "zb_h2"), ("parallelism.layers", "[4, 0, 0, 0]")],
     ],
     ids=str,
 )

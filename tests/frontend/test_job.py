@@ -9,7 +9,8 @@ from rapid_des.config import json_schema, preset_names
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec, build, load_job, memory
 from rapid_des.frontend.layout import Layout
-from rapid_des.frontend.parallelism import SCHEDULES, ZERO_STAGES
+from rapid_des.frontend.schedules import SCHEDULES
+from rapid_des.frontend.sharding import ZERO_STAGES
 
 
 @pytest.mark.parametrize("name", preset_names("job"))
@@ -58,9 +59,9 @@ def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
         ({"parallelism.layers": "endpoints", "parallelism.pp": "4"}, "layers 4 + 2 (embedding and head)"),
         ({"parallelism.order": "[tp, dp]"}, "must name each of tp, cp, ep, dp, pp once"),
         ({"parallelism.sequence_parallel": "true"}, "splits over tp, and tp is 1"),
-        ({"parallelism.chunks": "2"}, "2 chunks need schedule interleaved_1f1b, it is 1f1b"),
+        ({"parallelism.chunks": "2"}, "2 chunks need schedule interleaved_1f1b or breadth_first, it is 1f1b"),
         ({"training.schedule": "interleaved_1f1b"}, "pp and chunks of at least 2, they are 1 and 1"),
-        ({"training.schedule": "zigzag"}, "'zigzag' is not one of 1f1b, gpipe"),
+        ({"training.schedule": "zigzag"}, "'zigzag' is not one of 1f1b, breadth_first, dualpipe"),
         ({"training.sequence_length": "256"}, "256 positions, tiny.model has max_positions 128"),
         ({"training.overlap_parameters": "true"}, "only with zero_stage 1 or 2, it is 0"),
         ({"model.vocabulary": "255", "parallelism.tp": "2"}, "vocabulary 255 does not divide by tp 2"),
@@ -111,7 +112,7 @@ def test_a_job_is_a_value_before_and_after_use(tiny, prices):
     for copy in (pickle.loads(pickle.dumps(job)), pickle.loads(pickle.dumps(other))):
         assert copy == job
         assert hash(copy) == hash(job)
-        assert copy.orders == job.orders
+        assert copy.plan == job.plan
         np.testing.assert_array_equal(copy.layout.coordinates("pp"), job.layout.coordinates("pp"))
     assert tiny(*settings[:2]) != job
 

@@ -58,6 +58,29 @@ def test_a_layer_keeps_exactly_the_papers_bytes(model, sequence_parallel, recomp
     assert kept == layer_formula(model, sequence_parallel, recompute)
 
 
+def test_weight_gradients_need_what_their_paper_says():
+    # Qi et al. 2023 (arXiv 2401.10241), table 1: a layer's weight gradients hold 32·s·b·h bytes.
+    job = load_job(
+        "gpt3_175b_train",
+        settings=[("parallelism.tp", "1"), ("parallelism.pp", "2"), ("training.schedule", "zb_h1"),
+                  ("parallelism.chunks", "1"), ("parallelism.sequence_parallel", "false")],
+    )  # fmt: skip
+    held = section_memory(job)[Section("block")].deferred
+    assert sum(tensor.size for tensor in held) == 32 * 2048 * job.training.micro_batch * 12288
+
+
+def test_zero_bubble_holds_as_much_as_1f1b_on_its_first_stage_and_keeps_that_on_all(tiny):
+    base = [("parallelism.pp", "4"), ("model.vocabulary", "16")]
+    plain, late, twice = (
+        [stage.activations for stage in memory(tiny(*base, ("training.schedule", name))).stages]
+        for name in ("1f1b", "zb_h1", "zb_h2")
+    )
+    assert max(plain) == plain[0]
+    layer = section_memory(tiny(*base))[Section("block")].activations
+    assert layer * 4 <= max(late) < layer * 5
+    assert layer * 6 < max(twice) < layer * 8
+
+
 @pytest.mark.parametrize(
     ("model", "gib", "with_both"),
     [
@@ -173,7 +196,7 @@ def test_tensors_at_the_peak_add_up_to_it_and_bear_operators_names(tiny):
 
 def test_the_timeline_has_every_pass_and_the_optimizers_step(tiny):
     job = tiny(("parallelism.pp", "2"))
-    for stage, order in zip(memory(job).stages, job.orders, strict=True):
+    for stage, order in zip(memory(job).stages, job.plan.orders, strict=True):
         assert [moment.name for moment in stage.timeline] == [*(item.phase for item in order), "optimizer"]
         assert max(moment.size for moment in stage.timeline) == stage.peak
 

@@ -7,6 +7,7 @@ from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.device.operators import Attention
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, memory
+from rapid_des.frontend.schedules import SCHEDULES
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
 
@@ -36,15 +37,17 @@ def end(finish):
 
 
 @pytest.mark.parametrize("rendezvous", [True, False])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_every_split_and_schedule_runs_to_its_end(tiny, prices, replay, split, schedule, rendezvous):
-    chosen = [*settings(split), ("training.schedule", schedule)]
-    if schedule == "interleaved_1f1b":
-        if "pp" not in split:
-            pytest.skip("interleaving needs stages")
-        chosen += [("parallelism.chunks", "2"), ("model.layers", "8")]
+    chosen = [*settings(split), ("training.schedule", schedule), ("model.layers", "8")]
+    chosen.append(("training.global_batch", "16"))
+    if SCHEDULES[schedule].chunks is None:
+        chosen.append(("parallelism.chunks", "2"))
+    if SCHEDULES[schedule].chunks != 1 and "pp" not in split:
+        pytest.skip("several chunks need stages")
     extras = [[], [("training.overlap_pipeline", "false")], [("model.tied_embeddings", "true")]]
+    extras.append([("training.recompute", "full"), ("training.scatter_gather", "true")])
     if split.get("dp"):
         extras.append([("training.zero_stage", "1"), ("training.overlap_parameters", "true")])
     for extra in extras:
@@ -174,7 +177,7 @@ def test_pipeline_messages_carry_the_boundary_once_each_way(tiny, prices):
         for table, stream in ((first, "pp-send"), (last, "pp-recv"))
     ]
     assert tags[0] == tags[1]
-    assert [rank.peers for rank in trace.traces.ranks[:2]] == [(4, 4), (5, 5)]
+    assert [rank.peers for rank in trace.traces.ranks[:2]] == [(4,), (5,)]
 
 
 def test_full_recomputation_runs_every_layer_forward_twice(tiny, prices, replay):
@@ -301,11 +304,19 @@ def messages_of(table, prefix):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("each", [False, True])
-@pytest.mark.parametrize("split", [{}, {"pp": 2}, {"pp": 2, "chunks": 2}])
-def test_every_sharding_runs_to_its_end(tiny, prices, replay, stage, each, split):
+@pytest.mark.parametrize(
+    ("schedule", "split"),
+    [
+        ("1f1b", {}),
+        ("1f1b", {"pp": 2}),
+        ("interleaved_1f1b", {"pp": 2, "chunks": 2}),
+        ("zb_v", {"pp": 2}),
+        ("dualpipe", {"pp": 2}),
+    ],
+)
+def test_every_sharding_runs_to_its_end(tiny, prices, replay, stage, each, schedule, split):
     chosen = [(f"parallelism.{axis}", str(size)) for axis, size in split.items()]
-    if "chunks" in split:
-        chosen.append(("training.schedule", "interleaved_1f1b"))
+    chosen.append(("training.schedule", schedule))
     job = tiny(
         ("parallelism.dp", "2"), ("training.zero_stage", str(stage)),
         ("training.reduce_each_micro_batch", str(each).lower()), *chosen,

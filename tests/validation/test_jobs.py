@@ -63,7 +63,7 @@ def test_a_row_of_korthikanti_is_the_job_of_its_table(rows_of):
     data = rows_of(published.FILE, case_id="korthikanti-t5/175B-selective")
     (row,) = measured(published, data)
     job = job_of(row)
-    assert (job.gpus, job.chunks, job.training.recompute, job.spec.attention) == (
+    assert (job.gpus, job.shape.chunks, job.training.recompute, job.spec.attention) == (
         64,
         3,
         "selective",

@@ -16,8 +16,8 @@ from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing import gpt, hybrid, llama
 from rapid_des.frontend.importing.keys import Keys
-from rapid_des.frontend.job import Model
 from rapid_des.frontend.loading import load_model
+from rapid_des.frontend.model import Model
 
 Tree = dict[str, Any]
 Architecture = Callable[[Keys], Tree]

@@ -247,13 +247,14 @@ class Experts:
         )  # fmt: skip
         if self.bias:
             reduction = shard.vector("bias_gradient", sum(rows), columns)
-            operations.kernel(f"{name}.bias_gradient", reduction, after=incoming)
+            operations.kernel(f"{name}.bias_gradient", reduction, after=incoming, deferrable=True)
         operations.kernel(
             f"{name}.weight_gradient",
             weights,
             after=incoming,
             parameters=local * columns * (inner + self.bias),
             expert=True,
+            deferrable=True,
         )
         output = shard.activation_bytes(sum(rows) * inner)
         operations.kernel(

@@ -12,7 +12,7 @@ from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.memory.serving import serving_memory
 from rapid_des.frontend.memory.tensors import JobMemory, shown
 from rapid_des.frontend.memory.training import training_memory
-from rapid_des.frontend.parallelism import ZERO_STAGES
+from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.spec import JobSpec
 
 _with = msgspec.structs.replace

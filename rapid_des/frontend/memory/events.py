@@ -3,20 +3,23 @@
 A forward operator keeps what its backward needs until the last operator of the backward that bears its name
 (or continues it: `ffn.in.weight_gradient`) has run; where none does, until the list ends. Its result stands
 while it is written and while those that wait for it run. What a backward recomputes stands until its end.
+Where a backward runs in two halves, the inputs of matrices and the gradients of their outputs stand from the
+first to the end of the second, also where they were recomputed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rapid_des.frontend.halves import gradient_bytes
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.tensors import Tensor
 from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.parallelism import Phase
-from rapid_des.frontend.parts import PieceKey, Section, training_lists
+from rapid_des.frontend.parts import Lists, PieceKey, Section, training_lists
 from rapid_des.frontend.routing import heaviest_place
+from rapid_des.frontend.schedules.plan import Phase
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,22 @@ class SectionMemory:
     """From forward to backward."""
     fullest: Mapping[Phase, tuple[Tensor, ...]]
     """What is kept by then, and what stands besides."""
+    deferred: tuple[Tensor, ...] = ()
+    """From the first half of a backward to the second."""
 
     @cached_property
     def activations(self) -> int:
         """Bytes kept but for logits."""
-        return sum(tensor.size for tensor in self.kept if tensor.category == "activations")
+        return size_of(self.kept, "activations")
 
     @cached_property
     def logits(self) -> int:
         """Bytes of logits kept."""
-        return sum(tensor.size for tensor in self.kept if tensor.category == "logits")
+        return size_of(self.kept, "logits")
 
     @cached_property
     def highest(self) -> Mapping[Phase, int]:
-        """Bytes at the fullest moment of each direction."""
+        """Bytes at the fullest moment of each phase."""
         return {phase: sum(tensor.size for tensor in tensors) for phase, tensors in self.fullest.items()}
 
 
@@ -48,15 +53,16 @@ def section_memory(job: Job) -> dict[Section, SectionMemory]:
     """Return what each section of a training job keeps, under its recomputation."""
     lists = training_lists(job, heaviest_place(job))
     forwards = {key.section: operations for key, operations in lists.items() if key.phase == "forward"}
-    return {
-        section: _section(job, section, operations, lists[PieceKey(section, "backward")])
-        for section, operations in forwards.items()
-    }
+    return {section: _section(job, section, operations, lists) for section, operations in forwards.items()}
 
 
-def _section(
-    job: Job, section: Section, forward: Sequence[Operation], backward: Sequence[Operation]
-) -> SectionMemory:
+def size_of(tensors: Iterable[Tensor], category: str) -> int:
+    """Return the bytes of tensors of one category."""
+    return sum(tensor.size for tensor in tensors if tensor.category == category)
+
+
+def _section(job: Job, section: Section, forward: Sequence[Operation], lists: Lists) -> SectionMemory:
+    backward = lists[PieceKey(section, "backward")]
     full = job.training.recompute == "full" and section.name == "block"
     by_operator = [[] if full else list(_kept(job, operation)) for operation in forward]
     early = [Tensor("input", "activations", job.training_shard.boundary_bytes)] if full else []
@@ -66,7 +72,24 @@ def _section(
         "forward": _fullest(forward, _growing(early, by_operator)),
         "backward": _fullest(backward, _shrinking(kept, ends, len(backward))),
     }
-    return SectionMemory(tuple(kept), fullest)
+    inputs = lists.get(PieceKey(section, "input_gradient"))
+    if inputs is None:
+        return SectionMemory(tuple(kept), fullest)
+    weights = lists[PieceKey(section, "weight_gradient")]
+    deferred = [
+        tensor for operation in forward for tensor in _kept(job, operation) if _needed(tensor, weights)
+    ]
+    deferred += [Tensor(one.name, "activations", size) for one in weights if (size := gradient_bytes(one))]
+    last = [len(inputs) if _needed(tensor, weights) else end
+            for tensor, end in zip(kept, _releases(kept, inputs), strict=True)]  # fmt: skip
+    fullest["input_gradient"] = _fullest(inputs, _shrinking(kept, last, len(inputs)))
+    fullest["weight_gradient"] = _fullest(weights, iter([deferred] * len(weights)))
+    return SectionMemory(tuple(kept), fullest, tuple(deferred))
+
+
+def _needed(tensor: Tensor, weights: Sequence[Operation]) -> bool:
+    """Tell whether a weight gradient needs what its operator's forward kept."""
+    return any(_bears(other.name, tensor.name) for other in weights)
 
 
 def _kept(job: Job, operation: Operation) -> Iterator[Tensor]:

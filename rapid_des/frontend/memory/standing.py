@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.tensors import MOVING, Tensor
-from rapid_des.frontend.parallelism import State
 from rapid_des.frontend.parts import section_parameters, stage_sections
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, byte_count
+from rapid_des.frontend.sharding import State
 from rapid_des.frontend.template import Domain
 
 _OF = {"dense": "", "expert": "experts' "}

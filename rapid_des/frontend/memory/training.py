@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.memory.events import SectionMemory, section_memory
+from rapid_des.frontend.memory.events import SectionMemory, section_memory, size_of
 from rapid_des.frontend.memory.standing import fragments, is_replicated, standing, updating
 from rapid_des.frontend.memory.tensors import (
     JobMemory,
@@ -18,8 +18,8 @@ from rapid_des.frontend.memory.tensors import (
     by_category,
     merged,
 )
-from rapid_des.frontend.parallelism import Item
 from rapid_des.frontend.parts import Section, section_parameters, sections, stage_parameters
+from rapid_des.frontend.schedules.plan import Item
 from rapid_des.frontend.shard import byte_count
 
 
@@ -33,8 +33,9 @@ def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) ->
     parameters = stage_parameters(job, stage)
     whole = tuple(standing(job, stage, parameters))
     walk = _Walk(job, stage, by_section)
-    for item in job.orders[stage]:
-        walk.run(item)
+    for item in job.plan.orders[stage]:
+        if item.phase != "wait":
+            walk.run(item)
     last = tuple(updating(job, parameters))
     moving = max(walk.peak, last, key=_bytes)
     tensors = merged((*whole, *moving, *fragments(job, moving)))
@@ -65,8 +66,8 @@ class _Walk:
     activations: int = 0
     """The most that waited for its backward so far, logits left out."""
     timeline: list[Moment] = field(default_factory=list)
-    _held: Counter[Section] = field(default_factory=Counter)
-    """Sections between their forward and backward."""
+    _held: Counter[tuple[Section, bool]] = field(default_factory=Counter)
+    """Sections between their forward and backward, or between its halves (true)."""
     _base: int = 0
     """Bytes of what they keep."""
     _activations: int = 0
@@ -79,8 +80,18 @@ class _Walk:
 
     @cached_property
     def _chunks(self) -> tuple[tuple[Section, ...], ...]:
-        parts = (self.job.part(self.stage, chunk) for chunk in range(self.job.chunks))
+        parts = self.job.placement[self.stage]
         return tuple(tuple(section for section, _ in sections(self.job, part)) for part in parts)
+
+    @cached_property
+    def _sizes(self) -> Mapping[tuple[Section, bool], tuple[int, int]]:
+        """Bytes of activations and logits that a section keeps, until its backward or between its halves."""
+        return {
+            (section, deferred): (size_of(kept, "activations"), size_of(kept, "logits"))
+            for section in self.by_section
+            for deferred in (False, True)
+            for kept in [self._kept(section, deferred=deferred)]
+        }
 
     @cached_property
     def _gradients(self) -> Mapping[Section, int]:
@@ -105,31 +116,35 @@ class _Walk:
         for section in chunk if forward else chunk[::-1]:
             here = self.by_section[section]
             if not forward:
-                self._hold(section, -1)
-                self._passed += self._gradients[section]
+                self._hold(section, -1, deferred=item.phase == "weight_gradient")
+                self._passed += self._gradients[section] * (item.phase != "input_gradient")
             size = self._base + self._outputs * self._output + self._passed + here.highest[item.phase]
             if size > most:
                 most, fullest = size, tuple(self._tensors(here.fullest[item.phase]))
-            if forward:
-                self._hold(section, 1)
-        self._outputs -= not forward
+            if item.phase in ("forward", "input_gradient"):
+                self._hold(section, 1, deferred=not forward)
+        self._outputs -= item.phase in ("backward", "input_gradient")
         if most > self._most:
             self._most, self.peak = most, fullest
         sizes = by_category((*fullest, *fragments(self.job, fullest)))
         self.timeline.append(Moment(item.phase, sizes, item.micro_batch, item.chunk))
 
-    def _hold(self, section: Section, count: int) -> None:
-        self._held[section] += count
-        kept = self.by_section[section]
-        self._base += count * (kept.activations + kept.logits)
-        self._activations += count * kept.activations
+    def _kept(self, section: Section, *, deferred: bool) -> tuple[Tensor, ...]:
+        memory = self.by_section[section]
+        return memory.deferred if deferred else memory.kept
+
+    def _hold(self, section: Section, count: int, *, deferred: bool) -> None:
+        self._held[section, deferred] += count
+        activations, logits = self._sizes[section, deferred]
+        self._base += count * (activations + logits)
+        self._activations += count * activations
         self.activations = max(self.activations, self._activations + self._outputs * self._output)
 
     def _tensors(self, here: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield what comes and goes while a section with `here` runs."""
         yield from here
-        for section, count in self._held.items():
-            for tensor in self.by_section[section].kept if count else ():
+        for (section, deferred), count in self._held.items():
+            for tensor in self._kept(section, deferred=deferred) if count else ():
                 yield tensor._replace(size=count * tensor.size, number=count)
         yield Tensor("stage outputs", "activations", self._outputs * self._output, self._outputs)
         yield Tensor("gradients of the pass", "temporary", self._passed)

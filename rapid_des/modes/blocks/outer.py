@@ -198,6 +198,8 @@ def _lines(job: Job, ranks: Sequence[int]) -> list[Int64s]:
     tables = [job.layout.rows(axes) for axes in lines if not (job.passes_blocks and axes == ("cp",))]
     if job.model.has_experts:
         tables += [job.expert_layout.rows(axes) for axes in EXPERT_LINES if training or "edp" not in axes]
+    if training and len(job.copies[0]) > 1:
+        tables += [job.rows(group) for group in sorted(job.replica_groups)]
     return [table[np.isin(table[:, 0], ranks)] for table in tables if table.shape[1] > 1]
 
 

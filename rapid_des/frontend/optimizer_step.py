@@ -1,0 +1,172 @@
+"""What a training step does around its passes: gradients reduced, norm and optimizer, parameters gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rapid_des.device.operators import OperatorModel, Vector
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.shard import message_size
+from rapid_des.frontend.template import GATE, INPUT, Domain, Mark, Piece
+from rapid_des.frontend.trace import ProgramWriter
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together: how many, and the last mark that completes them."""
+
+    parameters: int
+    last_mark: int
+
+
+def gradient_buckets(marks: Sequence[Mark], size: int) -> tuple[Bucket, ...]:
+    """Return buckets in backward order; one closes as soon as it holds `size` parameters.
+
+    >>> gradient_buckets([Mark(0, 3), Mark(1, 3), Mark(2, 3)], 5)
+    (Bucket(parameters=6, last_mark=1), Bucket(parameters=3, last_mark=2))
+    """
+    buckets: list[Bucket] = []
+    collected = 0
+    for index, mark in enumerate(marks):
+        collected += mark.parameters
+        if collected >= size or index == len(marks) - 1:
+            buckets.append(Bucket(collected, index))
+            collected = 0
+    return tuple(buckets)
+
+
+def reduce_buckets(
+    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: int | None
+) -> tuple[int, ...]:
+    """Append the reduction of a chunk's gradients; return the positions.
+
+    `marks` hold absolute positions; a bucket waits for its own, or for `after` where nothing overlaps.
+    """
+    waiting = []
+    for domain, sharding in job.shardings.items():
+        if sharding.replicas == 1:
+            continue
+        role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
+        own = [mark for mark in marks if mark.domain == domain]
+        for index, bucket in enumerate(gradient_buckets(own, job.training.bucket_parameters)):
+            size = message_size(role, bucket.parameters, dtype, sharding.replicas)
+            ready = own[bucket.last_mark].position if after is None else after
+            waiting.append((ready, f"gradients.{role}.{index}", role, size))
+    return tuple(
+        program.message(name, role, size, after=(ready,))
+        for ready, name, role, size in sorted(waiting, key=lambda bucket: bucket[0])
+    )
+
+
+def gather_buckets(
+    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]
+) -> tuple[int, ...]:
+    """Append the gathers of a chunk's updated parameters in forward order; return a position per mark."""
+    position = [0] * len(marks)
+    for domain, sharding in job.shardings.items():
+        role, own = sharding.gathers, [number for number, mark in enumerate(marks) if mark.domain == domain]
+        if role is None:
+            continue
+        buckets = gradient_buckets([marks[number] for number in own], job.training.bucket_parameters)
+        for index in reversed(range(len(buckets))):
+            first = buckets[index - 1].last_mark + 1 if index else 0
+            size = message_size(
+                role, buckets[index].parameters, job.spec.precision.activations, sharding.replicas
+            )
+            name = f"{'parameters' if domain == 'dense' else 'experts'}.gather.{index}"
+            gathered = program.message(name, role, size, after=after)
+            for mark in own[first : buckets[index].last_mark + 1]:
+                position[mark] = gathered
+    return tuple(position)
+
+
+def gather_unit(program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]) -> int:
+    """Append the gathers of a unit's parameters; return the position of the last, -1 where none travel."""
+    done = -1
+    for domain, sharding in job.shardings.items():
+        role = sharding.unit_gathers
+        elements = sum(mark.parameters for mark in marks if mark.domain == domain)
+        if role is not None and elements:
+            size = message_size(role, elements, job.spec.precision.activations, sharding.replicas)
+            name = "parameters.gather" if domain == "dense" else "experts.gather"
+            done = program.message(name, role, size, after=after)
+    return done
+
+
+def small_reductions(
+    program: ProgramWriter, job: Job, stage: int, *, norms: Piece | None, after: Sequence[int]
+) -> tuple[int, ...]:
+    """Append what is reduced besides the buckets: norms over tp, a tied table over its stages.
+
+    `after` begins with the end of the last backward and goes on with the buckets in order.
+    """
+    precision = job.spec.precision
+    done = tuple(after)
+    if norms is not None:
+        done = (program.writer.place(norms, {GATE: done[0], INPUT: done[-1]}),)
+    if job.ties_across_stages and stage in job.table_stages:
+        elements = job.training_shard.vocabulary_part * job.model.spec.hidden
+        size = message_size("embedding.reduce", elements, precision.gradients, job.members("embedding"))
+        done = (program.message("gradients.embedding", "embedding.reduce", size, after=done),)
+    return done
+
+
+def step_kernels(job: Job, parameters: Mapping[Domain, int]) -> dict[str, Vector]:
+    """Return what a rank of so many parameters (by domain) runs once a step, in order, by name.
+
+    Clearing the gradient accumulators, with which a step begins; loss unscaling (fp16), gradient norm and
+    optimizer on the part of the parameters that the rank updates.
+    """
+    dtype = job.spec.precision.gradients
+    updated = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
+    kernels = {"gradients.zero": Vector("fill", 1, sum(parameters.values()), dtype)}
+    if job.training_shard.recipe is not None:
+        weights = Vector("cast_transpose", 1, sum(parameters.values()), job.spec.precision.activations)
+        kernels["weights.cast"] = weights
+    if job.spec.precision.activations == "fp16":
+        kernels["gradient_unscale"] = Vector("gradient_clip", 1, updated, dtype)
+    if job.training.gradient_norm:
+        kernels["gradient_norm"] = Vector("gradient_norm", 1, updated, dtype)
+    return kernels | {"optimizer": Vector(job.training.optimizer, 1, updated, dtype)}
+
+
+SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradient_norm.reduce"}
+"""The scalar that ranks agree on after a kernel, by the kernel's name."""
+
+
+def zero_gradients(
+    program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: Mapping[Domain, int]
+) -> None:
+    """Append the clearing of the gradient accumulators, with which a step begins."""
+    kernel = step_kernels(job, parameters)["gradients.zero"]
+    program.kernel("gradients.zero", kernel, operators, after=())
+
+
+def optimizer_step(
+    program: ProgramWriter,
+    job: Job,
+    operators: OperatorModel,
+    *,
+    parameters: Mapping[Domain, int],
+    after: Sequence[int],
+) -> int:
+    """Append the end of the step, each node after the one before; return the position of the optimizer."""
+    done = tuple(after)
+    for name, kernel in list(step_kernels(job, parameters).items())[1:]:
+        done = (program.kernel(name, kernel, operators, after=done),)
+        if name in SUMS:
+            done = _sum_scalar(program, job, SUMS[name], done)
+            if job.host is not None and "gradient_norm" in job.host.waits:
+                program.issuing(after=done)
+    return done[0]
+
+
+def _sum_scalar(program: ProgramWriter, job: Job, name: str, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Sum one fp32 over all ranks that hold different gradients: replicas first, then the model's."""
+    for group in job.sharding.norm_groups:
+        if job.members(group) > 1:
+            role = f"{group}.gradient_norm"
+            size = message_size(role, 1, "fp32", job.members(group))
+            after = (program.message(name, role, size, after=after),)
+    return after

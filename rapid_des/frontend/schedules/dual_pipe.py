@@ -1,0 +1,96 @@
+"""DualPipe and DualPipeV: forwards of one chunk run beside backwards of the other (arXiv 2412.19437).
+
+DualPipe feeds micro-batches from both ends: stage s holds parts s and p - 1 - s, the second for those that
+come from the far end, so every part stands on two stages, which sum their gradients. DualPipeV is one half
+of it, cut in the middle: stage s of h holds parts s and 2h - 1 - s, and all micro-batches go down and up
+again. With a pair F&B, a whole backward B and a weight gradient W, the paper gives a bubble of
+(p/2 - 1)·(F&B + B - 3W) and p + 1 chunks in flight, p being 2h in DualPipeV.
+"""
+
+from __future__ import annotations
+
+from rapid_des.frontend.schedules.plan import Order, Placement
+from rapid_des.frontend.schedules.runs import Run, order_of
+from rapid_des.frontend.schedules.shape import Shape
+
+
+def mirrored(stages: int, chunks: int) -> Placement:
+    """Return the placement with two copies of each part: stage s holds parts s and stages - 1 - s.
+
+    >>> mirrored(4, 2)
+    ((0, 3), (1, 2), (2, 1), (3, 0))
+    """
+    assert chunks == 2
+    return tuple((stage, stages - 1 - stage) for stage in range(stages))
+
+
+def _runs(half: int, distance: int, count: int) -> list[Run]:
+    """Return the runs of a stage `distance` from its end of a half, for `count` micro-batches each way.
+
+    Chunk 0 is the one whose micro-batches come from the stage's own end. Stages warm up with it, take turns
+    until gradients arrive, pair forwards with backwards of the other chunk, and end on halves of backwards
+    that fill the pauses.
+    """
+    inner = half - 1 - distance
+    pairs = count - 2 * half + distance + 1
+    first = ["F0 B1 F1&B0"] if inner == 0 and pairs > 0 else []
+    return [
+        ("F0", 2 * inner),
+        ("F0 F1", distance + 1),
+        ("I1 W F1", inner),
+        *((pattern, 1) for pattern in first),
+        ("F0&B1 F1&B0", pairs - len(first)),
+        ("B1 F1&B0", inner),
+        (_last_backwards(distance + 1), 1),
+        ("W I0", inner),
+        ("W", distance + 1),
+    ]
+
+
+def _last_backwards(turns: int) -> str:
+    """Return that many backwards of each chunk in turn, the second half of them without weight gradients."""
+    words = [word for _ in range(turns) for word in ("B1", "B0")]
+    return " ".join(word if place < turns else word.replace("B", "I") for place, word in enumerate(words))
+
+
+def dual_pipe(shape: Shape) -> tuple[Order, ...]:
+    """Return DualPipe; half of the micro-batches enter at the first stage, the others at the last."""
+    half, each = shape.stages // 2, shape.micro_batches // 2
+    near, far = range(each), range(each, 2 * each)
+    first = [order_of(_runs(half, stage, each), (near, far)) for stage in range(half)]
+    second = [order_of(_runs(half, stage, each), (far, near)) for stage in reversed(range(half))]
+    return (*first, *(_swapped(order) for order in second))
+
+
+def _swapped(order: Order) -> Order:
+    """Return an order with its chunks' numbers exchanged."""
+    return tuple(item._replace(chunk=1 - item.chunk) for item in order)
+
+
+def dual_pipe_v(shape: Shape) -> tuple[Order, ...]:
+    """Return DualPipeV."""
+    every = range(shape.micro_batches)
+    return tuple(
+        order_of(_runs(shape.stages, stage, shape.micro_batches), (every, every))
+        for stage in range(shape.stages)
+    )
+
+
+def dual_pipe_refusal(shape: Shape) -> str | None:
+    """Return why micro-batches do not fill both directions."""
+    if shape.stages % 2 or shape.micro_batches % 2:
+        return f"dualpipe needs pp and micro-batches even, they are {shape.stages} and {shape.micro_batches}"
+    return _too_few("dualpipe", shape)
+
+
+def dual_pipe_v_refusal(shape: Shape) -> str | None:
+    """Return why micro-batches do not fill the V."""
+    return _too_few("dualpipe_v", shape)
+
+
+def _too_few(name: str, shape: Shape) -> str | None:
+    if shape.micro_batches < 2 * shape.stages:
+        return (
+            f"{name} needs at least 2·pp = {2 * shape.stages} micro-batches, there are {shape.micro_batches}"
+        )
+    return None

@@ -1,0 +1,207 @@
+"""Schedules as data: what each stage runs in which order, and which part of the model its chunks are.
+
+A pipeline cuts the model into parts. A stage holds one or several of them as its chunks; two stages may hold
+copies of the same parts, each for micro-batches of its own. What an item consumes follows from the parts
+alone, so messages may go to any stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+Phase: TypeAlias = Literal["forward", "backward", "input_gradient", "weight_gradient", "wait"]
+"""A backward is whole, or in two halves: that of inputs, which the stage before waits for, and that of
+weights. `wait`: until all messages that the stage sent have left."""
+Direction: TypeAlias = Literal["forward", "backward"]
+
+LETTERS: Mapping[Phase, str] = {
+    "forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W", "wait": "wait"
+}  # fmt: skip
+
+
+def direction_of(phase: Phase) -> Direction:
+    """Return which way a phase passes the model."""
+    return "forward" if phase == "forward" else "backward"
+
+
+class Item(NamedTuple):
+    """One micro-batch through one chunk of one stage, in one phase.
+
+    >>> str(Item("forward", 3)), str(Item("weight_gradient", 0, 1))
+    ('F3', 'W0.1')
+    """
+
+    phase: Phase
+    micro_batch: int = 0
+    chunk: int = 0
+    paired: bool = False
+    """Whether it is meant to run beside the next item of its stage."""
+
+    @property
+    def direction(self) -> Direction:
+        """Which way it passes the model."""
+        return direction_of(self.phase)
+
+    def __str__(self) -> str:
+        """Return it as schedule files write it."""
+        if self.phase == "wait":
+            return LETTERS["wait"]
+        return f"{LETTERS[self.phase]}{self.micro_batch}{f'.{self.chunk}' if self.chunk else ''}"
+
+
+Order: TypeAlias = tuple[Item, ...]
+Placement: TypeAlias = tuple[tuple[int, ...], ...]
+"""By stage and chunk: which part of the model."""
+
+
+class Result(NamedTuple):
+    """What an item makes for others: an activation, or the gradient of its input."""
+
+    direction: Direction
+    micro_batch: int
+    chunk: int = 0
+
+
+class BlockedError(ValueError):
+    """Stages' orders wait for each other."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One schedule for one number of stages and micro-batches."""
+
+    placement: Placement
+    orders: tuple[Order, ...]
+
+    @cached_property
+    def holders(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
+        """By part: stage and chunk of each of its copies."""
+        found: dict[int, tuple[tuple[int, int], ...]] = {}
+        for stage, chunks in enumerate(self.placement):
+            for chunk, part in enumerate(chunks):
+                found[part] = (*found.get(part, ()), (stage, chunk))
+        return found
+
+    @cached_property
+    def _copy_of(self) -> Mapping[tuple[int, int], tuple[int, int]]:
+        """By part and micro-batch: stage and chunk of the copy that it passes."""
+        return {
+            (self.placement[stage][item.chunk], item.micro_batch): (stage, item.chunk)
+            for stage, order in enumerate(self.orders)
+            for item in order
+            if item.phase == "forward"
+        }
+
+    def holder(self, part: int, micro_batch: int) -> tuple[int, int]:
+        """Return stage and chunk of the copy of a part that a micro-batch passes."""
+        copies = self.holders[part]
+        return copies[0] if len(copies) == 1 else self._copy_of[part, micro_batch]
+
+    @cached_property
+    def last_part(self) -> int:
+        """The part that computes the loss."""
+        return max(self.holders)
+
+    def needs(self, stage: int, item: Item) -> tuple[int, Result] | None:
+        """Return the stage and the result that an item consumes; None where the model begins.
+
+        The last part's backward consumes its own forward.
+        """
+        if item.phase == "wait":
+            return None
+        if item.phase == "weight_gradient":
+            return stage, Result("backward", item.micro_batch, item.chunk)
+        part = self.placement[stage][item.chunk]
+        direction: Direction = item.direction
+        if direction == "backward" and part == self.last_part:
+            return stage, Result("forward", item.micro_batch, item.chunk)
+        part += 1 if direction == "backward" else -1
+        if part < 0:
+            return None
+        source, chunk = self.holder(part, item.micro_batch)
+        return source, Result(direction, item.micro_batch, chunk)
+
+    def consumer(self, stage: int, item: Item) -> int | None:
+        """Return the stage that consumes an item's result as the next part; None where the model ends."""
+        if item.phase in ("weight_gradient", "wait"):
+            return None
+        part = self.placement[stage][item.chunk] + (1 if item.phase == "forward" else -1)
+        return self.holder(part, item.micro_batch)[0] if 0 <= part <= self.last_part else None
+
+    @cached_property
+    def arrivals(self) -> tuple[tuple[tuple[int, Result], ...], ...]:
+        """By stage: what comes from other stages, and from which, in the order in which it is made.
+
+        Who asks in this order can not be blocked: of all messages the first that is not there yet is asked
+        for, and is made before anything that waits for a later one.
+        """
+        found: list[list[tuple[int, Result]]] = [[] for _ in self.orders]
+        for stage, item in self.execution():
+            target = self.consumer(stage, item)
+            if target is not None and target != stage:
+                found[target].append((stage, Result(item.direction, item.micro_batch, item.chunk)))
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def phases(self) -> frozenset[Phase]:
+        """The phases of all items."""
+        return frozenset(item.phase for order in self.orders for item in order)
+
+    def execution(self) -> Iterator[tuple[int, Item]]:
+        """Yield all items in one order in which they can run, each stage in its own order.
+
+        Unit-time list scheduling; ties by stage. `BlockedError` names the stages that wait for each other.
+        """
+        position = [0] * len(self.orders)
+        done: set[tuple[int, Result]] = set()
+        left = sum(map(len, self.orders))
+        while left:
+            ready = [
+                (stage, order[position[stage]])
+                for stage, order in enumerate(self.orders)
+                if position[stage] < len(order) and self._is_ready(stage, order[position[stage]], done)
+            ]
+            if not ready:
+                raise BlockedError(self._blocked(position))
+            for stage, item in ready:
+                position[stage] += 1
+                if item.phase not in ("weight_gradient", "wait"):
+                    done.add((stage, Result(item.direction, item.micro_batch, item.chunk)))
+            left -= len(ready)
+            yield from ready
+
+    def _is_ready(self, stage: int, item: Item, done: set[tuple[int, Result]]) -> bool:
+        needed = self.needs(stage, item)
+        if item.direction == "backward" and item.phase != "wait":
+            own = (stage, Result("forward", item.micro_batch, item.chunk))
+            return needed in done and own in done
+        return needed is None or needed in done
+
+    def _blocked(self, position: list[int]) -> str:
+        """Return who waits for whom, from the first stage that is not done."""
+        waits = []
+        for stage, order in enumerate(self.orders):
+            if position[stage] < len(order):
+                item = order[position[stage]]
+                needed = self.needs(stage, item)
+                assert needed is not None
+                source, result = needed
+                letter = "F" if result.direction == "forward" else "the gradient of "
+                waits.append(f"stage {stage} at {item} for {letter}{result.micro_batch} of stage {source}")
+        return "stages wait for each other: " + ", ".join(waits[:4])
+
+
+def in_flight(order: Order) -> int:
+    """Return the most forwards of chunks that a stage holds at once before their backwards are done.
+
+    >>> in_flight((Item("forward", 0), Item("input_gradient", 0), Item("forward", 1)))
+    2
+    """
+    held = most = 0
+    for item in order:
+        held += (item.phase == "forward") - (item.phase in ("backward", "weight_gradient"))
+        most = max(most, held)
+    return most
