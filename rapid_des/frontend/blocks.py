@@ -4,7 +4,9 @@ The flattened trace of a job is made of priced pieces (`parts.py`, `inference.py
 block and head, forward and backward or pass by pass, and the sum of norm gradients. Their messages stay
 inside the inner group of a rank (its tp neighbours, and its cp neighbours where keys and values go round
 them), but for other exchanges of context and expert parallelism, which stand between two stretches of a
-block. What joins the pieces (pipeline messages, gradient buckets, the optimizer) does not depend on what is
+block. Where ranks go on beside exchanges of tokens among experts, or compute unlike many, these are inside
+too: all ranks of the layer's experts run a block together, and the slowest says when its cuts are passed.
+What joins the pieces (pipeline messages, gradient buckets, the optimizer) does not depend on what is
 inside. So the same templates give both halves of a hierarchical run:
 
 1. `blocks(job, operators)` returns each distinct piece as a `Block`. `Block.on(ranks)` is its trace on one
@@ -14,7 +16,8 @@ inside. So the same templates give both halves of a hierarchical run:
    number where there is one cut): what the outer graph needs to start messages at the right instant.
 3. `Blocks.outer(durations)` returns the pipeline, context- and data-parallel graph with one compute node a
    cut, made by the same `stage_program` or `serving_program` as the flattened trace. It holds one rank of
-   each tp group (its first), because the others do the same beside it.
+   each tp group (its first), because the others do the same beside it, or all where experts are split
+   otherwise.
 
 What this assumes: blocks do not overlap one another, and traffic of the outer graph does not slow that inside
 the blocks. The first is true but for messages at a block's end, beside which another micro-batch computes:
@@ -40,6 +43,7 @@ import numpy as np
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
 from rapid_des.errors import UnsupportedByEngine
+from rapid_des.frontend.block_ranks import followed_groups, groups_run_together, inner_axes
 from rapid_des.frontend.build import PricedJob, price_job
 from rapid_des.frontend.inference import (
     Pass,
@@ -48,7 +52,6 @@ from rapid_des.frontend.inference import (
 )
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
-from rapid_des.frontend.routing import places
 from rapid_des.frontend.schedules.plan import Phase
 from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Node, Piece, make_piece, retimed
@@ -100,7 +103,9 @@ class Block:
     job: Job
     key: PieceKey
     piece: Piece
-    program: FinishedProgram
+    """Of the first place along ep."""
+    programs: tuple[FinishedProgram, ...]
+    """Of the ranks at each place along ep, where experts' loads differ; else one for all."""
     cuts: tuple[int, ...]
     """Rows of the table, ascending; the last is the end of the block."""
     exchanges: frozenset[int]
@@ -109,19 +114,19 @@ class Block:
     """Whether after the last cut but one there are only messages, beside which others may compute."""
     gate: int | None
     """The cut after which its first message may have to wait for those of another block's tail."""
-    hosted: FinishedProgram | None
-    """The program after a node of the host that issues it node by node; None: nobody does."""
+    hosted: tuple[FinishedProgram, ...]
+    """The programs after a node of the host that issues them node by node; empty: nobody does."""
 
     @property
     def table(self) -> NodeTable:
-        """The program of each rank of the inner group."""
-        return self.program.table
+        """The program of each rank of the inner group, or of the first."""
+        return self.programs[0].table
 
     def on(self, ranks: Sequence[int], *, hosted: bool = False) -> TraceSet:
         """Return the block's trace on the ranks of one inner group, all issued or `hosted`."""
-        program = self.hosted if hosted else self.program
-        assert program is not None
-        return assemble(self.job, [program] * self.job.stages, ranks=ranks)
+        programs = self.hosted if hosted else self.programs
+        each = [program for program in programs for _ in range(self.job.stages)]
+        return assemble(self.job, each, ranks=ranks)
 
     def passed(self, finish: Sequence[int], *, hosted: bool = False) -> tuple[int, ...]:
         """Return when the cuts are passed, given the finish of every row of `on` (the slowest rank's)."""
@@ -134,6 +139,8 @@ class Blocks:
 
     priced: PricedJob
     blocks: Mapping[PieceKey, Block]
+    inside: frozenset[str]
+    """The axes whose messages stand inside blocks."""
 
     @property
     def job(self) -> Job:
@@ -142,14 +149,13 @@ class Blocks:
 
     @cached_property
     def inner_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each tp group, ascending by first rank: of each the outer graph holds one."""
-        return self.job.layout.groups(("tp",))
+        """Groups of ranks, ascending by first rank: of each the outer graph holds one."""
+        return followed_groups(self.job)
 
     @cached_property
     def run_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each of these the ranks that its blocks are run on: itself, or with those of its ring."""
-        groups = self.job.layout.groups(_inner(self.job)[:-1])
-        found = {rank: group for group in groups for rank in group}
+        """For each of these the ranks that its blocks are run on."""
+        found = groups_run_together(self.job, self.inside)
         return tuple(found[group[0]] for group in self.inner_groups)
 
     def stage(self, inner_group: int) -> int:
@@ -214,31 +220,28 @@ class Blocks:
 def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorModel | None = None) -> Blocks:
     """Return a job as blocks and what joins them; `decode_operators` as in `build`.
 
-    `UnsupportedByEngine` where experts are not split as all else is, or something goes on beside an exchange.
+    `UnsupportedByEngine` where something goes on beside an exchange other than of tokens among experts.
     """
-    if places(job) > 1:
-        raise UnsupportedByEngine(
-            f"{job.file}: routing.load: ranks compute unlike many copies of tokens; hierarchical execution "
-            "follows one rank for all of a stage: use --mode flattened"
-        )
-    tp = job.members("tp")
-    if job.model.has_experts and job.etp != tp:
-        raise UnsupportedByEngine(
-            f"{job.file}: parallelism.etp: {job.etp} with tp {tp}; hierarchical execution follows one rank "
-            "of each tp group, whose others must have the same share of experts: use --mode flattened"
-        )
     priced = price_job(job, operators, decode_operators)
-    pieces = ((key, piece) for key, piece in priced.pieces.items() if len(piece))
-    return Blocks(priced, {key: _block(job, key, piece) for key, piece in pieces})
+    inside = inner_axes(job, exchanges=len(priced.places) > 1 or _goes_on_beside_experts(priced))
+    taken = [key for key, piece in priced.pieces.items() if len(piece)]
+    pieces = {key: [of_place[key] for of_place in priced.places] for key in taken}
+    return Blocks(priced, {key: _block(job, key, each, inside) for key, each in pieces.items()}, inside)
 
 
-def _inner(job: Job) -> tuple[str, ...]:
-    """Return the axes whose messages stand inside blocks: etp last."""
-    return ("tp", "cp", "etp") if job.passes_blocks else ("tp", "etp")
+def _goes_on_beside_experts(priced: PricedJob) -> bool:
+    """Tell whether a rank computes while tokens travel to experts, or back."""
+    groups = [GROUP_SLOTS.index(name) for name in ("ep", "experts")]
+    return any(
+        not separates(piece, row)
+        for piece in priced.pieces.values()
+        for row in np.flatnonzero(np.isin(piece.rows[:, Column.GROUP], groups)).tolist()
+    )
 
 
-def _block(job: Job, key: PieceKey, piece: Piece) -> Block:
-    outward = [bool(set(GROUPS[name]) - set(_inner(job))) for name in GROUP_SLOTS]
+def _block(job: Job, key: PieceKey, places: Sequence[Piece], inside: frozenset[str]) -> Block:
+    piece = places[0]
+    outward = [bool(set(GROUPS[name]) - inside) for name in GROUP_SLOTS]
     exchanges = np.flatnonzero(np.array([*outward, False])[piece.rows[:, Column.GROUP]])
     for row in exchanges.tolist():
         if not separates(piece, row):
@@ -247,12 +250,16 @@ def _block(job: Job, key: PieceKey, piece: Piece) -> Block:
                 f"{job.file}: a rank goes on beside {name}, which leaves its block; hierarchical execution "
                 "needs such exchanges by themselves: use --mode flattened"
             )
-    alone = retimed(piece, exchanges, _NO_TIME)
-    program = ProgramWriter()
-    program.writer.place(alone, {})
-    hosted = ProgramWriter(job.host)
-    hosted.issuing()
-    hosted.writer.place(alone, {})
+    programs, hosted = [], []
+    for of_place in places:
+        alone = retimed(of_place, exchanges, _NO_TIME)
+        program = ProgramWriter()
+        program.writer.place(alone, {})
+        programs.append(program.finish())
+        issued = ProgramWriter(job.host)
+        issued.issuing()
+        issued.writer.place(alone, {})
+        hosted.append(issued)
     issues = job.host is not None and piece.rows[:, Column.ISSUE].any()
     cuts = {mark.position for mark in piece.marks} | {piece.output} | set(exchanges.tolist())
     computes = np.flatnonzero(piece.rows[:, Column.KIND] == NodeKind.COMPUTE)
@@ -264,12 +271,12 @@ def _block(job: Job, key: PieceKey, piece: Piece) -> Block:
         job,
         key,
         piece,
-        program.finish(),
+        tuple(programs),
         cut,
         frozenset(exchanges.tolist()),
         tail,
         gate,
-        hosted.finish() if issues else None,
+        tuple(one.finish() for one in hosted) if issues else (),
     )
 
 

@@ -7,7 +7,7 @@ from rapid_des.chakra.reader import read_set
 from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.chakra.writer import write_set
 from rapid_des.device.operators import GroupedGemm
-from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
+from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import build, load_job, memory
 from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.expert_load import placed, weights_of
@@ -214,9 +214,25 @@ def test_kernels_that_send_once_must_have_been_measured():
         simulate(load_job("llama2_7b_train", settings=changes), load_machine("dgx_a100_x2"))
 
 
-def test_blocks_refuse_ranks_that_differ(tiny, prices):
-    with pytest.raises(UnsupportedByEngine, match=r"routing\.load"):
-        blocks(tiny(*LOADED), prices)
+@pytest.mark.parametrize(
+    "routing",
+    [{"load": {"kind": "zipf", "exponent": 0.6, "seed": 1, "layers": 2}}, {"overlap_shared": True}],
+)
+def test_blocks_with_exchanges_inside_take_the_flattened_time(routing):
+    changes = {
+        "model": "deepseek_v2_lite", "model.layers": 4, "parallelism": {"dp": 8, "ep": 4, "pp": 2},
+        "training.global_batch": 16, "training.overlap_gradients": False, "routing": routing,
+    }  # fmt: skip
+    job, machine = load_job("llama2_7b_train", settings=changes), load_machine("dgx_h100_x8")
+    flattened, apart = (simulate(job, machine, mode=mode) for mode in ("flattened", "hierarchical"))
+    assert int(apart.step_time) == pytest.approx(int(flattened.step_time), rel=0.01)
+
+
+def test_ranks_that_differ_run_blocks_together(tiny, prices):
+    taken = blocks(tiny(*LOADED), prices)
+    assert "ep" in taken.inside and taken.run_groups == ((0, 1, 2, 3),) * 4
+    traces = taken.blocks[PieceKey(BLOCK, "forward")].on((0, 1, 2, 3))
+    assert len(set(traces.table_numbers())) == 4
 
 
 def test_histograms_are_rows_of_one_or_of_all_layers():

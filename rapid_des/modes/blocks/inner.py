@@ -66,7 +66,10 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     kind have equal routes and equal paces.
     """
     groups = blocks.run_groups
-    alike = signatures(machine, groups) if len(groups[0]) > 1 else [b""] * len(groups)
+    apart = list(dict.fromkeys(groups))
+    found = signatures(machine, apart) if len(groups[0]) > 1 else [b""] * len(apart)
+    of_group = dict(zip(apart, found, strict=True))
+    alike = [of_group[group] for group in groups]
     kinds = [kind + _paces(group, machine, slow) for kind, group in zip(alike, groups, strict=True)]
     first: dict[tuple[bytes, PieceKey], tuple[int, ...]] = {}
     for index, kind in enumerate(kinds):
@@ -95,7 +98,7 @@ def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
     """Return a block's times; where a host issues it, of two runs: all issued, and on a GPU that waits."""
     run = _run(block, inputs, cache, hosted=False)
     issued: tuple[int, ...] = ()
-    if block.hosted is not None:
+    if block.hosted:
         begins = _begins(_traces(block, inputs, hosted=True), run, inputs[2])
         if begins is None:
             issued = _run(block, inputs, cache, hosted=True).passed
@@ -193,7 +196,8 @@ def key_of(traces: TraceSet, choice: EngineChoice, *, analytic: bool) -> Hashabl
     for one, table in zip(traces.ranks, traces.table_numbers(), strict=True):
         content = contents.get(table) or contents.setdefault(table, _digest(one.nodes))
         ranks.append((one.rank, content, tuple(traces.groups[name] for name in one.groups), one.peers))
-    return ("run", tuple(ranks), traces.unordered_streams, choice.engine, choice.fold, analytic)
+    how = (traces.unordered_streams, traces.libraries, traces.exchanges)
+    return ("run", tuple(ranks), *how, choice.engine, choice.fold, analytic)
 
 
 def _digest(table: NodeTable) -> bytes:

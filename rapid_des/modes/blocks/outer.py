@@ -14,7 +14,6 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks
-from rapid_des.frontend.job import Job
 from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
@@ -122,7 +121,7 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     cache = BoundedCache() if cache is None else cache
     blocks, slow = priced.blocks, priced.on_slow_gpus
     _require_steady(machine)
-    places = [_lines(blocks.job, place) for place in zip(*blocks.inner_groups, strict=True)]
+    places = [_lines(blocks, place) for place in zip(*blocks.inner_groups, strict=True)]
     place = representative(machine, places)
     shared = None
     if not mode.outer_analytic:
@@ -188,16 +187,18 @@ def _require_steady(machine: Machine) -> None:
         )
 
 
-def _lines(job: Job, ranks: Sequence[int]) -> list[Int64s]:
+def _lines(blocks: Blocks, ranks: Sequence[int]) -> list[Int64s]:
     """Return the groups outside blocks of the ranks at one place of their inner groups, a table an axis.
 
     Replicas that infer exchange nothing.
     """
+    job = blocks.job
     training = job.spec.phase == "training"
     lines = [axes for axes in OUTER_LINES if training or "dp" not in axes]
     tables = [job.layout.rows(axes) for axes in lines if not (job.passes_blocks and axes == ("cp",))]
     if job.model.has_experts:
-        tables += [job.expert_layout.rows(axes) for axes in EXPERT_LINES if training or "edp" not in axes]
+        outside = [axes for axes in EXPERT_LINES if blocks.inside.isdisjoint(axes)]
+        tables += [job.expert_layout.rows(axes) for axes in outside if training or "edp" not in axes]
     if training and len(job.copies[0]) > 1:
         tables += [job.rows(group) for group in sorted(job.replica_groups)]
     return [table[np.isin(table[:, 0], ranks)] for table in tables if table.shape[1] > 1]

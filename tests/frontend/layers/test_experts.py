@@ -4,7 +4,7 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.operators import GroupedGemm
-from rapid_des.errors import ConfigError, UnsupportedByEngine
+from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, load_model, memory
 from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.parts import PieceKey, Section, section_parameters, stage_parameters, training_lists
@@ -159,16 +159,19 @@ def test_what_does_not_fit_is_refused_by_name(tiny, changes, problem):
         tiny(("model.feed_forward", EXPERTS), *changes)
 
 
-def test_blocks_hold_what_stays_in_a_tp_group(tiny, prices):
-    with pytest.raises(UnsupportedByEngine, match="parallelism.etp: 1 with tp 2"):
-        blocks(tiny(*SPREAD), prices)
-    blocks(tiny(*SPREAD[:-2], ("parallelism.ep", "4")), prices)
+def test_blocks_follow_one_rank_of_a_tp_group_or_all_where_experts_are_split_otherwise(tiny, prices):
+    assert blocks(tiny(*SPREAD[:-2], ("parallelism.ep", "4")), prices).inner_groups[0] == (0, 1)
+    apart = blocks(tiny(*SPREAD), prices)
+    assert len(apart.inner_groups) == 8 and apart.run_groups[3] == (2, 3)
+    wide = tiny(*SPREAD[:-2], ("parallelism.ep", "2"), ("parallelism.etp", "4"))
+    assert "etp" not in blocks(wide, prices).inside  # its ranks are of two tp groups
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_blocks_with_exchanges_of_copies_take_the_flattened_time(tp):
-    split = {"tp": tp, "dp": 4, "ep": 4, "sequence_parallel": tp > 1}
+@pytest.mark.parametrize(("tp", "etp"), [(1, 1), (2, 2), (2, 1)])
+def test_blocks_with_exchanges_of_copies_take_the_flattened_time(tp, etp):
+    split = {"tp": tp, "dp": 4, "ep": 4, "etp": etp, "sequence_parallel": tp > 1}
     changes = {"model": "mixtral_8x7b", "model.layers": 2, "parallelism": split, "training.global_batch": 8}
+    changes["training.overlap_gradients"] = False  # which slow kernels beside them in a flattened run only
     job, machine = load_job("llama2_7b_train", settings=changes), load_machine("dgx_h100")
     flattened, taken_apart = (simulate(job, machine, mode=mode) for mode in ("flattened", "hierarchical"))
-    assert int(taken_apart.step_time) == pytest.approx(int(flattened.step_time), rel=0.01)
+    assert int(taken_apart.step_time) == pytest.approx(int(flattened.step_time), rel=0.001)
