@@ -61,7 +61,7 @@ def passes(job: Job) -> tuple[Pass, ...]:
 def pass_lists(job: Job, current: Pass, place: int = 0) -> dict[Section, tuple[Operation, ...]]:
     """Return the operator list of each section in one pass of one micro-batch; `place` as in training."""
     shard = replace(serving_shard(job, current), expert_place=place)
-    layers = {Section("block", kind): layer.forward(shard) for kind, layer in enumerate(job.model.kinds)}
+    layers = {Section("block", kind): layer.forward(shard) for kind, layer in enumerate(job.kinds)}
     return {EMBEDDING: embedding_forward(shard), **layers, HEAD: sampling(shard)}
 
 
@@ -76,9 +76,9 @@ def serving_lists(job: Job, place: int = 0) -> Lists:
         for section, operations in pass_lists(job, current, place).items():
             lists[pass_key(section, current.step, simulated)] = operations
     for current in simulated[2:]:
-        for kind, layer in enumerate(job.model.kinds):
+        for kind, layer in enumerate(job.kinds):
             key = pass_key(Section("block", kind), current.step, simulated)
-            lists[key] = layer.on_cache(serving_shard(job, current))
+            lists[key] = layer.layer.on_cache(serving_shard(job, current))
     return lists
 
 

@@ -15,6 +15,7 @@ from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.model import Model
+from rapid_des.frontend.recompute import LayerKind, layer_kinds
 from rapid_des.frontend.schedules import SCHEDULES, Plan, Schedule, Shape
 from rapid_des.frontend.schedules.plan import Placement
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, Shard
@@ -141,6 +142,24 @@ class Job:
         share[0] -= 1
         share[-1] -= 1
         return tuple(share)
+
+    @cached_property
+    def _pattern(self) -> tuple[LayerKind, ...]:
+        """All layers in order as the job runs them."""
+        if self.spec.training is None:
+            return tuple(map(LayerKind, self.model.pattern))
+        return layer_kinds(self.model.pattern, self.layers, self.spec.training)
+
+    @cached_property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The distinct layers, by the model's kind and what is recomputed, in order of first use."""
+        return tuple(dict.fromkeys(self._pattern))
+
+    @cached_property
+    def kind_of_layer(self) -> tuple[int, ...]:
+        """For each layer its place in `kinds`."""
+        numbers = {kind: number for number, kind in enumerate(self.kinds)}
+        return tuple(numbers[layer] for layer in self._pattern)
 
     @property
     def vocabulary(self) -> int:
@@ -313,7 +332,6 @@ class Job:
             etp=self.etp,
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
-            recompute="none" if training is None else training.recompute,
             serving=training is None,
         )
 

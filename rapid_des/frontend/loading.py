@@ -27,6 +27,7 @@ from rapid_des.config import (
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, model_of
+from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.routing import with_counts, with_routing
 from rapid_des.frontend.schedules import SCHEDULES
 from rapid_des.frontend.sharding import ZERO_STAGES
@@ -259,6 +260,8 @@ def _check_training(job: Job) -> None:
         part = ("sequence_length / cp", spec.sequence_length // split.cp)
         _divide(job, "parallelism.tp", part, ("tp", split.tp))
     _check_schedule(job)
+    for key, problem in refusals(spec, job.model.kinds, job.training_shard):
+        _refuse(job, f"training.{key}", problem)
     if spec.overlap_parameters and (job.sharding.policy.gather is None or job.sharding.policy.by_unit):
         known = " or ".join(map(str, (n for n, one in ZERO_STAGES.items() if one.gather and not one.by_unit)))
         problem = f"parameters are gathered only with zero_stage {known}, it is {spec.zero_stage}"

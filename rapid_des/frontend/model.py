@@ -47,9 +47,8 @@ class Model:
     def _layers_of_kind(self) -> Counter[int]:
         return Counter(self.kind_of_layer)
 
-    def unsplit_parameters(self, kind: int) -> int:
+    def unsplit_parameters(self, layer: Layer) -> int:
         """Return a layer's parameters that are whole on every tp rank: norms, and biases after reductions."""
-        layer = self.kinds[kind]
         whole = sum(half.parameters.whole_vectors for half in layer.halves)
         return layer.norm_count * self.spec.norm_parameters + whole
 

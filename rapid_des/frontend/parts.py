@@ -135,7 +135,7 @@ class Section(NamedTuple):
 
     name: SectionName
     kind: int = 0
-    """Of a block: which of the model's kinds of layers (`Model.kinds`)."""
+    """Of a block: which of the job's kinds of layers (`Job.kinds`)."""
 
 
 EMBEDDING, HEAD = Section("embedding"), Section("head")
@@ -195,7 +195,7 @@ def _layer_lists(job: Job, shard: Shard, phase: Phase) -> dict[PieceKey, tuple[O
         PieceKey(Section("block", kind), phase): (
             layer.forward(shard) if phase == "forward" else layer.backward(shard)
         )
-        for kind, layer in enumerate(job.model.kinds)
+        for kind, layer in enumerate(job.kinds)
     }
 
 
@@ -208,7 +208,7 @@ def _norm_gradients(job: Job, stage: int) -> tuple[Operation, ...]:
     """Return the sum over tp of gradients that each rank has for its sequence shard only."""
     layers = stage_sections(job, stage)
     elements = sum(
-        count * job.model.unsplit_parameters(section.kind)
+        count * job.model.unsplit_parameters(job.kinds[section.kind].layer)
         for section, count in layers.items()
         if section.name == "block"
     )
@@ -237,7 +237,7 @@ def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
     """
     first = sum(job.layers[:part])
     layers = range(first, first + job.layers[part])
-    blocks = [(Section("block", job.model.kind_of_layer[layer]), f"L{layer}") for layer in layers]
+    blocks = [(Section("block", job.kind_of_layer[layer]), f"L{layer}") for layer in layers]
     before = [(EMBEDDING, "")] if part == 0 else []
     after = [(HEAD, "")] if part == job.parts - 1 else []
     return (*before, *blocks, *after)

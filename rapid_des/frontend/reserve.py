@@ -9,19 +9,20 @@ import msgspec
 from rapid_des.config import Spec
 from rapid_des.units import Size
 
-NOTHING = Size(0)
-
 
 class FrameworkMemory(Spec, frozen=True):
-    """Memory that a software profile states; a job's section `memory` stands over it key by key."""
+    """Memory that a software profile states; a job's section `memory` stands over it key by key.
 
-    context: Size = NOTHING
+    Sizes that are unset are nothing.
+    """
+
+    context: Size | None = None
     """The CUDA context with the code of loaded kernels, outside the allocator."""
-    communicator: Size = NOTHING
+    communicator: Size | None = None
     """Of the communication library, for each process group of several ranks, outside the allocator."""
-    peer: Size = NOTHING
+    peer: Size | None = None
     """Of that library, for each other rank of the tp group, outside the allocator."""
-    workspace: Size = NOTHING
+    workspace: Size | None = None
     """Of matrix libraries, inside the allocator."""
     fragmentation: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     """What the allocator holds and can not use, as a share of what comes and goes within a step."""

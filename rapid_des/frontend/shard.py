@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Vector
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe, Recompute
+from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe
 from rapid_des.units import ceil_divide
 
 
@@ -152,7 +152,8 @@ class Shard:
     """Which of the ep ranks it is, where experts' loads differ."""
     flash: bool = True
     dropout: bool = False
-    recompute: Recompute = "none"
+    core_again: bool = False
+    """Whether a backward runs the core of attention again."""
     serving: bool = False
     """Whether the pass keeps what later tokens need in a cache."""
 

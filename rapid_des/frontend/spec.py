@@ -23,7 +23,7 @@ Block: TypeAlias = Literal["sequential", "parallel", "parallel_one_norm"]
 ContextKind: TypeAlias = Literal["all_gather", "ring", "ulysses", "ulysses_ring"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Placement: TypeAlias = Literal["contiguous", "eplb"]
-Recompute: TypeAlias = Literal["none", "selective", "full"]
+Recompute: TypeAlias = Literal["none", "selective", "full"] | tuple[str, ...]
 ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
 if TYPE_CHECKING:
     ScheduleName: TypeAlias = str
@@ -350,7 +350,15 @@ class TrainingSpec(Spec, frozen=True):
     """interleaved_1f1b: micro-batches that pass a chunk one after the other (Megatron Core's
     microbatch-group-size-per-vp-stage). Unset: pp."""
     recompute: Recompute = "none"
-    """`selective`: the attention core; `full`: every layer from its input."""
+    """`selective`: the attention core; `full`: every layer from its input; or names of operators, whole
+    (`ffn.activation`), their last part (`norm`) or their first (`ffn`): what they make is made again."""
+    recompute_method: Literal["uniform", "block"] = "uniform"
+    """recompute full: all layers, in groups from the input of the first; or the first ones of each part of
+    the model (chunk of a stage), each from its own (Megatron-LM's)."""
+    recompute_layers: Count | None = None
+    """uniform: layers of a group; unset: 1. block: how many are recomputed."""
+    recompute_kinds: tuple[Literal["attention", "mamba", "ffn", "experts"], ...] = ()
+    """Only layers with a half of one of these kinds are recomputed; none named: all."""
     dropout: bool = False
     """Whether dropout kernels run and keep their masks."""
     optimizer: Literal["adam", "adamw"] = "adamw"

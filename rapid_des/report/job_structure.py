@@ -139,9 +139,9 @@ def _sections(job: Job) -> tuple[SectionKind, ...]:
 def _name_and_layers(job: Job, section: Section) -> tuple[str, tuple[int, ...]]:
     if section.name != "block":
         return section.name, ()
-    halves = job.model.kinds[section.kind].halves
+    halves = job.kinds[section.kind].layer.halves
     names = ("experts" if half.parameters.experts else half.name for half in halves)
-    layers = [layer for layer, kind in enumerate(job.model.kind_of_layer) if kind == section.kind]
+    layers = [layer for layer, kind in enumerate(job.kind_of_layer) if kind == section.kind]
     return " + ".join(names), tuple(layers)
 
 

@@ -155,7 +155,7 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
         "micro_batch": micro,
         "sequence_length": arguments.count("seq-length"),
         "schedule": "interleaved_1f1b" if interleaves else "1f1b",
-        "recompute": _recompute(arguments),
+        **_recompute(arguments),
         "zero_stage": _zero_stage(arguments),
         "overlap_gradients": arguments.given("overlap-grad-reduce"),
     }
@@ -176,13 +176,23 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
     return training
 
 
-def _recompute(arguments: Arguments) -> str:
+def _recompute(arguments: Arguments) -> Tree:
     known = {"selective": "selective", "full": "full", None: None}
     granularity = arguments.choice("recompute-granularity", known, None)
     if arguments.tree.keys() & {"checkpoint-activations", "activations-checkpoint-method"}:  # names of 2021
         granularity = "full"
-    arguments.ignore("checkpoint-activations", "activations-checkpoint-method", "recompute-method")
-    return granularity or ("selective" if arguments.given("recompute-activations") else "none")
+    arguments.ignore("checkpoint-activations", "activations-checkpoint-method")
+    if granularity != "full":
+        arguments.ignore("recompute-method", "recompute-num-layers")
+        return {
+            "recompute": granularity or ("selective" if arguments.given("recompute-activations") else "none")
+        }
+    methods = {"uniform": "uniform", "block": "block"}
+    return {
+        "recompute": "full",
+        "recompute_method": arguments.choice("recompute-method", methods, "uniform"),
+        "recompute_layers": arguments.count("recompute-num-layers", 1),
+    }
 
 
 def _zero_stage(arguments: Arguments) -> int:

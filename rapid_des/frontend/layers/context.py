@@ -75,7 +75,7 @@ def core_backward(
     core: AttentionCore, operations: OperationList, shard: Shard, /, **counts: Unpack[Counts]
 ) -> None:
     """Append the backward of the core, after the core again where that is recomputed; else as forward."""
-    again, gathers = shard.recompute == "selective", shard.cp_kind == "all_gather"
+    again, gathers = shard.core_again, shard.cp_kind == "all_gather"
     if gathers:
         _gather(core, operations, shard)
     if again and gathers:

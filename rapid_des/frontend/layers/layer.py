@@ -77,7 +77,7 @@ class Sublayer(Protocol):
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the backward; return the position that holds the gradient of the norm's output.
 
-        With `shard.recompute` selective it runs again what its forward counted as `core`.
+        With `shard.core_again` it runs the core of attention again before that's backward.
         """
         ...
 
@@ -181,10 +181,8 @@ class Layer:
         return tuple(operation for operation in operations.entries if operation.sees_cache)
 
     def backward(self, shard: Shard) -> tuple[Operation, ...]:
-        """Return the backward, after the forward again where everything is recomputed."""
+        """Return the backward as one rank's operator list."""
         operations = OperationList()
-        if shard.recompute == "full":
-            operations.entries.extend(_recomputed(operation) for operation in self.forward(shard))
         ready = []
         for half in reversed(self.halves):
             dropout_backward(operations, shard, half.name, bias=half.output_bias)
@@ -206,17 +204,3 @@ class Layer:
         if self.norms == "after":
             return False
         return half is self.mixer or self.block != "parallel_one_norm"
-
-
-def _recomputed(operation: Operation) -> Operation:
-    return Operation(
-        f"recompute.{operation.name}",
-        operation.after,
-        operation.operator,
-        operation.role,
-        operation.size,
-        sends=operation.sends,
-        step=operation.step,
-        held=operation.saved + operation.core,
-        output=operation.output,
-    )

@@ -111,6 +111,9 @@ def _training_changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
         selective = _with(training, recompute="selective")
         yield "training.recompute selective", _with(spec, training=selective)
     if training.recompute != "full":
-        yield "training.recompute full", _with(spec, training=_with(training, recompute="full"))
+        every = _with(
+            training, recompute="full", recompute_method="uniform", recompute_layers=None, recompute_kinds=()
+        )
+        yield "training.recompute full", _with(spec, training=every)
     if training.micro_batch > 1:
         yield "training.micro_batch 1", _with(spec, training=_with(training, micro_batch=1))

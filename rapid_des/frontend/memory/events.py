@@ -10,7 +10,7 @@ first to the end of the second, also where they were recomputed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rapid_des.frontend.halves import gradient_bytes
@@ -32,6 +32,10 @@ class SectionMemory:
     """What is kept by then, and what stands besides."""
     deferred: tuple[Tensor, ...] = ()
     """From the first half of a backward to the second."""
+    remade: tuple[Tensor, ...] = ()
+    """Of a layer that is run again with those behind it: what it keeps from then to its backward."""
+    others: int = 0
+    """How many layers, the ones just before it, its backward makes so for theirs."""
 
     @cached_property
     def activations(self) -> int:
@@ -63,28 +67,30 @@ def size_of(tensors: Iterable[Tensor], category: str) -> int:
 
 def _section(job: Job, section: Section, forward: Sequence[Operation], lists: Lists) -> SectionMemory:
     backward = lists[PieceKey(section, "backward")]
-    full = job.training.recompute == "full" and section.name == "block"
-    by_operator = [[] if full else list(_kept(job, operation)) for operation in forward]
-    early = [Tensor("input", "activations", job.training_shard.boundary_bytes)] if full else []
-    kept = [*early, *(tensor for tensors in by_operator for tensor in tensors)]
-    ends = _releases(kept, backward)
+    kind = job.kinds[section.kind] if section.name == "block" else None
+    shard = replace(job.training_shard, expert_place=heaviest_place(job))
+    whole = forward if kind is None else kind.made_again(shard)
+    by_operator = [list(_kept(operation)) for operation in forward]
+    kept = [tensor for tensors in by_operator for tensor in tensors]
+    remade = [tensor for operation in whole for tensor in _kept(operation)] if kind and kind.waits else []
+    standing = [*kept, *remade]
+    ends = _releases(standing, backward)
     fullest: dict[Phase, tuple[Tensor, ...]] = {
-        "forward": _fullest(forward, _growing(early, by_operator)),
-        "backward": _fullest(backward, _shrinking(kept, ends, len(backward))),
+        "forward": _fullest(forward, _growing(by_operator)),
+        "backward": _fullest(backward, _shrinking(standing, ends, len(backward))),
     }
+    others = 0 if kind is None else max(len(kind.before) - 1, 0)
     inputs = lists.get(PieceKey(section, "input_gradient"))
     if inputs is None:
-        return SectionMemory(tuple(kept), fullest)
+        return SectionMemory(tuple(kept), fullest, (), tuple(remade), others)
     weights = lists[PieceKey(section, "weight_gradient")]
-    deferred = [
-        tensor for operation in forward for tensor in _kept(job, operation) if _needed(tensor, weights)
-    ]
+    deferred = [tensor for operation in whole for tensor in _kept(operation) if _needed(tensor, weights)]
     deferred += [Tensor(one.name, "activations", size) for one in weights if (size := gradient_bytes(one))]
     last = [len(inputs) if _needed(tensor, weights) else end
-            for tensor, end in zip(kept, _releases(kept, inputs), strict=True)]  # fmt: skip
-    fullest["input_gradient"] = _fullest(inputs, _shrinking(kept, last, len(inputs)))
+            for tensor, end in zip(standing, _releases(standing, inputs), strict=True)]  # fmt: skip
+    fullest["input_gradient"] = _fullest(inputs, _shrinking(standing, last, len(inputs)))
     fullest["weight_gradient"] = _fullest(weights, iter([deferred] * len(weights)))
-    return SectionMemory(tuple(kept), fullest, tuple(deferred))
+    return SectionMemory(tuple(kept), fullest, tuple(deferred), tuple(remade), others)
 
 
 def _needed(tensor: Tensor, weights: Sequence[Operation]) -> bool:
@@ -92,10 +98,9 @@ def _needed(tensor: Tensor, weights: Sequence[Operation]) -> bool:
     return any(_bears(other.name, tensor.name) for other in weights)
 
 
-def _kept(job: Job, operation: Operation) -> Iterator[Tensor]:
-    saved = operation.saved + operation.core * (job.training.recompute == "none")
-    if saved:
-        yield Tensor(operation.name, "activations", saved)
+def _kept(operation: Operation) -> Iterator[Tensor]:
+    if operation.saved + operation.core:
+        yield Tensor(operation.name, "activations", operation.saved + operation.core)
     if operation.logits:
         yield Tensor(operation.name, "logits", operation.logits)
 
@@ -113,9 +118,9 @@ def _bears(name: str, operator: str) -> bool:
     return name == operator or name.startswith(f"{operator}.")
 
 
-def _growing(early: list[Tensor], by_operator: Sequence[list[Tensor]]) -> Iterator[list[Tensor]]:
+def _growing(by_operator: Sequence[list[Tensor]]) -> Iterator[list[Tensor]]:
     """Yield what is kept while each operator of a forward runs."""
-    held = list(early)
+    held: list[Tensor] = []
     for tensors in by_operator:
         held = held + tensors
         yield held

@@ -46,7 +46,7 @@ def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
     spec, shard = job.inference, job.shard(1, 1, 1)
     positions = spec.prompt_length + spec.output_length
     return spec.batch * sum(
-        count * job.model.kinds[section.kind].mixer.cache_bytes(shard, positions)
+        count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, positions)
         for section, count in counts.items()
         if section.name == "block"
     )

@@ -81,11 +81,11 @@ def framework(job: Job) -> Iterator[Tensor]:
     """Yield what the framework takes besides the model."""
     spec = job.spec.memory
     groups = sum(job.members(group) > 1 for group in _groups(job)) + (job.stages > 1)
-    yield Tensor("context", "framework", int(spec.context))
-    yield Tensor("communicators", "framework", groups * int(spec.communicator), groups)
+    yield Tensor("context", "framework", int(spec.context or 0))
+    yield Tensor("communicators", "framework", groups * int(spec.communicator or 0), groups)
     peers = job.members("tp") - 1
-    yield Tensor("peers' buffers", "framework", peers * int(spec.peer), peers)
-    yield Tensor("matrix workspace", "workspace", int(spec.workspace))
+    yield Tensor("peers' buffers", "framework", peers * int(spec.peer or 0), peers)
+    yield Tensor("matrix workspace", "workspace", int(spec.workspace or 0))
     yield Tensor("memory_reserve", "reserve", int(job.spec.memory_reserve or 0))
 
 

@@ -68,6 +68,8 @@ class _Walk:
     timeline: list[Moment] = field(default_factory=list)
     _held: Counter[tuple[Section, bool]] = field(default_factory=Counter)
     """Sections between their forward and backward, or between its halves (true)."""
+    _lent: Counter[Section] = field(default_factory=Counter)
+    """Sections before their backward, whose layers were run again with those behind them."""
     _base: int = 0
     """Bytes of what they keep."""
     _activations: int = 0
@@ -113,16 +115,20 @@ class _Walk:
         chunk, fullest, most = self._chunks[item.chunk], tuple[Tensor, ...](), -1
         self._outputs += forward
         self._passed = 0
-        for section in chunk if forward else chunk[::-1]:
+        order = chunk if forward else chunk[::-1]
+        for place, section in enumerate(order):
             here = self.by_section[section]
             if not forward:
                 self._hold(section, -1, deferred=item.phase == "weight_gradient")
+                self._lend([section] if item.phase != "weight_gradient" else [], -1)
                 self._passed += self._gradients[section] * (item.phase != "input_gradient")
             size = self._base + self._outputs * self._output + self._passed + here.highest[item.phase]
             if size > most:
                 most, fullest = size, tuple(self._tensors(here.fullest[item.phase]))
             if item.phase in ("forward", "input_gradient"):
                 self._hold(section, 1, deferred=not forward)
+            if item.phase in ("backward", "input_gradient"):
+                self._lend(order[place + 1 : place + 1 + here.others], 1)
         self._outputs -= item.phase in ("backward", "input_gradient")
         if most > self._most:
             self._most, self.peak = most, fullest
@@ -140,11 +146,20 @@ class _Walk:
         self._activations += count * activations
         self.activations = max(self.activations, self._activations + self._outputs * self._output)
 
+    def _lend(self, sections: Sequence[Section], count: int) -> None:
+        """Hold, or give back, what a layer behind these has made again for them."""
+        for section in sections:
+            self._lent[section] += count * bool(self.by_section[section].remade)
+            self._base += count * sum(tensor.size for tensor in self.by_section[section].remade)
+
     def _tensors(self, here: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield what comes and goes while a section with `here` runs."""
         yield from here
         for (section, deferred), count in self._held.items():
             for tensor in self._kept(section, deferred=deferred) if count else ():
                 yield tensor._replace(size=count * tensor.size, number=count)
+        for section, count in self._lent.items():
+            for tensor in self.by_section[section].remade if count else ():
+                yield tensor._replace(category="temporary", size=count * tensor.size, number=count)
         yield Tensor("stage outputs", "activations", self._outputs * self._output, self._outputs)
         yield Tensor("gradients of the pass", "temporary", self._passed)

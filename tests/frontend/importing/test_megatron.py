@@ -101,6 +101,11 @@ def test_deepseek_v3_has_its_parameters(tmp_path):
         ("--fp16", "precision.gradients", "fp16"),
         ("--grad-reduce-in-bf16", "precision.gradient_reduce", "bf16"),
         ("--recompute-granularity full --recompute-method uniform", "training.recompute", "full"),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+            "training.recompute_layers",
+            2,
+        ),
         ("--use-distributed-optimizer --overlap-param-gather", "training.overlap_parameters", True),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "training.zero_stage", 2),
         (

@@ -1,0 +1,268 @@
+"""Which activations a layer keeps for its backward, and what its backward runs again instead.
+
+`full` keeps a layer's input and runs its whole forward again: one layer at a time, several together
+(uniform), or only the first ones of each part of the model (block), as Megatron-LM's `--recompute-method`.
+Names of operators keep what these read and run them again where the backward first needs them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Literal, TypeAlias
+
+from rapid_des.frontend.layers import Layer
+from rapid_des.frontend.layers.core import CORE
+from rapid_des.frontend.layers.layer import Sublayer
+from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.spec import TrainingSpec
+from rapid_des.frontend.template import INPUT
+
+Keeps: TypeAlias = Literal["operators", "input", "nothing"]
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """A layer as a job runs it; a value that is hashed by content."""
+
+    layer: Layer
+    keeps: Keeps = "operators"
+    """What of its forward waits for its backward: what its operators keep; its input; nothing, where several
+    layers are run again together from the input of the first."""
+    recomputed: tuple[str, ...] = ()
+    """Names of operators that are run again in its backward."""
+    before: tuple[Layer, ...] = ()
+    """Layers that are run again at the start of its backward, in forward order, itself the last."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a layer behind it runs it again."""
+        return self.keeps != "operators" and not self.before
+
+    def forward(self, shard: Shard) -> tuple[Operation, ...]:
+        """Return the forward as one rank's operator list, with what is kept of it."""
+        operations = self.layer.forward(shard)
+        if self.keeps == "operators":
+            return tuple(_keeping(operations, _again(operations, self.recomputed)))
+        dropped = [replace(operation, saved=0, core=0) for operation in operations]
+        if self.keeps == "input" and dropped:
+            dropped[0] = replace(dropped[0], saved=shard.boundary_bytes)
+        return tuple(dropped)
+
+    def made_again(self, shard: Shard) -> tuple[Operation, ...]:
+        """Return the forward with what its operators keep from when they are run again."""
+        return tuple(_keeping(self.layer.forward(shard), frozenset()))
+
+    def backward(self, shard: Shard) -> tuple[Operation, ...]:
+        """Return the backward, after the layers that are run again, or with the operators that are."""
+        if self.before:
+            return _following(list(_first(self.before, shard)), self.layer.backward(shard))
+        forward = self.layer.forward(shard)
+        again = _again(forward, self.recomputed)
+        alone = {place for place in again if _core_alone(forward, again, place)}
+        backward = self.layer.backward(replace(shard, core_again=bool(alone)))
+        return _inserted(backward, _starts(forward, backward, again - alone))
+
+
+def layer_kinds(
+    pattern: Sequence[Layer], parts: Sequence[int], training: TrainingSpec
+) -> tuple[LayerKind, ...]:
+    """Return every layer of a model as a training job runs it, which has so many layers in each part."""
+    ends = list(accumulate(parts, initial=0))
+    return tuple(kind for part in pairwise(ends) for kind in _of_part(pattern[slice(*part)], training))
+
+
+def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
+    """Yield keys of the training section that make no sense for layers of these kinds, and why."""
+    full, chosen = training.recompute == "full", training.recompute
+    if not full and (training.recompute_layers or training.recompute_method == "block"):
+        yield "recompute_layers", "layers are counted and grouped with recompute full only"
+    if training.recompute_method == "block" and not training.recompute_layers:
+        yield "recompute_layers", "recompute_method block needs how many layers are recomputed"
+    there = {kind_name(half) for layer in kinds for half in layer.halves}
+    for kind in training.recompute_kinds:
+        if kind not in there:
+            yield "recompute_kinds", f"{kind} is none of the model's {', '.join(sorted(there))}"
+    if training.recompute_kinds and chosen == "none":
+        yield "recompute_kinds", "nothing is recomputed: recompute is none"
+    operations = [operation for layer in kinds for operation in layer.forward(shard)]
+    for name in () if isinstance(chosen, str) else chosen:
+        if not any(names(name, operation) for operation in operations):
+            known = ", ".join(sorted({one.name for one in operations if one.operator is not None}))
+            yield "recompute", f"no operator is named {name!r}; there are {known}"
+
+
+def _of_part(layers: Sequence[Layer], training: TrainingSpec) -> Iterator[LayerKind]:
+    names: tuple[str, ...] = ()
+    if training.recompute == "selective":
+        names = (CORE,)
+    elif not isinstance(training.recompute, str):
+        names = training.recompute
+    elif training.recompute == "full":
+        yield from _groups(layers, training)
+        return
+    for layer in layers:
+        yield LayerKind(layer, recomputed=names if _meant(layer, training) else ())
+
+
+def _groups(layers: Sequence[Layer], training: TrainingSpec) -> Iterator[LayerKind]:
+    """Yield layers that are run again from an input: in groups, or the first ones each alone."""
+    size, many = training.recompute_layers or 1, len(layers)
+    if training.recompute_method == "block":
+        size, many = 1, size
+    meant = [place < many and _meant(layer, training) for place, layer in enumerate(layers)]
+    for place, layer in enumerate(layers):
+        if not meant[place]:
+            yield LayerKind(layer)
+            continue
+        first = place - place % size
+        group = [layers[other] for other in range(first, min(first + size, len(layers)))]
+        last = place == first + len(group) - 1
+        yield LayerKind(layer, "input" if place == first else "nothing", before=tuple(group) if last else ())
+
+
+def _meant(layer: Layer, training: TrainingSpec) -> bool:
+    kinds = training.recompute_kinds
+    return not kinds or any(kind_name(half) in kinds for half in layer.halves)
+
+
+def kind_name(half: Sublayer) -> str:
+    """Return the name of half a layer's kind: `attention`, `mamba`, `ffn`, `experts`."""
+    return "experts" if half.parameters.experts else half.name
+
+
+def names(name: str, operation: Operation) -> bool:
+    """Tell whether a name of operators means this one: its own, a last part of it, or a first part.
+
+    >>> [names(name, Operation("ffn.norm", ())) for name in ("ffn.norm", "norm", "ffn", "no")]
+    [True, True, True, False]
+    """
+    own = operation.name
+    return own == name or own.startswith(f"{name}.") or own.endswith(f".{name}")
+
+
+def _again(operations: Sequence[Operation], recomputed: Sequence[str]) -> frozenset[int]:
+    """Return the places of the operators that are run again."""
+    return frozenset(
+        place
+        for place, operation in enumerate(operations)
+        if any(names(name, operation) for name in recomputed)
+    )
+
+
+def _producer(operations: Sequence[Operation], place: int) -> int:
+    """Return the place of the kernel whose result an operator reads and keeps, or the layer's input."""
+    casts = f"{operations[place].name}."
+    place = max(operations[place].after, default=INPUT)
+    while place >= 0 and (operations[place].operator is None or operations[place].name.startswith(casts)):
+        place = max(operations[place].after, default=INPUT)
+    return place
+
+
+def _core_alone(operations: Sequence[Operation], again: frozenset[int], place: int) -> bool:
+    """Tell whether an operator is an attention core that is run again by itself: then its result is kept."""
+    core = operations[place].name == CORE or operations[place].name.startswith(f"{CORE}.")
+    return core and _producer(operations, place) not in again
+
+
+def _keeping(operations: Sequence[Operation], again: frozenset[int]) -> Iterator[Operation]:
+    """Yield a forward with what it keeps: not what stands between operators that are run again."""
+    for place, operation in enumerate(operations):
+        source = _producer(operations, place)
+        remade = source in again and not _core_alone(operations, again, source)
+        saved = 0 if remade else operation.saved
+        yield replace(operation, saved=saved + (0 if place in again else operation.core), core=0)
+
+
+def _first(layers: Sequence[Layer], shard: Shard) -> Iterator[Operation]:
+    """Yield the forwards of layers that are run again, one behind the other."""
+    begun = 0
+    for place, layer in enumerate(layers):
+        distance = len(layers) - 1 - place
+        label = f"recompute.{distance}" if distance else "recompute"
+        forward = layer.forward(shard)
+        for operation in forward:
+            after = tuple(other + begun if other >= INPUT and begun else other for other in operation.after)
+            yield _remade(operation, label, after, operation.saved + operation.core)
+        begun += len(forward)
+
+
+def _remade(operation: Operation, label: str, after: tuple[int, ...], held: int) -> Operation:
+    return replace(
+        operation, name=f"{label}.{operation.name}", after=after, saved=0, core=0, held=held, weights=0
+    )
+
+
+def _following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return a list behind another, whose end is its input."""
+    count = len(first)
+    moved = (
+        replace(each, after=tuple(other + count if other >= INPUT else other for other in each.after))
+        for each in operations
+    )
+    return (*first, *moved)
+
+
+def _starts(
+    forward: Sequence[Operation], backward: Sequence[Operation], again: frozenset[int]
+) -> Mapping[int, Sequence[Operation]]:
+    """Return what is run again by the place of the backward's operator that it stands before.
+
+    Operators that follow each other are run again together, before the first that needs one of them.
+    """
+    found: defaultdict[int, list[Operation]] = defaultdict(list)
+    for run in _runs(sorted(again)):
+        needing = [place for place in range(len(forward)) if _producer(forward, place) in run]
+        uses = [_first_use(backward, forward[place].name) for place in (*run, *needing)]
+        start = min(uses)
+        for place in run:
+            lost = sum(forward[other].saved for other in needing if _producer(forward, other) == place)
+            held = forward[place].core + lost
+            found[start if start < len(backward) else 0].append(
+                _remade(forward[place], "recompute", (), held)
+            )
+    return found
+
+
+def _runs(places: Sequence[int]) -> Iterator[list[int]]:
+    """Yield neighbours together.
+
+    >>> list(_runs([1, 2, 5]))
+    [[1, 2], [5]]
+    """
+    run: list[int] = []
+    for place in places:
+        if run and place != run[-1] + 1:
+            yield run
+            run = []
+        run.append(place)
+    if run:
+        yield run
+
+
+def _first_use(backward: Sequence[Operation], name: str) -> int:
+    bearing = (
+        place
+        for place, operation in enumerate(backward)
+        if operation.name == name or operation.name.startswith(f"{name}.")
+    )
+    return next(bearing, len(backward))
+
+
+def _inserted(
+    operations: Sequence[Operation], starts: Mapping[int, Sequence[Operation]]
+) -> tuple[Operation, ...]:
+    """Return a list with others before some of its operators, which wait for them."""
+    written: list[Operation] = []
+    moved: dict[int, int] = {}
+    for place, operation in enumerate(operations):
+        after = tuple(moved.get(other, other) for other in operation.after)
+        for other in starts.get(place, ()):
+            written.append(replace(other, after=after))
+            after = (len(written) - 1,)
+        written.append(replace(operation, after=after))
+        moved[place] = len(written) - 1
+    return tuple(written)
