@@ -91,7 +91,8 @@ def with_company(
     which, takers = taken
     weight, states = np.zeros(len(program), np.int32), [NOTHING]
     for server, kinds in streams.items():
-        digits = [_digit(one, kinds) * len(states) for one in takers]
+        digit = {one: _digit(one, kinds) * len(states) for one in dict.fromkeys(takers)}
+        digits = [digit[one] for one in takers]
         on_it = np.flatnonzero(program.server[own] == server)
         weight[own[on_it]] = np.array([*digits, 0])[which[on_it]]
         states = [_together(state, kind) for kind in (NOTHING, *kinds) for state in states]

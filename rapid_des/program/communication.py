@@ -79,6 +79,7 @@ class Communication:
         self.places = bool(asked := Libraries(machine, libraries)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
         self.likeness = cache(self._likeness)
+        self.message = cache(self._message)
         self.taken: dict[int, Taken] = {}
         """What of a GPU those templates take that are a library's."""
         self._machine, self._groups, self._libraries = machine, groups, asked
@@ -122,7 +123,8 @@ class Communication:
             return self._taking(number, laid.cost)
         if not self.analytic:
             return None
-        key = ("alone", call, ranks if self._machine.replans else self.likeness(ranks))
+        alike = ranks if self._machine.replans else self.likeness(ranks)
+        key = ("alone", call, alike, self._groups.kept(ranks))
         return self.templates.number(key, lambda: self._alone(call, ranks))
 
     def _taking(self, number: int, cost: LibraryCost) -> int:
@@ -146,7 +148,7 @@ class Communication:
         key = (phase, members, whole, kept)
         return self.templates.number(key, lambda: self._phase(phase, members, whole=whole, kept=kept))
 
-    def message(self, size: int, kind: str, ends: tuple[int, int]) -> int:
+    def _message(self, size: int, kind: str, ends: tuple[int, int]) -> int:
         """Return the template of a message between two GPUs; `kind` is the stream that it runs on."""
         known = max(ends) < self._machine.fabric.gpus
         cost = self._libraries.message(kind, size, ends) if known else None
@@ -220,7 +222,8 @@ class Communication:
                     line = ranks[: stride * call.extents[phase.axis] : stride]
                 schedule = phase.schedule(len(line))
                 duration += alone(schedule, self._machine, line)
-        return fixed_template(call.members, duration, self.sizes, name=call.collective.name.lower())
+        members = self._groups.kept(ranks)
+        return fixed_template(members, duration, self.sizes, name=call.collective.name.lower())
 
     def _phase(self, phase: Phase, members: int, *, whole: bool, kept: int) -> Template:
         name = f"{phase.collective.name.lower()} of {phase.size} B by {phase.algorithm}"

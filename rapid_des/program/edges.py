@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -115,12 +116,13 @@ def _by_streams(
 
 
 def _stretches(nodes: NodeTable, unordered: frozenset[str]) -> Iterator[Int64s]:
-    """Yield the nodes of each ordered stream that one node of the host issues, in program order."""
+    """Yield the nodes of each ordered stream, if several, that one node of the host issues, in order."""
     ordered = np.array([name not in unordered for name in nodes.streams], np.bool_)
     rows = np.flatnonzero((nodes.issuer != UNSTATED) & ordered[nodes.stream])
     rows = rows[np.lexsort((rows, nodes.issuer[rows], nodes.stream[rows]))]
     changes = (np.diff(nodes.issuer[rows]) != 0) | (np.diff(nodes.stream[rows]) != 0)
-    yield from (part for part in np.split(rows, np.flatnonzero(changes) + 1) if len(part))
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(rows)]
+    yield from (rows[begin:end] for begin, end in pairwise(bounds) if end - begin > 1)
 
 
 def _by_dependencies(nodes: NodeTable, lags: Int64s, finish: Int64s) -> Bools:

@@ -224,6 +224,16 @@ class GroupTable:
             self._used.append(())
         return self._numbers[key]
 
+    def within_replica(self) -> list[tuple[int, ...]]:
+        """Return the members of what replica 0 has for itself: groups and both ends of channels.
+
+        Raises `UnsupportedByEngine` for memories, which replicas may share.
+        """
+        if self._memories:
+            raise UnsupportedByEngine("replicas may share a memory")
+        lines = dict.fromkeys(ranks for _, ranks in self._ranks)
+        return [line for line in lines if 1 < len(line) == self.kept(line)]
+
     def proving_pairs(self, templates: Sequence[Template]) -> Int64s:
         """Return pairs of GPUs, as rows, from whose routes the links of all others' images follow.
 

@@ -40,7 +40,7 @@ from rapid_des.program.program import (
     SprayTable,
 )
 from rapid_des.program.queue_pairs import queue_pair_table
-from rapid_des.program.replicas import Replicas, link_orbits
+from rapid_des.program.replicas import Replicas, link_orbits, require_alike
 from rapid_des.program.services import fluid_table, hop_table, no_hops
 
 
@@ -176,7 +176,9 @@ class _Lowering:
             fabric, switching = self.machine.fabric, self.machine.switching
             hops, pairs = queue_pair_table(fabric, switching, routes, hops, routed.return_routes)
         route_links, links = routes.links.astype(np.int32, copy=False), routed.links
-        if self.replicas is not None:
+        if self.replicas is not None and self.communication.analytic:
+            require_alike(self.machine, self.replicas, self.groups.within_replica())
+        elif self.replicas is not None:
             number, links = link_orbits(self.machine, self.replicas, self.groups.proving_pairs(templates))
             route_links = number[routes.links]
         return Program(
@@ -273,10 +275,9 @@ class _Expansions:
         spread = nodes.tag if self._lowering.traces.exchanges else np.zeros(len(nodes), np.int64)
         stated = nodes.collective[places], nodes.size[places], nodes.group[places], spread[places]
         columns = np.stack(stated, 1).astype(np.int64)
-        rows, inverse = np.unique(columns, axis=0, return_inverse=True)
+        rows, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
         self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
-        for index, (kind, size, group, way) in enumerate(rows.tolist()):
-            node = places[inverse.reshape(-1) == index][0]
+        for node, (kind, size, group, way) in zip(places[first].tolist(), rows.tolist(), strict=True):
             if UNSTATED in (kind, size, group):
                 what = "known type" if kind == UNSTATED else "size" if size == UNSTATED else "group"
                 where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
@@ -329,10 +330,10 @@ class _Expansions:
     def _messages(self, nodes: NodeTable) -> None:
         places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
         columns = np.stack((nodes.kind[places], nodes.size[places], nodes.peer[places], nodes.tag[places]), 1)
-        rows, inverse = np.unique(columns.astype(np.int64), axis=0, return_inverse=True)
+        columns = columns.astype(np.int64)
+        rows, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
         self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
-        for index, (kind, size, peer, tag) in enumerate(rows.tolist()):
-            node = places[inverse.reshape(-1) == index][0]
+        for node, (kind, size, peer, tag) in zip(places[first].tolist(), rows.tolist(), strict=True):
             if UNSTATED in (peer, size):
                 what = "peer" if peer == UNSTATED else "size"
                 where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"

@@ -14,6 +14,7 @@ A run counts only if no link chose among equals (`Records.ties`): then ids would
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from rapid_des.program.builders import make_template
 from rapid_des.program.edges import Edges
 from rapid_des.program.plans import Phase
 from rapid_des.program.program import NONE, Template
+from rapid_des.program.routes import signatures
 
 _TIMES_ROUND = {
     CollectiveType.REDUCE_SCATTER: 1,
@@ -143,6 +145,19 @@ def _ring_cut(phase: Phase, members: int, kept: int) -> Cut:
         sizes = np.full(len(source), bytes_each, np.int64)
         columns.append((source, np.full_like(source, direction), passed_on.astype(np.int32), sizes))
     return Cut(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+def require_alike(machine: Machine, replicas: Replicas, lines: Iterable[tuple[int, ...]]) -> None:
+    """Raise `UnsupportedByEngine` unless groups of replica 0 have routes like those of all their images.
+
+    Where nothing takes a link that is all that may tell replicas apart.
+    """
+    for line in lines:
+        images = [np.array(line, np.int64)]
+        for _ in range(replicas.count - 1):
+            images.append(replicas.image[images[-1]])
+        if len(set(signatures(machine, [tuple(image.tolist()) for image in images]))) > 1:
+            raise UnsupportedByEngine(f"the routes among ranks {line[:8]} are not those of other replicas")
 
 
 def link_orbits(machine: Machine, replicas: Replicas, pairs: Int64s) -> tuple[Int32s, int]:

@@ -31,6 +31,8 @@ _DENSE = 1 << 3
 
 Line = tuple[int, ...]
 """The GPUs of a group in member order."""
+_Shape = tuple[bytes, int]
+"""Who sends to whom in a template, as a digest, and how many GPUs a group has that runs it."""
 
 
 class Wired(Protocol):
@@ -100,21 +102,22 @@ def routes_of_groups(
     `uses` are the members of each group and the templates that it runs.
     """
     names = _fingerprints(templates)
-    patterns: dict[bytes, _Pattern] = {}
+    patterns: dict[_Shape, _Pattern] = {}
     for line, own in dict.fromkeys(uses):
         for number in own:
-            if names[number] not in patterns:
+            shape = names[number], len(line)  # a cut has fewer members than the groups that it is of
+            if shape not in patterns:
                 template = templates[number]
                 ends = template.pair_source, template.pair_destination
-                patterns[names[number]] = _Pattern(*ends, template.members, template.below, {})
-            patterns[names[number]].lines[line] = None
+                patterns[shape] = _Pattern(*ends, template.members, template.below, {})
+            patterns[shape].lines[line] = None
     large = {
         name: one for name, one in patterns.items() if len(one.source) >= _LARGE and not both_ways
     }  # ways back are looked for among all routes
     small = {name: one for name, one in patterns.items() if name not in large}
     rows, distinct, return_routes = _numbered(small, machine, both_ways=both_ways)
     count = len(distinct)
-    for name, one in large.items():
+    for (name, _), one in large.items():
         for line in one.lines:
             rows[name, line] = np.arange(count, count + len(one.source), dtype=np.int32)
             count += len(one.source)
@@ -127,7 +130,7 @@ def routes_of_groups(
 
 
 def _numbered(
-    patterns: Mapping[bytes, _Pattern], machine: Wired, *, both_ways: bool
+    patterns: Mapping[_Shape, _Pattern], machine: Wired, *, both_ways: bool
 ) -> tuple[dict[tuple[bytes, Line], Int32s], Int64s, Int32s]:
     """Return the number of each pair of each line, the distinct pairs in order, and their ways back."""
     nodes = machine.fabric.nodes
@@ -141,7 +144,7 @@ def _numbered(
         return_routes[there], return_routes[back] = back, there
     flat, begin = there, 0
     rows: dict[tuple[bytes, Line], Int32s] = {}
-    for (name, one), part in zip(patterns.items(), keys, strict=True):
+    for ((name, _), one), part in zip(patterns.items(), keys, strict=True):
         found = flat[begin : begin + part.size].reshape(part.shape)
         begin += part.size
         rows |= {(name, line): row for line, row in zip(one.lines, found, strict=True)}
@@ -161,7 +164,7 @@ def _distinct(pairs: Int64s, nodes: int) -> tuple[Int64s, Int32s]:
     return distinct, numbers[pairs]
 
 
-def _batches(distinct: Int64s, large: Mapping[bytes, _Pattern], machine: Wired) -> Iterator[Int64s]:
+def _batches(distinct: Int64s, large: Mapping[_Shape, _Pattern], machine: Wired) -> Iterator[Int64s]:
     """Yield all pairs in the order of their numbers."""
     yield distinct
     for one in large.values():

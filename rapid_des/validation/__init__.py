@@ -66,26 +66,42 @@ def validate(
     """Return `{"topics": {name: figures}, "constants": …, "absent": [files]}` for the chosen topics.
 
     `report` is told each topic that is begun, how many were before it and how many there are. A keyboard
-    interrupt ends it with what is scored, if anything is; what is not is in "unfinished".
+    interrupt ends it with what is done, if anything is; topics that are not, or in part, are in "unfinished".
     """
     chosen = select(list(all_topics(data, prefixes)), prefixes)
     constants: dict[str, object] = {}
     reports: dict[str, Report] = {}
+    number = 0
+
+    def watch(done: int, parts: int) -> None:
+        report(f"{chosen[number].name}: jobs", done, parts)
+
     try:
         for topic in chosen:
-            topic.begin()
+            topic.begin(watch)
         for number, topic in enumerate(chosen):
             report(topic.name, number, len(chosen))
             reports[topic.name] = score(topic, split=data.split)
             constants |= topic.constants
     except KeyboardInterrupt:
-        for topic in chosen:
-            topic.abandon()
-        if not reports:
+        partly = _as_far_as_done([topic for topic in chosen if topic.name not in reports], data)
+        if not reports and not partly:
             raise
-    unfinished = [topic.name for topic in chosen if topic.name not in reports]
+        unfinished = [topic.name for topic in chosen if topic.name not in reports]
+        reports |= partly
+    else:
+        unfinished = []
     absent = list(data.absent)
     return {"topics": reports, "constants": constants, "absent": absent, "unfinished": unfinished}
+
+
+def _as_far_as_done(topics: Sequence[Topic], data: DataFolder) -> dict[str, Report]:
+    """Return the figures of what was begun, of those of its rows that are done."""
+    begun = [(topic, topic.abandon) for topic in topics if topic.abandon is not None]
+    for _, abandon in begun:
+        abandon()
+    reports = {topic.name: score(topic, split=data.split) for topic, _ in begun}
+    return {name: report for name, report in reports.items() if report["rows"] or report.get("shares_pct")}
 
 
 def all_topics(data: DataFolder, prefixes: Sequence[str] = ()) -> Iterator[Topic]:

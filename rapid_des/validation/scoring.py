@@ -37,7 +37,7 @@ class Row:
     unsupported: str = ""
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """Do nothing."""
 
 
@@ -54,10 +54,11 @@ class Topic:
     """False: the provider splits by itself, and every row that it hands over is test."""
     constants: Mapping[str, object] = field(default_factory=dict)
     """Frozen constants behind the predictions, by file or name; merged over all topics in the report."""
-    begin: Callable[[], None] = _nothing
-    """Begins what takes long; called for all topics that are asked for before the first is scored."""
-    abandon: Callable[[], None] = _nothing
-    """Drops what was begun."""
+    begin: Callable[[Callable[[int, int], None]], None] = _nothing
+    """Begins what takes long; called for all topics that are asked for before the first is scored. It is
+    given whom to tell, while somebody waits, how much of that is done, and of how much."""
+    abandon: Callable[[], None] | None = None
+    """Drops what was begun and is not done; a topic that has this can be scored then, as far as it is."""
     ranked: bool = False
     """Whether rows are configurations to choose from: the rank correlation is reported too."""
     shares: Callable[[], Mapping[str, float]] | None = None

@@ -12,8 +12,8 @@ from rapid_des.simulation import simulate
 WHOLE = EngineChoice(fold=False)
 
 
-def both(machine, nodes, *, algorithm=None, **split):
-    """Run Llama 2 7B hierarchically with every replica lowered, and as it is done."""
+def both(machine, nodes, *, algorithm=None, mode="hierarchical", **split):
+    """Run Llama 2 7B in blocks with every replica lowered, and as it is done."""
     settings = [(f"parallelism.{axis}", str(size)) for axis, size in split.items()]
     job = load_job("llama2_7b_train", settings=[*settings, ("training.global_batch", str(4 * split["dp"]))])
     options = [("collectives.default", f"{{algorithm: {algorithm}, chunks: 8}}")] if algorithm else []
@@ -22,9 +22,7 @@ def both(machine, nodes, *, algorithm=None, **split):
         settings=[("fabric.1.size", str(nodes)), *options],
         device_settings=[("operators", "roofline")],
     )
-    whole, once = (
-        simulate(job, where, mode="hierarchical", engine=choice) for choice in (WHOLE, EngineChoice())
-    )
+    whole, once = (simulate(job, where, mode=mode, engine=choice) for choice in (WHOLE, EngineChoice()))
     assert replace(once, folded=1, wall_s=0, engine="") == replace(whole, folded=1, wall_s=0, engine="")
     assert whole.folded == 1
     return once
@@ -54,3 +52,14 @@ def test_blocks_of_different_sizes_tell_replicas_apart():
 def test_replicas_whose_routes_differ_in_length_are_not_one():
     # eight replicas on a torus of 4 x 4: the seventh's way to the eighth is not the first's to the second
     assert both("torus2d_ring_a100_64", 4, tp=4, pp=1, dp=8).folded < 8
+
+
+@pytest.mark.parametrize("split", [{"pp": 2, "dp": 8}, {"pp": 1, "cp": 2, "dp": 4}, {"pp": 1, "dp": 7}])
+def test_one_replica_stands_for_all_where_nothing_takes_a_link(split):
+    once = both("dgx_h100_x8", 16, mode="hybrid", tp=8, **split)
+    assert once.folded == split["dp"]  # blocks of different sizes too: 7 does not divide the gradients
+
+
+def test_replicas_whose_messages_take_other_ways_are_not_one():
+    # on a torus the stages of some replicas are farther apart than those of the first
+    assert both("torus2d_ring_a100_64", 4, mode="hybrid", tp=2, pp=4, dp=6).folded < 6

@@ -9,11 +9,11 @@ import pytest
 from rapid_des.frontend import load_job
 from rapid_des.validation import DataFolder, open_folder, validate
 from rapid_des.validation.inference import tables, trtllm
-from rapid_des.validation.jobs import software, workers
+from rapid_des.validation.jobs import software
 from rapid_des.validation.jobs.cases import Case, Place, outcome
 from rapid_des.validation.jobs.places import SERVERS, place
 from rapid_des.validation.jobs.software import LACKS, SOFTWARE
-from rapid_des.validation.jobs.workers import FEW, Runs
+from rapid_des.validation.jobs.workers import FEW, NOT_RUN, Runs
 from rapid_des.validation.measurements import CHECKOUT_DATA
 from rapid_des.validation.training import bridge, dgxc, mlperf, nanotron, published, small
 
@@ -212,7 +212,16 @@ def test_workers_give_what_one_process_gives():
         )
         for n in range(FEW + 1)
     ]
-    runs = Runs()
+    runs, told = Runs(), []
+    runs.watch = lambda done, cases: told.append((done, cases))
     runs.begin(cases)
-    assert [runs.outcome(case) for case in cases] == [outcome(case) for case in cases]
-    workers.abandon()
+    alone = [outcome(case) for case in cases]
+    first = runs.outcome(cases[0])
+    runs.abandon()  # as ^C does: what is there stays, the rest is not waited for
+    kept = [runs.outcome(case) for case in cases]
+    assert first == kept[0] == alone[0]
+    assert all(one in (own, NOT_RUN) for one, own in zip(kept, alone, strict=True))
+    runs.begin(cases)
+    assert [runs.outcome(case) for case in cases] == alone
+    assert told
+    runs.abandon()

@@ -132,8 +132,9 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     kept = (_REPEATS,) if repeats else ()
     trace = replace(trace, notes=(*trace.notes, *priced.notes, *kept))
     first = None
-    if choice.fold and not mode.outer_analytic:
-        first = run_first_replica(trace, machine, choice, repeats=repeats, cache=cache)
+    if choice.fold:
+        how = {"analytic": mode.outer_analytic, "repeats": repeats}
+        first = run_first_replica(trace, machine, choice, cache=cache, **how)
     if first is not None:
         kind_of = dict(zip((rank.rank for rank in trace.traces.ranks), kinds, strict=True))
         trace, run = first
@@ -240,17 +241,18 @@ def _outer(
     return replace(trace, traces=replace(trace.traces, ranks=ranks))
 
 
-def run_first_replica(
+def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by name
     trace: JobTrace,
     machine: Machine,
     choice: EngineChoice,
     *,
+    analytic: bool = False,
     repeats: bool = False,
     cache: BoundedCache,
 ) -> tuple[JobTrace, Run] | None:
     """Run the first replica of an outer graph for all; None if they might differ.
 
-    Its records count the hops and bytes of all replicas.
+    Its records count the hops and bytes of all replicas. With `analytic` nothing takes a link.
     """
     replicas = _replicas(trace.job.layout)
     switching = machine.switching
@@ -271,7 +273,9 @@ def run_first_replica(
         stage_of_rank=tuple(trace.stage_of_rank[place] for place in chosen),
     )
     try:
-        lowered = lower(first.traces, machine, replicas=replicas, repeats=repeats, cache=cache)
+        lowered = lower(
+            first.traces, machine, analytic=analytic, replicas=replicas, repeats=repeats, cache=cache
+        )
     except UnsupportedByEngine:
         return None
     execution = execute(lowered.program, choice, ties=True, name=lowered.name)

@@ -24,6 +24,8 @@ TOO_LARGE = "the model says that it does not fit into the GPUs' memory"
 _ROOM = (("hbm.capacity", "16 TB"),)
 """What measured jobs run in: they did fit. Whether the model says so too has topics of its own."""
 _MACHINES = 8
+_ENGINE = "compiled"
+"""Which `auto` takes for runs worth loading its kernel; here all of many share that."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def outcome(case: Case) -> Outcome:
             return _with_memory(job)
         machine = _machine(case.place, case.limited)
         mode = FLATTENED if job.gpus <= case.place.node else ACROSS_NODES
-        return _outcome(simulate(job, machine, mode=mode, cache=_shared()))
+        return _outcome(simulate(job, machine, mode=mode, engine=_ENGINE, cache=_shared()))
     except ConfigError as why:
         return Outcome(refusal=f"{why.key}: {why.message}")
     except InfeasibleJobError:

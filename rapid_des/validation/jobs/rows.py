@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 from rapid_des.frontend import StageMemory
 from rapid_des.validation.jobs.cases import TOO_LARGE, Case, Outcome
-from rapid_des.validation.jobs.workers import Runs, abandon
+from rapid_des.validation.jobs.workers import Runs, Watch
 from rapid_des.validation.scoring import Row, Topic, is_calibration
 
 Figure = Callable[[Outcome], float]
@@ -85,13 +85,14 @@ def job_topics(
     for name, members in found.items():
         begin = partial(_begin, runs, members)
         rows = partial(_rows, runs, members, split=split)
-        yield Topic(name, rows, unit=unit, begin=begin, abandon=abandon, ranked=ranked)
+        yield Topic(name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked)
         if members[0].figure in (step_s, step_ms):
             shares = partial(_shares, runs, members)
-            yield Topic(f"{name}/parts", list, unit="%", begin=begin, abandon=abandon, shares=shares)
+            yield Topic(f"{name}/parts", list, unit="%", begin=begin, abandon=runs.abandon, shares=shares)
 
 
-def _begin(runs: Runs, members: Sequence[MeasuredJob]) -> None:
+def _begin(runs: Runs, members: Sequence[MeasuredJob], watch: Watch) -> None:
+    runs.watch = watch
     runs.begin(case for row in members for case in row.cases)
 
 
@@ -141,7 +142,7 @@ def slope_topic(name: str, ladders: Sequence[Sequence[tuple[float, MeasuredJob]]
     """Return a topic of times over that of a ladder's first rung; rungs come with the null model's ratio."""
     members = [row for ladder in ladders for _, row in ladder]
     rows = partial(_slopes, runs, ladders)
-    return Topic(name, rows, unit="ratio", begin=partial(_begin, runs, members), abandon=abandon)
+    return Topic(name, rows, unit="ratio", begin=partial(_begin, runs, members), abandon=runs.abandon)
 
 
 def _slopes(runs: Runs, ladders: Sequence[Sequence[tuple[float, MeasuredJob]]]) -> list[Row]:

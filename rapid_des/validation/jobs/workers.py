@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import cache
 
@@ -13,8 +14,13 @@ from rapid_des.validation.jobs.cases import Case, Outcome, outcome
 
 FEW = 12
 """Cases that are run in this process: workers take two seconds to begin."""
-_TOGETHER = 16
-"""Requests that a worker is handed at once: they take tens of milliseconds each."""
+_TOGETHER = 8
+"""Cases that a worker is handed at once: of one model and machine they have blocks and prices in common."""
+_LOOK_S = 0.25
+"""How often who waits is told what is done."""
+Watch = Callable[[int, int], None]
+"""Told, while somebody waits for workers, how many of their cases are done, and of how many."""
+NOT_RUN = Outcome(refusal="not finished")
 
 
 class Runs:
@@ -24,12 +30,15 @@ class Runs:
         self._done: dict[Case, Outcome] = {}
         self._begun: dict[Case, Future[list[Outcome]]] = {}
         self._places: dict[Case, int] = {}
+        self._abandoned = False
+        self.watch: Watch = lambda *_: None
 
     def begin(self, cases: Iterable[Case]) -> None:
-        """Hand cases that are not known yet to the workers, in this order, if they are many."""
+        """Hand cases that are not known yet to the workers, those with most in common together, if many."""
         waiting = [
             case for case in dict.fromkeys(cases) if case not in self._done and case not in self._begun
         ]
+        self._abandoned = False
         if len(waiting) <= FEW:
             return
         for batch in _batches(waiting):
@@ -38,34 +47,52 @@ class Runs:
             self._places.update((case, place) for place, case in enumerate(batch))
 
     def outcome(self, case: Case) -> Outcome:
-        """Return what a case's run gives, when it is there."""
-        if case not in self._done:
-            begun = self._begun.pop(case, None)
-            self._done[case] = outcome(case) if begun is None else begun.result()[self._places[case]]
+        """Return what a case's run gives, when it is there; after `abandon` `NOT_RUN` where it is not."""
+        if case in self._done:
+            return self._done[case]
+        begun = self._begun.get(case)
+        if self._abandoned:
+            return begun.result()[self._places[case]] if begun and _is_there(begun) else NOT_RUN
+        self._done[case] = outcome(case) if begun is None else self._waited_for(begun)[self._places[case]]
         return self._done[case]
 
+    def abandon(self) -> None:
+        """End the workers; what they have done is kept."""
+        self._abandoned = True
+        self._begun = {case: future for case, future in self._begun.items() if _is_there(future)}
+        if _workers.cache_info().currsize:
+            _workers().shutdown(wait=False, cancel_futures=True)
+            _workers.cache_clear()
+            for worker in multiprocessing.active_children():
+                worker.terminate()
 
-def abandon() -> None:
-    """Drop what workers have not begun, and let them end."""
-    if _workers.cache_info().currsize:
-        _workers().shutdown(wait=False, cancel_futures=True)
-        _workers.cache_clear()
+    def _waited_for(self, begun: Future[list[Outcome]]) -> list[Outcome]:
+        while True:
+            try:
+                return begun.result(timeout=_LOOK_S)
+            except TimeoutError:
+                self.watch(sum(future.done() for future in self._begun.values()), len(self._begun))
+
+
+def _is_there(future: Future[list[Outcome]]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _batches(cases: Sequence[Case]) -> Iterable[Sequence[Case]]:
-    """Yield neighbours on one machine together where each takes little time, long runs alone."""
-    batch: list[Case] = []
+    """Yield cases of one model, split alike inside blocks, on one machine together."""
+    alike: dict[object, list[Case]] = {}
     for case in cases:
-        quick = case.only_memory or '"inference"' in case.job
-        if batch and (not quick or batch[0].place != case.place or len(batch) == _TOGETHER):
-            yield batch
-            batch = []
-        batch.append(case)
-        if not quick:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+        alike.setdefault(_likeness(case), []).append(case)
+    for members in alike.values():
+        yield from (members[begin : begin + _TOGETHER] for begin in range(0, len(members), _TOGETHER))
+
+
+def _likeness(case: Case) -> object:
+    """Return what cases share whose blocks are alike."""
+    job = json.loads(case.job)
+    axes = job.get("parallelism", {})
+    inside = [axes.get(axis, 1) for axis in ("tp", "cp", "ep")]
+    return case.place, case.only_memory, json.dumps(job["model"]), str(inside)
 
 
 def _outcomes(cases: Sequence[Case]) -> list[Outcome]:
