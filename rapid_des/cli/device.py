@@ -124,15 +124,29 @@ def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -
 @click.option("--time", default="time_us", show_default=True, help="Column of the microseconds.")
 @click.option("--fallback", type=click.Choice(FALLBACKS), required=True, help="What prices the rest.")
 @click.option("--boosting", is_flag=True, help="Let XGBoost and LightGBM compete too.")
+@click.option(
+    "--modules-on",
+    "reference",
+    metavar="DEVICE",
+    shell_complete=names_or_files("device"),
+    help="SAMPLES are of modules (linear1, bmm, ...) as in arXiv 2509.22832, run on this device.",
+)
 @force_option
 @json_option
-def fit(samples: Path, output: Path, force: bool, as_json: bool, **columns: Any) -> None:
+def fit(
+    samples: Path, output: Path, reference: str | None, force: bool, as_json: bool, **columns: Any
+) -> None:
     """Fit a regressor for each operator in SAMPLES (CSV) and write OUTPUT (.npz)."""
-    from rapid_des.device.learned.fit import fit_file
+    from rapid_des.device.learned.fit import fit_file, fit_modules
     from rapid_des.report.devices import learned_as_plain, learned_as_text
 
     check_outputs([output], replace=force)
-    file = fit_file(samples, **columns)
+    if reference is None:
+        file = fit_file(samples, **columns)
+    else:
+        file, refused = fit_modules(samples, reference, **columns)
+        for name, why in refused.items():
+            announce(f"{name} is refused: {why}")
     with replacing(output) as beside:
         file.save(beside)
     echo(as_json, learned_as_plain(file), [learned_as_text(file)])

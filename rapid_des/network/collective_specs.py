@@ -73,7 +73,14 @@ class DeepEp(Library, frozen=True, kw_only=True, tag="deepep"):
     """Which of both an all-to-all is; unset: the mean of both."""
 
 
-AnyLibrary: TypeAlias = Native | Nccl | CustomAllReduce | DeepEp
+class Sampled(Library, frozen=True, kw_only=True, tag="samples"):
+    """Times measured on groups of the same shape, between the sizes sampled; it serves no others."""
+
+    file: str
+    """CSV with the columns op, nodes, gpus_per_node, bytes, time_us; a path."""
+
+
+AnyLibrary: TypeAlias = Native | Nccl | CustomAllReduce | DeepEp | Sampled
 
 
 class LibraryChoice(Spec, frozen=True, kw_only=True):
@@ -118,7 +125,7 @@ class Measured(Spec, frozen=True, kw_only=True):
 
     def of(self, library: AnyLibrary) -> AnyLibrary | None:
         """Return a library with its file of constants; None where there is none for this fabric."""
-        if isinstance(library, Native):
+        if isinstance(library, (Native, Sampled)):
             return library
         key, known = ("constants", self.nccl) if isinstance(library, Nccl) else ("kernels", self.kernels)
         file = getattr(library, key) or known

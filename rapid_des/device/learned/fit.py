@@ -8,17 +8,25 @@ the candidates where asked for (extra `boosting`), flattened from their text for
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rapid_des.arrays import Floats
+from rapid_des.config.documents import read_text
+from rapid_des.device.device import load_device
 from rapid_des.device.learned import LearnedFile
+from rapid_des.device.learned.decomposition import PARTS, Part, Timed, attention, convert
 from rapid_des.device.learned.regressors import LEAF, Forest, Regressor, Trend, features, positive
-from rapid_des.device.learned.samples import SIZES, read_samples
+from rapid_des.device.learned.samples import SIZES, read_samples, shape_of
+from rapid_des.device.operators import OperatorModel
+from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
 
 FOLDS = 3
@@ -59,6 +67,65 @@ def fit_file(
     }
     left_out = {name: len(group.sizes) for name, group in groups.items() if name not in regressors}
     return LearnedFile(regressors, samples.name, options["fallback"], left_out)
+
+
+def fit_modules(samples: Path, device: str, **options: Any) -> tuple[LearnedFile, Mapping[str, str]]:
+    """Return `fit_decomposed` of a CSV with the columns op, phase, b, l, h, dim, mp, params, time_us."""
+    needed = ("op", "phase", "time_us")
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(samples), newline="")))
+    except csv.Error as error:
+        raise InputError(f"{samples}: not valid CSV: {error}") from None
+    missing = [name for name in needed if not rows or name not in rows[0]]
+    if missing:
+        raise InputError(f"{samples}: no column {missing[0]!r}; needed: {', '.join(needed)}")
+    return fit_decomposed(rows, samples.name, operator_model(load_device(device)), **options)
+
+
+def fit_decomposed(
+    samples: Iterable[Mapping[str, str]], source: str, native: OperatorModel, **options: Any
+) -> tuple[LearnedFile, Mapping[str, str]]:
+    """Return a regressor for each of our operators that samples of arXiv 2509.22832 speak of.
+
+    Also why the others are refused, by name and phase. `native` shares out what is one sample and several
+    operators; `options` as in `fit_file`.
+    """
+    found = convert(samples, native)
+    for phase, parts in found.parts.items():
+        found.timed += _whole_attention(phase, parts)
+    by_name: dict[str, list[Timed]] = defaultdict(list)
+    for timed in found.timed:
+        by_name[timed.shape.name].append(timed)
+    boosters = tuple(BOOSTERS) if options.get("boosting") else ()
+    regressors = {}
+    for name, rows in by_name.items():
+        if len(rows) >= LEAST_ROWS:
+            table = np.array([row.shape.sizes for row in rows])
+            times = np.array([row.time_us for row in rows])
+            regressors[name] = fit_regressor(table, times, rows[0].shape.names, boosters=boosters)
+    left_out = {name: len(rows) for name, rows in by_name.items() if name not in regressors}
+    return LearnedFile(regressors, source, options["fallback"], left_out), found.refused
+
+
+def _whole_attention(phase: str, parts: Mapping[str, Sequence[Part]]) -> list[Timed]:
+    """Return unfused attention at the sizes of its products' samples, the sum of what its parts take."""
+    if any(len(parts.get(name, ())) < LEAST_ROWS for name in PARTS):
+        return []
+    where = sorted({part.attention for name in (PARTS[0], PARTS[2]) for part in parts[name]})
+    total = np.zeros(len(where))
+    for rows in parts.values():
+        used = [
+            place
+            for place, values in enumerate(zip(*(row.attention for row in rows), strict=True))
+            if any(values)
+        ]
+        sizes = np.array([row.attention for row in rows], np.float64)[:, used]
+        times = np.array([row.time_us for row in rows])
+        total += fit_regressor(sizes, times, [str(place) for place in used]).predict(
+            np.array(where, np.float64)[:, used]
+        )
+    shapes = [shape_of(attention(sizes, phase, fused=False)) for sizes in where]
+    return [Timed(shape, float(time)) for shape, time in zip(shapes, total, strict=True) if shape]
 
 
 def fit_regressor(

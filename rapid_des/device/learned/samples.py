@@ -61,7 +61,8 @@ def shape_of(operator: Operator) -> Shape | None:
         return _shape(f"{operator.kind}/{operator.phase}/{operator.dtype}", operator, VECTOR_SIZES)
     if isinstance(operator, Attention) and _is_plain(operator):
         mask = "causal" if operator.causal else "full"
-        return _shape(f"attention/{operator.phase}/{operator.dtype}/{mask}", operator, ATTENTION_SIZES)
+        name = "attention" if operator.fused else "unfused_attention"
+        return _shape(f"{name}/{operator.phase}/{operator.dtype}/{mask}", operator, ATTENTION_SIZES)
     return None
 
 
@@ -124,8 +125,7 @@ def _shape(name: str, operator: Operator, names: tuple[str, ...]) -> Shape:
 
 def _is_plain(attention: Attention) -> bool:
     return (
-        attention.fused
-        and attention.window is None
+        attention.window is None
         and attention.page_size is None
         and not attention.shared_latent
         and attention.value_dim in {None, attention.head_dim}

@@ -18,7 +18,15 @@ import numpy as np
 from rapid_des.arrays import rows_of
 from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collective_specs import AnyLibrary, Collectives, CustomAllReduce, DeepEp, Native, Nccl
+from rapid_des.network.collective_specs import (
+    AnyLibrary,
+    Collectives,
+    CustomAllReduce,
+    DeepEp,
+    Native,
+    Nccl,
+    Sampled,
+)
 from rapid_des.network.collectives.in_switch import nvls
 from rapid_des.network.collectives.libraries.nccl import (
     LibraryCost,
@@ -29,6 +37,7 @@ from rapid_des.network.collectives.libraries.nccl import (
 )
 from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, load_fabric, on_links
 from rapid_des.network.collectives.libraries.over_nodes import node_trees, rail_chains, rail_rings
+from rapid_des.network.collectives.libraries.samples import load_samples, sampled_cost, sampled_send
 from rapid_des.network.collectives.libraries.serving_kernels import (
     ONCE,
     all_reduce_cost,
@@ -103,6 +112,8 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
         fabric = _fabric(_file(library.constants), rates)
         cost = nccl_cost(fabric, request.collective, place, request.busiest, switched=request.switched)
         return _on(library, cost)
+    if isinstance(library, Sampled):
+        return sampled_cost(load_samples(library.file), request.collective, place, request.size)
     kernels = load_kernels(_file(library.kernels))
     if isinstance(library, CustomAllReduce):
         if request.collective is not C.ALL_REDUCE or place.nodes > 1:
@@ -117,6 +128,8 @@ def message_cost(
     library: AnyLibrary, ranks: int, size: int, rates: LinkRates, *, far: bool
 ) -> LibraryCost | None:
     """Return what a message within a group takes; None for libraries without messages."""
+    if isinstance(library, Sampled):
+        return sampled_send(load_samples(library.file), size, far=far)
     if not isinstance(library, Nccl):
         return None
     place = Place(ranks, ranks, 1) if far else Place(ranks, 1, ranks)
@@ -176,6 +189,8 @@ def _check(library: AnyLibrary) -> None:
         all_reduce_cost(load_kernels(_file(library.kernels)), library.engine, 2, 1)
     elif isinstance(library, DeepEp):
         load_kernels(_file(library.kernels))
+    elif isinstance(library, Sampled):
+        load_samples(library.file)
 
 
 def schedule_of(cost: LibraryCost, request: Request) -> Schedule:

@@ -1,0 +1,204 @@
+"""Samples of the operators that arXiv 2509.22832 takes a training step apart into, as samples of ours.
+
+Its names are those of GPT-NeoX's modules, its sizes b (micro-batch), l (positions), dim (hidden), h (heads)
+and mp (tensor parallel ways). `linear1` to `linear4` are QKV, attention output, and both matrices of a
+feed-forward of 4·dim; `linear_final` is the head. A backward is one of its samples and two kernels of ours:
+it is split between them as the native models of a device split it. Scores, softmax and values of unfused
+attention are three samples and one operator: a regressor of each is fitted, and their sums are the
+operator's samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rapid_des.device.learned.samples import Shape, shape_of
+from rapid_des.device.operators import Attention, Dtype, Gemm, Operator, OperatorModel, Vector
+from rapid_des.errors import InputError
+
+VOCABULARY = 50257
+"""GPT-NeoX's, which it pads to a multiple of 128·mp."""
+_DTYPE: Dtype = "fp16"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one sample; what its operator has not is 0."""
+
+    mp: int
+    b: int
+    length: int
+    h: int
+    dim: int
+    params: int
+
+    @property
+    def rows(self) -> int:
+        """Positions of the micro-batch."""
+        return self.b * self.length
+
+    @property
+    def words(self) -> int:
+        """This rank's part of the padded vocabulary."""
+        return -(-VOCABULARY // (128 * self.mp)) * 128
+
+
+Kernels = Callable[[Sizes], tuple[Operator, ...]]
+
+
+def _linear(columns: Callable[[Sizes], int], inner: Callable[[Sizes], int]) -> dict[str, Kernels]:
+    """Return the product of a matrix, and those of its backward."""
+
+    def forward(size: Sizes) -> tuple[Operator, ...]:
+        return (Gemm(size.rows, columns(size), inner(size), dtype=_DTYPE),)
+
+    def backward(size: Sizes) -> tuple[Operator, ...]:
+        return (
+            Gemm(size.rows, inner(size), columns(size), dtype=_DTYPE),
+            Gemm(columns(size), inner(size), size.rows, dtype=_DTYPE),
+        )
+
+    return {"fwd": forward, "bwd": backward}
+
+
+def _vector(
+    kind: str, rows: Callable[[Sizes], int], columns: Callable[[Sizes], int], *, dtype: Dtype = _DTYPE,
+    gradient: str = "",
+) -> dict[str, Kernels]:  # fmt: skip
+    def forward(size: Sizes) -> tuple[Operator, ...]:
+        return (Vector(kind, rows(size), columns(size), dtype),)
+
+    def backward(size: Sizes) -> tuple[Operator, ...]:
+        if gradient:
+            return (Vector(gradient, rows(size), columns(size), dtype),)
+        return (Vector(kind, rows(size), columns(size), dtype, "backward"),)
+
+    return {"fwd": forward, "bwd": backward}
+
+
+def _rows(size: Sizes) -> int:
+    return size.rows
+
+
+def _hidden(size: Sizes) -> int:
+    return size.dim
+
+
+def _share(times: int) -> Callable[[Sizes], int]:
+    return lambda size: times * size.dim // size.mp
+
+
+OPERATORS: Mapping[str, Mapping[str, Kernels]] = {
+    "linear1": _linear(_share(3), _hidden),
+    "linear2": _linear(_hidden, _share(1)),
+    "linear3": _linear(_share(4), _hidden),
+    "linear4": _linear(_hidden, _share(4)),
+    "linear_final": _linear(lambda size: size.words, _hidden),
+    "layernorm": _vector("layer_norm", _rows, _hidden),
+    "RMSlayernorm": _vector("rms_norm", _rows, _hidden),
+    "gelu": _vector("gelu", _rows, _share(4)),
+    "RoPE": _vector("rope", _rows, _share(2)),
+    "res_add": {"fwd": _vector("residual_add", _rows, _hidden)["fwd"]},
+    "embedding": _vector("embedding", _rows, _hidden, gradient="embedding_gradient"),
+    "parallel_cross_entropy_128": _vector("cross_entropy", _rows, lambda size: size.words, dtype="fp32"),
+    "optimizer": {"step": lambda size: (Vector("adamw", 1, size.params, "fp32"),)},
+}
+"""What each sample is here, by operator and phase."""
+WITHOUT_MEANING: Mapping[str, str] = {
+    "fillmask": "no kernel here fills a mask beside the fused softmax",
+    "firstStage_optimizer": "a stage's parameters are not among its sizes",
+    "middleStage_optimizer": "a stage's parameters are not among its sizes",
+    "lastStage_optimizer": "a stage's parameters are not among its sizes",
+    "res_add": "its backward is a copy of its forward",
+}
+"""What is refused, and why."""
+PARTS = ("baddbmm", "ScaledUpperTriangMaskedSoftmax", "bmm")
+"""Of unfused attention: scores, softmax, values."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One operator of ours with the time that a sample gives it."""
+
+    shape: Shape
+    time_us: float
+
+
+@dataclass
+class Converted:
+    """A table of samples in terms of our operators."""
+
+    timed: list[Timed] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """By name and phase: why there is nothing here that it could price."""
+    parts: dict[str, dict[str, list[Part]]] = field(default_factory=dict)
+    """Of unfused attention: the samples of each part, by phase and name."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a rank's unfused attention."""
+
+    batch: int
+    length: int
+    heads: int
+    head_dim: int
+    """0: the part's time does not depend on it (softmax)."""
+    time_us: float
+
+    @property
+    def attention(self) -> tuple[int, int, int, int]:
+        """All but its time."""
+        return self.batch, self.length, self.heads, self.head_dim
+
+
+def convert(samples: Iterable[Mapping[str, str]], native: OperatorModel) -> Converted:
+    """Return samples of our operators, of the parts of attention, and why the others are left out."""
+    found = Converted()
+    for sample in samples:
+        name, phase, time = sample["op"], sample["phase"], float(sample["time_us"])
+        if name in PARTS:
+            found.parts.setdefault(phase, {}).setdefault(name, []).append(_part(sample, time))
+        elif name == "flash_atten":
+            size = sizes_of(sample)
+            heads = size.h // size.mp
+            kernel = attention((size.b, size.length, heads, size.dim // size.h), phase, fused=True)
+            found.timed += _split((kernel,), time, native)
+        elif phase in OPERATORS.get(name, {}):
+            found.timed += _split(OPERATORS[name][phase](sizes_of(sample)), time, native)
+        else:
+            found.refused[f"{name}/{phase}"] = WITHOUT_MEANING.get(name, "no operator here does that")
+    return found
+
+
+def sizes_of(sample: Mapping[str, str]) -> Sizes:
+    """Return the sizes that a sample fills in."""
+    names = ("mp", "b", "l", "h", "dim", "params")
+    try:
+        return Sizes(*(int(float(sample.get(name) or 0)) for name in names))
+    except ValueError:
+        raise InputError(f"{sample['op']}/{sample['phase']}: {', '.join(names)} must be numbers") from None
+
+
+def _part(sample: Mapping[str, str], time: float) -> Part:
+    size = sizes_of(sample)
+    return Part(size.b, size.length, size.h // max(1, size.mp), size.dim // size.h, time)
+
+
+def attention(sizes: tuple[int, int, int, int], phase: str, *, fused: bool) -> Attention:
+    """Return one rank's attention of (batch, positions, heads, channels), each head with its own keys."""
+    batch, length, heads, head_dim = sizes
+    return Attention(
+        batch, length, length, heads, heads, head_dim,
+        phase="backward" if phase == "bwd" else "forward", dtype=_DTYPE, fused=fused,
+    )  # fmt: skip
+
+
+def _split(kernels: tuple[Operator, ...], time: float, native: OperatorModel) -> Iterator[Timed]:
+    """Yield each kernel with its share of a sample's time, as a native model shares it out."""
+    durations = [native.estimate(kernel).duration for kernel in kernels]
+    for kernel, duration in zip(kernels, durations, strict=True):
+        shape = shape_of(kernel)
+        assert shape is not None, "samples are of plain operators"
+        yield Timed(shape, time * duration / sum(durations))
