@@ -19,7 +19,7 @@ from rapid_des.frontend.recompute import LayerKind, layer_kinds
 from rapid_des.frontend.schedules import SCHEDULES, Plan, Schedule, Shape
 from rapid_des.frontend.schedules.plan import Placement
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, Shard
-from rapid_des.frontend.sharding import ZERO_STAGES, Sharding, for_experts
+from rapid_des.frontend.sharding import ZERO_STAGES, Sharding, ShardingPolicy, for_experts
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, TrainingSpec
 from rapid_des.frontend.template import Domain
@@ -222,8 +222,8 @@ class Job:
             return len(self.table_stages) if self.ties_across_stages else 1
         if group in PARTS:
             base, inner = PARTS[group]
-            runs = self._run(base)
-            return runs if inner else self.members(base) // runs
+            run = self._run(group)
+            return run if inner else self.members(base) // run
         layout = self.layout_of(group)
         copies = len(self.copies[0]) if group in self.replica_groups else 1
         return copies * prod(layout.size(axis) for axis in GROUPS[group])
@@ -269,14 +269,19 @@ class Job:
         """Return the same of groups that are parts of others."""
         base, inner = PARTS[group]
         whole = self.rows(base)
-        runs = whole.reshape(len(whole), -1, self._run(base))
+        runs = whole.reshape(len(whole), -1, self._run(group))
         parts = runs if inner else runs.transpose(0, 2, 1)
         return parts.reshape(-1, parts.shape[2])
 
     def _run(self, group: str) -> int:
-        """Return how many members of a group that is taken apart (`PARTS`) follow one another."""
-        del group
-        return self.spec.parallelism.head_ways
+        """Return how many members of the group that one of `PARTS` is taken from follow one another."""
+        split = self.spec.parallelism
+        if PARTS[group][0] == "cp":
+            return split.head_ways
+        if group.endswith("kept"):
+            kept = True if self.spec.training is None else self.spec.training.reshard
+            return 1 if isinstance(kept, bool) else kept
+        return self.members(PARTS[group][0]) // split.dp_replicate
 
     @property
     def sharding(self) -> Sharding:
@@ -286,19 +291,29 @@ class Job:
     @cached_property
     def shardings(self) -> Mapping[Domain, Sharding]:
         """How those of the model's own parameters do, and those of its routed experts."""
-        training = self.training
-        policy = ZERO_STAGES[training.zero_stage]
-        each = training.reduce_each_micro_batch
-        how = {
-            "ahead": training.overlap_parameters,
-            "each": "gradients" in policy.split if each is None else each,
-        }
-        dense = Sharding(policy, "gradient", self.members("gradient"), **how)
+        policy = ZERO_STAGES[self.training.zero_stage]
+        dense = self._sharding(policy, "gradient", "")
         if not self.model.has_experts:
             return {"dense": dense}
-        expert = for_experts(policy)
-        group = "expert_gradient"
-        return {"dense": dense, "expert": Sharding(expert, group, self.members(group), **how)}
+        return {"dense": dense, "expert": self._sharding(for_experts(policy), "expert_gradient", "expert_")}
+
+    def _sharding(self, policy: ShardingPolicy, group: str, prefix: str) -> Sharding:
+        """Return how one group of replicas uses a policy: all of it, or each copy of the state."""
+        training, instances = self.training, self.spec.parallelism.dp_replicate
+        each, kept = training.reduce_each_micro_batch, training.reshard
+        replicas = self.members(group) // instances
+        shared = isinstance(kept, bool) or replicas == 1
+        return Sharding(
+            policy,
+            group=f"{prefix}shard" if instances > 1 else group,
+            replicas=replicas,
+            ahead=training.overlap_parameters,
+            each="gradients" in policy.split if each is None else each,
+            instances=instances,
+            across=f"{prefix[:1]}instances.reduce",
+            kept=0 if shared else kept,
+            near=f"{prefix}kept",
+        )
 
     @property
     def ties_across_stages(self) -> bool:

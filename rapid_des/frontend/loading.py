@@ -24,6 +24,7 @@ from rapid_des.config import (
     settings_named,
     to_tree,
 )
+from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, model_of
@@ -262,6 +263,7 @@ def _check_training(job: Job) -> None:
     _check_schedule(job)
     for key, problem in refusals(spec, job.model.kinds, job.training_shard):
         _refuse(job, f"training.{key}", problem)
+    _check_sharding(job)
     if spec.overlap_parameters and (job.sharding.policy.gather is None or job.sharding.policy.by_unit):
         known = " or ".join(map(str, (n for n, one in ZERO_STAGES.items() if one.gather and not one.by_unit)))
         problem = f"parameters are gathered only with zero_stage {known}, it is {spec.zero_stage}"
@@ -271,6 +273,40 @@ def _check_training(job: Job) -> None:
     if job.spec.precision.recipe is not None and job.training_shard.recipe is None:
         problem = f"{job.spec.precision.recipe} needs gemm narrower than activations"
         _refuse(job, "precision.recipe", problem)
+
+
+def _check_sharding(job: Job) -> None:
+    """Refuse copies of a state that is not split so, and formats that parameters do not travel in."""
+    spec, split, stage = job.training, job.spec.parallelism, job.training.zero_stage
+    copies, policy = split.dp_replicate, job.sharding.policy
+    if copies > 1 and not policy.split:
+        problem = f"{copies} copies of a state that zero_stage {stage} does not split"
+        _refuse(job, "parallelism.dp_replicate", problem)
+    _divide(job, "parallelism.dp_replicate", ("dp", split.dp), ("dp_replicate", copies))
+    if job.model.has_experts:
+        replicas = ("replicas of experts (edp)", job.members("expert_gradient"))
+        _divide(job, "parallelism.dp_replicate", replicas, ("dp_replicate", copies))
+    if not isinstance(spec.reshard, bool):
+        if not policy.by_unit:
+            problem = f"only zero_stage 3 reshards, over {spec.reshard} ranks or others; it is {stage}"
+            _refuse(job, "training.reshard", problem)
+        for domain, sharding in job.shardings.items():
+            if sharding.replicas > 1:
+                shared = (f"replicas that share state ({domain}):", sharding.replicas)
+                _divide(job, "training.reshard", shared, ("reshard", spec.reshard))
+    _check_gathers(job)
+
+
+def _check_gathers(job: Job) -> None:
+    precision, key = job.spec.precision, "precision.parameter_gather"
+    if precision.parameter_gather is None:
+        return
+    if job.sharding.policy.gather is None:
+        _refuse(job, key, f"zero_stage {job.training.zero_stage} gathers no parameters")
+    used = job.training_shard.gemm_dtype
+    if DTYPE_BITS[precision.gathers] < DTYPE_BITS[used]:
+        problem = f"{precision.gathers} is narrower than {used}, in which they multiply"
+        _refuse(job, key, f"{problem}; quantised gathers that are widened again are not modelled")
 
 
 def _check_schedule(job: Job) -> None:
@@ -292,6 +328,8 @@ def _check_inference(job: Job) -> None:
         _refuse(job, "parallelism.sequence_parallel", "sequence parallelism is for training only")
     if job.spec.parallelism.cp > 1:
         _refuse(job, "parallelism.cp", "context parallelism is for training only, so far")
+    if job.spec.parallelism.dp_replicate > 1:
+        _refuse(job, "parallelism.dp_replicate", "replicas that serve share no state")
     if job.spec.parallelism.chunks > 1:
         _refuse(job, "parallelism.chunks", "inference passes each stage once; chunks must be 1")
     length = spec.prompt_length + spec.output_length

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.shard import message_size
+from rapid_des.frontend.sharding import Sharding
 from rapid_des.frontend.template import GATE, INPUT, Domain, Mark, Piece
 from rapid_des.frontend.trace import ProgramWriter
+from rapid_des.units import ceil_divide
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,32 @@ def reduce_buckets(
     """
     waiting = []
     for domain, sharding in job.shardings.items():
-        if sharding.replicas == 1:
+        if sharding.replicas * sharding.instances == 1:
             continue
         role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
         own = [mark for mark in marks if mark.domain == domain]
         for index, bucket in enumerate(gradient_buckets(own, job.training.bucket_parameters)):
             size = message_size(role, bucket.parameters, dtype, sharding.replicas)
             ready = own[bucket.last_mark].position if after is None else after
-            waiting.append((ready, f"gradients.{role}.{index}", role, size))
+            waiting.append((ready, f"gradients.{role}.{index}", size, sharding, bucket.parameters))
     return tuple(
-        program.message(name, role, size, after=(ready,))
-        for ready, name, role, size in sorted(waiting, key=lambda bucket: bucket[0])
+        _reduce_bucket(program, job, sharding, parameters, (name, size, ready))
+        for ready, name, size, sharding, parameters in sorted(waiting, key=lambda bucket: bucket[0])
     )
+
+
+def _reduce_bucket(
+    program: ProgramWriter, job: Job, sharding: Sharding, parameters: int, message: tuple[str, int, int]
+) -> int:
+    """Append the reduction of one bucket, within its copy of the state and over copies; return its end."""
+    name, size, ready = message
+    if sharding.replicas > 1:
+        ready = program.message(name, sharding.policy.reduce, size, after=(ready,), group=sharding.group)
+    if sharding.instances > 1:
+        part = ceil_divide(parameters, sharding.replicas)
+        size = message_size(sharding.across, part, job.spec.precision.gradient_reduce, sharding.instances)
+        ready = program.message(f"{name}.across", sharding.across, size, after=(ready,))
+    return ready
 
 
 def gather_buckets(
@@ -72,25 +88,32 @@ def gather_buckets(
         for index in reversed(range(len(buckets))):
             first = buckets[index - 1].last_mark + 1 if index else 0
             size = message_size(
-                role, buckets[index].parameters, job.spec.precision.activations, sharding.replicas
+                role, buckets[index].parameters, job.spec.precision.gathers, sharding.replicas
             )
             name = f"{'parameters' if domain == 'dense' else 'experts'}.gather.{index}"
-            gathered = program.message(name, role, size, after=after)
+            gathered = program.message(name, role, size, after=after, group=sharding.group)
             for mark in own[first : buckets[index].last_mark + 1]:
                 position[mark] = gathered
     return tuple(position)
 
 
-def gather_unit(program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]) -> int:
-    """Append the gathers of a unit's parameters; return the position of the last, -1 where none travel."""
+def gather_unit(
+    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int], again: bool = False
+) -> int:
+    """Append the gathers of a unit's parameters; return the position of the last, -1 where none travel.
+
+    `again`: after the forward, since when they may have been split over fewer ranks.
+    """
     done = -1
     for domain, sharding in job.shardings.items():
         role = sharding.unit_gathers
         elements = sum(mark.parameters for mark in marks if mark.domain == domain)
         if role is not None and elements:
-            size = message_size(role, elements, job.spec.precision.activations, sharding.replicas)
+            near = again and sharding.kept > 0
+            members, group = (sharding.kept, sharding.near) if near else (sharding.replicas, sharding.group)
+            size = message_size(role, elements, job.spec.precision.gathers, members)
             name = "parameters.gather" if domain == "dense" else "experts.gather"
-            done = program.message(name, role, size, after=after)
+            done = program.message(f"{name}.near" if near else name, role, size, after=after, group=group)
     return done
 
 

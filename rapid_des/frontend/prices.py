@@ -68,10 +68,16 @@ def kernel_node(
     )
 
 
-def message_node(
-    name: str, role: str, size: int, after: tuple[int, ...], host: HostSpec | None = None
+def message_node(  # noqa: PLR0913 - a node, who issues it, and where
+    name: str,
+    role: str,
+    size: int,
+    after: tuple[int, ...],
+    host: HostSpec | None = None,
+    *,
+    group: str | None = None,
 ) -> Node:
-    """Return one collective of the traffic table."""
+    """Return one collective of the traffic table, in another group than usual if one is named."""
     kind = TRAFFIC[role]
     assert kind.collective is not None
     return Node(
@@ -81,7 +87,7 @@ def message_node(
         after,
         size=size,
         collective=kind.collective,
-        group=GROUP_SLOTS.index(kind.group),
+        group=GROUP_SLOTS.index(group or kind.group),
         issue=0 if host is None else int(host.collective),
     )
 

@@ -56,16 +56,31 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "cp_heads": ("cp",),
     "cp_ring": ("cp",),
     "gradient": ("cp", "dp"),
+    "shard": ("cp", "dp"),
+    "instances": ("cp", "dp"),
+    "kept": ("cp", "dp"),
     "model": ("tp", "pp"),
     "stages": ("pp",),
     "embedding": ("pp",),
     "ep": ("ep",),
     "etp": ("etp",),
     "expert_gradient": ("edp",),
+    "expert_shard": ("edp",),
+    "expert_instances": ("edp",),
+    "expert_kept": ("edp",),
     "experts": ("etp", "ep"),
 }
 """Process groups by the axes along which their members differ; `embedding` keeps the first and last stage."""
-PARTS: Mapping[str, tuple[str, bool]] = {"cp_heads": ("cp", True), "cp_ring": ("cp", False)}
+PARTS: Mapping[str, tuple[str, bool]] = {
+    "cp_heads": ("cp", True),
+    "cp_ring": ("cp", False),
+    "shard": ("gradient", True),
+    "instances": ("gradient", False),
+    "kept": ("gradient", True),
+    "expert_shard": ("expert_gradient", True),
+    "expert_instances": ("expert_gradient", False),
+    "expert_kept": ("expert_gradient", True),
+}
 """Groups that are parts of another's: of its members in order those that follow one another, or those that
 stand at the same place of each such run."""
 EXPERT_AXES = frozenset(("etp", "ep", "edp"))
@@ -106,11 +121,18 @@ TRAFFIC: Mapping[str, Role] = {
         _SCATTER, "dp", "expert_gradient", _whole, "a bucket of the experts' gradients, each keeps its part"
     ),
     "edp.gather": Role(_GATHER, "dp", "expert_gradient", _shard, "updated parameters of experts"),
+    "instances.reduce": Role(
+        _REDUCE, "dp-across", "instances", _whole, "a rank's part of a bucket, over copies of the state"
+    ),
+    "einstances.reduce": Role(
+        _REDUCE, "dp-across", "expert_instances", _whole, "the same of a bucket of the experts' gradients"
+    ),
     "embedding.reduce": Role(_REDUCE, "dp", "embedding", _whole, "gradient of a table that two stages hold"),
     "model.gradient_norm": Role(_REDUCE, "dp", "model", _whole, "sum of squares, one fp32"),
     "gradient.gradient_norm": Role(
         _REDUCE, "dp", "gradient", _whole, "sum of squares of gradient parts, one fp32"
     ),
+    "shard.gradient_norm": Role(_REDUCE, "dp", "shard", _whole, "the same within a copy of the state"),
     "pp.activation": Role(None, "pp", "", _whole, "output of a stage, tokens x hidden"),
     "pp.gradient": Role(None, "pp", "", _whole, "gradient of a stage's input"),
     "pp.token": Role(None, "pp", "", _whole, "sampled token ids, four bytes each"),

@@ -1,8 +1,10 @@
-"""Sharding policies: how replicas hold a model's state.
+"""How the replicas of a part of the model hold its state: sharding policies.
 
-The replicas of a part form the process group `group` of the traffic table. A policy says which of their
-states are split over that group, with which collective gradients are reduced, and with which, and when,
-parameters are gathered. Checks, memory and the written step ask the policy, never for its name.
+The replicas of a part form the process group `group` of the traffic table. A sharding policy says which of
+their states are split over that group, with which collective gradients are reduced, and with which, and when,
+parameters are gathered. Checks, memory and the written step ask the policy, never for its name. There may be
+several copies of a split state (HSDP; Megatron-LM's optimizer instances): replicas split it within a copy,
+and those that hold the same part of each copy sum its gradients.
 """
 
 from __future__ import annotations
@@ -60,13 +62,23 @@ class Sharding:
 
     policy: ShardingPolicy
     group: str
-    """The process group that holds the replicas: a key of `GROUPS`."""
+    """The process group of replicas that share a model's state: a key of `GROUPS`."""
     replicas: int
+    """How many they are."""
     ahead: bool
     """Gathers stand before the next forward, beside compute; otherwise after the optimizer."""
 
     each: bool = False
     """Gradients are reduced after every micro-batch's backward, not only after the last one's."""
+    instances: int = 1
+    """How many such groups there are, each with a whole state."""
+    across: str = ""
+    """The role by which ranks that hold the same part of each copy sum its gradients."""
+    kept: int = 0
+    """Over how many ranks that follow one another a unit's parameters stay split from its forward to its
+    backward; 0: as at all times, or whole."""
+    near: str = ""
+    """The process group of these."""
 
     @property
     def gathers(self) -> str | None:

@@ -291,6 +291,10 @@ class ParallelismSpec(Spec, frozen=True):
     """Expert tensor parallel: ways that each routed expert is split. Unset: as tp."""
     dp: Count = 1
     """Data parallel: replicas."""
+    dp_replicate: Count = 1
+    """Copies of the state that replicas split (HSDP; Megatron-LM's distributed optimizer instances): so many
+    groups of dp / dp_replicate replicas, ranks that follow one another. Parameters are gathered inside a
+    group, gradients reduced inside and then summed over the copies."""
     pp: Count = 1
     """Pipeline parallel: stages."""
     order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
@@ -327,12 +331,19 @@ class PrecisionSpec(Spec, frozen=True):
     """In which gradients are accumulated."""
     gradient_reduce: Dtype = "fp32"
     """In which gradients travel between replicas."""
+    parameter_gather: Dtype | None = None
+    """In which parameters travel where replicas gather them; unset: as activations."""
     master_weights: Dtype | None = "fp32"
     """The optimizer's own copy of the weights; null: none."""
     optimizer: Dtype = "fp32"
     """Of each optimizer state."""
     kv_cache: Dtype | None = None
     """Of cached keys and values; unset: as activations."""
+
+    @property
+    def gathers(self) -> Dtype:
+        """In which parameters travel where replicas gather them."""
+        return self.parameter_gather or self.activations
 
 
 class TrainingSpec(Spec, frozen=True):
@@ -368,9 +379,10 @@ class TrainingSpec(Spec, frozen=True):
     too, gathered for each layer's forward and backward (FSDP, DeepSpeed ZeRO-3)."""
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
     """zero_stage 3: how many layers ahead of the one that computes are gathered."""
-    reshard: bool = True
+    reshard: bool | Annotated[int, msgspec.Meta(ge=2, le=10**9)] = True
     """zero_stage 3: a layer's parameters are given back after its forward and gathered again for its
-    backward (FSDP: FULL_SHARD); false: they stay until then (SHARD_GRAD_OP)."""
+    backward (FSDP: FULL_SHARD); false: they stay until then (SHARD_GRAD_OP); a number: they stay split over
+    so many ranks that follow one another, and are gathered from these (ZeRO++ hpZ, Wang et al. 2023)."""
     reduce_each_micro_batch: bool | None = None
     """Gradients are reduced after each micro-batch's backward; otherwise they are accumulated whole and
     reduced after the last one's. Unset: with zero_stage 2 and 3."""

@@ -79,9 +79,11 @@ class ProgramWriter:
         )
         return self.writer.append(node, after)
 
-    def message(self, name: str, role: str, size: int, *, after: Sequence[int]) -> int:
-        """Append a collective that waits for given positions; return its own."""
-        return self.writer.append(message_node(name, role, size, (), self.host), after)
+    def message(
+        self, name: str, role: str, size: int, *, after: Sequence[int], group: str | None = None
+    ) -> int:
+        """Append a collective of the role's group, or of another; return its position."""
+        return self.writer.append(message_node(name, role, size, (), self.host, group=group), after)
 
     def segment(self, name: str, start: int, **what: int) -> None:
         """Close a segment that began at row `start`."""

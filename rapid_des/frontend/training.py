@@ -287,7 +287,8 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     for place, unit in enumerate(units):
         for ahead in units[place : place + job.training.prefetch + 1] if gathers else ():
             if (chunk, ahead) not in state.held:
-                state.held[chunk, ahead] = gather_unit(program, job, backward[ahead].marks, after=newest)
+                unsharded = gather_unit(program, job, backward[ahead].marks, after=newest, again=not forward)
+                state.held[chunk, ahead] = unsharded
         piece, gathered = state.pieces[item.phase, chunk][place], state.held.get((chunk, unit), -1)
         start = len(program)
         if len(piece):

@@ -100,7 +100,11 @@ class LibraryChoice(Spec, frozen=True, kw_only=True):
     """Serves messages between pipeline stages."""
 
     def of(self, kind: str) -> tuple[AnyLibrary, ...]:
-        """Return the libraries that a kind of group asks, in turn; `native` asks no other after it."""
+        """Return the libraries that a kind of group asks, in turn; `native` asks no other after it.
+
+        What follows a hyphen tells streams of one kind apart.
+        """
+        kind = kind.partition("-")[0]
         own = getattr(self, kind) if kind in self.__struct_fields__ and kind != "default" else None
         asked = (own,) if isinstance(own, Native) else (own, self.default)
         return tuple(library for library in asked if library is not None)

@@ -50,7 +50,25 @@ def contexts(draw, sizes):
     return {"parallelism.cp_kind": kind, "parallelism.cp_heads": "2", "parallelism.cp": "4"}
 
 
-REFUSED = {"parallelism.cp": ("a window of", "do not divide")}
+@st.composite
+def sharings(draw, stage, sizes):
+    """Return copies of what replicas split, how far layers are split between their passes, and formats."""
+    chosen = {"training.reshard": draw(FLAGS)}
+    if stage == "0":
+        return chosen
+    chosen["parallelism.dp_replicate"] = copies = draw(st.sampled_from(["1", str(sizes["dp"])]))
+    if stage == "3" and sizes["cp"] * sizes["dp"] // int(copies) >= 4:
+        chosen["training.reshard"] = draw(st.sampled_from(["true", "false", "2"]))
+    if draw(st.booleans()):
+        chosen["precision.parameter_gather"] = draw(st.sampled_from(["bf16", "fp32"]))
+    return chosen
+
+
+REFUSED = {
+    "parallelism.cp": ("a window of", "do not divide"),
+    "parallelism.dp_replicate": ("replicas of experts",),
+    "training.reshard": ("share state (expert)",),
+}
 """By key why a drawn combination has no meaning."""
 
 
@@ -66,7 +84,7 @@ def combinations(draw):
     if chosen["training.zero_stage"] in {"1", "2"}:
         chosen["training.overlap_parameters"] = draw(FLAGS)
     chosen["training.reduce_each_micro_batch"] = draw(FLAGS)
-    chosen["training.reshard"] = draw(FLAGS)
+    chosen |= draw(sharings(chosen["training.zero_stage"], sizes))
     chosen["training.prefetch"] = draw(st.sampled_from(["0", "1", "3"]))
     for flag in ("overlap_gradients", "overlap_pipeline", "gradient_norm", "dropout"):
         chosen[f"training.{flag}"] = draw(FLAGS)

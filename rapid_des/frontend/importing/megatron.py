@@ -26,6 +26,7 @@ POSITIONS = {
 }  # fmt: skip
 RECIPES = {"delayed": "delayed", "tensorwise": "current", "blockwise": "blockwise", "mxfp8": "mxfp8"}
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+CONTEXTS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ulysses_ring"}
 FLASH = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "unfused", "local": "unfused"}
 
 
@@ -95,11 +96,25 @@ def _parallelism(arguments: Arguments, gpus: int) -> Tree:
         split["order"] = ["tp", "cp", "ep", "pp", "dp"]
     if arguments.given("sequence-parallel") and tp > 1:
         split["sequence_parallel"] = True
+    if cp > 1:
+        split |= _context(arguments)
+    copies = arguments.count("num-distributed-optimizer-instances", 1)
+    if copies > 1:
+        split["dp_replicate"] = copies
     chunks = _chunks(arguments, pp)
     if chunks > 1:
         split["chunks"] = chunks
     layers = _layers(arguments, pp * chunks)
     return split if layers is None else split | {"layers": layers}
+
+
+def _context(arguments: Arguments) -> Tree:
+    """Return how attention sees all of a sequence."""
+    kind = arguments.choice("cp-comm-type", CONTEXTS, "p2p")
+    if kind != "ulysses_ring":
+        return {"cp_kind": kind}
+    by_heads, _, _ = arguments.get("hierarchical-context-parallel-sizes", str).partition(" ")
+    return {"cp_kind": kind, "cp_heads": int(by_heads)}
 
 
 def _chunks(arguments: Arguments, pp: int) -> int:

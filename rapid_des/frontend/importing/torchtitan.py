@@ -37,6 +37,7 @@ WITHOUT_MEANING = frozenset((
 SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b",
 }  # fmt: skip
+ROTATIONS = {"allgather": "all_gather", "alltoall": "ring"}
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
 
@@ -74,7 +75,7 @@ def _section(tree: Mapping[str, Any], name: str, file: str) -> Tree:
 
 def _job(sections: Mapping[str, Keys], gpus: int | None, model: str | None, notes: list[str]) -> Tree:
     training, compiling = sections["training"], sections["compile"]
-    parallelism = _parallelism(sections["parallelism"], gpus, notes)
+    parallelism = _parallelism(sections["parallelism"], gpus)
     compiled = compiling.flag("enable", default=training.flag("compile", default=False))
     return {
         "model": model or _model(sections["model"]),
@@ -96,7 +97,7 @@ def _model(keys: Keys) -> str:
     return MODELS[name, flavor]
 
 
-def _parallelism(keys: Keys, gpus: int | None, notes: list[str]) -> Tree:
+def _parallelism(keys: Keys, gpus: int | None) -> Tree:
     ways = {
         short: keys.count(f"{name}_parallel_degree", 1)
         for short, name in {"tp": "tensor", "cp": "context", "pp": "pipeline"}.items()
@@ -111,7 +112,9 @@ def _parallelism(keys: Keys, gpus: int | None, notes: list[str]) -> Tree:
         shards = replicas(gpus, {**ways, "data_parallel_replicate_degree": copies}, keys.file)
     split: Tree = {**ways, "dp": copies * shards}
     if copies > 1 and shards > 1:
-        notes.append(f"sharded over all {copies * shards} replicas, not over {shards} with {copies} copies")
+        split["dp_replicate"] = copies
+    if ways["cp"] > 1:
+        split["cp_kind"] = keys.choice("context_parallel_rotate_method", ROTATIONS, "allgather")
     expert = keys.count("expert_parallel_degree", 1)
     if expert > 1:
         split |= {"ep": expert, "etp": keys.count("expert_tensor_parallel_degree", 1)}
@@ -126,13 +129,15 @@ def _precision(sections: Mapping[str, Keys]) -> Tree:
     compute = training.choice("mixed_precision_param", DTYPES, "bfloat16")
     converters = " ".join(model.get("converters", list, []))
     eight, recipe = "float8" in converters or "quantize" in converters, "current"
-    sections["float8"].ignore("recipe_name", "enable_fsdp_float8_all_gather")
+    sections["float8"].ignore("recipe_name")
+    travels = sections["float8"].flag("enable_fsdp_float8_all_gather", default=False)
     if "mx" in converters.split() or "quantize.linear.mx" in converters:
-        eight, recipe = True, "mxfp8"
+        eight, recipe, travels = True, "mxfp8", False
     return sparse(
         activations=compute,
         gemm="fp8" if eight else None,
         recipe=recipe if eight else None,
+        parameter_gather="fp8" if eight and travels else None,
         gradients=stored,
         gradient_reduce=training.choice("mixed_precision_reduce", DTYPES, "float32"),
         optimizer=stored,

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.tensors import MOVING, Tensor
 from rapid_des.frontend.parts import section_parameters, stage_sections
-from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, byte_count
+from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, byte_count
 from rapid_des.frontend.sharding import State
 from rapid_des.frontend.template import Domain
+from rapid_des.units import ceil_divide
 
 _OF = {"dense": "", "expert": "experts' "}
 
@@ -50,7 +51,10 @@ def _unsharded(job: Job, stage: int) -> Iterator[Tensor]:
     sizes, counts = section_parameters(job), stage_sections(job, stage)
     units = sorted((sizes[section].total() for section in counts.elements()), reverse=True)
     whole = units[: training.prefetch + 1] if training.reshard else units
-    yield Tensor("gathered units", "unsharded", byte_count(sum(whole), precision.activations), len(whole))
+    yield Tensor("gathered units", "unsharded", byte_count(sum(whole), precision.gathers), len(whole))
+    if job.sharding.kept:
+        kept = ceil_divide(sum(units), job.sharding.kept)
+        yield Tensor("resharded units", "unsharded", byte_count(kept, precision.gathers), len(units))
     if job.sharding.each:
         travelling = byte_count(sum(units[:2]), precision.gradients)
         yield Tensor("gradients of whole units", "unsharded", travelling, len(units[:2]))
@@ -58,7 +62,7 @@ def _unsharded(job: Job, stage: int) -> Iterator[Tensor]:
 
 def is_replicated(job: Job) -> bool:
     """Tell whether several ranks hold the same parameters."""
-    return any(sharding.replicas > 1 for sharding in job.shardings.values())
+    return any(sharding.replicas * sharding.instances > 1 for sharding in job.shardings.values())
 
 
 def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
@@ -92,7 +96,9 @@ def framework(job: Job) -> Iterator[Tensor]:
 def _groups(job: Job) -> Iterator[str]:
     """Yield the kinds of process groups that a job of this model makes."""
     for group, axes in GROUPS.items():
-        if group == "experts" and job.spec.routing.dispatcher != "all_gather":
+        if group == "stages" or group == "experts" and job.spec.routing.dispatcher != "all_gather":
+            continue
+        if group in PARTS and job.members(group) in (1, job.members(PARTS[group][0])):
             continue
         if job.model.has_experts or EXPERT_AXES.isdisjoint(axes):
             yield group
@@ -106,7 +112,7 @@ def updating(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
         sharding = job.shardings[domain]
         if sharding.gathers is not None:
             own = sharding.held("optimizer", elements)
-            size = byte_count(elements + own, job.spec.precision.activations)
+            size = byte_count(elements + own, job.spec.precision.gathers)
             yield Tensor(f"{_OF[domain]}updated parameters", "temporary", size)
 
 

@@ -16,6 +16,7 @@ from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks
 from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.parts import PieceKey
+from rapid_des.frontend.shard import PARTS
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.inner import BlockTimes, Sharing, block_times, representative, sharing
@@ -258,6 +259,9 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     switching = machine.switching
     if trace.job.model.has_experts and trace.job.members("ep") > 1:
         return None  # experts are spread over some replicas and not over others
+    kinds = {group.partition(".")[0] for group in trace.traces.groups}
+    if any(PARTS[kind][0] != "cp" for kind in kinds & PARTS.keys()):
+        return None  # some replicas share a state, or part of it, and others another
     own = switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
     if replicas.count < 3 or machine.faults or own:
         return None

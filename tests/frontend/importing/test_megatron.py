@@ -147,3 +147,22 @@ def test_what_is_missing_or_wrong_is_one_clear_line(tmp_path, text, known, probl
     with pytest.raises(ConfigError) as error:
         job_of(tmp_path, text, **known)
     assert problem in str(error.value) and "launch.sh" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "heads"),
+    [
+        ("", "ring", None),
+        ("--cp-comm-type a2a", "ulysses", None),
+        ("--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2", "ulysses_ring", 2),
+    ],
+)
+def test_sequences_are_put_together_as_it_says(tmp_path, more, kind, heads):
+    split = job_of(tmp_path, f"{PLAIN} --context-parallel-size 4 {more}", gpus=4).job.spec.parallelism
+    assert (split.cp, split.cp_kind, split.cp_heads) == (4, kind, heads)
+
+
+def test_instances_of_its_optimizer_are_copies_of_a_split_state(tmp_path):
+    text = f"{PLAIN} --use-distributed-optimizer --num-distributed-optimizer-instances 2"
+    job = job_of(tmp_path, text, gpus=4).job
+    assert (job.sharding.replicas, job.sharding.instances) == (2, 2)

@@ -87,3 +87,16 @@ def test_what_is_missing_or_wrong_is_one_clear_line(tmp_path, text, known, probl
     with pytest.raises(ConfigError, match=".*") as error:
         job_of(tmp_path, text, **known)
     assert problem in str(error.value) and "train.toml" in str(error.value)
+
+
+def test_copies_of_what_is_sharded_are_copies(tmp_path):
+    lines = "data_parallel_replicate_degree = 2\ncontext_parallel_degree = 2"
+    text = TEXT.replace("tensor_parallel_degree = 2", lines)
+    split = job_of(tmp_path, text, gpus=16).job.spec.parallelism
+    assert (split.cp, split.cp_kind, split.dp, split.dp_replicate) == (2, "all_gather", 8, 2)
+
+
+def test_parameters_may_be_gathered_in_fp8(tmp_path):
+    float8 = '[model]\nconverters = ["float8"]\n'
+    text = TEXT.replace("[model]\n", float8) + "[float8]\nenable_fsdp_float8_all_gather = true\n"
+    assert job_of(tmp_path, text, gpus=8).job.spec.precision.parameter_gather == "fp8"
