@@ -5,7 +5,8 @@ Every refusal names both numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from rapid_des.frontend.model import Model, model_of
 from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.routing import with_counts, with_routing
 from rapid_des.frontend.schedules import SCHEDULES
+from rapid_des.frontend.schedules.files import with_schedule
 from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.software import Software, applied, software_of, with_defaults
 from rapid_des.frontend.spec import JobSpec, ModelSpec
@@ -39,6 +41,7 @@ NODES_A_LAYER = 40
 MOST_NODES = 2**25
 MOST_GPUS = 2**22
 _MODEL = "model."
+_SCHEDULE = "training.schedule"
 AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
@@ -66,6 +69,7 @@ def load_job(
     document = apply_overrides(document, of_job, root="job", folder=folder or Path())
     if isinstance(document.tree.get("model"), dict):
         document, of_model = apply_overrides(document, of_model, root="job"), ()
+    document, schedule_file = with_schedule(document)
     with settings_named(document):
         software = software_of(document)
         spec = with_counts(_with_defaults(document, software), path)
@@ -73,8 +77,20 @@ def load_job(
         model = with_routing(model, spec, str(path))
         name = reference.name if isinstance(reference, Job) else path.stem
         job = Job(name, str(path), structs.replace(spec, model=model.spec, software=applied(software)), model)
-        check_job(job)
+        with _named(schedule_file):
+            check_job(job)
     return job
+
+
+@contextmanager
+def _named(schedule_file: Path | None) -> Iterator[None]:
+    """Have what is wrong with a job's schedule name the file that holds it."""
+    try:
+        yield
+    except ConfigError as error:
+        if schedule_file is None or error.key != _SCHEDULE:
+            raise
+        raise ConfigError(error.message, file=str(schedule_file)) from None
 
 
 def _with_defaults(document: Document, software: Software) -> JobSpec:
@@ -146,11 +162,11 @@ def check_job(job: Job) -> None:
     _check_sections(job)
     _check_axes(job)
     _check_tensor_parallel(job)
-    _check_pipeline(job)
     if job.spec.phase == "training":
         _check_training(job)
     else:
         _check_inference(job)
+    _check_pipeline(job)
     _check_extent(job)
 
 
@@ -316,7 +332,7 @@ def _check_schedule(job: Job) -> None:
         _refuse(job, "parallelism.chunks", f"{chunks} chunks need schedule {known}, it is {chosen}")
     problem = job.schedule.refusal(job.shape)
     if problem:
-        _refuse(job, "training.schedule", problem)
+        _refuse(job, _SCHEDULE, problem)
     if job.training.micro_batch_group is not None and chosen != "interleaved_1f1b":
         problem = f"micro-batches pass in groups with schedule interleaved_1f1b, it is {chosen}"
         _refuse(job, "training.micro_batch_group", problem)

@@ -10,7 +10,7 @@ from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
 from rapid_des.frontend.reserve import FrameworkMemory
-from rapid_des.frontend.schedules import SCHEDULES
+from rapid_des.frontend.schedules import SCHEDULES, ScheduleSpec
 from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.units import Size
@@ -355,8 +355,8 @@ class TrainingSpec(Spec, frozen=True):
     """Sequences a replica passes at once."""
     sequence_length: Count
     """Tokens of a sequence."""
-    schedule: ScheduleName = "1f1b"
-    """The order in which stages pass micro-batches on."""
+    schedule: ScheduleName | ScheduleSpec = "1f1b"
+    """The order in which stages pass micro-batches on: by name, by a file's path, or what that would hold."""
     micro_batch_group: Count | None = None
     """interleaved_1f1b: micro-batches that pass a chunk one after the other (Megatron Core's
     microbatch-group-size-per-vp-stage). Unset: pp."""

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rapid_des.frontend.schedules import dual_pipe, looped, zero_bubble
+from rapid_des.frontend.schedules.files import ScheduleSpec, plan_of, refusal
 from rapid_des.frontend.schedules.looped import looping
-from rapid_des.frontend.schedules.plan import Order, Placement, Plan
+from rapid_des.frontend.schedules.plan import Order, Placement, Plan, in_flight
 from rapid_des.frontend.schedules.shape import Shape
 
-__all__ = ["SCHEDULES", "Plan", "Schedule", "Shape"]
+__all__ = ["SCHEDULES", "Plan", "Schedule", "ScheduleSpec", "Shape", "schedule_of"]
 
 
 def _no_refusal(shape: Shape) -> str | None:
@@ -57,6 +58,20 @@ class Schedule:
     def plan(self, shape: Shape) -> Plan:
         """Return what each stage runs."""
         return Plan(self.placement(shape.stages, shape.chunks), self.orders(shape))
+
+
+def schedule_of(chosen: str | ScheduleSpec) -> Schedule:
+    """Return the schedule of a name, or that of a file."""
+    if isinstance(chosen, str):
+        return SCHEDULES[chosen]
+    plan = plan_of(chosen)
+    return Schedule(
+        lambda _: plan.orders,
+        bound=lambda _: max(map(in_flight, plan.orders)),
+        placement=lambda _stages, _chunks: plan.placement,
+        chunks=max(map(len, plan.placement)),
+        refusal=lambda shape: refusal(chosen, shape),
+    )
 
 
 SCHEDULES: Mapping[str, Schedule] = {

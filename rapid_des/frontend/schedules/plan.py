@@ -189,8 +189,8 @@ class Plan:
                 needed = self.needs(stage, item)
                 assert needed is not None
                 source, result = needed
-                letter = "F" if result.direction == "forward" else "the gradient of "
-                waits.append(f"stage {stage} at {item} for {letter}{result.micro_batch} of stage {source}")
+                what = "F" if result.direction == "forward" else "the gradient of micro-batch "
+                waits.append(f"stage {stage} at {item} for {what}{result.micro_batch} from stage {source}")
         return "stages wait for each other: " + ", ".join(waits[:4])
 
 

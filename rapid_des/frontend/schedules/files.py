@@ -1,0 +1,195 @@
+"""Schedules from files: where the parts stand, and the items of each stage as words.
+
+placement: [[0, 3], [1, 2]]   # parts of each stage's chunks; unset: stage s holds part s
+orders:                       # F forward, B backward, or I and W: its halves for inputs and weights
+  - F0-2 F0.1 I0.1 W0.1 ...   # micro-batch 0 (0 to 2) through chunk 0 (.1: chunk 1)
+  - F0 F0.1 F1&B0.1 wait ...  # the two of a pair are meant to run beside each other
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from rapid_des.config import Document, Spec, decode, load_document
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.schedules.plan import LETTERS, BlockedError, Item, Order, Phase, Placement, Plan
+from rapid_des.frontend.schedules.shape import Shape
+
+_WORD = re.compile(r"([FBIW])(\d{1,7})(?:-(\d{1,7}))?(?:\.(\d{1,4}))?")
+_PHASES: dict[str, Phase] = {letter: phase for phase, letter in LETTERS.items()}
+_ALLOWED = "allowed: F0, B0, I0 and W0, F0-3 for a run of them, F0.1 for chunk 1, F1&B0 for a pair, wait"
+_SUFFIXES = frozenset((".yaml", ".yml"))
+_MOST = 2**22
+"""Items of a stage."""
+
+
+class ScheduleSpec(Spec, frozen=True):
+    """A schedule file."""
+
+    orders: tuple[str, ...]
+    """The items of each stage, as words: F0 B0 (or I0 W0), F0-3, F0.1 of chunk 1, pairs F1&B0, wait."""
+    placement: tuple[tuple[int, ...], ...] | None = None
+    """By stage: the part of the model that each of its chunks is; two stages may hold the same parts. Unset:
+    stage s holds part s."""
+
+    def __post_init__(self) -> None:
+        """Refuse words that are no items, and placements that miss a part."""
+        for stage, problem in enumerate(map(_unreadable, self.orders)):
+            if problem:
+                raise ValueError(f"orders[{stage}]: {problem}")
+        problem = _misplaced(placement_of(self))
+        if problem:
+            raise ValueError(problem)
+
+
+def with_schedule(document: Document) -> tuple[Document, Path | None]:
+    """Return a job's document with the schedule that it names a file of in its place, and the file."""
+    training = document.tree.get("training")
+    if not isinstance(training, dict):
+        return document, None
+    chosen = training.get("schedule")
+    if not isinstance(chosen, str) or Path(chosen).suffix not in _SUFFIXES:
+        return document, None
+    found = [path for path in (document.path.parent / chosen, Path(chosen)) if path.is_file()]
+    if not found:
+        raise ConfigError(
+            f"no schedule file {chosen!r} here", file=str(document.path), key="training.schedule"
+        )
+    read = load_document(found[0])
+    decode(read, ScheduleSpec)
+    tree = document.tree | {"training": training | {"schedule": read.tree}}
+    return replace(document, tree=tree), found[0]
+
+
+def placement_of(spec: ScheduleSpec) -> Placement:
+    """Return which part each chunk of each stage is."""
+    return spec.placement or tuple((stage,) for stage in range(len(spec.orders)))
+
+
+@lru_cache(maxsize=32)
+def plan_of(spec: ScheduleSpec) -> Plan:
+    """Return a file's schedule."""
+    return Plan(placement_of(spec), tuple(tuple(_items(order)) for order in spec.orders))
+
+
+def _unreadable(order: str) -> str | None:
+    """Return why an order can not be read."""
+    count = 0
+    for word in order.replace("&", " ").split():
+        found = _WORD.fullmatch(word)
+        if found is None and word != LETTERS["wait"]:
+            return f"{word[:20]!r} is no item; {_ALLOWED}"
+        if found is not None:
+            last = int(found[3] or found[2])
+            count += last - int(found[2]) + 1
+            if last < int(found[2]) or count > _MOST:
+                return f"{word!r} runs backwards, or makes more than {_MOST} items"
+    wrong = next((word for word in order.split() if "&" in word and not _is_pair(word)), None)
+    return wrong and f"{wrong[:20]!r} is no pair of one forward and one backward, as F1&B0"
+
+
+def _is_pair(word: str) -> bool:
+    halves = word.split("&")
+    return len(halves) == 2 and {half[:1] == "F" for half in halves} == {True, False} and "-" not in word
+
+
+def _items(order: str) -> Iterator[Item]:
+    for group in order.split():
+        words = group.split("&")
+        for place, word in enumerate(words):
+            if word == LETTERS["wait"]:
+                yield Item("wait")
+                continue
+            found = _WORD.fullmatch(word)
+            assert found is not None
+            first, chunk = int(found[2]), int(found[4] or 0)
+            for number in range(first, int(found[3] or first) + 1):
+                yield Item(_PHASES[found[1]], number, chunk, place < len(words) - 1)
+
+
+def _misplaced(placement: Placement) -> str | None:
+    """Return why parts do not stand on stages."""
+    held = [part for parts in placement for part in parts]
+    missing = sorted(set(range(max(held, default=0) + 1)) - set(held))
+    if missing:
+        return f"placement: no stage holds part {missing[0]}"
+    for stage, parts in enumerate(placement):
+        if not parts or len(set(parts)) < len(parts):
+            return f"placement[{stage}]: {list(parts)} must be one part or several, each once"
+        others = [other for other, theirs in enumerate(placement) if set(theirs) & set(parts)]
+        unlike = [other for other in others if set(placement[other]) != set(parts)]
+        if unlike:
+            return f"placement[{stage}]: stage {unlike[0]} shares some of its parts {list(parts)} and not all"
+    if len({sum(set(other) == set(one) for other in placement) for one in placement}) > 1:
+        return "placement: some parts have more copies than others"
+    return None
+
+
+def refusal(spec: ScheduleSpec, shape: Shape) -> str | None:
+    """Return why a job can not run a file's schedule: a size, a missing item, a deadlock."""
+    plan = plan_of(spec)
+    if len(plan.orders) != shape.stages or len(plan.placement) != shape.stages:
+        counts = f"orders of {len(plan.orders)} stages and places of {len(plan.placement)}"
+        return f"{counts}, parallelism.pp is {shape.stages}"
+    for stage, order in enumerate(plan.orders):
+        problem = _incomplete(order, len(plan.placement[stage]))
+        if problem:
+            return f"orders[{stage}]: {problem}"
+    return _missing(plan, shape.micro_batches) or _blocked(plan)
+
+
+def _incomplete(order: Order, chunks: int) -> str | None:
+    """Return what of a stage's items is there twice, without its other direction, or of a chunk too many."""
+    for item, times in Counter(item[:3] for item in order if item.phase != "wait").items():
+        if times > 1:
+            return f"{Item(*item)} stands there {times} times"
+        if item[2] >= chunks:
+            return f"{Item(*item)} is of chunk {item[2]}, the stage has {chunks}"
+    passes = {phase: {item[1:3] for item in order if item.phase == phase} for phase in LETTERS}
+    whole, halves = passes["backward"], (passes["input_gradient"], passes["weight_gradient"])
+    for both in sorted(passes["forward"] | whole | halves[0] | halves[1]):
+        name = f"{both[0]}{f'.{both[1]}' if both[1] else ''}"
+        if both not in passes["forward"]:
+            return f"no F{name} for its backward"
+        if (both in whole) == (both in halves[0] or both in halves[1]):
+            return f"F{name} needs B{name}, or I{name} and W{name}" + " and not both" * (both in whole)
+        if both not in whole and not (both in halves[0] and both in halves[1]):
+            return f"no {'W' if both in halves[0] else 'I'}{name}"
+    return None
+
+
+def _missing(plan: Plan, micro_batches: int) -> str | None:
+    """Return which micro-batch passes a part not once."""
+    passed = Counter(
+        (plan.placement[stage][item.chunk], item.micro_batch)
+        for stage, order in enumerate(plan.orders)
+        for item in order
+        if item.phase == "forward"
+    )
+    count = 1 + max((number for _, number in passed), default=-1)
+    if count != micro_batches:
+        return f"orders of {count} micro-batches, the job has {micro_batches} a step"
+    for part, copies in plan.holders.items():
+        for number in range(micro_batches):
+            if passed[part, number] != 1:
+                stages = _listed([stage for stage, _ in copies])
+                return f"F{number} of part {part} stands {passed[part, number]} times on {stages}, not once"
+    return None
+
+
+def _listed(stages: Sequence[int]) -> str:
+    return f"stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}"
+
+
+def _blocked(plan: Plan) -> str | None:
+    try:
+        for _ in plan.execution():
+            pass
+    except BlockedError as error:
+        return str(error)
+    return None
