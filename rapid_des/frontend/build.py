@@ -155,7 +155,7 @@ def _kernels(job: Job, lists: Lists) -> Iterator[tuple[PieceKey, str, Operator]]
                 yield key, f"{key.phase}.{operation.name}", operation.operator
     for stage in range(job.stages if job.spec.training is not None else 0):
         key = PieceKey(OPTIMIZER, "backward", stage)
-        for name, kernel in step_kernels(job, stage_parameters(job, stage)).items():
+        for name, kernel in step_kernels(job, stage, stage_parameters(job, stage)).items():
             yield key, name, kernel
 
 

@@ -277,8 +277,7 @@ def _check_training(job: Job) -> None:
         part = ("sequence_length / cp", spec.sequence_length // split.cp)
         _divide(job, "parallelism.tp", part, ("tp", split.tp))
     _check_schedule(job)
-    for key, problem in refusals(spec, job.model.kinds, job.training_shard):
-        _refuse(job, f"training.{key}", problem)
+    _check_choices(job)
     _check_sharding(job)
     if spec.overlap_parameters and (job.sharding.policy.gather is None or job.sharding.policy.by_unit):
         known = " or ".join(map(str, (n for n, one in ZERO_STAGES.items() if one.gather and not one.by_unit)))
@@ -323,6 +322,16 @@ def _check_gathers(job: Job) -> None:
     if DTYPE_BITS[precision.gathers] < DTYPE_BITS[used]:
         problem = f"{precision.gathers} is narrower than {used}, in which they multiply"
         _refuse(job, key, f"{problem}; quantised gathers that are widened again are not modelled")
+
+
+def _check_choices(job: Job) -> None:
+    """Refuse an optimizer or a recomputation that the job can not have."""
+    spec = job.training
+    if spec.optimizer == "muon" and spec.zero_stage > 1:
+        problem = f"muon updates whole matrices: zero_stage is 0 or 1, it is {spec.zero_stage}"
+        _refuse(job, "training.optimizer", problem)
+    for key, problem in refusals(spec, job.model.kinds, job.training_shard):
+        _refuse(job, f"training.{key}", problem)
 
 
 def _check_schedule(job: Job) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rapid_des.device.operators import OperatorModel, Vector
+from rapid_des.device.operators import Operator, OperatorModel, Vector
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.optimizers import update_kernels
 from rapid_des.frontend.shard import message_size
 from rapid_des.frontend.sharding import Sharding
 from rapid_des.frontend.template import GATE, INPUT, Domain, Mark, Piece
@@ -135,15 +136,15 @@ def small_reductions(
     return done
 
 
-def step_kernels(job: Job, parameters: Mapping[Domain, int]) -> dict[str, Vector]:
-    """Return what a rank of so many parameters (by domain) runs once a step, in order, by name.
+def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, Operator]:
+    """Return what a stage's rank of so many parameters (by domain) runs once a step, in order, by name.
 
     Clearing the gradient accumulators, with which a step begins; loss unscaling (fp16), gradient norm and
     optimizer on the part of the parameters that the rank updates.
     """
     dtype = job.spec.precision.gradients
     updated = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
-    kernels = {"gradients.zero": Vector("fill", 1, sum(parameters.values()), dtype)}
+    kernels: dict[str, Operator] = {"gradients.zero": _clearing(job, parameters)}
     if job.training_shard.recipe is not None:
         weights = Vector("cast_transpose", 1, sum(parameters.values()), job.spec.precision.activations)
         kernels["weights.cast"] = weights
@@ -151,7 +152,11 @@ def step_kernels(job: Job, parameters: Mapping[Domain, int]) -> dict[str, Vector
         kernels["gradient_unscale"] = Vector("gradient_clip", 1, updated, dtype)
     if job.training.gradient_norm:
         kernels["gradient_norm"] = Vector("gradient_norm", 1, updated, dtype)
-    return kernels | {"optimizer": Vector(job.training.optimizer, 1, updated, dtype)}
+    return kernels | update_kernels(job, stage, parameters)
+
+
+def _clearing(job: Job, parameters: Mapping[Domain, int]) -> Vector:
+    return Vector("fill", 1, sum(parameters.values()), job.spec.precision.gradients)
 
 
 SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradient_norm.reduce"}
@@ -162,21 +167,22 @@ def zero_gradients(
     program: ProgramWriter, job: Job, operators: OperatorModel, *, parameters: Mapping[Domain, int]
 ) -> None:
     """Append the clearing of the gradient accumulators, with which a step begins."""
-    kernel = step_kernels(job, parameters)["gradients.zero"]
+    kernel = _clearing(job, parameters)
     program.kernel("gradients.zero", kernel, operators, after=())
 
 
-def optimizer_step(
+def optimizer_step(  # noqa: PLR0913 - what a step is made of, by name
     program: ProgramWriter,
     job: Job,
     operators: OperatorModel,
     *,
+    stage: int,
     parameters: Mapping[Domain, int],
     after: Sequence[int],
 ) -> int:
-    """Append the end of the step, each node after the one before; return the position of the optimizer."""
+    """Append the end of a stage's step, each node after the one before; return the last one's position."""
     done = tuple(after)
-    for name, kernel in list(step_kernels(job, parameters).items())[1:]:
+    for name, kernel in list(step_kernels(job, stage, parameters).items())[1:]:
         done = (program.kernel(name, kernel, operators, after=done),)
         if name in SUMS:
             done = _sum_scalar(program, job, SUMS[name], done)

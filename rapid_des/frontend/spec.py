@@ -372,8 +372,9 @@ class TrainingSpec(Spec, frozen=True):
     """Only layers with a half of one of these kinds are recomputed; none named: all."""
     dropout: bool = False
     """Whether dropout kernels run and keep their masks."""
-    optimizer: Literal["adam", "adamw"] = "adamw"
-    """Which optimizer; both hold two states."""
+    optimizer: Literal["adam", "adamw", "adam_8bit", "sgd", "muon"] = "adamw"
+    """Which optimizer. adam_8bit: moments of a byte, quantised in blocks; sgd: with momentum; muon: layers'
+    matrices by orthogonalised momentum, all else by AdamW."""
     zero_stage: ZeroStage = 0
     """Split over dp: 1: optimizer states (Megatron's distributed optimizer); 2: gradients too; 3: parameters
     too, gathered for each layer's forward and backward (FSDP, DeepSpeed ZeRO-3)."""

@@ -316,7 +316,7 @@ def _finish_step(state: _Stage, operators: OperatorModel) -> None:
             state.reduced += _reduce_chunk(state, chunk)
     after = (state.newest, *state.reduced)
     done = small_reductions(program, job, state.index, norms=state.norms, after=after)
-    last = optimizer_step(program, job, operators, parameters=state.parameters, after=done)
+    last = optimizer_step(program, job, operators, stage=state.index, parameters=state.parameters, after=done)
     if job.sharding.gathers and not job.sharding.ahead:
         for chunk in state.chunks:
             gather_buckets(program, job, state.marks(chunk), after=(last,))

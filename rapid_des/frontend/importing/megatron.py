@@ -186,8 +186,11 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
         training["bucket_parameters"] = arguments.count("ddp-bucket-size")
     if arguments.get("clip-grad", float, 1.0) <= 0:
         training["gradient_norm"] = False
-    if arguments.get("optimizer", str, "adam") != "adam":
-        arguments.notes.append(f"--optimizer {arguments.tree['optimizer']}: priced as adam")
+    chosen = arguments.get("optimizer", str, "adam")
+    if chosen in {"sgd", "muon"}:
+        training["optimizer"] = chosen
+    elif chosen != "adam":
+        arguments.notes.append(f"--optimizer {chosen}: priced as adam")
     return training
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.tensors import MOVING, Tensor
+from rapid_des.frontend.optimizers import states
 from rapid_des.frontend.parts import section_parameters, stage_sections
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, byte_count
 from rapid_des.frontend.sharding import State
@@ -18,13 +19,13 @@ _OF = {"dense": "", "expert": "experts' "}
 def standing(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
     """Yield what stands from the start of a step to its end, of a rank of so many parameters by domain."""
     for domain, elements in parameters.items():
-        yield from _model(job, domain, elements)
+        yield from _model(job, stage, domain, elements)
     yield from _unsharded(job, stage)
     yield from _buffers(job, parameters)
     yield from framework(job)
 
 
-def _model(job: Job, domain: Domain, elements: int) -> Iterator[Tensor]:
+def _model(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[Tensor]:
     precision, of = job.spec.precision, _OF[domain]
 
     def held(state: State) -> int:
@@ -32,11 +33,11 @@ def _model(job: Job, domain: Domain, elements: int) -> Iterator[Tensor]:
 
     yield Tensor(f"{of}weights", "weights", byte_count(held("parameters"), precision.activations))
     yield Tensor(f"{of}gradients", "gradients", byte_count(held("gradients"), precision.gradients))
-    states = held("optimizer")
     if precision.master_weights is not None:
-        yield Tensor(f"{of}master weights", "optimizer", byte_count(states, precision.master_weights))
-    for moment in ("first", "second"):
-        yield Tensor(f"{of}{moment} moments", "optimizer", byte_count(states, precision.optimizer))
+        own = byte_count(held("optimizer"), precision.master_weights)
+        yield Tensor(f"{of}master weights", "optimizer", own)
+    for name, size in states(job, stage, domain, elements):
+        yield Tensor(f"{of}{name}", "optimizer", size)
 
 
 def _unsharded(job: Job, stage: int) -> Iterator[Tensor]:
@@ -84,7 +85,7 @@ def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
 def framework(job: Job) -> Iterator[Tensor]:
     """Yield what the framework takes besides the model."""
     spec = job.spec.memory
-    groups = sum(job.members(group) > 1 for group in _groups(job)) + (job.stages > 1)
+    groups = sum(job.members(group) > 1 for group in _groups(job))
     yield Tensor("context", "framework", int(spec.context or 0))
     yield Tensor("communicators", "framework", groups * int(spec.communicator or 0), groups)
     peers = job.members("tp") - 1
@@ -100,7 +101,7 @@ def _groups(job: Job) -> Iterator[str]:
             continue
         if group in PARTS and job.members(group) in (1, job.members(PARTS[group][0])):
             continue
-        if job.model.has_experts or EXPERT_AXES.isdisjoint(axes):
+        if group not in PARTS and (job.model.has_experts or EXPERT_AXES.isdisjoint(axes)):
             yield group
 
 
