@@ -16,7 +16,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.recompute import LayerKind, layer_kinds
-from rapid_des.frontend.schedules import Plan, Schedule, Shape, schedule_of
+from rapid_des.frontend.schedules import Plan, Schedule, Shape, schedule_of, with_pairs
 from rapid_des.frontend.schedules.plan import Placement
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, Shard
 from rapid_des.frontend.sharding import ZERO_STAGES, Sharding, ShardingPolicy, for_experts
@@ -180,7 +180,8 @@ class Job:
     @property
     def schedule(self) -> Schedule:
         """The pipeline schedule of training."""
-        return schedule_of(self.training.schedule)
+        schedule = schedule_of(self.training.schedule)
+        return with_pairs(schedule) if self.training.overlap_batches else schedule
 
     @property
     def shape(self) -> Shape:

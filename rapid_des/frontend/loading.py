@@ -27,19 +27,17 @@ from rapid_des.config import (
 )
 from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.extent import MOST_GPUS, too_long
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, model_of
 from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.routing import with_counts, with_routing
-from rapid_des.frontend.schedules import SCHEDULES
+from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
 from rapid_des.frontend.schedules.files import with_schedule
 from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.software import Software, applied, software_of, with_defaults
 from rapid_des.frontend.spec import JobSpec, ModelSpec
 
-NODES_A_LAYER = 40
-MOST_NODES = 2**25
-MOST_GPUS = 2**22
 _MODEL = "model."
 _SCHEDULE = "training.schedule"
 AXES = ("tp", "cp", "ep", "dp", "pp")
@@ -167,7 +165,8 @@ def check_job(job: Job) -> None:
     else:
         _check_inference(job)
     _check_pipeline(job)
-    _check_extent(job)
+    if problem := too_long(job):
+        _refuse(job, job.spec.phase, problem)
 
 
 def _refuse(job: Job, key: str, problem: str) -> None:
@@ -342,6 +341,10 @@ def _check_schedule(job: Job) -> None:
     problem = job.schedule.refusal(job.shape)
     if problem:
         _refuse(job, _SCHEDULE, problem)
+    ep, by_unit = job.spec.parallelism.ep, job.sharding.policy.by_unit
+    problem = pairs_refusal(chosen, job.stages, ep=ep, by_unit=by_unit)
+    if job.training.overlap_batches and problem:
+        _refuse(job, "training.overlap_batches", problem)
     if job.training.micro_batch_group is not None and chosen != "interleaved_1f1b":
         problem = f"micro-batches pass in groups with schedule interleaved_1f1b, it is {chosen}"
         _refuse(job, "training.micro_batch_group", problem)
@@ -364,19 +367,6 @@ def _check_inference(job: Job) -> None:
     if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.output_length - 1):
         problem = f"{spec.decode_steps} steps can not be taken from the {spec.output_length - 1} there are"
         _refuse(job, "inference.decode_steps", problem)
-
-
-def _check_extent(job: Job) -> None:
-    """Refuse what no trace can hold: a rank's program is one table in memory."""
-    passes = job.micro_batches
-    if job.spec.phase == "inference":
-        steps = job.inference.decode_steps
-        passes *= job.inference.output_length if steps == "all" else steps + 1
-    nodes = passes * max(job.layers) * len(job.placement[0]) * NODES_A_LAYER
-    if nodes > MOST_NODES:
-        problem = f"{passes} passes of {max(job.layers)} layers are about {nodes} nodes a rank, "
-        problem += f"at most {MOST_NODES} fit a trace"
-        _refuse(job, job.spec.phase, problem)
 
 
 def _check_length(job: Job, key: str, length: int) -> None:

@@ -397,6 +397,10 @@ class TrainingSpec(Spec, frozen=True):
     """A stage computes on while its messages travel; otherwise it waits for its own to leave, and asks for
     one only when it needs it (ahead where stages would block each other). Unset: as Megatron-LM does, with
     all schedules but gpipe and 1f1b."""
+    overlap_batches: bool = False
+    """Each forward runs beside a backward of another micro-batch and computes while the other's tokens travel
+    to experts (Megatron Core's overlap-moe-expert-parallel-comm): with interleaved_1f1b, or 1f1b of one
+    stage. The pairs of dualpipe do so anyway."""
     scatter_gather: bool = False
     """Where tp ranks hold the same output of a stage (no sequence parallelism), each sends its part, and the
     ranks of the next stage gather the parts (Narayanan et al. 2021, section 4.1)."""

@@ -31,7 +31,10 @@ PARAMETERS = -2
 """The port of the gathered parameters that a piece computes with (ZeRO)."""
 GATE = -3
 """The port of a message that must have left before the piece starts."""
+SECOND = -4
+"""The port of what the second of two pieces consumes that stand in one."""
 PORTS = (INPUT, PARAMETERS, GATE)
+"""What the first node of a piece waits for."""
 
 
 class Column(IntEnum):
@@ -108,8 +111,9 @@ class Edges:
         return [row.tolist() for row in np.split(self.targets, np.cumsum(self.counts)[:-1])]
 
 
-def _edges(counts: Int64s, targets: Int64s) -> Edges:
-    positions = ((port, np.flatnonzero(targets == port)) for port in PORTS)
+def edges_of(counts: Int64s, targets: Int64s) -> Edges:
+    """Return what rows wait for, so many of the targets each, row after row."""
+    positions = ((port, np.flatnonzero(targets == port)) for port in (*PORTS, SECOND))
     return Edges(counts, targets, tuple((port, where) for port, where in positions if len(where)))
 
 
@@ -147,7 +151,7 @@ def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = (), cache_rows:
     return Piece(
         np.array(rows, np.int64).reshape(len(rows), len(Column)),
         names,
-        _edges(np.array(counts, np.int64), np.array(after, np.int64)),
+        edges_of(np.array(counts, np.int64), np.array(after, np.int64)),
         len(nodes) - 1,
         tuple(marks),
         tuple(cache_rows),
@@ -262,7 +266,7 @@ class Writer:
     def piece(self, output: int) -> Piece:
         """Return all that was placed as one piece."""
         rows, counts, targets = self._joined()
-        return Piece(rows, tuple(self._names), _edges(counts, targets), output)
+        return Piece(rows, tuple(self._names), edges_of(counts, targets), output)
 
     def table(self, group_slots: Int64s, peer_slots: Int64s) -> NodeTable:
         """Return a rank's program; `group_slots` and `peer_slots` renumber what the rows use."""

@@ -6,10 +6,11 @@ After the passes of a schedule come gradient buckets, their reductions, the norm
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rapid_des.device.operators import OperatorModel
+from rapid_des.frontend.interleave import Interleaved, interleaved, travels
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.optimizer_step import (
     gather_buckets,
@@ -21,7 +22,7 @@ from rapid_des.frontend.optimizer_step import (
 )
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
 from rapid_des.frontend.schedules.plan import Item, Phase, Result
-from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, Domain, Mark, Piece, chain
+from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, SECOND, Domain, Mark, Piece, chain
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 
 Message = tuple[int, Result]
@@ -61,6 +62,8 @@ class _Stage:
     """Where gradients were reduced so far."""
     held: dict[tuple[int, int], int] = field(default_factory=dict)
     """By chunk and unit: where parameters were gathered that are still whole."""
+    together: dict[tuple[tuple[Phase, int], ...], Interleaved | None] = field(default_factory=dict)
+    """By phase and chunk of two items: their pieces as one."""
 
     def marks(self, chunk: int) -> tuple[Mark, ...]:
         """Return the marks of a chunk's whole backward, relative to its start."""
@@ -91,9 +94,12 @@ def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel
         for chunk in state.chunks:
             state.gathered[chunk] = gather_buckets(state.program, job, state.marks(chunk), after=())
     zero_gradients(state.program, job, operators, parameters=state.parameters)
-    for item in job.plan.orders[stage]:
+    items = iter(job.plan.orders[stage])
+    for item in items:
         if item.phase == "wait":
             state.gate = {GATE: state.sent} if state.sent >= 0 else {}
+        elif item.paired:
+            _place_pair(state, item, next(items))
         else:
             _place_item(state, item)
     _finish_step(state, operators)
@@ -218,11 +224,50 @@ def _place_item(state: _Stage, item: Item) -> None:
     incoming = _input(state, item)
     ports = state.gate | ({} if incoming is None else {INPUT: incoming})
     start = len(state.program)
-    state.before, state.newest = state.newest, _place_pass(state, item, ports)
+    end = _place_pass(state, item, ports)
+    piece = state.chained.get((item.phase, item.chunk))
+    _close_item(state, item, start, end, () if piece is None else piece.marks)
+
+
+def _place_pair(state: _Stage, first: Item, second: Item) -> None:
+    """Place a forward and the backward that runs beside it; one after the other where nothing travels."""
+    both = _together(state, first, second)
+    if both is None:
+        _place_item(state, first)
+        _place_item(state, second)
+        return
+    ports = dict(state.gate)
+    for item, port in ((first, INPUT), (second, SECOND)):
+        incoming = _input(state, item)
+        ports |= {} if incoming is None else {port: incoming}
+    start = len(state.program)
+    state.program.writer.place(both.piece, ports)
+    for item, output, marks in zip((first, second), both.outputs, both.marks, strict=True):
+        _close_item(state, item, start, start + output, marks)
+
+
+def _together(state: _Stage, first: Item, second: Item) -> Interleaved | None:
+    """Return the pieces of two items as one; None where they run one after the other."""
+    keys = (first.phase, first.chunk), (second.phase, second.chunk)
+    whole = all(key in state.chained for key in keys) and first.phase == "forward" != second.phase
+    if not whole or first.chunk in state.gathered or state.job.sharding.policy.by_unit:
+        return None
+    if keys not in state.together:
+        pieces = [state.chained[key] for key in keys]
+        state.together[keys] = interleaved(*pieces) if any(map(travels, pieces)) else None
+    return state.together[keys]
+
+
+def _close_item(state: _Stage, item: Item, start: int, end: int, marks: Sequence[Mark]) -> None:
+    """Note what an item of the rows from `start` on has made, at row `end`, and send it on."""
+    state.before, state.newest = state.newest, end
     if item.phase != "weight_gradient":
         state.results[Result(item.direction, item.micro_batch, item.chunk)] = state.newest
     for deferrable in _COMPLETES.get(item.phase, ()):
-        state.final[item.chunk, deferrable] = _marks_of(state, item, start, deferrable=deferrable)
+        own = [
+            replace(mark, position=mark.position + start) for mark in marks if mark.deferrable == deferrable
+        ]
+        state.final[item.chunk, deferrable] = own
     each = state.job.sharding.each and not state.job.sharding.policy.by_unit
     if each and True in _COMPLETES.get(item.phase, ()):
         state.reduced += _reduce_chunk(state, item.chunk)
@@ -239,13 +284,6 @@ def _place_pass(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     if state.job.sharding.policy.by_unit:
         return _place_units(state, item, ports)
     return state.program.writer.place(state.chained[item.phase, item.chunk], ports)
-
-
-def _marks_of(state: _Stage, item: Item, start: int, *, deferrable: bool) -> list[Mark]:
-    """Return where an item that began at row `start` completes gradients of one sort."""
-    piece = state.chained.get((item.phase, item.chunk))
-    marks = () if piece is None else piece.marks
-    return [replace(mark, position=mark.position + start) for mark in marks if mark.deferrable == deferrable]
 
 
 def _place_gathered(state: _Stage, chunk: int, ports: Mapping[int, int]) -> int:

@@ -7,15 +7,25 @@ one's own is a file (`files`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rapid_des.frontend.schedules import dual_pipe, looped, zero_bubble
 from rapid_des.frontend.schedules.files import ScheduleSpec, plan_of, refusal
 from rapid_des.frontend.schedules.looped import looping
+from rapid_des.frontend.schedules.pairs import in_pairs, pairs_refusal
 from rapid_des.frontend.schedules.plan import Order, Placement, Plan, in_flight
 from rapid_des.frontend.schedules.shape import Shape
 
-__all__ = ["SCHEDULES", "Plan", "Schedule", "ScheduleSpec", "Shape", "schedule_of"]
+__all__ = [
+    "SCHEDULES",
+    "Plan",
+    "Schedule",
+    "ScheduleSpec",
+    "Shape",
+    "pairs_refusal",
+    "schedule_of",
+    "with_pairs",
+]
 
 
 def _no_refusal(shape: Shape) -> str | None:
@@ -71,6 +81,16 @@ def schedule_of(chosen: str | ScheduleSpec) -> Schedule:
         placement=lambda _stages, _chunks: plan.placement,
         chunks=max(map(len, plan.placement)),
         refusal=lambda shape: refusal(chosen, shape),
+    )
+
+
+def with_pairs(schedule: Schedule) -> Schedule:
+    """Return a schedule whose steady state runs each forward beside a backward of another micro-batch."""
+    return replace(
+        schedule,
+        orders=lambda shape: tuple(map(in_pairs, schedule.orders(shape))),
+        bound=lambda shape: schedule.bound(shape) + 1,
+        backward_follows_loss=False,
     )
 
 

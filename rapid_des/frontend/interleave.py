@@ -1,0 +1,96 @@
+"""A forward and a backward of two micro-batches as one stretch of program, each beside the other's exchanges.
+
+Both lists are cut behind their exchanges of tokens among experts, and the parts take turns, the backward's
+first: while one list's tokens travel, the other computes (DeepSeek-AI 2024, figure 4; Megatron Core's
+combined forward and backward). Every stream keeps one order, that of the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+import numpy as np
+
+from rapid_des.arrays import Int64s, ranges, starts_of
+from rapid_des.frontend.template import INPUT, SECOND, STREAMS, Column, Mark, Piece, edges_of
+
+_EXCHANGE = STREAMS.index("ep")
+
+
+@dataclass(frozen=True, eq=False)
+class Interleaved:
+    """Two pieces as one; the input of the second is the port `SECOND`."""
+
+    piece: Piece
+    """Its result is the first one's."""
+    rows: tuple[Int64s, Int64s]
+    """Where the rows of each stand in the whole."""
+    marks: tuple[tuple[Mark, ...], tuple[Mark, ...]]
+    """Of each, at positions in the whole."""
+    outputs: tuple[int, int]
+    """The result of each, likewise."""
+
+
+def travels(piece: Piece) -> bool:
+    """Tell whether tokens travel to experts in a piece."""
+    return bool((piece.rows[:, Column.STREAM] == _EXCHANGE).any())
+
+
+def interleaved(forward: Piece, backward: Piece) -> Interleaved:
+    """Return a forward and a backward that take turns at their exchanges of tokens.
+
+    What each waits for within itself, and its results, stay as they are; both pieces' gates and gathered
+    parameters are those of the whole.
+    """
+    order = np.concatenate(list(_turns(forward, backward)))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    rows = place[: len(forward)], place[len(forward) :]
+    names = tuple(dict.fromkeys((*forward.names, *backward.names)))
+    numbers = {name: number for number, name in enumerate(names)}
+    columns = [_named(piece, numbers) for piece in (forward, backward)]
+    counts = np.concatenate([forward.edges.counts, backward.edges.counts])
+    targets = np.concatenate([_moved(forward, rows[0], {}), _moved(backward, rows[1], {INPUT: SECOND})])
+    taken = ranges(starts_of(counts)[:-1][order], counts[order])
+    outputs = int(rows[0][forward.output]), int(rows[1][backward.output])
+    whole = Piece(
+        np.concatenate(columns)[order], names, edges_of(counts[order], targets[taken]), output=outputs[0]
+    )
+    marks = tuple(
+        replace(mark, position=int(own[mark.position]))
+        for piece, own in zip((forward, backward), rows, strict=True)
+        for mark in piece.marks
+    )
+    first = len(forward.marks)
+    return Interleaved(whole, rows, (marks[:first], marks[first:]), outputs)
+
+
+def _turns(forward: Piece, backward: Piece) -> Iterator[Int64s]:
+    """Yield stretches of rows, those of the backward numbered behind the forward's."""
+    for late, early in zip_longest(_stretches(backward, len(forward)), _stretches(forward, 0)):
+        yield from (part for part in (late, early) if part is not None)
+
+
+def _stretches(piece: Piece, first: int) -> list[Int64s]:
+    """Return the rows up to and with each exchange, and the rest."""
+    ends = np.flatnonzero(piece.rows[:, Column.STREAM] == _EXCHANGE) + 1
+    parts = np.split(np.arange(first, first + len(piece)), ends)
+    return [part for part in parts if len(part)]
+
+
+def _named(piece: Piece, numbers: Mapping[str, int]) -> Int64s:
+    rows = piece.rows.copy()
+    own = np.array([numbers[name] for name in piece.names], np.int64)
+    rows[:, Column.NAME] = own[rows[:, Column.NAME]]
+    return rows
+
+
+def _moved(piece: Piece, rows: Int64s, ports: Mapping[int, int]) -> Int64s:
+    """Return a piece's dependencies with its rows' new places, and some ports renamed."""
+    targets = piece.edges.targets
+    moved = np.where(targets >= 0, rows[np.maximum(targets, 0)], targets)
+    for port, other in ports.items():
+        moved[targets == port] = other
+    return moved
