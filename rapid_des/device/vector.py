@@ -122,6 +122,10 @@ KINDS: Mapping[str, VectorKind] = {
     "quantize": by_rows(
         "scale of each row found and applied, to one byte", Traffic(1, 0, 4, write_bytes=1, row_reads=2)
     ),
+    "dequantize": over_elements(  # half a byte an element, and a byte of scale for 64
+        "a matrix of four bits an element widened by the scale of each block",
+        Traffic(0, 1, 2, read_bytes=0.5 + 1 / 64),
+    ),
     "amax": over_elements("largest magnitude of a tensor", Traffic(1, 0, 1), kernels=2),
     "cast_transpose": over_elements(
         "to one byte an element, as it is and transposed, by a scale that is known",

@@ -19,7 +19,7 @@ from rapid_des.frontend.recompute import LayerKind, layer_kinds
 from rapid_des.frontend.schedules import Plan, Schedule, Shape, schedule_of, with_pairs
 from rapid_des.frontend.schedules.plan import Placement
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, Shard
-from rapid_des.frontend.sharding import ZERO_STAGES, Sharding, ShardingPolicy, for_experts
+from rapid_des.frontend.sharding import FROZEN, ZERO_STAGES, Sharding, ShardingPolicy, for_experts
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, TrainingSpec
 from rapid_des.frontend.template import Domain
@@ -294,6 +294,8 @@ class Job:
         """How those of the model's own parameters do, and those of its routed experts."""
         policy = ZERO_STAGES[self.training.zero_stage]
         dense = self._sharding(policy, "gradient", "")
+        if self.training.adapters is not None:
+            return {"dense": dense, "frozen": self._sharding(FROZEN, "gradient", "")}
         if not self.model.has_experts:
             return {"dense": dense}
         return {"dense": dense, "expert": self._sharding(for_experts(policy), "expert_gradient", "expert_")}
@@ -368,11 +370,15 @@ class Job:
     def model_flops(self) -> int:
         """FLOPs of the model itself for MFU: forward, and in training twice that for backward.
 
+        Where adapters alone are trained the backward is as much as the forward: gradients of inputs.
         Attention counts what a causal mask leaves: of n positions n·(n + 1)/2 pairs.
         """
         if self.spec.phase == "training":
             positions = range(1, self.training.sequence_length + 1)
-            return 3 * self.model.forward_flops(self.training.global_batch, positions, logits=self.tokens)
+            passes = 3 if self.training.adapters is None else 2
+            return passes * self.model.forward_flops(
+                self.training.global_batch, positions, logits=self.tokens
+            )
         spec = self.inference
         requests = spec.batch * self.spec.parallelism.dp
         every = range(1, spec.prompt_length + spec.output_length)

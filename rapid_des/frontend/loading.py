@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from rapid_des.config import (
 )
 from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.errors import ConfigError
+from rapid_des.frontend import adapters
 from rapid_des.frontend.extent import MOST_GPUS, too_long
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, model_of
@@ -329,7 +331,8 @@ def _check_choices(job: Job) -> None:
     if spec.optimizer == "muon" and spec.zero_stage > 1:
         problem = f"muon updates whole matrices: zero_stage is 0 or 1, it is {spec.zero_stage}"
         _refuse(job, "training.optimizer", problem)
-    for key, problem in refusals(spec, job.model.kinds, job.training_shard):
+    kinds, shard = job.model.kinds, job.training_shard
+    for key, problem in chain(adapters.refusals(spec, kinds, shard), refusals(spec, kinds, shard)):
         _refuse(job, f"training.{key}", problem)
 
 

@@ -69,6 +69,8 @@ class Operation:
     """Serving: whether its cost depends on how many positions the KV cache holds."""
     expert: bool = False
     """Whether its parameters are a routed expert's."""
+    frozen: bool = False
+    """Whether its parameters are not trained."""
     exchange: Exchange | None = None
     """Of an all-to-all: how it spreads, where that is not every copy by itself and evenly."""
     deferrable: bool = False
@@ -77,7 +79,7 @@ class Operation:
     @property
     def domain(self) -> Domain:
         """Whose replicas hold its parameters."""
-        return "expert" if self.expert else "dense"
+        return "frozen" if self.frozen else "expert" if self.expert else "dense"
 
 
 @dataclass

@@ -48,7 +48,7 @@ def reduce_buckets(
     """
     waiting = []
     for domain, sharding in job.shardings.items():
-        if sharding.replicas * sharding.instances == 1:
+        if sharding.replicas * sharding.instances == 1 or not sharding.policy.reduce:
             continue
         role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
         own = [mark for mark in marks if mark.domain == domain]
@@ -129,7 +129,7 @@ def small_reductions(
     done = tuple(after)
     if norms is not None:
         done = (program.writer.place(norms, {GATE: done[0], INPUT: done[-1]}),)
-    if job.ties_across_stages and stage in job.table_stages:
+    if job.ties_across_stages and stage in job.table_stages and job.training.adapters is None:
         elements = job.training_shard.vocabulary_part * job.model.spec.hidden
         size = message_size("embedding.reduce", elements, precision.gradients, job.members("embedding"))
         done = (program.message("gradients.embedding", "embedding.reduce", size, after=done),)
@@ -143,6 +143,7 @@ def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict
     optimizer on the part of the parameters that the rank updates.
     """
     dtype = job.spec.precision.gradients
+    parameters = {domain: count for domain, count in parameters.items() if domain != "frozen"}
     updated = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
     kernels: dict[str, Operator] = {"gradients.zero": _clearing(job, parameters)}
     if job.training_shard.recipe is not None:
@@ -156,7 +157,8 @@ def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict
 
 
 def _clearing(job: Job, parameters: Mapping[Domain, int]) -> Vector:
-    return Vector("fill", 1, sum(parameters.values()), job.spec.precision.gradients)
+    trained = sum(count for domain, count in parameters.items() if domain != "frozen")
+    return Vector("fill", 1, trained, job.spec.precision.gradients)
 
 
 SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradient_norm.reduce"}

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import OperatorModel, Vector
+from rapid_des.frontend.adapters import adapted, row_parallel
 from rapid_des.frontend.halves import halves
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import (
@@ -29,6 +30,7 @@ from rapid_des.frontend.prices import price
 from rapid_des.frontend.schedules.plan import Phase, direction_of
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec
+from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.template import Domain, Piece, SectionName, renamed
 
 LOSS_REDUCTIONS = ("maximum", "target", "sum")
@@ -174,8 +176,22 @@ def training_lists(job: Job, place: int = 0) -> Lists:
         **_layer_lists(job, shard, "backward"),
         PieceKey(EMBEDDING, "backward"): embedding_backward(shard),
     }
+    if job.training.adapters is not None:
+        norms, passes = {}, _with_adapters(job.training.adapters, shard, passes)
     split = _halves(passes) if "input_gradient" in job.plan.phases else {}
     return (norms if job.spec.parallelism.sequence_parallel else {}) | passes | split
+
+
+def _with_adapters(
+    spec: AdaptersSpec, shard: Shard, lists: Mapping[PieceKey, tuple[Operation, ...]]
+) -> dict[PieceKey, tuple[Operation, ...]]:
+    """Return the lists of a model whose adapters alone are trained: the embedding has no backward."""
+    found: dict[PieceKey, tuple[Operation, ...]] = {PieceKey(EMBEDDING, "backward"): ()}
+    for key, operations in lists.items():
+        if key not in found:
+            rows = row_parallel(lists[PieceKey(key.section, "forward")])
+            found[key] = adapted(operations, spec, shard, rows)
+    return found
 
 
 def _halves(lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:
@@ -268,6 +284,15 @@ def section_parameters(job: Job) -> dict[Section, Counter[Domain]]:
         **{key.section: operations for key, operations in _layer_lists(job, shard, "backward").items()},
     }
     sizes: dict[Section, Counter[Domain]] = {section: Counter() for section in lists}
+    spec = None if job.spec.training is None else job.training.adapters
+    if spec is not None:
+        forward = {key.section: operations for key, operations in _layer_lists(job, shard, "forward").items()}
+        lists |= {
+            section: adapted(operations, spec, shard, row_parallel(forward.get(section, ())))
+            for section, operations in lists.items()
+            if section != EMBEDDING
+        }
+        lists[EMBEDDING] = tuple(replace(one, frozen=True) for one in lists[EMBEDDING])
     for section, operations in lists.items():
         for operation in operations:
             sizes[section][operation.domain] += operation.parameters

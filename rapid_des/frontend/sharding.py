@@ -41,6 +41,10 @@ DISTRIBUTED_OPTIMIZER = ShardingPolicy(
 )
 
 
+FROZEN = ShardingPolicy(split=frozenset(), reduce="")
+"""Of weights that are not trained: neither gradients nor optimizer states."""
+
+
 def for_experts(policy: ShardingPolicy) -> ShardingPolicy:
     """Return the policy with the messages of routed experts' replicas."""
     gather = None if policy.gather is None else f"e{policy.gather}"
@@ -97,5 +101,7 @@ class Sharding:
 
     def held(self, state: State, elements: int) -> int:
         """Return how many of a rank's `elements` it holds of one state."""
+        if not self.policy.reduce and state != "parameters":
+            return 0
         whole = state not in self.policy.split or (state == "gradients" and not self.each)
         return elements if whole else ceil_divide(elements, self.replicas)

@@ -346,6 +346,18 @@ class PrecisionSpec(Spec, frozen=True):
         return self.parameter_gather or self.activations
 
 
+class AdaptersSpec(Spec, frozen=True):
+    """Low-rank adapters (LoRA): the model's own weights are frozen, of these alone there are gradients."""
+
+    rank: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
+    """Of both factors of an adapter."""
+    matrices: tuple[str, ...] = ("attention.qkv", "attention.output", "ffn.in", "ffn.out")
+    """Which matrices of every layer have one, by the names of their operators."""
+    weights: Dtype | None = None
+    """In which the frozen matrices of the layers are stored (QLoRA: fp4), and widened before each product.
+    Unset: as activations."""
+
+
 class TrainingSpec(Spec, frozen=True):
     """One optimizer step."""
 
@@ -404,6 +416,8 @@ class TrainingSpec(Spec, frozen=True):
     scatter_gather: bool = False
     """Where tp ranks hold the same output of a stage (no sequence parallelism), each sends its part, and the
     ranks of the next stage gather the parts (Narayanan et al. 2021, section 4.1)."""
+    adapters: AdaptersSpec | None = None
+    """Low-rank adapters (LoRA) that are trained in the place of the model. Unset: the model is."""
     gradient_norm: bool = True
     """Global gradient norm (clipping) before the optimizer."""
 

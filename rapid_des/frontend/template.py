@@ -80,7 +80,7 @@ class Node:
     bound: int = UNSTATED
 
 
-Domain: TypeAlias = Literal["dense", "expert"]
+Domain: TypeAlias = Literal["dense", "expert", "frozen"]
 SectionName: TypeAlias = Literal["embedding", "block", "head", "norms", "optimizer"]
 """Whose replicas hold some parameters: those of the model, or those of the routed experts."""
 

@@ -4,8 +4,8 @@ import pytest
 
 from rapid_des.config import preset_names
 from rapid_des.errors import ConfigError
-from rapid_des.frontend import job as job_module
 from rapid_des.frontend import load_model
+from rapid_des.frontend import model as model_module
 
 
 def preset(name, tmp_path):
@@ -101,8 +101,8 @@ def test_model_flops_stop_at_a_window():
         def flops(self, sequence):
             return 10 + 4 * min(sequence, 3)
 
-    assert job_module._causal_flops(Windowed(), range(1, 6)) == 5 * 10 + 4 * 12
-    assert job_module._causal_flops(Windowed(), range(5, 6)) == 10 + 4 * 3
+    assert model_module._causal_flops(Windowed(), range(1, 6)) == 5 * 10 + 4 * 12
+    assert model_module._causal_flops(Windowed(), range(5, 6)) == 10 + 4 * 3
 
 
 @pytest.mark.parametrize("where", [{"start": 32}, {"start": 5, "stop": 3}, {"stop": 33}])

@@ -7,19 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.tensors import MOVING, Tensor
 from rapid_des.frontend.optimizers import states
-from rapid_des.frontend.parts import section_parameters, stage_sections
+from rapid_des.frontend.parts import EMBEDDING, HEAD, section_parameters, stage_sections
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, byte_count
 from rapid_des.frontend.sharding import State
 from rapid_des.frontend.template import Domain
 from rapid_des.units import ceil_divide
 
-_OF = {"dense": "", "expert": "experts' "}
+_OF = {"dense": "", "expert": "experts' ", "frozen": "frozen "}
 
 
 def standing(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
     """Yield what stands from the start of a step to its end, of a rank of so many parameters by domain."""
     for domain, elements in parameters.items():
-        yield from _model(job, stage, domain, elements)
+        if domain == "frozen":
+            yield from _frozen(job, stage, elements)
+        else:
+            yield from _model(job, stage, domain, elements)
     yield from _unsharded(job, stage)
     yield from _buffers(job, parameters)
     yield from framework(job)
@@ -38,6 +41,16 @@ def _model(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[Tens
         yield Tensor(f"{of}master weights", "optimizer", own)
     for name, size in states(job, stage, domain, elements):
         yield Tensor(f"{of}{name}", "optimizer", size)
+
+
+def _frozen(job: Job, stage: int, elements: int) -> Iterator[Tensor]:
+    """Yield weights that are not trained: tables, head and the layers' matrices in their own format."""
+    sizes, counts = section_parameters(job), stage_sections(job, stage)
+    ends = sum(sizes[section]["frozen"] * counts[section] for section in (EMBEDDING, HEAD))
+    adapters, wide = job.training.adapters, job.spec.precision.activations
+    stored = wide if adapters is None or adapters.weights is None else adapters.weights
+    size = byte_count(ends, wide) + byte_count(elements - ends, stored)
+    yield Tensor("frozen weights", "weights", size)
 
 
 def _unsharded(job: Job, stage: int) -> Iterator[Tensor]:
@@ -78,7 +91,8 @@ def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
         size = spec.gather_buffers * shard.activation_bytes(shard.tokens * shard.hidden)
         yield Tensor("gathered sequences", "communication", size, spec.gather_buffers)
     if spec.gradient_copies == "buckets" and is_replicated(job):
-        size = byte_count(sum(parameters.values()), precision.activations)
+        trained = sum(count for domain, count in parameters.items() if domain != "frozen")
+        size = byte_count(trained, precision.activations)
         yield Tensor("gradient buckets", "gradients", size)
 
 

@@ -1,0 +1,180 @@
+"""Low-rank adapters beside frozen matrices: LoRA (Hu et al., arXiv 2106.09685), QLoRA (arXiv 2305.14314).
+
+A matrix W of `columns` by `inner` stays as it is, and B·A of rank r is added to it: of the columns-by-r
+matrix B and the r-by-inner matrix A alone there are gradients. Lists of a model that trains everything are
+rewritten: gradients of frozen weights go, products with A and B stand beside those with W, and where W is
+stored narrow it is widened before each product. Of the two factors tp splits the one that it splits W
+along; what the other makes, or its gradient, is summed over tp.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rapid_des.device.operators import DTYPE_BITS, Gemm, Vector
+from rapid_des.frontend.layers import Layer
+from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.spec import AdaptersSpec, TrainingSpec
+
+A, B = "adapter.a", "adapter.b"
+"""What the factors' products are called, after their matrix's name."""
+INPUT_GRADIENT, WEIGHT_GRADIENT = ".input_gradient", ".weight_gradient"
+_NEEDED_FOR_WEIGHTS = (WEIGHT_GRADIENT, ".bias_gradient", ".regather")
+"""Ends of the names of what only a weight's gradient needs."""
+_AGAIN = "recompute."
+_MOST_SHARDED = 2
+_NARROW_BITS = 4
+
+
+def matrices(operations: Sequence[Operation]) -> tuple[str, ...]:
+    """Return the names of the matrices in a forward's list that an adapter can stand beside."""
+    return tuple(one.name for one in operations if one.weights and isinstance(one.operator, Gemm))
+
+
+def refusals(spec: TrainingSpec, layers: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a training section that adapters do not go with, and why."""
+    if spec.adapters is None:
+        return
+    if any(half.parameters.experts for layer in layers for half in layer.halves):
+        yield "adapters", "routed experts have no adapters here: the model must be dense"
+    if spec.zero_stage > _MOST_SHARDED:
+        yield "zero_stage", f"frozen weights are not sharded here: with adapters at most {_MOST_SHARDED}"
+    if spec.optimizer == "muon":
+        yield "optimizer", "muon is for the model's own matrices, which are frozen with adapters"
+    known = {name: None for layer in layers for name in matrices(layer.forward(shard))}
+    for name in spec.adapters.matrices:
+        if name not in known:
+            yield "adapters.matrices", f"{name!r} is no matrix of these layers; allowed: {', '.join(known)}"
+    if spec.adapters.weights is not None and DTYPE_BITS[spec.adapters.weights] != _NARROW_BITS:
+        yield "adapters.weights", f"{spec.adapters.weights} has no kernel that widens it; allowed: fp4, int4"
+
+
+def adapted(
+    operations: Sequence[Operation], spec: AdaptersSpec, shard: Shard, rows: frozenset[str]
+) -> tuple[Operation, ...]:
+    """Return a list, forward or backward, of the model whose matrices are frozen and have adapters.
+
+    `rows` are the row-parallel matrices, whose partial results tp sums.
+    """
+    weights: Counter[str] = Counter()
+    for one in operations:
+        if one.name.endswith(_NEEDED_FOR_WEIGHTS):
+            weights[_without(one.name, _NEEDED_FOR_WEIGHTS)] += one.parameters
+    return _Rewriting(spec, shard, rows, weights).rewritten(operations)
+
+
+@dataclass(frozen=True)
+class _Rewriting:
+    spec: AdaptersSpec
+    shard: Shard
+    rows: frozenset[str]
+    weights: Mapping[str, int]
+    """Parameters of each matrix, in a backward."""
+
+    def rewritten(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
+        """Return the list with each operation in what takes its place, the last of which stands for it."""
+        listed: list[Operation] = []
+        ends: list[int] = []
+        for operation in operations:
+            after = tuple(dict.fromkeys(ends[other] if other >= 0 else other for other in operation.after))
+            start = len(listed)
+            listed += self._instead(replace(operation, after=after), start)
+            ends.append(len(listed) - 1 if len(listed) > start else max(after, default=-1))
+        return tuple(listed)
+
+    def _instead(self, one: Operation, start: int) -> Iterator[Operation]:
+        """Yield what stands in an operation's place, from position `start` on."""
+        again, _, name = one.name.rpartition(_AGAIN)
+        prefix = _AGAIN if again or one.name.startswith(_AGAIN) else ""
+        base = _without(name, (INPUT_GRADIENT, *_NEEDED_FOR_WEIGHTS))
+        has_adapter = base in self.spec.matrices
+        if name.endswith(_NEEDED_FOR_WEIGHTS) and isinstance(one.operator, Gemm) and has_adapter:
+            yield from self._factor_gradients(one, base)
+        elif name.endswith(_NEEDED_FOR_WEIGHTS) and not (has_adapter and name.endswith(".regather")):
+            return
+        elif one.weights and isinstance(one.operator, Gemm):
+            yield from self._forward(one, one.operator, prefix, start, adapts=has_adapter)
+        elif name.endswith(INPUT_GRADIENT) and isinstance(one.operator, Gemm):
+            yield from self._input_gradient(one, one.operator, base, start, adapts=has_adapter)
+        else:
+            yield replace(one, frozen=one.parameters > 0)
+
+    def _widened(self, one: Operation, elements: int, name: str) -> Iterator[Operation]:
+        """Yield the kernel that widens a matrix that is stored narrow, before its product."""
+        if self.spec.weights is not None:
+            kernel = Vector("dequantize", 1, elements, self.shard.precision.activations)
+            output = self.shard.activation_bytes(elements)
+            yield Operation(f"{name}.dequantize", one.after, kernel, output=output)
+
+    def _forward(
+        self, one: Operation, gemm: Gemm, prefix: str, start: int, *, adapts: bool
+    ) -> Iterator[Operation]:
+        """Yield the product with a frozen matrix, and those with its factors, the second added to it."""
+        rank, dtype = self.spec.rank, self.shard.precision.activations
+        widened = list(self._widened(one, gemm.n * gemm.k, one.name))
+        yield from widened
+        here = start + len(widened)
+        after = (here - 1,) if widened else one.after
+        if not adapts:
+            yield replace(one, after=after, saved=0)
+            return
+        yield replace(one, after=after)
+        down = self.shard.activation_bytes(gemm.m * rank)
+        name = f"{one.name}.{A}"
+        yield Operation(name, one.after, Gemm(gemm.m, rank, gemm.k, dtype=dtype), output=down)
+        last = here + 1
+        if self.shard.tp > 1 and one.name.removeprefix(prefix) in self.rows:
+            size = self.shard.message("tp.reduce", gemm.m * rank)
+            yield Operation(f"{name}.reduce", (last,), role="tp.reduce", size=size, output=down)
+            last += 1
+        up = Gemm(gemm.m, gemm.n, rank, dtype=dtype, accumulate=True)
+        held, saved = (down, 0) if prefix else (0, down)
+        yield Operation(f"{one.name}.{B}", (here, last), up, output=one.output, held=held, saved=saved)
+
+    def _input_gradient(
+        self, one: Operation, gemm: Gemm, base: str, start: int, *, adapts: bool
+    ) -> Iterator[Operation]:
+        """Yield the gradient through a frozen matrix, and through its factors."""
+        rank, dtype = self.spec.rank, self.shard.precision.activations
+        widened = list(self._widened(one, gemm.n * gemm.k, base))
+        yield from widened
+        here = start + len(widened)
+        after = (here - 1,) if widened else one.after
+        yield replace(one, after=after, parameters=self.weights[base], frozen=True)
+        if not adapts:
+            return
+        down = self.shard.activation_bytes(gemm.m * rank)
+        name = f"{base}.{B}{INPUT_GRADIENT}"
+        yield Operation(name, one.after, Gemm(gemm.m, rank, gemm.k, dtype=dtype), output=down)
+        last = here + 1
+        if self.shard.tp > 1 and base not in self.rows:
+            size = self.shard.message("tp.reduce_gradient", gemm.m * rank)
+            yield Operation(f"{name}.reduce", (last,), role="tp.reduce_gradient", size=size, output=down)
+            last += 1
+        through = Gemm(gemm.m, gemm.n, rank, dtype=dtype, accumulate=True)
+        yield Operation(f"{base}.{A}{INPUT_GRADIENT}", (here, last), through, output=one.output)
+
+    def _factor_gradients(self, one: Operation, base: str) -> Iterator[Operation]:
+        """Yield the gradients of both factors in the place of the matrix's own."""
+        gemm, rank = one.operator, self.spec.rank
+        assert isinstance(gemm, Gemm)
+        for factor, (m, n) in {B: (gemm.m, rank), A: (rank, gemm.n)}.items():
+            kernel = replace(gemm, m=m, n=n, dtype=self.shard.precision.activations)
+            name = f"{base}.{factor}{WEIGHT_GRADIENT}"
+            yield replace(one, name=name, operator=kernel, parameters=m * n)
+
+
+def _without(name: str, ends: Sequence[str]) -> str:
+    for end in ends:
+        name = name.removesuffix(end)
+    return name
+
+
+def row_parallel(operations: Sequence[Operation]) -> frozenset[str]:
+    """Return the matrices of a forward's list whose partial results are summed over tp."""
+    names = matrices(operations)
+    sums = {one.name.rpartition(".")[0] for one in operations if one.role in {"tp.reduce", "sp.scatter"}}
+    return frozenset(name for name in names if name in sums)
