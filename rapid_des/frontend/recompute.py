@@ -163,9 +163,11 @@ def _producer(operations: Sequence[Operation], place: int) -> int:
 
 
 def _core_alone(operations: Sequence[Operation], again: frozenset[int], place: int) -> bool:
-    """Tell whether an operator is an attention core that is run again by itself: then its result is kept."""
-    core = operations[place].name == CORE or operations[place].name.startswith(f"{CORE}.")
-    return core and _producer(operations, place) not in again
+    """Tell whether an operator is of an attention core that is run again by itself: its result is kept."""
+    source = place
+    while source >= 0 and names(CORE, operations[source]):
+        source = _producer(operations, source)
+    return source != place and source not in again
 
 
 def _keeping(operations: Sequence[Operation], again: frozenset[int]) -> Iterator[Operation]:

@@ -108,6 +108,11 @@ def test_what_is_recomputed_is_exchanged_again(tiny):
     for kind, role in (("ring", "cp.ring"), ("ulysses", "cp.heads")):
         plain, more = (len(sizes(tiny(*split(kind), *extra), role, "backward")) for extra in ((), (again,)))
         assert more - plain == len(sizes(tiny(*split(kind)), role))
+        forward, plain, more = (
+            len(cores(tiny(*split(kind), *extra), phase))
+            for extra, phase in (((), "forward"), ((), "backward"), ((again,), "backward"))
+        )
+        assert more == forward + plain
 
 
 def test_exchanging_heads_keeps_the_result_in_both_layouts(tiny):
