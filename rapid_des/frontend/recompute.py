@@ -262,9 +262,13 @@ def _inserted(
     moved: dict[int, int] = {}
     for place, operation in enumerate(operations):
         after = tuple(moved.get(other, other) for other in operation.after)
+        leaving: tuple[int, ...] = ()
         for other in starts.get(place, ()):
             written.append(replace(other, after=after))
-            after = (len(written) - 1,)
+            if other.sends:  # what comes meanwhile waits for the same
+                leaving = (len(written) - 1,)
+            else:
+                after, leaving = (*leaving, len(written) - 1), ()
         written.append(replace(operation, after=after))
         moved[place] = len(written) - 1
     return tuple(written)

@@ -182,3 +182,10 @@ def test_engines_agree_and_blocks_come_near(kind):
 
 def test_what_a_ring_passes_on_hides_behind_attention():
     assert on_eight("ring").breakdown["cp"] < on_eight("all_gather").breakdown["cp"] / 10
+
+
+def test_a_ring_that_is_run_again_by_name_sends_and_receives_at_once(tiny, prices, replay):
+    job = tiny(*split("ring"), ("training.recompute", "[attention]"))
+    again = [one for one in listed(job, "backward") if one.name.startswith("recompute.attention.kv_ring")]
+    assert [one.after for one in again[::2]] == [one.after for one in again[1::2]]
+    replay(build(job, prices).traces, rendezvous=True)
