@@ -346,6 +346,7 @@ class Job:
             cp=self.spec.parallelism.cp,
             cp_kind=self.spec.parallelism.cp_kind,
             cp_heads=self.spec.parallelism.head_ways,
+            overlap_tp="none" if training is None else training.overlap_tp,
             ep=self.spec.parallelism.ep,
             etp=self.etp,
             flash=self.spec.attention == "flash",

@@ -26,13 +26,13 @@ from rapid_des.config import (
     settings_named,
     to_tree,
 )
-from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import adapters
 from rapid_des.frontend.extent import MOST_GPUS, too_long
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, model_of
 from rapid_des.frontend.recompute import refusals
+from rapid_des.frontend.refusals import context_refusals, sharding_refusals
 from rapid_des.frontend.routing import with_counts, with_routing
 from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
 from rapid_des.frontend.schedules.files import with_schedule
@@ -175,6 +175,11 @@ def _refuse(job: Job, key: str, problem: str) -> None:
     raise ConfigError(problem, file=job.file, key=key)
 
 
+def _refuse_first(job: Job, problems: Iterable[tuple[str, str]]) -> None:
+    for key, problem in problems:
+        _refuse(job, key, problem)
+
+
 def _divide(job: Job, key: str, total: tuple[str, int], part: tuple[str, int]) -> None:
     if total[1] % part[1]:
         _refuse(job, key, f"{total[0]} {total[1]} does not divide by {part[0]} {part[1]}")
@@ -197,22 +202,10 @@ def _check_axes(job: Job) -> None:
         _refuse(job, "parallelism", f"{job.gpus} GPUs; at most {MOST_GPUS}")
     if split.cp > 1 and job.spec.attention != "flash":
         _refuse(job, "parallelism.cp", f"context parallelism (cp {split.cp}) needs attention flash")
-    _check_context(job)
+    _refuse_first(job, context_refusals(job))
     _check_experts(job)
     if split.sequence_parallel and split.tp == 1:
         _refuse(job, "parallelism.sequence_parallel", "sequence parallelism splits over tp, and tp is 1")
-
-
-def _check_context(job: Job) -> None:
-    split = job.spec.parallelism
-    if (split.cp_heads is not None) != (split.cp_kind == "ulysses_ring"):
-        problem = f"cp_kind is {split.cp_kind}; ulysses_ring needs cp_heads, no other has it"
-        _refuse(job, "parallelism.cp_heads", problem)
-    _divide(job, "parallelism.cp_heads", ("cp", split.cp), ("cp_heads", split.cp_heads or 1))
-    for layer in job.model.kinds:
-        refusal = layer.mixer.context_refusal(split)
-        if refusal:
-            _refuse(job, "parallelism.cp", refusal)
 
 
 def _check_experts(job: Job) -> None:
@@ -279,7 +272,7 @@ def _check_training(job: Job) -> None:
         _divide(job, "parallelism.tp", part, ("tp", split.tp))
     _check_schedule(job)
     _check_choices(job)
-    _check_sharding(job)
+    _refuse_first(job, sharding_refusals(job))
     if spec.overlap_parameters and (job.sharding.policy.gather is None or job.sharding.policy.by_unit):
         known = " or ".join(map(str, (n for n, one in ZERO_STAGES.items() if one.gather and not one.by_unit)))
         problem = f"parameters are gathered only with zero_stage {known}, it is {spec.zero_stage}"
@@ -289,40 +282,6 @@ def _check_training(job: Job) -> None:
     if job.spec.precision.recipe is not None and job.training_shard.recipe is None:
         problem = f"{job.spec.precision.recipe} needs gemm narrower than activations"
         _refuse(job, "precision.recipe", problem)
-
-
-def _check_sharding(job: Job) -> None:
-    """Refuse copies of a state that is not split so, and formats that parameters do not travel in."""
-    spec, split, stage = job.training, job.spec.parallelism, job.training.zero_stage
-    copies, policy = split.dp_replicate, job.sharding.policy
-    if copies > 1 and not policy.split:
-        problem = f"{copies} copies of a state that zero_stage {stage} does not split"
-        _refuse(job, "parallelism.dp_replicate", problem)
-    _divide(job, "parallelism.dp_replicate", ("dp", split.dp), ("dp_replicate", copies))
-    if job.model.has_experts:
-        replicas = ("replicas of experts (edp)", job.members("expert_gradient"))
-        _divide(job, "parallelism.dp_replicate", replicas, ("dp_replicate", copies))
-    if not isinstance(spec.reshard, bool):
-        if not policy.by_unit:
-            problem = f"only zero_stage 3 reshards, over {spec.reshard} ranks or others; it is {stage}"
-            _refuse(job, "training.reshard", problem)
-        for domain, sharding in job.shardings.items():
-            if sharding.replicas > 1:
-                shared = (f"replicas that share state ({domain}):", sharding.replicas)
-                _divide(job, "training.reshard", shared, ("reshard", spec.reshard))
-    _check_gathers(job)
-
-
-def _check_gathers(job: Job) -> None:
-    precision, key = job.spec.precision, "precision.parameter_gather"
-    if precision.parameter_gather is None:
-        return
-    if job.sharding.policy.gather is None:
-        _refuse(job, key, f"zero_stage {job.training.zero_stage} gathers no parameters")
-    used = job.training_shard.gemm_dtype
-    if DTYPE_BITS[precision.gathers] < DTYPE_BITS[used]:
-        problem = f"{precision.gathers} is narrower than {used}, in which they multiply"
-        _refuse(job, key, f"{problem}; quantised gathers that are widened again are not modelled")
 
 
 def _check_choices(job: Job) -> None:

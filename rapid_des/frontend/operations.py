@@ -6,15 +6,13 @@ what is fused around them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from rapid_des.chakra.trace import Exchange
-from rapid_des.device.operators import Dtype, Gemm, Operator, Vector
+from rapid_des.device.operators import Operator, Vector
 from rapid_des.device.vector import Policy, fused
-from rapid_des.frontend.shard import Shard, byte_count
-from rapid_des.frontend.spec import Recipe
+from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.template import INPUT, Domain
 
 
@@ -101,6 +99,11 @@ class OperationList:
             return self._awaited[0]
         return len(self.entries) - 1 if self.entries else INPUT
 
+    @property
+    def waits(self) -> tuple[int, ...]:
+        """All that the next operation waits for unless it is told otherwise."""
+        return self._awaited or (self.last,)
+
     def finish(self) -> tuple[Operation, ...]:
         """Return the list."""
         return tuple(self.entries)
@@ -117,7 +120,13 @@ class OperationList:
         return self._append(Operation(name, self._after(after), operator=operator, **counts))
 
     def message(
-        self, name: str, role: str, size: int, *, after: int | None = None, **counts: Unpack[Counts]
+        self,
+        name: str,
+        role: str,
+        size: int,
+        *,
+        after: int | tuple[int, ...] | None = None,
+        **counts: Unpack[Counts],
     ) -> int:
         """Append a message of this rank's group and return its position; `counts` as for kernels."""
         return self._append(Operation(name, self._after(after), role=role, size=size, **counts))
@@ -136,172 +145,12 @@ class OperationList:
     def _after(self, after: int | tuple[int, ...] | None) -> tuple[int, ...]:
         if isinstance(after, tuple):
             return after
-        return (self._awaited or (self.last,)) if after is None else (after,)
+        return self.waits if after is None else (after,)
 
     def _append(self, operation: Operation) -> int:
         self._awaited = ()
         self.entries.append(operation)
         return self.last
-
-
-@dataclass(frozen=True)
-class Linear:
-    """One weight matrix of this rank, `columns` outputs by `inner` inputs."""
-
-    name: str
-    columns: int
-    inner: int
-    bias: bool
-    rows: int
-    """Positions that pass it."""
-    narrow: bool = True
-    """Multiplies in the job's GEMM format with its stored weights; otherwise in that of activations."""
-    tied: bool = False
-    """Its weights are another operator's, whose backward completes their gradient."""
-
-    @property
-    def parameters(self) -> int:
-        """Weights and biases of this rank that are its own."""
-        return self.columns * self.inner * (not self.tied) + self.columns * self.bias
-
-
-def _gathers(shard: Shard) -> bool:
-    return shard.tp > 1 and shard.sequence_parallel
-
-
-def forward_gemm(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
-    """Append the product of a matrix with its input, of which `saved` bytes are kept; no message."""
-    output = shard.activation_bytes(linear.rows * linear.columns)
-    gemm = shard.gemm(linear.rows, linear.columns, linear.inner, narrow=linear.narrow)
-    weights = linear.columns * linear.inner if linear.narrow else 0
-    operations.kernel(linear.name, gemm, saved=saved, output=output, weights=weights)
-
-
-def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
-    """Append the forward of a column-parallel matrix whose kept input has `saved` bytes.
-
-    Its input comes from a norm, which writes it narrow where scales are known beforehand.
-    """
-    if shard.recipe != "delayed":
-        cast(operations, shard, linear, shard.norm_tokens if _gathers(shard) else linear.rows)
-    if _gathers(shard):
-        elements = linear.rows * linear.inner
-        size = shard.message("sp.gather", elements, _travels_as(shard, linear))
-        operations.message(
-            f"{linear.name}.gather", "sp.gather", size, output=shard.activation_bytes(elements)
-        )
-    forward_gemm(operations, shard, linear, saved=saved)
-
-
-def row_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
-    """Append the forward of a row-parallel matrix and the reduction of its output."""
-    cast(operations, shard, linear, linear.rows)
-    forward_gemm(operations, shard, linear, saved=saved)
-    reduce_output(operations, shard, linear.name, linear.rows * linear.columns)
-
-
-CASTS: Mapping[Recipe, tuple[str, ...]] = {
-    "delayed": ("cast_transpose",),
-    "current": ("amax", "cast_transpose"),
-    "blockwise": ("quantize_transpose",),
-    "mxfp8": ("quantize_transpose",),
-    "nvfp4": ("amax", "quantize4_transpose"),
-}
-"""The kernels that make an operand narrow, along both of its axes, for the products of a training step."""
-
-
-def cast(
-    operations: OperationList, shard: Shard, linear: Linear, rows: int, *, gradient: bool = False
-) -> None:
-    """Append what makes the input (or the output's gradient) of a narrow matrix narrow, on so many rows."""
-    if shard.recipe is None or not linear.narrow:
-        return
-    columns = linear.columns if gradient else linear.inner
-    name = f"{linear.name}.{'gradient_cast' if gradient else 'cast'}"
-    *early, last = CASTS[shard.recipe]
-    for kind in early:
-        operations.kernel(f"{name}.{kind}", shard.vector(kind, rows, columns))
-    operations.kernel(
-        name, shard.vector(last, rows, columns), output=2 * byte_count(rows * columns, shard.gemm_dtype)
-    )
-
-
-def _travels_as(shard: Shard, linear: Linear) -> Dtype | None:
-    """Return the format in which a matrix's input or gradient is gathered: narrow, if cast before."""
-    return shard.gemm_dtype if shard.recipe is not None and linear.narrow else None
-
-
-def reduce_output(operations: OperationList, shard: Shard, name: str, elements: int) -> None:
-    """Append the sum of partial results over tp: whole, or to sequence shards."""
-    if shard.tp > 1:
-        role = "sp.scatter" if shard.sequence_parallel else "tp.reduce"
-        size = shard.message(role, elements)
-        operations.message(f"{name}.{role.partition('.')[2]}", role, size, output=size)
-
-
-def gather_gradient(
-    operations: OperationList, shard: Shard, name: str, elements: int, dtype: Dtype | None = None
-) -> None:
-    """Append the gather of a gradient that stands in sequence shards, of a format (None: activations')."""
-    if _gathers(shard):
-        size = shard.message("sp.gather", elements, dtype)
-        name = f"{name}.gather_gradient"
-        operations.message(name, "sp.gather", size, output=shard.activation_bytes(elements))
-
-
-def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> int:
-    """Append the backward of a column-parallel matrix; return the position that holds the input gradient."""
-    cast(operations, shard, linear, linear.rows, gradient=True)
-    incoming = operations.last
-    elements = linear.rows * linear.inner
-    output = shard.activation_bytes(elements)
-    gathered = incoming
-    if _gathers(shard):
-        size = shard.message("sp.gather", elements, _travels_as(shard, linear))
-        gathered = operations.message(f"{linear.name}.regather", "sp.gather", size, output=output)
-    gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
-    ready = operations.kernel(f"{linear.name}.input_gradient", gemm, after=incoming, output=output)
-    if shard.tp > 1:
-        role = "sp.scatter" if shard.sequence_parallel else "tp.reduce_gradient"
-        ready = operations.message(f"{linear.name}.reduce_gradient", role, shard.message(role, elements))
-    _weight_gradient(operations, shard, linear, gathered)
-    return ready
-
-
-def row_backward(operations: OperationList, shard: Shard, linear: Linear) -> None:
-    """Append the backward of a row-parallel matrix."""
-    cast(operations, shard, linear, shard.norm_tokens if _gathers(shard) else linear.rows, gradient=True)
-    narrow = _travels_as(shard, linear)
-    gather_gradient(operations, shard, linear.name, linear.rows * linear.columns, narrow)
-    incoming = operations.last
-    output = shard.activation_bytes(linear.rows * linear.inner)
-    gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
-    operations.kernel(f"{linear.name}.input_gradient", gemm, output=output)
-    _weight_gradient(operations, shard, linear, incoming)
-
-
-def _accumulating_gemm(shard: Shard, linear: Linear) -> Gemm:
-    return Gemm(
-        linear.columns,
-        linear.inner,
-        linear.rows,
-        dtype=shard.gemm_dtype if linear.narrow else shard.precision.activations,
-        out_dtype=shard.precision.gradients,
-        accumulate=True,
-    )
-
-
-def _weight_gradient(operations: OperationList, shard: Shard, linear: Linear, after: int) -> None:
-    gemm = _accumulating_gemm(shard, linear)
-    name = f"{linear.name}.weight_gradient"
-    if not linear.bias:
-        operations.kernel(name, gemm, after=after, parameters=linear.parameters, deferrable=True)
-        return
-    operations.kernel(name, gemm, after=after, deferrable=True)
-    reduction = Vector("bias_gradient", linear.rows, linear.columns, shard.precision.activations)
-    operations.kernel(
-        f"{linear.name}.bias_gradient", reduction, after=after, parameters=linear.parameters, deferrable=True
-    )
 
 
 DEFERRED_BIAS: frozenset[Policy] = frozenset({"megatron"})

@@ -15,17 +15,14 @@ from rapid_des.device.operators import OperatorModel, Vector
 from rapid_des.frontend.adapters import adapted, row_parallel
 from rapid_des.frontend.halves import halves
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import (
+from rapid_des.frontend.matrices import (
     Linear,
-    Operation,
-    OperationList,
     column_backward,
     column_forward,
     gather_gradient,
-    norm_backward,
-    norm_forward,
     reduce_output,
 )
+from rapid_des.frontend.operations import Operation, OperationList, norm_backward, norm_forward
 from rapid_des.frontend.prices import price
 from rapid_des.frontend.schedules.plan import Phase, direction_of
 from rapid_des.frontend.shard import Shard

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Vector
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe
+from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe, TensorOverlap
 from rapid_des.units import ceil_divide
 
 
@@ -86,7 +86,7 @@ stand at the same place of each such run."""
 EXPERT_AXES = frozenset(("etp", "ep", "edp"))
 """The axes of the second layout of a stage's ranks, that of its experts."""
 GROUP_SLOTS: tuple[str, ...] = tuple(GROUPS)
-PEERS: tuple[tuple[str, int], ...] = (("cp_ring", -1), ("cp_ring", 1))
+PEERS: tuple[tuple[str, int], ...] = (("cp_ring", -1), ("cp_ring", 1), ("tp", -1), ("tp", 1))
 """To whom a rank sends: so many places on among the members of a group in order, in a circle.
 Slots after these are pipeline stages."""
 
@@ -98,6 +98,7 @@ TRAFFIC: Mapping[str, Role] = {
     "tp.reduce_gradient": Role(_REDUCE, "tp", "tp", _whole, "input gradient of a column-parallel matrix"),
     "sp.gather": Role(_GATHER, "tp", "tp", _shard, "sequence shards before a column-parallel matrix"),
     "sp.scatter": Role(_SCATTER, "tp", "tp", _whole, "partial sums to sequence shards"),
+    "sp.ring": Role(None, "tp", "tp", _whole, "a sequence shard, or its partial sums, passed on"),
     "tp.loss": Role(_REDUCE, "tp", "tp", _whole, "one fp32 a token: maximum, target, sum"),
     "tp.logits": Role(_GATHER, "tp", "tp", _shard, "vocabulary shards of the logits before sampling"),
     "tp.norm_gradients": Role(_REDUCE, "tp", "tp", _whole, "norm and bias gradients of sequence shards"),
@@ -168,6 +169,7 @@ class Shard:
     cp_kind: ContextKind = "all_gather"
     cp_heads: int = 1
     """Of cp the ways that attention is split by heads, not by blocks of keys."""
+    overlap_tp: TensorOverlap = "none"
     ep: int = 1
     etp: int = 1
     expert_place: int = 0

@@ -21,6 +21,7 @@ Activation: TypeAlias = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu
 Norms: TypeAlias = Literal["before", "after", "both"]
 Block: TypeAlias = Literal["sequential", "parallel", "parallel_one_norm"]
 ContextKind: TypeAlias = Literal["all_gather", "ring", "ulysses", "ulysses_ring"]
+TensorOverlap: TypeAlias = Literal["none", "ring", "pipeline", "userbuffers"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Placement: TypeAlias = Literal["contiguous", "eplb"]
 Recompute: TypeAlias = Literal["none", "selective", "full"] | tuple[str, ...]
@@ -413,6 +414,10 @@ class TrainingSpec(Spec, frozen=True):
     """Each forward runs beside a backward of another micro-batch and computes while the other's tokens travel
     to experts (Megatron Core's overlap-moe-expert-parallel-comm): with interleaved_1f1b, or 1f1b of one
     stage. The pairs of dualpipe do so anyway."""
+    overlap_tp: TensorOverlap = "none"
+    """Whether gathers and sums of sequence shards travel piece by piece beside the products that need or
+    make them: passed on in a ring, by a collective for each of tp pieces (pipeline), or as Transformer
+    Engine's user buffers do by default, gathers in a ring and sums in a pipeline. The head's are whole."""
     scatter_gather: bool = False
     """Where tp ranks hold the same output of a stage (no sequence parallelism), each sends its part, and the
     ranks of the next stage gather the parts (Narayanan et al. 2021, section 4.1)."""

@@ -18,11 +18,25 @@ from rapid_des.arrays import Int32s, Int64s, frozen, rows_of, starts_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.software import issue_order
 
-STREAMS = ("compute", "tp", "cp", "ep", "dp", "pp-send", "pp-recv", "host", "cp-send", "cp-recv", "dp-across")
+STREAMS = (
+    "compute",
+    "tp",
+    "cp",
+    "ep",
+    "dp",
+    "pp-send",
+    "pp-recv",
+    "host",
+    "cp-send",
+    "cp-recv",
+    "dp-across",
+    "tp-send",
+    "tp-recv",
+)
 """The host's where one issues what the others run; those after it where somebody uses them."""
 STREAM_KINDS: Mapping[str, str] = {
     "compute": "compute", "tp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "pp-send": "pp", "pp-recv": "pp",
-    "host": "host", "cp-send": "cp", "cp-recv": "cp", "dp-across": "dp",
+    "host": "host", "cp-send": "cp", "cp-recv": "cp", "dp-across": "dp", "tp-send": "tp", "tp-recv": "tp",
 }  # fmt: skip
 HOST = STREAMS.index("host")
 INPUT = -1

@@ -67,7 +67,7 @@ def sharings(draw, stage, sizes):
 REFUSED = {
     "parallelism.cp": ("a window of", "do not divide"),
     "parallelism.dp_replicate": ("replicas of experts",),
-    "training.reshard": ("share state (expert)",),
+    "training.reshard": ("share expert parameters",),
 }
 """By key why a drawn combination has no meaning."""
 
@@ -79,6 +79,8 @@ def combinations(draw):
     chosen |= draw(contexts(sizes))
     chosen["parallelism.order"] = f"[{', '.join(draw(st.permutations(AXES)))}]"
     chosen["parallelism.sequence_parallel"] = draw(FLAGS) if sizes["tp"] > 1 else "false"
+    if chosen["parallelism.sequence_parallel"] == "true":
+        chosen["training.overlap_tp"] = draw(st.sampled_from(["none", "ring", "pipeline", "userbuffers"]))
     chosen["training.recompute"] = draw(st.sampled_from(["none", "selective", "full"]))
     chosen["training.zero_stage"] = draw(st.sampled_from(["0", "1", "2", "3"]))
     if chosen["training.zero_stage"] in {"1", "2"}:

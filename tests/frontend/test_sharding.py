@@ -110,7 +110,7 @@ def test_experts_have_copies_of_their_own(tiny, prices):
         (0, (), "dp_replicate: 2 copies of a state that zero_stage 0 does not split"),
         (1, (("parallelism.dp_replicate", "3"),), "dp 4 does not divide by dp_replicate 3"),
         (1, (("training.reshard", "2"),), "reshard: only zero_stage 3 reshards"),
-        (3, (("training.reshard", "3"),), "share state .dense.: 2 does not divide by reshard 3"),
+        (3, (("training.reshard", "3"),), "2 replicas share dense parameters, which does not divide by 3"),
         (3, (("precision.parameter_gather", "fp8"),), "parameter_gather: fp8 is narrower than bf16"),
         (0, (("parallelism.dp_replicate", "1"), ("precision.parameter_gather", "fp32")), "gathers no param"),
     ],

@@ -173,6 +173,7 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
         **_recompute(arguments),
         "zero_stage": _zero_stage(arguments),
         "overlap_gradients": arguments.given("overlap-grad-reduce"),
+        "overlap_tp": _overlap_tp(arguments, parallelism),
     }
     dropout = max(arguments.get(f"{kind}-dropout", float, 0.1) for kind in ("attention", "hidden"))
     if dropout > 0:
@@ -211,6 +212,11 @@ def _recompute(arguments: Arguments) -> Tree:
         "recompute_method": arguments.choice("recompute-method", methods, "uniform"),
         "recompute_layers": arguments.count("recompute-num-layers", 1),
     }
+
+
+def _overlap_tp(arguments: Arguments, parallelism: Tree) -> str:
+    given = arguments.given("tp-comm-overlap")
+    return "userbuffers" if given and parallelism.get("sequence_parallel") else "none"
 
 
 def _zero_stage(arguments: Arguments) -> int:

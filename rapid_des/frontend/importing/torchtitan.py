@@ -158,6 +158,7 @@ def _training(sections: Mapping[str, Keys], split: Tree, notes: list[str]) -> Tr
         "sequence_length": training.count("seq_len", 2048),
         "recompute": _recompute(sections["activation_checkpoint"], notes),
         "zero_stage": stage,
+        "overlap_tp": "ring" if parallel.flag("enable_async_tensor_parallel", default=False) else "none",
     }
     if split["pp"] > 1:
         _add_schedule(tree, parallel, split, notes)

@@ -11,16 +11,8 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
 from rapid_des.frontend.layers.core import AttentionCore
 from rapid_des.frontend.layers.layer import Parameters
-from rapid_des.frontend.operations import (
-    Linear,
-    OperationList,
-    column_backward,
-    column_forward,
-    defers_bias,
-    launch,
-    row_backward,
-    row_forward,
-)
+from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
+from rapid_des.frontend.operations import OperationList, defers_bias, launch
 from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.spec import AttentionSpec, ModelSpec, ParallelismSpec
 

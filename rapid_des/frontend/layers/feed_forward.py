@@ -6,18 +6,16 @@ from dataclasses import dataclass
 
 from rapid_des.device.vector import fused
 from rapid_des.frontend.layers.layer import Parameters
-from rapid_des.frontend.operations import (
+from rapid_des.frontend.matrices import (
     Linear,
-    OperationList,
     cast,
     column_backward,
     column_forward,
-    defers_bias,
     forward_gemm,
-    launch,
-    reduce_output,
     row_backward,
+    row_forward,
 )
+from rapid_des.frontend.operations import OperationList, defers_bias, launch
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import FeedForwardSpec, ModelSpec, ParallelismSpec
 
@@ -67,13 +65,9 @@ class DenseFeedForward:
 
     def forward(self, operations: OperationList, shard: Shard) -> None:
         """Append up projection, activation and down projection."""
-        self.products(operations, shard, saved=shard.activation_bytes(shard.norm_tokens * shard.hidden))
-        reduce_output(operations, shard, self._down(shard).name, shard.tokens * self.hidden)
-
-    def products(self, operations: OperationList, shard: Shard, *, saved: int) -> None:
-        """Append the forward but for the sum over tp; `saved` bytes of the input are kept."""
-        self.up(operations, shard, saved=saved)
-        self.down(operations, shard)
+        self.up(operations, shard, saved=shard.activation_bytes(shard.norm_tokens * shard.hidden))
+        down = self._down(shard)
+        row_forward(operations, shard, down, saved=shard.activation_bytes(shard.tokens * down.inner))
 
     def up(self, operations: OperationList, shard: Shard, *, saved: int) -> None:
         """Append the first product and the activation."""
@@ -81,7 +75,7 @@ class DenseFeedForward:
         self._activate(operations, shard)
 
     def down(self, operations: OperationList, shard: Shard) -> None:
-        """Append the second product."""
+        """Append the second product, without the sum over tp."""
         down = self._down(shard)
         cast(operations, shard, down, shard.tokens)
         forward_gemm(operations, shard, down, saved=shard.activation_bytes(shard.tokens * down.inner))

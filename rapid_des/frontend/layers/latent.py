@@ -15,17 +15,16 @@ from rapid_des.device.operators import Attention, Gemm
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
 from rapid_des.frontend.layers.core import CORE, AttentionCore
 from rapid_des.frontend.layers.layer import Parameters
-from rapid_des.frontend.operations import (
+from rapid_des.frontend.matrices import (
     Linear,
-    OperationList,
     cast,
     column_backward,
     column_forward,
     forward_gemm,
-    launch,
     row_backward,
     row_forward,
 )
+from rapid_des.frontend.operations import OperationList, launch
 from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.spec import LatentAttentionSpec, ModelSpec, ParallelismSpec
 

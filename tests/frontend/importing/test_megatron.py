@@ -167,3 +167,8 @@ def test_instances_of_its_optimizer_are_copies_of_a_split_state(tmp_path):
     text = f"{PLAIN} --use-distributed-optimizer --num-distributed-optimizer-instances 2"
     job = job_of(tmp_path, text, gpus=4).job
     assert (job.sharding.replicas, job.sharding.instances) == (2, 2)
+
+
+def test_its_user_buffers_overlap_what_tensor_parallelism_moves(tmp_path):
+    text = f"{PLAIN} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap"
+    assert job_of(tmp_path, text, gpus=4).job.spec.training.overlap_tp == "userbuffers"

@@ -100,3 +100,9 @@ def test_parameters_may_be_gathered_in_fp8(tmp_path):
     float8 = '[model]\nconverters = ["float8"]\n'
     text = TEXT.replace("[model]\n", float8) + "[float8]\nenable_fsdp_float8_all_gather = true\n"
     assert job_of(tmp_path, text, gpus=8).job.spec.precision.parameter_gather == "fp8"
+
+
+def test_asynchronous_tensor_parallelism_cuts_products_into_pieces(tmp_path):
+    lines = "tensor_parallel_degree = 2\nenable_async_tensor_parallel = true"
+    job = job_of(tmp_path, TEXT.replace("tensor_parallel_degree = 2", lines), gpus=8).job
+    assert job.spec.training.overlap_tp == "ring"

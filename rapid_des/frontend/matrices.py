@@ -1,0 +1,305 @@
+"""Weight matrices split over tp: their products, what makes operands narrow, and the messages around them.
+
+With sequence parallelism shards of the sequence are gathered before a column-parallel matrix (and before the
+backward of a row-parallel one), and partial sums scattered after a row-parallel one. `training.overlap_tp`
+cuts both, with their product, into tp pieces, each of which travels beside the product of another: `ring`
+passes shards, or their partial sums, from rank to rank (Wang et al. 2023, "Overlap communication with
+dependent computation via decomposition"; Transformer Engine's ring exchange; PyTorch's asynchronous tensor
+parallelism, which copies each shard straight from its rank); `pipeline` calls a collective for each piece.
+Transformer Engine's user buffers gather by a ring and scatter in a pipeline. What no product depends on,
+gathers and sums of a column-parallel backward, travels beside the other gradient's product in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rapid_des.device.operators import Dtype, Gemm, Vector
+from rapid_des.frontend.operations import OperationList
+from rapid_des.frontend.shard import Shard, byte_count
+from rapid_des.frontend.spec import Recipe
+from rapid_des.units import ceil_divide
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One weight matrix of this rank, `columns` outputs by `inner` inputs."""
+
+    name: str
+    columns: int
+    inner: int
+    bias: bool
+    rows: int
+    """Positions that pass it."""
+    narrow: bool = True
+    """Multiplies in the job's GEMM format with its stored weights; otherwise in that of activations."""
+    tied: bool = False
+    """Its weights are another operator's, whose backward completes their gradient."""
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases of this rank that are its own."""
+        return self.columns * self.inner * (not self.tied) + self.columns * self.bias
+
+
+def _gathers(shard: Shard) -> bool:
+    return shard.tp > 1 and shard.sequence_parallel
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The product of a tensor that is whole along the sequence with a matrix, in one or in several pieces."""
+
+    linear: Linear
+    name: str
+    columns: int
+    inner: int
+    """Width of the tensor that is multiplied."""
+    saved: int = 0
+    weights: int = 0
+
+    @classmethod
+    def forward(cls, linear: Linear, saved: int) -> _Product:
+        """Return that of a forward, of whose input so many bytes are kept."""
+        weights = linear.columns * linear.inner if linear.narrow else 0
+        return cls(linear, linear.name, linear.columns, linear.inner, saved, weights)
+
+    def append(
+        self, operations: OperationList, shard: Shard, *, pieces: int = 1, last: bool = True,
+        after: tuple[int, ...] | None = None,
+    ) -> int:  # fmt: skip
+        """Append one piece of the product, the last with what the whole keeps; return its position."""
+        rows = ceil_divide(self.linear.rows, pieces)
+        gemm = shard.gemm(rows, self.columns, self.inner, narrow=self.linear.narrow)
+        if not last:
+            output = shard.activation_bytes(rows * self.columns)
+            return operations.kernel(f"{self.name}.piece", gemm, after=after, output=output)
+        output = shard.activation_bytes(self.linear.rows * self.columns)
+        return operations.kernel(
+            self.name, gemm, after=after, saved=self.saved, output=output, weights=self.weights
+        )
+
+
+def forward_gemm(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
+    """Append the product of a matrix with its input, of which `saved` bytes are kept; no message."""
+    _Product.forward(linear, saved).append(operations, shard)
+
+
+def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
+    """Append the forward of a column-parallel matrix whose kept input has `saved` bytes.
+
+    Its input comes from a norm, which writes it narrow where scales are known beforehand.
+    """
+    if shard.recipe != "delayed":
+        cast(operations, shard, linear, shard.norm_tokens if _gathers(shard) else linear.rows)
+    if not _gathers(shard):
+        forward_gemm(operations, shard, linear, saved=saved)
+        return
+    _gathered(operations, shard, _Product.forward(linear, saved), f"{linear.name}.gather")
+
+
+def row_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
+    """Append the forward of a row-parallel matrix and the reduction of its output."""
+    cast(operations, shard, linear, linear.rows)
+    product = _Product.forward(linear, saved)
+    how = _SCATTERS[shard.overlap_tp] if _gathers(shard) and linear.narrow else _scatter_after
+    how(operations, shard, product)
+
+
+CASTS: Mapping[Recipe, tuple[str, ...]] = {
+    "delayed": ("cast_transpose",),
+    "current": ("amax", "cast_transpose"),
+    "blockwise": ("quantize_transpose",),
+    "mxfp8": ("quantize_transpose",),
+    "nvfp4": ("amax", "quantize4_transpose"),
+}
+"""The kernels that make an operand narrow, along both of its axes, for the products of a training step."""
+
+
+def cast(
+    operations: OperationList, shard: Shard, linear: Linear, rows: int, *, gradient: bool = False
+) -> None:
+    """Append what makes the input (or the output's gradient) of a narrow matrix narrow, on so many rows."""
+    if shard.recipe is None or not linear.narrow:
+        return
+    columns = linear.columns if gradient else linear.inner
+    name = f"{linear.name}.{'gradient_cast' if gradient else 'cast'}"
+    *early, last = CASTS[shard.recipe]
+    for kind in early:
+        operations.kernel(f"{name}.{kind}", shard.vector(kind, rows, columns))
+    operations.kernel(
+        name, shard.vector(last, rows, columns), output=2 * byte_count(rows * columns, shard.gemm_dtype)
+    )
+
+
+def _travels_as(shard: Shard, linear: Linear) -> Dtype | None:
+    """Return the format in which a matrix's input or gradient is gathered: narrow, if cast before."""
+    return shard.gemm_dtype if shard.recipe is not None and linear.narrow else None
+
+
+def reduce_output(operations: OperationList, shard: Shard, name: str, elements: int) -> None:
+    """Append the sum of partial results over tp: whole, or to sequence shards."""
+    if shard.tp > 1:
+        role = "sp.scatter" if shard.sequence_parallel else "tp.reduce"
+        size = shard.message(role, elements)
+        operations.message(f"{name}.{role.partition('.')[2]}", role, size, output=size)
+
+
+def gather_gradient(
+    operations: OperationList, shard: Shard, name: str, elements: int, dtype: Dtype | None = None
+) -> None:
+    """Append the gather of a gradient that stands in sequence shards, of a format (None: activations')."""
+    if _gathers(shard):
+        size = shard.message("sp.gather", elements, dtype)
+        name = f"{name}.gather_gradient"
+        operations.message(name, "sp.gather", size, output=shard.activation_bytes(elements))
+
+
+def _gathered(operations: OperationList, shard: Shard, product: _Product, name: str) -> int:
+    """Append a gather of sequence shards and the product of what they make; return who has the last of it."""
+    how = _GATHERS[shard.overlap_tp] if product.linear.narrow else _gather_before
+    return how(operations, shard, product, name)
+
+
+def _shard_size(shard: Shard, product: _Product) -> int:
+    elements = product.linear.rows * product.inner
+    return shard.message("sp.gather", elements, _travels_as(shard, product.linear))
+
+
+def _gather_before(operations: OperationList, shard: Shard, product: _Product, name: str) -> int:
+    output = shard.activation_bytes(product.linear.rows * product.inner)
+    gathered = operations.message(name, "sp.gather", _shard_size(shard, product), output=output)
+    product.append(operations, shard)
+    return gathered
+
+
+def _gather_in_ring(operations: OperationList, shard: Shard, product: _Product, name: str) -> int:
+    """Append passes of a ring: while one shard is multiplied the next comes."""
+    size, begin, pieces = _shard_size(shard, product), operations.waits, shard.tp
+    there: tuple[int, ...] = ()
+    come: tuple[int, ...] = ()
+    for piece in range(pieces):
+        waits, last = (*there, *begin), piece == pieces - 1
+        if not last:
+            there = operations.pass_on(name, "sp.ring", size, step=1, after=waits)
+            come = (*come, *there)
+        product.append(operations, shard, pieces=pieces, last=last, after=(*come, *begin) if last else waits)
+    return come[-1]
+
+
+def _gather_in_pieces(operations: OperationList, shard: Shard, product: _Product, name: str) -> int:
+    """Append a gather of a part of every shard for each piece, beside the product of the one before."""
+    begin, pieces = operations.waits, shard.tp
+    size = ceil_divide(_shard_size(shard, product), pieces)
+    come: tuple[int, ...] = ()
+    for piece in range(pieces):
+        last = piece == pieces - 1
+        output = shard.activation_bytes(ceil_divide(product.linear.rows, pieces) * product.inner)
+        come = (*come, operations.message(name, "sp.gather", size, after=begin, output=output))
+        product.append(operations, shard, pieces=pieces, last=last, after=come if last else come[-1:])
+    return come[-1]
+
+
+def _scatter_after(operations: OperationList, shard: Shard, product: _Product) -> None:
+    product.append(operations, shard)
+    reduce_output(operations, shard, product.name, product.linear.rows * product.columns)
+
+
+def _scatter_in_ring(operations: OperationList, shard: Shard, product: _Product) -> None:
+    """Append passes of a ring: the sums of a shard go on beside the product of the next, and are added."""
+    rows, pieces = ceil_divide(product.linear.rows, shard.tp), shard.tp
+    add, name = shard.vector("residual_add", rows, product.columns), f"{product.name}.scatter"
+    size = shard.activation_bytes(rows * product.columns)
+    there: tuple[int, ...] = ()
+    for piece in range(pieces):
+        last = piece == pieces - 1
+        newest = product.append(operations, shard, pieces=pieces, last=last)
+        if there:
+            label = name if last else f"{name}.add"
+            newest = operations.kernel(label, add, after=(*there, newest), output=size)
+        if not last:
+            there = operations.pass_on(name, "sp.ring", size, step=1, after=(newest,))
+            operations.go_on_after(newest)
+
+
+def _scatter_in_pieces(operations: OperationList, shard: Shard, product: _Product) -> None:
+    """Append a sum of each piece beside the product of the next."""
+    pieces = shard.tp
+    rows = ceil_divide(product.linear.rows, pieces)
+    size = shard.message("sp.scatter", rows * product.columns)
+    for piece in range(pieces):
+        last = piece == pieces - 1
+        newest = product.append(operations, shard, pieces=pieces, last=last)
+        operations.message(f"{product.name}.scatter", "sp.scatter", size, output=size)
+        if not last:
+            operations.go_on_after(newest)
+
+
+_GATHERS = {
+    "none": _gather_before,
+    "ring": _gather_in_ring,
+    "pipeline": _gather_in_pieces,
+    "userbuffers": _gather_in_ring,
+}
+_SCATTERS = {
+    "none": _scatter_after,
+    "ring": _scatter_in_ring,
+    "pipeline": _scatter_in_pieces,
+    "userbuffers": _scatter_in_pieces,
+}
+
+
+def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> int:
+    """Append the backward of a column-parallel matrix; return the position that holds the input gradient."""
+    cast(operations, shard, linear, linear.rows, gradient=True)
+    incoming = operations.last
+    elements = linear.rows * linear.inner
+    output = shard.activation_bytes(elements)
+    gathered = incoming
+    if _gathers(shard):
+        size = shard.message("sp.gather", elements, _travels_as(shard, linear))
+        gathered = operations.message(f"{linear.name}.regather", "sp.gather", size, output=output)
+    gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
+    ready = operations.kernel(f"{linear.name}.input_gradient", gemm, after=incoming, output=output)
+    if shard.tp > 1:
+        role = "sp.scatter" if shard.sequence_parallel else "tp.reduce_gradient"
+        ready = operations.message(f"{linear.name}.reduce_gradient", role, shard.message(role, elements))
+    _weight_gradient(operations, shard, linear, gathered)
+    return ready
+
+
+def row_backward(operations: OperationList, shard: Shard, linear: Linear) -> None:
+    """Append the backward of a row-parallel matrix."""
+    cast(operations, shard, linear, shard.norm_tokens if _gathers(shard) else linear.rows, gradient=True)
+    product = _Product(linear, f"{linear.name}.input_gradient", linear.inner, linear.columns)
+    incoming = operations.last
+    if _gathers(shard):
+        incoming = _gathered(operations, shard, product, f"{linear.name}.gather_gradient")
+    else:
+        product.append(operations, shard)
+    _weight_gradient(operations, shard, linear, incoming)
+
+
+def _accumulating_gemm(shard: Shard, linear: Linear) -> Gemm:
+    return Gemm(
+        linear.columns,
+        linear.inner,
+        linear.rows,
+        dtype=shard.gemm_dtype if linear.narrow else shard.precision.activations,
+        out_dtype=shard.precision.gradients,
+        accumulate=True,
+    )
+
+
+def _weight_gradient(operations: OperationList, shard: Shard, linear: Linear, after: int) -> None:
+    gemm = _accumulating_gemm(shard, linear)
+    name = f"{linear.name}.weight_gradient"
+    if not linear.bias:
+        operations.kernel(name, gemm, after=after, parameters=linear.parameters, deferrable=True)
+        return
+    operations.kernel(name, gemm, after=after, deferrable=True)
+    reduction = Vector("bias_gradient", linear.rows, linear.columns, shard.precision.activations)
+    operations.kernel(
+        f"{linear.name}.bias_gradient", reduction, after=after, parameters=linear.parameters, deferrable=True
+    )
