@@ -24,6 +24,9 @@ VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 POSITIONS = {
     "learned_absolute": "learned", "rope": "rope", "mrope": "rope", "yarn": "rope", "none": "none",
 }  # fmt: skip
+DISPATCHERS = {
+    "allgather": "all_gather", "alltoall": "all_to_all", "alltoall_seq": "all_to_all", "flex": "deepep",
+}  # fmt: skip
 RECIPES = {"delayed": "delayed", "tensorwise": "current", "blockwise": "blockwise", "mxfp8": "mxfp8"}
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 CONTEXTS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ulysses_ring"}
@@ -79,6 +82,8 @@ def _job(arguments: Arguments, gpus: int, vocabulary: int | None) -> Tree:
         "training": _training(arguments, parallelism),
         "attention": arguments.choice("attention-backend", FLASH, "auto"),
     }
+    if arguments.count("num-experts", 0):
+        job["routing"] = _routing(arguments)
     multiple = arguments.count("make-vocab-size-divisible-by", 128)
     return job if multiple == 1 else job | {"vocabulary_multiple": multiple}
 
@@ -185,14 +190,19 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
         training["overlap_pipeline"] = False
     if "ddp-bucket-size" in arguments:
         training["bucket_parameters"] = arguments.count("ddp-bucket-size")
-    if arguments.get("clip-grad", float, 1.0) <= 0:
-        training["gradient_norm"] = False
+    training["gradient_norm"] = arguments.get("clip-grad", float, 1.0) > 0
+    if arguments.given("overlap-moe-expert-parallel-comm"):
+        training["overlap_batches"] = True
+    return training | _optimizer(arguments)
+
+
+def _optimizer(arguments: Arguments) -> Tree:
     chosen = arguments.get("optimizer", str, "adam")
     if chosen in {"sgd", "muon"}:
-        training["optimizer"] = chosen
-    elif chosen != "adam":
+        return {"optimizer": chosen}
+    if chosen != "adam":
         arguments.notes.append(f"--optimizer {chosen}: priced as adam")
-    return training
+    return {}
 
 
 def _recompute(arguments: Arguments) -> Tree:
@@ -298,11 +308,23 @@ def _experts(arguments: Arguments, dense: Tree, layers: int) -> Tree:
         router_bias=arguments.given("moe-router-enable-expert-bias") or None,
         capacity=arguments.get("moe-expert-capacity-factor", float, None),
     )
-    arguments.ignore("moe-grouped-gemm", "moe-token-dispatcher-type", "moe-permute-fusion")
+    arguments.ignore("moe-grouped-gemm", "moe-permute-fusion")
     sparse_layers = _expert_layers(arguments, layers)
     plain = [layer for layer in range(layers) if layer not in sparse_layers]
     exceptions = [place | {"feed_forward": dense} for place in spread(plain, layers)] if plain else []
     return {"feed_forward": experts} | ({"exceptions": exceptions} if exceptions else {})
+
+
+def _routing(arguments: Arguments) -> Tree:
+    """Return how tokens travel to experts; allgather where nothing is said, as its parser has it."""
+    dispatcher = arguments.choice("moe-token-dispatcher-type", DISPATCHERS, "allgather")
+    arguments.ignore("moe-enable-deepep", "moe-flex-dispatcher-backend")
+    nodes = arguments.count("moe-router-group-topk", 0) if dispatcher == "deepep" else 0
+    return sparse(
+        dispatcher=dispatcher,
+        nodes=nodes or None,
+        overlap_shared=arguments.given("moe-shared-expert-overlap") or None,
+    )
 
 
 def _expert_layers(arguments: Arguments, layers: int) -> set[int]:

@@ -35,7 +35,8 @@ WITHOUT_MEANING = frozenset((
     "seed", "steps", "tokenizer_path", "warmup_steps",
 ))  # fmt: skip
 SCHEDULES = {
-    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b",
+    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "breadth_first",
+    "zbvzerobubble": "zb_v", "dualpipev": "dualpipe_v",
 }  # fmt: skip
 ROTATIONS = {"allgather": "all_gather", "alltoall": "ring"}
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
@@ -178,7 +179,7 @@ def _add_schedule(tree: Tree, keys: Keys, split: Tree, notes: list[str]) -> None
         problem = f"{name!r} is not understood; allowed: {known}"
         raise ConfigError(problem, file=keys.file, key="parallelism.pipeline_parallel_schedule")
     tree["schedule"] = schedule
-    if schedule == "interleaved_1f1b":
+    if schedule in {"interleaved_1f1b", "breadth_first"}:
         split["chunks"] = 2
         notes.append("two model chunks a rank: what torchtitan takes where layers a stage are not stated")
 

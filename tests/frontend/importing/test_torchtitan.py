@@ -60,6 +60,13 @@ def test_a_key_of_training_becomes_a_key(tmp_path, line, path, expected):
     assert value == expected
 
 
+@pytest.mark.parametrize(("name", "schedule"), [("ZBVZeroBubble", "zb_v"), ("DualPipeV", "dualpipe_v")])
+def test_schedules_have_their_names(tmp_path, name, schedule):
+    lines = f'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "{name}"'
+    text = TEXT.replace("tensor_parallel_degree = 2", lines).replace("size = 2", "size = 8")
+    assert job_of(tmp_path, text, gpus=4).job.spec.training.schedule == schedule
+
+
 def test_converters_make_products_narrow(tmp_path):
     text = TEXT.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["float8"]')
     precision = job_of(tmp_path, text, gpus=8).job.spec.precision
