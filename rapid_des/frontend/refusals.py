@@ -29,6 +29,8 @@ def sharding_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if spec.overlap_tp != "none" and not split.sequence_parallel:
         problem = f"{spec.overlap_tp} cuts gathers and sums of sequence shards: set sequence_parallel"
         yield "training.overlap_tp", problem
+    if spec.overlap_tp != "none" and spec.adapters is not None:
+        yield "training.overlap_tp", f"{spec.overlap_tp} cuts products, beside which adapters stand whole"
     if copies > 1 and not policy.split:
         problem = f"{copies} copies of a state that zero_stage {stage} does not split"
         yield "parallelism.dp_replicate", problem

@@ -137,7 +137,9 @@ def replay_without_network(traces: TraceSet, *, rendezvous: bool) -> dict[int, l
                 else:
                     peer = trace.peers[nodes.peer[row]]
                     pair = (rank, peer) if kind == NodeKind.SEND else (peer, rank)
-                    meeting = (pair, int(nodes.tag[row]), int(nodes.size[row]))
+                    channel = (rank, f"{pair} {nodes.tag[row]} {kind}")
+                    counts[channel] = counts.get(channel, 0) + 1
+                    meeting = (pair, int(nodes.tag[row]), int(nodes.size[row]), counts[channel])
                     wanted = 2
                     if kind == NodeKind.SEND and not rendezvous:
                         finish[rank][row] = free[key] = start

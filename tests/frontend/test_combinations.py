@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
+from rapid_des.frontend.schedules import SCHEDULES
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 FLAGS = st.sampled_from(["true", "false"])
@@ -91,8 +92,8 @@ def combinations(draw):
     for flag in ("overlap_gradients", "overlap_pipeline", "gradient_norm", "dropout"):
         chosen[f"training.{flag}"] = draw(FLAGS)
     chosen["model.tied_embeddings"] = draw(FLAGS)
-    chosen["training.schedule"] = draw(st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b"]))
-    if chosen["training.schedule"] == "interleaved_1f1b":
+    chosen["training.schedule"] = draw(st.sampled_from(sorted(SCHEDULES)))
+    if SCHEDULES[chosen["training.schedule"]].chunks != 1:
         chosen |= {"parallelism.pp": "2", "parallelism.chunks": "2"}
     if draw(st.booleans()):
         chosen |= draw(experts(sizes, together=chosen["parallelism.sequence_parallel"] == "false"))

@@ -96,6 +96,12 @@ def test_only_sequence_shards_travel_in_pieces(tiny):
         tiny(("parallelism.tp", "2"), ("training.overlap_tp", "ring"))
 
 
+def test_adapters_stand_beside_whole_products(tiny):
+    adapters = ("training.adapters", "{rank: 4, matrices: [ffn.in]}")
+    with pytest.raises(ConfigError, match="beside which adapters stand whole"):
+        tiny(*SPLIT, HEADS, ("training.overlap_tp", "ring"), adapters)
+
+
 def test_pieces_hide_what_travels_and_blocks_say_the_same():
     changes = {
         "model.layers": 2, "parallelism.tp": 8, "parallelism.pp": 1, "parallelism.dp": 1, "host": None,
