@@ -33,7 +33,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, model_of
 from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.refusals import context_refusals, sharding_refusals
-from rapid_des.frontend.routing import with_counts, with_routing
+from rapid_des.frontend.routing import with_counts, with_products, with_routing
 from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
 from rapid_des.frontend.schedules.files import with_schedule
 from rapid_des.frontend.sharding import ZERO_STAGES
@@ -73,7 +73,7 @@ def load_job(
     with settings_named(document):
         software = software_of(document)
         spec = with_counts(_with_defaults(document, software), path)
-        model = _model(spec, path, of_model)
+        model = with_products(_model(spec, path, of_model), software)
         model = with_routing(model, spec, str(path))
         name = reference.name if isinstance(reference, Job) else path.stem
         job = Job(name, str(path), structs.replace(spec, model=model.spec, software=applied(software)), model)

@@ -18,8 +18,22 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.layers.experts import Experts
 from rapid_des.frontend.layers.layer import Layer
 from rapid_des.frontend.model import Model
+from rapid_des.frontend.software import Software
 from rapid_des.frontend.spec import BalancedLoad, HistogramLoad, JobSpec, RoutingSpec
 from rapid_des.network.collective_specs import DeepEp
+
+
+def with_products(model: Model, software: Software) -> Model:
+    """Return a model whose experts multiply as software does it."""
+    if software.experts == "one_kernel" or not model.has_experts:
+        return model
+    pattern = tuple(
+        replace(layer, feed_forward=replace(layer.feed_forward, kernel_each=True))
+        if isinstance(layer.feed_forward, Experts)
+        else layer
+        for layer in model.pattern
+    )
+    return replace(model, pattern=pattern)
 
 
 def with_routing(model: Model, spec: JobSpec, file: str) -> Model:

@@ -56,6 +56,9 @@ class Software(Spec, frozen=True):
     `conditions.library`."""
     attention: str | None = None
     """Whose attention kernels run, where not the library's: a scope too (`flash-2`). Unset: as `kernels`."""
+    experts: Literal["one_kernel", "kernel_each"] = "one_kernel"
+    """Whether one kernel multiplies for all experts of a rank, or a GEMM of the library for each of them,
+    some beside each other."""
     communication: LibraryChoice = LibraryChoice()
     """Communication libraries by kind of group. Those of which nothing was measured on a machine's fabric
     are not used there; nothing stated: no library, transfers at the links' own rates."""
@@ -63,7 +66,7 @@ class Software(Spec, frozen=True):
     """Keys of a job and their values where it states none: fusion, overlap, formats, memory reserved."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.kernels, self.attention, self.communication))
+        return hash((self.name, self.kernels, self.attention, self.experts, self.communication))
 
     def libraries_json(self) -> str:
         """Return the communication libraries as a trace carries them."""

@@ -34,6 +34,8 @@ class Experts:
     router_bias: bool
     shared: DenseFeedForward | None
     shared_gate: bool
+    kernel_each: bool = False
+    """Whether products are GEMMs of their own, one for each local expert."""
 
     name = "ffn"
     output_bias = False
@@ -195,7 +197,7 @@ class Experts:
         cast(operations, shard, Linear("ffn.in", wide, self.hidden, False, total), total)
         operations.kernel(
             "ffn.in",
-            GroupedGemm(rows, wide, self.hidden, shard.gemm_dtype),
+            self._product(shard, rows, wide, self.hidden),
             saved=shard.activation_bytes(total * self.hidden),
             output=shard.activation_bytes(total * wide),
             weights=local * wide * self.hidden,
@@ -208,7 +210,7 @@ class Experts:
         cast(operations, shard, Linear("ffn.out", self.hidden, inner, False, total), total)
         operations.kernel(
             "ffn.out",
-            GroupedGemm(rows, self.hidden, inner, shard.gemm_dtype),
+            self._product(shard, rows, self.hidden, inner),
             saved=middle,
             output=shard.activation_bytes(total * self.hidden),
             weights=local * self.hidden * inner,
@@ -252,9 +254,19 @@ class Experts:
         )
         output = shard.activation_bytes(sum(rows) * inner)
         operations.kernel(
-            f"{name}.input_gradient", GroupedGemm(rows, inner, columns, shard.gemm_dtype), after=incoming,
+            f"{name}.input_gradient",
+            self._product(shard, rows, inner, columns),
+            after=incoming,
             output=output,
-        )  # fmt: skip
+        )
+
+    def _product(self, shard: Shard, rows: tuple[int, ...], columns: int, inner: int) -> GroupedGemm | Gemm:
+        """Return the product of each expert's rows with its matrix; of GEMMs as many mean ones."""
+        if not self.kernel_each or not any(rows):
+            return GroupedGemm(rows, columns, inner, shard.gemm_dtype)
+        mean = ceil_divide(sum(rows), len(rows))
+        output = shard.precision.activations
+        return Gemm(mean, columns, inner, batch=len(rows), dtype=shard.gemm_dtype, out_dtype=output)
 
     def _scale_shared(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
         """Append the shared experts' gate, if they have one."""

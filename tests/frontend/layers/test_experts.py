@@ -175,3 +175,13 @@ def test_blocks_with_exchanges_of_copies_take_the_flattened_time(tp, etp):
     job, machine = load_job("llama2_7b_train", settings=changes), load_machine("dgx_h100")
     flattened, taken_apart = (simulate(job, machine, mode=mode) for mode in ("flattened", "hierarchical"))
     assert int(taken_apart.step_time) == pytest.approx(int(flattened.step_time), rel=0.001)
+
+
+def test_software_decides_whether_one_kernel_multiplies_for_all_experts(tiny):
+    each = tiny(*SPREAD, ("software", "megatron-2025"))
+    products = {
+        one.name: one.operator for one in forward(each) if one.name in ("ffn.in", "ffn.out")
+    }  # two local experts of 4 ranks' 2 * 16 copies each over 8
+    assert (products["ffn.in"].batch, products["ffn.in"].m, products["ffn.in"].n) == (2, 16, 64)
+    assert (products["ffn.out"].batch, products["ffn.out"].m, products["ffn.out"].k) == (2, 16, 32)
+    assert grouped(tiny(*SPREAD)) == [(16, 16)] * 2
