@@ -25,6 +25,7 @@ from rapid_des.cli.options import (
 from rapid_des.cli.progress import progress, until_interrupted
 from rapid_des.errors import InputError
 from rapid_des.report.result_text import modes_lines, result_lines
+from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, each_mode, simulate
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Refuse modes that leave out waiting on shared links.")
 @click.option("--allow-oom", is_flag=True, help="Simulate a job that does not fit into memory too; say so.")
 @click.option("--compare-modes", is_flag=True, help="Run every mode; print the gaps and times.")
+@click.option(
+    "--schedule-plot", metavar="OUT.png", help="Draw the pipeline's passes as they ran, stages as rows."
+)
 @click.option("--explain", is_flag=True, help="Print groups, messages, operators and memory too.")
 @engine_options
 @output_options
@@ -50,6 +54,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)
+    check_outputs([], pictures=[options["schedule_plot"]], replace=options["force"])
     analytic = options["mode"] == "analytical"
     wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=analytic)
     title = f"{job} on {loaded.name}"
@@ -84,6 +89,8 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
         lines = chain(lines, explain_lines(result, explanation))
     echo(options["as_json"], plain, lines)
     write_outputs(result, options)
+    if options["schedule_plot"] is not None:
+        result.draw_schedule(options["schedule_plot"], title=title)
 
 
 def _compare_modes(job: Job, machine: Machine, engine: EngineChoice, options: dict[str, Any]) -> None:
@@ -96,6 +103,6 @@ def _compare_modes(job: Job, machine: Machine, engine: EngineChoice, options: di
 
 
 def _refuse_with_modes(options: dict[str, Any]) -> None:
-    for name in ("mode", "timeline", "links", "links_plot", "explain", "allow_oom"):
+    for name in ("mode", "timeline", "links", "links_plot", "schedule_plot", "explain", "allow_oom"):
         if options[name] not in (None, False):
             raise InputError(f"--{name.replace('_', '-')} does not go with --compare-modes")

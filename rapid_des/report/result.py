@@ -95,6 +95,8 @@ class Result:
     """Of a job: what its distinct kernels cost, and why."""
     blocks: BlockRun | None = field(default=None, repr=False, compare=False)
     """What stands behind a result in blocks."""
+    trace: JobTrace | None = field(default=None, repr=False, compare=False)
+    """Of a job: what was run, in blocks the graph around them."""
 
     def __hash__(self) -> int:
         return hash((self.step_time, self.mode, self.switching, *self.breakdown.items()))
@@ -142,6 +144,15 @@ class Result:
 
         run = self._run("link table")
         draw(picture(run.machine, utilisation(run.execution.records)), Path(path))
+
+    def draw_schedule(self, path: str | Path, *, title: str = "pipeline schedule") -> None:
+        """Draw a training step's passes as they ran, stages as rows: PNG, SVG or PDF; in every mode."""
+        from rapid_des.report.pictures.schedule import draw_schedule
+
+        run = self.run if self.blocks is None else self.blocks.run
+        if run is None or self.trace is None:
+            raise InputError("a schedule's picture is of a job: this is a foreign trace")
+        draw_schedule(self.trace, run, Path(path), title=title)
 
     def operators(self, rank: int | None = None) -> tuple[OperatorRow, ...]:
         """Return the compute operators of a rank (the critical one), the longest first."""
@@ -245,6 +256,7 @@ def result_of(
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         run=run if blocks is None else None,
         stream_kinds=kinds,
+        trace=trace,
         priced=() if trace is None else trace.operators,
         blocks=blocks,
     )

@@ -1,0 +1,44 @@
+"""The picture of a schedule: a box a pass, as it ran, in every mode."""
+
+import pytest
+
+from rapid_des.errors import InputError
+from rapid_des.frontend import load_job
+from rapid_des.machine import load_machine
+from rapid_des.report.pictures.schedule import boxes
+from rapid_des.simulation import simulate
+
+
+def job(schedule):
+    parallelism = {"tp": 1, "pp": 4, "sequence_parallel": False, "dp": 1}
+    settings = {f"parallelism.{axis}": size for axis, size in parallelism.items()}
+    training = {"schedule": schedule, "global_batch": 8, "micro_batch": 1, "sequence_length": 256}
+    settings |= {f"training.{key}": value for key, value in training.items()}
+    return load_job("llama2_7b_train", settings=settings | {"model.layers": 8})
+
+
+@pytest.mark.parametrize("mode", ["flattened", "hierarchical", "analytical"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v", "dualpipe"])
+def test_every_pass_is_a_box_in_the_order_of_its_stage(mode, schedule):
+    wanted = job(schedule)
+    result = simulate(wanted, load_machine("dgx_a100"), mode=mode)
+    drawn = list(boxes(result.trace, result.run or result.blocks.run))
+    for stage, order in enumerate(wanted.plan.orders):
+        own = [box for box in drawn if box.stage == stage and box.name != "optimizer"]
+        assert [(box.name, box.micro_batch, box.chunk) for box in own] == [item[:3] for item in order]
+        assert all(first.finish <= second.start for first, second in zip(own, own[1:], strict=False))
+    assert max(box.finish for box in drawn) <= result.step_time
+
+
+def test_a_picture_is_drawn_alike_twice(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = simulate(job("zb_h1"), load_machine("dgx_a100"), mode="hierarchical")
+    for name in ("one.svg", "two.svg"):
+        result.draw_schedule(tmp_path / name, title="zb_h1")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_requests_have_no_schedule(tmp_path):
+    result = simulate(load_job("llama2_7b_inference"), load_machine("dgx_a100"), mode="analytical")
+    with pytest.raises(InputError, match="a schedule's picture is of training"):
+        result.draw_schedule(tmp_path / "x.png")
