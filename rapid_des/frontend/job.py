@@ -289,6 +289,12 @@ class Job:
         """How replicas hold the model's state in training."""
         return self.shardings["dense"]
 
+    @property
+    def bucket_parameters(self) -> int:
+        """Parameters from which on a gradient bucket travels."""
+        each = self.training.bucket_parameters_per_replica
+        return max(self.training.bucket_parameters, each * self.sharding.replicas)
+
     @cached_property
     def shardings(self) -> Mapping[Domain, Sharding]:
         """How those of the model's own parameters do, and those of its routed experts."""

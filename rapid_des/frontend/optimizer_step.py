@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rapid_des.device.operators import Operator, OperatorModel, Vector
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.optimizers import update_kernels
+from rapid_des.frontend.parts import narrow_weights
 from rapid_des.frontend.shard import message_size
 from rapid_des.frontend.sharding import Sharding
 from rapid_des.frontend.template import GATE, INPUT, Domain, Mark, Piece
@@ -52,7 +53,7 @@ def reduce_buckets(
             continue
         role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
         own = [mark for mark in marks if mark.domain == domain]
-        for index, bucket in enumerate(gradient_buckets(own, job.training.bucket_parameters)):
+        for index, bucket in enumerate(gradient_buckets(own, job.bucket_parameters)):
             size = message_size(role, bucket.parameters, dtype, sharding.replicas)
             ready = own[bucket.last_mark].position if after is None else after
             waiting.append((ready, f"gradients.{role}.{index}", size, sharding, bucket.parameters))
@@ -85,7 +86,7 @@ def gather_buckets(
         role, own = sharding.gathers, [number for number, mark in enumerate(marks) if mark.domain == domain]
         if role is None:
             continue
-        buckets = gradient_buckets([marks[number] for number in own], job.training.bucket_parameters)
+        buckets = gradient_buckets([marks[number] for number in own], job.bucket_parameters)
         for index in reversed(range(len(buckets))):
             first = buckets[index - 1].last_mark + 1 if index else 0
             size = message_size(
@@ -147,7 +148,8 @@ def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict
     updated = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
     kernels: dict[str, Operator] = {"gradients.zero": _clearing(job, parameters)}
     if job.training_shard.recipe is not None:
-        weights = Vector("cast_transpose", 1, sum(parameters.values()), job.spec.precision.activations)
+        updated_narrow = min(narrow_weights(job, stage), sum(parameters.values()))  # none of what is frozen
+        weights = Vector("cast_transpose", 1, updated_narrow, job.spec.precision.activations)
         kernels["weights.cast"] = weights
     if job.spec.precision.activations == "fp16":
         kernels["gradient_unscale"] = Vector("gradient_clip", 1, updated, dtype)

@@ -303,3 +303,10 @@ def stage_parameters(job: Job, stage: int) -> Counter[Domain]:
         for domain, elements in sizes[section].items():
             total[domain] += count * elements
     return total
+
+
+def narrow_weights(job: Job, stage: int) -> int:
+    """Return the elements of one rank's matrices that multiply in the job's narrow format: layers' alone."""
+    lists = _layer_lists(job, job.shard(1, 1, 1), "forward")
+    sizes = {key.section: sum(one.weights for one in operations) for key, operations in lists.items()}
+    return sum(count * sizes.get(section, 0) for section, count in stage_sections(job, stage).items())

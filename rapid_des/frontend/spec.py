@@ -402,6 +402,8 @@ class TrainingSpec(Spec, frozen=True):
     reduced after the last one's. Unset: with zero_stage 2 and 3."""
     bucket_parameters: Count = 40_000_000
     """Gradients travel once this many parameters are ready."""
+    bucket_parameters_per_replica: Annotated[int, msgspec.Meta(ge=0, le=2**40)] = 0
+    """And not before there are this many for each rank that they are reduced over."""
     overlap_gradients: bool = True
     """Gradient buckets travel beside the last micro-batch's backward."""
     overlap_parameters: bool = False

@@ -7,6 +7,7 @@ from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.device.operators import Attention
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, memory
+from rapid_des.frontend.parts import narrow_weights
 from rapid_des.frontend.schedules import SCHEDULES
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
@@ -415,3 +416,19 @@ def test_what_is_cast_before_it_is_gathered_travels_narrow(tiny, prices):
 def test_a_recipe_without_narrow_products_is_refused(tiny):
     with pytest.raises(ConfigError, match="precision.recipe: current needs gemm narrower"):
         tiny(("precision.recipe", "current"))
+
+
+def test_narrow_copies_are_made_of_layers_matrices_alone():
+    # Llama 2 7B: half of 32 layers' 4 * 4096^2 + 3 * 4096 * 11008, of which tp has half; tables, head and
+    # norms stay as activations are
+    settings = [("parallelism.tp", "2"), ("parallelism.pp", "2"), ("precision.gemm", "fp8")]
+    job = load_job("llama2_7b_train", settings=settings)
+    assert narrow_weights(job, 0) == narrow_weights(job, 1) == 16 * 202_375_168 // 2
+
+
+def test_a_bucket_waits_for_its_share_of_each_replica(tiny):
+    job = tiny(("parallelism.dp", "4"), ("training.bucket_parameters", "10"))
+    assert job.bucket_parameters == 10
+    each = ("training.bucket_parameters_per_replica", "5")
+    job = tiny(("parallelism.dp", "4"), ("training.bucket_parameters", "10"), each)
+    assert job.bucket_parameters == 20  # as Megatron's max(40 M, 1 M ranks)

@@ -128,7 +128,7 @@ def test_what_a_submission_leaves_open_is_predicted_in_every_reading():
     rows = [row for row in measured(mlperf, open_folder(None)) if "/v3.1/" in row.case_id and row.cases]
     chunks = {case: set() for case in {row.case_id for row in rows}}
     for row in rows:
-        chunks[row.case_id].add(job_of(row).chunks)
+        chunks[row.case_id].add(job_of(row).shape.chunks)
     assert list(chunks.values()) == [{6, 12}] * len(chunks)
 
 

@@ -85,7 +85,7 @@ def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
     if job.stages > 1:
         yield Tensor("stage input and output", "communication", 2 * job.message_bytes, 2)
     if precision.gradient_reduce != precision.gradients:
-        bucket = byte_count(job.training.bucket_parameters, precision.gradient_reduce)
+        bucket = byte_count(job.bucket_parameters, precision.gradient_reduce)
         yield Tensor("travelling bucket", "communication", bucket)
     if shard.sequence_parallel and shard.tp > 1:
         size = spec.gather_buffers * shard.activation_bytes(shard.tokens * shard.hidden)

@@ -28,37 +28,40 @@ class Runs:
 
     def __init__(self) -> None:
         self._done: dict[Case, Outcome] = {}
+        self._queued: dict[Case, None] = {}
         self._begun: dict[Case, Future[list[Outcome]]] = {}
         self._places: dict[Case, int] = {}
         self._abandoned = False
         self.watch: Watch = lambda *_: None
 
     def begin(self, cases: Iterable[Case]) -> None:
-        """Hand cases that are not known yet to the workers, those with most in common together, if many."""
-        waiting = [
-            case for case in dict.fromkeys(cases) if case not in self._done and case not in self._begun
-        ]
+        """Queue cases that are not known yet; the first who asks for an outcome has all of them begun."""
         self._abandoned = False
-        if len(waiting) <= FEW:
-            return
-        for batch in _batches(waiting):
-            future = _workers().submit(_outcomes, batch)
-            self._begun.update((case, future) for case in batch)
-            self._places.update((case, place) for place, case in enumerate(batch))
+        self._queued |= {case: None for case in cases if case not in self._done and case not in self._begun}
 
     def outcome(self, case: Case) -> Outcome:
         """Return what a case's run gives, when it is there; after `abandon` `NOT_RUN` where it is not."""
         if case in self._done:
             return self._done[case]
+        self._hand_out()
         begun = self._begun.get(case)
         if self._abandoned:
             return begun.result()[self._places[case]] if begun and _is_there(begun) else NOT_RUN
         self._done[case] = outcome(case) if begun is None else self._waited_for(begun)[self._places[case]]
         return self._done[case]
 
+    def _hand_out(self) -> None:
+        """Hand what is queued to the workers, those with most in common together, if that is much."""
+        waiting = [case for case in self._queued if case not in self._done]
+        self._queued = {}
+        for batch in _batches(waiting) if len(waiting) > FEW else ():
+            future = _workers().submit(_outcomes, batch)
+            self._begun.update((case, future) for case in batch)
+            self._places.update((case, place) for place, case in enumerate(batch))
+
     def abandon(self) -> None:
         """End the workers; what they have done is kept."""
-        self._abandoned = True
+        self._abandoned, self._queued = True, {}
         self._begun = {case: future for case, future in self._begun.items() if _is_there(future)}
         if _workers.cache_info().currsize:
             _workers().shutdown(wait=False, cancel_futures=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rapid_des.validation.jobs.cases import Case
-from rapid_des.validation.jobs.decoders import GPT, LLAMA, Style, decoder, printed, training_flops
+from rapid_des.validation.jobs.decoders import GPT, LLAMA, Style, Tree, decoder, printed, training_flops
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
 from rapid_des.validation.jobs.software import SOFTWARE, lacking
@@ -22,6 +22,13 @@ _GPUS = {"H100": "H100-SXM-80GB", "H200": "H200-SXM-141GB", "B200": "B200-SXM", 
          "GB300": "GB300-NVL72"}  # fmt: skip
 _CHUNKS_OF_ROUND = {("v3.1", "gpt3"): (6, 12)}
 """Where a round's configurations do not print how many chunks a stage has: what later rounds print."""
+
+
+_IN_FP4 = {
+    "mlperf/v5.1/NVIDIA/theia_ngpu512_ngc25.09_nemo/llama31_405b",
+    "mlperf/v5.1/NVIDIA/tyche_ngpu512_ngc25.09_nemo/llama31_405b",
+}
+"""Rows that name the fp8 twin of the configuration that their submission's README names."""
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
@@ -59,9 +66,27 @@ def _cases(record: Record) -> Iterator[Case]:
     model = decoder(_STYLES[record["benchmark"]], printed(record), positions=record.count("seq"))
     batch = Batch(record.count("gbs"), record.count("mbs"), record.count("seq"))
     for layout in _layouts(record, gpus):
-        narrow = "fp4" if record["config_file"].endswith("fp4.sh") else "fp8"
-        more = {**MEGATRON_2025_JOB, "precision": {"gemm": narrow}}
-        yield Case.of(training_job(model, layout, batch, software, more), where)
+        yield Case.of(training_job(model, layout, batch, software, _as_submitted(record)), where)
+
+
+def _as_submitted(record: Record) -> Tree:
+    """Return what submissions in NeMo say besides: number formats, buckets, CUDA graphs of whole iterations.
+
+    mlcommons/training_results_v5.1, NVIDIA: the README of each submission names the configuration that ran,
+    pretrain.py says `grad_reduce_in_fp32=False`, config_common.sh `FP8_RECIPE="tensorwise"` and
+    FP8_PARAM_GATHER, that of 8B BUCKET_SIZE; v3.1, Azure with NVIDIA: distributed_fused_adam.yaml says
+    `grad_sync_dtype: bf16`, config_fp8.sh a history of amax, which is delayed scaling.
+    """
+    config, recent = record["config_file"], record["round"].startswith("v5")
+    narrow = "fp4" if config.endswith("fp4.sh") or record["case_id"] in _IN_FP4 else "fp8"
+    precision = {"gemm": narrow, "gradients": "bf16", "gradient_reduce": "bf16"}
+    if narrow == "fp8" and recent:
+        precision |= {"recipe": "current", "parameter_gather": "fp8"}
+    training = dict(MEGATRON_2025_JOB["training"])
+    if record["benchmark"] == "llama31_8b":
+        training |= {"bucket_parameters": 768_000_000, "bucket_parameters_per_replica": 0}
+    whole = {"host": None} if "_cg" in config or record["round"] == "v5.1" else {}
+    return {"precision": precision, "training": training, **whole}
 
 
 def _layouts(record: Record, gpus: int) -> Iterator[Layout]:
