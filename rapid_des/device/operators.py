@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4"]
-Bound = Literal["tensor", "vector", "shared", "l2", "hbm", "latency", "launch"]
+Bound = Literal["tensor", "vector", "shared", "l2", "hbm", "latency", "launch", "host"]
 
 DTYPE_BITS: Mapping[str, int] = {
     "fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4,
@@ -190,7 +190,16 @@ class Vector:
     phase: Literal["forward", "backward"] = "forward"
 
 
-Operator = Gemm | GroupedGemm | Attention | Vector
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """Bytes that go to the memory of the host, come from it, or pass its processor's part for this GPU."""
+
+    size: int
+    what: Literal["to_host", "from_host", "memory"]
+    dtype: Dtype = "fp32"
+
+
+Operator = Gemm | GroupedGemm | Attention | Vector | HostWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,17 @@ from rapid_des.device.attention.decode import price_decode, rows_of
 from rapid_des.device.attention.flash import BlockScheduler, price_flash, price_flash_backward
 from rapid_des.device.device import Device
 from rapid_des.device.gemm import gemm_model, grouped_model, price_gemm, price_grouped_gemm
-from rapid_des.device.operators import Attention, Estimate, Gemm, GroupedGemm, Operator, OperatorModel, Vector
+from rapid_des.device.host import price_host
+from rapid_des.device.operators import (
+    Attention,
+    Estimate,
+    Gemm,
+    GroupedGemm,
+    HostWork,
+    Operator,
+    OperatorModel,
+    Vector,
+)
 from rapid_des.device.spec import LEARNED
 from rapid_des.device.vector import price_vector
 from rapid_des.errors import InputError
@@ -111,6 +121,8 @@ class NativeOperators:
                 return price_attention(operator, device, table("block scheduler", BlockScheduler))
             case Vector():
                 return price_vector(operator, device)
+            case HostWork():
+                return price_host(operator, device)
 
 
 def price_attention(attention: Attention, device: Device, scheduler: BlockScheduler) -> Estimate:

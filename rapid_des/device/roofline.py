@@ -6,6 +6,7 @@ It is the first look (`operators: roofline`) and the null model that the real on
 from __future__ import annotations
 
 from rapid_des.device.device import Device
+from rapid_des.device.host import price_host
 from rapid_des.device.operators import (
     Attention,
     Bound,
@@ -13,6 +14,7 @@ from rapid_des.device.operators import (
     Estimate,
     Gemm,
     GroupedGemm,
+    HostWork,
     Operator,
     Vector,
     width,
@@ -31,6 +33,8 @@ def price(operator: Operator, device: Device) -> Estimate:
             return price_attention(operator, device)
         case Vector():
             return price_vector(operator, device)
+        case HostWork():
+            return price_host(operator, device)
 
 
 def price_gemm(gemm: Gemm, device: Device) -> Estimate:

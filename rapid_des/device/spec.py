@@ -106,6 +106,21 @@ class Conditions(Spec, frozen=True):
     """Whose attention kernels run (`flash-2`, …); unset: the library's."""
 
 
+class HostSide(Spec, frozen=True):
+    """What joins a GPU to the memory of its host, and its part of that, for offloading."""
+
+    to_host: Bandwidth
+    """Of copies of pinned memory to the host."""
+    from_host: Bandwidth
+    """Of copies from the host."""
+    memory: Bandwidth
+    """This GPU's part of the bandwidth of the host's memory, which an optimizer there is bound by."""
+
+    def __post_init__(self) -> None:
+        if not min(self.to_host, self.from_host, self.memory):
+            raise ValueError("host: bandwidths must be above 0")
+
+
 class DeviceSpec(Spec, frozen=True):
     """One device file; peaks are dense and at `clock.peak`, per-SM levels hold one SM's capacity."""
 
@@ -138,6 +153,8 @@ class DeviceSpec(Spec, frozen=True):
     """What a kernel costs beyond its work."""
     conditions: Conditions
     """How the device is used."""
+    host: HostSide | None = None
+    """What joins it to its host; unset: nothing is offloaded."""
     power: Power | None = None
     """Board power limit."""
     idle_power: Power | None = None

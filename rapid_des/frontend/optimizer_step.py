@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rapid_des.device.operators import Operator, OperatorModel, Vector
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.offload import host_optimizer
 from rapid_des.frontend.optimizers import update_kernels
 from rapid_des.frontend.parts import narrow_weights
 from rapid_des.frontend.shard import message_size
@@ -192,6 +193,8 @@ def optimizer_step(  # noqa: PLR0913 - what a step is made of, by name
             done = _sum_scalar(program, job, SUMS[name], done)
             if job.host is not None and "gradient_norm" in job.host.waits:
                 program.issuing(after=done)
+    if job.training.offload_optimizer:
+        return host_optimizer(program, job, operators, parameters=parameters, after=done)
     return done[0]
 
 

@@ -93,7 +93,12 @@ def _orthogonal(job: Job, stage: int, domain: Domain) -> int:
 
 
 def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, Operator]:
-    """Return the kernels of the update of a rank of so many parameters by domain, in order, by name."""
+    """Return the kernels of the update of a rank of so many parameters by domain, in order, by name.
+
+    There are none where the host updates them.
+    """
+    if job.training.offload_optimizer:
+        return {}
     dtype = job.spec.precision.gradients
     orthogonal = {domain: _orthogonal(job, stage, domain) for domain in parameters}
     plain = sum(

@@ -388,6 +388,12 @@ class TrainingSpec(Spec, frozen=True):
     optimizer: Literal["adam", "adamw", "adam_8bit", "sgd", "muon"] = "adamw"
     """Which optimizer. adam_8bit: moments of a byte, quantised in blocks; sgd: with momentum; muon: layers'
     matrices by orthogonalised momentum, all else by AdamW."""
+    offload_activations: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Share of what each layer keeps for its backward that goes to the host's memory and comes back, a layer
+    ahead of need, beside compute."""
+    offload_optimizer: bool = False
+    """Master weights and optimizer states stand in the host's memory, and its processor updates them:
+    gradients go there, weights come back, bucket by bucket (ZeRO-Offload, Ren et al. 2021)."""
     zero_stage: ZeroStage = 0
     """Split over dp: 1: optimizer states (Megatron's distributed optimizer); 2: gradients too; 3: parameters
     too, gathered for each layer's forward and backward (FSDP, DeepSpeed ZeRO-3)."""

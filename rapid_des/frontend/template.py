@@ -32,11 +32,15 @@ STREAMS = (
     "dp-across",
     "tp-send",
     "tp-recv",
+    "to-host",
+    "from-host",
+    "host-optimizer",
 )
 """The host's where one issues what the others run; those after it where somebody uses them."""
 STREAM_KINDS: Mapping[str, str] = {
     "compute": "compute", "tp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "pp-send": "pp", "pp-recv": "pp",
     "host": "host", "cp-send": "cp", "cp-recv": "cp", "dp-across": "dp", "tp-send": "tp", "tp-recv": "tp",
+    "to-host": "offload", "from-host": "offload", "host-optimizer": "offload",
 }  # fmt: skip
 HOST = STREAMS.index("host")
 INPUT = -1
@@ -47,7 +51,9 @@ GATE = -3
 """The port of a message that must have left before the piece starts."""
 SECOND = -4
 """The port of what the second of two pieces consumes that stand in one."""
-PORTS = (INPUT, PARAMETERS, GATE)
+FETCHED = -5
+"""The port of activations that have come back from the host."""
+PORTS = (INPUT, PARAMETERS, GATE, FETCHED)
 """What the first node of a piece waits for."""
 
 

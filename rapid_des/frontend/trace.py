@@ -9,13 +9,16 @@ import numpy as np
 
 from rapid_des.arrays import Int64s, distinct
 from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.device.operators import Operator, OperatorModel
+from rapid_des.device.operators import HostWork, Operator, OperatorModel
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.prices import PricedOperator, kernel_node, message_node
 from rapid_des.frontend.routing import exchanges, libraries_json, place_of_ranks
 from rapid_des.frontend.shard import GROUP_SLOTS, PEERS
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
+
+_OF_HOST = {"to_host": "to-host", "from_host": "from-host", "memory": "host-optimizer"}
+"""Streams of what the host does."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,12 @@ class ProgramWriter:
     ) -> int:
         """Append a collective of the role's group, or of another; return its position."""
         return self.writer.append(message_node(name, role, size, (), self.host, group=group), after)
+
+    def with_host(self, name: str, work: HostWork, operators: OperatorModel, *, after: Sequence[int]) -> int:
+        """Append what the GPU and its host do for each other, on a stream of its own; return its position."""
+        duration, issue = operators.estimate(work).duration, 0 if self.host is None else int(self.host.kernel)
+        node = Node(name, NodeKind.COMPUTE, _OF_HOST[work.what], (), duration=duration, issue=issue)
+        return self.writer.append(node, after)
 
     def segment(self, name: str, start: int, **what: int) -> None:
         """Close a segment that began at row `start`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.interleave import Interleaved, interleaved, travels
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.offload import Activations
 from rapid_des.frontend.optimizer_step import (
     gather_buckets,
     gather_unit,
@@ -60,6 +61,10 @@ class _Stage:
     """By chunk: what its first forward waits for."""
     reduced: list[int] = field(default_factory=list)
     """Where gradients were reduced so far."""
+    offloaded: Activations | None = None
+    """Where the layers' activations are, if the host keeps some."""
+    placed: list[tuple[Piece, int]] = field(default_factory=list)
+    """The pieces of the newest pass, and where each begins."""
     held: dict[tuple[int, int], int] = field(default_factory=dict)
     """By chunk and unit: where parameters were gathered that are still whole."""
     together: dict[tuple[tuple[Phase, int], ...], Interleaved | None] = field(default_factory=dict)
@@ -89,6 +94,8 @@ class _Stage:
 def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel) -> FinishedProgram:
     """Return the program that every rank of one stage runs."""
     state = _open_stage(job, pieces, stage)
+    if job.training.offload_activations:
+        state.offloaded = Activations(job, stage, operators)
     state.program.issuing(first=0 if job.host is None else job.host.before())
     if job.sharding.gathers and job.sharding.ahead:
         for chunk in state.chunks:
@@ -225,8 +232,12 @@ def _place_item(state: _Stage, item: Item) -> None:
     ports = state.gate | ({} if incoming is None else {INPUT: incoming})
     start = len(state.program)
     end = _place_pass(state, item, ports)
-    piece = state.chained.get((item.phase, item.chunk))
-    _close_item(state, item, start, end, () if piece is None else piece.marks)
+    marks = [
+        replace(mark, position=mark.position + begin - start)
+        for piece, begin in state.placed
+        for mark in piece.marks
+    ]
+    _close_item(state, item, start, end, marks)
 
 
 def _place_pair(state: _Stage, first: Item, second: Item) -> None:
@@ -250,6 +261,7 @@ def _together(state: _Stage, first: Item, second: Item) -> Interleaved | None:
     """Return the pieces of two items as one; None where they run one after the other."""
     keys = (first.phase, first.chunk), (second.phase, second.chunk)
     whole = all(key in state.chained for key in keys) and first.phase == "forward" != second.phase
+    whole &= state.offloaded is None
     if not whole or first.chunk in state.gathered or state.job.sharding.policy.by_unit:
         return None
     if keys not in state.together:
@@ -277,10 +289,16 @@ def _close_item(state: _Stage, item: Item, start: int, end: int, marks: Sequence
 
 def _place_pass(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     """Place the pieces of an item and return where it ends; a part without layers hands on what it got."""
+    state.placed = []
     if item.phase == "forward" and item.chunk in state.gathered:
         return _place_gathered(state, item.chunk, ports)
     if (item.phase, item.chunk) not in state.chained:
         return ports[INPUT]
+    if state.offloaded is not None:
+        pieces = state.pieces[item.phase, item.chunk]
+        output, state.placed = state.offloaded.place(state.program, item, pieces, ports)
+        return output
+    state.placed = [(state.chained[item.phase, item.chunk], len(state.program))]
     if state.job.sharding.policy.by_unit:
         return _place_units(state, item, ports)
     return state.program.writer.place(state.chained[item.phase, item.chunk], ports)

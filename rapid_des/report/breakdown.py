@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 from rapid_des.units import Duration
 
-KIND_ORDER = ("tp", "cp", "ep", "dp", "pp")
+KIND_ORDER = ("tp", "cp", "ep", "dp", "pp", "offload")
 """Which kind of exposed communication an instant counts as when several are in progress."""
 BUBBLE, HOST, IDLE, COMPUTE = "bubble", "host", "idle", "compute"
 _BOUND = 0.2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rapid_des.chakra.trace import NodeKind, TraceSet
-from rapid_des.device.operators import Attention, Estimate, Gemm, GroupedGemm, Operator
+from rapid_des.device.operators import Attention, Estimate, Gemm, GroupedGemm, HostWork, Operator
 from rapid_des.frontend import Job, load_job
 
 TINY_MODEL = """\
@@ -54,6 +54,8 @@ class UnitPrices:
         if isinstance(operator, Attention):
             pairs = operator.query_length * operator.key_length
             return 40 * operator.batch * operator.heads * pairs * operator.head_dim
+        if isinstance(operator, HostWork):
+            return operator.size
         return operator.rows * operator.columns
 
 

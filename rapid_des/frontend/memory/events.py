@@ -36,6 +36,8 @@ class SectionMemory:
     """Of a layer that is run again with those behind it: what it keeps from then to its backward."""
     others: int = 0
     """How many layers, the ones just before it, its backward makes so for theirs."""
+    away: int = 0
+    """Bytes of activations besides those kept that are in the host's memory between forward and backward."""
 
     @cached_property
     def activations(self) -> int:
@@ -57,7 +59,25 @@ def section_memory(job: Job) -> dict[Section, SectionMemory]:
     """Return what each section of a training job keeps, under its recomputation."""
     lists = training_lists(job, heaviest_place(job))
     forwards = {key.section: operations for key, operations in lists.items() if key.phase == "forward"}
-    return {section: _section(job, section, operations, lists) for section, operations in forwards.items()}
+    share = job.training.offload_activations
+    return {
+        section: _offloaded(memory, share if section.name == "block" else 0)
+        for section, operations in forwards.items()
+        for memory in [_section(job, section, operations, lists)]
+    }
+
+
+def _offloaded(memory: SectionMemory, share: float) -> SectionMemory:
+    """Return what a section keeps on the GPU while a share of its activations is in the host's memory."""
+    if not share:
+        return memory
+    kept = tuple(
+        tensor._replace(size=tensor.size - round(share * tensor.size))
+        if tensor.category == "activations"
+        else tensor
+        for tensor in memory.kept
+    )
+    return replace(memory, kept=kept, away=memory.activations - size_of(kept, "activations"))
 
 
 def size_of(tensors: Iterable[Tensor], category: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from rapid_des.device.operators import width
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.tensors import MOVING, Tensor
 from rapid_des.frontend.optimizers import states
@@ -36,6 +37,8 @@ def _model(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[Tens
 
     yield Tensor(f"{of}weights", "weights", byte_count(held("parameters"), precision.activations))
     yield Tensor(f"{of}gradients", "gradients", byte_count(held("gradients"), precision.gradients))
+    if job.training.offload_optimizer:
+        return
     if precision.master_weights is not None:
         own = byte_count(held("optimizer"), precision.master_weights)
         yield Tensor(f"{of}master weights", "optimizer", own)
@@ -90,6 +93,10 @@ def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
     if shard.sequence_parallel and shard.tp > 1:
         size = spec.gather_buffers * shard.activation_bytes(shard.tokens * shard.hidden)
         yield Tensor("gathered sequences", "communication", size, spec.gather_buffers)
+    if job.training.offload_optimizer:
+        widths = width(precision.gradients) + width(precision.activations)
+        size = round(2 * widths * min(job.training.bucket_parameters, sum(parameters.values())))
+        yield Tensor("buckets to and from the host", "communication", size, 4)
     if spec.gradient_copies == "buckets" and is_replicated(job):
         trained = sum(count for domain, count in parameters.items() if domain != "frozen")
         size = byte_count(trained, precision.activations)
@@ -111,11 +118,11 @@ def framework(job: Job) -> Iterator[Tensor]:
 def _groups(job: Job) -> Iterator[str]:
     """Yield the kinds of process groups that a job of this model makes."""
     for group, axes in GROUPS.items():
-        if group == "stages" or group == "experts" and job.spec.routing.dispatcher != "all_gather":
+        if group in PARTS and job.members(group) == job.members(PARTS[group][0]):
             continue
-        if group in PARTS and job.members(group) in (1, job.members(PARTS[group][0])):
+        if group == "experts" and job.spec.routing.dispatcher != "all_gather":
             continue
-        if group not in PARTS and (job.model.has_experts or EXPERT_AXES.isdisjoint(axes)):
+        if job.model.has_experts or EXPERT_AXES.isdisjoint(axes):
             yield group
 
 

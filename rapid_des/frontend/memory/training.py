@@ -31,7 +31,9 @@ def training_memory(job: Job) -> JobMemory:
 
 def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) -> StageMemory:
     parameters = stage_parameters(job, stage)
-    whole = tuple(standing(job, stage, parameters))
+    copies = 2 * max(memory.away for memory in by_section.values())
+    away = Tensor("activations to and from the host", "communication", copies, 2)
+    whole = (*standing(job, stage, parameters), away)
     walk = _Walk(job, stage, by_section)
     for item in job.plan.orders[stage]:
         if item.phase != "wait":

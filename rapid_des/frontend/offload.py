@@ -1,0 +1,117 @@
+"""What a training step keeps in the host's memory: activations between passes, the optimizer and its states.
+
+Copies run on a stream a direction, the host's optimizer on one of its own, so that what hides them falls out
+of the simulation. Activations of a layer leave once its forward has run and are asked for while the layer
+behind it runs its backward. What other GPUs of a server take of the host at the same time is in the device
+file's bandwidths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rapid_des.device.operators import HostWork, OperatorModel, width
+from rapid_des.device.vector import KINDS
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.memory.events import section_memory
+from rapid_des.frontend.parts import Section, sections
+from rapid_des.frontend.schedules.plan import Item
+from rapid_des.frontend.shard import byte_count
+from rapid_des.frontend.template import FETCHED, INPUT, Domain, Piece
+from rapid_des.frontend.trace import ProgramWriter
+
+_AHEAD = 1
+"""Layers ahead of the one whose backward runs that are fetched."""
+
+
+@dataclass
+class Activations:
+    """Where the activations of one stage's layers are, while its program is written."""
+
+    job: Job
+    stage: int
+    operators: OperatorModel
+    stored: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """By micro-batch, chunk and place in the chunk: where they have arrived in the host's memory."""
+    fetched: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """Where they have come back."""
+
+    def __post_init__(self) -> None:
+        self._sizes = {section: memory.away for section, memory in section_memory(self.job).items()}
+
+    def _sections(self, chunk: int) -> tuple[Section, ...]:
+        part = self.job.placement[self.stage][chunk]
+        return tuple(section for section, _ in sections(self.job, part))
+
+    def place(
+        self, program: ProgramWriter, item: Item, pieces: Sequence[Piece], ports: Mapping[int, int]
+    ) -> tuple[int, list[tuple[Piece, int]]]:
+        """Place a pass section by section; return its end, and the pieces with where each begins.
+
+        A layer's activations leave behind its forward; its backward waits until they have come back.
+        """
+        newest, output = list(ports.values())[-1:], ports.get(INPUT, -1)
+        placed = []
+        for number, piece in enumerate(pieces):
+            back = -1
+            if item.phase in ("backward", "input_gradient"):
+                back = self.come(program, item, len(pieces) - 1 - number, newest)
+            if len(piece):
+                placed.append((piece, len(program)))
+                output = program.writer.place(piece, {**ports, **({FETCHED: back} if back >= 0 else {})})
+                ports, newest = {INPUT: output}, [output]
+            if item.phase == "forward":
+                self.leave(program, item, number, output)
+        return output, placed
+
+    def leave(self, program: ProgramWriter, item: Item, place: int, after: int) -> None:
+        """Append the copy of what a section's forward has kept, if it is a layer's."""
+        size = self._sizes.get(self._sections(item.chunk)[place], 0)
+        if size:
+            work = HostWork(size, "to_host")
+            position = program.with_host("offload.activations", work, self.operators, after=(after,))
+            self.stored[item.micro_batch, item.chunk, place] = position
+
+    def come(self, program: ProgramWriter, item: Item, place: int, after: Sequence[int]) -> int:
+        """Append the copies back for a section's backward and those next; return where its own is, or -1.
+
+        `place` is its place in the forward; the copies begin after given positions.
+        """
+        for own in range(place, max(place - _AHEAD, 0) - 1, -1):
+            key = (item.micro_batch, item.chunk, own)
+            if key in self.stored and key not in self.fetched:
+                work = HostWork(self._sizes[self._sections(item.chunk)[own]], "from_host")
+                waits = (self.stored[key], *after)
+                self.fetched[key] = program.with_host("fetch.activations", work, self.operators, after=waits)
+        return self.fetched.get((item.micro_batch, item.chunk, place), -1)
+
+
+def host_optimizer(
+    program: ProgramWriter,
+    job: Job,
+    operators: OperatorModel,
+    *,
+    parameters: Mapping[Domain, int],
+    after: Sequence[int],
+) -> int:
+    """Append the update on the host, a bucket after the other; return where the last weights are back."""
+    precision, last = job.spec.precision, after[-1]
+    traffic = KINDS[job.training.optimizer].forward.bytes_per_element(width(precision.gradients))
+    for elements in _buckets(job, parameters):
+        there = HostWork(byte_count(elements, precision.gradients), "to_host")
+        sent = program.with_host("offload.gradients", there, operators, after=after)
+        update = HostWork(round(elements * traffic), "memory")
+        done = program.with_host("optimizer.host", update, operators, after=(sent,))
+        back = HostWork(byte_count(elements, precision.activations), "from_host")
+        last = program.with_host("fetch.weights", back, operators, after=(done,))
+    return last
+
+
+def _buckets(job: Job, parameters: Mapping[Domain, int]) -> Iterator[int]:
+    """Yield the parameters of each bucket of what a rank updates."""
+    size = job.training.bucket_parameters
+    left = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
+    while left > 0:
+        yield min(size, left)
+        left -= size
