@@ -174,7 +174,11 @@ class Experts:
         parts = [routed, *sums, column_backward(operations, _alone(shard), self._routing(shard))]
         add = shard.vector("residual_add", rows, self.hidden)
         output = shard.activation_bytes(rows * self.hidden)
-        return operations.kernel("ffn.input_gradient.add", add, after=tuple(parts), output=output)
+        ready = parts[0]
+        for number, part in enumerate(parts[1:]):
+            name = "ffn.input_gradient.add" + f".{number}" * (number > 0)
+            ready = operations.kernel(name, add, after=(ready, part), output=output)
+        return ready
 
     def _routing(self, shard: Shard) -> Linear:
         return Linear(
