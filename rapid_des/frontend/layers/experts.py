@@ -7,6 +7,7 @@ the routed ones, or in halves while tokens travel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rapid_des.device.operators import Gemm, GroupedGemm
@@ -172,9 +173,13 @@ class Experts:
         gate = shard.vector("softmax", rows, self.experts, backward=True)
         operations.kernel("ffn.gate", gate, after=routed)
         parts = [routed, *sums, column_backward(operations, _alone(shard), self._routing(shard))]
+        return self._sum_of(operations, shard, parts)
+
+    def _sum_of(self, operations: OperationList, shard: Shard, parts: Sequence[int]) -> int:
+        """Append additions of gradients of one input, one after the other; return the place of the sum."""
+        rows, ready = self.dispatch.tokens(shard), parts[0]
         add = shard.vector("residual_add", rows, self.hidden)
         output = shard.activation_bytes(rows * self.hidden)
-        ready = parts[0]
         for number, part in enumerate(parts[1:]):
             name = "ffn.input_gradient.add" + f".{number}" * (number > 0)
             ready = operations.kernel(name, add, after=(ready, part), output=output)
