@@ -9,6 +9,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
+from rapid_des.frontend.ends import embedding_forward, sampling
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import (
@@ -18,9 +19,7 @@ from rapid_des.frontend.parts import (
     PieceKey,
     Pieces,
     Section,
-    embedding_forward,
     part_pieces,
-    sampling,
     sections,
 )
 from rapid_des.frontend.prices import price

@@ -162,6 +162,16 @@ class Job:
         return tuple(numbers[layer] for layer in self._pattern)
 
     @property
+    def predictions(self) -> int:
+        """Modules that predict further tokens, which training alone runs."""
+        return self.model.spec.predictions if self.spec.phase == "training" else 0
+
+    @cached_property
+    def prediction_layer(self) -> LayerKind:
+        """The layer of such a module."""
+        return layer_kinds(self.model.pattern[-1:], (1,), self.training)[0]
+
+    @property
     def vocabulary(self) -> int:
         """The padded vocabulary."""
         if self.spec.vocabulary_multiple is None:
@@ -327,7 +337,8 @@ class Job:
     @property
     def ties_across_stages(self) -> bool:
         """Whether the first part's stage and the last one's hold copies of one table."""
-        return self.model.spec.tied_embeddings and len(self.table_stages) > 1
+        shares = self.model.spec.tied_embeddings or self.predictions > 0
+        return shares and len(self.table_stages) > 1
 
     @cached_property
     def table_stages(self) -> tuple[int, ...]:
@@ -383,9 +394,9 @@ class Job:
         if self.spec.phase == "training":
             positions = range(1, self.training.sequence_length + 1)
             passes = 3 if self.training.adapters is None else 2
-            return passes * self.model.forward_flops(
-                self.training.global_batch, positions, logits=self.tokens
-            )
+            batch = self.training.global_batch
+            forward = self.model.forward_flops(batch, positions, logits=self.tokens)
+            return passes * (forward + self.predictions * self.model.prediction_flops(batch, positions))
         spec = self.inference
         requests = spec.batch * self.spec.parallelism.dp
         every = range(1, spec.prompt_length + spec.output_length)

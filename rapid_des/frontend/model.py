@@ -92,6 +92,11 @@ class Model:
         )
         return requests * layers + 2 * logits * self.embedding_parameters()
 
+    def prediction_flops(self, requests: int, positions: range) -> int:
+        """Return those of a module that predicts a further token: projection, layer and head."""
+        ends = 2 * len(positions) * (2 * self.spec.hidden**2 + self.embedding_parameters())
+        return requests * (ends + sum(_causal_flops(half, positions) for half in self.pattern[-1].halves))
+
 
 def _causal_flops(half: Sublayer, positions: range) -> int:
     alone, first = half.flops(0), half.flops(1)

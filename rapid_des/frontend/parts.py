@@ -11,122 +11,19 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from rapid_des.chakra.trace import Exchange
-from rapid_des.device.operators import OperatorModel, Vector
+from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.adapters import adapted, row_parallel
+from rapid_des.frontend.ends import embedding_backward, embedding_forward, loss_backward, loss_forward
 from rapid_des.frontend.halves import halves
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.matrices import (
-    Linear,
-    column_backward,
-    column_forward,
-    gather_gradient,
-    reduce_output,
-)
-from rapid_des.frontend.operations import Operation, OperationList, norm_backward, norm_forward
+from rapid_des.frontend.operations import Operation, OperationList
+from rapid_des.frontend.prediction import prediction_backward, prediction_forward
 from rapid_des.frontend.prices import price
 from rapid_des.frontend.schedules.plan import Phase, direction_of
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.template import Domain, Piece, SectionName, renamed
-
-LOSS_REDUCTIONS = ("maximum", "target", "sum")
-"""What vocabulary-parallel cross-entropy sums over tp, one fp32 a token each."""
-
-
-def _has_positions(shard: Shard) -> bool:
-    return shard.model.position == "learned"
-
-
-def embedding_forward(shard: Shard) -> tuple[Operation, ...]:
-    """Return the lookup in this rank's rows of the table, summed over tp, and the position embedding."""
-    operations = OperationList()
-    elements = shard.tokens * shard.hidden
-    lookup = shard.vector("embedding", shard.tokens, shard.hidden)
-    operations.kernel("embedding", lookup, output=shard.activation_bytes(elements))
-    reduce_output(operations, shard, "embedding", elements)
-    rows, columns = shard.norm_tokens, shard.hidden
-    size = shard.activation_bytes(rows * columns)
-    if _has_positions(shard):
-        operations.kernel("embedding.position", shard.vector("residual_add", rows, columns), output=size)
-    if shard.dropout:
-        kernel = shard.vector("dropout", rows, columns)
-        operations.kernel("embedding.dropout", kernel, saved=rows * columns, output=size)
-    return operations.finish()
-
-
-def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
-    """Return the scatter of gradients into this rank's rows of the table."""
-    operations = OperationList()
-    if shard.dropout:
-        kernel = shard.vector("dropout", shard.norm_tokens, shard.hidden, backward=True)
-        operations.kernel("embedding.dropout", kernel)
-    gather_gradient(operations, shard, "embedding", shard.tokens * shard.hidden)
-    parameters = shard.vocabulary_part * shard.hidden + shard.model.position_parameters
-    scatter = shard.vector("embedding_gradient", shard.tokens, shard.hidden)
-    operations.kernel("embedding.weight_gradient", scatter, parameters=parameters, deferrable=True)
-    return operations.finish()
-
-
-def _head(shard: Shard, rows: int, *, tied: bool = False) -> Linear:
-    """Return the output head, column-parallel over the vocabulary."""
-    bias = shard.model.head_bias
-    return Linear("head", shard.vocabulary_part, shard.hidden, bias, rows, narrow=False, tied=tied)
-
-
-def loss_forward(shard: Shard) -> tuple[Operation, ...]:
-    """Return final norm, logits and vocabulary-parallel cross-entropy in fp32.
-
-    The fp32 logits (or their softmax, in their place) are kept from the loss to the backward.
-    """
-    operations = OperationList()
-    rows, columns = shard.tokens, shard.vocabulary_part
-    norm_forward(operations, shard, "head.norm", shard.norm_tokens)
-    column_forward(
-        operations, shard, _head(shard, rows), saved=shard.activation_bytes(shard.norm_tokens * shard.hidden)
-    )
-    operations.kernel("head.cast", Vector("cast", rows, columns, "fp32"), output=4 * rows * columns)
-    if shard.model.logit_softcap:
-        operations.kernel("head.cap", Vector("tanh", rows, columns, "fp32"), logits=4 * rows * columns)
-    operations.kernel("loss", Vector("cross_entropy", rows, columns, "fp32"), logits=4 * rows * columns)
-    if shard.tp > 1:
-        for name in LOSS_REDUCTIONS:
-            operations.message(f"loss.{name}", "tp.loss", shard.message("tp.loss", rows, "fp32"))
-    return operations.finish()
-
-
-def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
-    """Return the backward of cross-entropy, head and final norm.
-
-    Where the head is the embedding of the same rank (`shares_table`), the embedding's backward completes
-    the table's gradient.
-    """
-    operations = OperationList()
-    rows, columns = shard.tokens, shard.vocabulary_part
-    operations.kernel(
-        "loss", Vector("cross_entropy", rows, columns, "fp32", "backward"), output=2 * rows * columns
-    )
-    if shard.model.logit_softcap:
-        operations.kernel("head.cap", Vector("tanh", rows, columns, "fp32", "backward"))
-    ready = column_backward(operations, shard, _head(shard, rows, tied=shares_table))
-    norm_backward(operations, shard, "head.norm", ready)
-    return operations.finish()
-
-
-def sampling(shard: Shard) -> tuple[Operation, ...]:
-    """Return final norm, the logits of each sequence's last position, and the choice of a token."""
-    operations = OperationList()
-    rows = shard.sequences
-    norm_forward(operations, shard, "head.norm", rows)
-    column_forward(operations, shard, _head(shard, rows), saved=0)
-    if shard.model.logit_softcap:
-        operations.kernel("head.cap", shard.vector("tanh", rows, shard.vocabulary_part))
-    if shard.tp > 1:
-        elements = rows * shard.vocabulary
-        output = shard.activation_bytes(elements)
-        operations.message("head.gather", "tp.logits", shard.message("tp.logits", elements), output=output)
-    operations.kernel("sample", shard.vector("sample", rows, shard.vocabulary))
-    return operations.finish()
 
 
 class Section(NamedTuple):
@@ -138,6 +35,8 @@ class Section(NamedTuple):
 
 
 EMBEDDING, HEAD = Section("embedding"), Section("head")
+PREDICTION = Section("prediction")
+"""A module that predicts a further token; training alone runs it."""
 NORMS, OPTIMIZER = Section("norms"), Section("optimizer")
 """Of a stage once a step: norm gradients summed over tp; what stands before and after all passes."""
 
@@ -168,6 +67,7 @@ def training_lists(job: Job, place: int = 0) -> Lists:
     passes = {
         PieceKey(EMBEDDING, "forward"): embedding_forward(shard),
         **_layer_lists(job, shard, "forward"),
+        **_predictions(job, shard),
         PieceKey(HEAD, "forward"): loss_forward(shard),
         PieceKey(HEAD, "backward"): loss_backward(shard, shares_table=_shares_table(job)),
         **_layer_lists(job, shard, "backward"),
@@ -177,6 +77,18 @@ def training_lists(job: Job, place: int = 0) -> Lists:
         norms, passes = {}, _with_adapters(job.training.adapters, shard, passes)
     split = _halves(passes) if "input_gradient" in job.plan.phases else {}
     return (norms if job.spec.parallelism.sequence_parallel else {}) | passes | split
+
+
+def _predictions(job: Job, shard: Shard) -> dict[PieceKey, tuple[Operation, ...]]:
+    """Return the lists of a module that predicts a further token, where the model has some."""
+    if not job.predictions:
+        return {}
+    layer = job.prediction_layer
+    has_table = job.model.spec.tied_embeddings or len(job.table_stages) == 1
+    return {
+        PieceKey(PREDICTION, "forward"): prediction_forward(shard, layer),
+        PieceKey(PREDICTION, "backward"): prediction_backward(shard, layer, has_table=has_table),
+    }
 
 
 def _with_adapters(
@@ -252,7 +164,8 @@ def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
     layers = range(first, first + job.layers[part])
     blocks = [(Section("block", job.kind_of_layer[layer]), f"L{layer}") for layer in layers]
     before = [(EMBEDDING, "")] if part == 0 else []
-    after = [(HEAD, "")] if part == job.parts - 1 else []
+    modules = [(PREDICTION, f"P{number}") for number in range(job.predictions)]
+    after = [*modules, (HEAD, "")] if part == job.parts - 1 else []
     return (*before, *blocks, *after)
 
 
@@ -280,6 +193,8 @@ def section_parameters(job: Job) -> dict[Section, Counter[Domain]]:
         HEAD: loss_backward(shard, shares_table=_shares_table(job)),
         **{key.section: operations for key, operations in _layer_lists(job, shard, "backward").items()},
     }
+    if job.predictions:
+        lists[PREDICTION] = _predictions(job, shard)[PieceKey(PREDICTION, "backward")]
     sizes: dict[Section, Counter[Domain]] = {section: Counter() for section in lists}
     spec = None if job.spec.training is None else job.training.adapters
     if spec is not None:

@@ -59,7 +59,7 @@ class LayerKind:
     def backward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the backward, after the layers that are run again, or with the operators that are."""
         if self.before:
-            return _following(list(_first(self.before, shard)), self.layer.backward(shard))
+            return following(list(_first(self.before, shard)), self.layer.backward(shard))
         forward = self.layer.forward(shard)
         again = _again(forward, self.recomputed)
         alone = {place for place in again if _core_alone(forward, again, place)}
@@ -198,7 +198,7 @@ def _remade(operation: Operation, label: str, after: tuple[int, ...], held: int)
     )
 
 
-def _following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
+def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """Return a list behind another, whose end is its input."""
     count = len(first)
     moved = (

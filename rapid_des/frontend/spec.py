@@ -190,6 +190,9 @@ class ModelSpec(Spec, frozen=True):
     """Whether the output head has a bias a token."""
     logit_softcap: bool = False
     """Whether logits are capped by a tanh (Gemma 2)."""
+    predictions: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    """Modules that predict further tokens (DeepSeek-V3), each with a layer as the last; only training has
+    them, and parameters do not count them."""
     exceptions: tuple[LayerException, ...] = ()
     """Layers that differ; of several for one layer the last that states something holds."""
 

@@ -141,9 +141,10 @@ def deepseek(keys: Keys, *, corrected: bool = False) -> Tree:
     keys.ignore(
         "num_key_value_heads", "scoring_func", "topk_method", "n_group", "topk_group", "routed_scaling_factor"
     )
-    keys.note("num_nextn_predict_layers", "the modules that predict further tokens are left out")
     keys.choice("attention_bias", {False: None}, default=False)
     model = llama(keys)
+    if keys.count("num_nextn_predict_layers", 0):
+        model["predictions"] = keys.count("num_nextn_predict_layers")
     model["attention"] = {
         "kind": "latent_attention",
         "heads": keys.count("num_attention_heads"),

@@ -263,6 +263,8 @@ def _model(arguments: Arguments, vocabulary: int | None) -> Tree:
         "max_positions": arguments.count("max-position-embeddings", arguments.count("seq-length")),
         "tied_embeddings": not arguments.given("untie-embeddings-and-output-weights"),
     }
+    if arguments.count("mtp-num-layers", 0):
+        model["predictions"] = arguments.count("mtp-num-layers")
     if not arguments.count("num-experts", 0):
         return model
     return model | _experts(arguments, dense, layers)

@@ -83,6 +83,7 @@ def test_deepseek_v3_has_its_parameters(tmp_path):
     --moe-layer-freq ([0]*3+[1]*58) --moe-router-enable-expert-bias --swiglu --normalization RMSNorm
     --position-embedding-type rope --untie-embeddings-and-output-weights --disable-bias-linear --bf16
     --seq-length 4096 --max-position-embeddings 163840 --micro-batch-size 1 --vocab-size 129280
+    --mtp-num-layers 1
     --expert-model-parallel-size 64 --hidden-dropout 0 --attention-dropout 0 --use-distributed-optimizer
     """
     result = job_of(tmp_path, text, gpus=256)
@@ -117,6 +118,7 @@ def test_deepseek_v3_has_its_parameters(tmp_path):
         ("--optimizer muon", "training.optimizer", "muon"),
         ("--num-experts 4 --moe-token-dispatcher-type alltoall", "routing.dispatcher", "all_to_all"),
         ("--num-experts 4 --moe-shared-expert-overlap", "routing.overlap_shared", True),
+        ("--mtp-num-layers 2", "model.predictions", 2),
         ("--attention-backend unfused", "attention", "unfused"),
         ("--clip-grad 0", "training.gradient_norm", False),
         ("--num-layers 8", "model.layers", 8),
@@ -131,8 +133,13 @@ def test_an_argument_becomes_a_key(tmp_path, more, path, expected):
 
 
 def test_what_is_not_understood_is_named(tmp_path):
-    result = job_of(tmp_path, f"{PLAIN} --mtp-num-layers 1 --lr 1e-4 --my-own --optimizer lion", gpus=4)
-    assert result.notes == ("--optimizer lion: priced as adam", "left out: --mtp-num-layers 1, --my-own")
+    result = job_of(
+        tmp_path, f"{PLAIN} --mtp-loss-scaling-factor 0.1 --lr 1e-4 --my-own --optimizer lion", gpus=4
+    )
+    assert result.notes == (
+        "--optimizer lion: priced as adam",
+        "left out: --mtp-loss-scaling-factor 0.1, --my-own",
+    )
 
 
 @pytest.mark.parametrize(
