@@ -52,6 +52,23 @@ GEMM_DTYPES: Mapping[str, tuple[str, ...]] = {
 """In which dtypes `validation/data` holds GEMMs of those devices."""
 
 
+JOBS: Mapping[str, tuple[str, ...]] = {
+    "DeepSpeed": ("A100-SXM4-80GB",),
+    "LLM Foundry 2023": ("A100-SXM4-40GB", "A100-SXM4-80GB", "H100-SXM-80GB"),
+    "Megatron-LM 2021": ("A100-SXM4-80GB",),
+    "Megatron-LM 2025": (
+        "A100-SXM4-80GB", "B200-SXM-180GB", "B300-SXM-270GB", "GB200", "GB300", "H100-SXM-80GB",
+    ),
+    "NIM 1.x": ("A100-SXM4-80GB", "H100-SXM-80GB"),
+    "PyTorch FSDP": ("A100-PCIE-80GB",),
+    "PyTorch eager": ("A100-PCIE-80GB",),
+    "TensorRT-LLM 0.9": ("A100-SXM4-80GB", "H100-SXM-80GB"),
+    "nanotron": ("H100-SXM-80GB",),
+    "vLLM 0.x": ("A100-PCIE-80GB", "A100-SXM4-80GB"),
+}  # fmt: skip
+"""On which devices `validation/data` holds whole jobs of a software profile, by its name."""
+
+
 def measured_topics(device: Device, dtype: str) -> tuple[str, ...]:
     """Return of what a device was measured: nothing if its numbers are not those of that preset.
 
@@ -65,6 +82,16 @@ def measured_topics(device: Device, dtype: str) -> tuple[str, ...]:
         return ()
     absent = () if dtype in GEMM_DTYPES.get(device.spec.name, ()) else ("gemm",)
     return tuple(topic for topic in topics if topic not in absent)
+
+
+def jobs_text(software: str, device: str) -> str:
+    """Return what a report says where no whole job of this software was measured on this device; else "".
+
+    >>> jobs_text("nanotron", "A100-SXM4-80GB")
+    '; jobs of nanotron are not validated on A100-SXM4-80GB'
+    """
+    measured = device in JOBS.get(software, ())
+    return "" if measured or not software else f"; jobs of {software} are not validated on {device}"
 
 
 def validation_text(topics: Sequence[str], dtype: str) -> str:
@@ -142,6 +169,7 @@ class Basis:
             "attention": used.attention or used.library,
             "operators": spec.operators,
             "validated": list(self.validated),
+            "jobs_validated": not jobs_text(self.software, spec.name),
         }
 
 

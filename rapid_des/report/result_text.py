@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rapid_des.network.faults import Fault
 from rapid_des.program.plans import Served
-from rapid_des.report.basis import Basis, clock_text, host_line, validation_text
+from rapid_des.report.basis import Basis, clock_text, host_line, jobs_text, validation_text
 from rapid_des.report.figures import JobFigures
 from rapid_des.report.result import Result
 from rapid_des.units import Duration, Size
@@ -95,7 +95,8 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
         yield f"  collectives in fact: {', '.join(_served_lines(basis.apart))}"
     if basis.device is None:
         return
-    yield f"  {validation_text(basis.validated, basis.matrix_dtype)}"
+    jobs = jobs_text(basis.software, basis.device.spec.name)
+    yield f"  {validation_text(basis.validated, basis.matrix_dtype)}{jobs}"
 
 
 def _served_lines(served: Iterable[Served]) -> Iterator[str]:

@@ -3,15 +3,18 @@
 import csv
 import gzip
 import io
+import json
 from pathlib import Path
 
 import pytest
 
 import rapid_des as rd
 from rapid_des.device import load_device
-from rapid_des.report.basis import GEMM_DTYPES, MEASURED, measured_topics
+from rapid_des.report.basis import GEMM_DTYPES, JOBS, MEASURED, measured_topics
+from rapid_des.validation.jobs.rows import MeasuredJob
 from rapid_des.validation.measurements import CHECKOUT_DATA, PRESETS, DataFolder
 from rapid_des.validation.operators.gemm import measured_gemms
+from rapid_des.validation.training import bridge, dgxc, mlperf, published, small
 from tests.cli.shell import call
 
 TOPICS = {
@@ -166,3 +169,29 @@ def test_what_a_default_does_not_do_is_named_with_what_does():
     )
     assert fact in call(*words, "--set", default).out
     assert "in fact" not in call(*words).out
+
+
+def jobs_of(data):
+    """Yield the software and the device of every whole job that the data hold, as far as readers say."""
+    for provider in (published, dgxc, mlperf, bridge, small):
+        rows = [row for topic in provider.topics(data) if topic.shares is None for row in topic.rows.args[1]]
+        for case in {case for row in rows if isinstance(row, MeasuredJob) for case in row.cases[:1]}:
+            yield json.loads(case.job)["software"], case.place
+
+
+def test_jobs_of_the_wheel_are_those_of_measured_jobs():
+    found = {}
+    for software, place in set(jobs_of(DataFolder(CHECKOUT_DATA, split=True))):
+        machine = rd.load_machine(place.machine, settings=place.settings[-1:])
+        profile = Path(f"workloads/software/{software}.yaml").read_text()
+        name = profile.split("\nname: ")[1].splitlines()[0]
+        found.setdefault(name, set()).add(machine.device.spec.name)
+    assert {name: devices for name, devices in JOBS.items() if name in found} == {
+        name: tuple(sorted(devices)) for name, devices in found.items()
+    }
+
+
+def test_software_without_measured_jobs_is_named():
+    said = call("run", "llama2_7b_train", "--on", "dgx_a100", "--set", "job.software=torchtitan").out
+    assert "; jobs of torchtitan are not validated on A100-SXM4-80GB" in said
+    assert "not validated" not in call("run", "llama2_7b_train", "--on", "dgx_a100").out
