@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.modes.execution import EngineChoice
+    from rapid_des.report.result import Result
 
 
 @click.command()
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 @click.option(
     "--schedule-plot", metavar="OUT.png", help="Draw the pipeline's passes as they ran, stages as rows."
 )
+@click.option("--memory-plot", metavar="OUT.png", help="Draw the memory of each stage over the step's time.")
 @click.option("--explain", is_flag=True, help="Print groups, messages, operators and memory too.")
 @engine_options
 @output_options
@@ -54,7 +56,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)
-    check_outputs([], pictures=[options["schedule_plot"]], replace=options["force"])
+    check_outputs([], pictures=[options[name] for name in _PICTURES], replace=options["force"])
     analytic = options["mode"] == "analytical"
     wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=analytic)
     title = f"{job} on {loaded.name}"
@@ -89,8 +91,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
         lines = chain(lines, explain_lines(result, explanation))
     echo(options["as_json"], plain, lines)
     write_outputs(result, options)
-    if options["schedule_plot"] is not None:
-        result.draw_schedule(options["schedule_plot"], title=title)
+    _draw(result, options, title)
 
 
 def _compare_modes(job: Job, machine: Machine, engine: EngineChoice, options: dict[str, Any]) -> None:
@@ -102,7 +103,17 @@ def _compare_modes(job: Job, machine: Machine, engine: EngineChoice, options: di
         raise KeyboardInterrupt
 
 
+_PICTURES = ("schedule_plot", "memory_plot")
+"""Options of pictures that have a title."""
+
+
+def _draw(result: Result, options: dict[str, Any], title: str) -> None:
+    for name, draw in zip(_PICTURES, (result.draw_schedule, result.draw_memory), strict=True):
+        if options[name] is not None:
+            draw(options[name], title=title)
+
+
 def _refuse_with_modes(options: dict[str, Any]) -> None:
-    for name in ("mode", "timeline", "links", "links_plot", "schedule_plot", "explain", "allow_oom"):
+    for name in ("mode", "timeline", "links", "links_plot", *_PICTURES, "explain", "allow_oom"):
         if options[name] not in (None, False):
             raise InputError(f"--{name.replace('_', '-')} does not go with --compare-modes")

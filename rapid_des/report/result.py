@@ -154,6 +154,17 @@ class Result:
             raise InputError("a schedule's picture is of a job: this is a foreign trace")
         draw_schedule(self.trace, run, Path(path), title=title)
 
+    def draw_memory(self, path: str | Path, *, title: str = "memory") -> None:
+        """Draw a training step's memory over its time, categories stacked, a panel a stage, in every mode."""
+        from rapid_des.report.pictures.memory import draw_memory
+
+        run = self.run if self.blocks is None else self.blocks.run
+        if run is None or self.trace is None or self.figures is None:
+            raise InputError("a picture of memory is of a job: this is a foreign trace")
+        figures = self.figures
+        steps = self.trace, run
+        draw_memory(figures.memory, figures.memory_capacity, steps, Path(path), title=title)
+
     def operators(self, rank: int | None = None) -> tuple[OperatorRow, ...]:
         """Return the compute operators of a rank (the critical one), the longest first."""
         from rapid_des.report.rows import operator_rows

@@ -35,6 +35,8 @@ class Moment(NamedTuple):
     name: str
     """`forward`, `backward`, or `optimizer`."""
     categories: Mapping[str, int]
+    left: Mapping[str, int]
+    """By category, once it has ended."""
     micro_batch: int = 0
     chunk: int = 0
 

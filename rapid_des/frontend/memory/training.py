@@ -41,9 +41,12 @@ def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) ->
     last = tuple(updating(job, parameters))
     moving = max(walk.peak, last, key=_bytes)
     tensors = merged((*whole, *moving, *fragments(job, moving)))
-    base = Counter(by_category(whole))
-    timeline = [moment._replace(categories=_sum(base, moment.categories)) for moment in walk.timeline]
-    timeline.append(Moment("optimizer", by_category((*whole, *last, *fragments(job, last)))))
+    base = by_category(whole)
+    timeline = [
+        moment._replace(categories=_sum(base, moment.categories), left=_sum(base, moment.left))
+        for moment in walk.timeline
+    ]
+    timeline.append(Moment("optimizer", by_category((*whole, *last, *fragments(job, last))), base))
     total, peak = parameters.total(), by_category(tensors)
     return StageMemory(stage, total, peak, tensors, walk.activations, tuple(timeline))
 
@@ -135,7 +138,8 @@ class _Walk:
         if most > self._most:
             self._most, self.peak = most, fullest
         sizes = by_category((*fullest, *fragments(self.job, fullest)))
-        self.timeline.append(Moment(item.phase, sizes, item.micro_batch, item.chunk))
+        left = by_category(self._tensors(()))
+        self.timeline.append(Moment(item.phase, sizes, left, item.micro_batch, item.chunk))
 
     def _kept(self, section: Section, *, deferred: bool) -> tuple[Tensor, ...]:
         memory = self.by_section[section]

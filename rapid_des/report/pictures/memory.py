@@ -1,0 +1,103 @@
+"""A picture of a step's memory: a panel a stage, categories stacked, over its first rank's simulated time.
+
+Each pass is drawn at its fullest moment for as long as it runs, and what it leaves until the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rapid_des.errors import InputError
+from rapid_des.frontend.memory import CATEGORIES, JobMemory, StageMemory
+from rapid_des.frontend.trace import JobTrace
+from rapid_des.modes.execution import Run
+from rapid_des.report.pictures import new_figure, save
+from rapid_des.report.pictures.schedule import Box, boxes
+from rapid_des.units import PS_PER_S
+
+_GIB = 2**30
+_WIDTH, _DPI = 12.0, 150
+_STAGES = 8
+"""Stages up to which all are drawn; of more the first and the last ones, and the fullest."""
+_MOVING = frozenset(("activations", "logits", "temporary", "fragmentation"))
+"""What is drawn above all that stands."""
+_COLOURS: Mapping[str, tuple[float, float, float]] = {
+    "weights": (0.17, 0.36, 0.68),
+    "gradients": (0.40, 0.60, 0.85),
+    "optimizer": (0.10, 0.50, 0.52),
+    "unsharded": (0.45, 0.75, 0.75),
+    "activations": (0.80, 0.58, 0.10),
+    "logits": (0.93, 0.78, 0.35),
+    "temporary": (0.75, 0.30, 0.20),
+    "communication": (0.55, 0.35, 0.65),
+    "kv_cache": (0.30, 0.65, 0.30),
+    "workspace": (0.75, 0.65, 0.80),
+    "fragmentation": (0.88, 0.70, 0.68),
+    "framework": (0.60, 0.60, 0.60),
+    "reserve": (0.80, 0.80, 0.80),
+}
+
+
+def draw_memory(
+    memory: JobMemory, capacity: int, steps: tuple[JobTrace, Run], path: Path, *, title: str
+) -> int:
+    """Write the picture as PNG, SVG or PDF; return how many stages it has. `InputError` for requests."""
+    trace, run = steps
+    if trace.job.spec.training is None:
+        raise InputError(f"{trace.job.name}: memory over time is drawn of training, this serves requests")
+    drawn: dict[int, list[Box]] = {}
+    for box in boxes(trace, run):
+        drawn.setdefault(box.stage, []).append(box)
+    stages = _chosen(memory)
+    end = max(box.finish for own in drawn.values() for box in own)
+    unit, name = (1e9, "ms") if end < 10 * PS_PER_S else (1e12, "s")
+    figure = new_figure(path, figsize=(_WIDTH, 1.9 * len(stages) + 1.2), layout="constrained")
+    panels = figure.subplots(len(stages), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    there = [each for each in CATEGORIES if any(m.categories[each] for s in stages for m in s.timeline)]
+    names = sorted(there, key=_MOVING.__contains__)
+    for axes, stage in zip(panels, stages, strict=True):
+        _draw_stage(axes, stage, drawn.get(stage.stage, []), names, unit=unit)
+        axes.axhline(capacity / _GIB, color="black", linewidth=0.8, linestyle="--")
+    panels[0].set_xlim(0, end / unit)
+    panels[0].set_ylim(0, 1.06 * max(capacity, memory.fullest.peak) / _GIB)
+    panels[-1].set_xlabel(f"time, {name}")
+    figure.suptitle(f"{title}: memory of a rank of each stage (dashed: what there is)", fontsize=10)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=7, fontsize=8, frameon=False)
+    save(figure, path, dpi=_DPI)
+    return len(stages)
+
+
+def _chosen(memory: JobMemory) -> list[StageMemory]:
+    if len(memory.stages) <= _STAGES:
+        return list(memory.stages)
+    ends = {*range(_STAGES // 2), *range(len(memory.stages) - _STAGES // 2 + 1, len(memory.stages))}
+    return [memory.stages[stage] for stage in sorted(ends | {memory.fullest.stage})]
+
+
+def _draw_stage(
+    axes: Any, stage: StageMemory, ran: Sequence[Box], names: Sequence[str], *, unit: float
+) -> None:
+    times, sizes = _steps(stage, ran)
+    levels = np.array([[held[name] / _GIB for held in sizes] for name in names])
+    colours = [_COLOURS[name] for name in names]
+    axes.stackplot(np.array(times) / unit, levels, labels=names, colors=colours, step="post", linewidth=0)
+    axes.set_ylabel(f"stage {stage.stage}, GiB", fontsize=8)
+    axes.tick_params(labelsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _steps(stage: StageMemory, ran: Sequence[Box]) -> tuple[list[int], list[Mapping[str, int]]]:
+    """Return from when on the stage holds what by category; the first holds from the start."""
+    at = {(moment.name, moment.micro_batch, moment.chunk): moment for moment in stage.timeline}
+    times, sizes = [0], [stage.timeline[-1].left]
+    for box in sorted(ran, key=lambda box: (box.start, box.finish)):
+        moment = at[box.name, box.micro_batch, box.chunk]
+        times += [box.start, box.finish]
+        sizes += [moment.categories, moment.left]
+    return times, sizes
