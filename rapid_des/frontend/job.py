@@ -368,6 +368,7 @@ class Job:
             etp=self.etp,
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
+            documents=() if training is None else training.documents,
             serving=training is None,
         )
 
@@ -384,6 +385,12 @@ class Job:
             return self.training.global_batch * self.training.sequence_length
         return self.inference.batch * self.spec.parallelism.dp * self.inference.output_length
 
+    def _forward_flops(self, length: int) -> int:
+        """Return those of one document of every sequence of a training step."""
+        batch, positions = self.training.global_batch, range(1, length + 1)
+        forward = self.model.forward_flops(batch, positions, logits=batch * length)
+        return forward + self.predictions * self.model.prediction_flops(batch, positions)
+
     @property
     def model_flops(self) -> int:
         """FLOPs of the model itself for MFU: forward, and in training twice that for backward.
@@ -392,11 +399,10 @@ class Job:
         Attention counts what a causal mask leaves: of n positions n·(n + 1)/2 pairs.
         """
         if self.spec.phase == "training":
-            positions = range(1, self.training.sequence_length + 1)
             passes = 3 if self.training.adapters is None else 2
-            batch = self.training.global_batch
-            forward = self.model.forward_flops(batch, positions, logits=self.tokens)
-            return passes * (forward + self.predictions * self.model.prediction_flops(batch, positions))
+            return passes * sum(
+                map(self._forward_flops, self.training.documents or (self.training.sequence_length,))
+            )
         spec = self.inference
         requests = spec.batch * self.spec.parallelism.dp
         every = range(1, spec.prompt_length + spec.output_length)

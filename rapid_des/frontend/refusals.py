@@ -16,6 +16,8 @@ def context_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield "parallelism.cp_heads", problem
     if split.cp_heads and split.cp % split.cp_heads:
         yield "parallelism.cp_heads", f"cp {split.cp} does not divide by cp_heads {split.cp_heads}"
+    if split.cp > 1 and job.spec.training is not None and job.training.documents:
+        yield "training.documents", f"cp {split.cp} cuts sequences evenly, whatever documents they hold"
     for layer in job.model.kinds:
         refusal = layer.mixer.context_refusal(split)
         if refusal:
@@ -25,6 +27,9 @@ def context_refusals(job: Job) -> Iterator[tuple[str, str]]:
 def sharding_refusals(job: Job) -> Iterator[tuple[str, str]]:
     """Yield why replicas and tp ranks can not hold, gather and sum what they share as the job says."""
     spec, split, stage = job.training, job.spec.parallelism, job.training.zero_stage
+    total = sum(spec.documents)
+    if spec.documents and total != spec.sequence_length:
+        yield "training.documents", f"they sum to {total}, sequence_length is {spec.sequence_length}"
     copies, policy = split.dp_replicate, job.sharding.policy
     if spec.overlap_tp != "none" and not split.sequence_parallel:
         problem = f"{spec.overlap_tp} cuts gathers and sums of sequence shards: set sequence_parallel"

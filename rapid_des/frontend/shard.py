@@ -178,6 +178,8 @@ class Shard:
     dropout: bool = False
     core_again: bool = False
     """Whether a backward runs the core of attention again."""
+    documents: tuple[int, ...] = ()
+    """Lengths of the documents of a sequence, which see nothing of each other; none: it is one."""
     serving: bool = False
     """Whether the pass keeps what later tokens need in a cache."""
 

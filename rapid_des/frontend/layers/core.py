@@ -6,6 +6,7 @@ of the scores happens inside the fused kernel and is not charged; unfused it is 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -90,6 +91,9 @@ class AttentionCore:
         if shard.flash:
             return 4 * rows
         scores = rows * shard.key_length
+        if shard.documents:
+            squares = sum(length**2 for length in shard.documents)
+            scores = shard.sequences * self.local_heads(shard) * squares
         return shard.activation_bytes(scores) * (1 + shard.dropout) + scores * shard.dropout
 
     def append(
@@ -119,6 +123,8 @@ class AttentionCore:
         which sees most.
         """
         queries, keys = shard.query_length, shard.key_length
+        if shard.documents and queries > 1:
+            return self._of_documents(shard, backward=backward)
         if self.chunk and keys > self.chunk:
             return self._in_chunks(shard, self.chunk, backward=backward)
         if shard.cp == 1:
@@ -134,6 +140,23 @@ class AttentionCore:
     def diagonal(self, shard: Shard, *, backward: bool) -> Attention:
         """Return the kernel of a rank's own queries and keys."""
         return self._kernel(shard, shard.query_length, shard.query_length, backward=backward)
+
+    def _of_documents(self, shard: Shard, *, backward: bool) -> tuple[Attention, ...]:
+        """Return a kernel for each length of documents, over all of that length."""
+        return tuple(
+            kernel
+            for length, count in sorted(Counter(shard.documents).items())
+            for kernel in self._kernels(
+                replace(
+                    shard,
+                    documents=(),
+                    sequences=shard.sequences * count,
+                    query_length=length,
+                    key_length=length,
+                ),
+                backward=backward,
+            )
+        )
 
     def _in_chunks(self, shard: Shard, chunk: int, *, backward: bool) -> tuple[Attention, ...]:
         """Return a kernel over all whole chunks, and one over what is left."""
