@@ -124,7 +124,7 @@ class NodeTable:
     names: tuple[str, ...]
     """`name` indexes this table of distinct names."""
     streams: tuple[str, ...]
-    """`stream` indexes this table; frontend jobs use compute, tp, cp, ep, dp, pp-send, pp-recv."""
+    """`stream` indexes this table; frontend jobs use those of `frontend/template.py`."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -183,8 +183,10 @@ def _gather_in_ring(operations: OperationList, shard: Shard, product: _Product, 
         waits, last = (*there, *begin), piece == pieces - 1
         if not last:
             there = operations.pass_on(name, "sp.ring", size, step=1, after=waits)
-            come = (*come, *there)
-        product.append(operations, shard, pieces=pieces, last=last, after=(*come, *begin) if last else waits)
+            come = (*come, there[1])
+        product.append(
+            operations, shard, pieces=pieces, last=last, after=(*come[:-1], *waits) if last else waits
+        )
     return come[-1]
 
 

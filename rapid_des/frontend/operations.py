@@ -136,9 +136,9 @@ class OperationList:
     ) -> tuple[int, int]:
         """Append a message to the rank `step` places on in the role's group, and one from as far back.
 
-        Returns the positions of what is sent and of what is received.
+        Returns the positions of what is sent and of what is received; both stand while they travel.
         """
-        leaves = Operation(f"{name}.send", after, role=role, size=size, sends=True, step=step)
+        leaves = Operation(f"{name}.send", after, role=role, size=size, sends=True, step=step, output=size)
         comes = Operation(f"{name}.receive", after, role=role, size=size, step=-step, output=size)
         return self._append(leaves), self._append(comes)
 

@@ -195,15 +195,13 @@ def busiest(times: Mapping[str, int], *, count: int = 8) -> dict[str, int]:
     return {name: time for name, time in ranked[:count] if time > 0}
 
 
-INSIDE = "tp"
-
-
 def with_inside(
     done: BlockRun, position: int, outside: Mapping[str, int], *, end: int | None = None
 ) -> dict[str, int]:
     """Return the outer breakdown with the exposed communication inside blocks taken out of `compute`.
 
-    Messages at a block's end are on the outer graph's tp stream already.
+    Messages at a block's end are on the outer graph's tp stream already. Where tp and a ring of cp both send
+    inside blocks, all of it counts as tp.
 
     `outside` is the breakdown until `end`, by default of the whole run; blocks that are under way then are
     not looked into. Where a host is late that is what is exposed once all is issued: what it hides then, and
@@ -220,7 +218,9 @@ def with_inside(
     hidden = min(max(hidden, 0), outside[COMPUTE])
     if not hidden:
         return dict(outside)
-    parts = {COMPUTE: outside[COMPUTE] - hidden, INSIDE: outside.get(INSIDE, 0) + hidden}
+    job = done.blocks.job
+    inside = "cp" if job.passes_blocks and job.members("tp") == 1 else "tp"
+    parts = {COMPUTE: outside[COMPUTE] - hidden, inside: outside.get(inside, 0) + hidden}
     return parts | {part: time for part, time in outside.items() if part not in parts}
 
 

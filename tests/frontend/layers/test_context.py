@@ -189,3 +189,14 @@ def test_a_ring_that_is_run_again_by_name_sends_and_receives_at_once(tiny, price
     again = [one for one in listed(job, "backward") if one.name.startswith("recompute.attention.kv_ring")]
     assert [one.after for one in again[::2]] == [one.after for one in again[1::2]]
     replay(build(job, prices).traces, rendezvous=True)
+
+
+def test_what_a_ring_exposes_inside_blocks_counts_as_cp():
+    slow = {"collectives.contention": False, "fabric.0.bandwidth": "10 GB/s"}
+    changes = SMALL | {"parallelism.tp": 1, "parallelism.sequence_parallel": False, "parallelism.dp": 2}
+    job = load_job("llama2_7b_train", settings=changes | {"parallelism.cp_kind": "ring"})
+    parts = [simulate(job, load_machine("dgx_a100", settings=slow), mode=mode).breakdown
+             for mode in ("flattened", "hierarchical")]  # fmt: skip
+    assert parts[0]["cp"] > 0
+    assert parts[1]["cp"] == pytest.approx(parts[0]["cp"], rel=0.01)
+    assert parts[1].get("tp", 0) == 0
