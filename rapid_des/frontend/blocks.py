@@ -220,13 +220,26 @@ class Blocks:
 def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorModel | None = None) -> Blocks:
     """Return a job as blocks and what joins them; `decode_operators` as in `build`.
 
-    `UnsupportedByEngine` where something goes on beside an exchange other than of tokens among experts.
+    `UnsupportedByEngine` where something goes on beside an exchange other than of tokens among experts, or
+    where such exchanges are inside blocks and the other batch should compute beside them.
     """
     priced = price_job(job, operators, decode_operators)
     inside = inner_axes(job, exchanges=len(priced.places) > 1 or _goes_on_beside_experts(priced))
+    if "ep" in inside and _pairs_batches(job):
+        raise UnsupportedByEngine(
+            f"{job.file}: ranks of unlike load, or that compute beside their own exchanges (routing), run "
+            "blocks together and alone, which leaves no exchange to the other batch (training.schedule, "
+            "training.overlap_batches): use --mode flattened"
+        )
     taken = [key for key, piece in priced.pieces.items() if len(piece)]
     pieces = {key: [of_place[key] for of_place in priced.places] for key in taken}
     return Blocks(priced, {key: _block(job, key, each, inside) for key, each in pieces.items()}, inside)
+
+
+def _pairs_batches(job: Job) -> bool:
+    """Tell whether some forward runs beside a backward."""
+    training = job.spec.phase == "training"
+    return training and any(item.paired for order in job.plan.orders for item in order)
 
 
 def _goes_on_beside_experts(priced: PricedJob) -> bool:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from rapid_des.chakra.trace import CollectiveType, NodeKind
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, UnsupportedByEngine
 from rapid_des.frontend import build, load_job
+from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.interleave import interleaved, travels
 from rapid_des.frontend.schedules.plan import in_flight
 from rapid_des.frontend.template import GATE, INPUT, SECOND, Mark, Node, Writer, make_piece
@@ -108,6 +109,13 @@ def test_exchanges_hide_behind_the_other_batch(schedule, split, mode):
     alone, beside = (simulate(job, machine, mode=mode) for job in jobs)
     assert beside.step_time < alone.step_time
     assert int(beside.breakdown["ep"]) < 0.6 * int(alone.breakdown["ep"])
+
+
+def test_blocks_that_hold_exchanges_leave_none_to_the_other_batch(tiny, prices):
+    paired = [*EXPERTS, ("training.overlap_batches", "true")]
+    blocks(tiny(*paired), prices)
+    with pytest.raises(UnsupportedByEngine, match="leaves no exchange to the other batch"):
+        blocks(tiny(*paired, ("routing.load", "{kind: zipf, exponent: 1, seed: 1}")), prices)
 
 
 def test_both_engines_agree_on_pairs(tiny):

@@ -144,6 +144,16 @@ def test_shared_experts_compute_in_halves_while_tokens_travel(tiny):
     assert place["ffn.dispatch"] in operations[place["ffn.dispatch.sort"]].after
 
 
+@pytest.mark.parametrize("mode", ["flattened", "hierarchical"])
+@pytest.mark.parametrize("dispatcher", ["all_to_all", "all_gather", "deepep"])
+def test_ranks_that_nobody_chooses_wait_for_the_others(tiny, mode, dispatcher):
+    counts = [0, 0, 0, 0, 0, 0, 1, 1]
+    load = ("routing.load", f"{{kind: histogram, counts: [{counts}]}}")
+    job = tiny(*EXPERTS, load, ("routing.dispatcher", dispatcher))
+    assert [sum(rows(job, place)) for place in range(4)] == [1, 1, 1, 256]
+    assert simulate(job, load_machine("dgx_h100"), mode=mode).step_time > 0
+
+
 @pytest.mark.parametrize("machine", ["dgx_h100_x8", "torus_2d_a100"])
 @pytest.mark.parametrize("dispatcher", ["all_to_all", "all_gather"])
 def test_both_engines_agree_on_ranks_that_differ(tiny, machine, dispatcher):

@@ -103,13 +103,17 @@ class Dispatch:
         return whole if most is None else [min(copies, senders * most) for copies in whole]
 
     def rows(self, shard: Shard) -> tuple[int, ...]:
-        """Return the rows of each local expert; of few copies some experts get none."""
+        """Return the rows of each local expert; of few copies some experts get none.
+
+        A rank that nobody chooses runs its kernels on one row, which nobody sends.
+        """
         shared = shard.etp if self.travels(shard) else 1
         if self.uneven is not None:
             local = self.uneven.local
             first = shard.expert_place * local
             every = self._of_experts(shard, self.uneven)
-            return tuple(copies * shared for copies in every[first : first + local])
+            own = tuple(copies * shared for copies in every[first : first + local])
+            return own if any(own) else (shared, *own[1:])
         copies = self.copies(shard) * shared
         copies = copies if self.travels(shard) else ceil_divide(copies, shard.ep)
         local = self.physical // shard.ep

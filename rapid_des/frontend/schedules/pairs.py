@@ -36,7 +36,7 @@ def in_pairs(order: Order) -> Order:
     forwards = [item for item in order if item.phase == "forward"]
     backwards = [item for item in order if item.phase != "forward"]
     first = next((place for place, item in enumerate(order) if item.phase != "forward"), len(order))
-    early = forwards[: first + 1]
-    steady = [item._replace(paired=True) for item in forwards[first + 1 :]]
+    early = forwards[:first]
+    steady = [item._replace(paired=True) for item in forwards[first:]]
     pairs = [item for pair in zip(steady, backwards, strict=False) for item in pair]
     return (*early, *pairs, *backwards[len(steady) :])
