@@ -48,6 +48,7 @@ WANTED = (
     "rapid_issuer",
     "rapid_issued_ps",
     "rapid_bound",
+    "rapid_communicator",
 )
 
 _WIRES = np.full(33, -1)

@@ -26,11 +26,18 @@ from rapid_des.chakra.dependencies import (
     topological_order,
     with_chains,
 )
-from rapid_des.chakra.groups import Labels, by_first_appearance, group_labels, stream_labels
+from rapid_des.chakra.groups import (
+    Labels,
+    attribute_labels,
+    by_first_appearance,
+    group_labels,
+    stream_labels,
+)
 from rapid_des.chakra.meaning import Columns, Origin, columns_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 
 _COLLECTIVE = int(NodeKind.COLLECTIVE)
+_MESSAGES = int(NodeKind.SEND), int(NodeKind.RECV)
 
 
 @dataclass(frozen=True)
@@ -141,12 +148,15 @@ def _peers(ranks: Int64s) -> tuple[Int32s, tuple[int, ...]]:
 
 
 def _groups(raw: RawTable, columns: Columns, origin: Origin) -> Labels:
-    """Return each collective's group by its resolved name; other nodes have none."""
+    """Return the group of each collective, and of messages that name a communicator, by its resolved name."""
     labels = group_labels(raw)
     world = len(labels.texts)
     codes = np.where(labels.codes == UNSTATED, world, labels.codes)
     codes = np.where(columns.kind == _COLLECTIVE, codes, UNSTATED)
-    return Labels(codes, [*labels.texts, ""]).renamed(origin.group_named)
+    through = attribute_labels(raw.attributes.get("rapid_communicator"), len(raw))
+    named = (through.codes != UNSTATED) & np.isin(columns.kind, _MESSAGES)
+    codes = np.where(named, world + 1 + through.codes, codes)
+    return Labels(codes, [*labels.texts, "", *through.texts]).renamed(origin.group_named)
 
 
 def _refuse_duplicates(raw: RawTable, order: Int64s, origin: Origin) -> None:

@@ -205,8 +205,10 @@ def _tail(row: _Row, rank: RankTrace) -> bytes:
     if row.collective != UNSTATED:
         node.attr.add(name="comm_type", int64_val=row.collective)
     _add_sizes(node, row)
-    if row.group != UNSTATED and rank.groups[row.group] != WORLD:
-        node.attr.add(name="pg_name", string_val=rank.groups[row.group])
+    collective = row.kind == NodeKind.COLLECTIVE
+    if row.group != UNSTATED and not (collective and rank.groups[row.group] == WORLD):
+        name = "pg_name" if collective else "rapid_communicator"
+        node.attr.add(name=name, string_val=rank.groups[row.group])
     _add_message(node, row, rank)
     if row.priority:
         _add_int32(node, "comm_priority", row.priority)

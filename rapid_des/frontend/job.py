@@ -210,6 +210,11 @@ class Job:
         return self.schedule.by_need(self.shape)
 
     @property
+    def batches_messages(self) -> bool:
+        """Whether messages between stages go through the communicator of all stages."""
+        return self.training.batched_messages and not self.overlaps_pipeline
+
+    @property
     def overlaps_pipeline(self) -> bool:
         """Whether pipeline messages travel beside compute."""
         chosen = self.training.overlap_pipeline

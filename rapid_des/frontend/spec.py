@@ -429,6 +429,9 @@ class TrainingSpec(Spec, frozen=True):
     """Whether gathers and sums of sequence shards travel piece by piece beside the products that need or
     make them: passed on in a ring, by a collective for each of tp pieces (pipeline), or as Transformer
     Engine's user buffers do by default, gathers in a ring and sums in a pipeline. The head's are whole."""
+    batched_messages: bool = False
+    """Messages between stages that do not overlap compute go through the communicator of all stages, as
+    torch's batch_isend_irecv sends them; otherwise each two ranks have one of their own."""
     scatter_gather: bool = False
     """Where tp ranks hold the same output of a stage (no sequence parallelism), each sends its part, and the
     ranks of the next stage gather the parts (Narayanan et al. 2021, section 4.1)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rapid_des.arrays import Int64s, distinct
-from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.device.operators import HostWork, Operator, OperatorModel
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.prices import PricedOperator, kernel_node, message_node
@@ -17,6 +17,7 @@ from rapid_des.frontend.shard import GROUP_SLOTS, PEERS
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
 
+_STAGES = GROUP_SLOTS.index("stages")
 _OF_HOST = {"to_host": "to-host", "from_host": "from-host", "memory": "host-optimizer"}
 """Streams of what the host does."""
 
@@ -53,6 +54,8 @@ class ProgramWriter:
 
     host: HostSpec | None = None
     """Who issues what is appended; None: nobody."""
+    batched: bool = False
+    """Whether messages between stages go through the communicator of all stages."""
     writer: Writer = field(default_factory=Writer)
     segments: list[Segment] = field(default_factory=list)
 
@@ -70,17 +73,24 @@ class ProgramWriter:
 
     def send(self, name: str, *, to: int, size: int, tag: int, after: int) -> int:
         """Append a send to another stage; return its position."""
-        issue = 0 if self.host is None else int(self.host.collective)
-        node = Node(name, NodeKind.SEND, "pp-send", (), size=size, peer=len(PEERS) + to, tag=tag, issue=issue)
-        return self.writer.append(node, (after,))
+        return self.writer.append(self._message(name, NodeKind.SEND, to, size, tag), (after,))
 
     def receive(self, name: str, *, source: int, size: int, tag: int, after: Sequence[int] = ()) -> int:
         """Append a receive from another stage, asked for after given positions; return its own."""
-        issue = 0 if self.host is None else int(self.host.collective)
-        node = Node(
-            name, NodeKind.RECV, "pp-recv", (), size=size, peer=len(PEERS) + source, tag=tag, issue=issue
+        return self.writer.append(self._message(name, NodeKind.RECV, source, size, tag), after)
+
+    def _message(self, name: str, kind: NodeKind, stage: int, size: int, tag: int) -> Node:
+        return Node(
+            name,
+            kind,
+            "pp-send" if kind is NodeKind.SEND else "pp-recv",
+            (),
+            size=size,
+            group=_STAGES if self.batched else UNSTATED,
+            peer=len(PEERS) + stage,
+            tag=tag,
+            issue=0 if self.host is None else int(self.host.collective),
         )
-        return self.writer.append(node, after)
 
     def message(
         self, name: str, role: str, size: int, *, after: Sequence[int], group: str | None = None

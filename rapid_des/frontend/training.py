@@ -135,7 +135,7 @@ def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
             for deferrable in _COMPLETES.get(item.phase, ())
         },
         arrivals=deque(() if job.asks_by_need else job.plan.arrivals[stage]),
-        program=ProgramWriter(job.host),
+        program=ProgramWriter(job.host, job.batches_messages),
     )
 
 

@@ -395,7 +395,8 @@ class Switching(Spec, frozen=True, kw_only=True):
     congestion: Unheld | Window | None = None
     """What holds senders back, and with it acknowledgements on links; with cut_through only.
 
-    Unset: parts stand at their first link at its pace, whoever else uses it, and acknowledgements are free.
+    Unset: parts stand at their first link at the pace of the slowest link of their way, whoever else uses
+    that, and acknowledgements are free.
     """
 
     def problems(self) -> Iterator[tuple[str, str]]:

@@ -213,6 +213,7 @@ def paced(template: Template, schedule: Schedule, cost: LibraryCost, ways: Ways)
         edge_lag=template.edge_lag + after + before[template.edge_target],
         arrival_lag=template.arrival_lag + np.where(target < len(template), start, 0) + before[target],
         shape=None,
+        ahead=True,
     )
 
 
@@ -246,6 +247,7 @@ def paced_ring(template: Template, cost: LibraryCost, hops: Int64s, steps: int) 
         edge_lag=template.edge_lag + lag,
         arrival_lag=template.arrival_lag + np.where(template.arrival_target < len(template), start, 0),
         shape=None,
+        ahead=True,
     )
 
 

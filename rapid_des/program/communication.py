@@ -148,12 +148,16 @@ class Communication:
         key = (phase, members, whole, kept)
         return self.templates.number(key, lambda: self._phase(phase, members, whole=whole, kept=kept))
 
-    def _message(self, size: int, kind: str, ends: tuple[int, int]) -> int:
-        """Return the template of a message between two GPUs; `kind` is the stream that it runs on."""
+    def _message(self, size: int, kind: str, ends: tuple[int, int], within: Ranks | None = None) -> int:
+        """Return the template of a message between two GPUs; `kind` is the stream that it runs on.
+
+        `within` are the ranks of the communicator that it goes through; None: its two ends have their own.
+        """
+        among = ends if within is None else within
         known = max(ends) < self._machine.fabric.gpus
-        cost = self._libraries.message(kind, size, ends) if known else None
+        cost = self._libraries.message(kind, size, ends, among) if known else None
         if cost is not None:
-            self.served.add(library.served_by(library_name(Nccl()), cost, SEND, 2, size))
+            self.served.add(library.served_by(library_name(Nccl()), cost, SEND, len(among), size))
         number = self.templates.number
         if cost is None and self.analytic:
             key: tuple[object, ...] = ("message alone", size, self.likeness(ends))

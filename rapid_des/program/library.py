@@ -203,14 +203,21 @@ class Libraries:
         among, all_links = place.per_node - 1, self._node - 1
         return LinkRates(rates.node * among // all_links, rates.network)
 
-    def message(self, kind: str, size: int, ends: tuple[int, int]) -> LibraryCost | None:
-        """Return what a library takes for a message between two GPUs; None where links alone decide."""
+    def message(
+        self, kind: str, size: int, ends: tuple[int, int], among: Sequence[int]
+    ) -> LibraryCost | None:
+        """Return what a library takes for a message between two GPUs; None where links alone decide.
+
+        `among` are the ranks of its communicator.
+        """
         if not self._active or ends[0] == ends[1]:
             return None
         far = ends[0] // self._node != ends[1] // self._node
+        counts = Counter(rank // self._node for rank in among)
+        place = Place(len(among), len(counts), min(counts.values()))
         with self._naming_the_machine():
             for library in self._choice.of(kind):
-                cost = message_cost(library, 2, size, self._rates(), far=far)
+                cost = message_cost(library, place, size, self._rates(), far=far)
                 if cost is not None:
                     return cost
         return None

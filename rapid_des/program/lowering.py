@@ -329,11 +329,12 @@ class _Expansions:
 
     def _messages(self, nodes: NodeTable) -> None:
         places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
-        columns = np.stack((nodes.kind[places], nodes.size[places], nodes.peer[places], nodes.tag[places]), 1)
+        stated = (nodes.kind, nodes.size, nodes.peer, nodes.tag, nodes.group)
+        columns = np.stack([column[places] for column in stated], 1)
         columns = columns.astype(np.int64)
         rows, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
         self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
-        for node, (kind, size, peer, tag) in zip(places[first].tolist(), rows.tolist(), strict=True):
+        for node, (kind, size, peer, tag, group) in zip(places[first].tolist(), rows.tolist(), strict=True):
             if UNSTATED in (peer, size):
                 what = "peer" if peer == UNSTATED else "size"
                 where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
@@ -342,7 +343,8 @@ class _Expansions:
             slot = self.slots.number(Channel(peer, tag, kind == NodeKind.SEND), stream)
             ends = (self._trace.rank, self._trace.peers[peer])
             sends = kind == NodeKind.SEND
-            template = self._communication.message(size, stream, ends if sends else ends[::-1])
+            within = None if group == UNSTATED else self._lowering.groups.members(self._trace.groups[group])
+            template = self._communication.message(size, stream, ends if sends else ends[::-1], within)
             taken = self._communication.taken.get(template, NOTHING)
             if not sends:  # it mostly waits
                 taken = replace(taken, traffic=0)

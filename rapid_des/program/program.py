@@ -222,6 +222,8 @@ class Template:
     """The members below each tree of switches; empty: one tree is over them all."""
     shape: Hashable = None
     """Templates of one shape differ in sizes and names only; who changes more takes it away (None)."""
+    ahead: bool = False
+    """Whether parts of messages are handed over at the rate of the first link of their way (`PartTable`)."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -264,8 +266,10 @@ class Group:
 class PartTable:
     """By size row: the parts that a message of that size is sent in (1: whole), which have rows themselves.
 
-    Part k stands at the first link k times that link's `occupancy` of a part after the message does: senders
-    hand a message over at the link's rate, whoever else uses it. All but the last part have the same row. The
+    Part k stands at the first link k times the longest `occupancy` of a part on its way after the message
+    does: senders, whom acknowledgements clock, hand a message over at the rate of its slowest link, whoever
+    else uses that. In a template that is `ahead` it is the first link's `occupancy`: what a library keeps in
+    order on one queue pair, and whose rate its lags hold. All but the last part have the same row. The
     message has arrived when all its parts have.
     """
 

@@ -108,17 +108,18 @@ class RoundsTemplate(Template):
             pair_source=self.pair_source,
             pair_destination=self.pair_destination,
             name=self.name,
+            ahead=self.ahead,
             **self.rounds.columns(),
         )
 
 
 def rounds_template(
-    rounds: Rounds, pair_source: Int32s, pair_destination: Int32s, name: str
+    rounds: Rounds, pair_source: Int32s, pair_destination: Int32s, name: str, *, ahead: bool = False
 ) -> RoundsTemplate:
     """Return the template of rounds among the members that their patterns name."""
     none, no_times = np.zeros(0, np.int32), np.zeros(0, np.int64)
     return RoundsTemplate(
-        members=rounds.partner.shape[1], name=name, rounds=rounds,
+        members=rounds.partner.shape[1], name=name, rounds=rounds, ahead=ahead,
         pair_source=pair_source, pair_destination=pair_destination,
         pair=none, source=none, size=none, need=none,
         edge_starts=no_times, edge_target=none, edge_lag=no_times, edge_at_injection=np.zeros(0, np.bool_),

@@ -151,7 +151,7 @@ class _Play:
         if parts is not None:
             rows = [int(parts.first[row])] * (int(parts.count[row]) - 1) + [int(parts.last[row])]
         self._missing[task] = len(rows)
-        pace = self._way(route, rows[0])[0][1]
+        pace = max(occupancy for _, occupancy, _, _ in self._way(route, rows[0]))
         for part, size in enumerate(rows):
             asks = (moment + part * pace, part, self._rank[task], moment, task, 0, size)
             heapq.heappush(self._coming, asks)

@@ -115,8 +115,8 @@ class _Rank:
         self.waits.append(waits)
         return len(self.kind) - 1
 
-    def table(self) -> NodeTable:
-        """Return the nodes, each on a stream of its own."""
+    def table(self, *, group: int = UNSTATED) -> NodeTable:
+        """Return the nodes, each on a stream of its own, and all messages through one group if stated."""
         return _table(
             self.kind,
             self.size,
@@ -125,16 +125,18 @@ class _Rank:
             stream=range(len(self.kind)),
             duration=[0 if kind == NodeKind.COMPUTE else UNSTATED for kind in self.kind],
             waits=self.waits,
+            group=[UNSTATED if kind == NodeKind.COMPUTE else group for kind in self.kind],
             streams=tuple(f"transfer-{index}" for index in range(len(self.kind))),
         )
 
 
-def messages(schedule: Schedule, group: Sequence[int]) -> TraceSet:
+def messages(schedule: Schedule, group: Sequence[int], *, together: bool = False) -> TraceSet:
     """Return the trace in which the ranks `group` play `schedule`, member i being group[i].
 
     So any algorithm runs on any machine, also one that no trace can ask for by name: that of a file, or one
     that knows the fabric. Every transfer is a send and a receive with streams of their own; it waits for the
-    receives that the schedule names.
+    receives that the schedule names. They go through one communicator of the group if `together`, else each
+    through one of its two ends.
     `UnsupportedByEngine` if switches take part: they can not send by themselves in a replay of messages.
     """
     if schedule.switches:
@@ -154,7 +156,11 @@ def messages(schedule: Schedule, group: Sequence[int]) -> TraceSet:
         ranks[source].add(NodeKind.SEND, size, destination, number, waits)
         arrival[number] = ranks[destination].add(NodeKind.RECV, size, source, number, [])
     peers = tuple(group)
-    traces = [RankTrace(rank, nodes.table(), peers=peers) for rank, nodes in zip(group, ranks, strict=True)]
+    groups = ("world",) if together else ()
+    traces = [
+        RankTrace(rank, nodes.table(group=0 if together else UNSTATED), groups, peers)
+        for rank, nodes in zip(group, ranks, strict=True)
+    ]
     return TraceSet(tuple(sorted(traces, key=lambda trace: trace.rank)), {"world": tuple(group)})
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rapid_des.chakra.trace import CollectiveType, NodeKind
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind
 from rapid_des.device.operators import Attention
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, memory
@@ -432,3 +432,12 @@ def test_a_bucket_waits_for_its_share_of_each_replica(tiny):
     each = ("training.bucket_parameters_per_replica", "5")
     job = tiny(("parallelism.dp", "4"), ("training.bucket_parameters", "10"), each)
     assert job.bucket_parameters == 20  # as Megatron's max(40 M, 1 M ranks)
+
+
+@pytest.mark.parametrize(("overlaps", "group"), [("false", "stages"), ("true", None)])
+def test_batched_messages_between_stages_name_the_communicator_of_all_stages(tiny, prices, overlaps, group):
+    stated = [("training.batched_messages", "true"), ("training.overlap_pipeline", overlaps)]
+    rank = build(tiny(*settings(WHOLE), *stated), prices).traces.ranks[0]
+    sends = rank.nodes.group[rank.nodes.kind == NodeKind.SEND].tolist()
+    assert sends
+    assert {None if one == UNSTATED else rank.groups[one].partition(".")[0] for one in sends} == {group}

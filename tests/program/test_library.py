@@ -1,13 +1,16 @@
 """Communication libraries in replay: alone, a collective takes what its closed form says."""
 
+import numpy as np
 import pytest
 
+from rapid_des.chakra import read_set, write_set
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.network.collective_specs import LibraryChoice, Nccl
 from rapid_des.network.collectives import demand, prove
 from rapid_des.network.collectives.libraries.over_nodes import node_trees, rail_chains, rail_rings
+from rapid_des.network.collectives.schedule import Draft
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.library import Libraries
 from rapid_des.program.templates import one_transfer
@@ -182,7 +185,7 @@ def test_a_kind_of_group_that_is_native_asks_no_library():
     native = load_machine(NODE, settings={"collectives.libraries.tp": {"library": "native"}})
     found = libraries(native)
     assert found.lay_out("tp", C.ALL_REDUCE, MIB, (0, 1)) is None
-    assert found.message("tp", MIB, (0, 1)) is None
+    assert found.message("tp", MIB, (0, 1), (0, 1)) is None
     assert found.lay_out("dp", C.ALL_REDUCE, MIB, (0, 1)).library == "nccl"
 
 
@@ -195,7 +198,30 @@ def test_a_stated_algorithm_goes_before_the_library():
 @pytest.mark.parametrize(("ends", "least"), [((0, 3), 11e6), ((0, 11), 20e6)])
 def test_a_message_takes_its_start_and_its_bytes(ends, least):
     size = 8 * KIB
-    cost = libraries(NODES).message("pp", size, ends)
+    cost = libraries(NODES).message("pp", size, ends, ends)
     traces = messages(one_transfer(size), ends)
     assert int(replay(traces, NODES).step_time) == pytest.approx(cost.duration, rel=0.001)
     assert cost.duration > least
+
+
+def test_a_message_has_the_channels_that_its_communicator_gives_each_peer():
+    # to another node a pair has 4 channels; among 64 ranks, 8 a node, 4 peers at most share each of 32, and
+    # 64 x 4 are more than 128: 2. In a node 32 channels are for 2 ranks, or 8; among 64, 128 // 64 are left
+    def channels(ends, among):
+        return libraries(NODES).message("pp", MIB, ends, among).channels
+
+    assert [channels((0, 8), among) for among in ((0, 8), range(64))] == [4, 2]
+    assert [channels((0, 1), among) for among in ((0, 1), range(8), range(64))] == [16, 4, 2]
+
+
+def test_messages_that_name_a_communicator_take_what_it_gives_them(tmp_path):
+    size, ranks = 16 * MIB, tuple(range(64))
+    cost = libraries(NODES).message("transfer-0", size, (0, 1), ranks)
+    draft = Draft(demand(C.ALL_GATHER, 64, size))
+    draft.add(np.array([0]), np.array([1]), (0, size))
+    traces = messages(draft.seal(), ranks, together=True)
+    alone = int(replay(traces, NODES).step_time)
+    assert alone == pytest.approx(cost.duration, rel=0.001)
+    assert alone > 1.5 * int(replay(messages(draft.seal(), ranks), NODES).step_time)
+    write_set(traces, tmp_path, "many")
+    assert int(replay(read_set(tmp_path), NODES).step_time) == alone

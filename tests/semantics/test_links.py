@@ -1,8 +1,11 @@
 """Messages on links that are idle, by switching mode; what sends and receives wait for; the books."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from rapid_des.program.lowering import lower
 from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import Nodes, trace_set
 from tests.semantics.messages import CUT, LATENCY, PARTS, one_message
@@ -55,6 +58,35 @@ def test_parts_before_a_slow_link_queue_for_it(replayed):
     fast_then_slow = (ring(2), ring(2, bandwidth="500 MB/s"))
     done = replayed(one_message(640, peer=3, ranks=4), machine(*fast_then_slow, switching=PARTS))
     assert done.finish[3] == [64_000 + 1_280_000 + 2 * LATENCY]
+
+
+def near_beside_far():
+    """Rank 0 sends over a fast and a slow link to rank 3, and 100 ns later over the fast one to rank 1."""
+    programs = [Nodes() for _ in range(4)]
+    programs[0].send(3, 640, stream="far")
+    programs[0].send(1, 640, stream="near", after=programs[0].compute(100_000))
+    programs[1].recv(0, 640)
+    programs[3].recv(0, 640)
+    where = machine(ring(2), ring(2, bandwidth="500 MB/s"), switching=PARTS)
+    return lower(trace_set(programs), where).program
+
+
+def near_finish(program, run):
+    """When rank 1 has received all, its only visit."""
+    return run(program).finish[program.visits()[1]]
+
+
+def test_senders_hand_parts_over_as_fast_as_the_slowest_link_of_their_way_takes_them(run):
+    # parts of 192 B stand at the fast link from 0, 384 and 768 ns on, those of the near message from 100, 292
+    # and 484, its last of 64 B from 676: one, one, two, one and two of them leave in turns, until 1024
+    assert near_finish(near_beside_far(), run) == 1_024_000 + LATENCY
+
+
+def test_what_a_library_sends_is_handed_over_as_fast_as_the_first_link_takes_it(run):
+    # now those of the far message stand there from 0, 192 and 384 ns on too, the last ones of 64 B come last
+    program = near_beside_far()
+    ahead = tuple(replace(template, ahead=True) for template in program.templates)
+    assert near_finish(replace(program, templates=ahead), run) == 1_280_000 + LATENCY
 
 
 def test_cut_through_behind_a_slow_link_arrives_with_the_slow_links_last_packet(replayed):

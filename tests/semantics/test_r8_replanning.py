@@ -79,7 +79,7 @@ def test_what_begins_after_the_detection_runs_as_if_the_fault_had_always_been_th
     assert_same_run(result(subject, where, *timed), always)
 
 
-def test_parts_are_handed_over_at_the_rate_of_the_first_link_that_is_left():
+def test_parts_are_handed_over_at_the_rate_of_the_slowest_link_that_is_left():
     # without the ring's links gpu0 reaches gpu1 through switches of half the rate only
     where = machine(
         ring(3), switch(2, bandwidth="500 MB/s"), switching={**CUT, "segment": "64 B", "parts": 3}

@@ -104,6 +104,7 @@ class Tasks(NamedTuple):
     arrival_target: Array
     arrival_lag: Array
     member_need: Array
+    ahead: Array
 
 
 class Network(NamedTuple):
@@ -251,21 +252,19 @@ def _ranks(program: Program) -> Ranks:
         np.bincount(part.server[part.server != NONE], minlength=len(part.server_capacity))
         for part in program.programs
     ]
+    servers = [len(part.server_capacity) for part in parts]
+    kept = [waiting[binding.program] for binding in program.bindings]
     return Ranks(
         program=first_visit[np.array([binding.program for binding in program.bindings], np.int64)],
         flat=program.visits().astype(np.int64),
         slot=starts_of([len(binding.groups) for binding in program.bindings]),
-        server=starts_of([len(part.server_capacity) for part in parts]),
+        server=starts_of(servers),
         slot_group=_joined([binding.groups for binding in program.bindings], np.int32),
         slot_member=_joined([binding.members for binding in program.bindings], np.int32),
-        of_server=np.repeat(np.arange(len(parts)), [len(part.server_capacity) for part in parts]).astype(
-            np.int32
-        ),
+        of_server=np.repeat(np.arange(len(parts)), servers).astype(np.int32),
         capacity=_joined([part.server_capacity for part in parts], np.int32),
         level=_joined([part.server_level for part in parts], np.int8),
-        heap=starts_of(
-            _joined([waiting[binding.program] for binding in program.bindings], np.int64).tolist()
-        ),
+        heap=starts_of(_joined(kept, np.int64).tolist()),
     )
 
 
@@ -295,6 +294,7 @@ def _tasks(program: Program) -> Tasks:
         arrival_target=column(lambda template: template.arrival_target),
         arrival_lag=column(lambda template: template.arrival_lag, np.int64),
         member_need=column(lambda template: template.member_need),
+        ahead=np.array([template.ahead for template in templates], np.bool_),
     )
 
 

@@ -459,14 +459,17 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             if transfers.hop[a] < transfers.end[a]:
                 transfers.ready[a] = now
                 if transfers.parts[a] > 0 and not paired:
-                    # Parts are handed over at the first link's pace; each makes the next, so that a message
-                    # of a million parts needs room for those that are on their way only.
+                    # Parts are handed over at a link's pace; each makes the next, so that a message of a
+                    # million parts needs room for those that are on their way only.
                     transfer = next_part(transfers, counts, a)
                     if parts_spray:
                         route = transfers.route[transfers.message[transfer]]
                         part = transfers.part[transfer]
                         set_off(network, transfers, transfer, way(network, route, part))
-                    pace = network.occupancy[transfers.size[a], network.route_class[transfers.hop[a]]]
+                    pace = 0
+                    ahead = tasks.ahead[instances.template[transfers.instance[a]]]
+                    for place in range(transfers.hop[a], transfers.hop[a] + 1 if ahead else transfers.end[a]):
+                        pace = max(pace, network.occupancy[transfers.size[a], network.route_class[place]])
                     push(calendar, now + pace, HOP, transfer, 0)
                 if listed:
                     transfers.next[a] = cursor[JOINING]

@@ -28,6 +28,7 @@ class TemplateTable:
     def __init__(self, template: Template) -> None:
         self.members = template.members
         self.tasks = len(template)
+        self.ahead = template.ahead
         self.pair = template.pair.tolist()
         self.source = template.source.tolist()
         self.size = template.size.tolist()
@@ -155,7 +156,8 @@ class Collectives:
         size = sum(size for size, _ in parts) if shared is None else shared.size
         label = self.program.groups[group].label
         order = (position, self.env.now, visit, sub, task)
-        message = Message(partial(self._deliver, instance, task), priority, order, label, size)
+        arrives = partial(self._deliver, instance, task)
+        message = Message(arrives, priority, order, label, size, template.ahead)
         self.sent += size
         if self.fluid is not None and shared is not None:
             self.fluid.send(message, shared)

@@ -45,6 +45,8 @@ class Message:
     source visit, sub-instance, task."""
     label: int
     size: int
+    ahead: bool
+    """Whether its parts are handed over at the rate of their first link."""
     pieces: int = 0
     """How many are on their way or stopped."""
     arrived: int = 0
@@ -200,12 +202,12 @@ class Links:
         """Have a message set off."""
         if self.closing is not None:
             parts = self.closing.around(message, parts)
-        # a sender hands its parts over at the rate of the first link, whoever else uses that
+        # a sender hands parts over at the rate of a link of their way, whoever else uses that
         message.pieces = len(parts)
         wait = 0
         for number, (size, legs) in enumerate(parts):
             self.start(Piece(message, legs, size, number), wait)
-            wait += legs[0][1][0] if legs else 0
+            wait += max((occupancy for _, (occupancy, *_) in legs[: 1 if message.ahead else None]), default=0)
 
     def start(self, piece: Piece, wait: int = 0) -> None:
         """Have a piece set off after a while."""

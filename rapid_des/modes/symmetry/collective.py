@@ -277,6 +277,7 @@ def one_orbit(template: Template, orbits: MemberOrbits, order: _TaskOrder | None
         arrival_lag=template.arrival_lag[arrivals],
         member_need=template.member_need[orbits.lowest],
         name=template.name,
+        ahead=template.ahead,
     )
 
 
@@ -294,9 +295,8 @@ def _rounds_of_orbits(template: RoundsTemplate, orbits: MemberOrbits) -> RoundsT
         partner=number[rounds.partner[:, orbits.lowest]],
         pair=rounds.pair[:, orbits.lowest],
     )
-    return rounds_template(
-        left, number[template.pair_source], number[template.pair_destination], template.name
-    )
+    ends = number[template.pair_source], number[template.pair_destination]
+    return rounds_template(left, *ends, template.name, ahead=template.ahead)
 
 
 def with_used_pairs(template: Template) -> tuple[Template, Int64s]:
@@ -312,7 +312,8 @@ def with_used_pairs(template: Template) -> tuple[Template, Int64s]:
     number[used] = np.arange(len(used))
     ends = template.pair_source[used], template.pair_destination[used]
     if rounds is not None:
-        return rounds_template(replace(rounds, pair=number[rounds.pair]), *ends, template.name), used
+        kept = replace(rounds, pair=number[rounds.pair])
+        return rounds_template(kept, *ends, template.name, ahead=template.ahead), used
     left = replace(template, pair=number[pair], pair_source=ends[0], pair_destination=ends[1], shape=None)
     return left, used
 

@@ -238,7 +238,7 @@ def _sent(ranks: Sequence[int], sizes: Sequence[int], machine: Machine) -> Itera
     for size in sizes:
         draft = Draft(demand(C.ALL_GATHER, len(ranks), size))
         draft.add(member, np.roll(member, -1), (0, size))
-        result = replay(messages(draft.seal(), ranks), machine, engine="compiled")
+        result = replay(messages(draft.seal(), ranks, together=True), machine, engine="compiled")
         yield size, result.step_time / PS_PER_US
 
 

@@ -36,7 +36,7 @@ Mode: TypeAlias = Literal[
 ]
 """`cut_through` sends messages in `PARTS` parts, `cut_through_window` too, held back by windows of
 `BANDWIDTH_DELAY_PRODUCTS`; `cut_through_whole` in one."""
-PARTS = 8
+PARTS = 12
 """Parts of a message in the machine files that we ship."""
 BANDWIDTH_DELAY_PRODUCTS = 2.0
 """The window of the packet-level references."""

@@ -125,14 +125,13 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
 
 
 def message_cost(
-    library: AnyLibrary, ranks: int, size: int, rates: LinkRates, *, far: bool
+    library: AnyLibrary, place: Place, size: int, rates: LinkRates, *, far: bool
 ) -> LibraryCost | None:
-    """Return what a message within a group takes; None for libraries without messages."""
+    """Return what a message within a communicator takes; None for libraries without messages."""
     if isinstance(library, Sampled):
         return sampled_send(load_samples(library.file), size, far=far)
     if not isinstance(library, Nccl):
         return None
-    place = Place(ranks, ranks, 1) if far else Place(ranks, 1, ranks)
     return _on(library, send_cost(_fabric(_file(library.constants), rates), place, size, far=far))
 
 

@@ -35,9 +35,7 @@ _LINE = 4096
 _ALL_CHANNELS = 32768
 _SEND_CHANNELS = 32
 _SENDS = "direct", "simple"
-_PEER_CHANNELS = 4
-_NIC_CHANNELS = 8
-_PEERS_A_CHANNEL = 4
+_PEER_CHANNELS, _NIC_CHANNELS, _PEERS_A_CHANNEL = 4, 8, 4
 _NVLS_CHANNELS = 16
 _CHAIN_CHUNK = 512 * 2**10
 _MOST_CHUNKS = 512
@@ -178,20 +176,20 @@ def send_time(fabric: NcclFabric, ranks: int, size: int, *, per_node: int | None
 
 
 def send_cost(fabric: NcclFabric, place: Place, size: int, *, far: bool) -> LibraryCost:
-    """Return the cost of a message of `size` bytes within a group, to another node where `far`."""
+    """Return the cost of a message of `size` bytes within a communicator, to another node where `far`."""
     direct, network = fabric.node.point_to_point, fabric.network
     if not far:
-        channels = max(_SEND_CHANNELS // place.ranks, size // _SEND_GRAIN)
-        shared = fabric.node.share(place.ranks)
-        rate = min(fabric.node.simple.link, channels * direct.channel) * shared / _MICRO
+        near = min(place.ranks, max(2, place.per_node))
+        few = _halved(_SEND_CHANNELS // near, place.ranks, _PEERS_A_CHANNEL * _SEND_CHANNELS)
+        channels = max(few, size // _SEND_GRAIN)
+        rate = min(fabric.node.simple.link, channels * direct.channel) * fabric.node.share(near) / _MICRO
         start = (direct.base + direct.peer) / PS_PER_US
         return _cost(start + size / rate, _SENDS, start=start, channels=channels, hbm=2.0 * size)
     if network is None:
         raise InputError(f"{fabric.name} has no network between nodes, which a message would cross")
     rate = min(float(network.nic), _peer_rate(network, place)) / _MICRO
     start = network.exchange_base / PS_PER_US
-    channels = peer_channels(place)
-    return _cost(start + size / rate, _SENDS, start=start, channels=channels, hbm=2.0 * size)
+    return _cost(start + size / rate, _SENDS, start=start, channels=peer_channels(place), hbm=2.0 * size)
 
 
 def peer_channels(place: Place) -> int:
@@ -200,10 +198,14 @@ def peer_channels(place: Place) -> int:
     A GPU and its NIC bring 8 channels, a node 32 at most. The halving is NCCL's rule (a channel with more
     than 4 peers' sends loses bandwidth); the 8 a NIC follow from measured sends of 1 GPU a node on 10 nodes.
     """
-    channels, room = _PEER_CHANNELS, _PEERS_A_CHANNEL * min(_SEND_CHANNELS, _NIC_CHANNELS * place.per_node)
-    while channels > 1 and channels * place.ranks > room:
+    room = _PEERS_A_CHANNEL * min(_SEND_CHANNELS, _NIC_CHANNELS * place.per_node)
+    return _halved(_PEER_CHANNELS, place.ranks, room)
+
+
+def _halved(channels: int, ranks: int, room: int) -> int:
+    while channels > 1 and channels * ranks > room:
         channels //= 2
-    return channels
+    return max(1, channels)
 
 
 def _peer_rate(network: Network, place: Place) -> float:
