@@ -1,7 +1,8 @@
 """A picture of a step's pipeline schedule as it was simulated: stages as rows, passes as boxes.
 
 Forwards are blue, whole backwards green, backwards for inputs teal and for weights yellow, the optimizer's
-part grey. The first chunk of a stage is dark, further ones lighter; in a box stands its micro-batch.
+part grey. The first chunk of a stage is dark, further ones lighter; in a box stands its micro-batch. A pair
+that runs as one has a forward above a backward.
 """
 
 from __future__ import annotations
@@ -55,6 +56,18 @@ class Box(NamedTuple):
     chunk: int
     start: int
     finish: int
+    half: int = 0
+    """1 and 2: above and below in its row; 0: all of it."""
+
+    @property
+    def middle(self) -> float:
+        """Where it stands in its row, the row's own middle being its stage's number."""
+        return self.stage + (0, -_HEIGHT / 4, _HEIGHT / 4)[self.half]
+
+    @property
+    def height(self) -> float:
+        """Its share of the row."""
+        return _HEIGHT / 2 if self.half else _HEIGHT
 
 
 def boxes(trace: JobTrace, run: Run) -> Iterator[Box]:
@@ -66,11 +79,13 @@ def boxes(trace: JobTrace, run: Run) -> Iterator[Box]:
         nodes = run.lowered.traces.ranks[position].nodes
         times = rank_times(run.lowered, run.execution.records, position)
         computes = (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
-        for segment in segments:
+        begins = [-1, *(segment.start if segment.stop > segment.start else -1 for segment in segments), -1]
+        for segment, before, after in zip(segments, begins, begins[2:], strict=False):
+            half = 1 if segment.start == after else 2 if segment.start == before else 0
             rows = segment.start + np.flatnonzero(computes[segment.start : segment.stop])
             if len(rows):
                 start, finish = int(times.start[rows].min()), int(times.finish[rows].max())
-                yield Box(stage, segment.name, segment.micro_batch, segment.chunk, start, finish)
+                yield Box(stage, segment.name, segment.micro_batch, segment.chunk, start, finish, half)
 
 
 def draw_schedule(trace: JobTrace, run: Run, path: Path, *, title: str) -> int:
@@ -115,11 +130,12 @@ def _by_colour(drawn: Sequence[Box]) -> dict[tuple[float, float, float], list[Bo
 
 
 def _draw_boxes(axes: Any, alike: Sequence[Box], colour: tuple[float, float, float], *, unit: float) -> None:
-    for stage in sorted({box.stage for box in alike}):
-        spans = [(box.start / unit, (box.finish - box.start) / unit) for box in alike if box.stage == stage]
+    for middle, height in sorted({(box.middle, box.height) for box in alike}):
+        own = [box for box in alike if box.middle == middle]
+        spans = [(box.start / unit, (box.finish - box.start) / unit) for box in own]
         axes.broken_barh(
             spans,
-            (stage - _HEIGHT / 2, _HEIGHT),
+            (middle - height / 2, height),
             facecolors=[colour],
             edgecolors="white",
             linewidth=0.4 if len(spans) < _FEW else 0,
@@ -136,8 +152,9 @@ def _number(axes: Any, drawn: Sequence[Box], end: int, *, unit: float) -> None:
         if room >= _SMALLEST:
             dark = sum(_colour(box)) < _BRIGHT
             axes.text(
-                (box.start + box.finish) / 2 / unit, box.stage, f"{box.micro_batch}",
-                ha="center", va="center_baseline", fontsize=min(room, 8), color="white" if dark else "black",
+                (box.start + box.finish) / 2 / unit, box.middle, f"{box.micro_batch}",
+                ha="center", va="center_baseline", fontsize=min(room, 6 if box.half else 8),
+                color="white" if dark else "black",
             )  # fmt: skip
 
 
