@@ -16,8 +16,11 @@ def context_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield "parallelism.cp_heads", problem
     if split.cp_heads and split.cp % split.cp_heads:
         yield "parallelism.cp_heads", f"cp {split.cp} does not divide by cp_heads {split.cp_heads}"
-    if split.cp > 1 and job.spec.training is not None and job.training.documents:
-        yield "training.documents", f"cp {split.cp} cuts sequences evenly, whatever documents they hold"
+    if split.cp > split.head_ways and job.spec.training is not None and job.training.documents:
+        yield (
+            "training.documents",
+            f"cp {split.cp} cuts sequences evenly, whatever documents they hold: take cp_kind ulysses",
+        )
     for layer in job.model.kinds:
         refusal = layer.mixer.context_refusal(split)
         if refusal:

@@ -200,3 +200,11 @@ def test_what_a_ring_exposes_inside_blocks_counts_as_cp():
     assert parts[0]["cp"] > 0
     assert parts[1]["cp"] == pytest.approx(parts[0]["cp"], rel=0.01)
     assert parts[1].get("tp", 0) == 0
+
+
+def test_heads_may_have_sequences_of_several_documents(tiny):
+    documents = ("training.documents", "[20, 12]")
+    kernels = cores(tiny(*split("ulysses", 2), documents))
+    assert sum(core.visible_pairs for core in kernels) == 20 * 21 // 2 + 12 * 13 // 2
+    with pytest.raises(ConfigError, match="whatever documents they hold: take cp_kind ulysses"):
+        tiny(*split("ring", 2), documents)
