@@ -158,6 +158,10 @@ class Blocks:
         found = groups_run_together(self.job, self.inside)
         return tuple(found[group[0]] for group in self.inner_groups)
 
+    def of(self, job: Job) -> Blocks:
+        """Return the same blocks of a job that runs them more or less often."""
+        return replace(self, priced=replace(self.priced, job=job))
+
     def stage(self, inner_group: int) -> int:
         """Return the pipeline stage that an inner group runs."""
         return self._stages[inner_group]

@@ -204,7 +204,7 @@ class Job:
         """What each stage runs of a training step, in which order."""
         return self.schedule.plan(self.shape)
 
-    @property
+    @cached_property
     def asks_by_need(self) -> bool:
         """Whether stages ask for messages in the order of need, else in that in which these are made."""
         return self.schedule.by_need(self.shape)
@@ -226,7 +226,7 @@ class Job:
         split = self.spec.parallelism
         return self.training.scatter_gather and split.tp > 1 and not split.sequence_parallel
 
-    @property
+    @cached_property
     def message_bytes(self) -> int:
         """Bytes of a rank's message to the next stage."""
         parts = self.spec.parallelism.tp if self.scatters_boundary else 1
@@ -377,7 +377,7 @@ class Job:
             serving=training is None,
         )
 
-    @property
+    @cached_property
     def training_shard(self) -> Shard:
         """A rank's dimensions in one micro-batch of training."""
         length = self.training.sequence_length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from rapid_des.program.program import NONE, Records, VisitKind
 
 if TYPE_CHECKING:
     from rapid_des.modes.blocks import BlockRun
+    from rapid_des.modes.blocks.steady import Repetition
 
 
 from rapid_des.units import Duration
@@ -132,7 +133,7 @@ def _unissued(nodes: NodeTable, times: RankTimes, late: NDArray[np.bool_]) -> tu
 
 
 def host_busy(lowered: Lowered, position: int) -> int:
-    """Return how long the host of a rank issues work."""
+    """Return how long the host of a rank issues work in its run."""
     nodes = lowered.traces.ranks[position].nodes
     return int(nodes.duration[distinct(nodes.issuer[nodes.issuer != UNSTATED])].sum())
 
@@ -175,11 +176,18 @@ def operator_name(node: str) -> str:
     return _LAYER.sub("", node)
 
 
-def operator_times(lowered: Lowered, records: Records, position: int) -> Counter[str]:
-    """Return how long a rank computes each operator, all layers' together, in picoseconds."""
+def operator_times(
+    lowered: Lowered, records: Records, position: int, *, end: int | None = None
+) -> Counter[str]:
+    """Return how long a rank computes each operator that starts before `end`, all layers' together.
+
+    Picoseconds; by default of the whole run.
+    """
     nodes = lowered.traces.ranks[position].nodes
     times = rank_times(lowered, records, position)
     serves = (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
+    if end is not None:
+        serves &= times.start < end
     spent = np.bincount(
         nodes.name[serves], weights=(times.finish - times.start)[serves], minlength=len(nodes.names)
     )
@@ -226,14 +234,33 @@ def with_inside(
 
 def inside_times(done: BlockRun, position: int) -> Counter[str]:
     """Return how long a rank computes each operator, in blocks and outside, in picoseconds."""
+    return Counter(in_whole_step(lambda end: _inside_times(done, position, end), done.repeated))
+
+
+def in_whole_step(
+    until: Callable[[int | None], Mapping[str, int]], repeated: Repetition | None
+) -> dict[str, int]:
+    """Return the amounts of a whole step, given those of its run until a moment (None: its end)."""
+    whole = dict(until(None))
+    if repeated is not None:
+        before, after = until(repeated.begin), until(repeated.end)
+        for name in whole:
+            whole[name] += repeated.times * (after.get(name, 0) - before.get(name, 0))
+    return whole
+
+
+def _inside_times(done: BlockRun, position: int, end: int | None) -> Counter[str]:
+    """Return how long a rank computes each operator in what starts before `end`."""
     rank, stage = done.trace.traces.ranks[position].rank, done.trace.stage_of_rank[position]
     own = done.slow.get(rank, done.blocks)
-    totals = operator_times(done.run.lowered, done.run.execution.records, position)
+    totals = operator_times(done.run.lowered, done.run.execution.records, position, end=end)
+    start = rank_times(done.run.lowered, done.run.execution.records, position).start
     for key in own.blocks:
         totals.pop(f"{direction_of(key.phase)}.{key.section.name}", None)
     counts: Counter[PieceKey] = Counter()
-    for _, key, count in _uses(done, stage):
-        counts[key] += count
+    for segment, key, count in _uses(done, stage):
+        if end is None or start[segment.start] < end:
+            counts[key] += count
     for key, count in counts.items():
         table = own.blocks[key].table
         for row in (table.kind == NodeKind.COMPUTE).nonzero()[0].tolist():
@@ -269,7 +296,9 @@ def host_notes(parts: Mapping[str, int], busy: int) -> Iterator[str]:
     )
 
 
-def company_notes(lowered: Lowered, records: Records, position: int) -> Iterator[str]:
+def company_notes(
+    lowered: Lowered, records: Records, position: int, repeated: Repetition | None = None
+) -> Iterator[str]:
     """Yield a line if a rank's kernels take longer beside collectives; nothing where faults slow them too."""
     program = lowered.program
     own = program.programs[program.bindings[position].program]
@@ -277,9 +306,13 @@ def company_notes(lowered: Lowered, records: Records, position: int) -> Iterator
         return
     slowed = np.flatnonzero(own.company.kind != NONE)
     visits = slowed + int(program.visits()[position])
-    longer = int((records.finish[visits] - records.start[visits] - np.maximum(own.work[slowed], 1)).sum())
-    if longer > _TOLD * records.makespan:
+    start = records.start[visits]
+    longer = records.finish[visits] - start - np.maximum(own.work[slowed], 1)
+    whole = in_whole_step(
+        lambda end: {"longer": int(longer[start < end].sum() if end is not None else longer.sum())}, repeated
+    )["longer"]
+    if whole > _TOLD * (records.makespan + (repeated.left_out if repeated else 0)):
         yield (
-            f"kernels take {Duration(longer)} longer beside collectives and messages, which take SMs and "
+            f"kernels take {Duration(whole)} longer beside collectives and messages, which take SMs and "
             "memory bandwidth from them (collectives.contention: false leaves that out)"
         )

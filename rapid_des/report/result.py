@@ -24,6 +24,7 @@ from rapid_des.report.breakdown import (
     finish_times,
     host_busy,
     host_notes,
+    in_whole_step,
     inside_times,
     operator_times,
     with_inside,
@@ -240,10 +241,13 @@ def result_of(
     kinds = None if trace is None else trace.stream_kinds
     step_time, spent = _time_and_parts(run, position, kinds, requests, blocks)
     times = operator_times(lowered, records, position) if blocks is None else inside_times(blocks, position)
-    finish = lowered.of_every_rank(finish_times(lowered, records).tolist())
+    repeated = None if blocks is None else blocks.repeated
+    later = 0 if repeated is None else repeated.left_out
+    finish = lowered.of_every_rank((finish_times(lowered, records) + later).tolist())
     notes = lowered.traces.notes if trace is None else trace.notes
-    notes = (*notes, *host_notes(spent, host_busy(lowered, position)))
-    notes = (*notes, *company_notes(lowered, records, position))
+    issuing = 0 if repeated is None else repeated.times * int(repeated.host[position])
+    notes = (*notes, *host_notes(spent, host_busy(lowered, position) + issuing))
+    notes = (*notes, *company_notes(lowered, records, position, repeated))
     figures = None
     if trace is not None and memory is not None:
         device = as_used(trace.job, run.machine, run.machine.device)
@@ -319,4 +323,6 @@ def _time_and_parts(
         outside = breakdown(lowered, records, position, kinds=kinds, end=end)
         return outside if blocks is None else with_inside(blocks, position, outside, end=end)
 
+    if blocks is not None and blocks.repeated is not None:
+        return records.makespan + blocks.repeated.left_out, in_whole_step(parts, blocks.repeated)
     return until_last_token(parts, requests, records.makespan)

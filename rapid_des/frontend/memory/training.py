@@ -34,21 +34,16 @@ def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) ->
     copies = 2 * max(memory.away for memory in by_section.values())
     away = Tensor("activations to and from the host", "communication", copies, 2)
     whole = (*standing(job, stage, parameters), away)
-    walk = _Walk(job, stage, by_section)
+    walk = _Walk(job, stage, by_section, Counter(by_category(whole)))
     for item in job.plan.orders[stage]:
         if item.phase != "wait":
             walk.run(item)
     last = tuple(updating(job, parameters))
     moving = max(walk.peak, last, key=_bytes)
     tensors = merged((*whole, *moving, *fragments(job, moving)))
-    base = by_category(whole)
-    timeline = [
-        moment._replace(categories=_sum(base, moment.categories), left=_sum(base, moment.left))
-        for moment in walk.timeline
-    ]
-    timeline.append(Moment("optimizer", by_category((*whole, *last, *fragments(job, last))), base))
+    end = Moment("optimizer", by_category((*whole, *last, *fragments(job, last))), by_category(whole))
     total, peak = parameters.total(), by_category(tensors)
-    return StageMemory(stage, total, peak, tensors, walk.activations, tuple(timeline))
+    return StageMemory(stage, total, peak, tensors, walk.activations, (*walk.timeline, end))
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
@@ -66,6 +61,8 @@ class _Walk:
     job: Job
     stage: int
     by_section: Mapping[Section, SectionMemory]
+    standing: Mapping[str, int]
+    """Bytes of what stands beside, by category."""
     peak: tuple[Tensor, ...] = ()
     """At the fullest moment so far."""
     activations: int = 0
@@ -84,6 +81,11 @@ class _Walk:
     _passed: int = 0
     """Bytes of gradients of the pass that runs."""
     _most: int = -1
+    _known: dict[tuple[object, ...], tuple[tuple[Tensor, ...], dict[str, int], dict[str, int]]] = field(
+        default_factory=dict
+    )
+    """By what is held when an item begins: its fullest moment, and what it leaves. Items of a settled
+    pipeline begin alike."""
 
     @cached_property
     def _chunks(self) -> tuple[tuple[Section, ...], ...]:
@@ -120,6 +122,8 @@ class _Walk:
         chunk, fullest, most = self._chunks[item.chunk], tuple[Tensor, ...](), -1
         self._outputs += forward
         self._passed = 0
+        held = item.phase, item.chunk, self._outputs, *self._held.values(), None, *self._lent.values()
+        known = self._known.get(held)
         order = chunk if forward else chunk[::-1]
         for place, section in enumerate(order):
             here = self.by_section[section]
@@ -129,17 +133,24 @@ class _Walk:
                 self._passed += self._gradients[section] * (item.phase != "input_gradient")
             size = self._base + self._outputs * self._output + self._passed + here.highest[item.phase]
             if size > most:
-                most, fullest = size, tuple(self._tensors(here.fullest[item.phase]))
+                most = size
+                fullest = tuple(self._tensors(here.fullest[item.phase])) if known is None else known[0]
             if item.phase in ("forward", "input_gradient"):
                 self._hold(section, 1, deferred=not forward)
             if item.phase in ("backward", "input_gradient"):
                 self._lend(order[place + 1 : place + 1 + here.others], 1)
         self._outputs -= item.phase in ("backward", "input_gradient")
+        if known is None:
+            known = self._known[held] = fullest, *self._categories(fullest)
+        fullest, sizes, left = known
         if most > self._most:
             self._most, self.peak = most, fullest
-        sizes = by_category((*fullest, *fragments(self.job, fullest)))
-        left = by_category(self._tensors(()))
         self.timeline.append(Moment(item.phase, sizes, left, item.micro_batch, item.chunk))
+
+    def _categories(self, fullest: Sequence[Tensor]) -> tuple[dict[str, int], dict[str, int]]:
+        """Return bytes by category at the fullest moment of an item that has just run, and now."""
+        moving = by_category((*fullest, *fragments(self.job, fullest)))
+        return _sum(self.standing, moving), _sum(self.standing, by_category(self._tensors(())))
 
     def _kept(self, section: Section, *, deferred: bool) -> tuple[Tensor, ...]:
         memory = self.by_section[section]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -14,12 +14,15 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks
+from rapid_des.frontend.job import Job
 from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.shard import PARTS
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.inner import BlockTimes, Sharing, block_times, representative, sharing
+from rapid_des.modes.blocks.shortened import WORTH, shortened
+from rapid_des.modes.blocks.steady import Repetition, repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.collective_specs import AUTO
@@ -92,6 +95,8 @@ class BlockRun:
     """The kind of the inner group of each outer rank that was lowered."""
     times: Mapping[tuple[bytes, PieceKey], BlockTimes]
     wall_s: float
+    repeated: Repetition | None = None
+    """The stretch of the run that stands for more of the same; None: the run is the whole step."""
 
     @property
     def simulated_hops(self) -> int:
@@ -111,9 +116,12 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     choice: EngineChoice,
     *,
     strict: bool = False,
+    worth: int = WORTH,
     cache: BoundedCache | None = None,
 ) -> BlockRun:
     """Run a job as blocks and the graph around them; `cache` keeps blocks and templates between runs.
+
+    A step of which `worth` items or more provably repeat others is simulated without these.
 
     Where links carry traffic of both, or of several ranks of a block, a note bounds what is left out.
     Raises `UnsupportedByEngine` where faults come and go, and if `strict` where links are shared so.
@@ -128,49 +136,93 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     if not mode.outer_analytic:
         shared = sharing(machine, tuple(dict.fromkeys(blocks.run_groups)), places, strict=strict)
     kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
-    trace = _outer(blocks, kinds, times, slow, place=place)
-    repeats = _repeats(trace, machine, mode)
-    kept = (_REPEATS,) if repeats else ()
-    trace = replace(trace, notes=(*trace.notes, *priced.notes, *kept))
-    first = None
-    if choice.fold:
-        how = {"analytic": mode.outer_analytic, "repeats": repeats}
-        first = run_first_replica(trace, machine, choice, cache=cache, **how)
-    if first is not None:
-        kind_of = dict(zip((rank.rank for rank in trace.traces.ranks), kinds, strict=True))
-        trace, run = first
-        kinds = [kind_of[rank.rank] for rank in trace.traces.ranks]
-    else:
-        lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, repeats=repeats, cache=cache)
-        run = Run(lowered, execute(lowered.program, choice, name=lowered.name), machine)
+
+    def run_of(job: Job, *, trail: bool) -> tuple[JobTrace, Run]:
+        own = {rank: other.of(job) for rank, other in slow.items()}
+        trace = _outer(blocks.of(job), kinds, times, own, place=place)
+        return _run(
+            replace(trace, notes=(*trace.notes, *priced.notes)), machine, mode, choice, cache, trail=trail
+        )
+
+    found = _repeated(blocks.job, run_of, worth) if choice.fold else None
+    (trace, run), repeated = found or (run_of(blocks.job, trail=False), None)
+    kind_of = dict(zip((group[place] for group in blocks.inner_groups), kinds, strict=True))
+    kinds = [kind_of[rank.rank] for rank in trace.traces.ranks]
+    done = BlockRun(mode, blocks, slow, trace, run, kinds, times, 0.0, repeated)
     if shared is not None and len(shared.links):
-        trace = replace(trace, notes=(*trace.notes, _sharing_note(shared, blocks, trace, run, times, kinds)))
-    return BlockRun(mode, blocks, slow, trace, run, kinds, times, time.perf_counter() - began)
+        done = replace(done, trace=replace(trace, notes=(*trace.notes, _sharing_note(shared, done))))
+    return replace(done, wall_s=time.perf_counter() - began)
 
 
-def _sharing_note(  # noqa: PLR0913 - what a run consists of
-    shared: Sharing,
-    blocks: Blocks,
+def _repeated(
+    job: Job, run_of: Callable[..., tuple[JobTrace, Run]], worth: int
+) -> tuple[tuple[JobTrace, Run], Repetition] | None:
+    """Return the run of a shorter step that stands for the whole, and what repeats of it; None: nothing."""
+    for short in shortened(job, worth=worth):
+        trace, run = run_of(short.job, trail=True)
+        found = repetition(short, trace, run)
+        if found is not None:
+            records = replace(run.execution.records, trail=None)
+            run = replace(run, execution=replace(run.execution, records=records))
+            whole = replace(
+                trace,
+                job=job,
+                tokens=job.tokens,
+                model_flops=job.model_flops,
+                notes=(*trace.notes, found.note),
+            )
+            return (whole, run), found
+    return None
+
+
+def _run(  # noqa: PLR0913 - what a graph is run with
     trace: JobTrace,
-    run: Run,
-    times: Mapping[tuple[bytes, PieceKey], BlockTimes],
-    kinds: Sequence[bytes],
-) -> str:
+    machine: Machine,
+    mode: BlockMode,
+    choice: EngineChoice,
+    cache: BoundedCache,
+    *,
+    trail: bool,
+) -> tuple[JobTrace, Run]:
+    """Run an outer graph, its first replica for all where they can not differ."""
+    repeats = _repeats(trace, machine, mode)
+    trace = replace(trace, notes=(*trace.notes, *((_REPEATS,) if repeats else ())))
+    if choice.fold:
+        first = run_first_replica(
+            trace, machine, choice, analytic=mode.outer_analytic, repeats=repeats, trail=trail, cache=cache
+        )
+        if first is not None:
+            return first
+    lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, repeats=repeats, cache=cache)
+    return trace, Run(lowered, execute(lowered.program, choice, trail=trail, name=lowered.name), machine)
+
+
+def _sharing_note(shared: Sharing, done: BlockRun) -> str:
     """Return what to say of links that carry traffic of blocks and around them, or of several ranks."""
-    busiest = 0
-    for kind, stage in {(kind, trace.stage_of_rank[rank]) for rank, kind in enumerate(kinds)}:
-        uses = (blocks.uses(stage, segment) for segment in trace.segments[stage])
-        each = (count * times[kind, key].busiest for used in uses for key, count in used.items())
-        busiest = max(busiest, sum(each))
-    between = run.execution.records.link_busy.sum(axis=1)
+    run, trace, stretch = done.run, done.trace, done.repeated
+    busiest = max(_busiest(done, *one) for one in set(zip(done.kinds, trace.stage_of_rank, strict=True)))
+    between, step = run.execution.records.link_busy.sum(axis=1), run.execution.records.makespan
+    if stretch is not None:
+        between, step = between + stretch.times * stretch.link_busy, step + stretch.left_out
     if run.lowered.replicas is not None:  # whose links are numbered by what they stand for
         between = np.full(len(run.machine.fabric), between.max(initial=0), np.int64)
-    most, step = shared.neglected(busiest, between), max(run.execution.records.makespan, 1)
+    most = shared.neglected(busiest, between)
     name = run.machine.fabric.link_name(int(shared.links[0]))
     return (
         f"{len(shared.links):,} links (as {name}) carry traffic that is simulated apart; waiting for one "
-        f"another there would add at most {Duration(most)} ({most / step:.1%})"
+        f"another there would add at most {Duration(most)} ({most / max(step, 1):.1%})"
     )
+
+
+def _busiest(done: BlockRun, kind: bytes, stage: int) -> int:
+    """Return how long the blocks of a stage keep their busiest link busy in the whole step."""
+    passes, once = 0, 0
+    for segment in done.trace.segments[stage]:
+        uses = done.blocks.uses(stage, segment)
+        busy = sum(count * done.times[kind, key].busiest for key, count in uses.items())
+        passes, once = (passes, once + busy) if segment.name == "optimizer" else (passes + busy, once)
+    simulated = 1 if done.repeated is None else done.repeated.simulated
+    return passes * (1 if done.repeated is None else done.blocks.job.micro_batches) // simulated + once
 
 
 def _repeats(trace: JobTrace, machine: Machine, mode: BlockMode) -> bool:
@@ -249,6 +301,7 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     *,
     analytic: bool = False,
     repeats: bool = False,
+    trail: bool = False,
     cache: BoundedCache,
 ) -> tuple[JobTrace, Run] | None:
     """Run the first replica of an outer graph for all; None if they might differ.
@@ -282,7 +335,7 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
         )
     except UnsupportedByEngine:
         return None
-    execution = execute(lowered.program, choice, ties=True, name=lowered.name)
+    execution = execute(lowered.program, choice, trail=trail, ties=True, name=lowered.name)
     records, count = execution.records, replicas.count
     if records.ties:
         return None

@@ -1,0 +1,124 @@
+"""Shorter steps that stand for long ones: fewer micro-batches, and which of their items repeat.
+
+Between warm-up and cool-down every stage runs the same items over and over, each time for the next
+micro-batches. A step is then the shorter one with a stretch W of items put in so many times more:
+
+    long step     F1 … │ W  W  W … W │ … B        both begin and end alike, item by item, on every stage
+    short step    F1 … │ W │ … B
+
+`steady` tells whether a run of the short one stands for the long one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from msgspec import structs
+
+from rapid_des.arrays import Bools, Int64s
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.schedules.plan import Order
+
+WORTH = 4_000
+"""Items that must be left out: fewer are simulated before a shorter run has been looked at."""
+_LENGTHS = (3, 6)
+"""How many times the pipeline's depth, or the stretch, shorter runs are long; at most half of the step."""
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """A job with fewer micro-batches, and which of its items repeat."""
+
+    job: Job
+    times: int
+    micro_batches: int
+    first: tuple[int, ...]
+    """By stage: the item from which on they repeat."""
+    last: tuple[int, ...]
+    """By stage: the item up to which the job runs what the long one runs."""
+    items: tuple[int, ...]
+    """By stage: how many are in a stretch."""
+
+
+def shortened(job: Job, *, worth: int = WORTH) -> Iterator[Shortened]:
+    """Yield shorter jobs that differ from a job by stretches of items alone, the shortest first.
+
+    They leave out `worth` items at least.
+    """
+    if job.spec.training is None:
+        return
+    orders, count, shape = job.plan.orders, job.micro_batches, job.shape
+    for stretch in dict.fromkeys((1, 2, shape.in_group)):
+        for factor in _LENGTHS:
+            short = factor * max(stretch, job.stages)
+            short += (count - short) % stretch
+            if 2 * short > count or sum(map(len, orders)) * (count - short) < worth * count:
+                continue
+            if job.schedule.refusal(shape._replace(micro_batches=short)) is None:
+                found = _insertion(job, _with_micro_batches(job, short), stretch)
+                if found is not None:
+                    yield found
+
+
+def _with_micro_batches(job: Job, count: int) -> Job:
+    training = job.training
+    batch = training.global_batch // job.micro_batches * count
+    return replace(
+        job, spec=structs.replace(job.spec, training=structs.replace(training, global_batch=batch))
+    )
+
+
+def _insertion(job: Job, short: Job, stretch: int) -> Shortened | None:
+    """Return how the items of a short job become those of a long one; None if not by repeating a stretch."""
+    left_out = job.micro_batches - short.micro_batches
+    times = left_out // stretch
+    found = []
+    for long, own in zip(job.plan.orders, short.plan.orders, strict=True):
+        items = (len(long) - len(own)) // times
+        whole, part = _columns(long), _columns(own)
+        alike = _leading((whole[: len(own)] == part).all(axis=1))
+        later = part + _shift(part, left_out)
+        ends = _leading((whole[::-1][: len(own)] == later[::-1]).all(axis=1))
+        repeats = (whole[items:] == (whole + _shift(whole, stretch))[:-items]).all(axis=1)
+        begin = alike - items
+        if items * times != len(long) - len(own) or begin < max(0, len(own) - items - ends):
+            return None
+        if not repeats[begin : begin + times * items].all():
+            return None
+        first = begin - _leading(repeats[:begin][::-1])
+        found.append((first, alike, items))
+    begins, ends_at, each = zip(*found, strict=True)
+    return Shortened(short, times, stretch, begins, ends_at, each)
+
+
+def _columns(order: Order) -> Int64s:
+    """Return items as rows of numbers, the micro-batch last; those that wait have none."""
+    phases: dict[str, int] = {}
+    return np.array(
+        [
+            (
+                phases.setdefault(item.phase, sum(map(ord, item.phase))),
+                item.chunk,
+                item.paired,
+                item.micro_batch,
+            )
+            for item in order
+        ],
+        np.int64,
+    ).reshape(len(order), 4)
+
+
+_WAIT = sum(map(ord, "wait"))
+
+
+def _shift(columns: Int64s, micro_batches: int) -> Int64s:
+    shift = np.zeros_like(columns)
+    shift[:, 3] = np.where(columns[:, 0] == _WAIT, 0, micro_batches)
+    return shift
+
+
+def _leading(holds: Bools) -> int:
+    """Return from how many of the first on something holds."""
+    return len(holds) if holds.all() else int(np.argmin(holds))

@@ -1,0 +1,329 @@
+"""Long steps: a run of fewer micro-batches (see `shortened`) whose stretches are proven to repeat.
+
+The short step is simulated, with every hop. Let t and u = t + P be the starts of an item of the first rank
+and of the same item a stretch later. If what is under way just before u is what was just before t, on every
+rank and link and for as long, then what happens from there on is the same until a rank meets an item that
+does not repeat: a run has no memory but what is under way (R1 to R6), and its order among equals counts
+nothing from the begin of the run (R3). So each further stretch takes P, and the long step ends that much
+later. Under way are visits that started and did not end, those of a message or collective that not all have
+joined, messages on their way; each has begun less than H before, so all visits and hops of that time are
+compared.
+
+If that is not so (a pipeline that has not settled, a host that falls behind, fluid links, queue pairs, ways
+by the clock, links whose rates change) nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.arrays import Int32s, Int64s, distinct
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
+from rapid_des.frontend.trace import JobTrace, Segment
+from rapid_des.modes.blocks.shortened import Shortened
+from rapid_des.modes.execution import Run
+from rapid_des.program.program import NONE, Records, Trail
+from rapid_des.units import Duration
+
+_MARGIN = 4
+"""Items at both ends of those that repeat whose messages, or host, belong to others too."""
+_TRIES = 8
+"""Moments that are looked at, the latest first."""
+_ALIKE = (
+    "kind", "name", "stream", "duration", "size", "collective", "group", "peer", "priority", "flops",
+    "tensor_bytes", "on_cpu", "bound",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A stretch of a run that stands for more of the same, all times in picoseconds."""
+
+    times: int
+    """How often it is left out."""
+    micro_batches: int
+    """That pass a stage in one of them."""
+    begin: int
+    end: int
+    host: Int64s
+    """[position] what its host issues for in one of them."""
+    link_busy: Int64s
+    """[link] how long it is busy in one of them."""
+    simulated: int
+    """Micro-batches of the run."""
+
+    @property
+    def left_out(self) -> int:
+        """By how much the whole step is longer than the run."""
+        return self.times * (self.end - self.begin)
+
+    @property
+    def note(self) -> str:
+        """What a report says of it."""
+        return (
+            f"{self.times * self.micro_batches:,} micro-batches repeat exactly what simulated ones do, every "
+            f"{self.micro_batches:,} in {Duration(self.end - self.begin)}"
+        )
+
+
+@dataclass(frozen=True)
+class _Region:
+    """Visits of one rank that repeat, numbered as in records: from `low` to before `high`, `each` later."""
+
+    low: int
+    high: int
+    each: int
+    heads: Int64s
+    """The first visit of each item from which on as many follow as are in a stretch."""
+    tails: Int64s
+    """The last visit of each stream that repeats."""
+    begin: int
+    """Of all of the rank's visits, and below their end."""
+    end: int
+    host: int = NONE
+    """A visit before all stretches that issues what is in them; NONE: there is none."""
+    issued: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    """What it issues from `low` on."""
+    lag: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    """When, from its start."""
+    growth: int = 0
+    """How much later that is a stretch later."""
+
+
+def _region(short: Shortened, stage: int, segments: Sequence[Segment], rank: _Rank) -> _Region | None:
+    """Return what repeats of a rank; None if its nodes do not, as its stage's items do."""
+    order, passes = short.job.plan.orders[stage], [one for one in segments if one.name != "optimizer"]
+    if sum(item.phase != "wait" for item in order) != len(passes):
+        return None
+    place = np.cumsum([0, *(item.phase != "wait" for item in order)])  # items that wait have no segment
+    starts = np.array([*(one.start for one in passes), len(rank.nodes)])[place]
+    first, each = short.first[stage] + _MARGIN, short.items[stage]
+    low, high = int(starts[first]), passes[int(place[short.last[stage] - _MARGIN]) - 1].stop
+    rows = int(starts[first + each]) - low if first + each < len(starts) else 0
+    if rows <= 0 or low + rows >= high:
+        return None
+    same = _Same(rank.nodes, low, high, rows)
+    own = np.append(np.flatnonzero(rank.visits != NONE), len(rank.visits))
+    shifted = own[low + rows : high] - own[low : high - rows]
+    issuing = same.issued()
+    if issuing is None or not same.holds() or (shifted != shifted[0]).any():
+        return None
+    host, growth = issuing
+    own += rank.offset
+    heads = starts[first : short.last[stage] - _MARGIN - each]
+    ends = [low + int(np.flatnonzero(rank.nodes.stream[low:high] == stream)[-1])
+            for stream in distinct(rank.nodes.stream[low:high]).tolist()]  # fmt: skip
+    issued = low + np.flatnonzero((rank.nodes.issuer[low:] == host) & (host != NONE))
+    return _Region(
+        low=int(own[low]),
+        high=int(own[high]),
+        each=int(shifted[0]),
+        heads=own[heads[heads < high - rows]],
+        tails=own[ends],
+        begin=rank.offset,
+        end=int(own[-1]),
+        host=NONE if host == NONE else int(own[host]),
+        issued=own[issued],
+        lag=rank.nodes.issued[issued],
+        growth=growth,
+    )
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """The nodes of a rank, the node of each of its visits, and where these begin in the records."""
+
+    nodes: NodeTable
+    visits: Int32s
+    offset: int
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Rows of a table from `low` to before `high`, which may be alike every so many."""
+
+    nodes: NodeTable
+    low: int
+    high: int
+    rows: int
+
+    def _pair(self, column: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        return column[self.low : self.high - self.rows], column[self.low + self.rows : self.high]
+
+    def holds(self) -> bool:
+        """Tell whether rows are alike, and wait for the same before, or for what all wait for."""
+        nodes = self.nodes
+        if not all(
+            (one == other).all() for one, other in (self._pair(getattr(nodes, name)) for name in _ALIKE)
+        ):
+            return False
+        one, other = self._pair(nodes.tag)
+        talks = np.isin(self._pair(nodes.kind)[0], (NodeKind.SEND, NodeKind.RECV))
+        if (one != other)[~talks].any() or len(distinct((other - one)[talks])) > 1:
+            return False
+        counts, later = self._pair(np.diff(nodes.dependency_starts))
+        if (counts != later).any():
+            return False
+        bounds = nodes.dependency_starts[[self.low, self.high - self.rows, self.low + self.rows, self.high]]
+        return self._moves(
+            nodes.dependencies[bounds[0] : bounds[1]], nodes.dependencies[bounds[2] : bounds[3]]
+        )
+
+    def _moves(self, one: Int32s, other: Int32s) -> bool:
+        return bool(((other == one + self.rows) | ((other == one) & (one < self.low))).all())
+
+    def issued(self) -> tuple[int, int] | None:
+        """Return the row of the host that issues all repetitions, and how much later each; None: unlike ways.
+
+        (NONE, 0) if nobody issues them, or others each.
+        """
+        one, other = self._pair(self.nodes.issuer)
+        fixed = (one == other) & (one != UNSTATED)
+        if (other != np.where((one == UNSTATED) | fixed, one, one + self.rows)).any():
+            return None
+        before, after = self._pair(self.nodes.issued)
+        hosts, later = distinct(one[fixed]).tolist(), distinct((after - before)[fixed]).tolist()
+        if (before != after)[~fixed].any() or max(len(hosts), len(later)) > 1:
+            return None
+        return (int(hosts[0]), int(later[0])) if hosts and hosts[0] < self.low else (NONE, 0)
+
+
+def repetition(short: Shortened, trace: JobTrace, run: Run) -> Repetition | None:
+    """Return the stretch of a run of a shortened job that repeats; None if it is not proven to."""
+    program, records = run.lowered.program, run.execution.records
+    apart = program.fluid or program.queue_pairs or program.spray
+    if apart or program.link_timetables or program.visit_timetables or records.trail is None:
+        return None
+    regions = []
+    ranks = [
+        _Rank(trace.nodes, program.programs[binding.program].node, offset)
+        for trace, binding, offset in zip(
+            run.lowered.traces.ranks, program.bindings, program.visits()[:-1].tolist(), strict=True
+        )
+    ]
+    for stage, rank in zip(trace.stage_of_rank, ranks, strict=True):
+        region = _region(short, stage, trace.segments[stage], rank)
+        if region is None:
+            return None
+        regions.append(region)
+    seen = _Seen(regions, records, records.trail)
+    heads = regions[0].heads
+    for head in heads[:: -max(1, len(heads) // _TRIES)].tolist():
+        begin, end = int(records.start[head]), int(records.start[head + regions[0].each])
+        if seen.recurs(begin, end):
+            host = [seen.issuing(*pair, begin, end) for pair in zip(regions, ranks, strict=True)]
+            busy = seen.link_busy(begin, end, program.links)
+            return Repetition(
+                short.times, short.micro_batches, begin, end, np.array(host), busy, short.job.micro_batches
+            )
+    return None
+
+
+class _Seen:
+    """What a run saw of the regions of its ranks."""
+
+    def __init__(self, regions: Sequence[_Region], records: Records, trail: Trail) -> None:
+        self._regions, self._records, self._trail = regions, records, trail
+        self._one = np.concatenate([np.arange(region.low, region.high - region.each) for region in regions])
+        self._later = np.full(len(records.start), NONE)
+        self._before = np.ones(len(records.start), np.bool_)
+        for region in regions:
+            own = np.arange(region.low, region.high - region.each)
+            self._later[own] = own + region.each
+            self._before[region.low : region.end] = False
+            if region.host != NONE:
+                self._before[region.host] = False  # see `_issued_in_time`
+
+    def recurs(self, begin: int, end: int) -> bool:
+        """Tell whether what is under way just before `end` is what was just before `begin`."""
+        age = self._age(begin)
+        return (
+            age is not None
+            and self._is_apart(begin, end, age)
+            and self._visits_agree(begin, end, age)
+            and self._hops_agree(begin, end, age)
+            and all(self._issued_in_time(region, begin - age, end - begin) for region in self._regions)
+        )
+
+    def _age(self, moment: int) -> int | None:
+        """Return for how long what is under way has been; None if some of it does not repeat."""
+        start, trail = self._records.start, self._trail
+        started = start < moment
+        under_way = started & ((self._records.finish >= moment) | (self._records.met >= moment))
+        under_way[trail.visit[(trail.arrival >= moment) & started[trail.visit]]] = True
+        hosts = [region.host for region in self._regions if region.host != NONE]
+        under_way[hosts] = False
+        if self._before[under_way].any():
+            return None
+        return moment - int(start[under_way].min(initial=moment)) + 1
+
+    def _is_apart(self, begin: int, end: int, age: int) -> bool:
+        """Tell whether what is before or behind the stretches is over by then, or has not begun."""
+        start, finish = self._records.start, self._records.finish
+        return not (finish[self._before] >= begin - age).any() and all(
+            finish[region.low : region.low + region.each].max() < end - age
+            and start[region.high : region.end].min(initial=end) >= end
+            and start[region.tails].min() >= end
+            and start[region.high - region.each : region.end].min(initial=begin) >= begin
+            for region in self._regions
+        )
+
+    def _visits_agree(self, begin: int, end: int, age: int) -> bool:
+        """Tell whether visits of that time are alike."""
+        columns = self._records.start, self._records.finish, self._records.met
+        one, later = self._one, self._later[self._one]
+        start, finish = columns[0], columns[1]
+        before = (start[one] < begin) & (finish[one] >= begin - age)
+        if (before != ((start[later] < end) & (finish[later] >= end - age))).any():
+            return False
+        one, later = one[before], later[before]
+        return all(
+            (column[later] == np.where(column[one] == NONE, NONE, column[one] + end - begin)).all()
+            for column in columns
+        )
+
+    def _hops_agree(self, begin: int, end: int, age: int) -> bool:
+        """Tell whether hops of that time are alike."""
+        one, other = self._hops(begin, age), self._hops(end, age)
+        one[0] = self._later[one[0]]
+        return one.shape == other.shape and bool((_sorted(one) == _sorted(other)).all())
+
+    def _hops(self, moment: int, age: int) -> Int64s:
+        trail = self._trail
+        rows = (trail.start < moment) & (np.maximum(trail.finish, trail.arrival) >= moment - age)
+        times = np.stack((trail.start, trail.finish, trail.arrival))[:, rows] - moment
+        names = np.stack((trail.visit, trail.link, trail.task, trail.position))[:, rows]
+        return np.concatenate((names, times)).astype(np.int64)
+
+    def _issued_in_time(self, region: _Region, since: int, period: int) -> bool:
+        """Tell whether a host that issues all in one go gets ahead and holds nothing up, or keeps pace."""
+        if region.host == NONE or region.growth == period:
+            return True
+        start = self._records.start
+        waits = start[region.issued] >= since
+        moments = start[region.host] + np.maximum(region.lag, 1)
+        behind = self._records.finish[region.host] >= start[region.issued].max(initial=0)
+        return region.growth < period and not behind and bool((start[region.issued] > moments)[waits].all())
+
+    def issuing(self, region: _Region, rank: _Rank, begin: int, end: int) -> int:
+        """Return how long the host of a rank issues from `begin` to `end`."""
+        own = rank.offset + np.flatnonzero(rank.visits != NONE)
+        hosts = distinct(rank.nodes.issuer[rank.nodes.issuer != UNSTATED])
+        start = self._records.start[own[hosts]]
+        return int(rank.nodes.duration[hosts][(start >= begin) & (start < end)].sum()) + region.growth
+
+    def link_busy(self, begin: int, end: int, links: int) -> Int64s:
+        """Return by link for how long it serves what starts from `begin` to before `end`."""
+        trail, busy = self._trail, np.zeros(links, np.int64)
+        rows = (trail.start >= begin) & (trail.start < end)
+        np.add.at(busy, trail.link[rows], (trail.finish - trail.start)[rows])
+        return busy
+
+
+def _sorted(rows: Int64s) -> Int64s:
+    return rows[:, np.lexsort(rows)]
