@@ -441,3 +441,34 @@ def test_batched_messages_between_stages_name_the_communicator_of_all_stages(tin
     sends = rank.nodes.group[rank.nodes.kind == NodeKind.SEND].tolist()
     assert sends
     assert {None if one == UNSTATED else rank.groups[one].partition(".")[0] for one in sends} == {group}
+
+
+def test_stages_with_copies_of_parts_reduce_their_gradients_with_each_other(tiny, prices):
+    split = [("parallelism.pp", "4"), ("parallelism.dp", "2")]
+    jobs = [tiny(*split, ("training.schedule", name), ("training.global_batch", "16"))
+            for name in ("1f1b", "dualpipe")]  # fmt: skip
+    (_, plain), (job, trace) = [(job, build(job, prices)) for job in jobs]
+    # Ranks 0 and 1 are the replicas of stage 0, 6 and 7 those of stage 3, which holds the same two parts.
+    groups = {members for name, members in trace.traces.groups.items() if name.startswith("gradient.")}
+    assert groups == {(0, 1, 6, 7), (2, 3, 4, 5)}
+    for stage, table in enumerate(trace.tables):
+        reduced = int(table.size[rows(table, "dp", "dp.reduce")].sum())
+        others = [plain.tables[number] for number in (stage, 3 - stage)]
+        assert reduced == sum(int(each.size[rows(each, "dp", "dp.reduce")].sum()) for each in others)
+        assert reduced == 4 * memory(job).stages[stage].parameters
+
+
+def test_a_v_goes_down_the_stages_and_back(tiny, prices):
+    job = tiny(("parallelism.pp", "2"), ("training.schedule", "zb_v"))
+    trace = build(job, prices)
+    # Part 1 hands on to part 2 on its own stage: 8 micro-batches cross once each way to either side.
+    assert [len(rows(table, "pp-send")) for table in trace.tables] == [16, 16]
+    assert [rank.peers for rank in trace.traces.ranks] == [(1,), (0,)]
+
+
+def test_micro_batches_need_not_divide_by_the_stages(tiny, prices, replay):
+    split = [("parallelism.pp", "4"), ("parallelism.chunks", "2"), ("model.layers", "8"),
+             ("training.schedule", "interleaved_1f1b"), ("training.global_batch", "10")]  # fmt: skip
+    replay(build(tiny(*split, ("training.micro_batch_group", "5")), prices).traces, rendezvous=True)
+    with pytest.raises(ConfigError, match=r"10 does not divide by pp 4; .* may be 5, 6, 10"):
+        tiny(*split)
