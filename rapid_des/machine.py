@@ -64,7 +64,8 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     device: str | DeviceSpec
     """The GPU on every node: a path, a preset's name, or the keys of a device file."""
     clock: Literal["boost", "sustained"] | None = None
-    """At which clock jobs run. Unset: training at the sustained one, inference as the device file says."""
+    """At which clock jobs run. Unset: training and prefill at the sustained one, decode as the device file
+    says."""
     host_speed: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     """How quickly a core of the nodes issues work, over one of the H100 servers that software profiles are
     stated for. Unset: as quickly."""

@@ -84,8 +84,8 @@ class Device:
         """How the device is used."""
         return self.spec.conditions
 
-    def under(self, **conditions: str) -> Device:
-        """Return the same device under other conditions (`clock`, `launch`, `l2`, `library`)."""
+    def under(self, **conditions: Any) -> Device:
+        """Return the same device under other conditions (`clock`, `launch`, `l2`, `library`, …)."""
         changed = structs.replace(self.spec.conditions, **conditions)
         return replace(self, spec=structs.replace(self.spec, conditions=changed))
 
@@ -155,8 +155,8 @@ class Device:
     def constants(self, section: str, dtype: str = "") -> Mapping[str, float]:
         """Return a section's constants for this library and dtype: the most specific scope wins.
 
-        Scopes from weak to strong: `default`, the dtype, the library, `library/dtype`; within a scope the
-        device's value wins over its family's.
+        Scopes from weak to strong: `default`, the dtype, the library, `library/dtype`, and the last two again
+        for its version (`trtllm-0.9` of `trtllm`); within a scope the device's value wins over its family's.
         """
         merged: dict[str, float] = {}
         for scope in self._scopes(dtype, section):
@@ -190,10 +190,11 @@ class Device:
             return menus[f"{dtype}/batched"]
         return next(menus[scope] for scope in reversed(self._scopes(dtype)) if scope in menus)
 
-    def _scopes(self, dtype: str, section: str = "") -> tuple[str, str, str, str]:
+    def _scopes(self, dtype: str, section: str = "") -> tuple[str, ...]:
         used = self.conditions
         library = (section in ATTENTION and used.attention) or used.library
-        return "default", dtype, library, f"{library}/{dtype}"
+        named = dict.fromkeys((library.partition("-")[0], library))
+        return "default", dtype, *(scope for name in named for scope in (name, f"{name}/{dtype}"))
 
 
 def load_device(
@@ -413,13 +414,23 @@ class Transfer:
     hbm_bytes: float
 
 
-def transfer(device: Device, moved: float, working_set: float, *, activations: bool = True) -> Transfer:
+def transfer(
+    device: Device,
+    moved: float,
+    working_set: float,
+    *,
+    activations: bool = True,
+    distinct: float | None = None,
+) -> Transfer:
     """Return how long `moved` bytes take at a kernel's steady state, given the bytes it touches in all.
 
-    `activations` as in `miss_share`.
+    `activations` as in `miss_share`. What passes more than once at about the same time is counted by
+    `distinct`, the bytes that HBM brings at most; None: nothing does.
     """
     l2_rate = device.spec.l2.bandwidth * device.clock_ratio
-    from_hbm = moved * miss_share(device, working_set, activations=activations)
+    from_hbm = (moved if distinct is None else distinct) * miss_share(
+        device, working_set, activations=activations
+    )
     hbm = from_hbm / (device.spec.hbm.bandwidth * device.constant("memory", "hbm_utilisation"))
     l2 = moved / (l2_rate * device.constant("memory", "l2_utilisation"))
     return Transfer(max(hbm, l2), "hbm" if hbm >= l2 else "l2", from_hbm)

@@ -45,6 +45,8 @@ class Gemm:
     """C is read too (gradient accumulation)."""
     weight_dtype: Dtype | None = None
     """Weight-only quantisation of B; None: as `dtype`."""
+    quantised: bool = False
+    """A is in `dtype` already, where a library would bring it there from 16 bit first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device import roofline
-from rapid_des.device.attention.decode import price_decode, rows_of
+from rapid_des.device.attention.decode import price_decode, rows_of, shares_keys
 from rapid_des.device.attention.flash import BlockScheduler, price_flash, price_flash_backward
 from rapid_des.device.device import Device
 from rapid_des.device.gemm import gemm_model, grouped_model, price_gemm, price_grouped_gemm
@@ -108,9 +108,11 @@ class NativeOperators:
     def _price(self, operator: Operator) -> Estimate:
         device, table = self._device.for_arithmetic(operator.dtype), self._prices.get_or_make
         match operator:
-            case Gemm(dtype=dtype, weight_dtype=weight_dtype, batch=batch):
-                key = ("gemm", dtype, weight_dtype, batch > 1)
-                kernels = table(key, lambda: gemm_model(device, dtype, weight_dtype, batched=batch > 1))
+            case Gemm(dtype=dtype, weight_dtype=stored, batch=batch, quantised=narrow):
+                key = ("gemm", dtype, stored, batch > 1, narrow)
+                kernels = table(
+                    key, lambda: gemm_model(device, dtype, stored, batched=batch > 1, quantised=narrow)
+                )
                 return price_gemm(operator, kernels, device)
             case GroupedGemm(dtype=dtype):
                 kernels = table(("grouped", dtype), lambda: grouped_model(device, dtype))
@@ -187,7 +189,7 @@ def section_of(attention: Attention, device: Device) -> str:
     """Return the section of the constants that prices a fused operator.
 
     Kernels with unequal head sizes are MLA's. Decode kernels have sections for MLA's latent, for groups of
-    query heads and for one query head a KV head.
+    query heads and for one query head a KV head, which also serves groups that do not share their keys.
     """
     _check_attention(attention)
     if attention.phase == "backward":
@@ -197,7 +199,7 @@ def section_of(attention: Attention, device: Device) -> str:
         return prefill
     if attention.shared_latent:
         return "mla_decode"
-    return "decode" if attention.group_size > 1 else "decode_mha"
+    return "decode" if attention.group_size > 1 and shares_keys(attention, device) else "decode_mha"
 
 
 _DECODE = ("mla_decode", "decode", "decode_mha")

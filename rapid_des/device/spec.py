@@ -89,11 +89,28 @@ class Energy(Spec, frozen=True):
     """Picojoules of a byte from HBM."""
 
 
+class DecodePolicy(Spec, frozen=True):
+    """How a version of a library runs decode attention.
+
+    The first three say which attention reads a key head once for all its query heads. In any other a block of
+    each query head reads it for itself, from L2 where another did so before.
+    """
+
+    groups: tuple[Count, ...] | None = None
+    """Query heads of a key head; unset: any."""
+    head_dims: tuple[Count, ...] | None = None
+    """Sizes of a head; unset: any."""
+    blocks_per_sm: Annotated[float, Meta(ge=0, le=1024)] = 0.0
+    """At least this many key heads, of all requests, for an SM of the GPU."""
+    split: bool = True
+    """Whether the keys of a request are split over several blocks where there are few."""
+
+
 class Conditions(Spec, frozen=True):
     """How the device is used: part of what a measurement states, never fitted."""
 
     clock: Literal["boost", "sustained"]
-    """At `clock.boost` or at `clock.sustained`; training jobs go to sustained."""
+    """At `clock.boost` or at `clock.sustained`; training and the prefill of requests go to sustained."""
     launch: Literal["eager", "graph"]
     """Kernels launched one by one, or as a CUDA graph. Where a job's host issues them (`job.host`) they stand
     as close as in a graph: launching takes the host's time."""
@@ -104,6 +121,8 @@ class Conditions(Spec, frozen=True):
     """Whose kernels run: `cublas`, `vllm`, `trtllm` …; selects constants where a family has them."""
     attention: str | None = None
     """Whose attention kernels run (`flash-2`, …); unset: the library's."""
+    decode: DecodePolicy = DecodePolicy()
+    """How the library's version runs decode attention."""
 
 
 class HostSide(Spec, frozen=True):
@@ -255,7 +274,7 @@ _COUNT = Range(1, 2**16, whole=True)
 _GEMM = {
     **dict.fromkeys(
         ("start_us", "gemv_start_us", "prologue_us", "epilogue_us", "step_us", "split_us", "throttle_us",
-         "quantise_row_us", "quantise_element_ns"),
+         "quantise_us", "quantise_row_us", "quantise_element_ns"),
         _TIME,
     ),
     **dict.fromkeys(("tensor", "vector", "shared", "l2", "hbm", "throttled"), _DIVISOR),
@@ -298,8 +317,8 @@ ATTENTION = frozenset(name for name, ranges in RANGES.items() if ranges is _FLAS
 """The sections of attention kernels."""
 
 LIBRARIES = frozenset(
-    ("cublas", "cudnn", "rocblas", "xla", "vllm", "sglang", "trtllm", "trtllm_min_latency", "deepgemm",
-     "vidur", "torch-eager", "torch-events", "torch-wall", "flash-1", "flash-2", "flash-3")
+    ("cublas", "cudnn", "rocblas", "xla", "vllm", "sglang", "trtllm", "trtllm-0.9", "trtllm_min_latency",
+     "deepgemm", "vidur", "torch-eager", "torch-events", "torch-wall", "flash-1", "flash-2", "flash-3")
 )  # fmt: skip
 """Kernel libraries that a device may run without constants of their own; others need some."""
 

@@ -170,7 +170,7 @@ def traffic_of(name: str, phase: str) -> Traffic:
     return kind.backward
 
 
-Policy = Literal["eager", "torch_compile", "megatron", "vllm"]
+Policy = Literal["eager", "torch_compile", "megatron", "vllm", "trtllm"]
 
 EXPANSIONS: Mapping[str, tuple[str, ...]] = {
     # To fp32, square, mean, plus epsilon, inverse root, times the root, back, times the weight.
@@ -212,6 +212,7 @@ FUSIONS: Mapping[str, Mapping[tuple[str, ...], str]] = {
     "torch_compile": {**_EVERY_ENGINE, **_NORM_AND_SUM, **_TRAINING},
     "megatron": {**_EVERY_ENGINE, **_TRAINING},
     "vllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
+    "trtllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
 }
 """Runs of operators that a policy executes as one kernel."""
 

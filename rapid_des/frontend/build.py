@@ -98,7 +98,7 @@ class PricedJob:
 def price_job(job: Job, operators: OperatorModel, decode_operators: OperatorModel | None = None) -> PricedJob:
     """Return a job with its operators priced.
 
-    `decode_operators` prices decode steps where they are launched otherwise (CUDA graphs).
+    `decode_operators` prices decode steps where they run under other conditions (clock, CUDA graphs).
     """
     decode_operators = decode_operators or operators
     of_places = []

@@ -140,7 +140,7 @@ def _travels_as(shard: Shard, linear: Linear) -> Dtype | None:
 
 def reduce_output(operations: OperationList, shard: Shard, name: str, elements: int) -> None:
     """Append the sum of partial results over tp: whole, or to sequence shards."""
-    if shard.tp > 1:
+    if shard.tp > 1 and not shard.partial:
         role = "sp.scatter" if shard.sequence_parallel else "tp.reduce"
         size = shard.message(role, elements)
         operations.message(f"{name}.{role.partition('.')[2]}", role, size, output=size)

@@ -182,6 +182,8 @@ class Shard:
     """Lengths of the documents of a sequence, which see nothing of each other; none: it is one."""
     serving: bool = False
     """Whether the pass keeps what later tokens need in a cache."""
+    partial: bool = False
+    """Whether outputs stay partial sums of their tp rank, for a later sum."""
 
     @property
     def tokens(self) -> int:
@@ -239,10 +241,11 @@ class Shard:
         activations, weights = self.precision.activations, self.precision.weights
         if not narrow:
             return Gemm(rows, columns, inner, dtype=activations)
-        quantized = weights if weights != self.gemm_dtype else None
         return Gemm(
-            rows, columns, inner, dtype=self.gemm_dtype, out_dtype=activations, weight_dtype=quantized
-        )
+            rows, columns, inner, dtype=self.gemm_dtype, out_dtype=activations,
+            weight_dtype=weights if weights != self.gemm_dtype else None,
+            quantised=self.recipe is not None or self.precision.quantisation == "fused",
+        )  # fmt: skip
 
     def message(self, role: str, elements: int, dtype: str | None = None) -> int:
         """Return the comm_size of a message inside the tp, cp, ep or etp group."""

@@ -28,6 +28,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.config import Document, Spec, decode, load_document, resolve
 from rapid_des.device.operators import Attention, Operator, Vector
+from rapid_des.device.spec import DecodePolicy
 from rapid_des.device.vector import kind_of
 from rapid_des.network.collective_specs import LibraryChoice
 from rapid_des.units import PS_PER_S, Duration
@@ -59,6 +60,8 @@ class Software(Spec, frozen=True):
     experts: Literal["one_kernel", "kernel_each"] = "one_kernel"
     """Whether one kernel multiplies for all experts of a rank, or a GEMM of the library for each of them,
     some beside each other."""
+    decode: DecodePolicy = DecodePolicy()
+    """How its decode attention runs: which query heads share keys that they read, whether keys are split."""
     communication: LibraryChoice = LibraryChoice()
     """Communication libraries by kind of group. Those of which nothing was measured on a machine's fabric
     are not used there; nothing stated: no library, transfers at the links' own rates."""
@@ -66,7 +69,7 @@ class Software(Spec, frozen=True):
     """Keys of a job and their values where it states none: fusion, overlap, formats, memory reserved."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.kernels, self.attention, self.experts, self.communication))
+        return hash((self.name, self.kernels, self.attention, self.decode, self.experts, self.communication))
 
     def libraries_json(self) -> str:
         """Return the communication libraries as a trace carries them."""

@@ -329,6 +329,9 @@ class PrecisionSpec(Spec, frozen=True):
     that a norm's kernel writes narrow values itself; `current` from the tensor, which is read once more;
     `blockwise`, `mxfp8` and `nvfp4` from each block while casting. Unset: delayed, where gemm is narrower
     than activations."""
+    quantisation: Literal["library", "fused"] = "library"
+    """Inference in narrow GEMMs: what brings their inputs to that format: kernels of the GEMM's library,
+    where it has some, or the kernels that make them, by scales that are known (TensorRT's engines)."""
     weights: Dtype | None = None
     """As stored for the GEMMs; narrower than `gemm` is weight-only quantisation (inference)."""
     gradients: Dtype = "fp32"

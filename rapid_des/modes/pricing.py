@@ -112,15 +112,24 @@ def issued_on(job: Job, machine: Machine) -> Job:
     return replace(job, spec=structs.replace(job.spec, host=job.host.at_speed(speed)))
 
 
-def as_used(job: Job, machine: Machine, device: Device) -> Device:
-    """Return the device as a job uses it: its software's kernels, training at the sustained clock.
+def as_used(job: Job, machine: Machine, device: Device, *, decoding: bool = False) -> Device:
+    """Return the device as a job uses it: with its software's kernels, at the sustained clock.
 
-    What the machine file or `device.conditions.clock` set by hand says goes before.
+    `decoding` waits for memory and draws less power: it runs at the clock of the device file. What the
+    machine file or `device.conditions.clock` set by hand says goes before.
     """
-    clock = machine.spec.clock or ("sustained" if job.spec.phase == "training" else None)
+    clock = machine.spec.clock or (None if decoding else "sustained")
     software = job.software
-    launch = None if job.host is None else "graph"  # issuing takes the host's time, not the kernel's
-    stated = {"clock": clock, "library": software.kernels, "attention": software.attention, "launch": launch}
+    launch = "graph"  # issuing takes the host's time, not the kernel's
+    if job.host is None:
+        launch = decode_launch(job.inference) if decoding else device.conditions.launch
+    stated = {
+        "clock": clock,
+        "library": software.kernels,
+        "attention": software.attention,
+        "decode": software.decode,
+        "launch": launch,
+    }
     used = device.under(**{name: value for name, value in stated.items() if value is not None})
     check_library(used.spec, used.family)
     return used
@@ -152,16 +161,16 @@ class _Models:
         self._used: list[OperatorModel] = []
 
     def on(self, device: Device) -> tuple[OperatorModel, OperatorModel | None]:
-        """Return what prices operators and, where they are launched otherwise, those of decode steps."""
-        clocked, serving = as_used(self._job, self._machine, device), self._job.spec.inference
-        operators = operator_model(clocked, self._cache)
+        """Return what prices operators and, where they run under other conditions, those of decode steps."""
+        used = as_used(self._job, self._machine, device)
+        operators = operator_model(used, self._cache)
         self._used.append(operators)
-        if serving is None or self._job.host is not None:
+        if self._job.spec.inference is None:
             return operators, None
-        launch = decode_launch(serving)
-        if clocked.conditions.launch == launch:
+        decoding = as_used(self._job, self._machine, device, decoding=True)
+        if decoding == used:
             return operators, None
-        decode = operator_model(clocked.under(launch=launch), self._cache)
+        decode = operator_model(decoding, self._cache)
         self._used.append(decode)
         return operators, decode
 

@@ -116,8 +116,8 @@ class Basis:
     """What the run's collectives got."""
     device: Device | None = None
     """At the clock, and with the launches, that the job runs at."""
-    decode_launch: str = ""
-    """How decode steps launch their kernels; empty in training."""
+    decode_device: Device | None = None
+    """The same for decode steps; None in training."""
     validated: tuple[str, ...] = ()
     """Of what there are measurements of this device."""
     matrix_dtype: str = ""
@@ -131,8 +131,8 @@ class Basis:
     def launch(self) -> str:
         """How kernels are launched."""
         stated = "" if self.device is None else self.device.conditions.launch
-        differs = self.decode_launch not in ("", stated)
-        return f"{stated}, decode {self.decode_launch}" if differs else stated
+        decode = stated if self.decode_device is None else self.decode_device.conditions.launch
+        return f"{stated}, decode {decode}" if decode != stated else stated
 
     @property
     def apart(self) -> tuple[Served, ...]:
@@ -161,6 +161,7 @@ class Basis:
             "clock": used.clock,
             "clock_hz": int(getattr(spec.clock, used.clock)),
             **_sustained_as_json(self.device),
+            **_decode_as_json(self.decode_device),
             "launch": self.launch,
             "l2": used.l2,
             "software": self.software,
@@ -171,6 +172,13 @@ class Basis:
             "validated": list(self.validated),
             "jobs_validated": not jobs_text(self.software, spec.name),
         }
+
+
+def _decode_as_json(device: Device | None) -> dict[str, Any]:
+    if device is None:
+        return {}
+    clock = device.conditions.clock
+    return {"decode_clock": clock, "decode_clock_hz": int(getattr(device.spec.clock, clock))}
 
 
 def _sustained_as_json(device: Device) -> dict[str, Any]:

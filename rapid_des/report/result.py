@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
 from rapid_des.modes.execution import Run
-from rapid_des.modes.pricing import as_used, decode_launch
+from rapid_des.modes.pricing import as_used
 from rapid_des.network.collective_specs import AUTO
 from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.program.library import libraries_of
@@ -296,7 +296,7 @@ def _basis(run: Run, job: Job | None, got: Iterable[Served]) -> Basis:
         return Basis(collectives, served)
     device, serving = as_used(job, machine, machine.device), job.spec.inference
     dtype = job.spec.precision.gemm or job.spec.precision.activations
-    decode = "" if serving is None or job.host else decode_launch(serving)
+    decode = None if serving is None else as_used(job, machine, machine.device, decoding=True)
     return Basis(
         collectives,
         served,

@@ -89,7 +89,10 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
     else:
         spec, used = basis.device.spec, basis.device.conditions
         launch = f"launch {basis.launch}" if basis.host is None else host_line(basis.host)
-        yield f"  {spec.name}, {clock_text(basis.device)}, {launch}"
+        clock = clock_text(basis.device)
+        if basis.decode_device is not None and clock_text(basis.decode_device) != clock:
+            clock += f", decode at {clock_text(basis.decode_device)}"
+        yield f"  {spec.name}, {clock}, {launch}"
         yield f"  {basis.software}, kernels {used.library}, collectives {names}"
     if basis.apart:
         yield f"  collectives in fact: {', '.join(_served_lines(basis.apart))}"

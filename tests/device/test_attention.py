@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from rapid_des.device import Attention, load_device
+from rapid_des.device.attention.decode import shares_keys
 from rapid_des.device.attention.flash import (
     INTERPRETED_BLOCKS,
     BlockScheduler,
@@ -12,6 +13,7 @@ from rapid_des.device.attention.flash import (
     interpreted,
     key_tiles,
 )
+from rapid_des.device.spec import DecodePolicy
 from rapid_des.errors import ConfigError, InputError
 from tests.device.prices import estimate_of
 
@@ -199,3 +201,44 @@ def test_a_utilisation_above_one_is_refused():
     settings = [("constants", "{memory: {default: {hbm_utilisation: 1.2}}}")]
     with pytest.raises(ConfigError, match="hbm_utilisation: 1.2 is out of range"):
         load_device("a100_sxm_80gb", settings=settings)
+
+
+GROUPED = Attention(64, 1, 2048, heads=32, kv_heads=8, head_dim=128)
+
+
+def decoded(attention, device="h100_sxm", **policy):
+    return estimate_of(load_device(device).under(library="trtllm", decode=DecodePolicy(**policy)), attention)
+
+
+def test_query_heads_that_share_no_keys_read_them_from_l2_each():
+    apart = decoded(GROUPED, groups=(8,))
+    # Keys and values of 64 requests, 8 heads, 2,048 positions, 128 wide, 2 bytes: HBM once, L2 4 times.
+    cache = 64 * 8 * 2048 * 2 * 128 * 2
+    assert cache < apart.bytes["hbm"] < 1.01 * cache
+    assert 4 * cache < apart.bytes["l2"] < 4.01 * cache
+    assert apart.duration > 1.3 * decoded(GROUPED, groups=(4,)).duration
+
+
+@pytest.mark.parametrize(
+    ("policy", "shared"),
+    [
+        ({}, True),
+        ({"groups": (4, 8), "head_dims": (128,)}, True),
+        ({"groups": (8,)}, False),
+        ({"head_dims": (64,)}, False),
+        ({"blocks_per_sm": 4.0}, False),  # 64 x 8 key heads, 132 SMs
+        ({"blocks_per_sm": 3.8}, True),
+    ],
+)
+def test_a_policy_says_which_query_heads_share_their_keys(policy, shared):
+    device = load_device("h100_sxm").under(library="trtllm", decode=DecodePolicy(**policy))
+    assert shares_keys(GROUPED, device) is shared
+
+
+def test_keys_that_are_not_split_take_a_lone_block_each():
+    lone = with_(GROUPED, batch=1, key_length=8192, kv_heads=1, heads=8)
+    whole, parts = decoded(lone, groups=(), split=False), decoded(lone, groups=())
+    assert (whole.detail["splits"], whole.detail["blocks"]) == (1, 8)
+    assert parts.detail["splits"] > 1
+    # One block draws 66.9 GB/s: 8,192 positions of 512 bytes take it 62.7 us.
+    assert whole.duration > 62.7e6 > parts.duration

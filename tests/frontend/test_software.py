@@ -65,7 +65,9 @@ def test_kernels_are_the_softwares():
     machine = load_machine("dgx_h100")
     used = [as_used(job, machine, machine.device).conditions for job in map(load_job, (TRAINING, SERVING))]
     assert [one.library for one in used] == [machine.device.conditions.library, "vllm"]
-    assert [one.clock for one in used] == ["sustained", "boost"]
+    assert [one.clock for one in used] == ["sustained", "sustained"]
+    decoding = as_used(load_job(SERVING), machine, machine.device, decoding=True)
+    assert (decoding.conditions.library, decoding.conditions.clock) == ("vllm", "boost")
 
 
 def test_attention_kernels_may_be_others_than_the_librarys():

@@ -9,7 +9,7 @@ loop or as its bytes need from HBM or L2.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rapid_des.device.device import Device, Transfer, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, width
@@ -75,13 +75,31 @@ def rows_of(attention: Attention) -> int:
     return attention.query_length * attention.group_size
 
 
+def shares_keys(attention: Attention, device: Device) -> bool:
+    """Return whether the query heads of a KV head read it together, by the policy in use."""
+    policy = device.conditions.decode
+    enough = attention.batch * attention.kv_heads >= policy.blocks_per_sm * device.spec.sms
+    group = policy.groups is None or attention.group_size in policy.groups
+    return enough and group and (policy.head_dims is None or attention.head_dim in policy.head_dims)
+
+
 def price_decode(attention: Attention, device: Device, section: str) -> Estimate:
-    """Price attention of so few queries that one tile holds all rows of a KV head."""
-    kernel = DecodeKernel.of(device, section, attention.cache_dtype)
-    grid = decode_grid(attention, kernel, device.spec.sms)
+    """Price attention of so few queries that one tile holds all rows of a KV head.
+
+    Where query heads do not share their keys, they have blocks as if each had keys of its own. Blocks of one
+    KV head run side by side: HBM brings its bytes once, L2 gives them to each.
+    """
     total = attention.sizes
+    if section == "decode_mha":
+        attention = replace(attention, kv_heads=attention.heads)
+    kernel = DecodeKernel.of(device, section, attention.cache_dtype)
+    if not device.conditions.decode.split:
+        kernel = replace(kernel, split=NEVER)
+    grid = decode_grid(attention, kernel, device.spec.sms)
     passes = transfer(device, kernel.row_passes * (total.query + total.output), total.operands)
-    body = transfer(device, total.operands, total.operands, activations=False)
+    body = transfer(
+        device, attention.sizes.operands, total.operands, activations=False, distinct=total.operands
+    )
     block = kernel.cta_us * 1e-6 + grid.tiles * _tile_seconds(attention, kernel, device)
     kernels = _waves(grid.blocks, block, body.seconds, kernel=kernel, sms=device.spec.sms)
     extra_us = kernel.kernel_us
@@ -105,7 +123,7 @@ def price_decode(attention: Attention, device: Device, section: str) -> Estimate
         duration,
         bound,
         total.flops,
-        {"hbm": int(body.hbm_bytes), "l2": int(total.operands)},
+        {"hbm": int(body.hbm_bytes), "l2": int(attention.sizes.operands)},
         detail,
         "attention.decode",
     )

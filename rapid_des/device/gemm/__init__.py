@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from rapid_des.arrays import Bools, Floats
 from rapid_des.device.device import Device, Rates, rates_of
@@ -58,6 +59,7 @@ class GemmModel:
         gemv = self._gemv(work)
         busy = np.minimum(tiled, gemv)
         start = np.where(gemv < tiled, self.fit.gemv_start_us, self.fit.start_us)
+        start = start + self.fit.quantise_us * self.menu.quantise
         quantise = self._quantise(work)
         throttle = self._throttle(work, busy)
         return Priced(start + quantise + busy * throttle, chosen, gemv < tiled, throttle, quantise, timing)
@@ -83,7 +85,8 @@ class GemmModel:
         """Return by how much a kernel is stretched because its power draw lowers the clock."""
         if not self.burst:
             return np.ones(len(busy))
-        load = np.minimum(1.0, 1e6 * work.flops[:, 0] / self.rates.tensor / (busy + self.fit.start_us))
+        start = self.fit.start_us + self.fit.quantise_us * self.menu.quantise
+        load = np.minimum(1.0, 1e6 * work.flops[:, 0] / self.rates.tensor / (busy + start))
         free = min(self.fit.power_load, 0.99)
         excess = np.maximum(0.0, (load - free) / (1.0 - free))
         slowest = 1.0 / self.fit.throttled - 1.0
@@ -104,11 +107,21 @@ class Priced:
 
 
 def gemm_model(
-    device: Device, dtype: Dtype, weight_dtype: Dtype | None = None, *, batched: bool = False
+    device: Device,
+    dtype: Dtype,
+    weight_dtype: Dtype | None = None,
+    *,
+    batched: bool = False,
+    quantised: bool = False,
 ) -> GemmModel:
-    """Return the dense kernels for operands of these types; the weights' is the other's if None."""
+    """Return the dense kernels for operands of these types; the weights' is the other's if None.
+
+    Activations that are `quantised` already need no kernel of the library to make them so.
+    """
     values = gemm_constants(device.constants("gemm", dtype), device.spec.name)
     menu = device.kernels(dtype, batched=batched)
+    if quantised:
+        menu = structs.replace(menu, quantise=False)
     return build_model(device, dtype, weight_dtype or dtype, fit=values, menu=menu)
 
 
@@ -241,7 +254,7 @@ def _bound(priced: Priced, model: GemmModel, chosen: int, launch: int) -> Bound:
         "l2": max(l2, units * float(tiles.port_us[chosen]) / step),
         "hbm": _entry(timing.hbm, chosen),
         "latency": sm - max(units, l2),
-        "launch": launch / PS_PER_US + model.fit.start_us,
+        "launch": launch / PS_PER_US + model.fit.start_us + model.fit.quantise_us * model.menu.quantise,
     }
     return max(parts, key=lambda name: parts[name])
 

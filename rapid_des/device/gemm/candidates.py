@@ -60,8 +60,10 @@ class GemmConstants:
     """Joining the parts of a split K: semaphores or a second kernel."""
     throttle_us: float
     """Kernel duration by which half of the way from burst to power-limited clock is gone."""
+    quantise_us: float
+    """Fixed cost of the kernels that quantise the activations first, where the library does …"""
     quantise_row_us: float
-    """What one SM spends on a row of activations, where the library quantises them first …"""
+    """… what one SM spends there on a row of activations …"""
     quantise_element_ns: float
     """… and on each of its elements."""
     overlap: float

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rapid_des.device.vector import Policy
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
 from rapid_des.frontend.layers.core import AttentionCore
@@ -15,6 +16,10 @@ from rapid_des.frontend.matrices import Linear, column_backward, column_forward,
 from rapid_des.frontend.operations import OperationList, defers_bias, launch
 from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.spec import AttentionSpec, ModelSpec, ParallelismSpec
+
+ROTATING: frozenset[Policy] = frozenset({"trtllm"})
+"""Policies whose attention rotates queries and keys and writes the cache while serving: TensorRT-LLM's plugin
+does, in masked multi-head attention or in a kernel of its own that constants of measured plugins hold."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,10 @@ class GroupedQueryAttention:
             kernel = shard.vector("bias_add", shard.tokens, qkv.columns)
             operations.kernel("attention.qkv.bias", kernel, output=width)
         self._normalize(operations, shard)
-        self._rotate(operations, shard)
-        if shard.serving:
+        inside = shard.serving and shard.fusion in ROTATING
+        if not inside:
+            self._rotate(operations, shard)
+        if shard.serving and not inside:
             write = shard.vector("kv_cache_write", shard.tokens, 2 * core.key_width(shard))
             operations.kernel("attention.cache", write)
         kept = core.kept_bytes(shard)

@@ -116,9 +116,21 @@ class Dispatch:
             return own if any(own) else (shared, *own[1:])
         copies = self.copies(shard) * shared
         copies = copies if self.travels(shard) else ceil_divide(copies, shard.ep)
+        local, reached = self.physical // shard.ep, self._reached(shard)
+        even, over = divmod(copies, reached)
+        return (even + 1,) * over + (even,) * (reached - over) + (0,) * (local - reached)
+
+    def _reached(self, shard: Shard) -> int:
+        """Return over how many of a rank's experts copies are spread: all, or those that few tokens reach.
+
+        The tokens of a pass that serves choose at random: each leaves an expert out with probability
+        1 - topk / experts, and what is expected to be reached is.
+        """
         local = self.physical // shard.ep
-        even, over = divmod(copies, local)
-        return (even + 1,) * over + (even,) * (local - over)
+        if not shard.serving or self.capacity is not None:
+            return local
+        tokens = self.tokens(shard) * (shard.ep if self.travels(shard) else 1)
+        return max(1, round(local * (1 - (1 - self.topk / self.physical) ** tokens)))
 
     def exchange(self, *, returns: bool) -> Exchange | None:
         """Return how an all-to-all spreads; None: every copy by itself, and evenly."""

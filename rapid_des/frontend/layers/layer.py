@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from rapid_des.device.vector import Policy
+from rapid_des.frontend.matrices import reduce_output
 from rapid_des.frontend.operations import (
     Operation,
     OperationList,
@@ -16,6 +18,10 @@ from rapid_des.frontend.operations import (
 )
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import Block, Norms, ParallelismSpec
+
+ONE_SUM: frozenset[Policy] = frozenset({"trtllm"})
+"""Policies that serve a parallel block with one sum over tp: the halves' partial results are added before it
+(TensorRT-LLM's Falcon)."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +143,8 @@ class Layer:
 
     One of them may be absent (Mamba, Nemotron-H).
 
-    In a parallel block both read the same stream, by a norm each or by one, and each has its own sum over tp.
-    What one norm makes for both is counted as kept by each.
+    In a parallel block both read the same stream, by a norm each or by one, and each has its own sum over tp,
+    or while serving one for both (`ONE_SUM`). What one norm makes for both is counted as kept by each.
     """
 
     mixer: Mixer
@@ -161,10 +167,12 @@ class Layer:
     def forward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the forward as one rank's operator list."""
         operations = OperationList()
+        together = self.block != "sequential" and shard.serving and shard.fusion in ONE_SUM
+        inner = replace(shard, partial=together)
         for half in self.halves:
             if self._has_own_norm(half):
                 norm_forward(operations, shard, f"{half.name}.norm", shard.norm_tokens)
-            half.forward(operations, shard)
+            half.forward(operations, inner)
             if self.norms != "before":
                 norm_forward(operations, shard, f"{half.name}.post_norm", shard.norm_tokens, adds=False)
             if self.block == "sequential":
@@ -172,6 +180,8 @@ class Layer:
         if self.block != "sequential":
             for half in self.halves:
                 residual_forward(operations, shard, half.name, bias=half.output_bias)
+                if together and half is self.mixer:
+                    reduce_output(operations, shard, "block", shard.tokens * shard.hidden)
         return operations.finish()
 
     def on_cache(self, shard: Shard) -> tuple[Operation, ...]:

@@ -50,7 +50,7 @@ def _nim_tables(data: DataFolder) -> Iterator[MeasuredJob]:
     for name, (gpu, tp, precision) in NIM_TABLES.items():
         for record in data.read(name):
             prompt, output = record.count("Input Tokens"), record.count("Output Tokens")
-            asked = Requests("Llama-3-70B", precision, gpu, tp, 1, prompt, output)
+            asked = Requests("Llama-3-70B", precision, gpu, tp, 1, prompt, output, software="nim-tables")
             misprint = gpu.startswith("H100") and prompt == output == 2000
             case_id = f"{name.removesuffix('_measured.csv')}/{prompt}/{output}"
             for topic, (column, what) in columns.items():
@@ -104,7 +104,11 @@ def _koyeb(data: DataFolder) -> Iterator[MeasuredJob]:
 
 
 def _lmdeploy(data: DataFolder) -> Iterator[MeasuredJob]:
-    """Yield decode steps of batches whose keys and values fit, and prefills of one request."""
+    """Yield decode steps of batches whose keys and values fit, and first tokens of one request.
+
+    TurboMind's first token is what a decode step makes of the last one of the prompt, after a prefill of the
+    others (LlamaBatch.cc, ContextDecode): as the second one of a prompt that is a token shorter.
+    """
     for record in data.read(LMDEPLOY):
         batch = record.count("batch")
         asked = _request(
@@ -119,6 +123,12 @@ def _lmdeploy(data: DataFolder) -> Iterator[MeasuredJob]:
             limited=True,
         )
         if batch == 1:
+            rest = replace(asked, prompt=asked.prompt - 1, output=2)
+            what: Latency = "all" if rest.prompt else "first"
             yield measured_requests(
-                "inference/lmdeploy/ttft", record["case_id"], record.time("ttft_min_ms"), asked, what="first"
+                "inference/lmdeploy/ttft",
+                record["case_id"],
+                record.time("ttft_min_ms"),
+                rest if rest.prompt else asked,
+                what=what,
             )

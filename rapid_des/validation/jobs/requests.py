@@ -11,7 +11,7 @@ from rapid_des.validation.jobs.cases import Case
 from rapid_des.validation.jobs.decoders import LLAMA, STYLES, Tree, decoder, known, parameters
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import Figure, MeasuredJob, first_token_ms, per_token_ms, step_ms
-from rapid_des.validation.jobs.software import SOFTWARE, WITHOUT_ALL_REDUCE, Profile
+from rapid_des.validation.jobs.software import SOFTWARE, Profile, without_all_reduce
 from rapid_des.validation.measurements import PRESETS, UnsupportedRow, dtype_of
 
 Latency: TypeAlias = Literal["first", "next", "all"]
@@ -33,6 +33,10 @@ class Requests:
     prompt: int
     output: int
     custom_all_reduce: bool = True
+    alike: bool = False
+    """Whether all tokens choose the same experts."""
+    software: str = ""
+    """A key of `SOFTWARE`; empty: the topic's."""
 
 
 def measured_requests(  # noqa: PLR0913 - a row's columns, by name
@@ -41,7 +45,9 @@ def measured_requests(  # noqa: PLR0913 - a row's columns, by name
     """Return a row of `inference/SET/…`; what the frontend does not express is unsupported."""
     row = MeasuredJob(topic, case_id, time_ms, FIGURES[what])
     try:
-        software = SOFTWARE[topic.split("/")[1]] if asked.custom_all_reduce else WITHOUT_ALL_REDUCE
+        software = SOFTWARE[asked.software or topic.split("/")[1]]
+        if not asked.custom_all_reduce:
+            software = without_all_reduce(str(software))
         case = serving_case(asked, software, limited=limited)
         basis = bandwidth_bound(asked, what)
     except UnsupportedRow as why:
@@ -63,8 +69,14 @@ def _tree(asked: Requests, software: Profile) -> Tree:
         "output_length": asked.output,
         "decode_steps": min(_DECODE_STEPS, max(asked.output - 1, 1)),
     }
+    size = known(asked.model)
+    routing: Tree = {}
+    if asked.alike and size.experts is not None:
+        chosen, others = size.experts.topk, size.experts.count - size.experts.topk
+        routing = {"routing": {"load": {"kind": "histogram", "counts": [[1] * chosen + [0] * others]}}}
     return {
-        "model": decoder(STYLES.get(asked.model, LLAMA), known(asked.model), positions=positions),
+        **routing,
+        "model": decoder(STYLES.get(asked.model, LLAMA), size, positions=positions),
         "phase": "inference",
         "parallelism": {"tp": asked.tp},
         "precision": _precision(asked.precision),

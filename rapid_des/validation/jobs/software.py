@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
+
+from rapid_des.config import open_document
 
 Profile: TypeAlias = str | Mapping[str, Any]
 """A software profile's name, or what its file would hold."""
@@ -30,29 +34,32 @@ SOFTWARE: Mapping[str, Profile] = {
     "nanotron": "nanotron",
     "uci": "torch-eager",
     "trtllm-static": "trtllm-0.9",
-    "nim": "nim",
-    "kundu": "trtllm-0.9",
+    "nim": "nim-1.0",
+    "nim-tables": "nim",
+    "kundu": "nemo-2023",
     "koyeb": "vllm-0.x",
     "lmdeploy": _TURBOMIND,
 }
 """By set. A set's rows have one software, whatever their model and GPU."""
-WITHOUT_ALL_REDUCE: Profile = {
-    "name": "TensorRT-LLM 0.9 without its all-reduce",
-    "kernels": "trtllm",
-    "communication": {"default": {"library": "nccl"}},
-    "defaults": {
-        "fusion": "vllm",
-        "host": {"kernel": "4.5 us", "collective": "4.5 us", "step": "310 us"},
-        "memory": {
-            "context": "0.9 GB",
-            "communicator": "0.3 GB",
-            "peer": "0.5 GB",
-            "held_outputs": 3,
-            "whole_tables": True,
-        },
-    },
-}
-"""The engine of rows that say `custom_allreduce` No."""
+
+
+@cache
+def without_all_reduce(name: str) -> Profile:
+    """Return a profile whose tensor-parallel groups have no all-reduce of the engine's own, but NCCL's.
+
+    Without the buffers of its own all-reduce, ranks keep less for one another.
+
+    >>> without_all_reduce("trtllm-0.9")["communication"]
+    {'default': {'library': 'nccl'}}
+    """
+    tree = open_document(name, "software", folder=Path()).tree
+    defaults, memory = tree["defaults"], {"communicator": "0.3 GB", "peer": "0.5 GB"}
+    return {
+        **tree,
+        "communication": {"default": tree["communication"]["default"]},
+        "defaults": {**defaults, "memory": {**defaults["memory"], **memory}},
+    }
+
 
 LACKS: Mapping[str, str] = {
     "lora": "low-rank adapters",

@@ -131,3 +131,22 @@ class TestGrouped:
 
     def test_no_rows_at_all_is_an_empty_launch(self):
         assert estimate_of(H100, GroupedGemm((0, 0), 64, 64)).duration == H100.launch_overhead
+
+
+def test_activations_that_are_narrow_already_are_not_quantised_again():
+    device = load_device("h100_sxm").under(library="trtllm")
+    wide, narrow = (
+        estimate_of(device, Gemm(1, 4096, 4096, dtype="fp8", out_dtype="fp16", quantised=there))
+        for there in (False, True)
+    )
+    # The library's kernels that quantise take 9.96 us and more; 16 bit GEMMs have none.
+    assert 9.96e6 < wide.duration - narrow.duration < 10.5e6
+    plain = [estimate_of(device, Gemm(1, 4096, 4096, quantised=there)).duration for there in (False, True)]
+    assert plain[0] == plain[1]
+
+
+def test_a_version_of_a_library_has_its_constants_where_it_states_none():
+    named, version = (load_device("h100_sxm").under(library=name) for name in ("trtllm", "trtllm-0.9"))
+    assert version.constants("gemm", "fp8") == named.constants("gemm", "fp8")
+    changed = {**named.constants("grouped_gemm", "bf16"), "tensor": 0.547}
+    assert version.constants("grouped_gemm", "bf16") == changed

@@ -7,6 +7,7 @@ from rapid_des.device.operators import GroupedGemm
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, load_model, memory
 from rapid_des.frontend.blocks import blocks
+from rapid_des.frontend.inference import serving_lists
 from rapid_des.frontend.parts import PieceKey, Section, section_parameters, stage_parameters, training_lists
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
@@ -185,3 +186,33 @@ def test_software_decides_whether_one_kernel_multiplies_for_all_experts(tiny):
     assert (products["ffn.in"].batch, products["ffn.in"].m, products["ffn.in"].n) == (2, 16, 64)
     assert (products["ffn.out"].batch, products["ffn.out"].m, products["ffn.out"].k) == (2, 16, 32)
     assert grouped(tiny(*SPREAD)) == [(16, 16)] * 2
+
+
+SERVED = [("model.feed_forward", "{kind: experts, experts: 8, topk: 2, hidden: 32}")]
+
+
+def served_rows(job):
+    """Return the rows of the experts' first product in prefill and first decode step."""
+    lists = [operations for key, operations in serving_lists(job).items() if key.section == BLOCK][:2]
+    products = [[one.operator for one in each if isinstance(one.operator, GroupedGemm)] for each in lists]
+    return [first.rows for first, _ in products]
+
+
+def test_few_tokens_that_choose_at_random_leave_experts_without_a_row(tiny_service):
+    prefill, decode = served_rows(tiny_service(*SERVED))
+    # 2 requests of 16 positions: all 8 experts get their part of 64 copies. 2 tokens, each of which leaves an
+    # expert out with probability 3/4, reach 8 (1 - 9/16) = 3.5 of them, 4 as a number.
+    assert prefill == (8,) * 8
+    assert decode == (1, 1, 1, 1, 0, 0, 0, 0)
+
+
+def test_tokens_that_choose_alike_meet_at_the_same_experts(tiny_service):
+    alike = ("routing.load", "{kind: histogram, counts: [[1, 1, 0, 0, 0, 0, 0, 0]]}")
+    prefill, decode = served_rows(tiny_service(*SERVED, alike))
+    assert prefill == (32, 32, 0, 0, 0, 0, 0, 0)
+    assert decode == (2, 2, 0, 0, 0, 0, 0, 0)
+
+
+def test_more_tokens_reach_more_experts(tiny_service):
+    # 4 tokens reach 8 (1 - (3/4)^4) = 5.5 experts.
+    assert served_rows(tiny_service(*SERVED, ("inference.batch", "4")))[1] == (2, 2, 2, 1, 1, 0, 0, 0)

@@ -7,6 +7,7 @@ import pytest
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
 from rapid_des.frontend.blocks import Cuts, blocks
+from rapid_des.frontend.inference import serving_lists
 from rapid_des.frontend.layers import Layer, Parameters
 from rapid_des.frontend.loading import check_job
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
@@ -170,3 +171,24 @@ def test_a_kind_refuses_a_split_in_its_own_words(tiny):
     odd = Layer(job.model.pattern[0].mixer, PlainFeedForward(64, 97))
     with pytest.raises(ConfigError, match="parallelism.tp: inner width 97 does not divide by tp 2"):
         check_job(replace(job, model=replace(job.model, pattern=(odd,) * 4)))
+
+
+def names_of_decode(job):
+    """Return the names and roles of the first decode step of a layer."""
+    lists = [each for key, each in serving_lists(job).items() if key.section.name == "block"]
+    return [(one.name, one.role) for one in lists[1]]
+
+
+def test_an_attention_plugin_rotates_and_writes_the_cache_itself(tiny_service):
+    inside = names_of_decode(tiny_service(("fusion", "trtllm")))
+    outside = names_of_decode(tiny_service(("fusion", "vllm")))
+    assert [one for one in outside if one not in inside] == [("attention.rope", ""), ("attention.cache", "")]
+    assert [one for one in inside if one not in outside] == []
+
+
+def test_a_parallel_block_is_served_with_one_sum_where_the_engine_adds_its_halves_first(tiny_service):
+    parallel = [*KINDS["parallel"], ("parallelism.tp", "2")]
+    each, once = (names_of_decode(tiny_service(*parallel, ("fusion", how))) for how in ("vllm", "trtllm"))
+    sums = [[name for name, role in names if role == "tp.reduce"] for names in (each, once)]
+    assert sums == [["attention.output.reduce", "ffn.out.reduce"], ["block.reduce"]]
+    assert [name for name, _ in once][-3:] == ["attention.residual", "block.reduce", "ffn.residual"]
