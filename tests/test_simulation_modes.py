@@ -341,3 +341,12 @@ def test_a_hosted_job_written_as_traces_replays_alike(job, tmp_path):
     run, fabric = hosted(job, "100 us", tp=2, pp=2), MACHINES["rings"](2, 1, 2)
     write_set(price(run, fabric).traces, tmp_path, "job")
     assert replay(read_set(tmp_path), fabric).finish == simulate(run, fabric).finish
+
+
+@pytest.mark.parametrize("mode", ["flattened", "hierarchical", "analytical"])
+def test_a_stage_without_layers_hands_on_what_it_gets(mode):
+    layers = {"parallelism.pp": 4, "parallelism.dp": 1, "parallelism.layers": [12, 0, 10, 10]}
+    uneven = load_job("llama2_7b_train", settings=layers | {"training.schedule": "zb_h1"})
+    result = simulate(uneven, load_machine("dgx_a100"), mode=mode)
+    assert result.figures.memory.stages[1].parameters == 0
+    assert sum(result.breakdown.values()) == result.step_time

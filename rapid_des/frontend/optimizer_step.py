@@ -145,11 +145,11 @@ def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict
     optimizer on the part of the parameters that the rank updates.
     """
     dtype = job.spec.precision.gradients
-    parameters = {domain: count for domain, count in parameters.items() if domain != "frozen"}
+    parameters = _trained(parameters)
     updated = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
     kernels: dict[str, Operator] = {"gradients.zero": _clearing(job, parameters)}
-    if job.training_shard.recipe is not None:
-        updated_narrow = min(narrow_weights(job, stage), sum(parameters.values()))  # none of what is frozen
+    updated_narrow = min(narrow_weights(job, stage), sum(parameters.values()))  # none of what is frozen
+    if job.training_shard.recipe is not None and updated_narrow:
         weights = Vector("cast_transpose", 1, updated_narrow, job.spec.precision.activations)
         kernels["weights.cast"] = weights
     if job.spec.precision.activations == "fp16":
@@ -160,8 +160,15 @@ def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict
 
 
 def _clearing(job: Job, parameters: Mapping[Domain, int]) -> Vector:
-    trained = sum(count for domain, count in parameters.items() if domain != "frozen")
-    return Vector("fill", 1, trained, job.spec.precision.gradients)
+    return Vector("fill", 1, sum(_trained(parameters).values()), job.spec.precision.gradients)
+
+
+def _trained(parameters: Mapping[Domain, int]) -> Mapping[Domain, int]:
+    """Return what is not frozen; a stage that holds nothing launches its kernels on one element."""
+    trained: dict[Domain, int] = {
+        domain: count for domain, count in parameters.items() if domain != "frozen" and count
+    }
+    return trained or {"dense": 1}
 
 
 SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradient_norm.reduce"}

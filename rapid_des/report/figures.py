@@ -298,8 +298,9 @@ def _runs(job: Job) -> Counter[Section]:
     sections: Counter[Section] = sum(
         (stage_sections(job, stage) for stage in range(job.stages)), Counter[Section]()
     )
-    ranks = job.gpus // job.stages // len(job.copies[0])  # each micro-batch passes one of a part's copies
-    return Counter({section: count * ranks * job.micro_batches for section, count in sections.items()})
+    ranks, copies = job.gpus // job.stages, len(job.copies[0])  # each micro-batch passes one of a part's
+    runs = {section: count * ranks * job.micro_batches // copies for section, count in sections.items()}
+    return Counter(runs)
 
 
 def _summed(terms: Iterable[tuple[int, _Pair]]) -> _Pair:

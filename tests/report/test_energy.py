@@ -33,6 +33,17 @@ def test_an_operator_takes_its_flops_and_bytes_at_the_prices_of_the_file():
         (TRAIN, {}),
         (TRAIN, {"parallelism.chunks": 2, "training.schedule": "interleaved_1f1b"}),
         (TRAIN, {"training.recompute": "full", "parallelism.pp": 1, "training.zero_stage": 2}),
+        (TRAIN, {"training.schedule": "zb_v"}),
+        (
+            TRAIN,
+            {
+                "training.schedule": "dualpipe",
+                "parallelism.tp": 1,
+                "parallelism.pp": 8,
+                "parallelism.dp": 1,
+                "parallelism.sequence_parallel": False,
+            },
+        ),
         (SERVE, {"inference.output_length": 6, "inference.decode_steps": "all"}),
     ],
 )
