@@ -43,7 +43,6 @@ IDLE = [
     (TRAINING, "device.hbm.bandwidth=2.039 TB/s", ALREADY),
     (TRAINING, "machine.fabric.0.latency=350 ns", ALREADY),
     (TRAINING, "job.training.zero_stage=1", ALREADY),
-    (SERVING, "device.clock.sustained=1 GHz", NOTHING),
     (SERVING, "device.launch.eager=50 us", NOTHING),
     (SERVING, "job.inference.cuda_graphs=true", ALREADY),
 ]
@@ -91,6 +90,7 @@ READ = [
     (TRAINING, "job.memory_reserve=2 GiB"),
     (SERVING, "job.inference.cuda_graphs=false"),
     (SERVING, "device.clock.boost=1.5 GHz"),
+    (SERVING, "device.clock.sustained=1 GHz"),
 ]
 
 
