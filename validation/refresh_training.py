@@ -1,0 +1,181 @@
+"""Score every set of measured training steps as a whole: README's table of them, and a picture a set.
+
+`python validation/refresh_training.py` runs all of `validate training` (minutes on two cores) and writes
+`validation/figures/SET.png` and what stands between README's markers; given a report of `rapid-des validate
+training --data validation/data --json`, it takes the figures from there. No constant is fitted on these rows
+(but nanotron's host), so that both splits count; the test split's mean stands beside.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from rapid_des.report.pictures import new_figure, save
+from rapid_des.validation import DataFolder, is_calibration, validate
+from rapid_des.validation.measurements import CHECKOUT_DATA
+
+README = Path(__file__).parents[1] / "README.md"
+FIGURES = Path(__file__).parent / "figures"
+TABLE = re.compile(r"(<!-- training:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Set:
+    """Topics that are one source's, under one name."""
+
+    name: str
+    topics: tuple[str, ...]
+    target: str
+    """Mean and worst case that are aimed at, percent."""
+
+    @property
+    def file(self) -> str:
+        """Return the picture's name."""
+        return f"{self.topics[0].removeprefix('training/').split('/')[0]}.png"
+
+
+H100, GB200 = "H100-SXM-80GB", "GB200-NVL72"
+SETS = (
+    Set("Korthikanti 2022, Table 5, A100", ("korthikanti",), "2.5 / 5.5"),
+    Set("Megatron SC'21, Tables 1 and 2, A100", ("sc21",), "5 / 12"),
+    Set("NVIDIA dgxc, H100, bf16", (f"dgxc/{H100}/bf16",), "3 / 6"),
+    Set("NVIDIA dgxc, H100, fp8", (f"dgxc/{H100}/fp8",), "5 / 9"),
+    Set("NVIDIA dgxc, GB200, bf16", (f"dgxc/{GB200}/bf16",), "8"),
+    Set("NVIDIA dgxc, GB200, fp8", (f"dgxc/{GB200}/fp8",), "8"),
+    Set("dgxc, times over the smallest run's", ("dgxc-slope",), "2"),
+    Set("Megatron-Bridge, H100, dense", ("megatron-bridge/DGX-H100/dense",), "6 / 10"),
+    Set("Megatron-Bridge, H100, experts", ("megatron-bridge/DGX-H100/moe",), "12 / 20"),
+    Set(
+        "Megatron-Bridge, Blackwell, dense",
+        tuple(f"megatron-bridge/DGX-{gpu}/dense" for gpu in ("B200", "GB200", "GB300")),
+        "10 / 18",
+    ),
+    Set(
+        "Megatron-Bridge, Blackwell, experts",
+        tuple(f"megatron-bridge/DGX-{gpu}/moe" for gpu in ("B200", "B300", "GB200", "GB300")),
+        "12 / 20",
+    ),
+    Set("MLPerf Training, H100 to GB300", ("mlperf",), "7"),
+    Set("MegaScale's baseline, A100", ("megascale",), "10"),
+    Set("MT-NLG 530B, A100", ("mt-nlg",), "–"),
+    Set("llm-foundry MPT, A100 40 GB", ("llm-foundry/a100_40gb",), "6"),
+    Set("llm-foundry MPT, A100 80 GB", ("llm-foundry/a100_80gb",), "6"),
+    Set("llm-foundry MPT, H100", ("llm-foundry/h100_80gb",), "6"),
+    Set("UCI, Llama 2 7B, 4 A100 PCIe", ("uci",), "10 / 20"),
+    Set("Megatron's MoE folding, H100", ("folding",), "6 / 12"),
+    Set("nanotron sweep, H100", ("nanotron/step",), "median 15"),
+)
+
+
+def residuals(report: Report, topic: str) -> list[Mapping[str, Any]]:
+    """Return the rows of a topic that were run; none of one that the report has not."""
+    return list(report["topics"].get(f"training/{topic}", {}).get("residuals", []))
+
+
+def table(report: Report) -> Iterator[str]:
+    """Yield README's lines: a set a row, errors in percent."""
+    yield "| set | rows | not run | mean | test split | median | bias | worst | null | target |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
+    for one in SETS:
+        rows = [row for topic in one.topics for row in residuals(report, topic)]
+        if not rows:
+            continue
+        held = [row for row in rows if not is_calibration(row["case_id"])]
+        errors = by_case(rows)
+        signed = by_case(rows, signed=True)
+        figures = [
+            fmean(errors),
+            fmean(by_case(held)) if held else None,
+            median(row["pct"] for row in rows),
+            fmean(signed),
+            max(errors),
+            null_of(report, one),
+        ]
+        cells = "".join(" – |" if figure is None else f" {figure:.1f} |" for figure in figures)
+        yield f"| {one.name} | {len(rows)} | {not_run(report, one)} |{cells} {one.target} |"
+
+
+def not_run(report: Report, one: Set) -> int:
+    """Return how many rows of a set were not run, for whatever reason."""
+    reasons = (report["topics"].get(f"training/{topic}", {}).get("unsupported", {}) for topic in one.topics)
+    return sum(sum(counts.values()) for counts in reasons)
+
+
+def by_case(rows: Sequence[Mapping[str, Any]], *, signed: bool = False) -> list[float]:
+    """Return the mean error of each case, in percent."""
+    cases: dict[str, list[float]] = {}
+    for row in rows:
+        sign = -1 if signed and row["predicted"] < row["measured"] else 1
+        cases.setdefault(row["case_id"], []).append(sign * row["pct"])
+    return [fmean(errors) for errors in cases.values()]
+
+
+def null_of(report: Report, one: Set) -> float | None:
+    """Return the null model's error of a set: of its topics by their cases."""
+    topics = [report["topics"].get(f"training/{topic}", {}) for topic in one.topics]
+    known = [(topic["null_mean_abs_pct"], topic["cases"]) for topic in topics if topic.get("cases")]
+    known = [(null, cases) for null, cases in known if null is not None]
+    return sum(null * cases for null, cases in known) / sum(cases for _, cases in known) if known else None
+
+
+def draw(report: Report, folder: Path) -> list[Path]:
+    """Write a picture for each file that sets name, predicted over measured, a colour a set."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for file in dict.fromkeys(one.file for one in SETS):
+        sets = [one for one in SETS if one.file == file and any(residuals(report, t) for t in one.topics)]
+        if sets:
+            _draw(report, sets, folder / file)
+            written.append(folder / file)
+    return written
+
+
+def _draw(report: Report, sets: Sequence[Set], path: Path) -> None:
+    figure = new_figure(path, figsize=(4.4, 3.6))
+    from matplotlib.ticker import LogLocator
+
+    axes = figure.subplots()
+    for one in sets:
+        rows = [row for topic in one.topics for row in residuals(report, topic)]
+        size = 2.5 if len(rows) > 100 else 4.5
+        measured, predicted = ([row[side] for row in rows] for side in ("measured", "predicted"))
+        axes.loglog(measured, predicted, "o", markersize=size, alpha=0.7, markeredgewidth=0, label=one.name)
+    low, high = min(*axes.get_xlim(), *axes.get_ylim()), max(*axes.get_xlim(), *axes.get_ylim())
+    axes.plot([low, high], [low, high], color="black", linewidth=0.8)
+    axes.fill_between([low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high], color="grey", alpha=0.25)
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    unit = "ratio" if "slope" in path.name else "s"
+    axes.set_xlabel(f"measured ({unit}), band: 10 %", fontsize=8)
+    axes.set_ylabel(f"predicted ({unit})", fontsize=8)
+    axes.tick_params(labelsize=7)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+    axes.legend(fontsize=6.5, loc="upper left")
+    save(figure, path, dpi=80, bbox_inches="tight")
+
+
+def refreshed(text: str, report: Report) -> str:
+    """Return README with the table of a report, and its pictures below."""
+    lines = [*table(report), ""]
+    lines += [f"![{path.stem}](validation/figures/{path.name})" for path in draw(report, FIGURES)]
+    return TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
+
+
+if __name__ == "__main__":
+    found = (
+        json.loads(Path(sys.argv[1]).read_text())
+        if len(sys.argv) > 1
+        else validate(DataFolder(CHECKOUT_DATA, split=False), ("training",))
+    )
+    README.write_text(refreshed(README.read_text(), found))
