@@ -25,6 +25,7 @@ TOPICS = {
     "mla_": "attention",
     "moe_aic": "experts",
     "moe_alltoall_": "collectives",
+    "nccl_samples": "",  # of the second seed: times to run with, of which nothing is scored
     "nccl_": "collectives",
     "network_vidur": "collectives",
     "operator_samples": "layers",
@@ -43,7 +44,7 @@ def devices_in_the_data():
     found = {}
     for path in sorted(Path(CHECKOUT_DATA).glob("*/*.csv.gz")):
         topic = next((topic for start, topic in TOPICS.items() if path.name.startswith(start)), None)
-        if topic is None:
+        if not topic:
             continue
         rows = csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
         for preset in {preset_of(gpu) for gpu in {row["gpu"] for row in rows}} - {None}:

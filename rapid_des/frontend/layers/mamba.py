@@ -4,8 +4,8 @@ Training and prefill compute it in chunks, by the kernels of the authors' packag
 the state (a product a chunk and head), the states passed from chunk to chunk, the scores of each chunk (a
 product a chunk and group), results from scores and states (a product again; the causal mask leaves half of
 the scores). The backward runs convolution, states and scores again. A decode step reads and writes the
-state. tp splits heads and groups. None of these kernels was measured here: products are priced as batched
-GEMMs.
+state. tp splits heads and groups, and copies groups where there are fewer. None of these kernels was
+measured here: products are priced as batched GEMMs.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class Mamba:
 
     def refusal(self, split: ParallelismSpec) -> str | None:
         """Return why a job's axes can not split heads and groups."""
-        for what, number in (("heads", self.heads), ("groups", self.groups)):
-            if number % split.tp:
-                return f"mamba2 {what} {number} does not divide by tp {split.tp}"
+        if self.heads % split.tp:
+            return f"mamba2 heads {self.heads} does not divide by tp {split.tp}"
+        if self.groups % split.tp and split.tp % self.groups:
+            return f"mamba2 groups {self.groups} and tp {split.tp}: one must divide by the other"
         return None
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
@@ -93,13 +94,14 @@ class Mamba:
     def cache_bytes(self, shard: Shard, positions: int) -> int:
         """Return the state, and the latest inputs of the convolution, however long the request is."""
         del positions
-        elements = self._inner * self.state + self.window * self._mixed
-        return byte_count(elements // shard.tp, shard.precision.activations)
+        elements = self._inner // shard.tp * self.state + self.window * self._mixed_here(shard)
+        return byte_count(elements, shard.precision.activations)
 
     def forward(self, operations: OperationList, shard: Shard) -> None:
         """Append projection, convolution, scan, gated norm, projection."""
         stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
-        projected, inner = self._bytes(shard, self._projected), self._bytes(shard, self._inner)
+        projected = shard.activation_bytes(shard.tokens * self._projected_here(shard))
+        inner = self._bytes(shard, self._inner)
         column_forward(operations, shard, self._input(shard), saved=stream)
         self._convolve(operations, shard, "mamba.conv", saved=projected)
         if shard.serving and shard.query_length == 1:
@@ -115,7 +117,8 @@ class Mamba:
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the same from the end, after the convolution, states and scores once more."""
-        inner, mixed = self._bytes(shard, self._inner), self._bytes(shard, self._mixed)
+        inner = self._bytes(shard, self._inner)
+        mixed = shard.activation_bytes(shard.tokens * self._mixed_here(shard))
         row_backward(operations, shard, self._output(shard))
         gains = self._local(shard, self._inner)
         norm = self._norm(shard, backward=True)
@@ -137,30 +140,40 @@ class Mamba:
     def _local(shard: Shard, number: int) -> int:
         return number // shard.tp
 
+    def _groups_here(self, shard: Shard) -> int:
+        """Return the groups of a rank, which are copied where there are fewer than tp."""
+        return max(1, self.groups // shard.tp)
+
+    def _mixed_here(self, shard: Shard) -> int:
+        return self._inner // shard.tp + 2 * self._groups_here(shard) * self.state
+
+    def _projected_here(self, shard: Shard) -> int:
+        return self._inner // shard.tp + self._mixed_here(shard) + self.heads // shard.tp
+
     def _bytes(self, shard: Shard, columns: int) -> int:
         """Return the bytes of this rank's part of so many columns at all positions."""
         return shard.activation_bytes(shard.tokens * self._local(shard, columns))
 
     def _input(self, shard: Shard) -> Linear:
-        return Linear(
-            "mamba.input", self._local(shard, self._projected), self.hidden, self.bias, shard.tokens
-        )
+        return Linear("mamba.input", self._projected_here(shard), self.hidden, self.bias, shard.tokens)
 
     def _output(self, shard: Shard) -> Linear:
         return Linear("mamba.output", self.hidden, self._local(shard, self._inner), self.bias, shard.tokens)
 
     def _norm(self, shard: Shard, *, backward: bool = False) -> Vector:
         """Return the gate and the norm of each group's channels, as one kernel."""
-        rows = shard.tokens * self._local(shard, self.groups)
-        return shard.vector("gated_rms_norm", rows, self._inner // self.groups, backward=backward)
+        groups = self._groups_here(shard)
+        columns = self._local(shard, self._inner) // groups
+        return shard.vector("gated_rms_norm", shard.tokens * groups, columns, backward=backward)
 
     def _convolve(
         self, operations: OperationList, shard: Shard, name: str, *, saved: int = 0, backward: bool = False
     ) -> None:
-        channels = self._local(shard, self._mixed)
+        channels = self._mixed_here(shard)
         kernel = shard.vector("conv_silu", shard.tokens, channels, backward=backward)
         parameters = channels * (self.window + self.window_bias) * backward
-        size = self._bytes(shard, self._projected if backward else self._mixed)
+        width = self._projected_here(shard) if backward else channels
+        size = shard.activation_bytes(shard.tokens * width)
         operations.kernel(name, kernel, saved=saved, output=size, parameters=parameters)
 
     def _chunks(self, shard: Shard) -> tuple[int, int]:
@@ -169,19 +182,19 @@ class Mamba:
         return shard.sequences * ceil_divide(shard.query_length, length), length
 
     def _product(self, shard: Shard, parts: int, m: int, n: int, k: int) -> Gemm:
-        """Return a product for each chunk and each of this rank's heads or groups."""
+        """Return a product for each chunk and each of so many heads or groups."""
         chunks, _ = self._chunks(shard)
-        batch = chunks * self._local(shard, parts)
+        batch = chunks * parts
         return Gemm(m, n, k, batch=batch, dtype=shard.precision.activations)
 
     def _states(self, operations: OperationList, shard: Shard, name: str) -> None:
         """Append what chunks add to the states, the states passed on, and the scores."""
         chunks, length = self._chunks(shard)
-        added = self._product(shard, self.heads, self.head_dim, self.state, length)
+        added = self._product(shard, self._local(shard, self.heads), self.head_dim, self.state, length)
         size = 4 * added.batch * self._state_size
         operations.kernel(f"{name}.states", added, output=size)
         operations.kernel(f"{name}.pass", self._passing(shard), output=size)
-        scores = self._product(shard, self.groups, length, length, self.state)
+        scores = self._product(shard, self._groups_here(shard), length, length, self.state)
         output = shard.activation_bytes(scores.batch * length * length)
         operations.kernel(f"{name}.scores", scores, output=size + output)
 
@@ -193,21 +206,35 @@ class Mamba:
 
     def _scan(self, shard: Shard) -> Gemm:
         _, length = self._chunks(shard)
-        return self._product(shard, self.heads, length, self.head_dim, ceil_divide(length, 2) + self.state)
+        return self._product(
+            shard, self._local(shard, self.heads), length, self.head_dim, ceil_divide(length, 2) + self.state
+        )
 
     def _gradients(self, shard: Shard) -> tuple[tuple[str, Gemm | Vector], ...]:
         """Return the kernels of the scan's backward: of states, inputs, scores, and of both their factors."""
         _, length = self._chunks(shard)
         half = ceil_divide(length, 2)
         return (
-            ("states_gradient", self._product(shard, self.heads, self.head_dim, self.state, length)),
+            (
+                "states_gradient",
+                self._product(shard, self._local(shard, self.heads), self.head_dim, self.state, length),
+            ),
             ("pass", self._passing(shard, backward=True)),
             ("input_gradient", self._scan(shard)),
-            ("state_input_gradient", self._product(shard, self.heads, length, self.state, self.head_dim)),
-            ("state_output_gradient", self._product(shard, self.heads, length, self.state, self.head_dim)),
-            ("scores_gradient", self._product(shard, self.heads, length, half, self.head_dim)),
-            ("scores_left", self._product(shard, self.groups, length, self.state, half)),
-            ("scores_right", self._product(shard, self.groups, length, self.state, half)),
+            (
+                "state_input_gradient",
+                self._product(shard, self._local(shard, self.heads), length, self.state, self.head_dim),
+            ),
+            (
+                "state_output_gradient",
+                self._product(shard, self._local(shard, self.heads), length, self.state, self.head_dim),
+            ),
+            (
+                "scores_gradient",
+                self._product(shard, self._local(shard, self.heads), length, half, self.head_dim),
+            ),
+            ("scores_left", self._product(shard, self._groups_here(shard), length, self.state, half)),
+            ("scores_right", self._product(shard, self._groups_here(shard), length, self.state, half)),
         )
 
 

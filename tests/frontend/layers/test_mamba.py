@@ -38,6 +38,13 @@ def test_a_rank_holds_its_heads_and_groups(tiny, tp):
     assert sum(one.parameters for one in listed(job, "backward")) == expected
 
 
+def test_groups_are_copied_where_there_are_fewer_than_tp(tiny):
+    job = tiny(MAMBA, ALONE, ("parallelism.tp", "4"))
+    vectors = (128 // 4 + 2 * 16) * (4 + 1) + 3 + 128 // 4
+    columns = 2 * 128 // 4 + 2 * 16 + 1
+    assert section_parameters(job)[BLOCK].total() == 64 * (columns + 128 // 4) + vectors + 64
+
+
 def test_the_forward_computes_projections_and_the_chunked_scan(tiny):
     kernels = {one.name: one.operator for one in listed(tiny(MAMBA, ALONE))}
     shapes = {
@@ -100,7 +107,13 @@ def test_layers_of_one_half_have_one_norm_and_no_second_addition(tiny):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ([MAMBA, ("parallelism.tp", "4")], "mamba2 groups 2 does not divide by tp 4"),
+        (
+            [
+                ("model.attention", "{kind: mamba2, heads: 6, head_dim: 8, state: 8, groups: 3}"),
+                ("parallelism.tp", "2"),
+            ],
+            "one must divide by the other",
+        ),
         ([MAMBA, ("parallelism.cp", "2")], "mamba2 passes its states from position to position"),
         ([("model.attention", "{kind: mamba2, heads: 4, head_dim: 8, state: 8, groups: 3}")], "3 groups"),
         ([("model.attention", "{kind: none}"), ALONE], "a layer needs attention or feed_forward"),
