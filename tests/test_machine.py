@@ -156,7 +156,7 @@ def test_a_wrong_machine_file_is_one_clear_line(write, old, new, says):
 
 @pytest.mark.parametrize("mode", ["fluid", "store_and_forward"])
 def test_another_mode_is_one_setting_away_from_a_preset_that_sends_parts(mode):
-    assert load_machine("dgx_a100").switching.parts == 8
+    assert load_machine("dgx_a100").switching.parts == 12
     assert load_machine("dgx_a100", settings=[("switching.mode", mode)]).switching.parts == 1
     with pytest.raises(ConfigError, match="switching.parts: 4; allowed: 1, or more with mode cut_through"):
         load_machine("dgx_a100", settings=[("switching.mode", mode), ("switching.parts", "4")])

@@ -183,7 +183,7 @@ CASES: Mapping[str, Case] = {
     "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5928645904187500, large=True),
     "llama405b_16384_hierarchical": Case(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
-        8369186593489,
+        8389374204223,
         large=True,
     ),
     "llama405b_131072_hierarchical": Case(
@@ -195,7 +195,7 @@ CASES: Mapping[str, Case] = {
             nodes=16384,
             data_parallel=1024,
         ),
-        8606993415461,
+        8452271349395,
         large=True,
     ),
 }

@@ -158,7 +158,7 @@ BAD_JOBS = [
     ("dp: 2", "dp: 2, chunks: 1000", "chunks"),
     ("dp: 2", "dp: 2, layers: [1, 2]", "layers"),
     ("dp: 2", "dp: 2, layers: odd", "layers"),
-    ("dp: 2", "dp: 2, layers: [0, 32]", "layers"),
+    ("dp: 2", "dp: 2, layers: [-1, 33]", "layers"),
     ("sequence_parallel: true", "sequence_parallel: yes please", "sequence_parallel"),
     ("global_batch: 8", "global_batch: 0", "global_batch"),
     ("global_batch: 8", "global_batch: 7", "7"),

@@ -176,9 +176,9 @@ def test_a_refusal_leaves_stdout_empty_where_json_was_asked_for(command):
 
 
 def test_a_job_that_does_not_fit_the_memory_is_code_4_and_says_what_would_help():
-    answer = call("run", "llama2_7b_train", "--on", "dgx_a100", "--set", "device.hbm.capacity=20 GB")
+    answer = call("run", "llama2_7b_train", "--on", "dgx_a100", "--set", "device.hbm.capacity=24 GB")
     said = refused(answer, 4)
-    assert "needs 27" in said
+    assert "needs 30" in said
     assert "it would fit with" in said
 
 

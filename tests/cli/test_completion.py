@@ -16,7 +16,7 @@ def completed(*typed):
     ("typed", "offered"),
     [
         (["run", "llama2_7b_t"], ["llama2_7b_train"]),
-        (["run", "llama2_7b_train", "--on", "dgx_h100_x"], ["dgx_h100_x8"]),
+        (["run", "llama2_7b_train", "--on", "dgx_h100_x"], ["dgx_h100_x288", "dgx_h100_x8"]),
         (["run", "llama2_7b_train", "--mode", "hi"], ["hierarchical"]),
         (["run", "llama2_7b_train", "--engine", "s"], ["simpy"]),
         (["run", "llama2_7b_train", "--set", "d"], ["device."]),

@@ -14,7 +14,7 @@ def explained():
 
 def test_json_has_groups_stages_messages_and_operators(explained):
     plain = explained["explain"]
-    assert [group["name"] for group in plain["groups"]] == ["tp", "gradient", "model"]
+    assert [group["name"] for group in plain["groups"]] == ["tp", "gradient", "model", "stages"]
     assert [stage["layers"] for stage in plain["stages"]] == [[list(range(16))], [list(range(16, 32))]]
     for stage in plain["stages"]:
         assert sum(stage["memory_breakdown_bytes"].values()) == stage["memory_bytes"]

@@ -186,8 +186,9 @@ def test_a_fault_from_the_beginning_on_is_a_constant_one(fault):
         for when in ("", "from=0s", "from_progress=0", "from=0s until=1000s")
     ]
     assert times[0] == times[1] == times[2] > simulate(job, where).step_time
-    # a timetable's rates are in 1 / 1,048,576: of a hundredth, right to a ten-thousandth
-    assert times[3] == pytest.approx(times[0], rel=1e-4)
+    # A timetable's rates are in 1 / 1,048,576. Senders hand parts over at the rate of the slowest link of
+    # their way as it is outside of timetables: with many parts on a link at a hundredth that is 0.4 %.
+    assert times[3] == pytest.approx(times[0], rel=4e-3)
 
 
 def test_a_link_that_never_comes_back_is_named(engine):
