@@ -23,7 +23,7 @@ from rapid_des.device.device import Device, miss_share, transfer
 from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
 from rapid_des.device.passes import Traffic, VectorKind, by_rows, over_elements
 from rapid_des.device.spec import split_kernel
-from rapid_des.device.updates import UPDATES
+from rapid_des.device.updates import UPDATES, update_of
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.units import PS_PER_S
 
@@ -154,10 +154,11 @@ KINDS: Mapping[str, VectorKind] = {
 
 
 def kind_of(name: str) -> VectorKind:
-    """Return a registered kernel; an unknown name is an `InputError` that lists all."""
-    if name not in KINDS:
+    """Return a registered kernel, or an update in stated formats; an `InputError` lists all names."""
+    kind = KINDS.get(name) or update_of(name)
+    if kind is None:
         raise InputError(f"vector kernel {name!r} is not one of {', '.join(KINDS)}")
-    return KINDS[name]
+    return kind
 
 
 def traffic_of(name: str, phase: str) -> Traffic:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rapid_des.device.operators import HostWork, OperatorModel, width
-from rapid_des.device.vector import KINDS
+from rapid_des.device.updates import update_kind
+from rapid_des.device.vector import kind_of
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import section_memory
 from rapid_des.frontend.parts import Section, sections
@@ -97,7 +98,8 @@ def host_optimizer(
 ) -> int:
     """Append the update on the host, a bucket after the other; return where the last weights are back."""
     precision, last = job.spec.precision, after[-1]
-    traffic = KINDS[job.training.optimizer].forward.bytes_per_element(width(precision.gradients))
+    kind = update_kind(job.training.optimizer, precision.optimizer, precision.master_weights)
+    traffic = kind_of(kind).forward.bytes_per_element(width(precision.gradients))
     for elements in _buckets(job, parameters):
         there = HostWork(byte_count(elements, precision.gradients), "to_host")
         sent = program.with_host("offload.gradients", there, operators, after=after)

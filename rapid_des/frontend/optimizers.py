@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rapid_des.device.operators import Gemm, Operator, Vector
+from rapid_des.device.updates import update_kind
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey, stage_sections, training_lists
 from rapid_des.frontend.shard import byte_count
@@ -105,8 +106,10 @@ def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> di
         job.shardings[domain].held("optimizer", count - orthogonal[domain])
         for domain, count in parameters.items()
     )
+    precision = job.spec.precision
     if not any(orthogonal.values()):
-        return {"optimizer": Vector(job.training.optimizer, 1, plain, dtype)}
+        kind = update_kind(job.training.optimizer, precision.optimizer, precision.master_weights)
+        return {"optimizer": Vector(kind, 1, plain, dtype)}
     own = sum(job.shardings[domain].held("optimizer", count) for domain, count in orthogonal.items())
     return {
         "optimizer.momentum": Vector("muon_momentum", 1, own, dtype),
