@@ -16,14 +16,12 @@ SETTINGS = re.findall(r"--set (?:'([^']+)'|(\S+))", README)
 
 
 def masked(line):
-    """Return a line without its numbers; which engine runs depends on what is compiled already."""
-    if ", engine " in line:
-        return line.strip().split(", engine ")[0]
-    return re.sub(r"[\d.,]+ ?\w*", "#", line.strip())
+    """Return a line as it is on any machine: which engine runs, and how long, depends on what is compiled."""
+    return line.strip().split(", engine ")[0]
 
 
 @pytest.mark.parametrize(("words", "shown"), BLOCKS, ids=[words for words, _ in BLOCKS])
-def test_commands_of_the_readme_print_what_it_shows_but_for_numbers(words, shown):
+def test_commands_of_the_readme_print_what_it_shows(words, shown):
     answer = call(*shlex.split(words))
     assert answer.code == 0, answer.err
     lines = shown.splitlines()
