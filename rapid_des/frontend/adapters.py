@@ -34,10 +34,10 @@ def matrices(operations: Sequence[Operation]) -> tuple[str, ...]:
     return tuple(one.name for one in operations if one.weights and isinstance(one.operator, Gemm))
 
 
-def refusals(spec: TrainingSpec, layers: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a training section that adapters do not go with, and why."""
-    if spec.adapters is None:
-        return
+def refusals(
+    adapters: AdaptersSpec, spec: TrainingSpec, layers: Sequence[Layer], shard: Shard
+) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a training section that its adapters do not go with, and why."""
     if any(half.parameters.experts for layer in layers for half in layer.halves):
         yield "adapters", "routed experts have no adapters here: the model must be dense"
     if spec.zero_stage > _MOST_SHARDED:
@@ -45,11 +45,11 @@ def refusals(spec: TrainingSpec, layers: Sequence[Layer], shard: Shard) -> Itera
     if spec.optimizer == "muon":
         yield "optimizer", "muon is for the model's own matrices, which are frozen with adapters"
     known = {name: None for layer in layers for name in matrices(layer.forward(shard))}
-    for name in spec.adapters.matrices:
+    for name in adapters.matrices:
         if name not in known:
             yield "adapters.matrices", f"{name!r} is no matrix of these layers; allowed: {', '.join(known)}"
-    if spec.adapters.weights is not None and DTYPE_BITS[spec.adapters.weights] != _NARROW_BITS:
-        yield "adapters.weights", f"{spec.adapters.weights} has no kernel that widens it; allowed: fp4, int4"
+    if adapters.weights is not None and DTYPE_BITS[adapters.weights] != _NARROW_BITS:
+        yield "adapters.weights", f"{adapters.weights} has no kernel that widens it; allowed: fp4, int4"
 
 
 def adapted(

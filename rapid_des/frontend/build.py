@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rapid_des.chakra.trace import NodeKind
+from rapid_des.chakra.trace import Exchange, NodeKind
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.device.spec import arithmetic_dtype
 from rapid_des.errors import ConfigError
@@ -68,7 +68,7 @@ class PricedJob:
 
     def _load_notes(self) -> Iterator[str]:
         """Yield how unlike experts' loads are and, of training, what that takes in a step."""
-        loads = layer_loads(self.job)
+        loads = layer_loads(self.job) if self.job.model.has_experts else ()
         if not loads:
             return
         mean = sum(load.busiest_rank * len(load.layers) for load in loads)
@@ -101,14 +101,16 @@ def price_job(job: Job, operators: OperatorModel, decode_operators: OperatorMode
     `decode_operators` prices decode steps where they run under other conditions (clock, CUDA graphs).
     """
     decode_operators = decode_operators or operators
-    of_places = []
-    for place in range(places(job)):
+    of_places, kinds, uneven = [], 1, tuple[Exchange, ...]()
+    if job.model.has_experts:
+        kinds, uneven = places(job), exchanges(job)
+    for place in range(kinds):
         if job.spec.phase == "inference":
             lists = serving_lists(job, place)
             of_places.append(serving_pieces(job, lists, operators, decode_operators))
         else:
             lists = training_lists(job, place)
-            of_places.append(price_lists(lists, operators, job.host, exchanges(job)))
+            of_places.append(price_lists(lists, operators, job.host, uneven))
     priced = (
         _priced(key, name, operator, decode_operators if key.step else operators)
         for key, name, operator in _kernels(job, lists)

@@ -1,14 +1,218 @@
-"""Why a job's axes and policies can not split its model: keys and problems, the first that counts first."""
+"""Whether a job's numbers fit together: keys and problems, the first that counts first.
+
+Every refusal names both numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from rapid_des.device.operators import DTYPE_BITS
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import adapters
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.recompute import refusals
+from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
+from rapid_des.frontend.sharding import ZERO_STAGES
+
+SCHEDULE = "training.schedule"
+AXES = ("tp", "cp", "ep", "dp", "pp")
+NODES_A_LAYER = 40
+MOST_NODES = 2**25
+MOST_GPUS = 2**22
 
 
-def context_refusals(job: Job) -> Iterator[tuple[str, str]]:
+def check_job(job: Job) -> None:
+    """Raise a `ConfigError` for the first thing that does not fit."""
+    _check_sections(job)
+    _check_axes(job)
+    _check_tensor_parallel(job)
+    if job.spec.phase == "training":
+        _check_training(job)
+    else:
+        _check_inference(job)
+    _check_pipeline(job)
+    if problem := _too_long(job):
+        _refuse(job, job.spec.phase, problem)
+
+
+def _refuse(job: Job, key: str, problem: str) -> None:
+    raise ConfigError(problem, file=job.file, key=key)
+
+
+def _refuse_first(job: Job, problems: Iterable[tuple[str, str]]) -> None:
+    for key, problem in problems:
+        _refuse(job, key, problem)
+
+
+def _divide(job: Job, key: str, total: tuple[str, int], part: tuple[str, int]) -> None:
+    if total[1] % part[1]:
+        _refuse(job, key, f"{total[0]} {total[1]} does not divide by {part[0]} {part[1]}")
+
+
+def _check_sections(job: Job) -> None:
+    phase = job.spec.phase
+    other = "inference" if phase == "training" else "training"
+    if getattr(job.spec, phase) is None:
+        _refuse(job, phase, f"phase is {phase}, so the section {phase!r} must be there")
+    if getattr(job.spec, other) is not None:
+        _refuse(job, other, f"phase is {phase}, so the section {other!r} would never be read")
+
+
+def _check_axes(job: Job) -> None:
+    split = job.spec.parallelism
+    if sorted(split.order) != sorted(AXES):
+        _refuse(job, "parallelism.order", f"{list(split.order)} must name each of {', '.join(AXES)} once")
+    if job.gpus > MOST_GPUS:
+        _refuse(job, "parallelism", f"{job.gpus} GPUs; at most {MOST_GPUS}")
+    if split.cp > 1 and job.spec.attention != "flash":
+        _refuse(job, "parallelism.cp", f"context parallelism (cp {split.cp}) needs attention flash")
+    _refuse_first(job, _context_refusals(job))
+    _check_experts(job)
+    if split.sequence_parallel and split.tp == 1:
+        _refuse(job, "parallelism.sequence_parallel", "sequence parallelism splits over tp, and tp is 1")
+
+
+def _check_experts(job: Job) -> None:
+    split = job.spec.parallelism
+    if not job.model.has_experts:
+        if split.ep > 1 or split.etp is not None:
+            key, axis = ("ep", "ep") if split.ep > 1 else ("etp", "etp")
+            problem = f"expert parallelism ({axis} {getattr(split, key)}) needs a mixture-of-experts model, "
+            _refuse(job, f"parallelism.{key}", f"{problem}{job.model.name} is dense")
+        return
+    ranks = split.tp * split.cp * split.dp
+    if ranks % (job.etp * split.ep):
+        problem = (
+            f"ep {split.ep} · etp {job.etp} does not divide tp · cp · dp = {ranks}, the ranks of a stage"
+        )
+        _refuse(job, "parallelism.ep", problem)
+
+
+def _check_tensor_parallel(job: Job) -> None:
+    tp, key = job.spec.parallelism.tp, "parallelism.tp"
+    for half in (half for layer in job.model.kinds for half in layer.halves):
+        problem = half.refusal(job.spec.parallelism)
+        if problem:
+            _refuse(job, key, problem)
+    if job.vocabulary % tp:
+        problem = f"vocabulary {job.vocabulary} does not divide by tp {tp}; vocabulary_multiple pads it"
+        _refuse(job, key, problem)
+
+
+def _check_pipeline(job: Job) -> None:
+    rule, count = job.spec.parallelism.layers, job.model.spec.layers
+    key = "parallelism.layers"
+    parts = f"pp {job.stages}" + (f" · chunks {job.parts // job.stages}" if job.parts > job.stages else "")
+    if isinstance(rule, tuple):
+        if len(rule) != job.parts:
+            _refuse(job, key, f"{len(rule)} parts are listed for {parts} = {job.parts}")
+        if sum(rule) != count:
+            _refuse(job, key, f"the listed layers sum to {sum(rule)}, {job.model.name} has {count}")
+    elif rule == "even" and count % job.parts:
+        _refuse(
+            job, "parallelism.pp", f"layers {count} do not divide by {parts}; list them in parallelism.layers"
+        )
+    elif rule == "endpoints" and (count + 2) % job.parts:
+        _refuse(job, key, f"layers {count} + 2 (embedding and head) do not divide by {parts}")
+    elif rule == "endpoints" and min(job.layers) < 0:
+        _refuse(job, key, f"{parts} leaves the first part of the {count} layers without its embedding")
+
+
+def _check_training(job: Job) -> None:
+    spec, split = job.training, job.spec.parallelism
+    share = spec.micro_batch * split.dp
+    if spec.global_batch % share:
+        problem = (
+            f"global_batch {spec.global_batch} does not divide by "
+            f"micro_batch {spec.micro_batch} · dp {split.dp} = {share}"
+        )
+        _refuse(job, "training.global_batch", problem)
+    _check_length(job, "training.sequence_length", spec.sequence_length)
+    if split.cp > 1:
+        pieces = (f"two pieces for each of cp {split.cp}:", 2 * split.cp)
+        _divide(job, "parallelism.cp", ("sequence_length", spec.sequence_length), pieces)
+    if split.sequence_parallel:
+        part = ("sequence_length / cp", spec.sequence_length // split.cp)
+        _divide(job, "parallelism.tp", part, ("tp", split.tp))
+    _check_schedule(job)
+    _check_choices(job)
+    _refuse_first(job, _sharding_refusals(job))
+    if spec.overlap_parameters and (job.sharding.policy.gather is None or job.sharding.policy.by_unit):
+        known = " or ".join(map(str, (n for n, one in ZERO_STAGES.items() if one.gather and not one.by_unit)))
+        problem = f"parameters are gathered only with zero_stage {known}, it is {spec.zero_stage}"
+        _refuse(job, "training.overlap_parameters", problem)
+    if job.spec.precision.weights is not None or job.spec.precision.kv_cache is not None:
+        _refuse(job, "precision", "weights and kv_cache are for inference; training multiplies in gemm")
+    if job.spec.precision.recipe is not None and job.training_shard.recipe is None:
+        problem = f"{job.spec.precision.recipe} needs gemm narrower than activations"
+        _refuse(job, "precision.recipe", problem)
+
+
+def _check_choices(job: Job) -> None:
+    """Refuse an optimizer or a recomputation that the job can not have."""
+    spec = job.training
+    if spec.optimizer == "muon" and spec.zero_stage > 1:
+        problem = f"muon updates whole matrices: zero_stage is 0 or 1, it is {spec.zero_stage}"
+        _refuse(job, "training.optimizer", problem)
+    if spec.offload_optimizer and spec.optimizer == "muon":
+        _refuse(job, "training.offload_optimizer", "muon's products are not run on the host")
+    if spec.offload_activations and (job.sharding.policy.by_unit or spec.overlap_parameters):
+        problem = "activations are not offloaded where layers wait for their parameters too "
+        _refuse(job, "training.offload_activations", f"{problem}(zero_stage 3, overlap_parameters)")
+    kinds, shard = job.model.kinds, job.training_shard
+    problems = refusals(spec, kinds, shard)
+    if spec.adapters is not None:
+        problems = chain(adapters.refusals(spec.adapters, spec, kinds, shard), problems)
+    for key, problem in problems:
+        _refuse(job, f"training.{key}", problem)
+
+
+def _check_schedule(job: Job) -> None:
+    chosen, chunks = job.training.schedule, job.spec.parallelism.chunks
+    if chunks not in (1, job.shape.chunks):
+        known = " or ".join(name for name, schedule in SCHEDULES.items() if schedule.chunks is None)
+        _refuse(job, "parallelism.chunks", f"{chunks} chunks need schedule {known}, it is {chosen}")
+    problem = job.schedule.refusal(job.shape)
+    if problem:
+        _refuse(job, SCHEDULE, problem)
+    if job.training.overlap_batches:
+        ep, by_unit = job.spec.parallelism.ep, job.sharding.policy.by_unit
+        problem = pairs_refusal(chosen, job.stages, ep=ep, by_unit=by_unit)
+        if problem:
+            _refuse(job, "training.overlap_batches", problem)
+    if job.training.micro_batch_group is not None and chosen != "interleaved_1f1b":
+        problem = f"micro-batches pass in groups with schedule interleaved_1f1b, it is {chosen}"
+        _refuse(job, "training.micro_batch_group", problem)
+
+
+def _check_inference(job: Job) -> None:
+    spec = job.inference
+    if job.spec.parallelism.sequence_parallel:
+        _refuse(job, "parallelism.sequence_parallel", "sequence parallelism is for training only")
+    if job.spec.parallelism.cp > 1:
+        _refuse(job, "parallelism.cp", "context parallelism is for training only, so far")
+    if job.spec.parallelism.dp_replicate > 1:
+        _refuse(job, "parallelism.dp_replicate", "replicas that serve share no state")
+    if job.spec.parallelism.chunks > 1:
+        _refuse(job, "parallelism.chunks", "inference passes each stage once; chunks must be 1")
+    length = spec.prompt_length + spec.output_length
+    _check_length(job, "inference.output_length", length)
+    if spec.micro_batch:
+        _divide(job, "inference.micro_batch", ("batch", spec.batch), ("micro_batch", spec.micro_batch))
+    if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.output_length - 1):
+        problem = f"{spec.decode_steps} steps can not be taken from the {spec.output_length - 1} there are"
+        _refuse(job, "inference.decode_steps", problem)
+
+
+def _check_length(job: Job, key: str, length: int) -> None:
+    most = job.model.spec.max_positions
+    if length > most:
+        _refuse(job, key, f"{length} positions, {job.model.name} has max_positions {most}")
+
+
+def _context_refusals(job: Job) -> Iterator[tuple[str, str]]:
     """Yield why cp can not split the sequences."""
     split = job.spec.parallelism
     if (split.cp_heads is not None) != (split.cp_kind == "ulysses_ring"):
@@ -21,13 +225,13 @@ def context_refusals(job: Job) -> Iterator[tuple[str, str]]:
             "training.documents",
             f"cp {split.cp} cuts sequences evenly, whatever documents they hold: take cp_kind ulysses",
         )
-    for layer in job.model.kinds:
+    for layer in job.model.kinds if split.cp > 1 else ():
         refusal = layer.mixer.context_refusal(split)
         if refusal:
             yield "parallelism.cp", refusal
 
 
-def sharding_refusals(job: Job) -> Iterator[tuple[str, str]]:
+def _sharding_refusals(job: Job) -> Iterator[tuple[str, str]]:
     """Yield why replicas and tp ranks can not hold, gather and sum what they share as the job says."""
     spec, split, stage = job.training, job.spec.parallelism, job.training.zero_stage
     total = sum(spec.documents)
@@ -75,3 +279,16 @@ def _gather_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if DTYPE_BITS[precision.gathers] < DTYPE_BITS[used]:
         problem = f"{precision.gathers} is narrower than {used}, in which they multiply"
         yield key, f"{problem}; quantised gathers that are widened again are not modelled"
+
+
+def _too_long(job: Job) -> str | None:
+    """Return why no trace can hold a job: a rank's program is one table in memory."""
+    passes = job.micro_batches
+    if job.spec.phase == "inference":
+        steps = job.inference.decode_steps
+        passes *= job.inference.output_length if steps == "all" else steps + 1
+    nodes = passes * max(job.layers) * len(job.placement[0]) * NODES_A_LAYER
+    if nodes <= MOST_NODES:
+        return None
+    problem = f"{passes} passes of {max(job.layers)} layers are about {nodes} nodes a rank"
+    return f"{problem}, at most {MOST_NODES} fit a trace"

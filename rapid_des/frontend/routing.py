@@ -25,7 +25,7 @@ from rapid_des.network.collective_specs import DeepEp
 
 def with_products(model: Model, software: Software) -> Model:
     """Return a model whose experts multiply as software does it."""
-    if software.experts == "one_kernel" or not model.has_experts:
+    if software.experts == "one_kernel":
         return model
     pattern = tuple(
         replace(layer, feed_forward=replace(layer.feed_forward, kernel_each=True))

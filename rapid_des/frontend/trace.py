@@ -200,6 +200,8 @@ def assemble(
         groups.update(joined)
         peers = tuple(int(others[peer][rank]) for peer in program.peers)
         traces.append(RankTrace(rank, program.table, tuple(name for name, _ in joined), peers))
+    if not job.model.has_experts:
+        return TraceSet(tuple(traces), groups, libraries=job.software.libraries_json())
     return TraceSet(tuple(traces), groups, libraries=libraries_json(job), exchanges=exchanges(job))
 
 

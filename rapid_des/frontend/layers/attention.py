@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from rapid_des.device.vector import Policy
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
-from rapid_des.frontend.layers.core import AttentionCore
+from rapid_des.frontend.layers.core import CORE, AttentionCore
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
-from rapid_des.frontend.operations import OperationList, defers_bias, launch
+from rapid_des.frontend.operations import Counts, OperationList, defers_bias, launch
 from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.spec import AttentionSpec, ModelSpec, ParallelismSpec
 
@@ -84,8 +84,11 @@ class GroupedQueryAttention:
         if shard.serving and not inside:
             write = shard.vector("kv_cache_write", shard.tokens, 2 * core.key_width(shard))
             operations.kernel("attention.cache", write)
-        kept = core.kept_bytes(shard)
-        core_forward(core, operations, shard, saved=width, core=kept, output=inner, sees_cache=True)
+        counts: Counts = {"saved": width, "core": core.kept_bytes(shard), "output": inner, "sees_cache": True}
+        if shard.cp > 1:
+            core_forward(core, operations, shard, **counts)
+        else:
+            core.append(operations, shard, CORE, **counts)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
@@ -93,8 +96,11 @@ class GroupedQueryAttention:
         core = self.core
         row_backward(operations, shard, self._output(shard))
         width = self._result_bytes(shard, self._qkv(shard).columns)
-        sinks = core.local_heads(shard) * self.sinks
-        core_backward(core, operations, shard, output=width, parameters=sinks)
+        counts: Counts = {"output": width, "parameters": core.local_heads(shard) * self.sinks}
+        if shard.cp > 1:
+            core_backward(core, operations, shard, **counts)
+        else:
+            core.append_backward(operations, shard, **counts)
         self._rotate(operations, shard)
         self._normalize(operations, shard, backward=True)
         return column_backward(operations, shard, self._qkv(shard))

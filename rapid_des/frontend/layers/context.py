@@ -31,8 +31,6 @@ _RING = "attention.kv_ring"
 def context_refusal(core: AttentionCore, split: ParallelismSpec) -> str | None:
     """Return why a job's cp can not split the core; None if it can."""
     heads = split.head_ways
-    if split.cp == 1:
-        return None
     if core.chunk and heads < split.cp:
         problem = f"attention in chunks sees nothing of other chunks: cp {split.cp} must be 1"
         return f"{problem}, or cp_kind ulysses"
@@ -75,19 +73,15 @@ def core_backward(
     core: AttentionCore, operations: OperationList, shard: Shard, /, **counts: Unpack[Counts]
 ) -> None:
     """Append the backward of the core, after the core again where that is recomputed; else as forward."""
-    again, gathers = shard.core_again, shard.cp_kind == "all_gather"
-    if gathers:
+    if shard.cp_kind == "all_gather":
         _gather(core, operations, shard)
-    if again and gathers:
-        core.append(operations, shard, f"{CORE}.recompute", held=core.kept_bytes(shard))
-    elif again:
+        core.append_backward(operations, shard, **counts)
+        _gather(core, operations, shard, role="cp.scatter")
+        return
+    if shard.core_again:
         output = shard.activation_bytes(shard.tokens * core.result_width(shard))
         held = core.kept_bytes(shard) + output * (shard.cp_heads > 1)
         core_forward(core, operations, shard, f"{CORE}.recompute", held=held)
-    if gathers:
-        core.append(operations, shard, CORE, backward=True, **counts)
-        _gather(core, operations, shard, role="cp.scatter")
-        return
     inner, local = _by_heads(core, shard)
     if shard.cp_heads > 1:
         _swap(operations, shard, "attention.output.to_heads", core.result_width(shard))
@@ -110,10 +104,9 @@ def _block_width(core: AttentionCore, shard: Shard) -> int:
 
 def _gather(core: AttentionCore, operations: OperationList, shard: Shard, role: str = "cp.gather") -> None:
     """Append the gather of keys and values, or the sum of their gradients, of all sequence parts."""
-    if shard.cp > 1:
-        elements = shard.sequences * shard.key_length * _block_width(core, shard)
-        name = "attention.kv_gather" if role == "cp.gather" else "attention.kv_gradient_scatter"
-        operations.message(name, role, shard.message(role, elements), output=shard.activation_bytes(elements))
+    elements = shard.sequences * shard.key_length * _block_width(core, shard)
+    name = "attention.kv_gather" if role == "cp.gather" else "attention.kv_gradient_scatter"
+    operations.message(name, role, shard.message(role, elements), output=shard.activation_bytes(elements))
 
 
 def _by_heads(core: AttentionCore, shard: Shard) -> tuple[AttentionCore, Shard]:

@@ -114,6 +114,12 @@ class AttentionCore:
             operations.kernel(f"{name}.early", one, sees_cache=counts.get("sees_cache", False))
         operations.kernel(name, late, **counts)
 
+    def append_backward(self, operations: OperationList, shard: Shard, **counts: Unpack[Counts]) -> None:
+        """Append the backward of the core, after the core again where that is recomputed."""
+        if shard.core_again:
+            self.append(operations, shard, f"{CORE}.recompute", held=self.kept_bytes(shard))
+        self.append(operations, shard, CORE, backward=True, **counts)
+
     def _kernels(self, shard: Shard, *, backward: bool) -> tuple[Attention, ...]:
         """Return the kernels of the core.
 

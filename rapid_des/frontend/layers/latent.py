@@ -24,7 +24,7 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import OperationList, launch
+from rapid_des.frontend.operations import Counts, OperationList, launch
 from rapid_des.frontend.shard import Shard, byte_count
 from rapid_des.frontend.spec import LatentAttentionSpec, ModelSpec, ParallelismSpec
 
@@ -100,7 +100,10 @@ class LatentAttention:
         """Append the same from the end, keys and values gathered again (cp)."""
         core, heads = self.core, self.core.local_heads(shard)
         row_backward(operations, shard, self._output(shard))
-        core_backward(core, operations, shard, output=self._core_bytes(shard))
+        if shard.cp > 1:
+            core_backward(core, operations, shard, output=self._core_bytes(shard))
+        else:
+            core.append_backward(operations, shard, output=self._core_bytes(shard))
         key = shard.vector("copy", shard.tokens, heads * core.head_dim, backward=True)
         operations.kernel("attention.key", key, output=shard.activation_bytes(key.rows * key.columns))
         self._rotate(operations, shard)
@@ -137,13 +140,16 @@ class LatentAttention:
         column_forward(operations, shard, up, saved=kept)
         key = shard.vector("copy", tokens, core.key_width(shard))
         operations.kernel("attention.key", key, output=shard.activation_bytes(key.rows * key.columns))
-        core_forward(
-            core, operations, shard,
-            saved=self._core_bytes(shard),
-            core=core.kept_bytes(shard),
-            output=shard.activation_bytes(tokens * core.result_width(shard)),
-            sees_cache=True,
-        )  # fmt: skip
+        counts: Counts = {
+            "saved": self._core_bytes(shard),
+            "core": core.kept_bytes(shard),
+            "output": shard.activation_bytes(tokens * core.result_width(shard)),
+            "sees_cache": True,
+        }
+        if shard.cp > 1:
+            core_forward(core, operations, shard, **counts)
+        else:
+            core.append(operations, shard, CORE, **counts)
 
     def _absorbed(self, operations: OperationList, shard: Shard) -> None:
         """Append the products with the up-projection, a batch of one a head, around a core over latents."""

@@ -92,7 +92,7 @@ class Mixer(Sublayer, Protocol):
     """The half of a layer in which positions see one another, and which serving keeps a cache for."""
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why a job's cp can not split its sequences; None if it can."""
+        """Return why a job's cp, of 2 or more, can not split its sequences; None if it can."""
         ...
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:

@@ -87,9 +87,7 @@ class Mamba:
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
         """Return why sequences stay whole."""
-        if split.cp > 1:
-            return f"mamba2 passes its states from position to position: cp {split.cp} must be 1"
-        return None
+        return f"mamba2 passes its states from position to position: cp {split.cp} must be 1"
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
         """Return the state, and the latest inputs of the convolution, however long the request is."""

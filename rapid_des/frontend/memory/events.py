@@ -57,13 +57,14 @@ class SectionMemory:
 
 def section_memory(job: Job) -> dict[Section, SectionMemory]:
     """Return what each section of a training job keeps, under its recomputation."""
-    lists = training_lists(job, heaviest_place(job))
-    forwards = {key.section: operations for key, operations in lists.items() if key.phase == "forward"}
+    place = heaviest_place(job) if job.model.has_experts else 0
+    lists = training_lists(job, place)
+    sections = [key.section for key in lists if key.phase == "forward"]
     share = job.training.offload_activations
     return {
         section: _offloaded(memory, share if section.name == "block" else 0)
-        for section, operations in forwards.items()
-        for memory in [_section(job, section, operations, lists)]
+        for section in sections
+        for memory in [_section(job, section, place, lists)]
     }
 
 
@@ -85,11 +86,11 @@ def size_of(tensors: Iterable[Tensor], category: str) -> int:
     return sum(tensor.size for tensor in tensors if tensor.category == category)
 
 
-def _section(job: Job, section: Section, forward: Sequence[Operation], lists: Lists) -> SectionMemory:
-    backward = lists[PieceKey(section, "backward")]
+def _section(job: Job, section: Section, place: int, lists: Lists) -> SectionMemory:
+    """Return what a section keeps on ranks at one place among the ep ranks."""
+    forward, backward = lists[PieceKey(section, "forward")], lists[PieceKey(section, "backward")]
     kind = job.kinds[section.kind] if section.name == "block" else None
-    shard = replace(job.training_shard, expert_place=heaviest_place(job))
-    whole = forward if kind is None else kind.made_again(shard)
+    whole = forward if kind is None else kind.made_again(replace(job.training_shard, expert_place=place))
     by_operator = [list(_kept(operation)) for operation in forward]
     kept = [tensor for tensors in by_operator for tensor in tensors]
     remade = [tensor for operation in whole for tensor in _kept(operation)] if kind and kind.waits else []

@@ -11,19 +11,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
-from rapid_des.config import Document, Spec, decode, load_document
-from rapid_des.errors import ConfigError
+from rapid_des.config import Spec
 from rapid_des.frontend.schedules.plan import LETTERS, BlockedError, Item, Order, Phase, Placement, Plan
 from rapid_des.frontend.schedules.shape import Shape
 
 _WORD = re.compile(r"([FBIW])(\d{1,7})(?:-(\d{1,7}))?(?:\.(\d{1,4}))?")
 _PHASES: dict[str, Phase] = {letter: phase for phase, letter in LETTERS.items()}
 _ALLOWED = "allowed: F0, B0, I0 and W0, F0-3 for a run of them, F0.1 for chunk 1, F1&B0 for a pair, wait"
-_SUFFIXES = frozenset((".yaml", ".yml"))
 _MOST = 2**22
 """Items of a stage."""
 
@@ -45,25 +41,6 @@ class ScheduleSpec(Spec, frozen=True):
         problem = _misplaced(placement_of(self))
         if problem:
             raise ValueError(problem)
-
-
-def with_schedule(document: Document) -> tuple[Document, Path | None]:
-    """Return a job's document with the schedule that it names a file of in its place, and the file."""
-    training = document.tree.get("training")
-    if not isinstance(training, dict):
-        return document, None
-    chosen = training.get("schedule")
-    if not isinstance(chosen, str) or Path(chosen).suffix not in _SUFFIXES:
-        return document, None
-    found = [path for path in (document.path.parent / chosen, Path(chosen)) if path.is_file()]
-    if not found:
-        raise ConfigError(
-            f"no schedule file {chosen!r} here", file=str(document.path), key="training.schedule"
-        )
-    read = load_document(found[0])
-    decode(read, ScheduleSpec)
-    tree = document.tree | {"training": training | {"schedule": read.tree}}
-    return replace(document, tree=tree), found[0]
 
 
 def placement_of(spec: ScheduleSpec) -> Placement:

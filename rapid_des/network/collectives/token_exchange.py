@@ -33,13 +33,13 @@ def shares_of(exchange: Exchange, members: int) -> Shares:
     return copies
 
 
-def imbalance(exchange: Exchange | None) -> float:
+def imbalance(exchange: Exchange) -> float:
     """Return how many times the even share the member with most copies gets.
 
     >>> imbalance(Exchange((3, 1)))
     1.5
     """
-    if exchange is None or not exchange.copies:
+    if not exchange.copies:
         return 1.0
     return float(max(exchange.copies) * len(exchange.copies) / sum(exchange.copies))
 

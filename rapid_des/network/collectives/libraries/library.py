@@ -87,7 +87,7 @@ class Request:
     @property
     def busiest(self) -> int:
         """Bytes that the member with most to send or to get has; it decides how long all take."""
-        return math.ceil(self.size * imbalance(self.exchange))
+        return self.size if self.exchange is None else math.ceil(self.size * imbalance(self.exchange))
 
     @cached_property
     def place(self) -> Place:
