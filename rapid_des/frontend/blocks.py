@@ -212,13 +212,13 @@ class Blocks:
             return Counter([norms] if norms in self.blocks else [])
         placed = [section for section, _ in sections(self.job, self.job.placement[stage][segment.chunk])]
         if self.priced.serves:
-            return Counter(pass_key(section, segment.step, self._passes) for section in placed)
+            return Counter(pass_key(section, self._passes[segment.step]) for section in placed)
         keys = (PieceKey(section, cast(Phase, segment.name)) for section in placed)
         return Counter(key for key in keys if key in self.blocks)
 
     @cached_property
-    def _passes(self) -> tuple[Pass, ...]:
-        return passes(self.job)
+    def _passes(self) -> dict[int, Pass]:
+        return {current.step: current for current in passes(self.job)}
 
 
 def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorModel | None = None) -> Blocks:

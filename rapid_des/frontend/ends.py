@@ -97,9 +97,14 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
 
 
 def sampling(shard: Shard) -> tuple[Operation, ...]:
-    """Return final norm, the logits of each sequence's last position, and the choice of a token."""
+    """Return final norm, the logits of each sequence's last position, and the choice of a token.
+
+    Chunks of prompts whose end is still to come choose none.
+    """
     operations = OperationList()
-    rows = shard.sequences
+    rows = shard.sampled
+    if not rows:
+        return ()
     norm_forward(operations, shard, "head.norm", rows)
     column_forward(operations, shard, _head(shard, rows), saved=0)
     if shard.model.logit_softcap:

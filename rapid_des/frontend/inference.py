@@ -1,16 +1,39 @@
-"""A static batch served: one prefill, then one token a step with a growing KV cache."""
+"""A batch served: one prefill, then one token a step with a growing KV cache; and any one pass by itself.
+
+A *pass* takes groups of requests through the model together, whatever they bring: prompts, chunks of them,
+newest tokens. Of what it costs
+
+- `base(tokens, sampled)` depends on how many tokens pass and how many are sampled in all, not on whose they
+  are: projections, norms, feed-forward, experts, communication, and the head on sampled rows;
+- `attention(groups)` on how many tokens each request brings and how many are cached: operations that are
+  marked `sees_cache`, one kernel for all prompts and one for what decodes (`Shard.of_kernels`). What decodes
+  by a token each costs as many requests of the mean length. Latent attention and Mamba-2 have products and
+  scans besides that go by how many tokens decode and how many do not.
+
+So a pass of any mix costs what `pass_lists` holds: kernels of base and attention priced one by one, messages
+of base. `one_pass` makes a job of it that `simulate` runs as it runs a static batch:
+
+>>> from rapid_des.frontend import load_job
+>>> job = load_job("llama2_7b_inference")
+>>> mixed = (Group(24, query_length=1, cached=700), Group(1, query_length=512, cached=512, samples=False))
+>>> one_pass(job, mixed).inference.steps
+1
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
+from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.ends import embedding_forward, sampling
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import (
     EMBEDDING,
@@ -24,7 +47,8 @@ from rapid_des.frontend.parts import (
 )
 from rapid_des.frontend.prices import price
 from rapid_des.frontend.routing import exchanges
-from rapid_des.frontend.shard import Shard, byte_count
+from rapid_des.frontend.shard import Group, Shard, byte_count
+from rapid_des.frontend.spec import InferenceSpec, RequestsSpec
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 
@@ -34,11 +58,30 @@ COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES, Column.BOUND)
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of every request through the model: the prefill (step 0) or a decode step."""
+    """One pass of requests through the model together."""
 
     step: int
-    query_length: int
-    key_length: int
+    """0 is the prefill, or a mix of prompts with what decodes; from 1 on all decode."""
+    groups: tuple[Group, ...]
+    """Of one micro-batch."""
+    alike: int
+    """The first simulated step in which as many requests bring as many tokens: only what sees the KV cache
+    differs from that."""
+
+    @property
+    def key_length(self) -> int:
+        """Positions that the last token of the longest request attends to."""
+        return max(group.key_length for group in self.groups)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that pass."""
+        return sum(group.count * group.query_length for group in self.groups)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that are chosen."""
+        return sum(group.count for group in self.groups if group.samples)
 
     @property
     def name(self) -> str:
@@ -46,15 +89,61 @@ class Pass:
         return "decode" if self.step else "prefill"
 
 
+def one_pass(job: Job, groups: Sequence[Group]) -> Job:
+    """Return a job that runs one pass of these requests: its step time is what an iteration takes.
+
+    A pass in which all requests decode runs as a decode step (clock, CUDA graph), any other as a prefill.
+    """
+    kinds = tuple(
+        RequestsSpec(group.key_length, int(group.samples), group.count, group.cached) for group in groups
+    )
+    inference = structs.replace(
+        job.inference, batch=None, prompt_length=None, output_length=None, requests=kinds, micro_batch=None
+    )
+    return with_spec(job, structs.replace(job.spec, inference=inference))
+
+
 def passes(job: Job) -> tuple[Pass, ...]:
-    """Return the prefill, which makes the first token, and the decode steps that are simulated."""
-    spec = job.inference
-    steps: Sequence[int] = range(1, spec.output_length)
-    if spec.decode_steps != "all" and steps:
-        chosen = np.linspace(1, spec.output_length - 1, spec.decode_steps).round()
-        steps = sorted({int(step) for step in chosen})
-    prefill = Pass(0, spec.prompt_length, spec.prompt_length)
-    return (prefill, *(Pass(step, 1, spec.prompt_length + step) for step in steps))
+    """Return the prefill, which makes the first tokens, and the decode steps that are simulated.
+
+    Requests that decode from the first pass on have no prefill: their passes are steps from 1 on.
+    """
+    spec, found, alike = job.inference, list[Pass](), dict[tuple[Group, ...], int]()
+    first = int(all(group.cached and group.decodes for group in groups_of(job, 0)))
+    for step in (0, *_steps(spec)):
+        groups = groups_of(job, step)
+        composition = tuple(replace(group, cached=group.cached and 1) for group in groups)
+        number = alike.setdefault(composition, step + first)
+        found.append(Pass(step + first, groups, number))
+    return tuple(found)
+
+
+def groups_of(job: Job, step: int) -> tuple[Group, ...]:
+    """Return the requests of one micro-batch that take part in a step: 0 is the first pass."""
+    parts = job.micro_batches
+    return tuple(
+        Group(kind.count // parts, 1, kind.prompt_length + step - 1)
+        if step
+        else Group(
+            kind.count // parts, kind.prompt_length - kind.cached, kind.cached, samples=kind.output_length > 0
+        )
+        for kind in job.inference.kinds
+        if step < kind.steps
+    )
+
+
+def _steps(spec: InferenceSpec) -> Sequence[int]:
+    """Return the decode steps that are simulated: between two ends of requests the first and the last."""
+    if spec.decode_steps == "all":
+        return range(1, spec.steps)
+    ends = sorted({1, *(kind.steps for kind in spec.kinds)})
+    chosen: set[int] = set()
+    for start, stop in pairwise(ends):
+        share = spec.decode_steps
+        if len(ends) > 2:
+            share = min(stop - start, max(2, round(share * (stop - start) / (spec.steps - 1))))
+        chosen.update(int(step) for step in np.linspace(start, stop - 1, share).round())
+    return sorted(chosen)
 
 
 def pass_lists(job: Job, current: Pass, place: int = 0) -> dict[Section, tuple[Operation, ...]]:
@@ -67,30 +156,31 @@ def pass_lists(job: Job, current: Pass, place: int = 0) -> dict[Section, tuple[O
 def serving_lists(job: Job, place: int = 0) -> Lists:
     """Return the operator lists of all passes, as `pass_key` names them, of ranks at one place along ep.
 
-    Of decode steps after the first, only what sees the KV cache: the rest is as in the first.
+    Of decode steps of as many requests as an earlier one, only what sees the KV cache.
     """
-    simulated = passes(job)
     lists: dict[PieceKey, tuple[Operation, ...]] = {}
-    for current in simulated[:2]:
-        for section, operations in pass_lists(job, current, place).items():
-            lists[pass_key(section, current.step, simulated)] = operations
-    for current in simulated[2:]:
+    for current in passes(job):
+        if current.alike == current.step:
+            for section, operations in pass_lists(job, current, place).items():
+                lists[pass_key(section, current)] = operations
+            continue
         for kind, layer in enumerate(job.kinds):
-            key = pass_key(Section("block", kind), current.step, simulated)
+            key = pass_key(Section("block", kind), current)
             lists[key] = layer.layer.on_cache(serving_shard(job, current))
     return lists
 
 
 def serving_shard(job: Job, current: Pass) -> Shard:
     """Return a rank's dimensions in one pass of one micro-batch."""
-    spec = job.inference
-    sequences = spec.micro_batch or spec.batch
-    return job.shard(sequences, current.query_length, current.key_length)
+    groups = current.groups
+    queries, keys = (max(getattr(one, f"{what}_length") for one in groups) for what in ("query", "key"))
+    shard = job.shard(sum(group.count for group in groups), queries, keys)
+    return shard if len(groups) == 1 and groups[0].samples else replace(shard, groups=groups)
 
 
 def serving_notes(job: Job) -> tuple[str, ...]:
     """Return what a user must know of the simulated passes."""
-    simulated, steps = len(passes(job)) - 1, job.inference.output_length - 1
+    simulated, steps = len(passes(job)) - 1, job.inference.steps - 1
     if simulated == steps:
         return ()
     return (
@@ -98,10 +188,9 @@ def serving_notes(job: Job) -> tuple[str, ...]:
     )
 
 
-def pass_key(section: Section, step: int, simulated: Sequence[Pass]) -> PieceKey:
-    """Return which piece a pass runs for a section: decode steps differ in their blocks only."""
-    grows = section.name == "block"
-    return PieceKey(section, "forward", step=step if grows or not step else simulated[1].step)
+def pass_key(section: Section, current: Pass) -> PieceKey:
+    """Return which piece a pass runs for a section: steps of as many requests differ in their blocks only."""
+    return PieceKey(section, "forward", step=current.step if section.name == "block" else current.alike)
 
 
 def serving_pieces(
@@ -109,16 +198,15 @@ def serving_pieces(
 ) -> Pieces:
     """Return `serving_lists` as priced pieces.
 
-    Decode steps after the first are copies of it, but for the rows that see the KV cache.
+    Decode steps of as many requests as an earlier one are copies of it, but for the rows that see the cache.
     """
-    complete = passes(job)[:2]
+    alike = {current.step: current.alike for current in passes(job)}
     pieces: dict[PieceKey, Piece] = {}
     for key, operations in lists.items():
         host = None if captures(job, key.step) else job.host
         piece = price(operations, decode_operators if key.step else operators, host, exchanges(job))
-        if key.step > complete[-1].step:
-            first = pieces[pass_key(key.section, complete[-1].step, complete)]
-            piece = _recosted(first, piece.rows[:, COSTS])
+        if key.step != alike[key.step]:
+            piece = _recosted(pieces[replace(key, step=alike[key.step])], piece.rows[:, COSTS])
         pieces[key] = piece
     return pieces
 
@@ -145,20 +233,18 @@ def _recosted(piece: Piece, costs: Int64s) -> Piece:
 
 
 def _stage_passes(job: Job, stage: int, pieces: Pieces) -> Iterator[Piece]:
-    """Yield a stage's piece of each pass: prefill, first decode step, and that at other lengths."""
-    simulated = passes(job)
+    """Yield a stage's piece of each pass: new ones, and those of as many requests at other lengths."""
+    whole: dict[int, Piece] = {}
     order = [section for section, _ in sections(job, stage)]
-    for number, current in enumerate(simulated):
-        here = {
-            PieceKey(section, "forward"): pieces[pass_key(section, current.step, simulated)]
-            for section in set(order)
-        }
-        if number < 2:
-            joined = chain(part_pieces(job, stage, "forward", here))
+    for current in passes(job):
+        here = {PieceKey(section, "forward"): pieces[pass_key(section, current)] for section in set(order)}
+        if current.alike == current.step:
+            whole[current.step] = chain(part_pieces(job, stage, "forward", here))
+            yield whole[current.step]
         else:
             costs = {key.section: piece.rows[np.ix_(piece.cache_rows, COSTS)] for key, piece in here.items()}
-            joined = _recosted(joined, np.concatenate([costs[section] for section in order]))
-        yield joined
+            again = np.concatenate([costs[section] for section in order])
+            yield _recosted(whole[current.alike], again)
 
 
 @dataclass
@@ -211,8 +297,7 @@ def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, 
 def _pass_token(server: _Server, number: int, micro_batch: int, done: int) -> None:
     """Bring the sampled tokens from the last stage back to the first."""
     job, program = server.job, server.program
-    spec = job.inference
-    size = byte_count(spec.micro_batch or spec.batch, "fp32")
+    size = byte_count(job.inference.total // job.micro_batches, "fp32")
     tag = number * job.stages + job.stages - 1
     if server.stage == job.stages - 1:
         program.send("send.token", to=0, size=size, tag=tag, after=done)

@@ -21,7 +21,7 @@ from rapid_des.frontend.schedules.plan import Placement
 from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, Shard
 from rapid_des.frontend.sharding import FROZEN, ZERO_STAGES, Sharding, ShardingPolicy, for_experts
 from rapid_des.frontend.software import HostSpec, Software
-from rapid_des.frontend.spec import InferenceSpec, JobSpec, TrainingSpec
+from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
 from rapid_des.frontend.template import Domain
 from rapid_des.units import ceil_divide
 
@@ -185,7 +185,7 @@ class Job:
         if self.spec.phase == "training":
             share = self.training.micro_batch * self.spec.parallelism.dp
             return self.training.global_batch // share
-        return self.inference.batch // (self.inference.micro_batch or self.inference.batch)
+        return self.inference.total // (self.inference.micro_batch or self.inference.total)
 
     @property
     def schedule(self) -> Schedule:
@@ -388,7 +388,8 @@ class Job:
         """Tokens that a step trains on, or that the requests of all replicas generate."""
         if self.spec.phase == "training":
             return self.training.global_batch * self.training.sequence_length
-        return self.inference.batch * self.spec.parallelism.dp * self.inference.output_length
+        generated = sum(kind.count * kind.output_length for kind in self.inference.kinds)
+        return generated * self.spec.parallelism.dp
 
     def _forward_flops(self, length: int) -> int:
         """Return those of one document of every sequence of a training step."""
@@ -408,7 +409,10 @@ class Job:
             return passes * sum(
                 map(self._forward_flops, self.training.documents or (self.training.sequence_length,))
             )
-        spec = self.inference
-        requests = spec.batch * self.spec.parallelism.dp
-        every = range(1, spec.prompt_length + spec.output_length)
-        return self.model.forward_flops(requests, every, logits=requests * spec.output_length)
+        return sum(map(self._requests_flops, self.inference.kinds))
+
+    def _requests_flops(self, kind: RequestsSpec) -> int:
+        """Return those of requests of one kind, to the last token."""
+        requests = kind.count * self.spec.parallelism.dp
+        every = range(kind.cached + 1, kind.prompt_length + kind.steps)
+        return self.model.forward_flops(requests, every, logits=requests * kind.output_length)

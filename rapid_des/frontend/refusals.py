@@ -189,21 +189,31 @@ def _check_schedule(job: Job) -> None:
 
 def _check_inference(job: Job) -> None:
     spec = job.inference
-    if job.spec.parallelism.sequence_parallel:
-        _refuse(job, "parallelism.sequence_parallel", "sequence parallelism is for training only")
-    if job.spec.parallelism.cp > 1:
-        _refuse(job, "parallelism.cp", "context parallelism is for training only, so far")
-    if job.spec.parallelism.dp_replicate > 1:
-        _refuse(job, "parallelism.dp_replicate", "replicas that serve share no state")
-    if job.spec.parallelism.chunks > 1:
-        _refuse(job, "parallelism.chunks", "inference passes each stage once; chunks must be 1")
-    length = spec.prompt_length + spec.output_length
-    _check_length(job, "inference.output_length", length)
+    _refuse_first(job, _serving_refusals(job))
+    for number, kind in enumerate(spec.kinds):
+        key = "output_length" if spec.batch else f"requests.{number}.output_length"
+        _check_length(job, f"inference.{key}", kind.prompt_length + kind.output_length)
     if spec.micro_batch:
-        _divide(job, "inference.micro_batch", ("batch", spec.batch), ("micro_batch", spec.micro_batch))
-    if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.output_length - 1):
-        problem = f"{spec.decode_steps} steps can not be taken from the {spec.output_length - 1} there are"
-        _refuse(job, "inference.decode_steps", problem)
+        key = "inference.micro_batch"
+        _divide(job, key, ("batch", spec.total), ("micro_batch", spec.micro_batch))
+        for kind in spec.kinds:
+            _divide(job, key, ("count", kind.count), ("the number of micro-batches", job.micro_batches))
+
+
+def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield why a batch of requests can not be served so."""
+    spec, split = job.inference, job.spec.parallelism
+    if split.sequence_parallel:
+        yield "parallelism.sequence_parallel", "sequence parallelism is for training only"
+    if split.cp > 1:
+        yield "parallelism.cp", "context parallelism is for training only, so far"
+    if split.dp_replicate > 1:
+        yield "parallelism.dp_replicate", "replicas that serve share no state"
+    if split.chunks > 1:
+        yield "parallelism.chunks", "inference passes each stage once; chunks must be 1"
+    if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.steps - 1):
+        problem = f"{spec.decode_steps} steps can not be taken from the {spec.steps - 1} there are"
+        yield "inference.decode_steps", problem
 
 
 def _check_length(job: Job, key: str, length: int) -> None:
@@ -286,7 +296,7 @@ def _too_long(job: Job) -> str | None:
     passes = job.micro_batches
     if job.spec.phase == "inference":
         steps = job.inference.decode_steps
-        passes *= job.inference.output_length if steps == "all" else steps + 1
+        passes *= job.inference.steps if steps == "all" else steps + 1
     nodes = passes * max(job.layers) * len(job.placement[0]) * NODES_A_LAYER
     if nodes <= MOST_NODES:
         return None

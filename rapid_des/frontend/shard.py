@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Vector
@@ -149,9 +149,40 @@ def message_size(role: str, elements: int, dtype: str, members: int) -> int:
     return TRAFFIC[role].size(Volume(elements, dtype, members))
 
 
+FEW_TOKENS = 16
+"""The most tokens that a request decodes in one pass: rows of the narrowest tensor product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requests of a pass that are alike."""
+
+    count: int
+    """How many."""
+    query_length: int
+    """Tokens of each that pass the model: a prompt, a chunk of one, or in decode the newest token."""
+    cached: int = 0
+    """Tokens of each that stand in the KV cache already."""
+    samples: bool = True
+    """Whether a token is chosen after its last position; not after a chunk that leaves some prompt over."""
+
+    @property
+    def key_length(self) -> int:
+        """Positions that its last token attends to."""
+        return self.cached + self.query_length
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it goes on from cached tokens by so few that a decode kernel takes them in one tile."""
+        return self.query_length == 1 or (self.cached > 0 and self.query_length <= FEW_TOKENS)
+
+
 @dataclass(frozen=True)
 class Shard:
-    """One rank's share of one pass of `sequences` sequences; layer kinds add dimensions of their own."""
+    """One rank's share of one pass of `sequences` sequences; layer kinds add dimensions of their own.
+
+    Sequences that are unlike stand in `groups`; `of_kernels` says what attention then works on.
+    """
 
     model: ModelSpec
     precision: PrecisionSpec
@@ -184,11 +215,53 @@ class Shard:
     """Whether the pass keeps what later tokens need in a cache."""
     partial: bool = False
     """Whether outputs stay partial sums of their tp rank, for a later sum."""
+    groups: tuple[Group, ...] = ()
+    """While serving: sequences that are unlike, `sequences` together; `query_length` and `key_length` are
+    then those of the longest."""
 
     @property
     def tokens(self) -> int:
         """Positions in a tensor that is whole along the sequence."""
+        if self.groups:
+            return sum(group.count * group.query_length for group in self.groups)
         return self.sequences * self.query_length
+
+    @property
+    def sampled(self) -> int:
+        """Sequences for which a token is chosen."""
+        if self.groups:
+            return sum(group.count for group in self.groups if group.samples)
+        return self.sequences
+
+    @property
+    def decodes(self) -> bool:
+        """Whether sequences go on from a cache by few tokens."""
+        return self.serving and Group(1, self.query_length, self.key_length - self.query_length).decodes
+
+    def of_kernels(self, seen: Callable[[int], int] = lambda position: position) -> tuple[Shard, ...]:
+        """Return the shards on which attention runs a kernel each: prompts, then what decodes.
+
+        `seen` says how many positions the query at a position sees. Engines have one kernel for all prompts
+        and one for all that decodes by as many tokens, whatever their lengths (variable-length kernels). Each
+        stands here as one over as many equal sequences, with as many tokens and visible pairs in all: bytes
+        and FLOPs of decoding stay as they are, and the FLOPs of prompts; these read a little more. Prompts
+        that a window cuts have kernels of their own.
+        """
+        if not self.groups:
+            return (self,)
+        together: dict[tuple[bool, int, int], list[Group]] = {}
+        for group in sorted(self.groups, key=lambda each: each.decodes):
+            together.setdefault(_kernel_of(group, seen), []).append(group)
+        return tuple(self._of_equal(_equal(alike, seen)) for alike in together.values())
+
+    def _of_equal(self, group: Group) -> Shard:
+        return replace(
+            self,
+            groups=(),
+            sequences=group.count,
+            query_length=group.query_length,
+            key_length=group.key_length,
+        )
 
     @property
     def norm_tokens(self) -> int:
@@ -252,3 +325,35 @@ class Shard:
         group = TRAFFIC[role].group
         members: int = self.ep * self.etp if group == "experts" else getattr(self, group)
         return message_size(role, elements, dtype or self.precision.activations, members)
+
+
+def _kernel_of(group: Group, seen: Callable[[int], int]) -> tuple[bool, int, int]:
+    """Return by what requests share a kernel: tokens of what decodes; prompts all, but those that are cut."""
+    if group.decodes:
+        return True, group.query_length, 0
+    cut = seen(group.key_length) < group.key_length
+    return (False, group.query_length, group.key_length) if cut else (False, 0, 0)
+
+
+def _equal(groups: Sequence[Group], seen: Callable[[int], int]) -> Group:
+    """Return as many equal requests with the tokens and the visible pairs of all these, rounded up.
+
+    >>> _equal([Group(3, 1, 9), Group(1, 1, 29)], lambda position: position)
+    Group(count=4, query_length=1, cached=14, samples=True)
+    >>> _equal([Group(1, 4), Group(1, 2)], lambda position: position)  # 10 + 3 pairs, as 2 · 3 · (1/6 + 2)
+    Group(count=2, query_length=3, cached=1, samples=True)
+    """
+    if len(groups) > 1 and groups[0].decodes:
+        groups = [replace(group, cached=_cut(group, seen)) for group in groups]
+    count = sum(group.count for group in groups)
+    tokens = ceil_divide(sum(group.count * group.query_length for group in groups), count)
+    pairs = sum(
+        group.count * group.query_length * (2 * group.cached + group.query_length + 1) for group in groups
+    )
+    spare = max(0, pairs - count * tokens * (tokens + 1))
+    return Group(count, tokens, ceil_divide(spare, 2 * count * tokens))
+
+
+def _cut(group: Group, seen: Callable[[int], int]) -> int:
+    """Return how many cached tokens the queries of what decodes see."""
+    return min(group.cached, seen(group.key_length) - 1)

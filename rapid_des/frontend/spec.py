@@ -447,22 +447,80 @@ class TrainingSpec(Spec, frozen=True):
     """Global gradient norm (clipping) before the optimizer."""
 
 
-class InferenceSpec(Spec, frozen=True):
-    """A static batch: one prefill, then one token a step."""
+class RequestsSpec(Spec, frozen=True):
+    """Requests of a static batch that are alike."""
 
-    batch: Count
-    """Requests a replica serves together."""
     prompt_length: Count
     """Tokens of each prompt."""
-    output_length: Count
+    output_length: Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+    """Tokens that each generates, the first by the prefill; 0: a prompt that does not end in this pass."""
+    count: Count = 1
+    """How many."""
+    cached: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    """Tokens of each prompt that stand in the KV cache before the first pass (a shared prefix, or chunks
+    that have passed)."""
+
+    def __post_init__(self) -> None:
+        if self.cached >= self.prompt_length:
+            problem = f"cached: {self.cached} of {self.prompt_length} tokens of a prompt leave none to pass"
+            raise ValueError(problem)
+
+    @property
+    def steps(self) -> int:
+        """Passes that they take part in: one for the prompts, one for each later token."""
+        return max(1, self.output_length)
+
+
+class InferenceSpec(Spec, frozen=True):
+    """A static batch: one prefill, then one token a step.
+
+    Requests are alike (`batch`, `prompt_length`, `output_length`) or listed by kind (`requests`).
+    """
+
+    batch: Count | None = None
+    """Requests a replica serves together."""
+    prompt_length: Count | None = None
+    """Tokens of each prompt."""
+    output_length: Count | None = None
     """Tokens that each request generates, the first by the prefill."""
+    requests: tuple[RequestsSpec, ...] = ()
+    """Requests of several lengths, in the place of these three: all begin with one prefill, each kind ends
+    with its own last token, and the others go on without it."""
     micro_batch: Count | None = None
-    """Requests that pass the pipeline together; unset: all."""
+    """Requests that pass the pipeline together, of each kind as large a part; unset: all."""
     decode_steps: Literal["all"] | Count = "all"
     """How many decode steps are simulated, spread evenly from the first to the last; the report
-    interpolates between them."""
+    interpolates between them. Where requests end at different steps, first and last step between two ends
+    are simulated in any case."""
     cuda_graphs: bool = True
     """Decode launches its kernels as one graph; false: one by one, whatever the device's `launch`."""
+
+    def __post_init__(self) -> None:
+        alike = {name: getattr(self, name) for name in ("batch", "prompt_length", "output_length")}
+        stated = [name for name, value in alike.items() if value is not None]
+        if self.requests and stated:
+            raise ValueError(f"requests: they are listed, so {', '.join(stated)} would never be read")
+        missing = [name for name in alike if name not in stated]
+        if missing and not self.requests:
+            problem = f"{', '.join(missing)}: must be there, or `requests`, a list by length, in their place"
+            raise ValueError(problem)
+
+    @property
+    def kinds(self) -> tuple[RequestsSpec, ...]:
+        """The requests by kind."""
+        if self.batch is None or self.prompt_length is None or self.output_length is None:
+            return self.requests
+        return (RequestsSpec(self.prompt_length, self.output_length, self.batch),)
+
+    @property
+    def total(self) -> int:
+        """Requests of all kinds."""
+        return sum(kind.count for kind in self.kinds)
+
+    @property
+    def steps(self) -> int:
+        """Passes until the last token."""
+        return max(kind.steps for kind in self.kinds)
 
 
 class JobSpec(Spec, frozen=True):

@@ -202,6 +202,8 @@ def chain(pieces: Sequence[Piece]) -> Piece:
     cache_rows: list[int] = []
     output = INPUT
     for piece in pieces:
+        if not len(piece):
+            continue
         offset = len(writer)
         output = writer.place(piece, {INPUT: output} | ({GATE: GATE} if not offset else {}))
         marks += [replace(mark, position=mark.position + offset) for mark in piece.marks]

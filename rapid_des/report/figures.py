@@ -8,7 +8,7 @@ machine files state.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,11 @@ from msgspec import structs
 from rapid_des.device.device import Device
 from rapid_des.device.spec import Energy, operator_energy
 from rapid_des.frontend import Job, JobMemory, JobTrace
-from rapid_des.frontend.inference import decode_time
+from rapid_des.frontend.inference import decode_time, passes
 from rapid_des.frontend.memory import shortage
 from rapid_des.frontend.parts import Section, stage_sections
 from rapid_des.frontend.prices import PricedOperator
+from rapid_des.frontend.spec import RequestsSpec
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
@@ -32,13 +33,49 @@ LEFT_OUT = ("links", "nics", "hosts", "cooling")
 
 
 @dataclass(frozen=True)
+class KindTimes:
+    """Requests of a batch that are alike: picoseconds; their first token is that of all."""
+
+    count: int
+    prompt_length: int
+    output_length: int
+    per_output_token: Duration
+    """Mean over the tokens after the first."""
+    total: Duration
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        return {
+            "count": self.count,
+            "prompt_length": self.prompt_length,
+            "output_length": self.output_length,
+            "time_per_output_token_s": seconds(self.per_output_token),
+            "end_to_end_s": seconds(self.total),
+        }
+
+
+@dataclass(frozen=True)
 class RequestTimes:
     """A static batch of requests: picoseconds."""
 
     first_token: Duration
     per_output_token: Duration
-    """Mean over the tokens after the first."""
+    """Mean over the tokens after the first, of all requests."""
     total: Duration
+    """To the last token of the last request."""
+    kinds: tuple[KindTimes, ...] = ()
+    """By kind of requests, in the job's order."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        plain: dict[str, Any] = {
+            "time_to_first_token_s": seconds(self.first_token),
+            "time_per_output_token_s": seconds(self.per_output_token),
+            "end_to_end_s": seconds(self.total),
+        }
+        if len(self.kinds) > 1:
+            plain["requests"] = [kind.as_json() for kind in self.kinds]
+        return plain
 
 
 @dataclass(frozen=True)
@@ -71,6 +108,7 @@ class JobFigures:
             "gpus": self.gpus,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus,
             "mfu": self.mfu,
             "mfu_peak_flop_per_s": int(self.peak),
             "mfu_attention": "causal",
@@ -81,8 +119,7 @@ class JobFigures:
             "energy": None if self.energy is None else self.energy.as_json(),
         }
         if self.requests is not None:
-            plain["time_to_first_token_s"] = seconds(self.requests.first_token)
-            plain["time_per_output_token_s"] = seconds(self.requests.per_output_token)
+            plain |= self.requests.as_json()
         return plain
 
 
@@ -151,12 +188,32 @@ def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> Reques
                 ends[segment.step] = max(ends.get(segment.step, 0), end)
     steps = sorted(ends)
     samples = [(step, ends[step] - ends[before]) for before, step in zip(steps, steps[1:], strict=False)]
-    generated = trace.job.inference.output_length - 1
-    decode = decode_time(samples, 1, generated) if samples else 0
+    first = Duration(ends[steps[0]])
+    kinds = tuple(_kind_times(kind, first, samples, steps[0]) for kind in trace.job.inference.kinds)
+    later = [(kind, kind.count * (kind.output_length - 1)) for kind in kinds if kind.output_length > 1]
+    tokens = sum(count for _, count in later)
     return RequestTimes(
-        first_token=Duration(ends[steps[0]]),
-        per_output_token=Duration(decode // max(generated, 1)),
-        total=Duration(ends[steps[0]] + decode),
+        first_token=first,
+        per_output_token=Duration(
+            sum(kind.count * (kind.total - first) for kind, _ in later) // max(tokens, 1)
+        ),
+        total=max(kind.total for kind in kinds),
+        kinds=kinds,
+    )
+
+
+def _kind_times(
+    kind: RequestsSpec, first: Duration, samples: Sequence[tuple[int, int]], begin: int
+) -> KindTimes:
+    """Return the times of requests of one kind, whose first token ends step `begin`."""
+    later = kind.steps - 1
+    decode = decode_time(samples, begin + 1, begin + later) if later else 0
+    return KindTimes(
+        kind.count,
+        kind.prompt_length,
+        kind.output_length,
+        per_output_token=Duration(decode // max(later, 1)),
+        total=Duration(first + decode),
     )
 
 
@@ -323,14 +380,14 @@ def _of_passes(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair
     by_step: defaultdict[int, dict[tuple[Section, str], _Pair]] = defaultdict(dict)
     for kernel, pair in costs:
         by_step[kernel.step][_section(kernel), kernel.name] = pair
-    prefill = by_step.pop(0)
-    first = by_step[min(by_step)] if by_step else {}
-    passes = {step: first | own for step, own in by_step.items()}
-    parts = {step: _summed((runs[key[0]], pair) for key, pair in own.items()) for step, own in passes.items()}
+    prefill = by_step.pop(0, {})
+    alike = {current.step: current.alike for current in passes(job)}
+    whole = {step: by_step[alike[step]] | own for step, own in by_step.items()}
+    parts = {step: _summed((runs[key[0]], pair) for key, pair in own.items()) for step, own in whole.items()}
     total = _summed((runs[key[0]], pair) for key, pair in prefill.items())
     if not parts:
         return total
-    last = job.inference.output_length - 1
+    last = job.inference.steps - 1 + int(not prefill)
     arithmetic, memory = (
         decode_time([(step, round(pair[part])) for step, pair in parts.items()], 1, last) for part in (0, 1)
     )

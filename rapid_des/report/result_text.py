@@ -130,8 +130,15 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
         rows["first token"] = f"{figures.requests.first_token}"
         rows["each next token"] = f"{figures.requests.per_output_token}"
         rows["whole request"] = f"{result.step_time}"
+        for number, kind in enumerate(figures.requests.kinds if len(figures.requests.kinds) > 1 else ()):
+            times = f"whole request {kind.total}"
+            if kind.output_length > 1:
+                times = f"each next token {kind.per_output_token}, {times}"
+            which = f"{kind.count:,} of {kind.prompt_length:,} in, {kind.output_length:,} out"
+            rows[f"  kind {number}"] = f"{which}: {times}"
     fullest = figures.memory.fullest
-    rows["tokens/s"] = f"{figures.tokens_per_s:,.0f}"
+    each = "" if figures.requests is None else f", {figures.tokens_per_s / figures.gpus:,.1f} a GPU"
+    rows["tokens/s"] = f"{figures.tokens_per_s:,.0f}{each}"
     rows["MFU"] = f"{figures.mfu:.1%} of {figures.peak}, attention as far as causal"
     rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
     if figures.energy is not None:

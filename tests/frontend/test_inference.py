@@ -5,8 +5,10 @@ import pytest
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.operators import Estimate
+from rapid_des.errors import ConfigError
 from rapid_des.frontend import build
-from rapid_des.frontend.inference import decode_time
+from rapid_des.frontend.inference import Group, decode_time, one_pass, pass_lists
+from rapid_des.frontend.inference import passes as passes_of
 
 
 def named(table, text):
@@ -106,3 +108,108 @@ def test_decode_can_have_prices_of_its_own(tiny_service, prices):
     compute = table.duration[table.kind == NodeKind.COMPUTE]
     assert set(compute[len(compute) // 5 :].tolist()) == {7}
     assert 7 not in compute[: len(compute) // 5]
+
+
+UNLIKE = [
+    ("inference.batch", "null"),
+    ("inference.prompt_length", "null"),
+    ("inference.output_length", "null"),
+    (
+        "inference.requests",
+        "[{count: 2, prompt_length: 16, output_length: 2}, {prompt_length: 40, cached: 8, output_length: 4}]",
+    ),
+]
+
+
+def kernels(job, current):
+    (block,) = (each for key, each in pass_lists(job, current).items() if key.name == "block")
+    return {operation.name: operation.operator for operation in block if operation.operator is not None}
+
+
+def test_requests_of_several_lengths_share_all_but_their_attention(tiny_service):
+    prefill, first, second, last = passes_of(job := tiny_service(*UNLIKE))
+    shared = kernels(job, prefill)
+    assert (shared["attention.qkv"].m, shared["ffn.in"].m) == (64, 64)  # 2 · 16 + 32 tokens
+    core = shared["attention.core"]
+    # Pairs: 2 · 136 of the first kind, 32 · 8 + 528 of the other: 1056 in all, as 3 · 22 · (5 + 11.5).
+    assert (core.batch, core.query_length, core.key_length) == (3, 22, 27)
+    assert 1056 <= 3 * core.visible_pairs < 1056 + 3 * 22
+    # Steps attend to 17, 17 and 41 positions, the mean of which is 25; then one request is left.
+    assert [kernels(job, step)["attention.core"].key_length for step in (first, second, last)] == [25, 42, 43]
+    assert [kernels(job, step)["ffn.in"].m for step in (first, second, last)] == [3, 1, 1]
+
+
+def test_each_kind_of_requests_ends_with_its_own_last_token(tiny_service, prices, replay):
+    job = tiny_service(*UNLIKE)
+    assert job.tokens == 2 * 2 + 4
+    assert [(segment.step, segment.kv_length) for segment in build(job, prices).segments[0]] == [
+        (0, 40), (1, 41), (2, 42), (3, 43)
+    ]  # fmt: skip
+    times = dict(step_times(job, prices, replay))
+    alone = [("inference.requests", "[{prompt_length: 41, cached: 40, output_length: 3}]")]
+    # What goes on alone takes as long as if it had always been alone: steps at 41, 42 and 43 positions.
+    rest = dict(step_times(tiny_service(*UNLIKE[:3], *alone), prices, replay))
+    assert (times[2], times[3]) == (rest[2], rest[3])
+    assert times[1] > rest[1]
+
+
+def test_one_pass_of_any_mix_takes_what_the_same_step_of_a_static_batch_takes(tiny_service, prices, replay):
+    static = dict(step_times(job := tiny_service(*UNLIKE), prices, replay))
+    for step, groups in {
+        0: [Group(2, 16), Group(1, 32, cached=8)],
+        1: [Group(2, 1, cached=16), Group(1, 1, cached=40)],
+        3: [Group(1, 1, cached=42)],
+    }.items():
+        ((number, took),) = step_times(one_pass(job, groups), prices, replay)
+        assert (took, number) == (static[step], min(step, 1))  # without a prompt it is a decode step
+
+
+def test_a_chunk_that_leaves_some_prompt_over_makes_no_token(tiny_service, prices):
+    job = one_pass(tiny_service(), [Group(1, 8, samples=False), Group(3, 1, cached=9)])
+    table = build(job, prices).tables[0]
+    (head,) = [row for row in named(table, "forward.head") if table.names[table.name[row]] == "forward.head"]
+    assert table.duration[head] == 20 * 3 * 256 * 64
+    alone = build(one_pass(job, [Group(1, 8, samples=False)]), prices).tables[0]
+    assert not len(named(alone, "head"))
+
+
+def test_a_window_bounds_what_each_of_unlike_requests_sees(tiny_service):
+    window = ("model.attention", "{kind: attention, heads: 4, kv_heads: 2, window: 32}")
+    job = tiny_service(window, *UNLIKE)
+    prefill, first, *_ = passes_of(job)
+    # 17, 17 and, of 41, the latest 32.
+    assert kernels(job, first)["attention.core"].key_length == 22
+    # The prompt that the window cuts has a kernel of its own.
+    both = kernels(job, prefill)
+    assert both["attention.core"].window == 32
+    assert (both["attention.core.prompts"].batch, both["attention.core.prompts"].window) == (2, None)
+
+
+def test_every_micro_batch_has_a_part_of_each_kind(tiny_service, prices):
+    kinds = "[{count: 2, prompt_length: 9, output_length: 2}, {count: 4, prompt_length: 5, output_length: 3}]"
+    split = [("parallelism.pp", "2"), ("inference.requests", kinds), ("inference.micro_batch", "3")]
+    job = tiny_service(*UNLIKE[:3], *split)
+    assert [(group.count, group.query_length) for group in passes_of(job)[0].groups] == [(1, 9), (2, 5)]
+    with pytest.raises(ConfigError, match="count 2 does not divide by the number of micro-batches 3"):
+        tiny_service(*UNLIKE[:3], *split[:2], ("inference.micro_batch", "2"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (UNLIKE[3:], "requests: they are listed, so batch, prompt_length, output_length would never be read"),
+        (UNLIKE[:1], "batch: must be there, or `requests`"),
+        (
+            [*UNLIKE[:3], ("inference.requests", "[{prompt_length: 8, output_length: 1, cached: 8}]")],
+            "cached: 8 of 8 tokens of a prompt leave none to pass",
+        ),
+        (
+            [*UNLIKE[:3], ("inference.requests", "[{prompt_length: 100, output_length: 40}]")],
+            "inference.requests.0.output_length: 140 positions, tiny.model has max_positions 128",
+        ),
+    ],
+)
+def test_senseless_requests_are_refused(tiny_service, settings, problem):
+    with pytest.raises(ConfigError) as refused:
+        tiny_service(*settings)
+    assert problem in str(refused.value)

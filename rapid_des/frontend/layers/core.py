@@ -44,6 +44,14 @@ class AttentionCore:
         """Return how many of so many positions a query sees at most."""
         return positions if self.reach is None else min(positions, self.reach)
 
+    def latest(self, position: int) -> int:
+        """Return how many positions the query at a position sees, counted from 1.
+
+        >>> AttentionCore(1, 1, 64, 64, chunk=8).latest(11), AttentionCore(1, 1, 64, 64, window=4).latest(11)
+        (3, 4)
+        """
+        return self.seen(position if self.chunk is None else (position - 1) % self.chunk + 1)
+
     def flops(self, sequence: int) -> int:
         """Return two a position, query head and channel for the scores, and two for the values."""
         return 2 * self.seen(sequence) * self.heads * (self.head_dim + self.value_dim)
@@ -102,8 +110,12 @@ class AttentionCore:
     ) -> None:  # fmt: skip
         """Append the kernels of the core; the counts go to the last.
 
-        Dropout of the probabilities, and the cap of the scores, are kernels where attention is not fused.
+        Unlike sequences have one for all prompts, and one for what decodes. Dropout of the probabilities, and
+        the cap of the scores, are kernels where attention is not fused.
         """
+        *prompts, shard = shard.of_kernels(self.latest)
+        for number, some in enumerate(prompts):
+            self.append(operations, some, f"{name}.prompts" + f".{number}" * (number > 0), sees_cache=True)
         *early, late = self._kernels(shard, backward=backward)
         for extra, there in (("tanh", self.softcap), ("dropout", shard.dropout)):
             if there and not shard.flash:

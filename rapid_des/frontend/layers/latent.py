@@ -90,10 +90,10 @@ class LatentAttention:
         if shard.serving:
             write = shard.vector("kv_cache_write", shard.tokens, self.kv_rank + self.rope_dim)
             operations.kernel("attention.cache", write)
-        if shard.serving and shard.query_length == 1:
-            self._absorbed(operations, shard)
-        else:
-            self._expanded(operations, shard)
+        *early, late = shard.of_kernels()
+        for one in early:
+            self._core(operations, one, f"{CORE}.few" if one.decodes else f"{CORE}.prompts")
+        self._core(operations, late, CORE)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
@@ -132,13 +132,21 @@ class LatentAttention:
         self._share_key(operations, shard, "sp.gather")
         self._rotate(operations, shard)
 
-    def _expanded(self, operations: OperationList, shard: Shard) -> None:
-        """Append keys and values made from the latent, and the core over all heads."""
+    def _core(self, operations: OperationList, shard: Shard, name: str) -> None:
+        """Append the core of equal sequences: over the latent where they decode."""
+        if shard.decodes:
+            self._absorbed(operations, shard, name)
+        else:
+            self._expanded(operations, shard, name)
+
+    def _expanded(self, operations: OperationList, shard: Shard, name: str) -> None:
+        """Append keys and values made from the latent, of what is cached too, and the core over all heads."""
         core, tokens = self.core, shard.tokens
-        up = self._kv_up(shard)
+        there = shard.sequences * shard.key_length if shard.serving and shard.cp == 1 else tokens
+        up = replace(self._kv_up(shard), rows=there)
         kept = shard.activation_bytes(shard.norm_tokens * self.kv_rank)
         column_forward(operations, shard, up, saved=kept)
-        key = shard.vector("copy", tokens, core.key_width(shard))
+        key = shard.vector("copy", there, core.key_width(shard))
         operations.kernel("attention.key", key, output=shard.activation_bytes(key.rows * key.columns))
         counts: Counts = {
             "saved": self._core_bytes(shard),
@@ -147,11 +155,11 @@ class LatentAttention:
             "sees_cache": True,
         }
         if shard.cp > 1:
-            core_forward(core, operations, shard, **counts)
+            core_forward(core, operations, shard, name, **counts)
         else:
-            core.append(operations, shard, CORE, **counts)
+            core.append(operations, shard, name, **counts)
 
-    def _absorbed(self, operations: OperationList, shard: Shard) -> None:
+    def _absorbed(self, operations: OperationList, shard: Shard, name: str) -> None:
         """Append the products with the up-projection, a batch of one a head, around a core over latents."""
         heads, tokens = self.core.local_heads(shard), shard.tokens
         dtype = shard.precision.activations
@@ -163,7 +171,7 @@ class LatentAttention:
             value_dim=self.kv_rank, dtype=dtype, kv_dtype=shard.precision.kv_cache,
             fused=shard.flash, shared_latent=True,
         )  # fmt: skip
-        operations.kernel(CORE, core, output=latent, sees_cache=True)
+        operations.kernel(name, core, output=latent, sees_cache=True)
         values = Gemm(tokens, self.core.value_dim, self.kv_rank, batch=heads, dtype=dtype)
         output = shard.activation_bytes(tokens * self.core.result_width(shard))
         operations.kernel("attention.value", values, output=output)

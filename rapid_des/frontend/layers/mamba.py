@@ -102,16 +102,20 @@ class Mamba:
         inner = self._bytes(shard, self._inner)
         column_forward(operations, shard, self._input(shard), saved=stream)
         self._convolve(operations, shard, "mamba.conv", saved=projected)
-        if shard.serving and shard.query_length == 1:
-            state = shard.vector(
-                "state_update", shard.sequences * self._local(shard, self.heads), self._state_size
-            )
-            operations.kernel("mamba.update", state, output=inner)
-        else:
-            self._states(operations, shard, "mamba")
-            operations.kernel("mamba.scan", self._scan(shard), saved=inner, output=inner)
+        for one in shard.of_kernels():
+            self._pass_on(operations, one, output=inner)
         operations.kernel("mamba.norm", self._norm(shard), output=inner)
         row_forward(operations, shard, self._output(shard), saved=inner)
+
+    def _pass_on(self, operations: OperationList, shard: Shard, output: int) -> None:
+        """Append what carries the states of equal sequences on: by one position, or by chunks."""
+        if shard.serving and shard.query_length == 1:
+            rows = shard.sequences * self._local(shard, self.heads)
+            state = shard.vector("state_update", rows, self._state_size)
+            operations.kernel("mamba.update", state, output=output)
+        else:
+            self._states(operations, shard, "mamba")
+            operations.kernel("mamba.scan", self._scan(shard), saved=output, output=output)
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the same from the end, after the convolution, states and scores once more."""

@@ -83,7 +83,7 @@ def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
     split = spec.parallelism
     if spec.training is not None:
         yield from _training_changes(spec)
-    if spec.inference is not None and spec.inference.batch > 1:
+    if spec.inference is not None and spec.inference.batch is not None and spec.inference.batch > 1:
         half = spec.inference.batch // 2
         yield f"inference.batch {half}", _with(spec, inference=_with(spec.inference, batch=half))
     for axis in ("tp", "pp"):

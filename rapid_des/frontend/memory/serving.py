@@ -43,11 +43,13 @@ def _bytes(tensors: Sequence[Tensor]) -> int:
 
 def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
     """Return what a stage's layers keep of all requests at their last token."""
-    spec, shard = job.inference, job.shard(1, 1, 1)
-    positions = spec.prompt_length + spec.output_length
-    return spec.batch * sum(
-        count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, positions)
+    shard = job.shard(1, 1, 1)
+    return sum(
+        kind.count
+        * count
+        * job.kinds[section.kind].layer.mixer.cache_bytes(shard, kind.prompt_length + kind.output_length)
         for section, count in counts.items()
+        for kind in job.inference.kinds
         if section.name == "block"
     )
 
