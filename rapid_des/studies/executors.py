@@ -1,0 +1,102 @@
+"""Where the simulations of a study run: in this process, in others on this machine, or on a Ray cluster.
+
+    items ──► executor.map(function, items) ──► (position, outcome), as they finish
+
+An executor calls `function(item, cache)`. The cache belongs to one worker and lasts: what its items have in
+common is worked out once. Which worker does what never changes an outcome. Functions are pickled by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import RapidDesError
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+CACHE = 1 << 28
+"""Bytes, about, that a worker keeps of what its items have in common."""
+
+
+@dataclass(frozen=True)
+class Done(Generic[Value]):
+    """What a function returned for an item, and the seconds that it took."""
+
+    value: Value
+    wall_s: float = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a function raised for an item: the error's class and its text."""
+
+    error: str
+    text: str
+    wall_s: float = field(compare=False)
+
+
+Outcome: TypeAlias = Done[Value] | Failed
+Work: TypeAlias = Callable[[Item, BoundedCache], Value]
+
+
+class Executor(Protocol):
+    """Runs a function over items; used in a `with` block, several times if need be: its workers stay warm."""
+
+    workers: int
+
+    def map(self, function: Work[Item, Value], items: Iterable[Item]) -> Iterator[tuple[int, Outcome[Value]]]:
+        """Yield every item's position and outcome as they finish; items are taken as workers become free."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def attempt(function: Work[Item, Value], item: Item, cache: BoundedCache) -> Outcome[Value]:
+    """Return what a function returns or raises for an item; only ^C and its like go through."""
+    began = time.perf_counter()
+    try:
+        value = function(item, cache)
+    except Exception as error:  # noqa: BLE001 - one item that fails is recorded and does not stop the others
+        return Failed(type(error).__name__, _text(error), time.perf_counter() - began)
+    return Done(value, time.perf_counter() - began)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, RapidDesError):
+        return str(error)
+    return str(error) or "a defect of rapid_des, please report it"
+
+
+class InProcess:
+    """Runs items one after the other where it is called.
+
+    >>> with InProcess() as executor:
+    ...     [(place, outcome.value) for place, outcome in executor.map(lambda item, _: item + 1, [1, 2])]
+    [(0, 2), (1, 3)]
+    """
+
+    workers = 1
+
+    def __init__(self, cache: BoundedCache | None = None) -> None:
+        self._cache = BoundedCache(CACHE) if cache is None else cache
+
+    def map(self, function: Work[Item, Value], items: Iterable[Item]) -> Iterator[tuple[int, Outcome[Value]]]:
+        """Yield every item's position and outcome, in order."""
+        for position, item in enumerate(items):
+            yield position, attempt(function, item, self._cache)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -1,0 +1,177 @@
+"""One simulation of a study as a value: a job, a machine, what is set over them, and how it is run.
+
+Points travel to other processes and may name files; what they come to is resolved once and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from rapid_des import __version__
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.device.spec import LEARNED
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import Job, load_job
+from rapid_des.machine import Machine, load_machine
+from rapid_des.modes.execution import EngineChoice
+from rapid_des.network.faults import Fault
+from rapid_des.network.specs import Graph, InfraGraph
+from rapid_des.report.result import Result
+from rapid_des.simulation import FLATTENED, simulate
+from rapid_des.units import Quantity
+
+ROOTS = ("job", "machine", "device")
+"""What the keys of settings begin with."""
+_MANY = 1 << 10
+"""Programs that are run in one process, about: loading a compiled kernel pays."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One simulation to be run.
+
+    `job` and `machine` are names of presets, paths, or values; `settings` are (key path, YAML text) pairs as
+    `--set` has them, `faults` come on top of the machine's own; the rest is as in `simulate`.
+
+    >>> point = Point("llama2_7b_train", "dgx_a100", (("job.parallelism.tp", "4"),), mode="analytical")
+    >>> point.resolved()[0].gpus
+    16
+    """
+
+    job: Job | str
+    machine: Machine | str
+    settings: tuple[tuple[str, str], ...] = ()
+    faults: tuple[Fault, ...] = ()
+    mode: str = FLATTENED
+    engine: str = "auto"
+    strict: bool = False
+    allow_oom: bool = False
+
+    def resolved(self, cache: BoundedCache | None = None) -> tuple[Job, Machine]:
+        """Return the job and the machine with all that is set over them; `ConfigError` if they do not fit.
+
+        What points have in common is read once for a `cache`.
+        """
+        kept = BoundedCache() if cache is None else cache
+        split = _split(self.settings)
+        job = _job(self.job, split["job"], kept)
+        return job, _machine(self.machine, (split["machine"], split["device"]), self.faults, kept)
+
+    def key(self, cache: BoundedCache | None = None) -> str:
+        """Return the SHA-256 of what the point comes to: equal for points with equal results.
+
+        What jobs and machines are called, and where their files stand, is no part of it; what these say,
+        faults, the mode and the version of rapid_des are. Engines give equal results.
+        """
+        kept = BoundedCache() if cache is None else cache
+        job, machine = self.resolved(kept)
+        parts = (content(job.spec), machine_content(machine, kept), self.mode, self.strict, self.allow_oom)
+        return hashlib.sha256(_ENCODER.encode((*parts, __version__))).hexdigest()
+
+
+def evaluate(point: Point, cache: BoundedCache) -> Result:
+    """Return the result of a point, without what only pictures and timelines need: it is small and travels.
+
+    Raises what `simulate` raises.
+    """
+    job, machine = point.resolved(cache)
+    result = simulate(
+        job,
+        machine,
+        mode=point.mode,
+        engine=EngineChoice(point.engine, programs=_MANY),
+        strict=point.strict,
+        allow_oom=point.allow_oom,
+        cache=cache,
+    )
+    return replace(result, run=None, blocks=None, trace=None, priced=())
+
+
+_Pairs = tuple[tuple[str, str], ...]
+
+
+def _split(settings: Iterable[tuple[str, str]]) -> dict[str, _Pairs]:
+    split: dict[str, _Pairs] = dict.fromkeys(ROOTS, ())
+    for key, text in settings:
+        root, _, rest = key.partition(".")
+        if root not in split or not rest:
+            raise ConfigError(f"no such key; allowed: {', '.join(f'{one}.KEY' for one in ROOTS)}", key=key)
+        split[root] = (*split[root], (rest, text))
+    return split
+
+
+def _job(reference: Job | str, settings: _Pairs, cache: BoundedCache) -> Job:
+    if isinstance(reference, str):
+        reference = cache.get_or_make(("job", reference), lambda: load_job(reference), weight=_weight)
+    return load_job(reference, settings=settings) if settings else reference
+
+
+def _machine(
+    reference: Machine | str, settings: tuple[_Pairs, _Pairs], faults: tuple[Fault, ...], cache: BoundedCache
+) -> Machine:
+    def make() -> Machine:
+        if isinstance(reference, str) or any(settings):
+            return load_machine(reference, settings=settings[0], device_settings=settings[1])
+        return reference
+
+    machine = cache.get_or_make(("machine", reference, settings), make, weight=_weight)
+    if not faults:
+        return machine
+    key = ("machine", machine, faults)
+    return cache.get_or_make(key, lambda: machine.with_faults(faults), weight=_weight)
+
+
+def _weight(value: Job | Machine) -> int:
+    """Return about how many bytes a job or a machine takes."""
+    return 1 << 16 if isinstance(value, Job) else (1 << 16) + 100 * len(value.healthy)
+
+
+def content(value: object) -> str:
+    """Return the SHA-256 of a spec (or a tuple of specs, text and numbers) by what it holds.
+
+    >>> content((1, "a")) == content((1, "a")), content((1, "a")) == content((1, "b"))
+    (True, False)
+    """
+    return hashlib.sha256(_ENCODER.encode(value)).hexdigest()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Quantity):
+        return int(value)
+    if isinstance(value, Fraction):
+        return [value.numerator, value.denominator]
+    raise NotImplementedError(type(value))
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain, order="deterministic")
+
+
+def machine_content(machine: Machine, cache: BoundedCache) -> str:
+    """Return the SHA-256 of a machine: of its file but for its name, its links, and files that it names."""
+    return cache.get_or_make(("content", machine), lambda: _machine_content(machine))
+
+
+def _machine_content(machine: Machine) -> str:
+    spec, fabric = machine.as_spec(), machine.healthy
+    shapes = tuple(
+        structs.replace(one, file="") if isinstance(one, Graph | InfraGraph) else one for one in spec.fabric
+    )
+    columns = (fabric.source, fabric.destination, fabric.bandwidth, fabric.latency, fabric.dimension)
+    links = hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
+    device = machine.device.as_spec()
+    learned = ""
+    if device.operators.startswith(LEARNED):
+        file = Path(device.operators.removeprefix(LEARNED))
+        learned, device = (
+            hashlib.sha256(file.read_bytes()).hexdigest(),
+            structs.replace(device, operators=LEARNED),
+        )
+    stated = structs.replace(spec, name="", device=device, fabric=shapes)
+    return content((stated, links, learned))

@@ -1,0 +1,104 @@
+"""Executors: the same outcomes in any of them, whatever dies; what fails, fails alone."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import rapid_des as rd
+from rapid_des.studies.crews import executor_of
+from rapid_des.studies.executors import Done, Failed, InProcess
+from rapid_des.studies.points import Point, evaluate
+
+MACHINE, JOB = rd.load_machine("dgx_a100"), rd.load_job("llama2_7b_train")
+
+
+def points():
+    """Two that run, one whose numbers do not fit together, one that does not fit into memory."""
+    for tp, dp, more in ((2, 2, ()), (4, 1, ()), (3, 1, ()), (2, 2, (("device.hbm.capacity", "8 GiB"),))):
+        split = (("job.parallelism.tp", str(tp)), ("job.parallelism.dp", str(dp)), *more)
+        yield Point(JOB, MACHINE, split, mode="analytical")
+
+
+def marked(folder: str, _: object) -> str:
+    """Run by workers: leave a mark that tells who did an item, and die of it the first time it is `fatal`."""
+    path = Path(folder)
+    mark = path / f"{len(list(path.iterdir()))}-{os.getpid()}"
+    mark.touch()
+    if (path / "fatal").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path.name
+
+
+def workers():
+    """Return the ids of this process's worker processes."""
+    us = os.getpid()
+    children = Path(f"/proc/{us}/task/{us}/children").read_text().split()
+    return [int(child) for child in children if "crews" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with InProcess() as executor:
+        return list(executor.map(evaluate, points()))
+
+
+def test_failures_are_outcomes_with_the_error_and_its_text(alone):
+    kinds = [type(outcome) for _, outcome in alone]
+    assert kinds == [Done, Done, Failed, Failed]
+    assert alone[2][1].error == "ConfigError"
+    assert "tp 3" in alone[2][1].text
+    assert alone[3][1].error == "InfeasibleJobError"
+
+
+def test_processes_give_the_outcomes_of_this_process_to_the_bit(alone):
+    with executor_of("processes", 2) as executor:
+        found = dict(executor.map(evaluate, points()))
+        again = dict(executor.map(evaluate, reversed(list(points()))))
+    assert [found[place] for place in range(4)] == [outcome for _, outcome in alone]
+    assert [again[3 - place] for place in range(4)] == [outcome for _, outcome in alone]
+
+
+def test_what_a_killed_worker_had_is_done_by_another(tmp_path):
+    folders = [tmp_path / str(number) for number in range(6)]
+    for folder in folders:
+        folder.mkdir()
+    with executor_of("processes", 2) as executor:
+        killed, names = False, {}
+        for place, outcome in executor.map(marked, map(str, folders)):
+            names[place] = outcome.value
+            if not killed:
+                victim = workers()[1]
+                os.kill(victim, signal.SIGKILL)
+                killed = True
+        assert victim not in workers()
+    assert workers() == []
+    assert names == {place: str(place) for place in range(6)}
+
+
+def test_an_item_that_kills_every_worker_fails_alone(tmp_path):
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+    (tmp_path / "1" / "fatal").touch()
+    with executor_of("processes", 2) as executor:
+        outcomes = dict(executor.map(marked, (str(tmp_path / str(number)) for number in range(3))))
+    assert (outcomes[0].value, outcomes[2].value) == ("0", "2")
+    assert outcomes[1].error == "WorkerDied"
+    assert "SIGKILL" in outcomes[1].text
+    assert len(list((tmp_path / "1").iterdir())) == 1 + 3  # three workers tried it
+
+
+def test_items_are_taken_as_they_are_needed_and_leaving_early_ends_the_workers():
+    taken = []
+
+    def endless():
+        while True:
+            taken.append(len(taken))
+            yield Point(JOB, MACHINE, (("job.parallelism.tp", "3"),))
+
+    with executor_of("processes", 2) as executor:
+        for count, _ in enumerate(executor.map(evaluate, endless())):
+            if count == 20:
+                break
+        assert len(taken) < 20 + 2 * 64 + 64
