@@ -56,6 +56,8 @@ class ProgramWriter:
     """Who issues what is appended; None: nobody."""
     batched: bool = False
     """Whether messages between stages go through the communicator of all stages."""
+    apart: int | None = None
+    """A stage whose messages do not wait for those of other stages; None: all wait for one another."""
     writer: Writer = field(default_factory=Writer)
     segments: list[Segment] = field(default_factory=list)
 
@@ -80,10 +82,11 @@ class ProgramWriter:
         return self.writer.append(self._message(name, NodeKind.RECV, source, size, tag), after)
 
     def _message(self, name: str, kind: NodeKind, stage: int, size: int, tag: int) -> Node:
+        stream = "pp-send" if kind is NodeKind.SEND else "pp-recv"
         return Node(
             name,
             kind,
-            "pp-send" if kind is NodeKind.SEND else "pp-recv",
+            f"{stream}-next" if stage == self.apart else stream,
             (),
             size=size,
             group=_STAGES if self.batched else UNSTATED,

@@ -135,8 +135,16 @@ def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
             for deferrable in _COMPLETES.get(item.phase, ())
         },
         arrivals=deque(() if job.asks_by_need else job.plan.arrivals[stage]),
-        program=ProgramWriter(job.host, job.batches_messages),
+        program=ProgramWriter(job.host, job.batches_messages, _apart(job, stage)),
     )
+
+
+def _apart(job: Job, stage: int) -> int | None:
+    """Return the stage whose messages do not wait for others': who asks ahead asks each neighbour by itself.
+
+    In one line they would wait for whichever neighbour is late. Two stages have no other neighbour.
+    """
+    return None if job.asks_by_need or job.stages == 2 else (stage + 1) % job.stages
 
 
 _COMPLETES: Mapping[Phase, tuple[bool, ...]] = {

@@ -42,3 +42,14 @@ def test_requests_have_no_schedule(tmp_path):
     result = simulate(load_job("llama2_7b_inference"), load_machine("dgx_a100"), mode="analytical")
     with pytest.raises(InputError, match="a schedule's picture is of training"):
         result.draw_schedule(tmp_path / "x.png")
+
+
+def test_both_halves_of_dualpipe_run_as_mirror_images():
+    # Micro-batches from both ends, stages alike: stage s begins each pass when stage 7 - s does, unless one
+    # of them waits in line behind the late message of another neighbour.
+    settings = {"parallelism.pp": 8, "training.global_batch": 40}
+    wanted = load_job(job("dualpipe"), settings=settings)
+    result = simulate(wanted, load_machine("dgx_h100"), mode="hierarchical")
+    drawn = list(boxes(result.trace, result.blocks.run))
+    starts = [[box.start for box in drawn if box.stage == stage] for stage in range(8)]
+    assert starts[:4] == starts[:3:-1]
