@@ -10,6 +10,26 @@ from rapid_des.config import Spec
 from rapid_des.units import Size
 
 
+class KvPool(Spec, frozen=True):
+    """How an engine sets memory aside for keys and values before the first request comes."""
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    """Of what `of` says."""
+    of: Literal["used", "held", "free"]
+    """`used`: of a GPU's memory, for weights, what a pass of `tokens` takes at its fullest, communicators and
+    the pool (vLLM's gpu_memory_utilization and its profile run). `held`: of what is free before the weights,
+    for these and the pool; passes run in the rest (SGLang's mem_fraction_static). `free`: of what all else
+    leaves (TensorRT-LLM's free_gpu_memory_fraction)."""
+    page: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    """Tokens of a page."""
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=2**30)]
+    """Of the largest pass that the engine is built or profiled for."""
+    sequences: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    """Requests of that pass, each of which samples."""
+    sampling: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    """Bytes that the sampler takes for each request and token of the vocabulary."""
+
+
 class FrameworkMemory(Spec, frozen=True):
     """Memory that a software profile states; a job's section `memory` stands over it key by key.
 
@@ -38,3 +58,5 @@ class FrameworkMemory(Spec, frozen=True):
     a pipeline stage, of a pass of requests."""
     whole_tables: bool = False
     """Serving: each rank has the whole token table, not its part of it over tp."""
+    kv_pool: KvPool | None = None
+    """Serving: what is set aside for keys and values. Unset: what the requests need, to their last tokens."""

@@ -18,7 +18,7 @@ from rapid_des.device.device import Device
 from rapid_des.device.spec import Energy, operator_energy
 from rapid_des.frontend import Job, JobMemory, JobTrace
 from rapid_des.frontend.inference import decode_time, passes
-from rapid_des.frontend.memory import shortage
+from rapid_des.frontend.memory import KvCapacity, kv_capacity, shortage
 from rapid_des.frontend.parts import Section, stage_sections
 from rapid_des.frontend.prices import PricedOperator
 from rapid_des.frontend.spec import RequestsSpec
@@ -94,12 +94,15 @@ class JobFigures:
     memory_capacity: int
     requests: RequestTimes | None = None
     energy: EnergyFigures | None = None
+    kv_cache: KvCapacity | None = None
+    """Of requests: what the engine's pool holds."""
 
     @property
     def shortage(self) -> str:
         """What is missing of a GPU's memory; empty where the job fits."""
-        fits = self.memory.fullest.peak <= self.memory_capacity
-        return "" if fits else shortage(self.memory, self.memory_capacity)
+        if self.memory.fullest.peak > self.memory_capacity:
+            return shortage(self.memory, self.memory_capacity)
+        return "" if self.kv_cache is None else self.kv_cache.shortage
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
@@ -120,6 +123,8 @@ class JobFigures:
         }
         if self.requests is not None:
             plain |= self.requests.as_json()
+        if self.kv_cache is not None:
+            plain["kv_cache"] = self.kv_cache.as_json()
         return plain
 
 
@@ -148,6 +153,7 @@ def job_figures(
         memory_capacity=int(device.spec.hbm.capacity),
         requests=requests,
         energy=energy_figures(trace, device, step_time),
+        kv_cache=None if requests is None else kv_capacity(job, int(device.spec.hbm.capacity)),
     )
 
 

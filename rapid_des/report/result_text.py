@@ -141,6 +141,10 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
     rows["tokens/s"] = f"{figures.tokens_per_s:,.0f}{each}"
     rows["MFU"] = f"{figures.mfu:.1%} of {figures.peak}, attention as far as causal"
     rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
+    if figures.kv_cache is not None:
+        pool = figures.kv_cache
+        held = f"{pool.size / _GIB:.1f} GiB hold {pool.tokens:,} tokens in pages of {pool.page}"
+        rows["KV cache"] = f"{held}, of which these requests take {pool.needed:,}"
     if figures.energy is not None:
         rows["energy"] = figures.energy.text
     rows["bound by"] = result.bound

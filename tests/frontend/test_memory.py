@@ -8,7 +8,7 @@ import pytest
 
 from rapid_des.errors import InfeasibleJobError
 from rapid_des.frontend import check_memory, load_job, memory
-from rapid_des.frontend.memory import section_memory
+from rapid_des.frontend.memory import kv_capacity, section_memory
 from rapid_des.frontend.parts import EMBEDDING, Section
 
 GIB = 2**30
@@ -260,3 +260,58 @@ def test_a_service_may_hold_the_whole_token_table_and_more_of_the_stream(tiny_se
     # Half of 256 · 64 elements more in 16 bit; three tensors of 2 · 16 tokens by 64.
     assert held.categories["weights"] - plain.categories["weights"] == 256 * 64
     assert held.categories["activations"] - plain.categories["activations"] == 3 * 2 * 16 * 64 * 2
+
+
+POOL = "{share: 0.5, of: %s, page: 4, tokens: 32, sequences: 8, sampling: %d}"
+
+
+@pytest.mark.parametrize("of", ["used", "held", "free"])
+def test_an_engines_pool_holds_what_its_rule_leaves(tiny_service, of):
+    settings = ("memory.context", "1 MiB"), ("memory.kv_pool", POOL % (of, 0))
+    job = tiny_service(*settings)
+    weights = memory(job).stages[0].categories["weights"]
+    one_pass = tiny_service(("inference.batch", "8"), ("inference.prompt_length", "4"))
+    active = sum(memory(one_pass).stages[0].categories[kind] for kind in ("activations", "temporary"))
+    capacity, context = 16 * 2**20, 2**20
+    pool = {
+        "used": capacity // 2 - weights - active,
+        "held": (capacity - context) // 2 - weights,
+        "free": (capacity - context - weights - active) // 2,
+    }[of]
+    found = kv_capacity(job, capacity)
+    # 4 layers · keys and values · 2 heads of 16 · 2 bytes a token; both requests need 21 tokens, in 6 pages.
+    assert (found.size, found.tokens, found.needed) == (pool, pool // (512 * 4) * 4, 2 * 24)
+
+
+def test_the_sampler_can_be_the_fullest_moment_of_an_engines_profile(tiny_service):
+    none, some, more = (
+        kv_capacity(tiny_service(("memory.kv_pool", POOL % ("used", each))), GIB).size
+        for each in (0, 500, 900)
+    )
+    # 8 requests · 256 tokens of the vocabulary; a sampler of no bytes is not fuller than the pass.
+    assert some - more == 400 * 8 * 256
+    assert none - some < 500 * 8 * 256 + 32 * 64 * 2
+
+
+def test_requests_beyond_the_pool_are_refused_with_its_rule(tiny_service):
+    job = tiny_service(("memory.kv_pool", POOL % ("used", 0)), ("inference.batch", "64"))
+    size = kv_capacity(job, 2 * 2**20).size
+    with pytest.raises(InfeasibleJobError) as refused:
+        check_memory(job, 2 * 2**20)
+    assert "need 1,536 tokens of KV cache" in str(refused.value)
+    assert f"hold {size // 2048 * 4:,}: bare: weights, communicators, a pass of 32 tokens" in str(
+        refused.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "gemm", "published"),
+    [("llama3_1_8b", 1, "bf16", 51.38), ("llama3_1_70b", 2, "fp8", 32.0)],
+)
+def test_pools_of_published_start_ups_of_vllm_are_found(model, tp, gemm, published):
+    # llm-d-benchmark, config_explorer/empirical-vllm-memory-results.md: H100 of 79.18 GiB, max_num_seqs 1024.
+    requests = {"batch": 1, "prompt_length": 1000, "output_length": 1}
+    document = {"model": model, "phase": "inference", "parallelism": {"tp": tp}, "inference": requests}
+    job = load_job(document | {"precision": {"gemm": gemm}}, settings={"memory.kv_pool.sequences": 1024})
+    found = kv_capacity(job, int(79.18 * GIB)).size / GIB
+    assert found == pytest.approx(published, rel=0.01)

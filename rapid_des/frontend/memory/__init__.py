@@ -10,16 +10,19 @@ Not counted: statistics of norms (8 bytes a row). What a framework takes besides
 
 from rapid_des.frontend.memory.advice import check_memory, memory, shortage
 from rapid_des.frontend.memory.events import SectionMemory, section_memory
+from rapid_des.frontend.memory.serving import KvCapacity, kv_capacity
 from rapid_des.frontend.memory.tensors import CATEGORIES, JobMemory, Moment, StageMemory, Tensor, shown
 
 __all__ = [
     "CATEGORIES",
     "JobMemory",
+    "KvCapacity",
     "Moment",
     "SectionMemory",
     "StageMemory",
     "Tensor",
     "check_memory",
+    "kv_capacity",
     "memory",
     "section_memory",
     "shortage",

@@ -9,7 +9,7 @@ import msgspec
 from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
-from rapid_des.frontend.memory.serving import serving_memory
+from rapid_des.frontend.memory.serving import kv_capacity, serving_memory
 from rapid_des.frontend.memory.tensors import JobMemory, shown
 from rapid_des.frontend.memory.training import training_memory
 from rapid_des.frontend.sharding import ZERO_STAGES
@@ -41,6 +41,9 @@ def check_memory(job: Job, capacity: int) -> JobMemory:
     needed = memory(job)
     if needed.fullest.peak > capacity:
         raise InfeasibleJobError(f"{job.name}: {shortage(needed, capacity)}; {_advice(job, capacity)}")
+    pool = kv_capacity(job, capacity) if job.spec.phase == "inference" else None
+    if pool is not None and pool.shortage:
+        raise InfeasibleJobError(f"{job.name}: {pool.shortage}")
     return needed
 
 

@@ -1,17 +1,120 @@
-"""The memory of a rank that serves a static batch: weights, the KV cache at its longest, one pass."""
+"""The memory of a rank that serves: weights, the KV cache, one pass; what an engine's pool holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from rapid_des.frontend.inference import pass_lists, passes, serving_shard
+from rapid_des.frontend.inference import Pass, pass_lists, passes, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import transient
 from rapid_des.frontend.memory.standing import fragments, framework
-from rapid_des.frontend.memory.tensors import JobMemory, StageMemory, Tensor, by_category, merged
-from rapid_des.frontend.parts import EMBEDDING, Section, section_parameters, stage_parameters, stage_sections
+from rapid_des.frontend.memory.tensors import JobMemory, StageMemory, Tensor, by_category, merged, shown
+from rapid_des.frontend.parts import (
+    EMBEDDING,
+    HEAD,
+    Section,
+    section_parameters,
+    stage_parameters,
+    stage_sections,
+)
+from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.routing import heaviest_place
-from rapid_des.frontend.shard import byte_count
+from rapid_des.frontend.shard import Group, byte_count
+from rapid_des.units import ceil_divide
+
+
+@dataclass(frozen=True)
+class KvCapacity:
+    """What the pool of a replica holds (with attention data parallelism: of one of its ranks)."""
+
+    size: int
+    """Bytes of the pool, on a GPU of the stage that holds fewest tokens; below 0: so many are missing."""
+    pages: int
+    page: int
+    """Tokens of a page."""
+    needed: int
+    """Tokens that the job's requests take to their last ones, in whole pages."""
+    rule: str
+    """How the engine sizes it, for people."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of requests as long as the job's."""
+        return self.pages * self.page
+
+    @property
+    def shortage(self) -> str:
+        """Why the job's requests do not fit; empty where they do."""
+        if self.size < 0:
+            return f"nothing is left a GPU for keys and values, {shown(-self.size)} are missing: {self.rule}"
+        if self.needed <= self.tokens:
+            return ""
+        holds = f"its {shown(self.size)} a GPU hold {self.tokens:,}"
+        return f"the requests need {self.needed:,} tokens of KV cache, {holds}: {self.rule}"
+
+    def as_json(self) -> dict[str, int]:
+        """Return plain data for JSON."""
+        return {
+            "pool_bytes": self.size,
+            "tokens": self.tokens,
+            "pages": self.pages,
+            "page_tokens": self.page,
+            "needed_tokens": self.needed,
+        }
+
+
+def kv_capacity(job: Job, capacity: int) -> KvCapacity | None:
+    """Return how many tokens' keys and values the engine's pool holds on GPUs of `capacity` bytes.
+
+    None where the software profile states no pool. Requests are taken as long as the job's longest: states of
+    Mamba-2 and windows, which do not grow with a request, are spread over its tokens.
+
+    >>> from rapid_des.frontend import load_job
+    >>> found = kv_capacity(load_job("llama2_7b_inference"), 80 * 2**30)
+    >>> found.page, found.needed, found.tokens > 100_000, found.shortage
+    (16, 400, True, '')
+    """
+    pool = job.spec.memory.kv_pool
+    if pool is None:
+        return None
+    lengths = {kind: kind.prompt_length + kind.output_length for kind in job.inference.kinds}
+    length, sizes = max(lengths.values()), []
+    for stage in range(job.stages):
+        counts = stage_sections(job, stage)
+        size = _pool_size(job, counts, pool, capacity)
+        a_request = max(1, _request_bytes(job, counts, length))
+        sizes.append((max(0, size) * length // (a_request * pool.page), size))
+    pages, size = min(sizes)
+    needed = sum(kind.count * ceil_divide(each, pool.page) * pool.page for kind, each in lengths.items())
+    return KvCapacity(size, pages, pool.page, needed, f"{job.software.name}: {_rule(pool)}")
+
+
+def _rule(pool: KvPool) -> str:
+    """Return in words what a pool takes."""
+    share, largest = f"{pool.share:.0%}", f"a pass of {pool.tokens:,} tokens"
+    return {
+        "used": f"weights, communicators, {largest} and the pool take {share} of the memory",
+        "held": f"weights and the pool take {share} of the memory",
+        "free": f"the pool takes {share} of what weights, {largest} and the rest leave",
+    }[pool.of] + " (memory.kv_pool)"
+
+
+def _pool_size(job: Job, counts: Mapping[Section, int], pool: KvPool, capacity: int) -> int:
+    """Return the bytes of the pool on a rank of a stage; less than 0 where all else needs more."""
+    every = tuple(framework(job))
+    context = sum(tensor.size for tensor in every if tensor.name == "context")
+    besides, weights = _bytes(every) - context, _weights(job, counts)
+    if pool.of == "held":
+        return int(pool.share * (capacity - context - besides)) - weights
+    group = Group(pool.sequences, ceil_divide(pool.tokens, pool.sequences))
+    active = _bytes(_active(job, counts, Pass(0, (group,), 0)))
+    if HEAD in counts:
+        sampler = pool.sampling * pool.sequences * job.vocabulary
+        active = max(active, sampler + job.shard(1, pool.tokens, pool.tokens).boundary_bytes)
+    if pool.of == "used":
+        return int(pool.share * capacity) - weights - active - besides
+    return int(pool.share * (capacity - context - besides - weights - active))
 
 
 def serving_memory(job: Job) -> JobMemory:
@@ -20,36 +123,48 @@ def serving_memory(job: Job) -> JobMemory:
 
 
 def _stage(job: Job, stage: int) -> StageMemory:
-    prefill = passes(job)[0]
-    shard, lists = serving_shard(job, prefill), pass_lists(job, prefill, heaviest_place(job))
     counts = stage_sections(job, stage)
-    between = 1 + job.spec.memory.held_outputs
     found = [
         Tensor("weights", "weights", _weights(job, counts)),
         Tensor("keys and values", "kv_cache", _cache_bytes(job, counts)),
-        Tensor("between layers", "activations", between * shard.boundary_bytes, between),
-        *max((transient(lists[section]) for section in counts), key=_bytes),
+        *_active(job, counts, passes(job)[0]),
         *framework(job),
     ]
-    if job.stages > 1:
-        found.append(Tensor("stage output", "communication", shard.boundary_bytes))
     tensors = merged([*found, *fragments(job, found)])
     return StageMemory(stage, stage_parameters(job, stage).total(), by_category(tensors), tensors)
 
 
-def _bytes(tensors: Sequence[Tensor]) -> int:
+def _active(job: Job, counts: Mapping[Section, int], current: Pass) -> list[Tensor]:
+    """Return what a pass takes at its fullest."""
+    size, lists = serving_shard(job, current).boundary_bytes, pass_lists(job, current, heaviest_place(job))
+    between = 1 + job.spec.memory.held_outputs
+    found = [
+        Tensor("between layers", "activations", between * size, between),
+        *max((transient(lists[section]) for section in counts), key=_bytes),
+    ]
+    if job.stages > 1:
+        found.append(Tensor("stage output", "communication", size))
+    return found
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.size for tensor in tensors)
 
 
 def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
     """Return what a stage's layers keep of all requests at their last token."""
+    return sum(
+        kind.count * _request_bytes(job, counts, kind.prompt_length + kind.output_length)
+        for kind in job.inference.kinds
+    )
+
+
+def _request_bytes(job: Job, counts: Mapping[Section, int], positions: int) -> int:
+    """Return what a stage's layers keep of one request of so many positions."""
     shard = job.shard(1, 1, 1)
     return sum(
-        kind.count
-        * count
-        * job.kinds[section.kind].layer.mixer.cache_bytes(shard, kind.prompt_length + kind.output_length)
+        count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, positions)
         for section, count in counts.items()
-        for kind in job.inference.kinds
         if section.name == "block"
     )
 
