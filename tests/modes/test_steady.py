@@ -81,7 +81,8 @@ def facts(result):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 3)]
+    ("schedule", "chunks"),
+    [("1f1b", 1), ("zb_h1", 1), ("dualpipe", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 3)],
 )
 def test_a_step_without_what_repeats_is_the_whole_step(tmp_path, schedule, chunks):
     proven = 0

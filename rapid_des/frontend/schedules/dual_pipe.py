@@ -54,9 +54,9 @@ def _last_backwards(turns: int) -> str:
 
 
 def dual_pipe(shape: Shape) -> tuple[Order, ...]:
-    """Return DualPipe; half of the micro-batches enter at the first stage, the others at the last."""
+    """Return DualPipe; even micro-batches enter at the first stage, odd ones at the last."""
     half, each = shape.stages // 2, shape.micro_batches // 2
-    near, far = range(each), range(each, 2 * each)
+    near, far = (range(end, shape.micro_batches, 2) for end in (0, 1))
     first = [order_of(_runs(half, stage, each), (near, far)) for stage in range(half)]
     second = [order_of(_runs(half, stage, each), (far, near)) for stage in reversed(range(half))]
     return (*first, *(_swapped(order) for order in second))
