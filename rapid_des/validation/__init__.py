@@ -20,7 +20,7 @@ silence. Rows that are known to be bad go to topics named `…/excluded-REASON`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rapid_des.errors import InputError
 from rapid_des.validation.measurements import DataFolder, open_folder
@@ -68,7 +68,7 @@ def validate(
     `report` is told each topic that is begun, how many were before it and how many there are. A keyboard
     interrupt ends it with what is done, if anything is; topics that are not, or in part, are in "unfinished".
     """
-    chosen = select(list(all_topics(data, prefixes)), prefixes)
+    chosen = select(list(all_topics(data, prefixes)), prefixes, data)
     constants: dict[str, object] = {}
     reports: dict[str, Report] = {}
     number = 0
@@ -106,21 +106,52 @@ def _as_far_as_done(topics: Sequence[Topic], data: DataFolder) -> dict[str, Repo
 
 def all_topics(data: DataFolder, prefixes: Sequence[str] = ()) -> Iterator[Topic]:
     """Yield the topics of the providers that may have a wanted prefix, in the table's order."""
+    starts = set(PROVIDERS.values())
+    if prefixes:
+        starts = {start for start in starts if any(_may_have(start, prefix) for prefix in prefixes)}
+    return _topics_of(data, starts)
+
+
+def _may_have(start: str, prefix: str) -> bool:
+    return start.startswith(prefix) or prefix.startswith(start)
+
+
+def _topics_of(data: DataFolder, starts: Collection[str]) -> Iterator[Topic]:
     for provider, start in PROVIDERS.items():
-        if not prefixes or any(start.startswith(prefix) or prefix.startswith(start) for prefix in prefixes):
+        if start in starts:
             module, function = provider.split(":")
             yield from getattr(importlib.import_module(f"{__package__}.{module}"), function)(data)
 
 
-def select(topics: Sequence[Topic], prefixes: Sequence[str]) -> list[Topic]:
-    """Return the topics whose name starts with one of the prefixes (all without any), sorted by name."""
+def select(topics: Sequence[Topic], prefixes: Sequence[str], data: DataFolder) -> list[Topic]:
+    """Return the topics whose name starts with one of the prefixes (all without any), sorted by name.
+
+    A prefix of none is an `InputError`, which names the files of its topics where the folder lacks them all.
+    """
     names = [topic.name for topic in topics]
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in names):
-            loaded = {"/".join(name.split("/")[:2]) for name in names}
-            others = {
-                start for start in PROVIDERS.values() if not any(name.startswith(start) for name in names)
-            }
-            raise InputError(f"no topic starts with {prefix!r}; topics: {', '.join(sorted(loaded | others))}")
+            raise InputError(_without_files(data, prefix) or _unknown(prefix, names))
     chosen = [topic for topic in topics if not prefixes or topic.name.startswith(tuple(prefixes))]
     return sorted(chosen, key=lambda topic: topic.name)
+
+
+def _without_files(data: DataFolder, prefix: str) -> str:
+    """Return that the folder has no file for a prefix; empty if it has, or no provider knows the prefix."""
+    starts = {start for start in PROVIDERS.values() if start.startswith(prefix)}
+    if not starts:
+        starts = {
+            max((start for start in PROVIDERS.values() if prefix.startswith(start)), key=len, default="")
+        }
+    folder = DataFolder(data.path, split=data.split)
+    if any(True for _ in _topics_of(folder, starts)) or not folder.absent:
+        return ""
+    files = ", ".join(folder.absent)
+    looked = f"looked for {files} (or .gz of it); --data names the folder"
+    return f"{data.path} holds no measured file for {prefix!r}; {looked}"
+
+
+def _unknown(prefix: str, names: Sequence[str]) -> str:
+    loaded = {"/".join(name.split("/")[:2]) for name in names}
+    others = {start for start in PROVIDERS.values() if not any(name.startswith(start) for name in names)}
+    return f"no topic starts with {prefix!r}; topics: {', '.join(sorted(loaded | others))}"

@@ -40,6 +40,14 @@ def test_an_unknown_topic_is_an_error_that_names_those_there_are(folder):
         validate(folder, ["operators/gemmm"])
 
 
+def test_a_folder_without_the_file_of_a_known_topic_is_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(InputError) as error:
+        validate(DataFolder(tmp_path, split=False), ["training/dgxc"])
+    assert f"{tmp_path} holds no measured file for 'training/dgxc'" in str(error.value)
+    assert "looked for training_e2e/dgxc_scaling.csv" in str(error.value)
+    assert "topics:" not in str(error.value)
+
+
 def test_a_folder_that_is_none_is_an_error(tmp_path):
     with pytest.raises(InputError, match="no folder"):
         open_folder(tmp_path / "nothing")

@@ -2,8 +2,8 @@
 
 Where every rank has tokens of its own (tp 1, or sequence parallelism), by one of three dispatchers:
 
-- `all_to_all`, Megatron Core's: copies in the order of their experts travel to the ranks of these, which sort
-  them by expert; ranks that share experts (etp) gather what came in and reduce what goes out;
+- `all_to_all`, Megatron Core's: copies in the order of their experts travel to the ranks of these; ranks that
+  share experts (etp) gather what came in and reduce what goes out; what a rank then has it sorts by expert;
 - `all_gather`, Megatron Core's: all ranks of a layer's experts gather all tokens, and which experts those
   chose; each copies what its own experts need, and partial sums are reduced to the tokens' ranks;
 - `deepep`: tokens travel as `Exchange.once` says and are copied where they have come.
@@ -185,7 +185,7 @@ class Dispatch:
             return [self._all_tokens, self._permute]
         if self.routing.dispatcher == "deepep" and spread:
             return [self._exchange, self._permute]
-        return [self._permute, self._exchange, self._sort, self._gather]
+        return [self._permute, self._exchange, self._gather, self._sort]
 
     def _received(self, shard: Shard) -> int:
         """Return the copies that come for this rank's experts from its peers along ep."""
@@ -234,9 +234,9 @@ class Dispatch:
         return byte_count(elements, dtype) + scales
 
     def _sort(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append what orders copies from many ranks by local expert, or back."""
-        if shard.ep > 1 and self.travels(shard) and self.physical > shard.ep:
-            copies = self._received(shard)
+        """Append what orders a rank's copies, those of etp's other ranks too, by local expert, or back."""
+        if shard.ep * shard.etp > 1 and self.travels(shard) and self.physical > shard.ep:
+            copies = sum(self.rows(shard))
             kernel = shard.vector("moe_permute", copies, self.hidden, backward=backward)
             output = shard.activation_bytes(copies * self.hidden)
             operations.kernel(f"ffn.{role}.sort", kernel, output=output)

@@ -61,6 +61,16 @@ def without_all_reduce(name: str) -> Profile:
     }
 
 
+@cache
+def with_attention(name: str, attention: str) -> Profile:
+    """Return a profile whose attention is another one's than its framework usually runs.
+
+    >>> with_attention("megatron-2025", "flash-2")["attention"]
+    'flash-2'
+    """
+    return {**open_document(name, "software", folder=Path()).tree, "attention": attention}
+
+
 LACKS: Mapping[str, str] = {
     "lora": "low-rank adapters",
     "mamba": "state-space layers",

@@ -87,6 +87,15 @@ MEGATRON_2025_JOB: Mapping[str, Any] = {
 """Megatron Core's distributed optimizer, its gathers overlapped: defaults of NeMo's recipes."""
 
 
+def with_facts(job: Mapping[str, Any], facts: Mapping[str, Any]) -> Tree:
+    """Return a job's keys with further ones in its sections.
+
+    >>> with_facts({"training": {"zero_stage": 1}}, {"training": {"dropout": True}})
+    {'training': {'zero_stage': 1, 'dropout': True}}
+    """
+    return {section: {**job.get(section, {}), **facts.get(section, {})} for section in {**job, **facts}}
+
+
 def precision(text: str, job: Mapping[str, Any]) -> Tree:
     """Return a job's section `precision` for a row's spelling, over what the job says already."""
     spelled = text.lower()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rapid_des.validation.jobs.cases import Case
 from rapid_des.validation.jobs.decoders import (
@@ -20,22 +21,49 @@ from rapid_des.validation.jobs.decoders import (
 )
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, slope_topic
-from rapid_des.validation.jobs.software import SOFTWARE, lacking
+from rapid_des.validation.jobs.software import SOFTWARE, lacking, with_attention
 from rapid_des.validation.jobs.training_trees import (
     MEGATRON_2025_JOB,
     Batch,
     Layout,
     precision,
     training_job,
+    with_facts,
 )
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.scoring import Topic
 from rapid_des.validation.training import runs
 
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe says of its job beyond the table's columns."""
+
+    job: Mapping[str, Any]
+    flash_2: bool = False
+    """Whether attention is FlashAttention 2's, not cuDNN's."""
+
+
 FILE = "training_e2e/dgxc_scaling.csv"
 _STYLES = {"Llama": LLAMA, "GPT3": GPT, "Nemotron": NEMOTRON, "Grok": LLAMA}
 _CHUNKS_OF_RELEASE = {("GPT3-175B", "25.03"): 12, ("GPT3-175B", "25.04"): 6}
 """Where the column is blank, as the README of the row's release prints it."""
+
+_NARROW: Mapping[str, Any] = {"gradients": "bf16", "gradient_reduce": "bf16"}
+_NARROW_TOO: Mapping[str, Any] = {**_NARROW, "parameter_gather": "fp8"}
+_GPT3 = Recipe({"precision": _NARROW_TOO, "training": {"dropout": True}}, flash_2=True)
+_RECIPES: Mapping[tuple[str, str], Recipe] = {
+    ("Grok1-314B", "25.03"): Recipe({"precision": _NARROW}, flash_2=True),
+    ("GPT3-175B", "25.03"): _GPT3,
+    ("GPT3-175B", "25.04"): _GPT3,
+    ("Nemotron4-340B", "25.03"): Recipe(
+        {"precision": _NARROW_TOO, "training": {"recompute": "selective"}}, flash_2=True
+    ),
+}
+"""What recipes of a model and release print besides their tables: `NVTE_FUSED_ATTN=0`, which leaves
+FlashAttention 2 to Transformer Engine 1, in grok1/, nemotron/ and nemo_megatron/configure.sh;
+`grad_sync_dtype`, `fp8_params`, `hidden_dropout` and `activations_checkpoint_granularity` in the YAML beside
+them (@741c886, @143b90d, @8f5cbb3)."""
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
@@ -73,11 +101,13 @@ def _case(record: Record) -> Case:
     missing = lacking(_needs(record))
     if missing:
         raise UnsupportedRow(missing)
-    software = SOFTWARE["dgxc"]
+    recipe = _RECIPES.get((record["model"], record["version"]), Recipe({}))
+    software = with_attention("megatron-2025", "flash-2") if recipe.flash_2 else SOFTWARE["dgxc"]
     where = place(_gpu(record), record.count("n_gpus"))
     model = decoder(_style(record), _size(record), positions=record.count("seq"))
     batch = Batch(record.count("gbs"), record.count("mbs"), record.count("seq"))
-    more = {**MEGATRON_2025_JOB, "precision": precision(record["precision"], MEGATRON_2025_JOB)}
+    usual = with_facts(MEGATRON_2025_JOB, recipe.job)
+    more = {**usual, "precision": precision(record["precision"], usual)}
     return Case.of(training_job(model, _layout(record), batch, software, more), where)
 
 

@@ -216,3 +216,13 @@ def test_tokens_that_choose_alike_meet_at_the_same_experts(tiny_service):
 def test_more_tokens_reach_more_experts(tiny_service):
     # 4 tokens reach 8 (1 - (3/4)^4) = 5.5 experts.
     assert served_rows(tiny_service(*SERVED, ("inference.batch", "4")))[1] == (2, 2, 2, 1, 1, 0, 0, 0)
+
+
+def test_copies_are_sorted_by_expert_after_those_who_share_experts_have_gathered_them(tiny):
+    # tp 2, dp 4: 16 tokens a rank, 2 copies of each; ep 4 with etp 2, so 2 local experts of 8
+    shared = forward(tiny(*SPREAD[:-1], ("parallelism.etp", "2")))
+    names = [one.name for one in shared if one.name.startswith("ffn.dispatch")]
+    assert names == ["ffn.dispatch", "ffn.dispatch.gather", "ffn.dispatch.sort"]
+    rows = next(one.operator.rows for one in shared if one.name == "ffn.dispatch.sort")
+    alone = next(one.operator.rows for one in forward(tiny(*SPREAD)) if one.name == "ffn.dispatch.sort")
+    assert rows == 2 * alone
