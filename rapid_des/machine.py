@@ -29,7 +29,6 @@ from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.checks import RouteCheck, check_routes
-from rapid_des.network.collective_specs import AUTO, Collectives, LibraryChoice, Measured
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.libraries.library import check_libraries
 from rapid_des.network.collectives.on_fabric import collectives_of
@@ -45,11 +44,15 @@ from rapid_des.network.faults import (
 from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
 from rapid_des.network.specs import (
+    AUTO,
     AnyDimension,
+    Collectives,
     Count,
     Graph,
     InfraGraph,
+    LibraryChoice,
     LinkOverride,
+    Measured,
     Routing,
     Switching,
 )

@@ -23,7 +23,7 @@ from rapid_des.cli.options import (
 from rapid_des.device.device import Device, load_device
 from rapid_des.device.operators import DTYPE_BITS, Attention, Dtype, Gemm, GroupedGemm, Operator, Vector
 from rapid_des.device.pricing import operator_model
-from rapid_des.device.vector import KINDS
+from rapid_des.device.vector_kinds import KINDS
 from rapid_des.errors import InputError
 from rapid_des.report.devices import estimate_as_plain, estimate_as_text
 from rapid_des.report.writing import check_outputs

@@ -20,9 +20,9 @@ from rapid_des.cli.progress import progress, until_interrupted
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.network.checks import check_routes
-from rapid_des.network.collective_specs import MOST_CHUNKS
 from rapid_des.network.metrics import summary
 from rapid_des.network.nodes import find_gpu
+from rapid_des.network.specs import MOST_CHUNKS
 from rapid_des.report.fabric_text import (
     check_lines,
     fabric_lines,

@@ -24,7 +24,6 @@ from rapid_des.device.attention.decode import price_decode, rows_of, shares_keys
 from rapid_des.device.attention.flash import BlockScheduler, price_flash, price_flash_backward
 from rapid_des.device.device import Device
 from rapid_des.device.gemm import gemm_model, grouped_model, price_gemm, price_grouped_gemm
-from rapid_des.device.host import price_host
 from rapid_des.device.operators import (
     Attention,
     Estimate,
@@ -35,6 +34,7 @@ from rapid_des.device.operators import (
     OperatorModel,
     Vector,
 )
+from rapid_des.device.roofline import price_host
 from rapid_des.device.spec import LEARNED
 from rapid_des.device.vector import price_vector
 from rapid_des.errors import InputError

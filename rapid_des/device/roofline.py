@@ -1,12 +1,12 @@
 """The textbook roofline of every operator: compulsory bytes, datasheet peaks, one launch.
 
-It is the first look (`operators: roofline`) and the null model that the real ones are measured against.
+It is the first look (`operators: roofline`) and the null model that the real ones are measured against. What
+a GPU and its host do for each other (copies of pinned memory, an optimizer on the processor) has no other.
 """
 
 from __future__ import annotations
 
 from rapid_des.device.device import Device
-from rapid_des.device.host import price_host
 from rapid_des.device.operators import (
     Attention,
     Bound,
@@ -19,6 +19,7 @@ from rapid_des.device.operators import (
     Vector,
     width,
 )
+from rapid_des.errors import InputError
 from rapid_des.units import PS_PER_S
 
 
@@ -94,3 +95,13 @@ def _slower(device: Device, work: tuple[float, Bound], flops: int, moved: int) -
         bound = "launch"
     detail = {"model": "roofline", "launch_ps": device.launch_overhead}
     return Estimate(busy + device.launch_overhead, bound, flops, {"hbm": moved}, detail, "roofline")
+
+
+def price_host(work: HostWork, device: Device) -> Estimate:
+    """Price bytes by the bandwidth that the device file states; `InputError` if it states none."""
+    host = device.spec.host
+    if host is None:
+        raise InputError(f"device {device.spec.name} states no bandwidths of its `host`, to offload to")
+    rate = getattr(host, work.what)
+    duration = max(1, -(-work.size * PS_PER_S // int(rate)))
+    return Estimate(duration, "host", 0, {}, {"model": "host"}, "host")

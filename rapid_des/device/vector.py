@@ -5,11 +5,9 @@ The third is what makes small and badly vectorised kernels slow: a block of `blo
 row in steps of `access_bytes` a thread, each step waits for memory once (`step_us`), and an SM holds
 `sm_threads` threads; rows beyond that wait for the next wave.
 
-`KINDS` says what each kernel reads, writes and computes an element; to add one, add a line. `columns` is the
-width of the result: `swiglu` reads 2 x columns, `embedding` reads the rows it looks up, optimizers and norms
-of gradients have one row. `EXPANSIONS` says what an unfused framework launches for a composite operator; a
-policy's `FUSIONS` say which runs of operators it has a single kernel for. `fused` expands, then fuses
-greedily, the longest run first.
+What each kernel reads, writes and computes stands in `vector_kinds`. `EXPANSIONS` says what an unfused
+framework launches for a composite operator; a policy's `FUSIONS` say which runs of operators it has a single
+kernel for. `fused` expands, then fuses greedily, the longest run first.
 """
 
 from __future__ import annotations
@@ -21,155 +19,10 @@ from typing import Literal
 
 from rapid_des.device.device import Device, miss_share, transfer
 from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
-from rapid_des.device.passes import Traffic, VectorKind, by_rows, over_elements
 from rapid_des.device.spec import split_kernel
-from rapid_des.device.updates import UPDATES, update_of
+from rapid_des.device.vector_kinds import KINDS, Traffic, VectorKind, kind_of, traffic_of
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.units import PS_PER_S
-
-KINDS: Mapping[str, VectorKind] = {
-    "layer_norm": by_rows(
-        "mean, variance, scale and shift of each row",
-        Traffic(1, 1, 8, row_reads=2),
-        Traffic(2, 1, 14, row_reads=2),
-    ),
-    "rms_norm": by_rows(
-        "root mean square and scale of each row",
-        Traffic(1, 1, 4, row_reads=2),
-        Traffic(2, 1, 10, row_reads=2),
-    ),
-    "add_rms_norm": by_rows(
-        "residual add and rms_norm in one", Traffic(2, 2, 5, row_reads=2), Traffic(3, 1, 11, row_reads=2)
-    ),
-    "add_layer_norm": by_rows(
-        "residual add and layer_norm in one", Traffic(2, 2, 9, row_reads=2), Traffic(3, 1, 15, row_reads=2)
-    ),
-    "softmax": by_rows("softmax of each row", Traffic(1, 1, 12, row_reads=3), Traffic(2, 1, 5, row_reads=2)),
-    "masked_softmax": by_rows("scale, causal mask and softmax in one", Traffic(1, 1, 13), Traffic(2, 1, 6)),
-    "cross_entropy": by_rows(
-        "maximum, sum of exponentials and loss of each row of (vocab-parallel) logits",
-        Traffic(1, 0, 12, row_reads=2),
-        Traffic(1, 1, 5),
-    ),
-    "sample": by_rows(
-        "temperature, softmax and a draw from each row of logits", Traffic(2, 1, 16, row_reads=2)
-    ),
-    "relu": over_elements("max(x, 0)", Traffic(1, 1, 1), Traffic(2, 1, 1)),
-    "gelu": over_elements("x times the normal distribution of x", Traffic(1, 1, 14), Traffic(2, 1, 22)),
-    "bias_gelu": over_elements("bias add and gelu in one", Traffic(1, 1, 15), Traffic(2, 1, 23)),
-    "silu": over_elements("x times its sigmoid", Traffic(1, 1, 8), Traffic(2, 1, 12)),
-    "tanh": over_elements("hyperbolic tangent", Traffic(1, 1, 10), Traffic(2, 1, 3)),
-    "swiglu": by_rows(
-        "silu(gate) x up, both in one tensor of 2 x columns", Traffic(2, 1, 9), Traffic(3, 2, 16)
-    ),
-    "geglu": by_rows(
-        "gelu(gate) x up, both in one tensor of 2 x columns", Traffic(2, 1, 15), Traffic(3, 2, 26)
-    ),
-    "squared_relu": over_elements("the square of max(x, 0)", Traffic(1, 1, 2), Traffic(2, 1, 3)),
-    "multiply": over_elements("product of two tensors", Traffic(2, 1, 1), Traffic(3, 2, 2)),
-    "divide": over_elements("quotient of two tensors", Traffic(2, 1, 8), Traffic(3, 2, 12)),
-    "power": over_elements("x to the power y, both tensors", Traffic(2, 1, 40)),
-    "scale": over_elements("tensor and scalar", Traffic(1, 1, 1), Traffic(1, 1, 1)),
-    "power_scalar": over_elements("x to a scalar power", Traffic(1, 1, 24)),
-    "residual_add": over_elements("sum of two tensors", Traffic(2, 1, 1), Traffic(1, 1, 0)),
-    "bias_add": over_elements("bias of each column added", Traffic(1, 1, 1), Traffic(1, 0, 1)),
-    "bias_gradient": over_elements("sum over rows", Traffic(1, 0, 1), kernels=2),
-    "dropout": over_elements(
-        "random mask and scale; a byte of mask an element",
-        Traffic(1, 1, 10, write_bytes=1),
-        Traffic(1, 1, 1, read_bytes=1),
-    ),
-    "dropout_add": over_elements(
-        "bias, dropout and residual add in one",
-        Traffic(2, 1, 12, write_bytes=1),
-        Traffic(1, 1, 2, read_bytes=1),
-    ),
-    "mask": over_elements(
-        "masked fill of scores, a byte of mask an element",
-        Traffic(1, 1, 1, read_bytes=1),
-        Traffic(1, 1, 1, read_bytes=1),
-    ),
-    "gated_rms_norm": by_rows(
-        "x times silu of its gate, then rms_norm of the row (Mamba-2)",
-        Traffic(2, 1, 14, row_reads=2),
-        Traffic(3, 2, 30, row_reads=2),
-    ),
-    "conv_silu": over_elements(
-        "causal convolution of four positions of each channel, and silu", Traffic(1, 1, 16), Traffic(2, 1, 32)
-    ),
-    "state_pass": over_elements(
-        "states of chunks, each decayed and added to the next", Traffic(1, 1, 2), Traffic(2, 1, 4)
-    ),
-    "state_update": over_elements(
-        "a decode step of a state: decayed, added to and summed up", Traffic(1, 1, 6)
-    ),
-    "rope": by_rows("rotation of pairs; sine and cosine are a row each", Traffic(1, 1, 6), Traffic(1, 1, 6)),
-    "embedding": over_elements("rows looked up by index", Traffic(1, 1, 0)),
-    "embedding_gradient": by_rows("rows added up by index, atomically", Traffic(2, 1, 1)),
-    "cast": over_elements(
-        "format changed; the other format has 2 bytes",
-        Traffic(1, 0, 1, write_bytes=2),
-        Traffic(0, 1, 1, read_bytes=2),
-    ),
-    "copy": over_elements("memory to memory", Traffic(1, 1, 0), Traffic(1, 1, 0)),
-    "fill": over_elements("memory set", Traffic(0, 1, 0)),
-    "transpose": over_elements("memory to memory, axes exchanged", Traffic(1, 1, 0), Traffic(1, 1, 0)),
-    "reduce": over_elements("sum of two tensors into one, as a collective's step", Traffic(2, 1, 1)),
-    "row_scalar": over_elements("a scalar of each row (columns 1)", Traffic(1, 1, 4)),
-    "row_mean": by_rows("mean of each row", Traffic(1, 0, 1)),
-    "sum": over_elements("sum of all elements", Traffic(1, 0, 1), kernels=2),
-    "kv_cache_write": by_rows("new keys or values into their pages", Traffic(1, 1, 0)),
-    "quantize": by_rows(
-        "scale of each row found and applied, to one byte", Traffic(1, 0, 4, write_bytes=1, row_reads=2)
-    ),
-    "dequantize": over_elements(  # half a byte an element, and a byte of scale for 64
-        "a matrix of four bits an element widened by the scale of each block",
-        Traffic(0, 1, 2, read_bytes=0.5 + 1 / 64),
-    ),
-    "amax": over_elements("largest magnitude of a tensor", Traffic(1, 0, 1), kernels=2),
-    "cast_transpose": over_elements(
-        "to one byte an element, as it is and transposed, by a scale that is known",
-        Traffic(1, 0, 2, write_bytes=2),
-    ),
-    "quantize_transpose": over_elements(  # a byte of scale for 32 elements, or four bytes for 128
-        "scale of each block found and applied, to one byte an element, along rows and along columns",
-        Traffic(1, 0, 6, write_bytes=2 * (1 + 1 / 32)),
-    ),
-    "quantize4_transpose": over_elements(
-        "the same to half a byte an element, with a byte of scale for 16",
-        Traffic(1, 0, 6, write_bytes=2 * (1 / 2 + 1 / 16)),
-    ),
-    "moe_gate": by_rows("softmax over experts", Traffic(1, 1, 12)),
-    "moe_topk": by_rows("the largest of each row of expert scores", Traffic(1, 1, 8)),
-    "moe_permute": by_rows(
-        "token rows copied into the order of their experts", Traffic(1, 1, 0), Traffic(1, 1, 1)
-    ),
-    "moe_unpermute": by_rows(
-        "expert rows weighted and added back into token order", Traffic(1, 1, 2), Traffic(1, 1, 2)
-    ),
-    **UPDATES,
-    "gradient_norm": over_elements("sum of squares", Traffic(1, 0, 2), kernels=2),
-    "gradient_clip": over_elements("scaled in place", Traffic(1, 1, 1)),
-}
-
-
-def kind_of(name: str) -> VectorKind:
-    """Return a registered kernel, or an update in stated formats; an `InputError` lists all names."""
-    kind = KINDS.get(name) or update_of(name)
-    if kind is None:
-        raise InputError(f"vector kernel {name!r} is not one of {', '.join(KINDS)}")
-    return kind
-
-
-def traffic_of(name: str, phase: str) -> Traffic:
-    """Return the traffic of a pass; a kernel without a backward pass has none to price."""
-    kind = kind_of(name)
-    if phase == "forward":
-        return kind.forward
-    if kind.backward is None:
-        raise InputError(f"vector kernel {name!r} has no backward pass; state the kernel that runs there")
-    return kind.backward
-
 
 Policy = Literal["eager", "torch_compile", "megatron", "vllm", "trtllm"]
 

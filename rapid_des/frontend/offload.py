@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rapid_des.device.operators import HostWork, OperatorModel, width
-from rapid_des.device.updates import update_kind
-from rapid_des.device.vector import kind_of
+from rapid_des.device.vector_kinds import kind_of, update_kind
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import section_memory
 from rapid_des.frontend.parts import Section, sections

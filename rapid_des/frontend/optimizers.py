@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rapid_des.device.operators import Gemm, Operator, Vector
-from rapid_des.device.updates import update_kind
+from rapid_des.device.vector_kinds import update_kind
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey, stage_sections, training_lists
 from rapid_des.frontend.shard import byte_count

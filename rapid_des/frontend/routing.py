@@ -20,7 +20,7 @@ from rapid_des.frontend.layers.layer import Layer
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.software import Software
 from rapid_des.frontend.spec import BalancedLoad, HistogramLoad, JobSpec, RoutingSpec
-from rapid_des.network.collective_specs import DeepEp
+from rapid_des.network.specs import DeepEp
 
 
 def with_products(model: Model, software: Software) -> Model:

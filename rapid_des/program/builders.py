@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
-from rapid_des.network.collective_specs import MOST_CHUNKS
+from rapid_des.network.specs import MOST_CHUNKS
 from rapid_des.program.beside import NOTHING, Taken
 from rapid_des.program.edges import Edges, Rows, issue_edges, joined
 from rapid_des.program.program import NONE, Level, RankProgram, Template, VisitKind

@@ -22,7 +22,6 @@ import numpy as np
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import Machine
-from rapid_des.network.collective_specs import Choice
 from rapid_des.network.collectives import (
     ALGORITHMS,
     HIERARCHICAL,
@@ -35,6 +34,7 @@ from rapid_des.network.collectives import (
     chunk_phases,
     hierarchy_of,
 )
+from rapid_des.network.specs import Choice
 from rapid_des.program.estimates import Lines, Load, Traffic, together
 from rapid_des.program.plans import Call, Plan, geometry, leaves_open, plan
 from rapid_des.program.replicas import has_cut

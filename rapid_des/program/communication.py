@@ -16,11 +16,11 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import Exchange
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.network.collective_specs import LibraryChoice, Nccl
 from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.collectives.token_exchange import exchange_schedule
+from rapid_des.network.specs import LibraryChoice, Nccl
 from rapid_des.program import library
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
 from rapid_des.program.beside import Taken

@@ -17,7 +17,6 @@ from rapid_des.arrays import Bools, Int64s, starts_of
 from rapid_des.chakra.trace import LIBRARIES, CollectiveType, Exchange, TraceSet
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.network.collective_specs import DeepEp, LibraryChoice, Native, Nccl
 from rapid_des.network.collectives.libraries.library import (
     LinkRates,
     Request,
@@ -29,7 +28,16 @@ from rapid_des.network.collectives.libraries.library import (
 )
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place
 from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Schedule, relabel
-from rapid_des.network.specs import Dimension, FullyConnected, InfraGraph, Switched
+from rapid_des.network.specs import (
+    DeepEp,
+    Dimension,
+    FullyConnected,
+    InfraGraph,
+    LibraryChoice,
+    Native,
+    Nccl,
+    Switched,
+)
 from rapid_des.program.analytic import Ways, crossings, paced, paced_ring
 from rapid_des.program.plans import Phase, Served, with_switches
 from rapid_des.program.program import Template

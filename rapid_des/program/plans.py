@@ -16,7 +16,6 @@ from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.machine import Machine
-from rapid_des.network.collective_specs import AUTO, Choice, Collectives
 from rapid_des.network.collectives import (
     HIERARCHICAL,
     IN_SWITCH,
@@ -30,6 +29,7 @@ from rapid_des.network.collectives import (
     hierarchical,
 )
 from rapid_des.network.collectives.ordering import RingOrder, ordered_schedule
+from rapid_des.network.specs import AUTO, Choice, Collectives
 from rapid_des.network.switches import SwitchTrees
 
 PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} | {

@@ -11,8 +11,8 @@ from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
 from rapid_des.modes.execution import Run
 from rapid_des.modes.pricing import as_used
-from rapid_des.network.collective_specs import AUTO
 from rapid_des.network.collectives.libraries.library import library_name
+from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import Served
 from rapid_des.report.basis import Basis, measured_topics

@@ -18,7 +18,6 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.network.collective_specs import AUTO, Choice
 from rapid_des.network.collectives import IN_SWITCH, ON_FABRIC, Schedule, ShapedCollective, on_fabric
 from rapid_des.network.collectives.algorithm_files import READERS, load_algorithm
 from rapid_des.network.collectives.bounds import Bounds, bounds
@@ -28,6 +27,7 @@ from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection
 from rapid_des.network.protocol import payload_bandwidth_bound
+from rapid_des.network.specs import AUTO, Choice
 from rapid_des.program.choosing import Planner
 from rapid_des.program.plans import Call, Served, geometry
 from rapid_des.report.result import Result

@@ -13,7 +13,7 @@ from rapid_des.device.learned.sampling import (
     operand_bytes,
     sample,
 )
-from rapid_des.device.vector import KINDS
+from rapid_des.device.vector_kinds import KINDS
 from rapid_des.errors import InputError
 
 

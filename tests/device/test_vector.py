@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from rapid_des.device import Vector, load_device
-from rapid_des.device.vector import FUSIONS, KINDS, fused, vector_bytes
+from rapid_des.device.vector import FUSIONS, fused, vector_bytes
+from rapid_des.device.vector_kinds import KINDS
 from rapid_des.errors import InputError
 from tests.device.prices import estimate_of
 

@@ -10,9 +10,9 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.network.collective_specs import Choice
 from rapid_des.network.collectives import PER_DIMENSION, ShapedCollective, build_schedule
 from rapid_des.network.faults import parse_fault
+from rapid_des.network.specs import Choice
 from rapid_des.program.analytic import alone
 from rapid_des.program.choosing import Asked, Chooser, Planner, candidates, first_of_best
 from rapid_des.program.communication import planner_of

@@ -7,11 +7,11 @@ from rapid_des.chakra import read_set, write_set
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.network.collective_specs import LibraryChoice, Nccl
 from rapid_des.network.collectives import demand, prove
 from rapid_des.network.collectives.libraries.over_nodes import node_trees, rail_chains, rail_rings
 from rapid_des.network.collectives.schedule import Draft
 from rapid_des.network.faults import parse_fault
+from rapid_des.network.specs import LibraryChoice, Nccl
 from rapid_des.program.library import Libraries
 from rapid_des.program.templates import one_transfer
 from rapid_des.simulation import replay

@@ -7,9 +7,9 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import load_machine
-from rapid_des.network.collective_specs import DeepEp
 from rapid_des.network.collectives.libraries.nccl import Place
 from rapid_des.network.collectives.libraries.serving_kernels import exchange_cost, load_kernels
+from rapid_des.network.specs import DeepEp
 from rapid_des.simulation import replay
 from rapid_des.studies.traffic import one_collective
 from rapid_des.validation import DataFolder, open_folder, validate

@@ -18,15 +18,6 @@ import numpy as np
 from rapid_des.arrays import rows_of
 from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collective_specs import (
-    AnyLibrary,
-    Collectives,
-    CustomAllReduce,
-    DeepEp,
-    Native,
-    Nccl,
-    Sampled,
-)
 from rapid_des.network.collectives.in_switch import nvls
 from rapid_des.network.collectives.libraries.nccl import (
     LibraryCost,
@@ -48,6 +39,15 @@ from rapid_des.network.collectives.on_fabric import ShapedCollective, build_sche
 from rapid_des.network.collectives.ring import ring_reduction
 from rapid_des.network.collectives.schedule import Schedule, demand, together
 from rapid_des.network.collectives.token_exchange import exchange_schedule, imbalance
+from rapid_des.network.specs import (
+    AnyLibrary,
+    Collectives,
+    CustomAllReduce,
+    DeepEp,
+    Native,
+    Nccl,
+    Sampled,
+)
 from rapid_des.units import ceil_divide
 
 C = CollectiveType

@@ -20,10 +20,10 @@ from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.config import Spec, decode, load_document
 from rapid_des.config.presets import preset_folder
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collective_specs import DeepEp
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place, nccl_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
 from rapid_des.network.collectives.token_exchange import expected_places
+from rapid_des.network.specs import DeepEp
 from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size
 
 ONCE = "normal"
