@@ -11,7 +11,7 @@ from rapid_des.device.spec import arithmetic_dtype
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.inference import serving_lists, serving_notes, serving_pieces, serving_program
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.optimizer_step import step_kernels
+from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import (
     OPTIMIZER,
     Lists,

@@ -1,24 +1,21 @@
-"""What a training step keeps in the host's memory: activations between passes, the optimizer and its states.
+"""Activations that training keeps in the host's memory between passes.
 
-Copies run on a stream a direction, the host's optimizer on one of its own, so that what hides them falls out
-of the simulation. Activations of a layer leave once its forward has run and are asked for while the layer
-behind it runs its backward. What other GPUs of a server take of the host at the same time is in the device
-file's bandwidths.
+Copies run on a stream a direction, so that what hides them falls out of the simulation. Activations of a
+layer leave once its forward has run and are asked for while the layer behind it runs its backward. What other
+GPUs of a server take of the host at the same time is in the device file's bandwidths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rapid_des.device.operators import HostWork, OperatorModel, width
-from rapid_des.device.vector_kinds import kind_of, update_kind
+from rapid_des.device.operators import HostWork, OperatorModel
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import section_memory
 from rapid_des.frontend.parts import Section, sections
 from rapid_des.frontend.schedules.plan import Item
-from rapid_des.frontend.shard import byte_count
-from rapid_des.frontend.template import FETCHED, INPUT, Domain, Piece
+from rapid_des.frontend.template import FETCHED, INPUT, Piece
 from rapid_des.frontend.trace import ProgramWriter
 
 _AHEAD = 1
@@ -85,34 +82,3 @@ class Activations:
                 waits = (self.stored[key], *after)
                 self.fetched[key] = program.with_host("fetch.activations", work, self.operators, after=waits)
         return self.fetched.get((item.micro_batch, item.chunk, place), -1)
-
-
-def host_optimizer(
-    program: ProgramWriter,
-    job: Job,
-    operators: OperatorModel,
-    *,
-    parameters: Mapping[Domain, int],
-    after: Sequence[int],
-) -> int:
-    """Append the update on the host, a bucket after the other; return where the last weights are back."""
-    precision, last = job.spec.precision, after[-1]
-    kind = update_kind(job.training.optimizer, precision.optimizer, precision.master_weights)
-    traffic = kind_of(kind).forward.bytes_per_element(width(precision.gradients))
-    for elements in _buckets(job, parameters):
-        there = HostWork(byte_count(elements, precision.gradients), "to_host")
-        sent = program.with_host("offload.gradients", there, operators, after=after)
-        update = HostWork(round(elements * traffic), "memory")
-        done = program.with_host("optimizer.host", update, operators, after=(sent,))
-        back = HostWork(byte_count(elements, precision.activations), "from_host")
-        last = program.with_host("fetch.weights", back, operators, after=(done,))
-    return last
-
-
-def _buckets(job: Job, parameters: Mapping[Domain, int]) -> Iterator[int]:
-    """Yield the parameters of each bucket of what a rank updates."""
-    size = job.training.bucket_parameters
-    left = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
-    while left > 0:
-        yield min(size, left)
-        left -= size

@@ -13,7 +13,7 @@ from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.interleave import Interleaved, interleaved, travels
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.offload import Activations
-from rapid_des.frontend.optimizer_step import (
+from rapid_des.frontend.optimizers import (
     gather_buckets,
     gather_unit,
     optimizer_step,

@@ -5,8 +5,7 @@ import pytest
 from rapid_des.device.operators import Gemm
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import memory
-from rapid_des.frontend.optimizer_step import step_kernels
-from rapid_des.frontend.optimizers import Matrix, matrices
+from rapid_des.frontend.optimizers import Matrix, matrices, step_kernels
 from rapid_des.frontend.parts import stage_parameters
 
 
