@@ -17,12 +17,12 @@ from rapid_des.frontend.parts import (
     Lists,
     PieceKey,
     Pieces,
+    PricedOperator,
     price_lists,
     stage_parameters,
     stage_sections,
     training_lists,
 )
-from rapid_des.frontend.prices import PricedOperator
 from rapid_des.frontend.routing import exchanges, layer_loads, places
 from rapid_des.frontend.template import Column
 from rapid_des.frontend.trace import FinishedProgram, JobTrace, job_trace

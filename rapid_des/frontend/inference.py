@@ -43,9 +43,9 @@ from rapid_des.frontend.parts import (
     Pieces,
     Section,
     part_pieces,
+    price,
     sections,
 )
-from rapid_des.frontend.prices import price
 from rapid_des.frontend.routing import exchanges
 from rapid_des.frontend.shard import Group, Shard, byte_count
 from rapid_des.frontend.spec import InferenceSpec, RequestsSpec

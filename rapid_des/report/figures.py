@@ -19,8 +19,7 @@ from rapid_des.device.spec import Energy, operator_energy
 from rapid_des.frontend import Job, JobMemory, JobTrace
 from rapid_des.frontend.inference import decode_time, passes
 from rapid_des.frontend.memory import KvCapacity, kv_capacity, shortage
-from rapid_des.frontend.parts import Section, stage_sections
-from rapid_des.frontend.prices import PricedOperator
+from rapid_des.frontend.parts import PricedOperator, Section, stage_sections
 from rapid_des.frontend.spec import RequestsSpec
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Records
