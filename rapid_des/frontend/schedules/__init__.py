@@ -6,15 +6,12 @@ one's own is a file (`files`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rapid_des.frontend.schedules import dual_pipe, looped, zero_bubble
+from rapid_des.frontend.schedules import dual_pipe, zero_bubble
 from rapid_des.frontend.schedules.files import ScheduleSpec, plan_of, refusal
-from rapid_des.frontend.schedules.looped import looping
-from rapid_des.frontend.schedules.pairs import in_pairs, pairs_refusal
-from rapid_des.frontend.schedules.plan import Order, Placement, Plan, in_flight
-from rapid_des.frontend.schedules.shape import Shape
+from rapid_des.frontend.schedules.plan import Item, Order, Placement, Plan, Shape, in_flight, order_of
 
 __all__ = [
     "SCHEDULES",
@@ -26,6 +23,145 @@ __all__ = [
     "schedule_of",
     "with_pairs",
 ]
+
+
+def looping(stages: int, chunks: int) -> Placement:
+    """Return the placement in which chunk c of stage s is part c·stages + s.
+
+    >>> looping(2, 2)
+    ((0, 2), (1, 3))
+    """
+    return tuple(tuple(range(stage, stages * chunks, stages)) for stage in range(stages))
+
+
+def gpipe(shape: Shape) -> tuple[Order, ...]:
+    """Return all forwards, then all backwards (Huang et al. 2019)."""
+    return breadth_first(shape)
+
+
+def breadth_first(shape: Shape) -> tuple[Order, ...]:
+    """Return all forwards chunk by chunk, then all backwards from the last chunk on (Lamy-Poirier 2022)."""
+    count, chunks = shape.micro_batches, range(shape.chunks)
+    runs = [(f"F{chunk}", count) for chunk in chunks] + [(f"B{chunk}", count) for chunk in reversed(chunks)]
+    return (order_of(runs, [range(count)] * shape.chunks),) * shape.stages
+
+
+def one_forward_one_backward(shape: Shape) -> tuple[Order, ...]:
+    """Return 1F1B (PipeDream-Flush): stage s warms up with stages - 1 - s forwards, then alternates.
+
+    >>> [str(item) for item in one_forward_one_backward(Shape(2, 3))[0]]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    """
+    count = shape.micro_batches
+    return tuple(
+        order_of([("F0", shape.stages - 1 - stage), ("F0 B0", count)], [range(count)])
+        for stage in range(shape.stages)
+    )
+
+
+def interleaved(shape: Shape) -> tuple[Order, ...]:
+    """Return interleaved 1F1B (Narayanan et al. 2021): groups of micro-batches pass chunk by chunk.
+
+    A group is `stages` micro-batches unless the job says more; the last one has what is left. Stage s warms
+    up with 2·(stages - s - 1) + (chunks - 1)·group forwards.
+    """
+    stages, micro_batches, chunks, group = shape.stages, shape.micro_batches, shape.chunks, shape.in_group
+    forward = [
+        Item("forward", first + index, chunk)
+        for first in range(0, micro_batches, group)
+        for chunk in range(chunks)
+        for index in range(min(group, micro_batches - first))
+    ]
+    backward = [Item("backward", item.micro_batch, chunks - 1 - item.chunk) for item in forward]
+    if micro_batches == stages:
+        return (tuple(forward + backward),) * stages
+    warm_up = [2 * (stages - stage - 1) + (chunks - 1) * group for stage in range(stages)]
+    return tuple(_alternate(forward, backward, count) for count in warm_up)
+
+
+def _alternate(forward: Sequence[Item], backward: Sequence[Item], warm_up: int) -> Order:
+    warm_up = min(warm_up, len(forward))
+    steady = [item for pair in zip(forward[warm_up:], backward, strict=False) for item in pair]
+    return (*forward[:warm_up], *steady, *backward[len(forward) - warm_up :])
+
+
+def interleaved_bound(shape: Shape) -> int:
+    """Return what the first stage holds: its warm-up and one (Korthikanti et al. 2022, section 4.2.3)."""
+    warm_up = 2 * (shape.stages - 1) + (shape.chunks - 1) * shape.in_group
+    most = shape.micro_batches * shape.chunks
+    return most if shape.micro_batches == shape.stages else min(most, warm_up + 1)
+
+
+def interleaved_refusal(shape: Shape) -> str | None:
+    """Return why micro-batches do not pass in groups, as Megatron Core refuses them."""
+    stages, group = shape.stages, shape.in_group
+    if shape.chunks < 2 or stages < 2:
+        return f"interleaved_1f1b needs pp and chunks of at least 2, they are {stages} and {shape.chunks}"
+    if not stages <= group <= max(shape.micro_batches, stages):
+        return f"groups of {group} micro-batches; allowed: from pp {stages} to all {shape.micro_batches}"
+    rest = shape.micro_batches % group
+    if 0 < rest < stages and group == stages:
+        return f"micro-batches {shape.micro_batches} does not divide by pp {stages}{_groups(shape)}"
+    if 0 < rest < stages:
+        return (
+            f"micro-batches {shape.micro_batches} in groups of {group} leave {rest}, fewer than pp {stages}"
+            f"{_groups(shape)}"
+        )
+    return None
+
+
+def _groups(shape: Shape) -> str:
+    """Return what else could be chosen."""
+    fits = [
+        group
+        for group in range(shape.stages, shape.micro_batches + 1)
+        if not 0 < shape.micro_batches % group < shape.stages
+    ]
+    return f"; training.micro_batch_group may be {', '.join(map(str, fits[:6]))}" if fits else ""
+
+
+def breadth_first_refusal(shape: Shape) -> str | None:
+    """Return why there is no loop."""
+    if shape.chunks < 2 or shape.stages < 2:
+        return (
+            f"breadth_first needs pp and chunks of at least 2, they are {shape.stages} and {shape.chunks}; "
+            "with one chunk it is gpipe"
+        )
+    return None
+
+
+PAIRABLE = ("1f1b", "interleaved_1f1b")
+"""Schedules that warm up and then turn to one forward and one whole backward at a time."""
+
+
+def pairs_refusal(chosen: object, stages: int, *, ep: int, by_unit: bool) -> str | None:
+    """Return why a job can not run forwards beside backwards; None if it can."""
+    if chosen not in PAIRABLE:
+        other = chosen if isinstance(chosen, str) else "a file's own"
+        return f"forwards and backwards are paired in {' and '.join(PAIRABLE)}, not in {other}"
+    if chosen == "1f1b" and stages > 1:
+        problem = f"pairs of 1f1b would wait for each other's stages (pp {stages})"
+        return f"{problem}; interleaved_1f1b warms up far enough"
+    if ep == 1:
+        return "no tokens travel among experts (ep 1), beside which the other batch could compute"
+    return "parameters are gathered unit by unit, of one micro-batch at a time" if by_unit else None
+
+
+def in_pairs(order: Order) -> Order:
+    """Return an order of whole backwards whose steady state runs forward and backward beside each other.
+
+    >>> from rapid_des.frontend.schedules.plan import Item
+    >>> order = tuple(Item(phase, index) for index in range(3) for phase in ("forward", "backward"))
+    >>> [str(item) + "&" * item.paired for item in in_pairs(order)]
+    ['F0', 'F1&', 'B0', 'F2&', 'B1', 'B2']
+    """
+    forwards = [item for item in order if item.phase == "forward"]
+    backwards = [item for item in order if item.phase != "forward"]
+    first = next((place for place, item in enumerate(order) if item.phase != "forward"), len(order))
+    early = forwards[:first]
+    steady = [item._replace(paired=True) for item in forwards[first:]]
+    pairs = [item for pair in zip(steady, backwards, strict=False) for item in pair]
+    return (*early, *pairs, *backwards[len(steady) :])
 
 
 def _no_refusal(shape: Shape) -> str | None:
@@ -85,7 +221,11 @@ def schedule_of(chosen: str | ScheduleSpec) -> Schedule:
 
 
 def with_pairs(schedule: Schedule) -> Schedule:
-    """Return a schedule whose steady state runs each forward beside a backward of another micro-batch."""
+    """Return a schedule whose steady state runs each forward beside a backward of another micro-batch.
+
+    Megatron Core's batch-level overlap (`overlap_moe_expert_parallel_comm`): every stage warms up with one
+    forward more than its schedule says, so that no backward waits for the forward beside it.
+    """
     return replace(
         schedule,
         orders=lambda shape: tuple(map(in_pairs, schedule.orders(shape))),
@@ -96,30 +236,30 @@ def with_pairs(schedule: Schedule) -> Schedule:
 
 SCHEDULES: Mapping[str, Schedule] = {
     "gpipe": Schedule(
-        looped.gpipe,
+        gpipe,
         bound=lambda shape: shape.micro_batches,
         ahead=False,
         by_need=_always,
     ),
     "1f1b": Schedule(
-        looped.one_forward_one_backward,
+        one_forward_one_backward,
         bound=lambda shape: min(shape.micro_batches, shape.stages),
         ahead=False,
         by_need=_always,
         backward_follows_loss=True,
     ),
     "interleaved_1f1b": Schedule(
-        looped.interleaved,
-        bound=looped.interleaved_bound,
+        interleaved,
+        bound=interleaved_bound,
         chunks=None,
-        refusal=looped.interleaved_refusal,
+        refusal=interleaved_refusal,
         by_need=lambda shape: shape.in_group == shape.stages,
     ),
     "breadth_first": Schedule(
-        looped.breadth_first,
+        breadth_first,
         bound=lambda shape: shape.micro_batches * shape.chunks,
         chunks=None,
-        refusal=looped.breadth_first_refusal,
+        refusal=breadth_first_refusal,
     ),
     "zb_h1": Schedule(
         zero_bubble.zb_h1,

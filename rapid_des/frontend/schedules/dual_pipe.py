@@ -9,9 +9,7 @@ again. With a pair F&B, a whole backward B and a weight gradient W, the paper gi
 
 from __future__ import annotations
 
-from rapid_des.frontend.schedules.plan import Order, Placement
-from rapid_des.frontend.schedules.runs import Run, order_of
-from rapid_des.frontend.schedules.shape import Shape
+from rapid_des.frontend.schedules.plan import Order, Placement, Run, Shape, order_of
 
 
 def mirrored(stages: int, chunks: int) -> Placement:

@@ -14,11 +14,18 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from rapid_des.config import Spec
-from rapid_des.frontend.schedules.plan import LETTERS, BlockedError, Item, Order, Phase, Placement, Plan
-from rapid_des.frontend.schedules.shape import Shape
+from rapid_des.frontend.schedules.plan import (
+    LETTERS,
+    PHASES,
+    BlockedError,
+    Item,
+    Order,
+    Placement,
+    Plan,
+    Shape,
+)
 
 _WORD = re.compile(r"([FBIW])(\d{1,7})(?:-(\d{1,7}))?(?:\.(\d{1,4}))?")
-_PHASES: dict[str, Phase] = {letter: phase for phase, letter in LETTERS.items()}
 _ALLOWED = "allowed: F0, B0, I0 and W0, F0-3 for a run of them, F0.1 for chunk 1, F1&B0 for a pair, wait"
 _MOST = 2**22
 """Items of a stage."""
@@ -86,7 +93,7 @@ def _items(order: str) -> Iterator[Item]:
             assert found is not None
             first, chunk = int(found[2]), int(found[4] or 0)
             for number in range(first, int(found[3] or first) + 1):
-                yield Item(_PHASES[found[1]], number, chunk, place < len(words) - 1)
+                yield Item(PHASES[found[1]], number, chunk, place < len(words) - 1)
 
 
 def _misplaced(placement: Placement) -> str | None:

@@ -2,15 +2,33 @@
 
 A pipeline cuts the model into parts. A stage holds one or several of them as its chunks; two stages may hold
 copies of the same parts, each for micro-batches of its own. What an item consumes follows from the parts
-alone, so messages may go to any stage.
+alone, so messages may go to any stage. Orders may be written as runs: a pattern of items and how often it is
+repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, TypeAlias
+
+
+class Shape(NamedTuple):
+    """Stages, micro-batches of a step, chunks of a stage, and micro-batches that pass a chunk together."""
+
+    stages: int
+    micro_batches: int
+    chunks: int = 1
+    group: int | None = None
+    """Interleaving; None: as many as stages."""
+
+    @property
+    def in_group(self) -> int:
+        """Micro-batches that pass a chunk one after the other."""
+        return self.group or self.stages
+
 
 Phase: TypeAlias = Literal["forward", "backward", "input_gradient", "weight_gradient", "wait"]
 """A backward is whole, or in two halves: that of inputs, which the stage before waits for, and that of
@@ -20,6 +38,7 @@ Direction: TypeAlias = Literal["forward", "backward"]
 LETTERS: Mapping[Phase, str] = {
     "forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W", "wait": "wait"
 }  # fmt: skip
+PHASES: Mapping[str, Phase] = {letter: phase for phase, letter in LETTERS.items()}
 
 
 def direction_of(phase: Phase) -> Direction:
@@ -205,3 +224,45 @@ def in_flight(order: Order) -> int:
         held += (item.phase == "forward") - (item.phase in ("backward", "weight_gradient"))
         most = max(most, held)
     return most
+
+
+Run = tuple[str, int]
+"""A pattern such as "I1 W F1", and how often it comes (less than once: never)."""
+
+
+@lru_cache(maxsize=256)
+def _parsed(pattern: str) -> tuple[tuple[Phase, int, bool], ...]:
+    """Return phase, chunk and whether paired of each word; `F0&B1` are two."""
+    words = [
+        (word, place < len(group.split("&")) - 1)
+        for group in pattern.split()
+        for place, word in enumerate(group.split("&"))
+    ]
+    return tuple((PHASES[word[0]], int(word[1:] or 0), paired) for word, paired in words)
+
+
+def order_of(runs: Iterable[Run], micro_batches: Sequence[Sequence[int]]) -> Order:
+    """Return the items of runs, each the next micro-batch of its chunk in its direction.
+
+    `micro_batches` are those that each chunk passes, in order. `F0`, `B0` and `I0` name a chunk; `W` is the
+    weight gradient of the oldest input gradient that waits for it. What is over is left out.
+
+    >>> [str(item) for item in order_of([("F0", 1), ("F0 I0 W", 2)], [range(2)])]
+    ['F0', 'F1', 'I0', 'W0', 'I1', 'W1']
+    """
+    left = {(letter, chunk): deque(own) for chunk, own in enumerate(micro_batches) for letter in "FB"}
+    deferred: deque[tuple[int, int]] = deque()
+    items: list[Item] = []
+    for pattern, times in runs:
+        for _ in range(times):
+            for phase, chunk, paired in _parsed(pattern):
+                if phase == "weight_gradient":
+                    if deferred:
+                        items.append(Item(phase, *deferred.popleft()))
+                    continue
+                own = left["F" if phase == "forward" else "B", chunk]
+                if own:
+                    items.append(Item(phase, own.popleft(), chunk, paired))
+                    if phase == "input_gradient":
+                        deferred.append(items[-1][1:3])
+    return tuple(items)

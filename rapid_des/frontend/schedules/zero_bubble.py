@@ -8,9 +8,7 @@ still end this one, for which the paper validates the optimizer's step afterward
 
 from __future__ import annotations
 
-from rapid_des.frontend.schedules.plan import Order, Placement
-from rapid_des.frontend.schedules.runs import order_of
-from rapid_des.frontend.schedules.shape import Shape
+from rapid_des.frontend.schedules.plan import Order, Placement, Shape, order_of
 
 
 def v_shape(stages: int, chunks: int) -> Placement:
