@@ -17,7 +17,7 @@ def inner_axes(job: Job, *, exchanges: bool) -> frozenset[str]:
 
     Ranks that share experts are inside where they are of one tp group.
     """
-    axes = {"tp", "cp"} if job.passes_blocks else {"tp"}
+    axes = {"tp", "cp"} if job.spec.parallelism.passes_blocks else {"tp"}
     if exchanges:
         return frozenset(axes | {"etp", "ep"})
     of_tp = job.layout.group_numbers(("tp",))[job.expert_layout.rows(("etp",))]
@@ -29,7 +29,7 @@ def followed_groups(job: Job) -> Groups:
 
     Ranks of a tp group do the same there, unless experts are split otherwise than all else.
     """
-    alike = not job.model.has_experts or job.etp == job.members("tp")
+    alike = not job.model.has_experts or job.spec.parallelism.expert_ways == job.members("tp")
     return job.layout.groups(("tp",)) if alike else tuple((rank,) for rank in range(job.gpus))
 
 

@@ -45,6 +45,7 @@ from rapid_des.device.operators import OperatorModel
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.block_ranks import followed_groups, groups_run_together, inner_axes
 from rapid_des.frontend.build import PricedJob, price_job
+from rapid_des.frontend.groups import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.inference import (
     Pass,
     pass_key,
@@ -53,7 +54,6 @@ from rapid_des.frontend.inference import (
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
 from rapid_des.frontend.schedules.plan import Phase
-from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import (
     FinishedProgram,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rapid_des.device.operators import Gemm, Vector
+from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.shard import byte_count
 from rapid_des.frontend.template import INPUT
 
 

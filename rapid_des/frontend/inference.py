@@ -32,6 +32,7 @@ from msgspec import structs
 from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.ends import embedding_forward, sampling
+from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.operations import Operation
@@ -47,7 +48,7 @@ from rapid_des.frontend.parts import (
     sections,
 )
 from rapid_des.frontend.routing import exchanges
-from rapid_des.frontend.shard import Group, Shard, byte_count
+from rapid_des.frontend.shard import Group, Shard
 from rapid_des.frontend.spec import InferenceSpec, RequestsSpec
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter

@@ -13,13 +13,21 @@ from msgspec import structs
 from rapid_des.arrays import Int64s
 from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layout import Layout
+from rapid_des.frontend.groups import (
+    EXPERT_AXES,
+    FROZEN,
+    GROUPS,
+    PARTS,
+    ZERO_STAGES,
+    Layout,
+    Sharding,
+    ShardingPolicy,
+)
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.recompute import LayerKind, layer_kinds
 from rapid_des.frontend.schedules import Plan, Schedule, Shape, schedule_of, with_pairs
 from rapid_des.frontend.schedules.plan import Placement
-from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, Shard
-from rapid_des.frontend.sharding import FROZEN, ZERO_STAGES, Sharding, ShardingPolicy, for_experts
+from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
 from rapid_des.frontend.template import Domain
@@ -58,8 +66,8 @@ class Job:
     def expert_layout(self) -> Layout:
         """The same ranks as etp, ep and edp lay those of each stage out for routed experts."""
         stages, split = self.stages, self.spec.parallelism
-        inner = self.etp * split.ep
-        sizes = (self.etp, split.ep, self.gpus // stages // inner, stages)
+        inner = split.expert_ways * split.ep
+        sizes = (split.expert_ways, split.ep, self.gpus // stages // inner, stages)
         by_stage = np.argsort(self.layout.coordinates("pp"), kind="stable")
         numbering = None if np.array_equal(by_stage, np.arange(self.gpus)) else tuple(by_stage.tolist())
         return Layout(("etp", "ep", "edp", "pp"), sizes, numbering)
@@ -67,18 +75,6 @@ class Job:
     def layout_of(self, group: str) -> Layout:
         """Return the layout along whose axes a process group of the traffic table lies."""
         return self.layout if EXPERT_AXES.isdisjoint(GROUPS[group]) else self.expert_layout
-
-    @property
-    def etp(self) -> int:
-        """Ways that each routed expert is split."""
-        split = self.spec.parallelism
-        return split.tp if split.etp is None else split.etp
-
-    @property
-    def passes_blocks(self) -> bool:
-        """Whether keys and values go round the cp ranks in blocks."""
-        split = self.spec.parallelism
-        return split.cp_kind in ("ring", "ulysses_ring") and split.cp > split.head_ways
 
     @property
     def gpus(self) -> int:
@@ -319,7 +315,7 @@ class Job:
             return {"dense": dense, "frozen": self._sharding(FROZEN, "gradient", "")}
         if not self.model.has_experts:
             return {"dense": dense}
-        return {"dense": dense, "expert": self._sharding(for_experts(policy), "expert_gradient", "expert_")}
+        return {"dense": dense, "expert": self._sharding(policy.for_experts(), "expert_gradient", "expert_")}
 
     def _sharding(self, policy: ShardingPolicy, group: str, prefix: str) -> Sharding:
         """Return how one group of replicas uses a policy: all of it, or each copy of the state."""
@@ -370,7 +366,7 @@ class Job:
             cp_heads=self.spec.parallelism.head_ways,
             overlap_tp="none" if training is None else training.overlap_tp,
             ep=self.spec.parallelism.ep,
-            etp=self.etp,
+            etp=self.spec.parallelism.expert_ways,
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
             documents=() if training is None else training.documents,

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rapid_des.device.operators import Dtype, Gemm, Vector
+from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.operations import OperationList
-from rapid_des.frontend.shard import Shard, byte_count
+from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import Recipe
 from rapid_des.units import ceil_divide
 

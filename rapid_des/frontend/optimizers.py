@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 from rapid_des.device.operators import Gemm, HostWork, Operator, OperatorModel, Vector, width
 from rapid_des.device.vector_kinds import kind_of, update_kind
+from rapid_des.frontend.groups import Sharding, byte_count, message_size
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey, narrow_weights, stage_sections, training_lists
-from rapid_des.frontend.shard import byte_count, message_size
-from rapid_des.frontend.sharding import Sharding
 from rapid_des.frontend.template import GATE, INPUT, Domain, Mark, Piece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.units import ceil_divide

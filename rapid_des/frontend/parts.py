@@ -15,12 +15,13 @@ from rapid_des.device.operators import Dtype, Operator, OperatorModel
 from rapid_des.errors import InputError
 from rapid_des.frontend.adapters import adapted, row_parallel
 from rapid_des.frontend.ends import embedding_backward, embedding_forward, loss_backward, loss_forward
+from rapid_des.frontend.groups import GROUP_SLOTS, PEERS, TRAFFIC
 from rapid_des.frontend.halves import halves
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation, OperationList
 from rapid_des.frontend.prediction import prediction_backward, prediction_forward
 from rapid_des.frontend.schedules.plan import Phase, direction_of
-from rapid_des.frontend.shard import GROUP_SLOTS, PEERS, TRAFFIC, Shard
+from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.template import PORTS, Domain, Mark, Node, Piece, SectionName, make_piece, renamed

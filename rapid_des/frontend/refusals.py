@@ -11,10 +11,10 @@ from itertools import chain
 from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import adapters
+from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
-from rapid_des.frontend.sharding import ZERO_STAGES
 
 SCHEDULE = "training.schedule"
 AXES = ("tp", "cp", "ep", "dp", "pp")
@@ -82,11 +82,9 @@ def _check_experts(job: Job) -> None:
             problem = f"expert parallelism ({axis} {getattr(split, key)}) needs a mixture-of-experts model, "
             _refuse(job, f"parallelism.{key}", f"{problem}{job.model.name} is dense")
         return
-    ranks = split.tp * split.cp * split.dp
-    if ranks % (job.etp * split.ep):
-        problem = (
-            f"ep {split.ep} · etp {job.etp} does not divide tp · cp · dp = {ranks}, the ranks of a stage"
-        )
+    ranks, etp = split.tp * split.cp * split.dp, split.expert_ways
+    if ranks % (etp * split.ep):
+        problem = f"ep {split.ep} · etp {etp} does not divide tp · cp · dp = {ranks}, the ranks of a stage"
         _refuse(job, "parallelism.ep", problem)
 
 

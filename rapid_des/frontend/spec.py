@@ -9,9 +9,9 @@ import msgspec
 from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
+from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.reserve import FrameworkMemory
 from rapid_des.frontend.schedules import SCHEDULES, ScheduleSpec
-from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.units import Size
 
@@ -310,6 +310,16 @@ class ParallelismSpec(Spec, frozen=True):
     layers: Literal["even", "endpoints"] | tuple[Annotated[int, msgspec.Meta(ge=0, le=10**9)], ...] = "even"
     """Layers of each part: alike; alike but the embedding and the head count as one layer each (Megatron's
     account-for-embedding-in-pipeline-split); or listed, of which some may be 0."""
+
+    @property
+    def expert_ways(self) -> int:
+        """Ways that each routed expert is split."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def passes_blocks(self) -> bool:
+        """Whether keys and values go round the cp ranks in blocks."""
+        return self.cp_kind in ("ring", "ulysses_ring") and self.cp > self.head_ways
 
     @property
     def head_ways(self) -> int:

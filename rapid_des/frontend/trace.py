@@ -10,10 +10,10 @@ import numpy as np
 from rapid_des.arrays import Int64s, distinct
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.device.operators import HostWork, Operator, OperatorModel
+from rapid_des.frontend.groups import GROUP_SLOTS, PEERS
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PricedOperator, kernel_node, message_node
 from rapid_des.frontend.routing import exchanges, libraries_json, place_of_ranks
-from rapid_des.frontend.shard import GROUP_SLOTS, PEERS
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
 

@@ -227,7 +227,7 @@ def with_inside(
     if not hidden:
         return dict(outside)
     job = done.blocks.job
-    inside = "cp" if job.passes_blocks and job.members("tp") == 1 else "tp"
+    inside = "cp" if job.spec.parallelism.passes_blocks and job.members("tp") == 1 else "tp"
     parts = {COMPUTE: outside[COMPUTE] - hidden, inside: outside.get(inside, 0) + hidden}
     return parts | {part: time for part, time in outside.items() if part not in parts}
 

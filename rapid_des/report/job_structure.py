@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
+from rapid_des.frontend.groups import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.inference import pass_lists, passes
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import Section, section_parameters, training_lists
 from rapid_des.frontend.routing import LayerLoad, layer_loads
 from rapid_des.frontend.schedules.plan import Phase, Placement
-from rapid_des.frontend.shard import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.trace import JobTrace
 
 _LAYER = re.compile(r"\bL(\d+)\.")

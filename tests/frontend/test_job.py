@@ -8,9 +8,8 @@ import pytest
 from rapid_des.config import json_schema, preset_names
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec, build, load_job, memory
-from rapid_des.frontend.layout import Layout
+from rapid_des.frontend.groups import ZERO_STAGES, Layout
 from rapid_des.frontend.schedules import SCHEDULES
-from rapid_des.frontend.sharding import ZERO_STAGES
 
 
 @pytest.mark.parametrize("name", preset_names("job"))

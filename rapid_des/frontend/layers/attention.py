@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from rapid_des.device.vector import Policy
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
 from rapid_des.frontend.layers.core import CORE, AttentionCore
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
 from rapid_des.frontend.operations import Counts, OperationList, defers_bias, launch
-from rapid_des.frontend.shard import Shard, byte_count
+from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import AttentionSpec, ModelSpec, ParallelismSpec
 
 ROTATING: frozenset[Policy] = frozenset({"trtllm"})

@@ -21,8 +21,9 @@ from typing import Protocol, TypeAlias
 from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.frontend.expert_load import Placed
+from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.operations import OperationList
-from rapid_des.frontend.shard import Shard, byte_count
+from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import RoutingSpec
 from rapid_des.units import ceil_divide
 

@@ -82,7 +82,7 @@ class Experts:
 
     def refusal(self, split: ParallelismSpec) -> str | None:
         """Return why a job's axes can not spread or split the experts."""
-        etp = split.tp if split.etp is None else split.etp
+        etp = split.expert_ways
         refused = self.dispatch.refusal(split.ep, etp)
         if refused:
             return refused

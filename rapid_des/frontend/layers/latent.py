@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rapid_des.device.operators import Attention, Gemm
+from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
 from rapid_des.frontend.layers.core import CORE, AttentionCore
 from rapid_des.frontend.layers.layer import Parameters
@@ -25,7 +26,7 @@ from rapid_des.frontend.matrices import (
     row_forward,
 )
 from rapid_des.frontend.operations import Counts, OperationList, launch
-from rapid_des.frontend.shard import Shard, byte_count
+from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import LatentAttentionSpec, ModelSpec, ParallelismSpec
 
 

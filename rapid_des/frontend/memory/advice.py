@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import msgspec
 
 from rapid_des.errors import ConfigError, InfeasibleJobError
+from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.memory.serving import kv_capacity, serving_memory
 from rapid_des.frontend.memory.tensors import JobMemory, shown
 from rapid_des.frontend.memory.training import training_memory
-from rapid_des.frontend.sharding import ZERO_STAGES
 from rapid_des.frontend.spec import JobSpec
 
 _with = msgspec.structs.replace

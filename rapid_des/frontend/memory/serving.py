@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.inference import Pass, pass_lists, passes, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import transient
@@ -20,7 +21,7 @@ from rapid_des.frontend.parts import (
 )
 from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.routing import heaviest_place
-from rapid_des.frontend.shard import Group, byte_count
+from rapid_des.frontend.shard import Group
 from rapid_des.units import ceil_divide
 
 

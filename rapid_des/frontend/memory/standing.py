@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from rapid_des.device.operators import width
+from rapid_des.frontend.groups import EXPERT_AXES, GROUPS, PARTS, State, byte_count
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.tensors import MOVING, Tensor
 from rapid_des.frontend.optimizers import states
 from rapid_des.frontend.parts import EMBEDDING, HEAD, section_parameters, stage_sections
-from rapid_des.frontend.shard import EXPERT_AXES, GROUPS, PARTS, byte_count
-from rapid_des.frontend.sharding import State
 from rapid_des.frontend.template import Domain
 from rapid_des.units import ceil_divide
 

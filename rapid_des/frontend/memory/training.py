@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import SectionMemory, section_memory, size_of
 from rapid_des.frontend.memory.standing import fragments, is_replicated, standing, updating
@@ -20,7 +21,6 @@ from rapid_des.frontend.memory.tensors import (
 )
 from rapid_des.frontend.parts import Section, section_parameters, sections, stage_parameters
 from rapid_des.frontend.schedules.plan import Item
-from rapid_des.frontend.shard import byte_count
 
 
 def training_memory(job: Job) -> JobMemory:

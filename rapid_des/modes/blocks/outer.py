@@ -14,10 +14,9 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks
+from rapid_des.frontend.groups import PARTS, Layout
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.layout import Layout
 from rapid_des.frontend.parts import PieceKey
-from rapid_des.frontend.shard import PARTS
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.inner import BlockTimes, Sharing, block_times, representative, sharing
@@ -249,7 +248,11 @@ def _lines(blocks: Blocks, ranks: Sequence[int]) -> list[Int64s]:
     job = blocks.job
     training = job.spec.phase == "training"
     lines = [axes for axes in OUTER_LINES if training or "dp" not in axes]
-    tables = [job.layout.rows(axes) for axes in lines if not (job.passes_blocks and axes == ("cp",))]
+    tables = [
+        job.layout.rows(axes)
+        for axes in lines
+        if not (job.spec.parallelism.passes_blocks and axes == ("cp",))
+    ]
     if job.model.has_experts:
         outside = [axes for axes in EXPERT_LINES if blocks.inside.isdisjoint(axes)]
         tables += [job.expert_layout.rows(axes) for axes in outside if training or "edp" not in axes]

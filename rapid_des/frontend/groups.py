@@ -1,0 +1,312 @@
+"""Process groups of a job: where ranks stand, what the members of a group exchange, what replicas share.
+
+Ranks are laid out along axes; a group is those that differ only along some. `TRAFFIC` is the table of
+messages with their byte formulas. The replicas of a part of the model form a group too: a sharding policy
+says which of their states are split over it, with which collective gradients are reduced, and with which, and
+when, parameters are gathered. Checks, memory and the written step ask the policy, never for its name. There
+may be several copies of a split state (HSDP; Megatron-LM's optimizer instances): replicas split it within a
+copy, and those that hold the same part of each copy sum its gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from rapid_des.arrays import Int64s
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.device.operators import DTYPE_BITS
+from rapid_des.units import ceil_divide
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Axes and their sizes, innermost first: rank = a0 + n0·(a1 + n1·(a2 + …)).
+
+    >>> layout = Layout(("tp", "dp", "pp"), (2, 2, 2))
+    >>> layout.groups(("tp",))[1], layout.groups(("dp",))[1], layout.groups(("tp", "pp"))[1]
+    ((2, 3), (1, 3), (2, 3, 6, 7))
+    """
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    numbering: tuple[int, ...] | None = None
+    """The rank at each place of that count; None: the places are the ranks."""
+
+    @cached_property
+    def _ranks(self) -> Int64s:
+        return np.arange(self.ranks) if self.numbering is None else np.array(self.numbering, np.int64)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the job has."""
+        return prod(self.sizes)
+
+    def size(self, axis: str) -> int:
+        """Return the number of parts along one axis."""
+        return self.sizes[self.axes.index(axis)]
+
+    def coordinates(self, axis: str) -> Int64s:
+        """Return each rank's coordinate along one axis, indexed by rank."""
+        position = self.axes.index(axis)
+        stride = prod(self.sizes[:position])
+        coordinates = np.empty(self.ranks, np.int64)
+        coordinates[self._ranks] = np.arange(self.ranks) // stride % self.sizes[position]
+        return coordinates
+
+    def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the groups of ranks that differ only along `axes`; members ascend, groups too."""
+        return tuple(map(tuple, self.rows(axes).tolist()))
+
+    def group_numbers(self, axes: tuple[str, ...]) -> Int64s:
+        """Return for each rank the number of its group in `groups(axes)`."""
+        return numbers_of(self.rows(axes))
+
+    def rows(self, axes: tuple[str, ...]) -> Int64s:
+        """Return the groups as rows of one table."""
+        inner = [axis for axis in reversed(self.axes) if axis in axes]
+        outer = [axis for axis in reversed(self.axes) if axis not in axes]
+        grid = self._ranks.reshape(self.sizes[::-1])
+        order = [self.axes[::-1].index(axis) for axis in outer + inner]
+        members = prod(self.size(axis) for axis in inner)
+        return grid.transpose(order).reshape(-1, members)
+
+
+def numbers_of(groups: Int64s) -> Int64s:
+    """Return for each rank the number of its group, the groups being rows that hold every rank once."""
+    numbers = np.empty(groups.size, np.int64)
+    numbers[groups] = np.arange(len(groups))[:, None]
+    return numbers
+
+
+def byte_count(elements: int, dtype: str) -> int:
+    """Return the bytes of so many elements, rounded up."""
+    return ceil_divide(elements * DTYPE_BITS[dtype], 8)
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What the formulas see: elements of the tensor that is exchanged, its format, the members."""
+
+    elements: int
+    """Of the whole tensor, as if it stood on one rank of the group."""
+    dtype: str
+    members: int
+
+
+@dataclass(frozen=True)
+class Role:
+    """One kind of message."""
+
+    collective: CollectiveType | None
+    """None: a send."""
+    axis: str
+    """The stream, and the axes of the group."""
+    group: str
+    """A key of `GROUPS`; of a send those along which it goes round, empty between stages."""
+    size: Callable[[Volume], int]
+    tensor: str
+    """Which tensor, for people (`--explain`)."""
+
+
+def _whole(volume: Volume) -> int:
+    return byte_count(volume.elements, volume.dtype)
+
+
+def _shard(volume: Volume) -> int:
+    return byte_count(ceil_divide(volume.elements, volume.members), volume.dtype)
+
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "cp_heads": ("cp",),
+    "cp_ring": ("cp",),
+    "gradient": ("cp", "dp"),
+    "shard": ("cp", "dp"),
+    "instances": ("cp", "dp"),
+    "kept": ("cp", "dp"),
+    "model": ("tp", "pp"),
+    "stages": ("pp",),
+    "embedding": ("pp",),
+    "ep": ("ep",),
+    "etp": ("etp",),
+    "expert_gradient": ("edp",),
+    "expert_shard": ("edp",),
+    "expert_instances": ("edp",),
+    "expert_kept": ("edp",),
+    "experts": ("etp", "ep"),
+}
+"""Process groups by the axes along which their members differ; `embedding` keeps the first and last stage."""
+PARTS: Mapping[str, tuple[str, bool]] = {
+    "cp_heads": ("cp", True),
+    "cp_ring": ("cp", False),
+    "shard": ("gradient", True),
+    "instances": ("gradient", False),
+    "kept": ("gradient", True),
+    "expert_shard": ("expert_gradient", True),
+    "expert_instances": ("expert_gradient", False),
+    "expert_kept": ("expert_gradient", True),
+}
+"""Groups that are parts of another's: of its members in order those that follow one another, or those that
+stand at the same place of each such run."""
+EXPERT_AXES = frozenset(("etp", "ep", "edp"))
+"""The axes of the second layout of a stage's ranks, that of its experts."""
+GROUP_SLOTS: tuple[str, ...] = tuple(GROUPS)
+PEERS: tuple[tuple[str, int], ...] = (("cp_ring", -1), ("cp_ring", 1), ("tp", -1), ("tp", 1))
+"""To whom a rank sends: so many places on among the members of a group in order, in a circle.
+Slots after these are pipeline stages."""
+
+_REDUCE, _GATHER = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
+_SCATTER, _EXCHANGE = CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_TO_ALL
+
+TRAFFIC: Mapping[str, Role] = {
+    "tp.reduce": Role(_REDUCE, "tp", "tp", _whole, "partial sums of a row-parallel output, tokens x hidden"),
+    "tp.reduce_gradient": Role(_REDUCE, "tp", "tp", _whole, "input gradient of a column-parallel matrix"),
+    "sp.gather": Role(_GATHER, "tp", "tp", _shard, "sequence shards before a column-parallel matrix"),
+    "sp.scatter": Role(_SCATTER, "tp", "tp", _whole, "partial sums to sequence shards"),
+    "sp.ring": Role(None, "tp", "tp", _whole, "a sequence shard, or its partial sums, passed on"),
+    "tp.loss": Role(_REDUCE, "tp", "tp", _whole, "one fp32 a token: maximum, target, sum"),
+    "tp.logits": Role(_GATHER, "tp", "tp", _shard, "vocabulary shards of the logits before sampling"),
+    "tp.norm_gradients": Role(_REDUCE, "tp", "tp", _whole, "norm and bias gradients of sequence shards"),
+    "cp.gather": Role(_GATHER, "cp", "cp", _shard, "keys and values of the other sequence parts"),
+    "cp.scatter": Role(_SCATTER, "cp", "cp", _whole, "key and value gradients of the other sequence parts"),
+    "cp.ring": Role(None, "cp", "cp_ring", _whole, "keys, values or gradients of a sequence part, passed on"),
+    "cp.heads": Role(
+        _EXCHANGE, "cp", "cp_heads", _whole, "queries, keys and values to those of their heads, results back"
+    ),
+    "dp.reduce": Role(_REDUCE, "dp", "gradient", _whole, "a bucket of gradients"),
+    "dp.scatter": Role(_SCATTER, "dp", "gradient", _whole, "a bucket of gradients, each rank keeps its part"),
+    "dp.gather": Role(_GATHER, "dp", "gradient", _shard, "updated parameters"),
+    "ep.dispatch": Role(_EXCHANGE, "ep", "ep", _whole, "copies of tokens to the ranks of their experts"),
+    "ep.combine": Role(_EXCHANGE, "ep", "ep", _whole, "results of experts to their tokens"),
+    "etp.gather": Role(_GATHER, "ep", "etp", _shard, "tokens of experts that several ranks share"),
+    "etp.scatter": Role(_SCATTER, "ep", "etp", _whole, "partial sums of shared experts' results"),
+    "experts.gather": Role(_GATHER, "ep", "experts", _shard, "tokens of all ranks of a layer's experts"),
+    "experts.scatter": Role(_SCATTER, "ep", "experts", _whole, "partial sums of experts' results, by token"),
+    "edp.reduce": Role(_REDUCE, "dp", "expert_gradient", _whole, "a bucket of the experts' gradients"),
+    "edp.scatter": Role(
+        _SCATTER, "dp", "expert_gradient", _whole, "a bucket of the experts' gradients, each keeps its part"
+    ),
+    "edp.gather": Role(_GATHER, "dp", "expert_gradient", _shard, "updated parameters of experts"),
+    "instances.reduce": Role(
+        _REDUCE, "dp-across", "instances", _whole, "a rank's part of a bucket, over copies of the state"
+    ),
+    "einstances.reduce": Role(
+        _REDUCE, "dp-across", "expert_instances", _whole, "the same of a bucket of the experts' gradients"
+    ),
+    "embedding.reduce": Role(_REDUCE, "dp", "embedding", _whole, "gradient of a table that two stages hold"),
+    "model.gradient_norm": Role(_REDUCE, "dp", "model", _whole, "sum of squares, one fp32"),
+    "gradient.gradient_norm": Role(
+        _REDUCE, "dp", "gradient", _whole, "sum of squares of gradient parts, one fp32"
+    ),
+    "shard.gradient_norm": Role(_REDUCE, "dp", "shard", _whole, "the same within a copy of the state"),
+    "pp.activation": Role(None, "pp", "", _whole, "output of a stage, tokens x hidden"),
+    "pp.gradient": Role(None, "pp", "", _whole, "gradient of a stage's input"),
+    "pp.token": Role(None, "pp", "", _whole, "sampled token ids, four bytes each"),
+}  # fmt: skip
+
+
+def message_size(role: str, elements: int, dtype: str, members: int) -> int:
+    """Return comm_size in bytes of one message.
+
+    >>> message_size("sp.gather", 4096 * 8192, "bf16", 8), message_size("sp.scatter", 4096 * 8192, "bf16", 8)
+    (8388608, 67108864)
+    """
+    return TRAFFIC[role].size(Volume(elements, dtype, members))
+
+
+State: TypeAlias = Literal["parameters", "gradients", "optimizer"]
+
+
+@dataclass(frozen=True)
+class ShardingPolicy:
+    """One way to hold a model's state on its replicas."""
+
+    split: frozenset[State]
+    """Of which states a replica holds only its part from step to step."""
+    reduce: str
+    """The role (in `TRAFFIC`) by which a bucket of gradients is summed."""
+    gather: str | None = None
+    """The role by which updated parameters come back; None: every replica updates all of them."""
+
+    @property
+    def by_unit(self) -> bool:
+        """Whether parameters are whole only while their unit (a layer) computes, and gathered for that."""
+        return "parameters" in self.split
+
+    def for_experts(self) -> ShardingPolicy:
+        """Return the policy with the messages of routed experts' replicas."""
+        gather = None if self.gather is None else f"e{self.gather}"
+        return replace(self, reduce=f"e{self.reduce}", gather=gather)
+
+
+REPLICATED = ShardingPolicy(split=frozenset(), reduce="dp.reduce")
+DISTRIBUTED_OPTIMIZER = ShardingPolicy(
+    split=frozenset({"optimizer"}), reduce="dp.scatter", gather="dp.gather"
+)
+
+
+FROZEN = ShardingPolicy(split=frozenset(), reduce="")
+"""Of weights that are not trained: neither gradients nor optimizer states."""
+
+
+ZERO_STAGES: Mapping[int, ShardingPolicy] = {
+    0: REPLICATED,
+    1: DISTRIBUTED_OPTIMIZER,
+    2: replace(DISTRIBUTED_OPTIMIZER, split=frozenset({"optimizer", "gradients"})),
+    3: replace(DISTRIBUTED_OPTIMIZER, split=frozenset({"optimizer", "gradients", "parameters"})),
+}
+"""By `training.zero_stage` (Rajbhandari et al. 2020); 3 is what FSDP shards fully (Zhao et al. 2023)."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A policy as one job uses it."""
+
+    policy: ShardingPolicy
+    group: str
+    """The process group of replicas that share a model's state: a key of `GROUPS`."""
+    replicas: int
+    """How many they are."""
+    ahead: bool
+    """Gathers stand before the next forward, beside compute; otherwise after the optimizer."""
+
+    each: bool = False
+    """Gradients are reduced after every micro-batch's backward, not only after the last one's."""
+    instances: int = 1
+    """How many such groups there are, each with a whole state."""
+    across: str = ""
+    """The role by which ranks that hold the same part of each copy sum its gradients."""
+    kept: int = 0
+    """Over how many ranks that follow one another a unit's parameters stay split from its forward to its
+    backward; 0: as at all times, or whole."""
+    near: str = ""
+    """The process group of these."""
+
+    @property
+    def gathers(self) -> str | None:
+        """The role by which parameters are gathered once a step; None where nothing has to travel then."""
+        return None if self.policy.by_unit else self.unit_gathers
+
+    @property
+    def unit_gathers(self) -> str | None:
+        """The role by which parameters are gathered, of a unit or once a step; None where none travel."""
+        return self.policy.gather if self.replicas > 1 else None
+
+    @property
+    def norm_groups(self) -> tuple[str, ...]:
+        """The groups that the gradient norm is summed over: replicas where each knows only its part."""
+        return (self.group, "model") if "optimizer" in self.policy.split else ("model",)
+
+    def held(self, state: State, elements: int) -> int:
+        """Return how many of a rank's `elements` it holds of one state."""
+        if not self.policy.reduce and state != "parameters":
+            return 0
+        whole = state not in self.policy.split or (state == "gradients" and not self.each)
+        return elements if whole else ceil_divide(elements, self.replicas)
