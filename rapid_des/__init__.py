@@ -7,11 +7,11 @@
 >>> result.bound, result.figures.gpus
 ('compute', 8)
 
-Load: load_job, load_machine, load_device, load_model (a path, a preset's name, a mapping, or what was loaded
-before, with settings over it) and load_trace. Run: simulate, compare, replay; a BoundedCache shares work.
-Read: Result, its rows (operators, messages, links) and pictures. Ask: estimate (an operator's time), bench (a
-collective's), memory, machine.route, machine.check, machine.summary. Break: Fault, parse_fault,
-machine.with_faults, scenario, criticality. Errors are all below RapidDesError.
+Load: load_job, load_machine, load_device, load_model (a path, a preset's name, a mapping, or what was
+loaded before, with settings over it) and load_trace. Run: simulate, compare, replay, serve; a BoundedCache
+shares work. Read: Result, its rows (operators, messages, links) and pictures, ServeResult. Ask: estimate (an
+operator's time), bench (a collective's), memory, machine.route, machine.check, machine.summary. Break:
+Fault, parse_fault, machine.with_faults, scenario, criticality. Errors are all below RapidDesError.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from rapid_des.report.pictures.overview import draw
     from rapid_des.report.result import Result
     from rapid_des.report.rows import LinkRow, MessageRow, OperatorRow
+    from rapid_des.serving.result import ServeResult, Slo
+    from rapid_des.serving.server import serve
     from rapid_des.simulation import MODES, compare, load_trace, replay, simulate
     from rapid_des.studies.collective_bench import BenchRow, bench
     from rapid_des.studies.criticality import Criticality, criticality
@@ -89,7 +91,9 @@ _HOMES = {
     "ReadOptions": "rapid_des.chakra.dialects",
     "Result": "rapid_des.report.result",
     "Scenario": "rapid_des.studies.faults",
+    "ServeResult": "rapid_des.serving.result",
     "Size": "rapid_des.units",
+    "Slo": "rapid_des.serving.result",
     "TopologyError": "rapid_des.errors",
     "TraceError": "rapid_des.errors",
     "UnsupportedByEngine": "rapid_des.errors",
@@ -114,6 +118,7 @@ _HOMES = {
     "replay": "rapid_des.simulation",
     "scenario": "rapid_des.studies.faults",
     "seconds": "rapid_des.units",
+    "serve": "rapid_des.serving.server",
     "simulate": "rapid_des.simulation",
     "write_set": "rapid_des.chakra.writer",
 }
@@ -152,7 +157,9 @@ __all__ = [
     "ReadOptions",
     "Result",
     "Scenario",
+    "ServeResult",
     "Size",
+    "Slo",
     "TopologyError",
     "TraceError",
     "UnsupportedByEngine",
@@ -177,6 +184,7 @@ __all__ = [
     "replay",
     "scenario",
     "seconds",
+    "serve",
     "simulate",
     "write_set",
 ]

@@ -172,6 +172,23 @@ class Power(Quantity):
     shown: ClassVar = ("kW", "W", "mW")
 
 
+class Rate(Quantity):
+    """How often something happens, in times a million seconds.
+
+    >>> Rate.parse("4/s"), Rate.parse("240/min") == Rate.parse("4/s")
+    (Rate('4 /s'), True)
+    """
+
+    units: ClassVar = {"/s": Decimal(10**6), "/min": Decimal(10**6) / 60, "/h": Decimal(10**6) / 3600}
+    example: ClassVar = "4/s"
+    shown: ClassVar = ("/s", "/h")
+
+    @property
+    def per_second(self) -> float:
+        """Return how often a second."""
+        return self / 10**6
+
+
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,18})\Z")
 
 

@@ -25,6 +25,8 @@ TensorOverlap: TypeAlias = Literal["none", "ring", "pipeline", "userbuffers"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Placement: TypeAlias = Literal["contiguous", "eplb"]
 Recompute: TypeAlias = Literal["none", "selective", "full"] | tuple[str, ...]
+ServingPolicy: TypeAlias = Literal["vllm_v1"]
+Router: TypeAlias = Literal["round_robin"]
 ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
 if TYPE_CHECKING:
     ScheduleName: TypeAlias = str
@@ -533,6 +535,30 @@ class InferenceSpec(Spec, frozen=True):
         return max(kind.steps for kind in self.kinds)
 
 
+class ServingSpec(Spec, frozen=True):
+    """A server that takes requests as they come (`rapid-des serve`); the job's `dp` are its replicas."""
+
+    policy: ServingPolicy = "vllm_v1"
+    """How an engine picks what an iteration computes (`rapid_des.serving.policies`)."""
+    max_batched_tokens: Count = 8192
+    """Tokens of one iteration at most, over all its requests (vLLM: max_num_batched_tokens)."""
+    max_sequences: Count = 256
+    """Requests of one iteration at most (vLLM: max_num_seqs)."""
+    page_size: Count = 16
+    """Tokens of a page of the KV cache."""
+    memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory that the engine takes; what weights, activations and the framework leave of it
+    holds keys and values."""
+    router: Router = "round_robin"
+    """Which replica gets a request."""
+    arrivals: str | None = None
+    """When requests come, as --arrivals: "poisson rate=4/s". Unset: the command must say."""
+    prompt: str | None = None
+    """Tokens of prompts, as --prompt: "lognormal mean=1024 cv=0.8". Unset: all `inference.prompt_length`."""
+    output: str | None = None
+    """Tokens that requests generate, as --output. Unset: all `inference.output_length`."""
+
+
 class JobSpec(Spec, frozen=True):
     """A job file."""
 
@@ -553,6 +579,8 @@ class JobSpec(Spec, frozen=True):
     """One optimizer step; with phase training."""
     inference: InferenceSpec | None = None
     """A batch of requests; with phase inference."""
+    serving: ServingSpec | None = None
+    """How a server takes requests as they come; with phase inference. Unset: by the defaults of its keys."""
     fusion: Policy = "megatron"
     """Which small kernels are fused (the lists of `rapid_des.device.vector`)."""
     attention: Literal["flash", "unfused"] = "flash"

@@ -1,0 +1,41 @@
+"""`rapid-des serve`: a job as a server under load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rapid_des.cli.options import announce, echo, job_options, json_option, open_job
+from rapid_des.cli.progress import progress
+from rapid_des.serving.result import Slo
+from rapid_des.serving.server import serve as run_server
+from rapid_des.serving.text import serve_lines
+
+
+@click.command()
+@job_options
+@click.option(
+    "--arrivals",
+    metavar="'KIND KEY=VALUE …'",
+    help="When requests come, as in: poisson rate=4/s. Else the job's.",
+)
+@click.option("--requests", type=click.IntRange(1, 10**7), default=1000, show_default=True, help="How many.")
+@click.option(
+    "--prompt", metavar="'KIND KEY=VALUE …'", help="Tokens of prompts, as in: lognormal mean=1024 cv=0.8"
+)
+@click.option("--output", metavar="'KIND KEY=VALUE …'", help="Tokens that requests ask for, as in: 256")
+@click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Of all draws.")
+@click.option("--slo", metavar="'ttft=2s tpot=50ms'", help="Limits of which the goodput is counted.")
+@json_option
+def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
+    """Serve requests that come over time by JOB (file or preset) on a machine."""
+    slo = None if options["slo"] is None else Slo.parse(options["slo"])
+    wanted, loaded = open_job(job, machine, settings)
+    title = f"{job} on {loaded.name}"
+    asked = {name: options[name] for name in ("arrivals", "requests", "prompt", "output", "seed")}
+    with progress(title) as bar:
+        result = run_server(wanted, loaded, watch=bar, **asked)
+    if result.interrupted:
+        announce("interrupted: what is answered follows")
+    echo(options["as_json"], result.as_json(slo), serve_lines(result, title, slo))

@@ -1,0 +1,71 @@
+"""What a replica has done: a row a stretch of iterations, and how long tokens were apart."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.arrays import Int64s
+from rapid_des.serving.costs import Batch
+
+PER_DOUBLING = 1000
+"""Bins of gaps between tokens: each 0.07 % wide."""
+_BINS = 64 * PER_DOUBLING
+COLUMNS = ("began", "duration", "steps", "decodes", "prompt_tokens", "waiting", "running", "pages")
+
+
+class _Watched(Protocol):
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Requests that wait, requests that run, pages held."""
+        ...
+
+
+@dataclass
+class Load:
+    """Columns of equal length: `COLUMNS`, times in picoseconds."""
+
+    columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in COLUMNS})
+    gaps: Int64s = field(default_factory=lambda: np.zeros(_BINS, np.int64))
+    """Tokens by the time since the one before (log bins)."""
+
+    def iteration(self, began: int, duration: int, batch: Batch, watched: _Watched) -> None:
+        """Count one iteration."""
+        prompts = batch.tokens - batch.decodes
+        self._append((began, duration, 1, batch.decodes, prompts, *watched.sizes))
+        if batch.decodes:
+            self.gaps[_bin(duration)] += batch.decodes
+
+    def steps(self, began: int, ends: Int64s, decodes: int, watched: _Watched) -> None:
+        """Count decode steps that ended so long after they began."""
+        self._append((began, int(ends[-1]), len(ends), decodes, 0, *watched.sizes))
+        bins, counts = np.unique(_bins(np.diff(ends, prepend=0)), return_counts=True)
+        self.gaps[bins] += counts * decodes
+
+    def table(self) -> dict[str, Int64s]:
+        """Return the columns as arrays."""
+        return {name: np.array(values, np.int64) for name, values in self.columns.items()}
+
+    def _append(self, row: tuple[int, ...]) -> None:
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(value)
+
+
+def gap_quantiles(gaps: Int64s, shares: tuple[float, ...]) -> list[float]:
+    """Return quantiles of binned gaps in picoseconds, within half a bin."""
+    total = np.cumsum(gaps)
+    wanted = np.array(shares) * total[-1]
+    places: NDArray[np.float64] = np.searchsorted(total, wanted) + 0.5
+    return [float(value) for value in 2 ** (places / PER_DOUBLING)] if total[-1] else []
+
+
+def _bin(duration: int) -> int:
+    return int(np.log2(max(duration, 1)) * PER_DOUBLING)
+
+
+def _bins(durations: Int64s) -> Int64s:
+    return (np.log2(np.maximum(durations, 1)) * PER_DOUBLING).astype(np.int64)

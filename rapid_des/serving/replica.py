@@ -1,0 +1,205 @@
+"""A replica: a process that picks a batch, lets its iteration pass, and hands out tokens.
+
+Iterations in which only decoding requests take part, the same ones until one ends, pages run short or
+somebody comes, pass at once: their times are added up as if each had been waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import simpy
+
+from rapid_des.serving.costs import Batch, Chunk, Costs
+from rapid_des.serving.policies import Plan, Policy
+from rapid_des.serving.records import Load
+from rapid_des.serving.requests import NEVER, Decoding, Request
+from rapid_des.units import ceil_divide
+
+Process: TypeAlias = Generator[Any, Any, None]
+Deliver = Callable[[Request], None]
+MOST_STEPS = 1 << 12
+"""Decode steps that pass at once, at most."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What replicas have in common."""
+
+    policy: Policy
+    costs: Costs
+    pages: int
+    """Of a replica's KV cache."""
+    page_size: int
+    max_batched_tokens: int
+    max_sequences: int
+    stepwise: bool = False
+    """Wait for every iteration, also for those that could pass at once (the results are the same)."""
+
+
+class Replica:
+    """One replica, which policies look at (`policies.View`)."""
+
+    def __init__(self, env: simpy.Environment, number: int, engine: Engine, deliver: Deliver) -> None:
+        self.number, self.engine = number, engine
+        self.waiting: deque[Request] = deque()
+        self.prefilling: list[Request] = []
+        self.load = Load()
+        self._group = Decoding(engine.page_size)
+        self._free = engine.pages
+        self._env, self._deliver = env, deliver
+        self._come = env.event()
+        self.process = env.process(self._run())
+
+    @property
+    def decoding(self) -> int:
+        """How many requests decode."""
+        return len(self._group)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that are free once the decoding requests have theirs."""
+        return self._free - self._group.new_pages()
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """Tokens of an iteration at most."""
+        return self.engine.max_batched_tokens
+
+    @property
+    def max_sequences(self) -> int:
+        """Requests of an iteration at most."""
+        return self.engine.max_sequences
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that it has and has not answered."""
+        return len(self.waiting) + len(self.prefilling) + len(self._group)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Requests that wait, requests that run, pages held."""
+        running = len(self.prefilling) + len(self._group)
+        return len(self.waiting), running, self.engine.pages - self._free
+
+    def pages_for(self, request: Request, tokens: int) -> int:
+        """Return how many more pages a request needs for so many further tokens."""
+        return ceil_divide(request.computed + tokens, self.engine.page_size) - request.pages
+
+    def submit(self, request: Request) -> None:
+        """Take a request."""
+        request.replica = self.number
+        self.waiting.append(request)
+        if not self._come.triggered:
+            self._come.succeed()
+
+    @property
+    def _now(self) -> int:
+        return int(self._env.now)
+
+    def _run(self) -> Process:
+        while True:
+            if not self.outstanding:
+                self._come = self._env.event()
+                yield self._come
+            yield self._env.timeout(0)  # whatever happens at this instant happens before the choice
+            self._make_room()
+            plan = self.engine.policy(self)
+            if plan.chunks or not plan.decodes or self.engine.stepwise:
+                yield from self._iterate(plan)
+            else:
+                yield from self._decode_on()
+
+    def _make_room(self) -> None:
+        """Preempt who came last until the others can decode on, or compute their prompts."""
+        while self.free_pages < 0 or self._is_stuck():
+            self._preempt(self.prefilling[-1] if self.prefilling else next(reversed(self._group)))
+
+    def _is_stuck(self) -> bool:
+        """Tell whether prompts that are half computed hold all pages and nobody decodes."""
+        if self._group or len(self.prefilling) < 2:
+            return False
+        return self.pages_for(self.prefilling[0], 1) > self._free
+
+    def _preempt(self, request: Request) -> None:
+        """Take a request's pages: it is computed again from the start when its turn comes."""
+        if request in self.prefilling:
+            self.prefilling.remove(request)
+        else:
+            self._group.leave(request)
+        self._free += request.pages
+        request.pages = request.computed = 0
+        request.preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _iterate(self, plan: Plan) -> Process:
+        """Compute chunks of prompts, and a token each of who decodes."""
+        decodes = len(self._group) if plan.decodes else 0
+        chunks = tuple(Chunk(tokens, request.computed) for request, tokens in plan.chunks)
+        batch = Batch(decodes, self._group.keys if decodes else 0, chunks)
+        self._begin(plan)
+        began = self._now
+        duration = self.engine.costs.time(batch)
+        self.load.iteration(began, duration, batch, self)
+        yield self._env.timeout(duration)
+        if decodes:
+            self._take_pages(1)
+            self._end(self._group.advance(1))
+        self._computed(plan)
+
+    def _begin(self, plan: Plan) -> None:
+        for request, tokens in plan.chunks:
+            if request.computed == request.pages == 0 and request not in self.prefilling:
+                self.waiting.remove(request)
+                self.prefilling.append(request)
+            if request.started == NEVER:
+                request.started = self._now
+            pages = self.pages_for(request, tokens)
+            request.pages += pages
+            self._free -= pages
+
+    def _computed(self, plan: Plan) -> None:
+        """Bring chunks to account; whose prompt is complete has its next token."""
+        for request, tokens in plan.chunks:
+            request.computed += tokens
+            if request.missing:
+                continue
+            self.prefilling.remove(request)
+            request.generated += 1
+            if request.first_token == NEVER:
+                request.first_token = self._now
+            if request.generated == request.output:
+                self._end([request])
+            else:
+                self._group.join(request)
+
+    def _decode_on(self) -> Process:
+        """Let decode steps pass until one of the requests ends, pages run short, or somebody comes."""
+        group, env = self._group, self._env
+        steps = group.steps_within(self._free, min(group.steps_to_end(), MOST_STEPS))
+        began, keys = self._now, group.keys
+        ends = self.engine.costs.ends(len(group), keys, steps)
+        self._come = env.event()
+        yield env.timeout(int(ends[-1])) | self._come
+        if self._now < began + ends[-1]:
+            steps = 1 + int(np.searchsorted(ends, self._now - began))
+            if began + int(ends[steps - 1]) > self._now:
+                yield env.timeout(began + int(ends[steps - 1]) - self._now)
+        self.load.steps(began, ends[:steps], len(group), self)
+        self._take_pages(steps)
+        self._end(group.advance(steps))
+
+    def _take_pages(self, steps: int) -> None:
+        for ahead in range(steps):
+            self._free -= self._group.new_pages(ahead)
+
+    def _end(self, ended: Sequence[Request]) -> None:
+        for request in ended:
+            self._free += request.pages
+            request.pages = 0
+            request.finished = self._now
+            self._deliver(request)

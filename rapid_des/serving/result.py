@@ -1,0 +1,188 @@
+"""What came of serving: latencies of requests, throughput, and the load of replicas over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.arrays import Int64s
+from rapid_des.errors import ConfigError
+from rapid_des.serving.records import Load, gap_quantiles
+from rapid_des.serving.replica import Engine
+from rapid_des.serving.requests import Request
+from rapid_des.units import PS_PER_S, Duration
+
+Floats = NDArray[np.float64]
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_COLUMNS = (
+    "number",
+    "arrival",
+    "prompt",
+    "output",
+    "replica",
+    "started",
+    "first_token",
+    "finished",
+    "preemptions",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ServeResult:
+    """A served workload; times are picoseconds unless a name says seconds (`_s`)."""
+
+    name: str
+    gpus: int
+    requests: Mapping[str, Int64s]
+    """Columns of the answered requests, by number."""
+    loads: Sequence[Mapping[str, Int64s]]
+    """Of each replica what its iterations did (`records.COLUMNS`)."""
+    gaps: Int64s
+    """Tokens by the time since the one before, in bins."""
+    pages: int
+    client: int
+    """What a request takes from its client to a replica."""
+    elapsed: int
+    """When the last one was answered, or the run interrupted."""
+    interrupted: bool = False
+
+    @classmethod
+    def of(cls, done: Sequence[Request], loads: Sequence[Load], engine: Engine, **rest: Any) -> ServeResult:
+        """Return the result of the requests that were answered."""
+        ordered = sorted(done, key=lambda request: request.number)
+        columns = {
+            name: np.fromiter((getattr(each, name) for each in ordered), np.int64, len(ordered))
+            for name in _COLUMNS
+        }
+        gaps = np.sum([load.gaps for load in loads], axis=0)
+        elapsed = rest.pop("now")
+        return cls(
+            requests=columns, loads=[load.table() for load in loads], gaps=gaps, pages=engine.pages,
+            elapsed=elapsed, **rest,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.requests["number"])
+
+    @cached_property
+    def ttft(self) -> Int64s:
+        """From a request to its first token."""
+        return self.requests["first_token"] - self.requests["arrival"]
+
+    @cached_property
+    def queue(self) -> Int64s:
+        """Of that, what it waited at its replica until an iteration took it up."""
+        return self.requests["started"] - self.requests["arrival"] - self.client
+
+    @cached_property
+    def prefill(self) -> Int64s:
+        """Of that, from then on."""
+        return self.requests["first_token"] - self.requests["started"]
+
+    @cached_property
+    def e2e(self) -> Int64s:
+        """From a request to its last token."""
+        return self.requests["finished"] - self.requests["arrival"]
+
+    @cached_property
+    def tpot(self) -> Floats:
+        """The mean time of a request's tokens after the first, of requests that have such."""
+        later = self.requests["output"] - 1
+        return ((self.e2e - self.ttft) / np.maximum(later, 1))[later > 0]
+
+    @property
+    def throughput(self) -> dict[str, float]:
+        """Requests and tokens a second."""
+        seconds = max(self.elapsed, 1) / PS_PER_S
+        return {
+            "requests_per_s": len(self) / seconds,
+            "output_tokens_per_s": int(self.requests["output"].sum()) / seconds,
+            "total_tokens_per_s": int((self.requests["prompt"] + self.requests["output"]).sum()) / seconds,
+        }
+
+    def goodput(self, slo: Slo) -> float:
+        """Return how many requests a second are answered within all limits."""
+        return float(slo.kept(self).sum()) / (max(self.elapsed, 1) / PS_PER_S)
+
+    @property
+    def kv_occupancy(self) -> dict[str, float]:
+        """Share of the pages that are held: over the time of iterations, and at most."""
+        time = sum(int(load["duration"].sum()) for load in self.loads)
+        held = sum(float((load["duration"] * (load["pages"] / self.pages)).sum()) for load in self.loads)
+        most = max((int(load["pages"].max(initial=0)) for load in self.loads), default=0)
+        return {"mean": held / max(time, 1), "max": most / self.pages}
+
+    def as_json(self, slo: Slo | None = None) -> dict[str, Any]:
+        """Return plain data; times are seconds."""
+        gaps = gap_quantiles(self.gaps, tuple(SHARES.values()))
+        plain: dict[str, Any] = {
+            "job": self.name,
+            "gpus": self.gpus,
+            "requests": len(self),
+            "interrupted": self.interrupted,
+            "elapsed_s": self.elapsed / PS_PER_S,
+            "ttft_s": spread(self.ttft),
+            "queue_s": spread(self.queue),
+            "prefill_s": spread(self.prefill),
+            "client_s": self.client / PS_PER_S,
+            "tpot_s": spread(self.tpot),
+            "itl_s": {name: gap / PS_PER_S for name, gap in zip(SHARES, gaps, strict=False)},
+            "e2e_s": spread(self.e2e),
+            "throughput": self.throughput,
+            "goodput": None if slo is None else {"slo": slo.text, "requests_per_s": self.goodput(slo)},
+            "kv_occupancy": self.kv_occupancy,
+            "preemptions": int(self.requests["preemptions"].sum()),
+        }
+        return plain
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Limits that a request keeps if all its times do, in picoseconds."""
+
+    text: str
+    limits: Mapping[str, int]
+
+    @classmethod
+    def parse(cls, text: str) -> Slo:
+        """Return what a text such as `ttft=2s tpot=50ms` states.
+
+        >>> Slo.parse("ttft=2s").limits
+        {'ttft': 2000000000000}
+        """
+        limits: dict[str, int] = {}
+        for word in text.split():
+            name, _, value = word.partition("=")
+            if name not in ("ttft", "tpot", "e2e") or name in limits:
+                raise ConfigError(
+                    f"{word!r} is not one of ttft=…, tpot=…, e2e=…, each once", file=f"--slo {text!r}"
+                )
+            try:
+                limits[name] = int(Duration.parse(value))
+            except ValueError as error:
+                raise ConfigError(str(error), file=f"--slo {text!r}", key=name) from None
+        if not limits:
+            raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"--slo {text!r}")
+        return cls(text, limits)
+
+    def kept(self, result: ServeResult) -> NDArray[np.bool_]:
+        """Return which requests keep them; one of a single token keeps any time per token."""
+        later = np.maximum(result.requests["output"] - 1, 1)
+        times = {"ttft": result.ttft, "e2e": result.e2e, "tpot": (result.e2e - result.ttft) / later}
+        kept = np.ones(len(result), np.bool_)
+        for name, limit in self.limits.items():
+            kept &= times[name] <= limit
+        return kept
+
+
+def spread(times: Int64s | Floats) -> dict[str, float | None]:
+    """Return mean and quantiles in seconds; None where there are no times."""
+    if not len(times):
+        return dict.fromkeys(("mean", *SHARES))
+    quantiles = np.quantile(times, list(SHARES.values())) / PS_PER_S
+    return {"mean": float(times.mean()) / PS_PER_S, **dict(zip(SHARES, map(float, quantiles), strict=True))}

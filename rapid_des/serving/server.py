@@ -1,0 +1,213 @@
+"""A fleet of replicas under a workload, on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import simpy
+from msgspec import structs
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import ConfigError, InfeasibleJobError
+from rapid_des.frontend import Job, memory
+from rapid_des.frontend.memory import shown
+from rapid_des.frontend.parts import stage_sections
+from rapid_des.frontend.spec import ServingSpec
+from rapid_des.machine import Machine
+from rapid_des.serving.costs import PassCosts, of_replica
+from rapid_des.serving.policies import POLICIES
+from rapid_des.serving.replica import Engine, Process, Replica
+from rapid_des.serving.requests import Request
+from rapid_des.serving.result import ServeResult
+from rapid_des.serving.routers import ROUTERS, Router
+from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
+from rapid_des.units import ceil_divide
+
+Watch = Callable[[int, int], None]
+"""Told how many requests are done, of how many."""
+_TOLD = 64
+"""Requests between two tellings."""
+
+
+@dataclass
+class Fleet:
+    """Replicas of one engine, who sends requests to them, and what has come of it."""
+
+    engine: Engine
+    workload: Workload
+    router: Router
+    replicas: int = 1
+    client: int = 0
+    """Picoseconds from a client's request to its arrival at a replica."""
+    watch: Watch = lambda *_: None
+    done: list[Request] = field(default_factory=list)
+    env: simpy.Environment = field(default_factory=simpy.Environment)
+
+    def run(self) -> bool:
+        """Serve all requests; whether that was not interrupted."""
+        self._sent = 0
+        self._end = self.env.event()
+        self.members = [Replica(self.env, n, self.engine, self._deliver) for n in range(self.replicas)]
+        if self.workload.arrival is None:
+            for _ in range(min(self.workload.clients, len(self.workload))):
+                self._send_next()
+        else:
+            self.env.process(self._come())
+        try:
+            self.env.run(until=self._end)
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    def _come(self) -> Process:
+        assert self.workload.arrival is not None
+        for arrival in self.workload.arrival.tolist():
+            if arrival > self.env.now:
+                yield self.env.timeout(arrival - self.env.now)
+            self._send_next()
+
+    def _send_next(self) -> None:
+        """Have the next request of the workload sent now."""
+        number, work = self._sent, self.workload
+        self._sent += 1
+        request = Request(number, int(self.env.now), int(work.prompt[number]), int(work.output[number]))
+        if self.client:
+            self.env.timeout(self.client).callbacks.append(lambda _: self._route(request))
+        else:
+            self._route(request)
+
+    def _route(self, request: Request) -> None:
+        self.router(self.members, request).submit(request)
+
+    def _deliver(self, request: Request) -> None:
+        """Take an answered request; its client may send the next one."""
+        self.done.append(request)
+        if len(self.done) % _TOLD == 0:
+            self.watch(len(self.done), len(self.workload))
+        if len(self.done) == len(self.workload):
+            self._end.succeed()
+        elif self.workload.arrival is None and self._sent < len(self.workload):
+            if self.workload.think:
+                self.env.timeout(self.workload.think).callbacks.append(lambda _: self._send_next())
+            else:
+                self._send_next()
+
+
+def serve(  # noqa: PLR0913 - what a server is asked, by name
+    job: Job,
+    machine: Machine,
+    *,
+    arrivals: str | None = None,
+    requests: int = 1000,
+    prompt: str | None = None,
+    output: str | None = None,
+    seed: int = 0,
+    watch: Watch = lambda *_: None,
+    cache: BoundedCache | None = None,
+) -> ServeResult:
+    """Serve requests that come as `arrivals` says, and return what became of them.
+
+    Texts that are not given stand in the job's `serving` section; lengths that stand nowhere are those of its
+    `inference` section. An interrupt (^C) ends it with what is answered by then.
+    """
+    spec = job.spec.serving or ServingSpec()
+    workload = _workload(
+        job, spec, {"arrivals": arrivals, "prompt": prompt, "output": output}, (requests, seed)
+    )
+    engine = _engine(job, machine, spec, cache)
+    _check_lengths(job, workload, engine)
+    host = job.host
+    fleet = Fleet(
+        engine,
+        workload,
+        ROUTERS[spec.router],
+        replicas=job.spec.parallelism.dp,
+        client=int((host.request if host else None) or 0),
+        watch=watch,
+    )
+    complete = fleet.run()
+    return ServeResult.of(
+        fleet.done,
+        [each.load for each in fleet.members],
+        engine,
+        client=fleet.client,
+        interrupted=not complete,
+        name=job.name,
+        gpus=job.gpus,
+        now=fleet.env.now,
+    )
+
+
+def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: tuple[int, int]) -> Workload:
+    stated = {name: text if text is not None else getattr(spec, name) for name, text in texts.items()}
+    if stated["arrivals"] is None:
+        raise ConfigError(
+            "nothing says when requests come; --arrivals 'poisson rate=4/s'",
+            file=job.file,
+            key="serving.arrivals",
+        )
+    usual = {"prompt": job.inference.prompt_length, "output": job.inference.output_length}
+    lengths = (
+        parse_lengths(stated["prompt"] or str(usual["prompt"]), "--prompt"),
+        parse_lengths(stated["output"] or str(usual["output"]), "--output"),
+    )
+    return draw(parse_arrivals(stated["arrivals"]), lengths, *drawn)
+
+
+def _engine(job: Job, machine: Machine, spec: ServingSpec, cache: BoundedCache | None) -> Engine:
+    alone = of_replica(job)
+    return Engine(
+        policy=POLICIES[spec.policy],
+        costs=PassCosts(alone, machine, cache),
+        pages=kv_tokens(alone, machine, spec) // spec.page_size,
+        page_size=spec.page_size,
+        max_batched_tokens=spec.max_batched_tokens,
+        max_sequences=spec.max_sequences,
+    )
+
+
+def kv_tokens(job: Job, machine: Machine, spec: ServingSpec) -> int:
+    """Return how many tokens of all requests the KV cache of a replica holds.
+
+    The engine takes its share of a GPU's memory; weights, what the largest iteration needs besides, and the
+    framework's own go off. `InfeasibleJobError` if nothing is left.
+    """
+    tokens = spec.max_batched_tokens
+    asked = structs.replace(
+        job.inference, batch=1, prompt_length=tokens, output_length=1, micro_batch=None, decode_steps="all"
+    )
+    largest = replace(job, spec=structs.replace(job.spec, inference=asked))
+    room, each = [], []
+    for stage, used in enumerate(memory(largest).stages):
+        fixed = used.peak - used.categories.get("kv_cache", 0)
+        room.append(int(machine.device.spec.hbm.capacity * spec.memory_fraction) - fixed)
+        each.append(_token_bytes(job, stage))
+    fits = min(left // max(size, 1) for left, size in zip(room, each, strict=True))
+    if fits < spec.page_size:
+        raise InfeasibleJobError(
+            f"{job.name}: no room for keys and values: of {spec.memory_fraction:.0%} of a GPU's memory "
+            f"{shown(min(room))} are left beside weights and an iteration of {tokens} tokens"
+        )
+    return fits
+
+
+def _token_bytes(job: Job, stage: int) -> int:
+    """Return what a further token of a long request takes of a rank's KV cache."""
+    shard, far = job.shard(1, 1, 1), job.model.spec.max_positions
+    return sum(
+        ceil_divide(count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, far), far)
+        for section, count in stage_sections(job, stage).items()
+        if section.name == "block"
+    )
+
+
+def _check_lengths(job: Job, workload: Workload, engine: Engine) -> None:
+    """Raise `ConfigError` for a request that no replica could ever answer."""
+    total = workload.prompt + workload.output
+    longest = int(total.argmax())
+    room, most = engine.pages * engine.page_size, job.model.spec.max_positions
+    if total[longest] > min(room, most):
+        why = f"a replica's KV cache holds {room}" if room < most else f"the model has max_positions {most}"
+        lengths = f"{workload.prompt[longest]} tokens in and {workload.output[longest]} out"
+        raise ConfigError(f"request {longest} has {lengths}; {why}", file=job.file, key="serving")

@@ -1,0 +1,289 @@
+"""Which requests come, and when: texts such as `poisson rate=4/s`, drawn with a seed.
+
+A text is a kind and its keys, in the words of faults. Every stream of numbers (arrivals, prompts, outputs)
+has a generator of its own, so that to change one leaves the others, and more requests leave the first ones.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.random import Generator, default_rng
+from numpy.typing import NDArray
+
+from rapid_des.arrays import Int64s
+from rapid_des.config import Document, Spec, decode
+from rapid_des.errors import ConfigError
+from rapid_des.units import PS_PER_S, Duration, Rate, whole_number
+
+Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
+Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Floats = NDArray[np.float64]
+
+
+class Poisson(Spec, frozen=True, tag_field="kind", tag="poisson"):
+    """Independent requests: exponential times between them."""
+
+    rate: Rate
+
+    def times(self, count: int, random: Generator) -> Int64s:
+        """Return when requests come."""
+        return _summed(random.exponential(1 / self.rate.per_second, count))
+
+
+class Gamma(Spec, frozen=True, tag_field="kind", tag="gamma"):
+    """Gamma times between requests; a coefficient of variation above 1 comes in bursts."""
+
+    rate: Rate
+    cv: Positive
+
+    def times(self, count: int, random: Generator) -> Int64s:
+        """Return when requests come."""
+        shape = self.cv**-2
+        return _summed(random.gamma(shape, 1 / (shape * self.rate.per_second), count))
+
+
+class Constant(Spec, frozen=True, tag_field="kind", tag="constant"):
+    """Requests at equal distances."""
+
+    rate: Rate
+
+    def times(self, count: int, random: Generator) -> Int64s:
+        """Return when requests come: the first after one distance."""
+        del random
+        return _summed(np.full(count, 1 / self.rate.per_second))
+
+
+class Clients(Spec, frozen=True, tag_field="kind", tag="clients"):
+    """A closed loop: so many clients, each with one request at a time."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+    """Clients, which all begin at 0."""
+    think: Duration | None = None
+    """Between an answer and the next request of a client; unset: none."""
+
+
+class Diurnal(Spec, frozen=True, tag_field="kind", tag="diurnal"):
+    """Poisson at a rate that follows the day: rate · (1 + swing · sin(2π · time / period))."""
+
+    rate: Rate
+    """The mean."""
+    swing: Share
+    """How far it goes up and down, as a share of the mean."""
+    period: Duration
+
+    def times(self, count: int, random: Generator) -> Int64s:
+        """Return when requests come: unit-rate ones at the inverse of the rate's integral."""
+        rate, period = self.rate.per_second, self.period / PS_PER_S
+        wanted = np.cumsum(random.exponential(1.0, count))
+        turn = 2 * np.pi / period
+        low, high = (wanted / (rate * (1 + self.swing)), wanted / rate + period)
+        for _ in range(60):
+            middle = (low + high) / 2
+            passed = rate * (middle + self.swing / turn * (1 - np.cos(turn * middle)))
+            low, high = np.where(passed < wanted, middle, low), np.where(passed < wanted, high, middle)
+        return _picoseconds(high)
+
+
+class Trace(Spec, frozen=True, tag_field="kind", tag="trace"):
+    """Requests of a CSV file: columns `arrival_s`, `prompt_tokens` and `output_tokens`."""
+
+    file: str
+    faster: Positive = 1.0
+    """So many times as fast."""
+
+
+Open: TypeAlias = Poisson | Gamma | Constant | Diurnal
+Arrivals: TypeAlias = Open | Clients | Trace
+
+
+class Fixed(Spec, frozen=True, tag_field="kind", tag="fixed"):
+    """All alike."""
+
+    tokens: Tokens
+
+    def lengths(self, count: int, random: Generator) -> Int64s:
+        """Return so many lengths."""
+        del random
+        return np.full(count, self.tokens, np.int64)
+
+
+class Uniform(Spec, frozen=True, tag_field="kind", tag="uniform"):
+    """Any from `low` to `high`, both included."""
+
+    low: Tokens
+    high: Tokens
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+
+    def lengths(self, count: int, random: Generator) -> Int64s:
+        """Return so many lengths."""
+        return random.integers(self.low, self.high, count, endpoint=True)
+
+
+class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
+    """Lognormal with this mean and coefficient of variation, rounded up and cut off at `most`."""
+
+    mean: Positive
+    cv: Positive
+    most: Tokens | None = None
+
+    def lengths(self, count: int, random: Generator) -> Int64s:
+        """Return so many lengths."""
+        variance = np.log1p(self.cv**2)
+        drawn = np.ceil(random.lognormal(np.log(self.mean) - variance / 2, variance**0.5, count))
+        return np.clip(drawn, 1, self.most or 10**7).astype(np.int64)
+
+
+class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
+    """Drawn with replacement from a column of a CSV file."""
+
+    file: str
+    column: str
+
+    def lengths(self, count: int, random: Generator) -> Int64s:
+        """Return so many lengths."""
+        return random.choice(_columns(self.file, (self.column,))[0].astype(np.int64), count)
+
+
+Lengths: TypeAlias = Fixed | Uniform | Lognormal | Sampled
+
+
+class _AnyArrivals(Spec, frozen=True):
+    stated: Arrivals
+
+
+class _AnyLengths(Spec, frozen=True):
+    stated: Lengths
+
+
+def parse_arrivals(text: str, option: str = "--arrivals") -> Arrivals:
+    """Return what a text such as `poisson rate=4/s` states; `ConfigError` says what is allowed.
+
+    >>> parse_arrivals("gamma rate=4/s cv=2").cv
+    2.0
+    """
+    return _decoded(text, option, _AnyArrivals).stated
+
+
+def parse_lengths(text: str, option: str) -> Lengths:
+    """Return what a text such as `lognormal mean=1024 cv=0.8`, or a bare number, states.
+
+    >>> parse_lengths("256", "--output")
+    Fixed(tokens=256)
+    """
+    return _decoded(f"fixed tokens={text}" if text.strip().isdigit() else text, option, _AnyLengths).stated
+
+
+_Holder = TypeVar("_Holder", _AnyArrivals, _AnyLengths)
+_DECIMAL = re.compile(r"[+-]?[0-9]+\.[0-9]*\Z|[+-]?\.[0-9]+\Z")
+
+
+def _decoded(text: str, option: str, holder: type[_Holder]) -> _Holder:
+    file = f"{option} {text!r}"
+    try:
+        first, *words = shlex.split(text) or [""]
+    except ValueError as error:
+        raise ConfigError(f"not words of key=value: {error}", file=file) from None
+    tree: dict[str, object] = {"kind": first}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or key in tree:
+            problem = f"{key!r} stands twice" if key in tree else f"{word!r} is not key=value"
+            raise ConfigError(problem, file=file)
+        tree[key] = _value(value)
+    try:
+        return decode(Document(Path(file), {"stated": tree}), holder)
+    except ConfigError as error:
+        key = error.key.removeprefix("stated").lstrip(".")
+        raise ConfigError(error.message, file=file, key=key) from None
+
+
+def _value(text: str) -> object:
+    try:
+        return whole_number(text, least=-(2**63))
+    except ValueError:
+        return float(text) if _DECIMAL.match(text) else text
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests in the order in which they come."""
+
+    prompt: Int64s
+    """Tokens."""
+    output: Int64s
+    arrival: Int64s | None
+    """Picoseconds, ascending; None: clients ask for the next one when they have an answer."""
+    clients: int = 0
+    think: int = 0
+    """Picoseconds."""
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+
+def draw(arrivals: Arrivals, lengths: tuple[Lengths, Lengths], count: int, seed: int) -> Workload:
+    """Return so many requests; of a trace its own lengths, and no more than it has."""
+    if isinstance(arrivals, Trace):
+        return _traced(arrivals, count)
+    prompt, output = (
+        each.lengths(count, default_rng([seed, stream])) for stream, each in enumerate(lengths, start=1)
+    )
+    if isinstance(arrivals, Clients):
+        return Workload(prompt, output, None, arrivals.count, int(arrivals.think or 0))
+    return Workload(prompt, output, arrivals.times(count, default_rng([seed, 0])))
+
+
+def _traced(trace: Trace, count: int) -> Workload:
+    arrival, prompt, output = _columns(trace.file, ("arrival_s", "prompt_tokens", "output_tokens"))
+    order = np.argsort(arrival, kind="stable")[:count]
+    times = _picoseconds((arrival[order] - arrival[order[0]]) / trace.faster)
+    return Workload(prompt[order].astype(np.int64), output[order].astype(np.int64), times)
+
+
+def _columns(file: str, names: Sequence[str]) -> list[Floats]:
+    """Return columns of a CSV file as numbers; `ConfigError` names the line."""
+    try:
+        with Path(file).open(newline="", encoding="utf-8") as text:
+            rows = list(csv.DictReader(text))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can not be read: {error}", file=file) from None
+    if not rows or any(name not in rows[0] for name in names):
+        raise ConfigError(f"needs the columns {', '.join(names)} and a row", file=file)
+    table = np.zeros((len(names), len(rows)))
+    for number, row in enumerate(rows):
+        for place, name in enumerate(names):
+            table[place, number] = _number(
+                row[name], f"line {number + 2}: {name}", file, least=name != "arrival_s"
+            )
+    return list(table)
+
+
+def _number(text: str | None, key: str, file: str, *, least: int) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = np.nan
+    if not least <= value <= 1e9:
+        raise ConfigError(f"{text!r} is not a number from {int(least)} to 1e9", file=file, key=key)
+    return value
+
+
+def _summed(between: Floats) -> Int64s:
+    return _picoseconds(np.cumsum(between))
+
+
+def _picoseconds(seconds: Floats) -> Int64s:
+    return np.ceil(seconds * PS_PER_S).astype(np.int64)
