@@ -11,41 +11,36 @@ kernels and the rest, or as the host needs to issue them all, whichever is longe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Protocol
+from functools import cached_property, partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
-from rapid_des.frontend.inference import Pass, captures, pass_lists
+from rapid_des.frontend.ends import sampling
+from rapid_des.frontend.inference import Pass, captures, one_pass, pass_lists, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.parts import Section, stage_sections
-from rapid_des.frontend.software import HostSpec
-from rapid_des.frontend.spec import InferenceSpec
+from rapid_des.frontend.parts import HEAD, Section, stage_sections
+from rapid_des.frontend.shard import Group
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import as_used, issued_on
 from rapid_des.simulation import simulate
-from rapid_des.units import Duration
+from rapid_des.units import Duration, ceil_divide
 
 _FINE = 16
 """Corners of the KV length in each doubling."""
-_FLATTENED = 8
-"""GPUs of a replica up to which passes are simulated flattened; above, blocks and what joins them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens of one prompt that an iteration computes."""
-
-    tokens: int
-    cached: int = 0
-    """Tokens before them that stand in the KV cache."""
+_EXACT_TOKENS, _MANY_TOKENS = 256, 2048
+"""Tokens up to which every count is a corner, and from which on corners are farther apart."""
+_FEW_ROWS, _MANY_ROWS = 16, 64
+"""Tiles of matrix products end at such multiples of rows: first and last row of each are corners."""
+_TOLERANCE = 0.002
+"""Of a pass: how far the rest may be from the line between two corners, in their middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +50,23 @@ class Batch:
     decodes: int = 0
     keys: int = 0
     """Positions that the decoding requests attend to, all together, each one's own new token among them."""
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[Group, ...] = ()
 
     @property
     def tokens(self) -> int:
         """Tokens that pass the model."""
-        return self.decodes + sum(chunk.tokens for chunk in self.chunks)
+        return self.decodes + sum(chunk.count * chunk.query_length for chunk in self.chunks)
+
+    @property
+    def sampled(self) -> int:
+        """Requests for which a token comes out."""
+        return self.decodes + sum(chunk.count for chunk in self.chunks if chunk.samples)
+
+    def groups(self) -> tuple[Group, ...]:
+        """Return it as a static run takes it, decoding requests at their mean length."""
+        if not self.decodes:
+            return self.chunks
+        return (Group(self.decodes, 1, -(-self.keys // self.decodes) - 1), *self.chunks)
 
 
 class Costs(Protocol):
@@ -81,75 +87,111 @@ class PassCosts:
     def __init__(self, job: Job, machine: Machine, cache: BoundedCache | None = None) -> None:
         self._machine, self._cache = machine, BoundedCache() if cache is None else cache
         self._job = issued_on(of_replica(job), machine)
-        device = machine.device
+        self._idle = without_host(self._job)
         self._graph = captures(self._job, 1)
-        self._prefill = operator_model(as_used(self._job, machine, device), self._cache)
-        self._decode = operator_model(as_used(self._job, machine, device, decoding=True), self._cache)
-        self._kernels: dict[tuple[int, int, bool], tuple[int, int]] = {}
-        self._rests: dict[tuple[int, bool], int] = {}
-        self._attention: dict[tuple[int, int], int] = {}
-        self._prompts: dict[Chunk, int] = {}
+        self._operators = {
+            decoding: operator_model(
+                as_used(self._job, machine, machine.device, decoding=decoding), self._cache
+            )
+            for decoding in (False, True)
+        }
+        self._bodies: dict[tuple[int, bool], _Kernels] = {}
+        self._heads: dict[tuple[int, bool], _Kernels] = {}
+        self._rests = {decoding: Refined(partial(self._rest_at, decoding)) for decoding in (False, True)}
+        self._attention: dict[tuple[tuple[Group, ...], bool], _Kernels] = {}
 
     def time(self, batch: Batch) -> int:
         """Return how long an iteration lasts."""
-        if not batch.chunks:
-            return self._decode_base(batch.decodes) + self._decode_attention(batch.decodes, batch.keys)
-        sampled = batch.decodes + len(batch.chunks)
-        on_gpu = self._base(batch.tokens, sampled, decoding=False)
+        decoding = not batch.chunks
+        passed = self._base(batch.tokens, batch.sampled, decoding)
         if batch.decodes:
-            on_gpu += self._decode_attention(batch.decodes, batch.keys)
-        on_gpu += sum(map(self._prompt_attention, batch.chunks))
-        return self._issued(batch.tokens, sampled, on_gpu)
+            passed = passed.then(self._decode_attention(batch.decodes, batch.keys, decoding))
+        if batch.chunks:
+            passed = passed.then(self._attend(batch.chunks, decoding))
+        return passed.time if decoding and self._graph else self._issued(passed)
 
     def ends(self, decodes: int, keys: int, steps: int) -> Int64s:
         """Return when each of so many pure decode steps ends; `keys` grow by one a request and step."""
-        base = self._decode_base(decodes)
-        lengths = -(-keys // decodes) + np.arange(steps)
-        corners = self._corners(int(lengths[0]), int(lengths[-1]))
-        values = np.array([self._attention_at(decodes, corner) for corner in corners], np.int64)
-        place = np.minimum(np.searchsorted(corners, lengths), len(corners) - 1)
+        base = self._base(decodes, decodes, decoding=True)
+        first = -(-keys // decodes)
+        lengths = first + np.arange(steps)
+        corners = _corners(first, first + steps - 1)
+        attention = [self._attention_at(decodes, corner, True) for corner in corners]
+        values = np.array([each.time for each in attention], np.int64)
+        place = np.searchsorted(corners, lengths)
         below = np.maximum(place - 1, 0)
-        span = np.maximum(np.array(corners)[place] - np.array(corners)[below], 1)
-        into = lengths - np.array(corners)[below]
-        between = values[below] + (values[place] - values[below]) * into // span
-        return np.cumsum(base + between)
+        at = np.array(corners, np.int64)
+        span = np.maximum(at[place] - at[below], 1)
+        between = values[below] + (values[place] - values[below]) * (lengths - at[below]) // span
+        on_gpu = base.time + between
+        if not self._graph and self._job.host is not None:
+            issuing = base.issue + attention[0].issue
+            on_gpu = self._job.host.before() + np.maximum(on_gpu + int(self._job.host.kernel), issuing)
+        return np.cumsum(on_gpu)
 
-    def _decode_base(self, decodes: int) -> int:
-        if self._graph:
-            return self._base(decodes, decodes, decoding=True)
-        return self._issued(decodes, decodes, self._base(decodes, decodes, decoding=True))
+    def _base(self, tokens: int, sampled: int, decoding: bool) -> _Kernels:
+        """Return all but attention."""
+        rest = _Kernels(self._rests[decoding](tokens), 0)
+        return self._body(tokens, decoding).then(self._head(sampled, decoding)).then(rest)
 
-    def _base(self, tokens: int, sampled: int, *, decoding: bool) -> int:
-        """Return kernels without attention, and the rest."""
-        return self._kernel_times(tokens, sampled, decoding)[0] + self._rest(tokens, decoding)
-
-    def _issued(self, tokens: int, sampled: int, on_gpu: int) -> int:
+    def _issued(self, passed: _Kernels) -> int:
         """Return how long a pass lasts that the host issues kernel by kernel."""
         host = self._job.host
         if host is None:
-            return on_gpu
-        _, issuing = self._kernel_times(tokens, sampled, False)
-        return host.before() + max(on_gpu + int(host.kernel), issuing)
+            return passed.time
+        return host.before() + max(passed.time + int(host.kernel), passed.issue)
 
-    def _kernel_times(self, tokens: int, sampled: int, decoding: bool) -> tuple[int, int]:
-        """Return the kernels that no KV length changes, and what the host needs to issue all."""
-        key = tokens, sampled, decoding
-        if key not in self._kernels:
-            lists = self._lists(tokens, sampled)
-            operators = self._decode if decoding else self._prefill
-            self._kernels[key] = (
-                sum(n * _duration(lists[section], operators, cached=False) for section, n in self._sections),
-                sum(n * _issue(lists[section], self._job.host) for section, n in self._sections),
-            )
-        return self._kernels[key]
+    def _body(self, tokens: int, decoding: bool) -> _Kernels:
+        """Return the kernels of embedding and layers that no KV length changes.
 
-    def _lists(self, tokens: int, sampled: int) -> dict[Section, tuple[Operation, ...]]:
-        """Return the operator lists of a pass of so many tokens, of which some requests choose one each."""
-        lists = pass_lists(_with(self._job, batch=tokens), Pass(1, 1, 2))
-        if sampled != tokens:
-            head = pass_lists(_with(self._job, batch=sampled), Pass(1, 1, 2))
-            lists = {section: (head if section.name == "head" else lists)[section] for section in lists}
-        return lists
+        Linear between the corners of `_token_corners`.
+        """
+        below, above = _token_corners(tokens)
+        low = self._body_at(below, decoding)
+        if below == tokens:
+            return low
+        return low.between(self._body_at(above, decoding), tokens - below, above - below)
+
+    def _body_at(self, tokens: int, decoding: bool) -> _Kernels:
+        key = tokens, decoding
+        if key not in self._bodies:
+            lists = pass_lists(self._job, Pass(1, (Group(tokens, 1, 1),), 1))
+            parts = [(count, lists[section]) for section, count in self._sections if section != HEAD]
+            self._bodies[key] = self._kernels(parts, decoding, cached=False)
+        return self._bodies[key]
+
+    def _head(self, sampled: int, decoding: bool) -> _Kernels:
+        """Return the kernels of the head, which choose so many tokens.
+
+        They are the last, so that who is late with issuing still waits for them to end.
+        """
+        key = sampled, decoding
+        if key not in self._heads:
+            group = Group(sampled, 1, 1) if sampled else Group(1, 1, 1, samples=False)
+            shard = serving_shard(self._job, Pass(1, (group,), 1))
+            head = self._kernels([(1, sampling(shard))], decoding, cached=False)
+            ends = 0 if self._job.host is None else head.time + int(self._job.host.kernel)
+            self._heads[key] = _Kernels(head.time, max(head.issue, ends))
+        return self._heads[key]
+
+    def _kernels(
+        self, parts: Iterable[tuple[int, Sequence[Operation]]], decoding: bool, *, cached: bool
+    ) -> _Kernels:
+        """Return what operator lists, each so many times, hold of operations that see the KV cache or not."""
+        found = _Kernels(0, 0)
+        for count, operations in parts:
+            for one in operations:
+                if one.sees_cache == cached:
+                    kernel = self._kernel(one, decoding)
+                    found = found.then(_Kernels(count * kernel.time, count * kernel.issue))
+        return found
+
+    def _kernel(self, operation: Operation, decoding: bool) -> _Kernels:
+        host = self._job.host
+        if operation.operator is None:
+            return _Kernels(0, 0 if host is None else int(host.collective))
+        time = self._operators[decoding].estimate(operation.operator).duration
+        return _Kernels(time, 0 if host is None else host.of_kernel(operation.operator, time)[0])
 
     @cached_property
     def _sections(self) -> list[tuple[Section, int]]:
@@ -157,76 +199,98 @@ class PassCosts:
             item for stage in range(self._job.stages) for item in stage_sections(self._job, stage).items()
         ]
 
-    def _decode_attention(self, decodes: int, keys: int) -> int:
+    def _decode_attention(self, decodes: int, keys: int, decoding: bool) -> _Kernels:
         """Return attention of so many new tokens, linear between corners of their mean KV length."""
         length = -(-keys // decodes)
         below, above = _around(length)
-        low = self._attention_at(decodes, below)
+        low = self._attention_at(decodes, below, decoding)
         if below == length:
             return low
-        return low + (self._attention_at(decodes, above) - low) * (length - below) // (above - below)
+        high = self._attention_at(decodes, above, decoding)
+        return low.between(high, length - below, above - below)
 
-    def _corners(self, first: int, last: int) -> list[int]:
-        """Return the corners of the KV length around a range."""
-        corners = [_around(first)[0]]
-        while corners[-1] < last:
-            corners.append(_around(corners[-1] + 1)[1])
-        return corners
+    def _attention_at(self, decodes: int, length: int, decoding: bool) -> _Kernels:
+        return self._attend((Group(decodes, 1, length - 1),), decoding)
 
-    def _attention_at(self, decodes: int, length: int) -> int:
-        key = decodes, length
+    def _attend(self, groups: tuple[Group, ...], decoding: bool) -> _Kernels:
+        """Return the kernels that see the KV cache in one pass."""
+        key = groups, decoding
         if key not in self._attention:
-            self._attention[key] = self._on_cache(decodes, Pass(1, 1, length), self._decode)
+            shard = serving_shard(self._job, Pass(0, groups, 0))
+            kinds = self._job.kinds
+            parts = (
+                (count, kinds[section.kind].layer.on_cache(shard))
+                for section, count in self._sections
+                if section.name == "block"
+            )
+            self._attention[key] = self._kernels(parts, decoding, cached=True)
         return self._attention[key]
 
-    def _prompt_attention(self, chunk: Chunk) -> int:
-        if chunk not in self._prompts:
-            current = Pass(0, chunk.tokens, chunk.cached + chunk.tokens)
-            self._prompts[chunk] = self._on_cache(1, current, self._prefill)
-        return self._prompts[chunk]
+    def _rest_at(self, decoding: bool, tokens: int) -> tuple[int, int]:
+        """Return what a simulated pass of so many tokens takes beyond its kernels, and what it takes."""
+        groups = (Group(tokens, 1, 1),) if decoding else (Group(1, tokens),)
+        job = self._job if decoding and self._graph else self._idle
+        taken = simulate(
+            one_pass(job, groups), self._machine, mode="hierarchical", allow_oom=True, cache=self._cache
+        ).step_time
+        sampled = sum(group.count for group in groups)
+        kernels = self._body_at(tokens, decoding).time + self._head(sampled, decoding).time
+        return int(taken) - kernels - self._attend(groups, decoding).time, int(taken)
 
-    def _on_cache(self, sequences: int, current: Pass, operators: OperatorModel) -> int:
-        """Return the kernels that see the KV cache in one pass of equal sequences."""
-        shard = self._job.shard(sequences, current.query_length, current.key_length)
-        return sum(
-            count * _duration(self._job.kinds[section.kind].layer.on_cache(shard), operators, cached=True)
-            for section, count in self._sections
-            if section.name == "block"
-        )
 
-    def _rest(self, tokens: int, decoding: bool) -> int:
-        """Return what a pass takes beyond its kernels, linear between powers of two of its tokens."""
-        below = 1 << (tokens.bit_length() - 1)
-        low = self._rest_at(below, decoding)
-        if below == tokens:
-            return low
-        return low + (self._rest_at(2 * below, decoding) - low) * (tokens - below) // below
+class _Kernels(NamedTuple):
+    """Some kernels of a pass."""
 
-    def _rest_at(self, tokens: int, decoding: bool) -> int:
-        key = tokens, decoding
-        if key not in self._rests:
-            make = self._simulated_step if decoding else self._simulated_prompt
-            self._rests[key] = max(0, make(tokens))
-        return self._rests[key]
+    time: int
+    issue: int
+    """What the host needs to issue them one by one."""
 
-    def _simulated_step(self, decodes: int) -> int:
-        """Return the rest of a simulated decode step of so many requests with two keys each."""
-        job = self._job if self._graph else without_host(self._job)
-        pair = _with(job, batch=decodes, prompt_length=1, output_length=2)
-        taken = self._simulated(pair) - self._simulated(_with(pair, output_length=1))
-        return taken - self._kernel_times(decodes, decodes, True)[0] - self._attention_at(decodes, 2)
+    def then(self, other: _Kernels) -> _Kernels:
+        """Return these and others."""
+        return _Kernels(self.time + other.time, self.issue + other.issue)
 
-    def _simulated_prompt(self, tokens: int) -> int:
-        """Return the rest of a simulated prefill of one prompt, all issued at once."""
-        taken = self._simulated(
-            _with(without_host(self._job), batch=1, prompt_length=tokens, output_length=1)
-        )
-        return taken - self._kernel_times(tokens, 1, False)[0] - self._prompt_attention(Chunk(tokens))
+    def between(self, other: _Kernels, part: int, whole: int) -> _Kernels:
+        """Return what lies that part of the way between these and others."""
+        return _Kernels(self.time + (other.time - self.time) * part // whole, self.issue)
 
-    def _simulated(self, job: Job) -> int:
-        mode = "flattened" if job.gpus <= _FLATTENED else "hierarchical"
-        result = simulate(job, self._machine, mode=mode, allow_oom=True, cache=self._cache)
-        return int(result.step_time)
+
+class Refined:
+    """A function of a whole number, linear between corners that are added where it is not.
+
+    `exact` returns its value and a total of which an error counts; corners are powers of two, and halves of
+    what lies between while the middle is farther than `_TOLERANCE` of the total from the line.
+    """
+
+    def __init__(self, exact: Callable[[int], tuple[int, int]]) -> None:
+        self._exact = exact
+        self._known: dict[int, tuple[int, int]] = {}
+        self._spans: dict[tuple[int, int], bool] = {}
+
+    def __call__(self, number: int) -> int:
+        """Return the value."""
+        below = 1 << (number.bit_length() - 1)
+        above = 2 * below
+        while below < number:
+            if self._is_straight(below, above):
+                low, high = self._at(below)[0], self._at(above)[0]
+                return low + (high - low) * (number - below) // (above - below)
+            middle = (below + above) // 2
+            below, above = (middle, above) if middle <= number else (below, middle)
+        return self._at(below)[0]
+
+    def _is_straight(self, below: int, above: int) -> bool:
+        span = below, above
+        if span not in self._spans:
+            middle = (below + above) // 2
+            value, total = self._at(middle)
+            line = (self._at(below)[0] + self._at(above)[0]) / 2
+            self._spans[span] = abs(value - line) <= _TOLERANCE * total
+        return self._spans[span]
+
+    def _at(self, number: int) -> tuple[int, int]:
+        if number not in self._known:
+            self._known[number] = self._exact(number)
+        return self._known[number]
 
 
 def of_replica(job: Job) -> Job:
@@ -247,27 +311,26 @@ def without_host(job: Job) -> Job:
     return replace(job, spec=structs.replace(job.spec, host=idle))
 
 
-def _with(job: Job, **changes: int) -> Job:
-    """Return the job of another static batch."""
-    asked: InferenceSpec = structs.replace(job.inference, micro_batch=None, decode_steps="all", **changes)
-    return replace(job, spec=structs.replace(job.spec, inference=asked))
+def _corners(first: int, last: int) -> list[int]:
+    """Return the corners of the KV length around a range."""
+    corners = [_around(first)[0]]
+    while corners[-1] < last:
+        corners.append(_around(corners[-1] + 1)[1])
+    return corners
 
 
-def _duration(operations: tuple[Operation, ...], operators: OperatorModel, *, cached: bool) -> int:
-    return sum(
-        operators.estimate(one.operator).duration
-        for one in operations
-        if one.operator is not None and one.sees_cache == cached
-    )
+def _token_corners(tokens: int) -> tuple[int, int]:
+    """Return the corners of the token count below and above, the same at a corner.
 
-
-def _issue(operations: tuple[Operation, ...], host: HostSpec | None) -> int:
-    if host is None:
-        return 0
-    return sum(
-        int(host.collective) if one.operator is None else host.of_kernel(one.operator, 1)[0]
-        for one in operations
-    )
+    >>> _token_corners(100), _token_corners(300), _token_corners(321), _token_corners(3000)
+    ((100, 100), (289, 304), (321, 321), (2945, 3008))
+    """
+    if tokens <= _EXACT_TOKENS:
+        return tokens, tokens
+    step = _FEW_ROWS if tokens <= _MANY_TOKENS else _MANY_ROWS
+    above = ceil_divide(tokens, step) * step
+    below = above - step + 1
+    return (tokens, tokens) if tokens in (below, above) else (below, above)
 
 
 def _around(length: int) -> tuple[int, int]:

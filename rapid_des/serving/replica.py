@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import simpy
 
-from rapid_des.serving.costs import Batch, Chunk, Costs
+from rapid_des.frontend.shard import Group
+from rapid_des.serving.costs import Batch, Costs
 from rapid_des.serving.policies import Plan, Policy
 from rapid_des.serving.records import Load
 from rapid_des.serving.requests import NEVER, Decoding, Request
@@ -139,7 +140,10 @@ class Replica:
     def _iterate(self, plan: Plan) -> Process:
         """Compute chunks of prompts, and a token each of who decodes."""
         decodes = len(self._group) if plan.decodes else 0
-        chunks = tuple(Chunk(tokens, request.computed) for request, tokens in plan.chunks)
+        chunks = tuple(
+            Group(1, tokens, request.computed, samples=tokens == request.missing)
+            for request, tokens in plan.chunks
+        )
         batch = Batch(decodes, self._group.keys if decodes else 0, chunks)
         self._begin(plan)
         began = self._now

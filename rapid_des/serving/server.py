@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import simpy
-from msgspec import structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import Job, memory
+from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.memory import shown
 from rapid_des.frontend.parts import stage_sections
+from rapid_des.frontend.shard import Group
 from rapid_des.frontend.spec import ServingSpec
 from rapid_des.machine import Machine
 from rapid_des.serving.costs import PassCosts, of_replica
@@ -148,11 +149,10 @@ def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: 
             key="serving.arrivals",
         )
     usual = {"prompt": job.inference.prompt_length, "output": job.inference.output_length}
-    lengths = (
-        parse_lengths(stated["prompt"] or str(usual["prompt"]), "--prompt"),
-        parse_lengths(stated["output"] or str(usual["output"]), "--output"),
-    )
-    return draw(parse_arrivals(stated["arrivals"]), lengths, *drawn)
+    lengths = [
+        parse_lengths(stated[name] or str(usual[name] or ""), f"--{name}") for name in ("prompt", "output")
+    ]
+    return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), *drawn)
 
 
 def _engine(job: Job, machine: Machine, spec: ServingSpec, cache: BoundedCache | None) -> Engine:
@@ -174,12 +174,8 @@ def kv_tokens(job: Job, machine: Machine, spec: ServingSpec) -> int:
     framework's own go off. `InfeasibleJobError` if nothing is left.
     """
     tokens = spec.max_batched_tokens
-    asked = structs.replace(
-        job.inference, batch=1, prompt_length=tokens, output_length=1, micro_batch=None, decode_steps="all"
-    )
-    largest = replace(job, spec=structs.replace(job.spec, inference=asked))
     room, each = [], []
-    for stage, used in enumerate(memory(largest).stages):
+    for stage, used in enumerate(memory(_largest(job, tokens)).stages):
         fixed = used.peak - used.categories.get("kv_cache", 0)
         room.append(int(machine.device.spec.hbm.capacity * spec.memory_fraction) - fixed)
         each.append(_token_bytes(job, stage))
@@ -190,6 +186,13 @@ def kv_tokens(job: Job, machine: Machine, spec: ServingSpec) -> int:
             f"{shown(min(room))} are left beside weights and an iteration of {tokens} tokens"
         )
     return fits
+
+
+def _largest(job: Job, tokens: int) -> Job:
+    """Return the job of an iteration of so many tokens: whole prompts, and a part of one."""
+    longest = min(tokens, job.model.spec.max_positions)
+    whole, rest = divmod(tokens, longest)
+    return one_pass(job, (Group(whole, longest), *((Group(1, rest),) if rest else ())))
 
 
 def _token_bytes(job: Job, stage: int) -> int:

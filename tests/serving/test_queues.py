@@ -21,7 +21,7 @@ class Affine:
         self.base, self.token, self.key = base, token, key
 
     def time(self, batch):
-        prompts = sum(chunk.tokens for chunk in batch.chunks)
+        prompts = sum(chunk.query_length for chunk in batch.chunks)
         return self.base + self.token * prompts + self.key * batch.keys
 
     def ends(self, decodes, keys, steps):
