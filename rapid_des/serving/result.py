@@ -34,7 +34,16 @@ _COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class ServeResult:
-    """A served workload; times are picoseconds unless a name says seconds (`_s`)."""
+    """A served workload; times are picoseconds unless a name says seconds (`_s`).
+
+    >>> from rapid_des.frontend import load_job
+    >>> from rapid_des.machine import load_machine
+    >>> from rapid_des.serving.server import serve
+    >>> job, machine = load_job("llama2_7b_inference"), load_machine("dgx_a100")
+    >>> result = serve(job, machine, arrivals="poisson rate=2/s", requests=20)
+    >>> len(result), bool((result.ttft == result.client + result.queue + result.prefill).all())
+    (20, True)
+    """
 
     name: str
     gpus: int
@@ -143,7 +152,11 @@ class ServeResult:
 
 @dataclass(frozen=True)
 class Slo:
-    """Limits that a request keeps if all its times do, in picoseconds."""
+    """Limits that a request keeps if all its times do, in picoseconds.
+
+    >>> sorted(Slo.parse("ttft=2s tpot=50ms").limits)
+    ['tpot', 'ttft']
+    """
 
     text: str
     limits: Mapping[str, int]

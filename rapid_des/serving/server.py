@@ -111,6 +111,13 @@ def serve(  # noqa: PLR0913 - what a server is asked, by name
 
     Texts that are not given stand in the job's `serving` section; lengths that stand nowhere are those of its
     `inference` section. An interrupt (^C) ends it with what is answered by then.
+
+    >>> from rapid_des.frontend import load_job
+    >>> from rapid_des.machine import load_machine
+    >>> job, machine = load_job("llama2_7b_inference"), load_machine("dgx_a100")
+    >>> result = serve(job, machine, arrivals="clients count=4", requests=8, output="uniform low=2 high=9")
+    >>> len(result), result.kv_occupancy["max"] < 0.01
+    (8, True)
     """
     spec = job.spec.serving or ServingSpec()
     workload = _workload(
