@@ -242,7 +242,7 @@ def _place_item(state: _Stage, item: Item) -> None:
     end = _place_pass(state, item, ports)
     marks = [
         replace(mark, position=mark.position + begin - start)
-        for piece, begin in state.placed
+        for piece, begin in (state.placed if _completed(state, item) else ())
         for mark in piece.marks
     ]
     _close_item(state, item, start, end, marks)
@@ -283,7 +283,7 @@ def _close_item(state: _Stage, item: Item, start: int, end: int, marks: Sequence
     state.before, state.newest = state.newest, end
     if item.phase != "weight_gradient":
         state.results[Result(item.direction, item.micro_batch, item.chunk)] = state.newest
-    for deferrable in _COMPLETES.get(item.phase, ()):
+    for deferrable in _completed(state, item):
         own = [
             replace(mark, position=mark.position + start) for mark in marks if mark.deferrable == deferrable
         ]
@@ -365,6 +365,12 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
                  if _reduces(state, item, mark)]  # fmt: skip
         state.reduced += reduce_buckets(program, job, marks, after=None)
     return output
+
+
+def _completed(state: _Stage, item: Item) -> list[bool]:
+    """Return which gradients are reduced after an item: those that it makes, if each or as their last."""
+    made = _COMPLETES.get(item.phase, ())
+    return [one for one in made if state.job.sharding.each or state.last[item.chunk, one] == item]
 
 
 def _reduces(state: _Stage, item: Item, mark: Mark) -> bool:

@@ -133,7 +133,7 @@ class GroupTable:
         self._used: list[tuple[int, ...]] = []
         self._labels: list[str] = []
         self._memories: dict[int, int] = {}
-        self.kept = cache(self._kept)
+        self.here = cache(self._here)
         self.places = cache(self._places)
 
     @property
@@ -151,9 +151,12 @@ class GroupTable:
             raise TraceError(f"group {name} needs rank {max(ranks)}, of which there is no trace")
         return ranks
 
-    def _kept(self, ranks: tuple[int, ...]) -> int:
-        """Return how many members of a group, its first ones, are in the program: all without replicas."""
-        return len(ranks) if self._replicas is None else self._replicas.kept(ranks, self._present)
+    def kept(self, ranks: tuple[int, ...]) -> int:
+        """Return how many members of a group are in the program: all without replicas."""
+        return len(self.here(ranks))
+
+    def _here(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        return ranks if self._replicas is None else self._replicas.here(ranks, self._present)
 
     def bind(self, position: int, program: int, table: SlotTable) -> RankBinding:
         """Resolve one rank's slots."""
@@ -186,7 +189,7 @@ class GroupTable:
             raise TraceError(
                 f"rank {trace.rank} calls process group {name!r}, of which it is no member: {ranks}"
             )
-        place = ranks.index(trace.rank) if len(ranks) < 64 else self.places(name)[trace.rank]
+        place = self.places(name)[trace.rank]
         if isinstance(slot, Whole):
             return self._number(("group", name, *slot.call), name, ranks, label), place
         member = place // slot.stride % slot.size
@@ -210,11 +213,11 @@ class GroupTable:
         return number
 
     def _places(self, name: str) -> Mapping[int, int]:
-        return {rank: place for place, rank in enumerate(self.members(name))}
+        return {rank: place for place, rank in enumerate(self.here(self.members(name)))}
 
     def _number(self, key: tuple[object, ...], name: str, ranks: tuple[int, ...], label: str) -> int:
         if key not in self._numbers:
-            missing = [rank for rank in ranks[: self.kept(ranks)] if rank not in self._positions]
+            missing = [rank for rank in self.here(ranks) if rank not in self._positions]
             if missing:
                 shown = ", ".join(map(str, missing[:8]))
                 raise TraceError(f"group {name} needs rank {shown}, of which there is no trace")
@@ -275,7 +278,7 @@ class GroupTable:
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers[label] for label in self._labels]
         bindings = {
-            ranks: np.array([self._positions[rank] for rank in ranks[: self.kept(ranks)]], np.int32)
+            ranks: np.array([self._positions[rank] for rank in self.here(ranks)], np.int32)
             for ranks in dict.fromkeys(ranks for _, ranks in self._ranks)
         }
         groups = tuple(

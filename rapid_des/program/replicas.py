@@ -60,6 +60,29 @@ class Replicas:
             raise UnsupportedByEngine(f"the group of ranks {ranks[:8]} does not go round the replicas")
         return kept
 
+    def here(self, ranks: tuple[int, ...], present: Int64s) -> tuple[int, ...]:
+        """Return the members of a group that its cut has."""
+        return ranks[: self.kept(ranks, present)]
+
+
+@dataclass(frozen=True)
+class Mates(Replicas):
+    """Ranks of which one stands for all of its stage, where nothing takes a link.
+
+    All run one program and reach what they share together; `image` goes round the ranks of a stage.
+    """
+
+    def kept(self, ranks: tuple[int, ...], present: Int64s) -> int:
+        """Return how many members of a group are in the program, wherever in it they stand."""
+        return len(self.here(ranks, present))
+
+    def here(self, ranks: tuple[int, ...], present: Int64s) -> tuple[int, ...]:
+        """Return these members; `UnsupportedByEngine` for a group that has none."""
+        found = tuple(np.array(ranks)[np.isin(ranks, present)].tolist())
+        if not found:
+            raise UnsupportedByEngine(f"of the group of ranks {ranks[:8]} none stands for the others")
+        return found
+
 
 @dataclass(frozen=True)
 class Cut:

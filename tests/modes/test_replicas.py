@@ -63,3 +63,32 @@ def test_one_replica_stands_for_all_where_nothing_takes_a_link(split):
 def test_replicas_whose_messages_take_other_ways_are_not_one():
     # on a torus the stages of some replicas are farther apart than those of the first
     assert both("torus2d_ring_a100_64", 4, mode="hybrid", tp=2, pp=4, dp=6).folded < 6
+
+
+EXPERTS = {
+    "model.layers": 8,
+    "model.exceptions": "[]",
+    "parallelism.layers": "even",
+    "training.global_batch": 32,
+    "training.schedule": "1f1b",
+}
+
+
+@pytest.mark.parametrize(
+    ("mates", "split"),
+    [
+        (16, {"pp": 4, "dp": 16, "ep": 8}),  # two groups of experts a stage
+        (16, {"pp": 4, "tp": 2, "dp": 8, "ep": 8, "etp": 1, "sequence_parallel": True}),
+        (16, {"pp": 4, "cp": 2, "dp": 8, "ep": 4}),
+    ],
+)
+def test_one_rank_stands_for_its_stage_where_experts_spread_over_replicas(mates, split):
+    settings = EXPERTS | {f"parallelism.{axis}": size for axis, size in split.items()}
+    job = load_job("deepseek_v3_train_2048", settings={key: str(value) for key, value in settings.items()})
+    machine = load_machine("dgx_h100_x8", device_settings=[("operators", "roofline")])
+    whole, once = (
+        simulate(job, machine, mode="analytical", engine=choice, allow_oom=True)
+        for choice in (WHOLE, EngineChoice())
+    )
+    assert replace(once, folded=1, wall_s=0, engine="") == replace(whole, folded=1, wall_s=0, engine="")
+    assert once.folded == mates and whole.folded == 1

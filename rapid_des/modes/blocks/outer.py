@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
@@ -14,12 +13,12 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks
-from rapid_des.frontend.groups import PARTS, Layout
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.inner import BlockTimes, Sharing, block_times, representative, sharing
+from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute
@@ -28,7 +27,6 @@ from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Served
-from rapid_des.program.replicas import Replicas
 from rapid_des.units import Duration
 
 _MOST_WHOLE = 1024
@@ -295,62 +293,3 @@ def _outer(
         for index, rank in enumerate(trace.traces.ranks)
     )
     return replace(trace, traces=replace(trace.traces, ranks=ranks))
-
-
-def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by name
-    trace: JobTrace,
-    machine: Machine,
-    choice: EngineChoice,
-    *,
-    analytic: bool = False,
-    repeats: bool = False,
-    trail: bool = False,
-    cache: BoundedCache,
-) -> tuple[JobTrace, Run] | None:
-    """Run the first replica of an outer graph for all; None if they might differ.
-
-    Its records count the hops and bytes of all replicas. With `analytic` nothing takes a link.
-    """
-    replicas = _replicas(trace.job.layout)
-    switching = machine.switching
-    if trace.job.model.has_experts and trace.job.members("ep") > 1:
-        return None  # experts are spread over some replicas and not over others
-    kinds = {group.partition(".")[0] for group in trace.traces.groups}
-    if any(PARTS[kind][0] != "cp" for kind in kinds & PARTS.keys()):
-        return None  # some replicas share a state, or part of it, and others another
-    own = switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
-    if replicas.count < 3 or machine.faults or own:
-        return None
-    traces = trace.traces
-    tables = {rank.rank: rank.nodes for rank in traces.ranks}
-    if any(tables[int(replicas.image[rank])] is not table for rank, table in tables.items()):
-        return None
-    digit = trace.job.layout.coordinates("dp")[list(tables)]
-    chosen = np.flatnonzero(digit == digit[0]).tolist()
-    first = replace(
-        trace,
-        traces=replace(traces, ranks=tuple(traces.ranks[place] for place in chosen)),
-        stage_of_rank=tuple(trace.stage_of_rank[place] for place in chosen),
-    )
-    try:
-        lowered = lower(
-            first.traces, machine, analytic=analytic, replicas=replicas, repeats=repeats, cache=cache
-        )
-    except UnsupportedByEngine:
-        return None
-    execution = execute(lowered.program, choice, trail=trail, ties=True, name=lowered.name)
-    records, count = execution.records, replicas.count
-    if records.ties:
-        return None
-    records = replace(
-        records, hops=records.hops * count, sent=records.sent * count, received=records.received * count
-    )
-    execution = replace(execution, records=records, folded=execution.folded * count)
-    return first, Run(lowered, execution, machine)
-
-
-def _replicas(layout: Layout) -> Replicas:
-    """Return the replicas that a job has by data parallelism."""
-    count, digit = layout.size("dp"), layout.coordinates("dp")
-    stride = prod(layout.sizes[: layout.axes.index("dp")])
-    return Replicas(count, np.arange(layout.ranks) + stride * np.where(digit == count - 1, 1 - count, 1))

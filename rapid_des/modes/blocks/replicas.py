@@ -1,0 +1,128 @@
+"""One replica of an outer graph for all of them, and one rank for its stage, where they can not differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from rapid_des.arrays import Int64s
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.frontend.groups import PARTS, Layout
+from rapid_des.frontend.trace import JobTrace
+from rapid_des.machine import Machine
+from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
+from rapid_des.program.lowering import lower
+from rapid_des.program.replicas import Mates, Replicas
+from rapid_des.program.routes import signatures
+
+
+def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by name
+    trace: JobTrace,
+    machine: Machine,
+    choice: EngineChoice,
+    *,
+    analytic: bool = False,
+    repeats: bool = False,
+    trail: bool = False,
+    cache: BoundedCache,
+) -> tuple[JobTrace, Run] | None:
+    """Run the first replica of an outer graph for all; None if they might differ.
+
+    Its records count the hops and bytes of all replicas. With `analytic` nothing takes a link.
+    """
+    switching = machine.switching
+    if trace.job.model.has_experts and trace.job.members("ep") > 1:
+        # experts are spread over some replicas and not over others
+        return _run_mates(trace, machine, choice, trail=trail, cache=cache) if analytic else None
+    replicas = _replicas(trace.job.layout)
+    kinds = {group.partition(".")[0] for group in trace.traces.groups}
+    if any(PARTS[kind][0] != "cp" for kind in kinds & PARTS.keys()):
+        return None  # some replicas share a state, or part of it, and others another
+    own = switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
+    if replicas.count < 3 or machine.faults or own:
+        return None
+    traces = trace.traces
+    tables = {rank.rank: rank.nodes for rank in traces.ranks}
+    if any(tables[int(replicas.image[rank])] is not table for rank, table in tables.items()):
+        return None
+    digit = trace.job.layout.coordinates("dp")[list(tables)]
+    first = _some_of(trace, np.flatnonzero(digit == digit[0]).tolist())
+    try:
+        lowered = lower(
+            first.traces, machine, analytic=analytic, replicas=replicas, repeats=repeats, cache=cache
+        )
+    except UnsupportedByEngine:
+        return None
+    execution = execute(lowered.program, choice, trail=trail, ties=True, name=lowered.name)
+    if execution.records.ties:
+        return None
+    return first, Run(lowered, _of_all(execution, replicas.count), machine)
+
+
+def _some_of(trace: JobTrace, places: Sequence[int]) -> JobTrace:
+    """Return the trace of some ranks of an outer graph."""
+    ranks = tuple(trace.traces.ranks[place] for place in places)
+    stages = tuple(trace.stage_of_rank[place] for place in places)
+    return replace(trace, traces=replace(trace.traces, ranks=ranks), stage_of_rank=stages)
+
+
+def _of_all(execution: Execution, count: int) -> Execution:
+    """Return what all replicas see of a run of the first."""
+    records = execution.records
+    records = replace(
+        records, hops=records.hops * count, sent=records.sent * count, received=records.received * count
+    )
+    return replace(execution, records=records, folded=execution.folded * count)
+
+
+def _run_mates(
+    trace: JobTrace, machine: Machine, choice: EngineChoice, *, trail: bool, cache: BoundedCache
+) -> tuple[JobTrace, Run] | None:
+    """Run one rank of each stage for all of its stage; None if some might live otherwise.
+
+    That needs that nothing takes a link, that all ranks of a stage run one program, and that the groups of a
+    kind in a stage are alike: then members reach everything together.
+    """
+    stages = np.array(trace.stage_of_rank)
+    firsts = [int(np.flatnonzero(stages == stage)[0]) for stage in range(trace.job.stages)]
+    ranks = trace.traces.ranks
+    if machine.faults or any(one.nodes is not ranks[firsts[at]].nodes for one, at in zip(ranks, stages)):  # noqa: B905
+        return None
+    numbers = np.array([rank.rank for rank in ranks], np.int64)
+    lines = [numbers[stages == stage] for stage in range(trace.job.stages)]
+    if len({len(line) for line in lines}) > 1 or not _groups_alike(trace, machine, stages, numbers):
+        return None
+    image = np.arange(trace.job.gpus)
+    for line in lines:
+        image[line] = np.roll(line, -1)
+    mates = Mates(len(lines[0]), image)
+    first = _some_of(trace, firsts)
+    try:
+        lowered = lower(first.traces, machine, analytic=True, replicas=mates, cache=cache)
+    except UnsupportedByEngine:
+        return None
+    execution = execute(lowered.program, choice, trail=trail, name=lowered.name)
+    return first, Run(lowered, _of_all(execution, mates.count), machine)
+
+
+def _groups_alike(trace: JobTrace, machine: Machine, stages: Int64s, numbers: Int64s) -> bool:
+    """Tell whether the process groups of one kind and one set of stages lie alike in the fabric."""
+    stage_of = np.full(trace.job.gpus, -1, np.int64)
+    stage_of[numbers] = stages
+    kinds: dict[tuple[object, ...], dict[tuple[int, ...], None]] = {}
+    for name, ranks in trace.traces.groups.items():
+        if len(ranks) > 1:
+            where = tuple(sorted(set(stage_of[list(ranks)].tolist())))
+            kinds.setdefault((name.partition(".")[0], where, len(ranks)), {})[ranks] = None
+    return all(len(set(signatures(machine, list(groups)))) == 1 for groups in kinds.values())
+
+
+def _replicas(layout: Layout) -> Replicas:
+    """Return the replicas that a job has by data parallelism."""
+    count, digit = layout.size("dp"), layout.coordinates("dp")
+    stride = prod(layout.sizes[: layout.axes.index("dp")])
+    return Replicas(count, np.arange(layout.ranks) + stride * np.where(digit == count - 1, 1 - count, 1))
