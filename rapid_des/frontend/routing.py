@@ -165,7 +165,13 @@ def heaviest_place(job: Job) -> int:
 
 def exchanges(job: Job) -> tuple[Exchange, ...]:
     """Return the ways in which a job's all-to-alls spread that are not even."""
-    ways = (half.dispatch.exchange(returns=returns) for half in _experts(job) for returns in (False, True))
+    once = (True, False) if job.spec.phase == "inference" else (True,)
+    ways = (
+        half.dispatch.exchange(returns=returns, packed=packed)
+        for half in _experts(job)
+        for packed in once
+        for returns in (False, True)
+    )
     return tuple(dict.fromkeys(way for way in ways if way is not None))
 
 
@@ -174,6 +180,6 @@ def libraries_json(job: Job) -> str:
     if job.spec.routing.dispatcher != "deepep":
         return job.software.libraries_json()
     first = next(_experts(job)).dispatch
-    own = DeepEp(kernel="normal", experts=first.physical, topk=first.topk)
+    own = DeepEp(kernel="by_exchange", experts=first.physical, topk=first.topk)
     communication = structs.replace(job.software.communication, ep=own)
     return structs.replace(job.software, communication=communication).libraries_json()

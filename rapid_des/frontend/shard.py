@@ -97,7 +97,9 @@ class Shard:
 
     @property
     def decodes(self) -> bool:
-        """Whether sequences go on from a cache by few tokens."""
+        """Whether all sequences go on from a cache by few tokens."""
+        if self.groups:
+            return all(group.decodes for group in self.groups)
         return self.serving and Group(1, self.query_length, self.key_length - self.query_length).decodes
 
     def of_kernels(self, seen: Callable[[int], int] = lambda position: position) -> tuple[Shard, ...]:

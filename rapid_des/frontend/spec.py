@@ -266,7 +266,8 @@ class RoutingSpec(Spec, frozen=True):
     """With a capacity factor: experts with fewer tokens are padded; false: they compute what they get."""
     dispatcher: Literal["all_to_all", "all_gather", "deepep"] = "all_to_all"
     """How tokens travel: every copy by itself; all tokens to all ranks (Megatron's allgather); or as DeepEP's
-    normal kernels: once to each node, and there once to each rank."""
+    normal kernels: once to each node, and there once to each rank; decode steps take its low-latency
+    kernels, which send every copy by itself in the order of experts."""
     nodes: Count | None = None
     """To how many nodes a token goes at most (DeepSeek-V3: 4); with dispatcher deepep. Unset: any number."""
     dispatch: Dtype | None = None

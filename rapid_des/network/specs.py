@@ -486,8 +486,9 @@ class DeepEp(Library, frozen=True, kw_only=True, tag="deepep"):
     kernels: str | None = None
     """The file of its constants: a path, or a name of topologies/fabrics/serving. Unset: the machine's
     `collectives.measured.kernels`."""
-    kernel: Literal["low_latency", "normal"]
-    """Decoding takes the first, prefill and training the second."""
+    kernel: Literal["low_latency", "normal", "by_exchange"]
+    """Decoding takes the first, prefill and training the second; by_exchange: what sends copies of a token
+    once takes `normal`, what sends every copy by itself `low_latency`."""
     experts: Annotated[int, Meta(ge=1, le=2**24)]
     """Routed experts of the layer, over all ranks."""
     topk: Annotated[int, Meta(ge=1, le=2**24)]

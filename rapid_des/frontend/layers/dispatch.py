@@ -133,12 +133,16 @@ class Dispatch:
         tokens = self.tokens(shard) * (shard.ep if self.travels(shard) else 1)
         return max(1, round(local * (1 - (1 - self.topk / self.physical) ** tokens)))
 
-    def exchange(self, *, returns: bool) -> Exchange | None:
-        """Return how an all-to-all spreads; None: every copy by itself, and evenly."""
-        once, copies = self.routing.dispatcher == "deepep", tuple[int, ...]()
+    def exchange(self, *, returns: bool, packed: bool = True) -> Exchange | None:
+        """Return how an all-to-all spreads; None: every copy by itself, and evenly.
+
+        DeepEP sends what is not `packed` by its low-latency kernels.
+        """
+        deepep, copies = self.routing.dispatcher == "deepep", tuple[int, ...]()
+        once = deepep and packed
         if self.uneven is not None:
             copies = self.uneven.of_ranks(self.capacity)
-        if not once and not copies:
+        if not deepep and not copies:
             return None
         return Exchange(copies, self.topk, returns, once, self.routing.nodes or 0)
 
@@ -184,9 +188,16 @@ class Dispatch:
         spread = shard.ep * shard.etp > 1 and self.travels(shard)
         if self.routing.dispatcher == "all_gather" and spread:
             return [self._all_tokens, self._permute]
+        if self._low_latency(shard):
+            return [self._exchange]
         if self.routing.dispatcher == "deepep" and spread:
             return [self._exchange, self._permute]
         return [self._permute, self._exchange, self._gather, self._sort]
+
+    def _low_latency(self, shard: Shard) -> bool:
+        """Tell whether DeepEP's low-latency kernels carry the tokens: they quantise, sort and add up too."""
+        spread = shard.ep * shard.etp > 1 and self.travels(shard)
+        return spread and self.routing.dispatcher == "deepep" and shard.decodes
 
     def _received(self, shard: Shard) -> int:
         """Return the copies that come for this rank's experts from its peers along ep."""
@@ -214,24 +225,26 @@ class Dispatch:
         elements = self.copies(shard) * self.hidden
         size = shard.message(f"ep.{role}", elements)
         if not returns and self.routing.dispatch is not None:
-            size = self._narrow(operations, shard, f"ffn.{role}.quantize", elements)
+            name = "" if self._low_latency(shard) else f"ffn.{role}.quantize"
+            size = self._narrow(operations, shard, name, elements)
         comes = self.copies(shard) if returns else self._received(shard)
         operations.message(
             f"ffn.{role}" + "_gradient" * backward,
             f"ep.{role}",
             size,
             output=shard.activation_bytes(comes * self.hidden),
-            exchange=self.exchange(returns=returns),
+            exchange=self.exchange(returns=returns, packed=not self._low_latency(shard)),
         )
 
     def _narrow(self, operations: OperationList, shard: Shard, name: str, elements: int) -> int:
-        """Append what makes elements narrow before they travel; return the bytes that do."""
+        """Append what makes elements narrow before they travel (no name: nothing); return the bytes."""
         dtype = self.routing.dispatch
         assert dtype is not None
         once = self.routing.dispatcher != "all_to_all"
         rows = self.tokens(shard) if once else self.copies(shard)
         scales = 4 * ceil_divide(elements, _SCALED) if DTYPE_BITS[dtype] < 16 else 0
-        operations.kernel(name, shard.vector("quantize", rows, self.hidden))
+        if name:
+            operations.kernel(name, shard.vector("quantize", rows, self.hidden))
         return byte_count(elements, dtype) + scales
 
     def _sort(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:

@@ -226,3 +226,19 @@ def test_copies_are_sorted_by_expert_after_those_who_share_experts_have_gathered
     rows = next(one.operator.rows for one in shared if one.name == "ffn.dispatch.sort")
     alone = next(one.operator.rows for one in forward(tiny(*SPREAD)) if one.name == "ffn.dispatch.sort")
     assert rows == 2 * alone
+
+
+def test_deepep_takes_its_low_latency_kernels_to_decode(tiny_service):
+    spread = [("parallelism.dp", "4"), ("parallelism.ep", "4"), ("routing.dispatcher", "deepep")]
+    job = tiny_service(*SERVED, *spread, ("routing.dispatch", "fp8"))
+    prefill, decode = [own for key, own in serving_lists(job).items() if key.section == BLOCK][:2]
+    names = [{one.name for one in each} for each in (prefill, decode)]
+    around = {"ffn.dispatch.quantize", "ffn.permute", "ffn.unpermute"}
+    # What the low-latency kernels do themselves: quantise, sort by expert, add up.
+    assert around <= names[0]
+    assert not around & names[1]
+    sent = [[(one.exchange.once, one.exchange.returns, one.size) for one in each if one.exchange]
+            for each in (prefill, decode)]  # fmt: skip
+    # Two requests, two copies each of 64 elements: a byte each, with a scale of 4 a 128; back two bytes.
+    assert sent[1] == [(False, False, 4 * 64 + 8), (False, True, 4 * 64 * 2)]
+    assert [once for once, *_ in sent[0]] == [True, True]

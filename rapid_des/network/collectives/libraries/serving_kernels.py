@@ -184,9 +184,9 @@ def exchange_cost(
     directions = ("dispatch", "combine") if library.direction is None else (library.direction,)
     if how is not None:
         directions = ("combine" if how.returns else "dispatch",)
-    known: Mapping[str, LowLatency | Normal] = (
-        kernels.low_latency if library.kernel == "low_latency" else kernels.normal
-    )
+    packed = how is not None and how.once
+    once = packed if library.kernel == "by_exchange" else library.kernel == ONCE
+    known: Mapping[str, LowLatency | Normal] = kernels.normal if once else kernels.low_latency
     if any(name not in known for name in directions):
         return None
     exchange = ExpertExchange(
@@ -203,15 +203,14 @@ def exchange_cost(
             times.append(normal_time(kernel, exchange, multiprocessors=library.multiprocessors))
         starts.append(int(kernel.base))
     duration, start = sum(times) // len(times), sum(starts) // len(starts)
-    once = library.kernel == ONCE
     return LibraryCost(
         duration=duration,
         algorithm="deepep",
-        protocol=library.kernel,
+        protocol=ONCE if once else "low_latency",
         near_share=min(1.0, exchange.distinct(place.ranks) / library.topk) if once else 1.0,
         far_share=min(1.0, exchange.distinct(place.nodes) / library.topk) if once else 1.0,
         start=start,
-        channels=library.multiprocessors if library.kernel == "normal" else 0,
+        channels=library.multiprocessors if once else 0,
         hbm_bytes=2 * size,
     )
 
