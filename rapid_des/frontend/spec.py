@@ -25,8 +25,10 @@ TensorOverlap: TypeAlias = Literal["none", "ring", "pipeline", "userbuffers"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Placement: TypeAlias = Literal["contiguous", "eplb"]
 Recompute: TypeAlias = Literal["none", "selective", "full"] | tuple[str, ...]
-ServingPolicy: TypeAlias = Literal["vllm_v1"]
-Router: TypeAlias = Literal["round_robin"]
+ServingPolicy: TypeAlias = Literal[
+    "vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static"
+]
+Router: TypeAlias = Literal["round_robin", "random", "least_requests", "least_tokens", "kv_aware", "session"]
 ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
 if TYPE_CHECKING:
     ScheduleName: TypeAlias = str

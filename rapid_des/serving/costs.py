@@ -228,7 +228,7 @@ class PassCosts:
 
     def _rest_at(self, decoding: bool, tokens: int) -> tuple[int, int]:
         """Return what a simulated pass of so many tokens takes beyond its kernels, and what it takes."""
-        groups = (Group(tokens, 1, 1),) if decoding else (Group(1, tokens),)
+        groups = (Group(tokens, 1, 1),) if decoding else prompts_of(self._job, tokens)
         job = self._job if decoding and self._graph else self._idle
         taken = simulate(
             one_pass(job, groups), self._machine, mode="hierarchical", allow_oom=True, cache=self._cache
@@ -299,6 +299,13 @@ def of_replica(job: Job) -> Job:
     if spec.parallelism.dp == 1:
         return job
     return replace(job, spec=structs.replace(spec, parallelism=structs.replace(spec.parallelism, dp=1)))
+
+
+def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:
+    """Return so many tokens as prompts, as long as the model takes, and a part of one."""
+    longest = min(tokens, job.model.spec.max_positions - 1)
+    whole, rest = divmod(tokens, longest)
+    return (Group(whole, longest), *((Group(1, rest),) if rest else ()))
 
 
 def without_host(job: Job) -> Job:

@@ -1,20 +1,33 @@
 """What an iteration computes: one small function an engine, after its documented behaviour.
 
 A policy sees what waits, what is half way through its prompt and how much is decoding, and returns how many
-tokens of which prompts the next iteration computes. Decoding requests get a token each unless it says not.
+tokens of which prompts the next iteration computes, and whether decoding requests get a token each.
 
-- `vllm_v1`: vLLM's V1 scheduler (docs.vllm.ai, "Optimization and Tuning": chunked prefill). Decodes first,
-  then prompts, first come first served, in chunks within the token budget; whoever came last is preempted
-  and recomputed when pages run out.
+- `vllm_v1`: vLLM's V1 scheduler (docs.vllm.ai, "Optimization and Tuning"). Decodes first, then prompts, first
+  come first served, in chunks within the token budget; whoever came last is preempted when pages run out.
+- `vllm_v0`: vLLM before V1, without chunked prefill (same page). Prompts first, whole, by themselves; else
+  decodes. A hundredth of the pages stays free at admission (`watermark`).
+- `sglang`: SGLang's scheduler (docs.sglang.ai, "Hyperparameter Tuning"). Prompts first, in chunks, by
+  themselves; a prompt is taken in while the tokens that running requests are expected to make
+  (`schedule_conservativeness`: a share that decays from 0.7 to 0.098 in 600 steps without a retraction) leave
+  room for all of it and of its answer. Retracted is who has the fewest tokens out, then the longest prompt.
+- `trtllm_guaranteed_no_evict`: TensorRT-LLM's default (NVIDIA's docs, "Scheduler"): prompts and decodes
+  together, a request is taken in when pages for its longest answer are left by all others': nobody pauses.
+- `trtllm_max_utilization`: the same, but as many as fit now; whoever came last pauses.
+- `static`: a batch runs until its last answer before the next is taken in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from rapid_des.serving.requests import Request
+
+_WATERMARK = 0.01
+_EXPECTED, _EXPECTED_LEAST, _DECAY_STEPS, _LONGEST_GUESS = 0.7, 0.098, 600, 4096
 
 
 class View(Protocol):
@@ -36,8 +49,33 @@ class View(Protocol):
         ...
 
     @property
+    def to_come(self) -> int:
+        """Tokens that those have still to make."""
+        ...
+
+    @property
+    def calm(self) -> int:
+        """Iterations since one was last preempted."""
+        ...
+
+    @property
+    def pages(self) -> int:
+        """All pages."""
+        ...
+
+    @property
     def free_pages(self) -> int:
         """Pages that are free once the decoding requests have theirs."""
+        ...
+
+    @property
+    def promised_pages(self) -> int:
+        """Pages that the running requests will hold at the ends of their answers."""
+        ...
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
         ...
 
     @property
@@ -65,7 +103,19 @@ class Plan:
     """Whether decoding requests get a token."""
 
 
-Policy = Callable[[View], Plan]
+Planner = Callable[[View], Plan]
+Admits = Callable[[Request], bool]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How an engine schedules."""
+
+    plan: Planner
+    victim: Callable[[Iterable[Request]], Request]
+    """Of running requests, in order of admission, the one that is preempted."""
+    steady: bool = True
+    """Whether it leaves waiting who waits until somebody ends or comes."""
 
 
 def vllm_v1(view: View) -> Plan:
@@ -73,22 +123,87 @@ def vllm_v1(view: View) -> Plan:
     return Plan(tuple(_chunks(view, view.max_batched_tokens - view.decoding)))
 
 
-def _chunks(view: View, budget: int) -> Iterator[tuple[Request, int]]:
-    """Yield prompts in their order and how much of each fits into the budget, the sequences and the pages."""
+def vllm_v0(view: View) -> Plan:
+    """Take whole prompts by themselves, else decodes."""
+    kept = int(_WATERMARK * view.pages)
+    chunks = tuple(_chunks(view, view.max_batched_tokens, whole=True, kept=kept))
+    return Plan(chunks, decodes=not chunks)
+
+
+def sglang(view: View) -> Plan:
+    """Take prompts in chunks by themselves, as far as the answers to come leave room; else decodes."""
+    share = max(_EXPECTED_LEAST, _EXPECTED - (_EXPECTED - _EXPECTED_LEAST) * view.calm / _DECAY_STEPS)
+    room = view.free_pages * view.page_size - share * view.to_come
+
+    def admits(request: Request) -> bool:
+        nonlocal room
+        room -= request.missing + min(request.output - request.generated, _LONGEST_GUESS)
+        return room >= 0 or not (view.decoding or view.prefilling)
+
+    chunks = tuple(_chunks(view, view.max_batched_tokens, admits))
+    return Plan(chunks, decodes=not chunks)
+
+
+def trtllm_guaranteed_no_evict(view: View) -> Plan:
+    """Take decodes and prompts whose longest answer has room beside all others'."""
+    promised = view.promised_pages
+
+    def admits(request: Request) -> bool:
+        nonlocal promised
+        promised += -(-(request.prompt + request.output) // view.page_size)
+        return promised <= view.pages
+
+    return Plan(tuple(_chunks(view, view.max_batched_tokens - view.decoding, admits, whole=True)))
+
+
+def trtllm_max_utilization(view: View) -> Plan:
+    """Take decodes and whole prompts that fit now."""
+    return Plan(tuple(_chunks(view, view.max_batched_tokens - view.decoding, whole=True)))
+
+
+def static(view: View) -> Plan:
+    """Take a batch when the one before is answered, its prompts before its decodes."""
+    closed = view.decoding > 0 and not view.prefilling
+    chunks = () if closed else tuple(_chunks(view, view.max_batched_tokens))
+    return Plan(chunks, decodes=not chunks)
+
+
+def _chunks(
+    view: View, budget: int, admits: Admits = lambda _: True, *, whole: bool = False, kept: int = 0
+) -> Iterator[tuple[Request, int]]:
+    """Yield prompts in their order and how much of each fits into the budget, the sequences and the pages.
+
+    `whole`: a prompt is not cut, unless it is longer than an iteration; `kept` pages stay free of new ones.
+    """
     free, places = view.free_pages, view.max_sequences - view.decoding
-    for request in (*view.prefilling, *_first(view.waiting, places)):
+    begun = len(view.prefilling)
+    for number, request in enumerate((*view.prefilling, *islice(view.waiting, max(0, places)))):
         tokens = min(request.missing, budget)
         pages = view.pages_for(request, tokens)
-        if tokens < 1 or places < 1 or pages > free:
+        cut = whole and tokens < min(request.missing, view.max_batched_tokens) and number >= begun
+        short = pages > free - (kept if number >= begun else 0)
+        if tokens < 1 or places < 1 or cut or short or (number >= begun and not admits(request)):
             return
         yield request, tokens
         budget, free, places = budget - tokens, free - pages, places - 1
 
 
-def _first(waiting: Sequence[Request], count: int) -> Iterator[Request]:
-    """Yield as many as could be admitted."""
-    for request, _ in zip(waiting, range(max(0, count)), strict=False):
-        yield request
+def latest(running: Iterable[Request]) -> Request:
+    """Return who was admitted last."""
+    *_, last = running
+    return last
 
 
-POLICIES: Mapping[str, Policy] = {"vllm_v1": vllm_v1}
+def least_done(running: Iterable[Request]) -> Request:
+    """Return who has the fewest tokens out, of several the one with the longest prompt."""
+    return min(running, key=lambda request: (request.generated, -request.prompt, -request.number))
+
+
+POLICIES: Mapping[str, Policy] = {
+    "vllm_v1": Policy(vllm_v1, latest),
+    "vllm_v0": Policy(vllm_v0, latest),
+    "sglang": Policy(sglang, least_done, steady=False),
+    "trtllm_guaranteed_no_evict": Policy(trtllm_guaranteed_no_evict, latest),
+    "trtllm_max_utilization": Policy(trtllm_max_utilization, latest),
+    "static": Policy(static, latest),
+}

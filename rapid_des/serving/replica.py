@@ -50,6 +50,9 @@ class Replica:
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.load = Load()
+        self.promised_pages = 0
+        self.calm = 0
+        self._queued = 0
         self._group = Decoding(engine.page_size)
         self._free = engine.pages
         self._env, self._deliver = env, deliver
@@ -60,6 +63,21 @@ class Replica:
     def decoding(self) -> int:
         """How many requests decode."""
         return len(self._group)
+
+    @property
+    def to_come(self) -> int:
+        """Tokens that those have still to make."""
+        return self._group.to_come
+
+    @property
+    def pages(self) -> int:
+        """All pages."""
+        return self.engine.pages
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self.engine.page_size
 
     @property
     def free_pages(self) -> int:
@@ -82,6 +100,17 @@ class Replica:
         return len(self.waiting) + len(self.prefilling) + len(self._group)
 
     @property
+    def outstanding_tokens(self) -> int:
+        """Tokens that it has to compute and to make for those."""
+        begun = sum(request.missing + request.output - request.generated for request in self.prefilling)
+        return self._queued + begun + self._group.to_come
+
+    @property
+    def spare_pages(self) -> int:
+        """Pages that are free, less those that waiting requests want."""
+        return self._free - ceil_divide(self._queued, self.engine.page_size)
+
+    @property
     def sizes(self) -> tuple[int, int, int]:
         """Requests that wait, requests that run, pages held."""
         running = len(self.prefilling) + len(self._group)
@@ -95,6 +124,7 @@ class Replica:
         """Take a request."""
         request.replica = self.number
         self.waiting.append(request)
+        self._queued += _work(request)
         if not self._come.triggered:
             self._come.succeed()
 
@@ -109,8 +139,9 @@ class Replica:
                 yield self._come
             yield self._env.timeout(0)  # whatever happens at this instant happens before the choice
             self._make_room()
-            plan = self.engine.policy(self)
-            if plan.chunks or not plan.decodes or self.engine.stepwise:
+            plan = self.engine.policy.plan(self)
+            unsteady = bool(self.waiting) and not self.engine.policy.steady
+            if plan.chunks or unsteady or self.engine.stepwise:
                 yield from self._iterate(plan)
             else:
                 yield from self._decode_on()
@@ -118,7 +149,7 @@ class Replica:
     def _make_room(self) -> None:
         """Preempt who came last until the others can decode on, or compute their prompts."""
         while self.free_pages < 0 or self._is_stuck():
-            self._preempt(self.prefilling[-1] if self.prefilling else next(reversed(self._group)))
+            self._preempt(self.engine.policy.victim(self.prefilling or self._group))
 
     def _is_stuck(self) -> bool:
         """Tell whether prompts that are half computed hold all pages and nobody decodes."""
@@ -135,7 +166,14 @@ class Replica:
         self._free += request.pages
         request.pages = request.computed = 0
         request.preemptions += 1
+        self.promised_pages -= self._promise(request)
+        self.calm = 0
         self.waiting.appendleft(request)
+        self._queued += _work(request)
+
+    def _promise(self, request: Request) -> int:
+        """Return the pages of a request at the end of its answer."""
+        return ceil_divide(request.prompt + request.output, self.engine.page_size)
 
     def _iterate(self, plan: Plan) -> Process:
         """Compute chunks of prompts, and a token each of who decodes."""
@@ -150,6 +188,7 @@ class Replica:
         duration = self.engine.costs.time(batch)
         self.load.iteration(began, duration, batch, self)
         yield self._env.timeout(duration)
+        self.calm += 1
         if decodes:
             self._take_pages(1)
             self._end(self._group.advance(1))
@@ -160,6 +199,8 @@ class Replica:
             if request.computed == request.pages == 0 and request not in self.prefilling:
                 self.waiting.remove(request)
                 self.prefilling.append(request)
+                self.promised_pages += self._promise(request)
+                self._queued -= _work(request)
             if request.started == NEVER:
                 request.started = self._now
             pages = self.pages_for(request, tokens)
@@ -194,6 +235,7 @@ class Replica:
             if began + int(ends[steps - 1]) > self._now:
                 yield env.timeout(began + int(ends[steps - 1]) - self._now)
         self.load.steps(began, ends[:steps], len(group), self)
+        self.calm += steps
         self._take_pages(steps)
         self._end(group.advance(steps))
 
@@ -204,6 +246,12 @@ class Replica:
     def _end(self, ended: Sequence[Request]) -> None:
         for request in ended:
             self._free += request.pages
+            self.promised_pages -= self._promise(request)
             request.pages = 0
             request.finished = self._now
             self._deliver(request)
+
+
+def _work(request: Request) -> int:
+    """Return the tokens to compute and to make of a request that waits."""
+    return request.missing + request.output - request.generated

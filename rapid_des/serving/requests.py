@@ -30,6 +30,8 @@ class Request:
     """Pages held; while it decodes those when it joined."""
     joined: int = 0
     """The step of its group at which it began to decode."""
+    session: int = 0
+    """Requests of one session share a prefix, and may share a replica."""
     replica: int = NEVER
     started: int = NEVER
     """When an iteration first computed something of it."""
@@ -57,6 +59,8 @@ class Decoding:
     """Iterations so far."""
     stored: int = 0
     """Their tokens in the KV cache."""
+    to_come: int = 0
+    """Tokens that they have still to make."""
     _members: dict[int, Request] = field(default_factory=dict)
     _ends: list[tuple[int, int]] = field(default_factory=list)
     _phases: list[int] = field(default_factory=list)
@@ -84,6 +88,7 @@ class Decoding:
         request.joined = self.step
         self._members[request.number] = request
         self.stored += request.computed
+        self.to_come += request.output - request.generated
         self._phases[(request.computed - self.step) % self.page_size] += 1
         heappush(self._ends, (self.step + request.output - request.generated, request.number))
 
@@ -96,6 +101,7 @@ class Decoding:
         request.generated += passed
         request.pages = max(request.pages, ceil_divide(request.computed, self.page_size))
         self.stored -= request.computed
+        self.to_come -= request.output - request.generated
 
     def new_pages(self, ahead: int = 0) -> int:
         """Return how many pages the next step takes, or that so many steps after it."""
@@ -123,6 +129,7 @@ class Decoding:
         """Let so many steps pass; return those that then have all their tokens, which have left."""
         self.step += steps
         self.stored += steps * len(self._members)
+        self.to_come -= steps * len(self._members)
         ended = []
         while self._ends and self._ends[0][0] <= self.step:
             end, number = heappop(self._ends)

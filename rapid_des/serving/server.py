@@ -13,10 +13,9 @@ from rapid_des.frontend import Job, memory
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.memory import shown
 from rapid_des.frontend.parts import stage_sections
-from rapid_des.frontend.shard import Group
 from rapid_des.frontend.spec import ServingSpec
 from rapid_des.machine import Machine
-from rapid_des.serving.costs import PassCosts, of_replica
+from rapid_des.serving.costs import PassCosts, of_replica, prompts_of
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.replica import Engine, Process, Replica
 from rapid_des.serving.requests import Request
@@ -182,7 +181,7 @@ def kv_tokens(job: Job, machine: Machine, spec: ServingSpec) -> int:
     """
     tokens = spec.max_batched_tokens
     room, each = [], []
-    for stage, used in enumerate(memory(_largest(job, tokens)).stages):
+    for stage, used in enumerate(memory(one_pass(job, prompts_of(job, tokens))).stages):
         fixed = used.peak - used.categories.get("kv_cache", 0)
         room.append(int(machine.device.spec.hbm.capacity * spec.memory_fraction) - fixed)
         each.append(_token_bytes(job, stage))
@@ -193,13 +192,6 @@ def kv_tokens(job: Job, machine: Machine, spec: ServingSpec) -> int:
             f"{shown(min(room))} are left beside weights and an iteration of {tokens} tokens"
         )
     return fits
-
-
-def _largest(job: Job, tokens: int) -> Job:
-    """Return the job of an iteration of so many tokens: whole prompts, and a part of one."""
-    longest = min(tokens, job.model.spec.max_positions)
-    whole, rest = divmod(tokens, longest)
-    return one_pass(job, (Group(whole, longest), *((Group(1, rest),) if rest else ())))
 
 
 def _token_bytes(job: Job, stage: int) -> int:

@@ -66,8 +66,9 @@ def test_batches_take_in_who_comes_meanwhile():
     assert result.queue.mean() / SERVICE == pytest.approx(0.5, rel=0.05)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pages", [10**6, 60])
-def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages):
+def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages, policy):
     outcomes = []
     for stepwise in (False, True):
         costs = Affine(token=10**6, key=10**4)
@@ -77,23 +78,27 @@ def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages):
             "lognormal mean=200 cv=0.7 most=500",
             "lognormal mean=60 cv=1 most=400",
             costs=costs,
+            policy=policy,
             pages=pages,
             stepwise=stepwise,
         )
         outcomes.append({name: column.tolist() for name, column in result.requests.items()})
         outcomes[-1]["gaps"] = result.gaps.tolist()
     assert outcomes[0] == outcomes[1]
-    assert (sum(outcomes[0]["preemptions"]) > 0) == (pages == 60)
+    evicts = policy != "trtllm_guaranteed_no_evict"
+    assert (sum(outcomes[0]["preemptions"]) > 0) == (pages == 60 and evicts)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pages", [10**6, 60])
-def test_tokens_and_pages_are_conserved(pages):
+def test_tokens_and_pages_are_conserved(pages, policy):
     fleet, result = served(
         "poisson rate=20/s",
         300,
         "lognormal mean=200 cv=0.7 most=500",
         "lognormal mean=60 cv=1 most=400",
         pages=pages,
+        policy=policy,
         costs=Affine(token=10**6),
     )
     (replica,) = fleet.members
