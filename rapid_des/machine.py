@@ -38,9 +38,9 @@ from rapid_des.network.faults import (
     GpuFactors,
     apply_static,
     check_fault,
-    gpu_factors,
     require_hits,
 )
+from rapid_des.network.jitter import Jitter, check_jitter, gpu_speeds
 from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
 from rapid_des.network.specs import (
@@ -86,6 +86,8 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """Links with a rate of their own."""
     faults: tuple[Fault, ...] = ()
     """What is broken, for ever or for a while."""
+    jitter: Jitter | None = None
+    """How GPUs differ from one another, and how late messages come; unset: all are alike and in time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +115,7 @@ class Machine:
     dead: frozenset[int]
     """Links that are down from beginning to end."""
     slowed: Mapping[int, GpuFactors]
-    """What constant faults leave of the GPUs that they slow, by ascending id."""
+    """What constant faults and jitter make of the speeds of GPUs, where that is not 1; by ascending id."""
     lost: frozenset[int]
     """GPUs that are down from beginning to end: holes that no job may use."""
     faults: tuple[Fault, ...]
@@ -211,19 +213,20 @@ class Machine:
     @cached_property
     def unfaulted(self) -> Machine:
         """The machine without its faults."""
-        return (
-            self
-            if not self.faults
-            else replace(self, faults=(), **_left_by((), self.healthy, self.planned, self.spec))
-        )
+        left = _left_by((), self.healthy, self.planned, self.spec)
+        return replace(self, faults=(), **left) if self.faults else self
+
+    @cached_property
+    def even(self) -> Machine:
+        """The machine without its jitter: all GPUs alike, all messages in time."""
+        spec = structs.replace(self.spec, jitter=None)
+        return replace(self, spec=spec, **_left_by(self.faults, self.healthy, self.planned, spec))
 
     @cached_property
     def native(self) -> Machine:
         """The machine without communication libraries."""
-        none = {"libraries": LibraryChoice(), "measured": Measured()}
-        return replace(
-            self, spec=structs.replace(self.spec, collectives=structs.replace(self.collectives, **none))
-        )
+        own = structs.replace(self.collectives, libraries=LibraryChoice(), measured=Measured())
+        return replace(self, spec=structs.replace(self.spec, collectives=own))
 
     @property
     def replans(self) -> bool:
@@ -281,6 +284,7 @@ def load_machine(
         raise TopologyError(f"{path}: {error}") from None
     _check_counts(machine)
     _check_switches(machine)
+    check_jitter(spec.jitter, machine.healthy.dimensions, spec.gpus_per_node, file=str(path))
     if not any(key.startswith("fabric") for key, _ in chosen):
         _check_nodes(machine)  # a fabric that was made smaller by hand may be a part of a node
     faults = tuple(faults)
@@ -309,9 +313,8 @@ def _refuse_serving(document: Document) -> None:
 
 
 def _check_nodes(machine: Machine) -> None:
-    gpus, node = machine.fabric.gpus, machine.spec.gpus_per_node or 1
-    if node > gpus:
-        problem = f"{node}; allowed: up to the machine's {gpus} GPUs"
+    if (node := machine.spec.gpus_per_node or 1) > machine.fabric.gpus:
+        problem = f"{node}; allowed: up to the machine's {machine.fabric.gpus} GPUs"
         raise ConfigError(problem, file=str(machine.path), key="gpus_per_node")
 
 
@@ -350,10 +353,10 @@ class _Left(TypedDict):
 
 def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: MachineSpec) -> _Left:
     """Return what the constant ones of some faults leave of a machine."""
+    factors = gpu_speeds(healthy, faults, spec.jitter, spec.gpus_per_node)
     if not faults:
-        return _Left(fabric=healthy, router=planned, dead=frozenset(), slowed={}, lost=frozenset())
+        return _Left(fabric=healthy, router=planned, dead=frozenset(), slowed=factors, lost=frozenset())
     fabric, dead = apply_static(healthy, faults, spec.gpus_per_node)
-    factors = gpu_factors(healthy, faults, spec.gpus_per_node)
     return _Left(
         fabric=fabric,
         router=FaultAwareRouter(fabric, planned, dead) if dead else planned,

@@ -10,20 +10,20 @@ come with their durations; from `lower` on all go the same way.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
-from rapid_des.frontend import Job, check_memory, memory
+from rapid_des.frontend import Job, JobMemory, check_memory, memory
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
 from rapid_des.modes.pricing import pace, price, price_blocks
 from rapid_des.network.faults import drawn_names
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.report.result import Result, result_of
-from rapid_des.report.result_text import drawn_line, late_lines
+from rapid_des.report.result_text import drawn_line, jitter_lines, late_lines
 
 if TYPE_CHECKING:
     from rapid_des.chakra import ReadOptions, TraceSet
@@ -111,23 +111,45 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     capacity = int(machine.device.spec.hbm.capacity)
     needed = memory(job) if allow_oom else check_memory(job, capacity)
-    choice = EngineChoice.of(engine)
-    if mode == FLATTENED:
+    asked = _Asked(mode, EngineChoice.of(engine), needed, trail, strict, cache)
+    result = _noted(_result(job, machine, asked), machine)
+    if machine.spec.jitter is None:
+        return result
+    even = _result(job, machine.even, replace(asked, trail=False))
+    lines = jitter_lines(machine, job.gpus, result.step_time, even.step_time)
+    return replace(result, notes=(*result.notes, *lines))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How a job is simulated."""
+
+    mode: str
+    choice: EngineChoice
+    memory: JobMemory
+    trail: bool
+    strict: bool
+    cache: BoundedCache | None
+
+
+def _result(job: Job, machine: Machine, asked: _Asked) -> Result:
+    cache, needed = asked.cache, asked.memory
+    if asked.mode == FLATTENED:
         trace = price(job, machine, cache=cache)
         paced = pace(job, machine, cache=cache)
-        run = run_traces(trace.traces, machine, choice, trail=trail, cache=cache, pace=paced)
-        return _noted(result_of(run, trace=trace, memory=needed), machine)
+        run = run_traces(trace.traces, machine, asked.choice, trail=asked.trail, cache=cache, pace=paced)
+        return result_of(run, trace=trace, memory=needed)
     from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
 
     blocks = run_blocks(
         price_blocks(job, machine, cache=cache),
         machine,
-        BLOCK_MODES[mode],
-        choice,
-        strict=strict,
+        BLOCK_MODES[asked.mode],
+        asked.choice,
+        strict=asked.strict,
         cache=cache,
     )
-    return _noted(result_of(blocks.run, trace=blocks.trace, memory=needed, blocks=blocks), machine)
+    return result_of(blocks.run, trace=blocks.trace, memory=needed, blocks=blocks)
 
 
 def _noted(result: Result, machine: Machine) -> Result:

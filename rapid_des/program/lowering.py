@@ -27,12 +27,12 @@ from rapid_des.network.spraying import spread
 from rapid_des.program.beside import NOTHING, with_company
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.communication import Communication
+from rapid_des.program.delays import delay_table
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks, geometry
 from rapid_des.program.program import (
     NONE,
-    FluidTable,
     Namer,
     Program,
     QueuePairTable,
@@ -165,11 +165,10 @@ class _Lowering:
         routed = self.groups.routed(templates, both_ways=fluid_mode or held)
         routes, spray = self._sprayed(routed.routes)
         sizes, whole = message_sizes.all(), message_sizes.whole()
-        fluid: FluidTable | None = None
+        fluid = fluid_table(self.machine, routed, sizes) if fluid_mode else None
         pairs: QueuePairTable | None = None
         if fluid_mode:
             hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)
-            fluid = fluid_table(self.machine, routed, sizes)
         else:
             hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
         if held:
@@ -195,6 +194,7 @@ class _Lowering:
             fluid=fluid,
             queue_pairs=pairs,
             spray=spray,
+            delays=delay_table(self.machine, [trace.rank for trace in self.traces.ranks], routed.routes),
         )
 
     def _sprayed(self, routes: Routes) -> tuple[Routes, SprayTable | None]:

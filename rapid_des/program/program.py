@@ -75,6 +75,11 @@ R10 Ways. Where messages are spread over equal ways, part k of a message takes t
     its pair has, from the row's begin again at its end; or all its parts take one, by a hash of the position
     of its rank, the time of its injection and its number in the collective.
 
+R11 Delays. Where the machine states how late messages come, a message that crosses a link arrives so much
+    after its last byte did: the value of the first limit of its row above 32 bits of (seed, rank, its visit
+    of the rank's program, number in the collective). Its links, and what waits for its injection, know
+    nothing of that.
+
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
 file or of hashes, nor on the engine. `engines.simpy` is the definition, `engines.compiled` the same rules
 as one loop; `tests/semantics` holds both to each rule by its name.
@@ -86,6 +91,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -340,6 +346,21 @@ class SprayTable:
     routes: Int32s
 
 
+class DelayTable(NamedTuple):
+    """R11: how much later messages arrive than their last bytes; rows of limits that ascend to 2**32."""
+
+    seed: Int64s
+    """The one seed."""
+    rank: Int32s
+    """[position in bindings]"""
+    starts: Int64s
+    limits: Int64s
+    values: Int64s
+    """Picoseconds."""
+    noise: Int32s
+    """[route of a pair] the row of its messages, or NONE."""
+
+
 @dataclass(frozen=True)
 class QueuePairTable:
     """R9: how far the queue pairs of messages run ahead, and what their acknowledgements cost.
@@ -365,6 +386,7 @@ NO_FLUID = FluidTable(_ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROUTES, _ROUTES)
 """Of a program whose links serve hops."""
 NO_TAILS = TailTable(_TABLE, _TABLE)
 NO_SPRAY = SprayTable(per_message=False, starts=_ROW, routes=_ROUTES)
+NO_DELAYS = DelayTable(_ROW, _ROUTES, _ROW, _ROW, _ROW, _ROUTES)
 NO_QUEUE_PAIRS = QueuePairTable(_TABLE, _TABLE, _ROW, _ROW, _ROUTES)
 
 
@@ -397,6 +419,7 @@ class Program:
     fluid: FluidTable | None = None
     queue_pairs: QueuePairTable | None = None
     spray: SprayTable | None = None
+    delays: DelayTable | None = None
     link_timetables: dict[int, Timetable] = field(default_factory=dict)
     visit_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
     """(position in bindings, COMPUTE visit on a server) to the rate of that server at its work."""

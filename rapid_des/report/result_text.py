@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rapid_des.network.faults import Fault
+from rapid_des.network.faults import Fault, GpuFactors
+from rapid_des.network.jitter import delay_text
 from rapid_des.program.plans import Served
 from rapid_des.report.basis import Basis, clock_text, host_line, jobs_text, validation_text
 from rapid_des.report.figures import JobFigures
@@ -15,6 +16,7 @@ from rapid_des.units import Duration, Size
 
 if TYPE_CHECKING:
     from rapid_des.astra.front_door import AstraResult
+    from rapid_des.machine import Machine
 
 _PARTS = {
     "compute": "compute",
@@ -50,6 +52,28 @@ def late_lines(faults: Iterable[Fault], end: Duration) -> Iterator[str]:
     for fault in faults:
         if (fault.from_ is not None and fault.from_ >= end) or (fault.from_step or 0) > 0:
             yield f"fault {fault.words}: it begins after the run, which ends at {end}"
+
+
+def jitter_lines(machine: Machine, gpus: int, step: Duration, even: Duration) -> Iterator[str]:
+    """Yield what a machine's jitter drew for the first GPUs, and what a step takes longer than without it."""
+    jitter = machine.spec.jitter
+    assert jitter is not None, "who asks has looked"
+    if jitter.gpu_speed is not None:
+        whole = GpuFactors.whole()
+        speeds = [machine.slowed.get(gpu, whole).compute for gpu in range(gpus)]
+        slow, fast = min(speeds), max(speeds)
+        yield (
+            f"jitter, seed {jitter.seed}: clocks of GPUs from {float(slow):.4g} (gpu{speeds.index(slow)}) to "
+            f"{float(fast):.4g} (gpu{speeds.index(fast)}) of the device's, "
+            f"{float(sum(speeds) / gpus):.4g} on average"
+        )
+    if jitter.message_delay is not None:
+        yield f"jitter, seed {jitter.seed}: messages arrive later, {delay_text(jitter.message_delay)}"
+    yield f"on the even machine the step takes {even} ({_change(step, even)} with jitter)"
+
+
+def _change(after: int, before: int) -> str:
+    return f"{after / max(before, 1) - 1:+.2%}"
 
 
 def result_lines(result: Result, title: str) -> Iterator[str]:

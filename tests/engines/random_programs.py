@@ -11,7 +11,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
 from rapid_des.program.lowering import lower
-from rapid_des.program.program import NONE, Company, Program, Timetable, VisitKind
+from rapid_des.program.program import NONE, Company, DelayTable, Program, Timetable, VisitKind
 from rapid_des.program.services import with_tails
 from rapid_des.program.timetable import ALONE, FULL_RATE
 from tests.program.machines import STORE, dimension, machine, ring, switch
@@ -152,16 +152,37 @@ def _priority(rng, wanted):
 
 
 @st.composite
-def programs(draw, *, unordered=False, priorities=True, timetables=False, fluid=False, company=False):
+def programs(  # noqa: PLR0913 - what programs have, by name
+    draw, *, unordered=False, priorities=True, timetables=False, fluid=False, company=False, late=False
+):
     """A lowered program."""
     where = draw(machines(FLUID if fluid else HOPS))
     program = lower(
         draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
     ).program
-    rng = draw(st.randoms(use_true_random=False)) if timetables or company else None
+    rng = draw(st.randoms(use_true_random=False)) if timetables or company or late else None
+    if late:
+        program = with_delays(program, rng)
     if company:
         program = with_company(program, rng)
     return with_timetables(program, where, rng) if timetables else program
+
+
+def with_delays(program: Program, rng) -> Program:
+    """The program with messages that come late, by two rows of draws, on most of the routes."""
+    limits = [[2**31, 2**32], sorted(rng.sample(range(1, 2**32), 4)) + [2**32]]
+    routes = len(program.route_starts) - 1
+    return replace(
+        program,
+        delays=DelayTable(
+            seed=np.array([rng.randrange(2**63)], np.int64),
+            rank=np.array([binding.rank for binding in program.bindings], np.int32),
+            starts=np.array([0, 2, 7], np.int64),
+            limits=np.array(sum(limits, []), np.int64),
+            values=np.array([rng.choice([0, 1, 50_000, 333_333]) for _ in range(7)], np.int64),
+            noise=np.array([rng.choice([NONE, 0, 1, 1]) for _ in range(routes)], np.int32),
+        ),
+    )
 
 
 def with_company(program: Program, rng) -> Program:

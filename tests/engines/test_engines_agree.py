@@ -62,6 +62,18 @@ def test_visits_that_slow_each_other_at_rates_that_change(program):
 
 
 @FEW
+@given(programs(unordered=True, timetables=True, late=True))
+def test_messages_that_come_late(program):
+    assert_engines_agree(program, trail=True)
+
+
+@FEW
+@given(programs(unordered=True, fluid=True, late=True))
+def test_messages_that_come_late_over_links_that_are_shared(program):
+    assert_engines_agree(program)
+
+
+@FEW
 @given(st.data())
 def test_timetables_that_change_no_rate_change_nothing(data):
     where = data.draw(machines())

@@ -32,7 +32,7 @@ def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = Fals
     package = Path(__file__).parents[2]
     sources = [
         *package.glob("engines/compiled/*.py"),
-        *(package / "program" / f"{name}.py" for name in ("spraying", "timetable")),
+        *(package / "program" / f"{name}.py" for name in ("delays", "spraying", "timetable")),
     ]
     if paired:
         from rapid_des.engines.compiled.paired_kernel import play_paired

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import starts_of
 from rapid_des.program.program import (
+    NO_DELAYS,
     NO_FLUID,
     NO_QUEUE_PAIRS,
     NO_SPRAY,
     NO_TAILS,
     NONE,
-    Company,
+    DelayTable,
     PartTable,
     Program,
     RankProgram,
@@ -185,14 +186,13 @@ class Flat(NamedTuple):
     tasks: Tasks
     network: Network
     company: Companies
+    delays: DelayTable
 
 
 def flatten(program: Program) -> Flat:
     """Return the program's arrays; shared columns are copied once, whatever the number of ranks."""
-    companies = _companies(
-        [part.company for part in program.programs], [len(part) for part in program.programs]
-    )
-    return Flat(_visits(program), _ranks(program), _tasks(program), _network(program), companies)
+    columns = _visits(program), _ranks(program), _tasks(program), _network(program)
+    return Flat(*columns, _companies(program), program.delays or NO_DELAYS)
 
 
 def _visits(program: Program) -> Visits:
@@ -228,15 +228,15 @@ def _holders(part: RankProgram) -> Array:
     return holders
 
 
-def _companies(companies: Sequence[Company | None], lengths: Sequence[int]) -> Companies:
-    if not any(companies):
+def _companies(program: Program) -> Companies:
+    if not any(part.company for part in program.programs):
         none = np.zeros(0, np.int32)
         return Companies(none, none, none.astype(np.int64))
     weights, firsts, shares, begin = [], [], [], 0
-    for company, length in zip(companies, lengths, strict=True):
-        if company is None:
-            weights.append(np.zeros(length, np.int32))
-            firsts.append(np.full(length, NONE))
+    for part in program.programs:
+        if (company := part.company) is None:
+            weights.append(np.zeros(len(part), np.int32))
+            firsts.append(np.full(len(part), NONE))
             continue
         weights.append(company.weight)
         firsts.append(np.where(company.kind == NONE, NONE, begin + company.kind * company.shares.shape[1]))

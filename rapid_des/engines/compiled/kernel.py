@@ -45,13 +45,14 @@ from rapid_des.engines.compiled.steps import (
     use_of,
     visit_end,
 )
-from rapid_des.engines.compiled.ways import message_hash, set_off, way
+from rapid_des.engines.compiled.ways import lateness, message_hash, set_off, way
 
-READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
+READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE, LATE = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
 node; a link is free; a flow joins (b = 1) or may end (0), or a transfer that a closing link may cut is due at
 a node (2); a link's rate changes (fluid mode); a message may hand over one part more (b = 1), or its first
-link is done with the last one (R9); what closed links stopped may set off again (R8)."""
+link is done with the last one (R9); what closed links stopped may set off again (R8); a message that
+comes late arrives (R11: instance, task)."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
@@ -90,7 +91,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
     stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
     fifo, recording, fluid, tails = state.flags[0], state.flags[1], state.flags[2], state.flags[3]
     paired, closing, contends = state.flags[4], state.flags[5], state.flags[6]
-    parts_spray, messages_spray = state.flags[7], state.flags[8]
+    parts_spray, messages_spray, delayed = state.flags[7], state.flags[8], state.flags[9]
     listed = fluid or closing
     phase, depth, touched_links = cursor[PHASE], cursor[DEPTH], cursor[LINKS]
     server_index, asking, now = cursor[SERVER], cursor[ASKING], cursor[NOW]
@@ -260,6 +261,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 break
         elif kind == HOP and transfers.hop[a] == transfers.end[a]:
             entry = tasks.first_task[instances.template[transfers.instance[a]]] + transfers.task[a]
+            row = tasks.edge_starts[entry + 1] - tasks.edge_starts[entry]
+        elif kind == LATE:
+            entry = tasks.first_task[instances.template[a]] + b
             row = tasks.edge_starts[entry + 1] - tasks.edge_starts[entry]
         if depth + row + _SPARE >= len(stack_kind):
             totals[STATUS], totals[WANTED] = MORE_STACK, depth + row + _SPARE
@@ -493,6 +497,17 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             deliver = part_arrives(transfers, counts, a)
             if not deliver:
                 continue
+            if delayed and tasks.pair[entry] != NONE:
+                route = network.pair_route[instances.use[edge_instance] + tasks.pair[entry]]
+                late = lateness(flat.delays, transfers, a, route)
+                if late > 0:
+                    push(calendar, now + late, LATE, edge_instance, b)
+                    continue
+
+        elif kind == LATE:
+            edge_instance, deliver = a, True
+            entry = tasks.first_task[instances.template[a]] + b
+            edge_first, edge_last = tasks.edge_starts[entry], tasks.edge_starts[entry + 1]
 
         elif kind == FLOW:
             if b == 1 or (b == 2 and transfers.due[a] == now):

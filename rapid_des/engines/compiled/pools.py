@@ -181,7 +181,8 @@ class State(NamedTuple):
     """Where the loop stands."""
     flags: Array
     """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed,
-    messages have queue pairs, links close, visits slow each other, parts are sprayed, messages are]."""
+    messages have queue pairs, links close, visits slow each other, parts are sprayed, messages are, messages
+    come late]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -260,6 +261,7 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
                 contends,
                 flat.network.sprays[0],
                 flat.network.sprays[1],
+                flat.delays.noise.size,
             ],
             np.bool_,
         ),

@@ -1,13 +1,17 @@
-"""R10 in the compiled engine: which of several equal ways a transfer takes."""
+"""R10 and R11 in the compiled engine: which of several ways a transfer takes, and how late it comes."""
 
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.flat import Network
 from rapid_des.engines.compiled.pools import Transfers
-from rapid_des.program import spraying
+from rapid_des.program import delays, spraying
+from rapid_des.program.program import DelayTable
 
 message_hash = compilable(spraying.message_hash)
+compilable(delays.mix)
+draw_of = compilable(delays.draw_of)
+first_above = compilable(delays.first_above)
 
 
 @compilable
@@ -22,3 +26,14 @@ def set_off(network: Network, transfers: Transfers, transfer: int, route: int) -
     """Put a transfer at the begin of a route."""
     transfers.begin[transfer] = transfers.hop[transfer] = network.route_starts[route]
     transfers.end[transfer] = network.route_starts[route + 1]
+
+
+@compilable
+def lateness(known: DelayTable, transfers: Transfers, transfer: int, route: int) -> int:
+    """Return how much later than its last byte the message of a transfer arrives, on a pair's route."""
+    row = known.noise[route]
+    if row < 0:
+        return 0
+    rank = known.rank[transfers.rank[transfer]]
+    draw = draw_of(known.seed[0], rank, transfers.visit[transfer], transfers.task[transfer], 0)
+    return known.values[first_above(known.limits, known.starts[row], known.starts[row + 1], draw)]

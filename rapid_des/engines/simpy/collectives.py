@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from simpy.events import Event
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.engines.simpy.links import Links, Message, Parts
 from rapid_des.errors import TraceError
+from rapid_des.program.delays import draw_of, first_above
 from rapid_des.program.program import NONE, Program, Template
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Collectives:
         self.instances: dict[Key, Instance] = {}
         self.met = met
         self.sent = 0
+        self.offsets: list[int] = program.visits().tolist()
 
     def meet(self, key: Key, template: int, member: int, who: Member) -> Event:
         """Arrive at an instance; the event succeeds when this member is done."""
@@ -146,6 +148,22 @@ class Collectives:
         for after, lag in instance.template.edges(task, at_injection=False):
             self._count(instance, after, lag)
 
+    def _late(self, instance: Instance, task: int) -> int:
+        """Return how much later than its last byte a message arrives (R11)."""
+        delays, source = self.program.delays, instance.members[instance.template.source[task]]
+        assert delays is not None and source is not None, "who asks has looked"
+        row = int(delays.noise[instance.routes[instance.template.pair[task]]])
+        if row == NONE:
+            return 0
+        position, visit, _ = source
+        local = visit - self.offsets[position]
+        draw = draw_of(int(delays.seed[0]), int(delays.rank[position]), local, task, 0)
+        first, last = delays.starts[row : row + 2].tolist()
+        return int(delays.values[first_above(delays.limits, first, last, draw)])
+
+    def _wait(self, late: int, arrives: Callable[[], None]) -> None:
+        self.env.at(self.env.now + late, arrives)
+
     def _send(self, instance: Instance, task: int) -> None:
         (group, _, sub), template = instance.key, instance.template
         source = instance.members[template.source[task]]
@@ -156,7 +174,10 @@ class Collectives:
         size = sum(size for size, _ in parts) if shared is None else shared.size
         label = self.program.groups[group].label
         order = (position, self.env.now, visit, sub, task)
+        late = 0 if self.program.delays is None else self._late(instance, task)
         arrives = partial(self._deliver, instance, task)
+        if late:
+            arrives = partial(self._wait, late, arrives)
         message = Message(arrives, priority, order, label, size, template.ahead)
         self.sent += size
         if self.fluid is not None and shared is not None:

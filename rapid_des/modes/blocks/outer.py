@@ -236,6 +236,11 @@ def _require_steady(machine: Machine) -> None:
             f"{machine.path}: a fault comes or goes during the step, blocks are simulated once for all their "
             "repetitions: use --mode flattened"
         )
+    if machine.spec.jitter is not None and machine.spec.jitter.message_delay is not None:
+        raise UnsupportedByEngine(
+            f"{machine.path}: jitter.message_delay draws for every message, blocks are simulated once for "
+            "all their repetitions: use --mode flattened, or jitter.gpu_speed alone"
+        )
 
 
 def _lines(blocks: Blocks, ranks: Sequence[int]) -> list[Int64s]:

@@ -43,7 +43,7 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     if any(PARTS[kind][0] != "cp" for kind in kinds & PARTS.keys()):
         return None  # some replicas share a state, or part of it, and others another
     own = switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
-    if replicas.count < 3 or machine.faults or own:
+    if replicas.count < 3 or machine.faults or machine.slowed or own:
         return None
     traces = trace.traces
     tables = {rank.rank: rank.nodes for rank in traces.ranks}

@@ -196,7 +196,7 @@ class _Same:
 def repetition(short: Shortened, trace: JobTrace, run: Run) -> Repetition | None:
     """Return the stretch of a run of a shortened job that repeats; None if it is not proven to."""
     program, records = run.lowered.program, run.execution.records
-    apart = program.fluid or program.queue_pairs or program.spray
+    apart = program.fluid or program.queue_pairs or program.spray or program.delays
     if apart or program.link_timetables or program.visit_timetables or records.trail is None:
         return None
     regions = []

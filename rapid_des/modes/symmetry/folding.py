@@ -107,7 +107,7 @@ def fold(program: Program, budget: Budget) -> Folding | None:
     """Return the program folded along all rotations that can be proven within a budget; None if none is."""
     if program.link_timetables or program.visit_timetables or program.fluid:
         return None
-    if program.queue_pairs or program.spray:
+    if program.queue_pairs or program.spray or program.delays:
         return None
     whole = Folding(program, np.arange(len(program.bindings)), np.arange(program.links), keeps_order=True)
     folding = whole

@@ -6,6 +6,7 @@ from rapid_des.network.faults.effects import (
     drawn_names,
     gpu_factors,
     hits,
+    mixed,
     require_hits,
     touches_links,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "gpu_timetables",
     "hits",
     "link_timetables",
+    "mixed",
     "parse_fault",
     "placed_in_time",
     "require_hits",

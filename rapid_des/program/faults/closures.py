@@ -163,7 +163,12 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     ]
     if not closures:
         return None
-    switching = machine.switching
+    switching, jitter = machine.switching, machine.spec.jitter
+    if jitter is not None and jitter.message_delay is not None and any(one.together for one in closures):
+        problem = (
+            "jitter.message_delay does not go with policy=replan in mid-flight, which numbers messages anew"
+        )
+        raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=reroute")
     if switching.congestion is not None or switching.spray is not None:
         what = "spray: sprayed messages" if switching.congestion is None else "congestion: queue pairs"
         problem = f"switching.{what} are not rerouted in mid-flight"
