@@ -98,9 +98,8 @@ def one_pass(job: Job, groups: Sequence[Group]) -> Job:
     kinds = tuple(
         RequestsSpec(group.key_length, int(group.samples), group.count, group.cached) for group in groups
     )
-    inference = structs.replace(
-        job.inference, batch=None, prompt_length=None, output_length=None, requests=kinds, micro_batch=None
-    )
+    lone = dict.fromkeys(("batch", "prompt_length", "output_length", "micro_batch"))
+    inference = structs.replace(job.inference, **lone, requests=kinds, decode_steps="all")
     return with_spec(job, structs.replace(job.spec, inference=inference))
 
 
