@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.inference import Pass, pass_lists, passes, serving_shard
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.memory.events import transient
-from rapid_des.frontend.memory.standing import fragments, framework
-from rapid_des.frontend.memory.tensors import JobMemory, StageMemory, Tensor, by_category, merged, shown
+from rapid_des.frontend.memory.events import (
+    JobMemory,
+    StageMemory,
+    Tensor,
+    by_category,
+    merged,
+    shown,
+    transient,
+)
+from rapid_des.frontend.memory.training import fragments, framework
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
