@@ -12,12 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layers.attention import grouped_query_attention
 from rapid_des.frontend.layers.experts import mixture_of_experts
-from rapid_des.frontend.layers.feed_forward import dense_feed_forward
 from rapid_des.frontend.layers.latent import latent_attention
 from rapid_des.frontend.layers.layer import Absent, Layer, Mixer, Parameters, Sublayer
 from rapid_des.frontend.layers.mamba import mamba
+from rapid_des.frontend.layers.transformer import dense_feed_forward, grouped_query_attention
 from rapid_des.frontend.spec import (
     AbsentSpec,
     AttentionSpec,

@@ -14,8 +14,8 @@ from rapid_des.device.operators import Gemm, GroupedGemm
 from rapid_des.device.vector import fused
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers.dispatch import Company, Dispatch
-from rapid_des.frontend.layers.feed_forward import GATED, DenseFeedForward
 from rapid_des.frontend.layers.layer import Parameters
+from rapid_des.frontend.layers.transformer import GATED, DenseFeedForward
 from rapid_des.frontend.matrices import Linear, cast, column_backward, column_forward, reduce_output
 from rapid_des.frontend.operations import OperationList
 from rapid_des.frontend.shard import Shard
