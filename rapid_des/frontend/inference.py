@@ -31,10 +31,10 @@ from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
-from rapid_des.frontend.ends import embedding_forward, sampling
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
+from rapid_des.frontend.model import embedding_forward, sampling
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import (
     EMBEDDING,

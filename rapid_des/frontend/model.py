@@ -1,15 +1,36 @@
-"""A checked model: its spec, its layers, and what follows from them."""
+"""A checked model: its layers, and what stands before, behind and beside them; counts and operator lists.
+
+Before and behind: token table, output head, loss, choice of a token. Beside: modules for further tokens
+(DeepSeek-V3, arXiv 2412.19437, section 2.2). Such a module takes the stream of the one before and the
+embedding of the next tokens, each through a norm, projects both together to the model's width, and goes on
+with a layer, the output head and a loss of its own. Table and head are the model's: a stage that does not
+hold the table has a copy of it. The projection is whole on every tp rank.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from rapid_des.device.operators import Vector
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers import Layer, layer_of
 from rapid_des.frontend.layers.layer import Sublayer
+from rapid_des.frontend.matrices import (
+    Linear,
+    cast,
+    column_backward,
+    column_forward,
+    forward_gemm,
+    gather_gradient,
+    reduce_output,
+)
+from rapid_des.frontend.operations import Operation, OperationList, norm_backward, norm_forward
+from rapid_des.frontend.recompute import LayerKind, following
+from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import ModelSpec
 
 
@@ -126,3 +147,152 @@ def _layer(spec: ModelSpec, number: int, file: str) -> Layer:
         if number in range(other.start, other.stop or spec.layers, other.every):
             attention, feed_forward = other.attention or attention, other.feed_forward or feed_forward
     return layer_of(spec, attention, feed_forward, file)
+
+
+LOSS_REDUCTIONS = ("maximum", "target", "sum")
+"""What vocabulary-parallel cross-entropy sums over tp, one fp32 a token each."""
+
+
+def _has_positions(shard: Shard) -> bool:
+    return shard.model.position == "learned"
+
+
+def embedding_forward(shard: Shard) -> tuple[Operation, ...]:
+    """Return the lookup in this rank's rows of the table, summed over tp, and the position embedding."""
+    operations = OperationList()
+    elements = shard.tokens * shard.hidden
+    lookup = shard.vector("embedding", shard.tokens, shard.hidden)
+    operations.kernel("embedding", lookup, output=shard.activation_bytes(elements))
+    reduce_output(operations, shard, "embedding", elements)
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    if _has_positions(shard):
+        operations.kernel("embedding.position", shard.vector("residual_add", rows, columns), output=size)
+    if shard.dropout:
+        kernel = shard.vector("dropout", rows, columns)
+        operations.kernel("embedding.dropout", kernel, saved=rows * columns, output=size)
+    return operations.finish()
+
+
+def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
+    """Return the scatter of gradients into this rank's rows of the table."""
+    operations = OperationList()
+    if shard.dropout:
+        kernel = shard.vector("dropout", shard.norm_tokens, shard.hidden, backward=True)
+        operations.kernel("embedding.dropout", kernel)
+    gather_gradient(operations, shard, "embedding", shard.tokens * shard.hidden)
+    parameters = shard.vocabulary_part * shard.hidden + shard.model.position_parameters
+    scatter = shard.vector("embedding_gradient", shard.tokens, shard.hidden)
+    operations.kernel("embedding.weight_gradient", scatter, parameters=parameters, deferrable=True)
+    return operations.finish()
+
+
+def _head(shard: Shard, rows: int, *, tied: bool = False) -> Linear:
+    """Return the output head, column-parallel over the vocabulary."""
+    bias = shard.model.head_bias
+    return Linear("head", shard.vocabulary_part, shard.hidden, bias, rows, narrow=False, tied=tied)
+
+
+def loss_forward(shard: Shard) -> tuple[Operation, ...]:
+    """Return final norm, logits and vocabulary-parallel cross-entropy in fp32.
+
+    The fp32 logits (or their softmax, in their place) are kept from the loss to the backward.
+    """
+    operations = OperationList()
+    rows, columns = shard.tokens, shard.vocabulary_part
+    norm_forward(operations, shard, "head.norm", shard.norm_tokens)
+    column_forward(
+        operations, shard, _head(shard, rows), saved=shard.activation_bytes(shard.norm_tokens * shard.hidden)
+    )
+    operations.kernel("head.cast", Vector("cast", rows, columns, "fp32"), output=4 * rows * columns)
+    if shard.model.logit_softcap:
+        operations.kernel("head.cap", Vector("tanh", rows, columns, "fp32"), logits=4 * rows * columns)
+    operations.kernel("loss", Vector("cross_entropy", rows, columns, "fp32"), logits=4 * rows * columns)
+    if shard.tp > 1:
+        for name in LOSS_REDUCTIONS:
+            operations.message(f"loss.{name}", "tp.loss", shard.message("tp.loss", rows, "fp32"))
+    return operations.finish()
+
+
+def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
+    """Return the backward of cross-entropy, head and final norm.
+
+    Where the head is the embedding of the same rank (`shares_table`), the embedding's backward completes
+    the table's gradient.
+    """
+    operations = OperationList()
+    rows, columns = shard.tokens, shard.vocabulary_part
+    operations.kernel(
+        "loss", Vector("cross_entropy", rows, columns, "fp32", "backward"), output=2 * rows * columns
+    )
+    if shard.model.logit_softcap:
+        operations.kernel("head.cap", Vector("tanh", rows, columns, "fp32", "backward"))
+    ready = column_backward(operations, shard, _head(shard, rows, tied=shares_table))
+    norm_backward(operations, shard, "head.norm", ready)
+    return operations.finish()
+
+
+def sampling(shard: Shard) -> tuple[Operation, ...]:
+    """Return final norm, the logits of each sequence's last position, and the choice of a token.
+
+    Chunks of prompts whose end is still to come choose none.
+    """
+    operations = OperationList()
+    rows = shard.sampled
+    if not rows:
+        return ()
+    norm_forward(operations, shard, "head.norm", rows)
+    column_forward(operations, shard, _head(shard, rows), saved=0)
+    if shard.model.logit_softcap:
+        operations.kernel("head.cap", shard.vector("tanh", rows, shard.vocabulary_part))
+    if shard.tp > 1:
+        elements = rows * shard.vocabulary
+        output = shard.activation_bytes(elements)
+        operations.message("head.gather", "tp.logits", shard.message("tp.logits", elements), output=output)
+    operations.kernel("sample", shard.vector("sample", rows, shard.vocabulary))
+    return operations.finish()
+
+
+_PREDICTION_NORMS = ("predict.hidden_norm", "predict.embedding_norm")
+
+
+def prediction_forward(shard: Shard, layer: LayerKind) -> tuple[Operation, ...]:
+    """Return the forward of one module, to its loss."""
+    operations = OperationList()
+    for name in _PREDICTION_NORMS:
+        norm_forward(operations, shard, name, shard.norm_tokens, adds=False)
+    linear, alone = _projection(shard), _alone(shard)
+    cast(operations, alone, linear, linear.rows)
+    kept = shard.activation_bytes(linear.rows * linear.inner)
+    forward_gemm(operations, alone, linear, saved=kept)
+    return _joined(embedding_forward(shard), operations.finish(), layer.forward(shard), loss_forward(shard))
+
+
+def prediction_backward(shard: Shard, layer: LayerKind, *, has_table: bool) -> tuple[Operation, ...]:
+    """Return the backward; `has_table`: the rank holds the model's token table anyway."""
+    operations = OperationList()
+    ready = column_backward(operations, _alone(shard), _projection(shard))
+    for name in _PREDICTION_NORMS:
+        norm_backward(operations, shard, name, ready)
+    scatter = embedding_backward(shard)
+    if has_table:
+        scatter = tuple(replace(one, parameters=0) for one in scatter)
+    return _joined(
+        loss_backward(shard, shares_table=True), layer.backward(shard), operations.finish(), scatter
+    )
+
+
+def _joined(*lists: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return lists one behind the other."""
+    joined: tuple[Operation, ...] = ()
+    for operations in lists:
+        joined = following(joined, operations)
+    return joined
+
+
+def _projection(shard: Shard) -> Linear:
+    return Linear("predict.project", shard.hidden, 2 * shard.hidden, bias=False, rows=shard.norm_tokens)
+
+
+def _alone(shard: Shard) -> Shard:
+    return replace(shard, tp=1, sequence_parallel=False)

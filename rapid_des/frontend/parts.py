@@ -14,12 +14,18 @@ from rapid_des.chakra.trace import BOUNDS, Exchange, NodeKind
 from rapid_des.device.operators import Dtype, Operator, OperatorModel
 from rapid_des.errors import InputError
 from rapid_des.frontend.adapters import adapted, row_parallel
-from rapid_des.frontend.ends import embedding_backward, embedding_forward, loss_backward, loss_forward
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS, TRAFFIC
 from rapid_des.frontend.halves import halves
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.model import (
+    embedding_backward,
+    embedding_forward,
+    loss_backward,
+    loss_forward,
+    prediction_backward,
+    prediction_forward,
+)
 from rapid_des.frontend.operations import Operation, OperationList
-from rapid_des.frontend.prediction import prediction_backward, prediction_forward
 from rapid_des.frontend.schedules.plan import Phase, direction_of
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec
