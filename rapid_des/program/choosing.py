@@ -36,9 +36,9 @@ from rapid_des.network.collectives import (
 )
 from rapid_des.network.specs import Choice
 from rapid_des.program.estimates import Lines, Load, Traffic, together
-from rapid_des.program.plans import Call, Plan, geometry, leaves_open, plan
+from rapid_des.program.plans import Call, Plan, leaves_open, plan
 from rapid_des.program.replicas import has_cut
-from rapid_des.program.routes import route_keys
+from rapid_des.program.routes import geometry, route_keys
 from rapid_des.units import ceil_divide
 
 C = CollectiveType

@@ -22,25 +22,23 @@ from rapid_des.chakra.trace import (
 )
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.network.fabric import Routes
-from rapid_des.network.spraying import spread
 from rapid_des.program.beside import NOTHING, with_company
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.communication import Communication
 from rapid_des.program.delays import delay_table
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.library import libraries_of
-from rapid_des.program.plans import Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks, geometry
+from rapid_des.program.plans import NO_TREES, Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks
 from rapid_des.program.program import (
     NONE,
     Namer,
     Program,
     QueuePairTable,
     RankProgram,
-    SprayTable,
 )
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits, require_alike
+from rapid_des.program.routes import geometry, sprayed
 from rapid_des.program.services import fluid_table, hop_table, no_hops
 
 
@@ -144,7 +142,7 @@ class _Lowering:
         self.overlap = overlap
         self.machine = machine
         self.groups = GroupTable(traces, machine, replicas)
-        self.above = TreesOverGroups(machine)
+        self.trees = TreesOverGroups(machine) if machine.in_switches else None
         self.programs: list[RankProgram] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
         libraries = libraries_of(traces, machine)
@@ -163,7 +161,7 @@ class _Lowering:
         fluid_mode = self.machine.switching.mode == "fluid"
         held = self.machine.switching.congestion is not None
         routed = self.groups.routed(templates, both_ways=fluid_mode or held)
-        routes, spray = self._sprayed(routed.routes)
+        routes, spray = sprayed(self.machine, routed.routes)
         sizes, whole = message_sizes.all(), message_sizes.whole()
         fluid = fluid_table(self.machine, routed, sizes) if fluid_mode else None
         pairs: QueuePairTable | None = None
@@ -196,14 +194,6 @@ class _Lowering:
             spray=spray,
             delays=delay_table(self.machine, [trace.rank for trace in self.traces.ranks], routed.routes),
         )
-
-    def _sprayed(self, routes: Routes) -> tuple[Routes, SprayTable | None]:
-        """Return the routes with all ways that messages are spread over, and who takes which."""
-        spray = self.machine.switching.spray
-        if spray is None:
-            return routes, None
-        routes, starts, taken = spread(self.machine.fabric, self.machine.dead, routes, spray)
-        return routes, SprayTable(spray.per == "message", starts, taken)
 
     def _rank(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
         """Return the rank's program: one for all ranks with the same table and the same shapes of groups."""
@@ -244,9 +234,11 @@ class _Lowering:
 
     def _above(self, name: str, rank: int) -> TreesOver:
         """Return the trees of switches over a group; where nothing takes a link, over its first line only."""
+        if self.trees is None:
+            return NO_TREES
         ranks = self.groups.members(name)
         extents, _ = self.geometry(name)
-        return self.above.of(name, ranks, extents, ranks[0] if self.communication.analytic else rank)
+        return self.trees.of(name, ranks, extents, ranks[0] if self.communication.analytic else rank)
 
 
 class _Expansions:
@@ -304,9 +296,9 @@ class _Expansions:
 
     def _collective(self, call: Call, group: int, whole: int) -> Expansion:
         extents = call.extents
-        if call.members == 1:
-            return Expansion(whole)
         ranks = self._lowering.groups.members(self._trace.groups[group])
+        if len(ranks) == 1:
+            return Expansion(whole)
         index = self._communication.whole(call, self.slots.label(whole), ranks)
         if index is not None:
             members_of = (MemberVisit(whole, self.slots.use(whole, index), 0),)
@@ -316,7 +308,7 @@ class _Expansions:
         chunks = self._communication.plan(call, ranks, self._trace.rank)
         for chunk, chunk_phases in enumerate(chunks):
             for phase in chunk_phases:
-                members, slot, here = call.members, whole, kept
+                members, slot, here = len(ranks), whole, kept
                 if phase.axis is not None:
                     if kept < members:
                         raise UnsupportedByEngine("a collective along several axes has no cut")

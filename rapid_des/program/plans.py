@@ -260,36 +260,6 @@ def cut_in_chunks(chunks: Plan) -> bool:
     return len(chunks) > 1 or chunks[0][0].chunks > 1
 
 
-def geometry(machine: Machine, gpus: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (extents, axes) of a group: the grid that its members are by position, and along which axes.
-
-    Members ascend, and every block of the fabric that has some (a node, a row, a pod) has as many as any
-    other of its kind: those of a whole fabric, of two of its nodes, or of every other GPU of each. A fabric
-    of one axis, such as a graph, has nodes and the places in them. Any other group, and one listed in another
-    order, is one logical ring: ((members,), ()).
-    """
-    fabric, node = machine.fabric, machine.spec.gpus_per_node or 1
-    one_ring = (len(gpus),), ()
-    blocks = np.array(gpus, np.int64)
-    if prod(fabric.axes) != fabric.gpus or len(gpus) < 2 or not (np.diff(blocks) > 0).all():
-        return one_ring
-    extents, axes, count = list[int](), list[int](), len(gpus)
-    levels = list(enumerate(fabric.axes))
-    if len(levels) == 1 and 1 < node < fabric.gpus and fabric.gpus % node == 0:
-        levels = [(0, node), (0, fabric.gpus // node)]
-    for axis, extent in levels:
-        blocks = blocks[:: len(blocks) // count] // extent  # one member of each block of the axis before
-        above = len(set(blocks.tolist()))  # np.unique imports numpy.ma
-        rows = blocks.reshape(above, -1) if count % above == 0 else blocks[None, :]
-        if (rows != rows[:, :1]).any():
-            return one_ring
-        if count > above:
-            extents.append(count // above)
-            axes.append(axis)
-        count = above
-    return tuple(extents), tuple(axes)
-
-
 def lines_through(group: Sequence[int], extents: Sequence[int], rank: int) -> list[tuple[int, ...]]:
     """Return the ranks that differ from `rank` only along each extent of the group, in member order.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -15,9 +16,10 @@ import numpy as np
 from rapid_des.arrays import Int32s, Int64s, starts_of
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
+from rapid_des.network.spraying import spread
 from rapid_des.network.switches import SwitchTrees
 from rapid_des.program.plans import tree_pairs, with_switches
-from rapid_des.program.program import Template, shapes
+from rapid_des.program.program import SprayTable, Template, shapes
 
 _COMPARED = 64
 """Members above which not all pairs of a group are compared."""
@@ -261,3 +263,42 @@ def _canonical(fabric: Fabric, links: Int64s, lengths: Int64s) -> bytes:
     used = links[np.sort(first_use)]
     parts = (lengths, number[names], fabric.bandwidth[used], fabric.latency[used])
     return b"|".join(np.ascontiguousarray(part, np.int64).tobytes() for part in parts)
+
+
+def geometry(machine: Machine, gpus: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return (extents, axes) of a group: the grid that its members are by position, and along which axes.
+
+    Members ascend, and every block of the fabric that has some (a node, a row, a pod) has as many as any
+    other of its kind: those of a whole fabric, of two of its nodes, or of every other GPU of each. A fabric
+    of one axis, such as a graph, has nodes and the places in them. Any other group, and one listed in another
+    order, is one logical ring: ((members,), ()).
+    """
+    fabric, node = machine.fabric, machine.spec.gpus_per_node or 1
+    one_ring = (len(gpus),), ()
+    blocks = np.array(gpus, np.int64)
+    if prod(fabric.axes) != fabric.gpus or len(gpus) < 2 or not (np.diff(blocks) > 0).all():
+        return one_ring
+    extents, axes, count = list[int](), list[int](), len(gpus)
+    levels = list(enumerate(fabric.axes))
+    if len(levels) == 1 and 1 < node < fabric.gpus and fabric.gpus % node == 0:
+        levels = [(0, node), (0, fabric.gpus // node)]
+    for axis, extent in levels:
+        blocks = blocks[:: len(blocks) // count] // extent  # one member of each block of the axis before
+        above = len(set(blocks.tolist()))  # np.unique imports numpy.ma
+        rows = blocks.reshape(above, -1) if count % above == 0 else blocks[None, :]
+        if (rows != rows[:, :1]).any():
+            return one_ring
+        if count > above:
+            extents.append(count // above)
+            axes.append(axis)
+        count = above
+    return tuple(extents), tuple(axes)
+
+
+def sprayed(machine: Machine, routes: Routes) -> tuple[Routes, SprayTable | None]:
+    """Return the routes with all that messages are spread over, and who takes which."""
+    spray = machine.switching.spray
+    if spray is None:
+        return routes, None
+    routes, starts, taken = spread(machine.fabric, machine.dead, routes, spray)
+    return routes, SprayTable(spray.per == "message", starts, taken)

@@ -16,8 +16,8 @@ from rapid_des.network.collectives import IN_SWITCH, demand, prove
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.choosing import Planner
 from rapid_des.program.lowering import lower
-from rapid_des.program.plans import Call, TreesOverGroups, geometry, lines_through
-from rapid_des.program.routes import signatures
+from rapid_des.program.plans import Call, TreesOverGroups, lines_through
+from rapid_des.program.routes import geometry, signatures
 from rapid_des.simulation import replay
 from tests.engines.agreement import assert_engines_agree, assert_same
 from tests.engines.random_programs import CUT, FLUID, PACKETS, SEGMENTS

@@ -17,7 +17,8 @@ from rapid_des.program.analytic import alone
 from rapid_des.program.choosing import Asked, Chooser, Planner, candidates, first_of_best
 from rapid_des.program.communication import planner_of
 from rapid_des.program.estimates import MOST_PAIRS, Lines
-from rapid_des.program.plans import Call, geometry
+from rapid_des.program.plans import Call
+from rapid_des.program.routes import geometry
 from rapid_des.simulation import replay, simulate
 from rapid_des.studies.collective_bench import Question, bench, each_compared
 from tests.program.machines import dimension, machine, ring, switch

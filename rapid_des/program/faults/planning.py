@@ -26,9 +26,9 @@ from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.program.choosing import Planner
-from rapid_des.program.plans import Call, Phase, Plan, TreesOverGroups, cut_in_chunks, geometry, with_switches
+from rapid_des.program.plans import Call, Phase, Plan, TreesOverGroups, cut_in_chunks, with_switches
 from rapid_des.program.program import Template
-from rapid_des.program.routes import all_pairs
+from rapid_des.program.routes import all_pairs, geometry
 from rapid_des.program.services import Sizes, part_sizes
 from rapid_des.program.side_by_side import duration_alone
 from rapid_des.program.templates import template_of
