@@ -22,9 +22,9 @@ from msgspec import structs
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.pricing import operator_model
-from rapid_des.frontend.ends import sampling
 from rapid_des.frontend.inference import Pass, captures, one_pass, pass_lists, serving_shard
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.model import sampling
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import HEAD, Section, stage_sections
 from rapid_des.frontend.shard import Group
