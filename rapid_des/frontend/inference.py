@@ -37,6 +37,7 @@ from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.model import embedding_forward, sampling
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import (
+    DRAFT,
     EMBEDDING,
     HEAD,
     Lists,
@@ -50,6 +51,7 @@ from rapid_des.frontend.parts import (
 from rapid_des.frontend.routing import exchanges
 from rapid_des.frontend.shard import Group, Shard
 from rapid_des.frontend.spec import InferenceSpec, RequestsSpec
+from rapid_des.frontend.speculation import draft_list
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 
@@ -82,7 +84,7 @@ class Pass:
     @property
     def sampled(self) -> int:
         """Tokens that are chosen."""
-        return sum(group.count for group in self.groups if group.samples)
+        return sum(group.count * group.samples for group in self.groups)
 
     @property
     def name(self) -> str:
@@ -96,9 +98,9 @@ def one_pass(job: Job, groups: Sequence[Group]) -> Job:
     A pass in which all requests decode runs as a decode step (clock, CUDA graph), any other as a prefill.
     """
     kinds = tuple(
-        RequestsSpec(group.key_length, int(group.samples), group.count, group.cached) for group in groups
+        RequestsSpec(group.key_length, min(1, group.samples), group.count, group.cached) for group in groups
     )
-    lone = dict.fromkeys(("batch", "prompt_length", "output_length", "micro_batch"))
+    lone = dict.fromkeys(("batch", "prompt_length", "output_length", "micro_batch", "speculative"))
     inference = structs.replace(job.inference, **lone, requests=kinds, decode_steps="all")
     return with_spec(job, structs.replace(job.spec, inference=inference))
 
@@ -120,23 +122,25 @@ def passes(job: Job) -> tuple[Pass, ...]:
 
 def groups_of(job: Job, step: int) -> tuple[Group, ...]:
     """Return the requests of one micro-batch that take part in a step: 0 is the first pass."""
-    parts = job.micro_batches
-    return tuple(
-        Group(kind.count // parts, 1, kind.prompt_length + step - 1)
-        if step
-        else Group(
-            kind.count // parts, kind.prompt_length - kind.cached, kind.cached, samples=kind.output_length > 0
+    spec, parts = job.inference, job.micro_batches
+    if not step:
+        return tuple(
+            Group(
+                kind.count // parts, kind.prompt_length - kind.cached, kind.cached, min(1, kind.output_length)
+            )
+            for kind in spec.kinds
         )
-        for kind in job.inference.kinds
-        if step < kind.steps
-    )
+    checked = 1 + (0 if spec.speculative is None else spec.speculative.tokens)
+    made = int((step - 1) * spec.tokens_a_step)
+    going_on = (kind for kind in spec.kinds if step < spec.steps_of(kind))
+    return tuple(Group(kind.count // parts, checked, kind.prompt_length + made, checked) for kind in going_on)
 
 
 def _steps(spec: InferenceSpec) -> Sequence[int]:
     """Return the decode steps that are simulated: between two ends of requests the first and the last."""
     if spec.decode_steps == "all":
         return range(1, spec.steps)
-    ends = sorted({1, *(kind.steps for kind in spec.kinds)})
+    ends = sorted({1, *map(spec.steps_of, spec.kinds)})
     chosen: set[int] = set()
     for start, stop in pairwise(ends):
         share = spec.decode_steps
@@ -150,7 +154,10 @@ def pass_lists(job: Job, current: Pass, place: int = 0) -> dict[Section, tuple[O
     """Return the operator list of each section in one pass of one micro-batch; `place` as in training."""
     shard = replace(serving_shard(job, current), expert_place=place)
     layers = {Section("block", kind): layer.forward(shard) for kind, layer in enumerate(job.kinds)}
-    return {EMBEDDING: embedding_forward(shard), **layers, HEAD: sampling(shard)}
+    lists = {EMBEDDING: embedding_forward(shard), **layers, HEAD: sampling(shard)}
+    if job.inference.speculative is None:
+        return lists
+    return lists | {DRAFT: draft_list(job, current.groups, shard_of_groups)}
 
 
 def serving_lists(job: Job, place: int = 0) -> Lists:
@@ -167,30 +174,47 @@ def serving_lists(job: Job, place: int = 0) -> Lists:
         for kind, layer in enumerate(job.kinds):
             key = pass_key(Section("block", kind), current)
             lists[key] = layer.layer.on_cache(serving_shard(job, current))
+        if job.inference.speculative is not None:
+            drafts = draft_list(job, current.groups, shard_of_groups)
+            lists[pass_key(DRAFT, current)] = tuple(each for each in drafts if each.sees_cache)
     return lists
 
 
 def serving_shard(job: Job, current: Pass) -> Shard:
     """Return a rank's dimensions in one pass of one micro-batch."""
-    groups = current.groups
+    return shard_of_groups(job, current.groups)
+
+
+def shard_of_groups(job: Job, groups: tuple[Group, ...]) -> Shard:
+    """Return a rank's dimensions in a pass of these requests."""
     queries, keys = (max(getattr(one, f"{what}_length") for one in groups) for what in ("query", "key"))
     shard = job.shard(sum(group.count for group in groups), queries, keys)
-    return shard if len(groups) == 1 and groups[0].samples else replace(shard, groups=groups)
+    return shard if len(groups) == 1 and groups[0].samples == 1 else replace(shard, groups=groups)
 
 
 def serving_notes(job: Job) -> tuple[str, ...]:
     """Return what a user must know of the simulated passes."""
     simulated, steps = len(passes(job)) - 1, job.inference.steps - 1
-    if simulated == steps:
-        return ()
-    return (
-        f"decode: {simulated} of {steps} steps are simulated, spread evenly; the others are interpolated",
-    )
+    notes = []
+    if simulated != steps:
+        text = (
+            f"decode: {simulated} of {steps} steps are simulated, spread evenly; the others are interpolated"
+        )
+        notes.append(text)
+    drafts = job.inference.speculative
+    if drafts is not None:
+        notes.append(
+            f"speculative decoding: of {drafts.tokens} tokens drafted a step and one more "
+            f"{drafts.tokens_a_step:.3g} are kept on average, by the acceptance that is stated"
+        )
+    return tuple(notes)
 
 
 def pass_key(section: Section, current: Pass) -> PieceKey:
     """Return which piece a pass runs for a section: steps of as many requests differ in their blocks only."""
-    return PieceKey(section, "forward", step=current.step if section.name == "block" else current.alike)
+    return PieceKey(
+        section, "forward", step=current.step if section.name in ("block", "draft") else current.alike
+    )
 
 
 def serving_pieces(

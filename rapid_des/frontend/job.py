@@ -410,5 +410,5 @@ class Job:
     def _requests_flops(self, kind: RequestsSpec) -> int:
         """Return those of requests of one kind, to the last token."""
         requests = kind.count * self.spec.parallelism.dp
-        every = range(kind.cached + 1, kind.prompt_length + kind.steps)
+        every = range(kind.cached + 1, kind.prompt_length + max(1, kind.output_length))
         return self.model.forward_flops(requests, every, logits=requests * kind.output_length)

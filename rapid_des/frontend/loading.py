@@ -68,6 +68,7 @@ def load_job(
             spec = with_counts(spec, path)
             model = with_routing(with_products(model, software), spec, str(path))
         name = reference.name if isinstance(reference, Job) else path.stem
+        spec = _with_draft(spec, path)
         job = Job(name, str(path), structs.replace(spec, model=model.spec, software=applied(software)), model)
         with _named(schedule_file):
             check_job(job)
@@ -121,6 +122,18 @@ def _model(spec: JobSpec, path: Path, settings: Iterable[tuple[str, str]]) -> Mo
     document = apply_overrides(load_document(model_path), changes, root="job.model")
     with settings_named(document):
         return model_of(decode(kinds_named(document), ModelSpec), model_path)
+
+
+def _with_draft(spec: JobSpec, path: Path) -> JobSpec:
+    """Return a job's spec with the model that drafts in the place of its name."""
+    drafts = None if spec.inference is None else spec.inference.speculative
+    if spec.inference is None or drafts is None or not isinstance(drafts.model, str):
+        return spec
+    key = "inference.speculative.model"
+    found = resolve(drafts.model, "model", folder=path.parent, named_in=str(path), key=key)
+    model = decode(kinds_named(load_document(found)), ModelSpec)
+    speculative = structs.replace(drafts, model=model)
+    return structs.replace(spec, inference=structs.replace(spec.inference, speculative=speculative))
 
 
 def load_model(

@@ -258,6 +258,11 @@ _PREDICTION_NORMS = ("predict.hidden_norm", "predict.embedding_norm")
 
 def prediction_forward(shard: Shard, layer: LayerKind) -> tuple[Operation, ...]:
     """Return the forward of one module, to its loss."""
+    return _joined(embedding_forward(shard), projected(shard), layer.forward(shard), loss_forward(shard))
+
+
+def projected(shard: Shard) -> tuple[Operation, ...]:
+    """Return both norms and the projection of stream and embedding together."""
     operations = OperationList()
     for name in _PREDICTION_NORMS:
         norm_forward(operations, shard, name, shard.norm_tokens, adds=False)
@@ -265,7 +270,7 @@ def prediction_forward(shard: Shard, layer: LayerKind) -> tuple[Operation, ...]:
     cast(operations, alone, linear, linear.rows)
     kept = shard.activation_bytes(linear.rows * linear.inner)
     forward_gemm(operations, alone, linear, saved=kept)
-    return _joined(embedding_forward(shard), operations.finish(), layer.forward(shard), loss_forward(shard))
+    return operations.finish()
 
 
 def prediction_backward(shard: Shard, layer: LayerKind, *, has_table: bool) -> tuple[Operation, ...]:

@@ -26,10 +26,12 @@ from rapid_des.frontend.model import (
     prediction_forward,
 )
 from rapid_des.frontend.operations import Operation, OperationList
+from rapid_des.frontend.recompute import LayerKind
 from rapid_des.frontend.schedules.plan import Phase, direction_of
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
+from rapid_des.frontend.speculation import drafting, speculative
 from rapid_des.frontend.template import PORTS, Domain, Mark, Node, Piece, SectionName, make_piece, renamed
 
 
@@ -44,6 +46,8 @@ class Section(NamedTuple):
 EMBEDDING, HEAD = Section("embedding"), Section("head")
 PREDICTION = Section("prediction")
 """A module that predicts a further token; training alone runs it."""
+DRAFT = Section("draft")
+"""What drafts the next tokens in speculative decoding."""
 NORMS, OPTIMIZER = Section("norms"), Section("optimizer")
 """Of a stage once a step: norm gradients summed over tp; what stands before and after all passes."""
 
@@ -173,7 +177,8 @@ def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
     before = [(EMBEDDING, "")] if part == 0 else []
     modules = [(PREDICTION, f"P{number}") for number in range(job.predictions)]
     after = [*modules, (HEAD, "")] if part == job.parts - 1 else []
-    return (*before, *blocks, *after)
+    drafts = [(DRAFT, "")] if speculative(job) is not None else []
+    return (*before, *blocks, *after, *drafts)
 
 
 def stage_sections(job: Job, stage: int) -> Counter[Section]:
@@ -202,7 +207,12 @@ def section_parameters(job: Job) -> dict[Section, Counter[Domain]]:
     }
     if job.predictions:
         lists[PREDICTION] = _predictions(job, shard)[PieceKey(PREDICTION, "backward")]
+    own = drafting(job)
+    if speculative(job) is not None and own is None:
+        lists[DRAFT] = prediction_backward(shard, LayerKind(job.model.pattern[-1]), has_table=True)
     sizes: dict[Section, Counter[Domain]] = {section: Counter() for section in lists}
+    if own is not None:
+        sizes[DRAFT] = stage_parameters(own, 0)
     spec = None if job.spec.training is None else job.training.adapters
     if spec is not None:
         forward = {key.section: operations for key, operations in _layer_lists(job, shard, "forward").items()}

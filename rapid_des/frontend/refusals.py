@@ -15,6 +15,7 @@ from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
+from rapid_des.frontend.speculation import speculation_refusals
 
 SCHEDULE = "training.schedule"
 AXES = ("tp", "cp", "ep", "dp", "pp")
@@ -209,6 +210,7 @@ def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield "parallelism.dp_replicate", "replicas that serve share no state"
     if split.chunks > 1:
         yield "parallelism.chunks", "inference passes each stage once; chunks must be 1"
+    yield from speculation_refusals(job)
     if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.steps - 1):
         problem = f"{spec.decode_steps} steps can not be taken from the {spec.steps - 1} there are"
         yield "inference.decode_steps", problem

@@ -25,8 +25,8 @@ class Group:
     """Tokens of each that pass the model: a prompt, a chunk of one, or in decode the newest token."""
     cached: int = 0
     """Tokens of each that stand in the KV cache already."""
-    samples: bool = True
-    """Whether a token is chosen after its last position; not after a chunk that leaves some prompt over."""
+    samples: int = 1
+    """After how many of its positions a token is chosen; 0 of a chunk that leaves some prompt over."""
 
     @property
     def key_length(self) -> int:
@@ -92,7 +92,7 @@ class Shard:
     def sampled(self) -> int:
         """Sequences for which a token is chosen."""
         if self.groups:
-            return sum(group.count for group in self.groups if group.samples)
+            return sum(group.count * group.samples for group in self.groups)
         return self.sequences
 
     @property
@@ -203,9 +203,9 @@ def _equal(groups: Sequence[Group], seen: Callable[[int], int]) -> Group:
     """Return as many equal requests with the tokens and the visible pairs of all these, rounded up.
 
     >>> _equal([Group(3, 1, 9), Group(1, 1, 29)], lambda position: position)
-    Group(count=4, query_length=1, cached=14, samples=True)
+    Group(count=4, query_length=1, cached=14, samples=1)
     >>> _equal([Group(1, 4), Group(1, 2)], lambda position: position)  # 10 + 3 pairs, as 2 · 3 · (1/6 + 2)
-    Group(count=2, query_length=3, cached=1, samples=True)
+    Group(count=2, query_length=3, cached=1, samples=1)
     """
     if len(groups) > 1 and groups[0].decodes:
         groups = [replace(group, cached=_cut(group, seen)) for group in groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
@@ -462,6 +463,40 @@ class TrainingSpec(Spec, frozen=True):
     """Global gradient norm (clipping) before the optimizer."""
 
 
+class SpeculativeSpec(Spec, frozen=True):
+    """Speculative decoding: tokens drafted a step, which one pass of the model checks (`speculation`)."""
+
+    method: Literal["draft", "eagle", "mtp"]
+    """Who drafts: a smaller `model`; a module of a projection and a layer as the model's last, trained for it
+    (EAGLE); that of a model with `predictions` (multi-token prediction)."""
+    tokens: Count
+    """Tokens drafted for each request in each step."""
+    acceptance: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...]
+    """For each drafted token: how often it is kept where all before it are, as measured."""
+    model: str | ModelSpec | None = None
+    """draft: the smaller model, by name or path or what its file would hold."""
+
+    def __post_init__(self) -> None:
+        if len(self.acceptance) != self.tokens:
+            raise ValueError(f"acceptance: {len(self.acceptance)} numbers for {self.tokens} drafted tokens")
+        if (self.model is None) == (self.method == "draft"):
+            raise ValueError(
+                f"model: method {self.method} {'needs one' if self.model is None else 'has none'}"
+            )
+
+    @property
+    def tokens_a_step(self) -> float:
+        """Tokens that a step is expected to make.
+
+        >>> SpeculativeSpec("eagle", 2, (0.8, 0.5)).tokens_a_step
+        2.2
+        """
+        kept = [1.0]
+        for share in self.acceptance:
+            kept.append(kept[-1] * share)
+        return sum(kept)
+
+
 class RequestsSpec(Spec, frozen=True):
     """Requests of a static batch that are alike."""
 
@@ -479,11 +514,6 @@ class RequestsSpec(Spec, frozen=True):
         if self.cached >= self.prompt_length:
             problem = f"cached: {self.cached} of {self.prompt_length} tokens of a prompt leave none to pass"
             raise ValueError(problem)
-
-    @property
-    def steps(self) -> int:
-        """Passes that they take part in: one for the prompts, one for each later token."""
-        return max(1, self.output_length)
 
 
 class InferenceSpec(Spec, frozen=True):
@@ -510,6 +540,9 @@ class InferenceSpec(Spec, frozen=True):
     cuda_graphs: bool = True
     """Decode launches its kernels as one graph; false: one by one, whatever the device's `launch`."""
 
+    speculative: SpeculativeSpec | None = None
+    """Drafted tokens that a step checks. Unset: a step makes one token."""
+
     def __post_init__(self) -> None:
         alike = {name: getattr(self, name) for name in ("batch", "prompt_length", "output_length")}
         stated = [name for name, value in alike.items() if value is not None]
@@ -533,9 +566,18 @@ class InferenceSpec(Spec, frozen=True):
         return sum(kind.count for kind in self.kinds)
 
     @property
+    def tokens_a_step(self) -> float:
+        """Tokens that a decode step makes of a request, on average."""
+        return 1.0 if self.speculative is None else self.speculative.tokens_a_step
+
+    def steps_of(self, kind: RequestsSpec) -> int:
+        """Return in how many passes a kind takes part: one of its prompts, others for later tokens."""
+        return 1 + math.ceil(max(0, kind.output_length - 1) / self.tokens_a_step)
+
+    @property
     def steps(self) -> int:
         """Passes until the last token."""
-        return max(kind.steps for kind in self.kinds)
+        return max(map(self.steps_of, self.kinds))
 
 
 class ServingSpec(Spec, frozen=True):

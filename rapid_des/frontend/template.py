@@ -104,7 +104,7 @@ class Node:
 
 
 Domain: TypeAlias = Literal["dense", "expert", "frozen"]
-SectionName: TypeAlias = Literal["embedding", "block", "prediction", "head", "norms", "optimizer"]
+SectionName: TypeAlias = Literal["embedding", "block", "prediction", "head", "draft", "norms", "optimizer"]
 """Whose replicas hold some parameters: those of the model, or those of the routed experts."""
 
 

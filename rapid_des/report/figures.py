@@ -194,7 +194,8 @@ def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> Reques
     steps = sorted(ends)
     samples = [(step, ends[step] - ends[before]) for before, step in zip(steps, steps[1:], strict=False)]
     first = Duration(ends[steps[0]])
-    kinds = tuple(_kind_times(kind, first, samples, steps[0]) for kind in trace.job.inference.kinds)
+    spec = trace.job.inference
+    kinds = tuple(_kind_times(kind, first, samples, (steps[0], spec.steps_of(kind))) for kind in spec.kinds)
     later = [(kind, kind.count * (kind.output_length - 1)) for kind in kinds if kind.output_length > 1]
     tokens = sum(count for _, count in later)
     return RequestTimes(
@@ -208,11 +209,11 @@ def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> Reques
 
 
 def _kind_times(
-    kind: RequestsSpec, first: Duration, samples: Sequence[tuple[int, int]], begin: int
+    kind: RequestsSpec, first: Duration, samples: Sequence[tuple[int, int]], steps: tuple[int, int]
 ) -> KindTimes:
-    """Return the times of requests of one kind, whose first token ends step `begin`."""
-    later = kind.steps - 1
-    decode = decode_time(samples, begin + 1, begin + later) if later else 0
+    """Return the times of requests of one kind; `steps` are that of the first token, and how many in all."""
+    begin, later = steps[0], kind.output_length - 1
+    decode = decode_time(samples, begin + 1, begin + steps[1] - 1) if steps[1] > 1 else 0
     return KindTimes(
         kind.count,
         kind.prompt_length,

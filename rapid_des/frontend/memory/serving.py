@@ -19,6 +19,7 @@ from rapid_des.frontend.memory.events import (
 )
 from rapid_des.frontend.memory.training import fragments, framework
 from rapid_des.frontend.parts import (
+    DRAFT,
     EMBEDDING,
     HEAD,
     Section,
@@ -29,6 +30,7 @@ from rapid_des.frontend.parts import (
 from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.routing import heaviest_place
 from rapid_des.frontend.shard import Group
+from rapid_des.frontend.speculation import draft_cache_bytes
 from rapid_des.units import ceil_divide
 
 
@@ -170,7 +172,8 @@ def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
 def _request_bytes(job: Job, counts: Mapping[Section, int], positions: int) -> int:
     """Return what a stage's layers keep of one request of so many positions."""
     shard = job.shard(1, 1, 1)
-    return sum(
+    drafts = draft_cache_bytes(job, shard, positions) if DRAFT in counts else 0
+    return drafts + sum(
         count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, positions)
         for section, count in counts.items()
         if section.name == "block"

@@ -1,0 +1,133 @@
+"""Speculative decoding: a draft proposes tokens, and one pass of the model checks them together.
+
+A step drafts k tokens and passes k + 1 of each request through the model, which samples after each: the
+newest token and the drafted ones. The i-th drafted token is kept with probability a_i where all before it
+were, so that a step makes 1 + a_1 + a_1·a_2 + … tokens on average (Leviathan et al. 2023, arXiv 2211.17192,
+where all a_i are equal). These are the job's to state.
+
+Who drafts: a smaller model of the same vocabulary (`draft`), a module that the model was trained with (`mtp`,
+DeepSeek-V3, arXiv 2412.19437, section 2.2) or one trained for it (`eagle`, Li et al. 2024, arXiv 2401.15077).
+A module reads the model's last stream beside the next token's embedding, through a projection and a layer,
+and uses the model's own table and head. Drafts run k times a step, one token after the other; a module's
+first run of a step reads all tokens that the model checked. They are split over tp as the model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from msgspec import structs
+
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.model import Model, embedding_forward, model_of, projected, sampling
+from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.recompute import following
+from rapid_des.frontend.shard import FEW_TOKENS, Group, Shard
+from rapid_des.frontend.spec import ModelSpec, SpeculativeSpec
+
+ShardOf: TypeAlias = Callable[[Job, tuple[Group, ...]], Shard]
+"""A rank's dimensions in a pass of a job's requests."""
+
+
+def speculative(job: Job) -> SpeculativeSpec | None:
+    """Return how a job drafts tokens; None: it does not."""
+    return None if job.spec.inference is None else job.inference.speculative
+
+
+def drafting(job: Job) -> Job | None:
+    """Return the job of a model that drafts, split and stored as the one it drafts for; None of a module."""
+    spec = speculative(job)
+    if spec is None or not isinstance(spec.model, ModelSpec):
+        return None
+    alone = structs.replace(job.inference, speculative=None)
+    return Job(
+        job.name, job.file, structs.replace(job.spec, model=spec.model, inference=alone), _model(spec.model)
+    )
+
+
+@cache
+def _model(spec: ModelSpec) -> Model:
+    return model_of(spec, Path("draft.yaml"))
+
+
+def draft_list(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[Operation, ...]:
+    """Return what drafts the next tokens after a pass of these requests, one run behind the other."""
+    spec = speculative(job)
+    assert spec is not None
+    own = drafting(job)
+    runs: tuple[Operation, ...] = ()
+    for number, some in enumerate(_runs(groups, spec)):
+        once = _of_model(own, shard_of(own, some)) if own else _of_module(job, shard_of(job, some))
+        kept = once if number == 0 else tuple(replace(each, weights=0) for each in once)
+        runs = following(runs, kept)
+    return tuple(replace(each, name=f"draft.{each.name}") for each in runs)
+
+
+def _runs(groups: tuple[Group, ...], spec: SpeculativeSpec) -> Iterator[tuple[Group, ...]]:
+    """Yield the requests of each run of a step: all new tokens first, then the newest alone."""
+    decodes = all(group.decodes for group in groups)
+    newest = tuple(replace(one, query_length=1, cached=one.key_length - 1, samples=1) for one in groups)
+    first = newest if spec.method == "draft" and decodes else tuple(replace(one, samples=1) for one in groups)
+    yield first
+    for further in range(1, spec.tokens):
+        yield tuple(replace(one, cached=one.cached + further) for one in newest)
+
+
+def _of_model(job: Job, shard: Shard) -> tuple[Operation, ...]:
+    layers = (job.kinds[kind].forward(shard) for kind in job.kind_of_layer)
+    return _joined([embedding_forward(shard), *layers, sampling(shard)])
+
+
+def _of_module(job: Job, shard: Shard) -> tuple[Operation, ...]:
+    layer = job.model.pattern[-1]
+    return _joined([embedding_forward(shard), projected(shard), layer.forward(shard), sampling(shard)])
+
+
+def _joined(lists: Sequence[Sequence[Operation]]) -> tuple[Operation, ...]:
+    joined: tuple[Operation, ...] = ()
+    for operations in lists:
+        joined = following(joined, operations)
+    return joined
+
+
+def draft_cache_bytes(job: Job, shard: Shard, positions: int) -> int:
+    """Return what a rank keeps of one request for its draft."""
+    own = drafting(job)
+    layers = job.model.pattern[-1:] if own is None else own.model.pattern
+    return sum(layer.mixer.cache_bytes(shard, positions) for layer in layers)
+
+
+def speculation_refusals(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield why a job can not draft as it says."""
+    spec, key, own = speculative(job), "inference.speculative", drafting(job)
+    if spec is None:
+        return
+    if job.stages > 1:
+        yield key, f"engines draft with pp 1 alone, where one rank checks and drafts; pp is {job.stages}"
+    if spec.tokens >= FEW_TOKENS:
+        yield (
+            f"{key}.tokens",
+            f"{spec.tokens}; at most {FEW_TOKENS - 1} are checked in a decode kernel's tile",
+        )
+    if spec.method == "mtp" and not job.model.spec.predictions:
+        yield f"{key}.method", f"{job.model.name} has no module that predicts further tokens (predictions: 0)"
+    models = (job.model,) if own is None else (job.model, own.model)
+    if any(layer.mixer.name == "mamba" for model in models for layer in model.kinds):
+        yield key, "a Mamba-2 state that went on with tokens that are not kept does not come back"
+    if own is not None:
+        yield from _draft_refusals(job, own)
+
+
+def _draft_refusals(job: Job, own: Job) -> Iterator[tuple[str, str]]:
+    """Yield why a smaller model can not draft for a job's."""
+    key, ours, theirs = "inference.speculative.model", own.model.spec.vocabulary, job.model.spec.vocabulary
+    if ours != theirs:
+        yield key, f"the draft has a vocabulary of {ours}, {job.model.name} of {theirs}"
+    for half in (half for layer in own.model.kinds for half in layer.halves):
+        refusal = half.refusal(job.spec.parallelism)
+        if refusal:
+            yield key, f"the draft: {refusal}"
