@@ -7,6 +7,7 @@ from rapid_des.config.documents import (
     as_pairs,
     count_rows,
     load_document,
+    read_text,
     settings_named,
 )
 from rapid_des.config.presets import open_document, preset_file, preset_names, resolve
@@ -25,6 +26,7 @@ __all__ = [
     "open_document",
     "preset_file",
     "preset_names",
+    "read_text",
     "resolve",
     "settings_named",
     "to_tree",

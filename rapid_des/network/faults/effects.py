@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int64s, distinct
+from rapid_des.arrays import Bools, Int32s, Int64s, distinct
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import UNSTATED, Fabric, check_latency
 from rapid_des.network.faults.specs import Fault
@@ -98,14 +98,25 @@ def require_hits(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | N
 
 
 def drawn_names(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None = None) -> tuple[str, ...]:
-    """Return the names of what `random` faults hit, a fault after the other: GPUs, else links."""
+    """Return the names of what `random` faults hit, a fault after the other: of nodes the GPUs."""
     names = list[str]()
     for fault, hit in hits(fabric, [fault for fault in faults if fault.random is not None], gpus_per_node):
-        if fault.random in {"gpus", "nodes"} and len(hit.gpus):
+        if fault.random in {"gpus", "nodes"}:
             names += [fabric.node_name(gpu) for gpu in hit.gpus.tolist()]
-        else:
+        elif fault.random in {"links", "directions"}:
             names += [fabric.link_name(link) for link in hit.links.tolist()]
+        else:
+            names += _part_names(fabric, fault, gpus_per_node)
     return tuple(names)
+
+
+def _part_names(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> list[str]:
+    """Return the names of drawn NICs, switches, rails or dimensions."""
+    if fault.random == "dimensions":
+        return [fabric.dimensions[place] for place in _chosen(np.arange(len(fabric.dimensions)), fault)]
+    if fault.random == "rails":
+        return [f"rail{place}" for place in _chosen(rails(fabric, gpus_per_node), fault)]
+    return [fabric.node_name(int(node)) for node in _chosen_nodes(fabric, fault)]
 
 
 def link_effect(fault: Fault, bandwidth: int, latency: int) -> LinkEffect:
@@ -204,6 +215,8 @@ def hit_by(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> Hit:
         return _links(np.array(find_links(fabric, fault.link)))
     if fault.dimension is not None:
         return _links(links_where(fabric, f"dimension = {fault.dimension}"))
+    if fault.rail is not None:
+        return _links(_of_rails(fabric, np.array([fault.rail]), gpus_per_node))
     if fault.all is not None or fault.random is not None:
         return _many(fabric, fault, gpus_per_node)
     if fault.node is not None:
@@ -232,8 +245,18 @@ def _many(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> Hit:
         size = _node_size(fabric, gpus_per_node)
         firsts = nodes_where(fabric, fault.where, np.arange(fabric.gpus // size) * size)
         return _at_nodes(fabric, _servers(fabric, _chosen(firsts, fault) // size, size))
-    start, count = node_range(fabric, _SINGULAR[kind])
-    return _at_nodes(fabric, _chosen(nodes_where(fabric, fault.where, start + np.arange(count)), fault))
+    if kind == "dimensions":
+        chosen = _chosen(np.arange(len(fabric.dimensions)), fault)
+        return _links(np.flatnonzero(np.isin(fabric.dimension, chosen)))
+    if kind == "rails":
+        return _links(_of_rails(fabric, _chosen(rails(fabric, gpus_per_node), fault), gpus_per_node))
+    return _at_nodes(fabric, _chosen_nodes(fabric, fault))
+
+
+def _chosen_nodes(fabric: Fabric, fault: Fault) -> Int64s:
+    """Return the GPUs, NICs or switches that a fault of all or of random ones hits."""
+    start, count = node_range(fabric, _SINGULAR[str(fault.all or fault.random)])
+    return _chosen(nodes_where(fabric, fault.where, start + np.arange(count)), fault)
 
 
 def _chosen(candidates: Int64s, fault: Fault) -> Int64s:
@@ -252,6 +275,29 @@ def _node_size(fabric: Fabric, gpus_per_node: int | None) -> int:
         stated = "states no gpus_per_node" if gpus_per_node is None else "has no whole number of nodes"
         raise TopologyError(f"node: the machine {fabric.name} {stated}")
     return gpus_per_node
+
+
+def rails(fabric: Fabric, gpus_per_node: int | None) -> Int64s:
+    """Return the places in a server at which rails begin: NICs, or GPUs where there are none."""
+    size = _node_size(fabric, gpus_per_node)
+    return np.arange(fabric.nics // (fabric.gpus // size) if fabric.nics else size)
+
+
+def _of_rails(fabric: Fabric, places: Int64s, gpus_per_node: int | None) -> Int64s:
+    """Return the links of rails; `TopologyError` where there is none at a place."""
+    known, size = rails(fabric, gpus_per_node), _node_size(fabric, gpus_per_node)
+    if places.max() >= len(known):
+        raise TopologyError(f"rail: there is no rail {places.max()}; allowed: 0 to {len(known) - 1}")
+    if fabric.nics:
+        nics = fabric.gpus + np.flatnonzero(np.isin(np.arange(fabric.nics) % len(known), places))
+        return np.flatnonzero(np.isin(fabric.source, nics) | np.isin(fabric.destination, nics))
+    inside = _at_server(fabric, fabric.source, size) == _at_server(fabric, fabric.destination, size)
+    ends = [(end < fabric.gpus) & np.isin(end % size, places) for end in (fabric.source, fabric.destination)]
+    return np.flatnonzero((ends[0] | ends[1]) & ~inside)
+
+
+def _at_server(fabric: Fabric, nodes: Int32s, size: int) -> Int64s:
+    return np.where(nodes < fabric.gpus, nodes // size, UNSTATED).astype(np.int64)
 
 
 def _servers(fabric: Fabric, servers: Int64s, gpus_per_node: int | None) -> Int64s:

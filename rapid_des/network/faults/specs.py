@@ -15,7 +15,7 @@ from msgspec import Meta
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
 from rapid_des.network.specs import Count
-from rapid_des.units import Duration, Size, whole_number
+from rapid_des.units import Duration, Quantity, Size, whole_number
 
 Factor: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Probability: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
@@ -23,9 +23,9 @@ Load: TypeAlias = Annotated[float, Meta(gt=0, lt=1)]
 Progress: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Named: TypeAlias = int | str
-Kind: TypeAlias = Literal["links", "directions", "gpus", "nics", "switches", "nodes"]
+Kind: TypeAlias = Literal["links", "directions", "gpus", "nics", "switches", "nodes", "rails", "dimensions"]
 
-TARGETS = ("link", "dimension", "gpu", "nic", "switch", "node", "all", "random")
+TARGETS = ("link", "dimension", "rail", "gpu", "nic", "switch", "node", "all", "random")
 LINK_EFFECTS = ("bandwidth", "latency", "packet_loss", "bit_error_rate", "down", "jitter", "load")
 GPU_EFFECTS = ("compute", "hbm")
 _SPANS = (("from_", "until"), ("from_step", "until_step"), ("from_progress", "until_progress"))
@@ -48,6 +48,9 @@ class Fault(Spec, frozen=True, kw_only=True):
     """A-B both directions, A>B one, #17 a link id; ends are gpu5 or 5, nic0, switch2, coordinates (1, 0)."""
     dimension: str | None = None
     """All links of the dimension of this name."""
+    rail: Natural | None = None
+    """All links of the NICs that stand at this place of every server, 0 the first; where there are no NICs,
+    those that leave servers from the GPU at this place (needs `gpus_per_node`)."""
     gpu: Named | None = None
     """A GPU by id or coordinates: its links, or its own speed with `compute` and `hbm`."""
     nic: Named | None = None
@@ -137,7 +140,7 @@ class Fault(Spec, frozen=True, kw_only=True):
             for field in msgspec.structs.fields(self)
             if getattr(self, field.name) != field.default
         }
-        texts = {key: "true" if value is True else str(value) for key, value in stated.items()}
+        texts = {key: _spelled(value) for key, value in stated.items()}
         texts = {key: f"'{text}'" if " " in text else text for key, text in texts.items()}
         return " ".join(f"{key}={text}" for key, text in texts.items())
 
@@ -198,6 +201,8 @@ def _target_problem(fault: Fault) -> str:
         return "count: only with random"
     if fault.where is not None and fault.random is None and fault.all is None:
         return "where: only with all or random"
+    if fault.where is not None and {fault.all, fault.random} & {"rails", "dimensions"}:
+        return "where: not with rails and dimensions"
     if fault.seed is not None and not _stated(fault, ("random", "jitter", "burst")):
         return "seed: only with random, jitter or burst"
     return ""
@@ -281,23 +286,43 @@ def parse_fault(text: str) -> Fault:
     0.8
     """
     file = f"--fault {text!r}"
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"not words of key=value: {error}", file=file) from None
-    tree: dict[str, object] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key or key in tree:
-            problem = f"{key!r} stands twice" if key in tree else f"{word!r} is not key=value"
-            raise ConfigError(problem, file=file)
-        tree[key] = _value(value)
+    tree = {key: read_value(value) for key, value in stated_words(text, file).items()}
     fault = decode(Document(Path(file), tree), Fault)
     check_fault(fault, file=file, key="")
     return fault
 
 
-def _value(text: str) -> object:
+_IN_BRACKETS = re.compile(r"(?<=[a-z])\([^()'\"]*\)")
+
+
+def stated_words(text: str, file: str) -> dict[str, str]:
+    """Return the words key=value of a text, each value as it is written, without the spaces of `name(a, b)`.
+
+    >>> stated_words("link='(0, 1)-(0, 2)' bandwidth=normal(0.5, 0.1)", "")
+    {'link': '(0, 1)-(0, 2)', 'bandwidth': 'normal(0.5,0.1)'}
+    """
+    try:
+        words = shlex.split(_IN_BRACKETS.sub(lambda found: found[0].replace(" ", ""), text))
+    except ValueError as error:
+        raise ConfigError(f"not words of key=value: {error}", file=file) from None
+    stated: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or key in stated:
+            problem = f"{key!r} stands twice" if key in stated else f"{word!r} is not key=value"
+            raise ConfigError(problem, file=file)
+        stated[key] = value
+    return stated
+
+
+def _spelled(value: object) -> str:
+    if isinstance(value, Quantity):
+        return value.exact()
+    return "true" if value is True else str(value)
+
+
+def read_value(text: str) -> object:
+    """Return what a word's value is in a document: a truth value, a number or text."""
     if text in {"true", "false"}:
         return text == "true"
     try:
