@@ -192,6 +192,8 @@ class Result:
     def _position(self, run: Run, rank: int | None) -> int:
         ranks = [binding.rank for binding in run.lowered.program.bindings]
         wanted = self.critical_rank if rank is None else rank
+        if wanted not in ranks and self.blocks is not None:
+            wanted = self.blocks.followed(wanted)
         if wanted not in ranks:
             raise InputError(f"rank {wanted}: the run has ranks {ranks[0]} to {ranks[-1]}")
         return ranks.index(wanted)

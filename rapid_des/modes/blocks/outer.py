@@ -105,6 +105,17 @@ class BlockRun:
         """Which algorithms collectives got, inside blocks and between them."""
         return self.run.lowered.served.union(*(block.served for block in self.times.values()))
 
+    def followed(self, rank: int) -> int:
+        """Return the rank of the outer graph that does what a rank does; the rank itself if none does."""
+        lowered = self.run.lowered
+        present = {binding.rank for binding in lowered.program.bindings}
+        group = next((group for group in self.blocks.inner_groups if rank in group), (rank,))
+        while present.isdisjoint(group) and lowered.replicas is not None:
+            group = tuple(lowered.replicas.image[list(group)].tolist())
+            if rank in group:
+                break
+        return next((member for member in group if member in present), rank)
+
 
 def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     priced: PricedBlocks,

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
+from rapid_des.network.faults.distributions import is_distribution
 from rapid_des.network.specs import Count
 from rapid_des.units import Duration, Quantity, Size, whole_number
 
@@ -287,6 +288,9 @@ def parse_fault(text: str) -> Fault:
     """
     file = f"--fault {text!r}"
     tree = {key: read_value(value) for key, value in stated_words(text, file).items()}
+    for key, value in tree.items():
+        if key == "within" or (isinstance(value, str) and is_distribution(value)):
+            raise ConfigError(f"{value}: only draws have it, those of faults sample", file=file, key=key)
     fault = decode(Document(Path(file), tree), Fault)
     check_fault(fault, file=file, key="")
     return fault

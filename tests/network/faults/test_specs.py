@@ -22,7 +22,10 @@ def test_words_state_what_how_and_when():
         ("link=3-4 latency=5", "5 is not a quantity"),
         ("link=3-4 bandwith=0.5", "did you mean 'bandwidth'?"),
         ("link=3-4", "has no effect; allowed: bandwidth, latency,"),
-        ("bandwidth=0.5", "exactly one of link, dimension, gpu, nic, switch, node, all, random; it has none"),
+        (
+            "bandwidth=0.5",
+            "exactly one of link, dimension, rail, gpu, nic, switch, node, all, random; it has none",
+        ),
         ("gpu=0 switch=1 down=true", "it has gpu, switch"),
         ("link=3-4 bandwidth=0.5 from=20ms until=10ms", "until: 10 ms is not after from 20 ms"),
         ("link=3-4 down=true until_step=0", "until_step: 0 is not after from_step 0"),
