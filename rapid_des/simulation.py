@@ -110,7 +110,9 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     capacity = int(machine.device.spec.hbm.capacity)
-    needed = memory(job) if allow_oom else check_memory(job, capacity)
+    remembered = BoundedCache() if cache is None else cache
+    of_job = ("memory", job, None if allow_oom else capacity)
+    needed = remembered.get_or_make(of_job, lambda: memory(job) if allow_oom else check_memory(job, capacity))
     asked = _Asked(mode, EngineChoice.of(engine), needed, trail, strict, cache)
     result = _noted(_result(job, machine, asked), machine)
     if machine.spec.jitter is None:

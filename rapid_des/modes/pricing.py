@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from rapid_des.program.faults.slow_gpus import Pace
 
 _Priced = TypeVar("_Priced")
+_BYTES_A_NODE = 400
+"""What remembering a block takes, about."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +95,27 @@ def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = Non
     """Return the distinct blocks of a job, their operators priced on the machine's device; see `price`."""
     from rapid_des.frontend.blocks import blocks
 
-    job = issued_on(job, machine)
-    models = _Models(job, machine, cache)
-
-    def priced(device: Device) -> Blocks:
-        operators, decode = models.on(device)
-        return blocks(job, operators, decode_operators=decode)
-
     check_size(job, machine.fabric.gpus)
-    return PricedBlocks(*_priced(job, machine, priced), notes=models.notes())
+
+    def make() -> PricedBlocks:
+        issued = issued_on(job, machine)
+        models = _Models(issued, machine, cache)
+
+        def priced(device: Device) -> Blocks:
+            operators, decode = models.on(device)
+            return blocks(issued, operators, decode_operators=decode)
+
+        return PricedBlocks(*_priced(issued, machine, priced), notes=models.notes())
+
+    if cache is None or machine.slowed:
+        return make()
+    machine.require_alive(range(job.gpus))
+    key = ("blocks", job, machine.device, machine.spec.clock, machine.spec.host_speed)
+    return cache.get_or_make(key, make, weight=_blocks_weight)
+
+
+def _blocks_weight(priced: PricedBlocks) -> int:
+    return sum(_BYTES_A_NODE * len(block.table) for block in priced.blocks.blocks.values())
 
 
 def issued_on(job: Job, machine: Machine) -> Job:

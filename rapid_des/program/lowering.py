@@ -54,6 +54,26 @@ class Lowered:
     """Which algorithms its collectives got."""
     plans: Mapping[Call, Plan] = field(default_factory=dict)
     """How each collective is done, by the first rank that was lowered."""
+    sizes: tuple[int, ...] = ()
+    """Of messages, in the order of their rows in the table of hops."""
+    whole: frozenset[int] = frozenset()
+    """Rows of messages that are never cut into parts."""
+
+    def slowed(self, machine: Machine) -> Lowered | None:
+        """Return the same program on the same machine whose links constant faults have slowed.
+
+        None where a program follows from more than the links' rates: it must be lowered again.
+        """
+        switching, program = machine.switching, self.program
+        own = switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
+        fastest = machine.fabric.bandwidth.max(initial=0) == machine.healthy.bandwidth.max(initial=0)
+        if own or machine.dead or self.replicas is not None or not fastest:
+            return None
+        if program.links != len(machine.fabric):
+            return None  # some are no links of the fabric
+        routes = Routes(program.route_starts, program.route_links.astype(np.int64))
+        hops, classes = hop_table(machine.fabric, switching, routes, self.sizes, whole=self.whole)
+        return replace(self, program=replace(program, hops=hops, route_class=classes))
 
     @property
     def copies(self) -> int:
@@ -120,7 +140,16 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
         cache=BoundedCache() if cache is None else cache,
     )
     program, communication = lowering.program(), lowering.communication
-    return Lowered(program, traces, replicas, frozenset(communication.served), communication.plans)
+    sizes = communication.sizes
+    return Lowered(
+        program,
+        traces,
+        replicas,
+        frozenset(communication.served),
+        communication.plans,
+        tuple(sizes.all()),
+        sizes.whole(),
+    )
 
 
 class _Lowering:

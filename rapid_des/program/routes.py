@@ -21,7 +21,7 @@ from rapid_des.network.switches import SwitchTrees
 from rapid_des.program.plans import tree_pairs, with_switches
 from rapid_des.program.program import SprayTable, Template, shapes
 
-_COMPARED = 64
+COMPARED = 64
 """Members above which not all pairs of a group are compared."""
 _LARGE = 1 << 12
 """Pairs of a pattern from which on its routes are looked for among those of equal members only."""
@@ -217,6 +217,36 @@ def telling_pairs(group: Sequence[int]) -> Int64s:
     return np.concatenate((np.stack((member, np.roll(member, -1)), 1), star))
 
 
+def compared_pairs(groups: Sequence[Sequence[int]]) -> Int64s:
+    """Return [group, pair, end] the pairs by whose routes groups of one size are told apart."""
+    if len(groups[0]) > COMPARED:
+        return np.stack([telling_pairs(group) for group in groups])
+    return all_pairs(groups).reshape(len(groups), -1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """Which links are on the way of which user (a group, or a place): one row for each that is."""
+
+    links: Int64s
+    users: Int64s
+
+    @classmethod
+    def of(cls, machine: Wired, pairs: Sequence[Int64s]) -> Reach:
+        """Return that of users with these pairs of nodes."""
+        rows = [np.zeros((0, 2), np.int64)]
+        for user, own in enumerate(pairs):
+            links = np.unique(np.asarray(machine.router.routes(own.reshape(-1, 2)).links, np.int64))
+            rows.append(np.stack((links, np.full(len(links), user)), 1))
+        table = np.concatenate(rows)
+        return cls(table[:, 0], table[:, 1])
+
+    def users_of(self, links: Int64s) -> list[int]:
+        """Return the users on whose way one of some links is, ascending."""
+        found: list[int] = np.unique(self.users[np.isin(self.links, links)]).tolist()
+        return found
+
+
 def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]:
     """Return a key for each group of GPUs, all of one size; equal keys give equal results.
 
@@ -224,10 +254,7 @@ def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]
     onto each other with equal bandwidth and latency; likewise those in the trees of switches over them, where
     the machine uses such.
     """
-    if len(groups[0]) > _COMPARED:
-        pairs = np.stack([telling_pairs(group) for group in groups])
-    else:
-        pairs = all_pairs(groups).reshape(len(groups), -1, 2)
+    pairs = compared_pairs(groups)
     if not machine.in_switches:
         return route_keys(machine, [(b"", own) for own in pairs])
     known = [machine.switch_trees.over(tuple(group)) for group in groups]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TypeAlias
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.plans import Served, tree_pairs
 from rapid_des.program.program import NONE, Records
-from rapid_des.program.routes import all_pairs, signatures
+from rapid_des.program.routes import COMPARED, Reach, all_pairs, compared_pairs, signatures
 
 _WEIGHT = 1000
 """Bytes, about, that remembering a block takes beside 200 a rank."""
@@ -67,7 +66,7 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     """
     groups = blocks.run_groups
     apart = list(dict.fromkeys(groups))
-    found = signatures(machine, apart) if len(groups[0]) > 1 else [b""] * len(apart)
+    found = _signatures(machine, apart, cache) if len(groups[0]) > 1 else [b""] * len(apart)
     of_group = dict(zip(apart, found, strict=True))
     alike = [of_group[group] for group in groups]
     kinds = [kind + _paces(group, machine, slow) for kind, group in zip(alike, groups, strict=True)]
@@ -76,10 +75,11 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
         for key in blocks.keys(blocks.stage(index)):
             first.setdefault((kind, key), groups[index])
     each = replace(choice, programs=len(first))
+    basis = _basis(machine, cache) if len(groups[0]) <= COMPARED else (machine,)
     times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
     for (kind, key), ranks in first.items():
         slowed = {rank: slow[rank].blocks[key] for rank in ranks if rank in slow}
-        inputs = (ranks, slowed, machine, each, analytic)
+        inputs = _Inputs(ranks, slowed, machine, each, analytic, (*basis, kind))
         times[kind, key] = _times(blocks.blocks[key], inputs, cache)
     return kinds, times
 
@@ -90,8 +90,63 @@ def _paces(ranks: Sequence[int], machine: Machine, slow: Container[int]) -> byte
     return repr(places).encode() if places else b""
 
 
-_Inputs: TypeAlias = tuple[Sequence[int], Mapping[int, Block], Machine, EngineChoice, bool]
-"""The ranks, the block as slowed ones run it, the machine, the engine, whether by closed forms."""
+def _basis(machine: Machine, cache: BoundedCache) -> tuple[Hashable, ...]:
+    """Return what of a machine blocks run by, besides the routes of their groups and the paces of GPUs.
+
+    Who plans collectives knows of no fault, unless links are dead.
+    """
+    if not keeps_routes(machine):
+        return (machine,)
+    return healthy_of(machine, cache), int(machine.fabric.bandwidth.max())
+
+
+def keeps_routes(machine: Machine) -> bool:
+    """Whether messages take the routes of the healthy machine, each for itself."""
+    return not (machine.dead or machine.in_switches or machine.switching.spray is not None)
+
+
+def healthy_of(machine: Machine, cache: BoundedCache) -> Machine:
+    """Return the machine without its faults, the same object for all that are equal."""
+    healthy = machine.unfaulted
+    return cache.get_or_make(("machine", healthy), lambda: healthy)
+
+
+def _changed(machine: Machine) -> Int64s:
+    """Return the links that constant faults have slowed."""
+    fabric, healthy = machine.fabric, machine.healthy
+    return np.flatnonzero((fabric.bandwidth != healthy.bandwidth) | (fabric.latency != healthy.latency))
+
+
+def _signatures(machine: Machine, groups: Sequence[tuple[int, ...]], cache: BoundedCache) -> list[bytes]:
+    """Return the key of each group as `signatures` does; groups that no fault slows keep that of health."""
+    if not keeps_routes(machine) or not machine.faults:
+        return signatures(machine, groups)
+
+    def make() -> tuple[list[bytes], Reach]:
+        return signatures(healthy, groups), Reach.of(healthy, list(compared_pairs(groups)))
+
+    healthy = healthy_of(machine, cache)
+    key = ("signatures", healthy, tuple(groups))
+    found, reach = cache.get_or_make(key, make, weight=lambda made: 64 * len(groups) + made[1].links.nbytes)
+    found = list(found)
+    for group in reach.users_of(_changed(machine)):
+        (found[group],) = signatures(machine, [groups[group]])
+    return found
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a block is run on."""
+
+    ranks: Sequence[int]
+    slowed: Mapping[int, Block]
+    """The block as slowed ranks run it."""
+    machine: Machine
+    choice: EngineChoice
+    analytic: bool
+    """Whether by closed forms."""
+    basis: tuple[Hashable, ...]
+    """What it follows from besides its traces, by value."""
 
 
 def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
@@ -99,7 +154,7 @@ def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
     run = _run(block, inputs, cache, hosted=False)
     issued: tuple[int, ...] = ()
     if block.hosted:
-        begins = _begins(_traces(block, inputs, hosted=True), run, inputs[2])
+        begins = _begins(_traces(block, inputs, hosted=True), run, inputs.machine)
         if begins is None:
             issued = _run(block, inputs, cache, hosted=True).passed
         else:
@@ -130,9 +185,8 @@ def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
 
 def _traces(block: Block, inputs: _Inputs, *, hosted: bool) -> TraceSet:
     """Return the traces of a block on all of its ranks."""
-    ranks, slowed, *_ = inputs
-    own = {rank: other.on(ranks, hosted=hosted) for rank, other in slowed.items()}
-    return on_slow_gpus(block.on(ranks, hosted=hosted), own)
+    own = {rank: other.on(inputs.ranks, hosted=hosted) for rank, other in inputs.slowed.items()}
+    return on_slow_gpus(block.on(inputs.ranks, hosted=hosted), own)
 
 
 @dataclass(frozen=True)
@@ -150,11 +204,11 @@ class _Passed:
 
 def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
     """Run a block, unless one that runs alike on an equal machine is in the cache."""
-    _, _, machine, choice, analytic = inputs
+    choice, analytic = inputs.choice, inputs.analytic
     traces = _traces(block, inputs, hosted=hosted)
 
     def run() -> _Passed:
-        lowered = lower(traces, machine, analytic=analytic, cache=cache)
+        lowered = _lowered(traces, inputs, cache)
         records = execute(lowered.program, choice, name=lowered.name).records
         visits = [_visits_of_nodes(lowered, rank) for rank in range(len(traces.ranks))]
         finish = np.max([records.finish[own] for own in visits], axis=0)
@@ -167,10 +221,29 @@ def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) ->
             busiest=int(records.link_busy.sum(axis=1).max(initial=0)),
         )
 
-    key = (machine, key_of(traces, choice, analytic=analytic), block.cuts)
+    key = (inputs.basis, key_of(traces, choice, analytic=analytic), block.cuts)
     return cache.get_or_make(
         key, run, weight=lambda run: _WEIGHT + 200 * len(traces.ranks) + run.starts.nbytes
     )
+
+
+def _lowered(traces: TraceSet, inputs: _Inputs, cache: BoundedCache) -> Lowered:
+    """Return a block's program; on links that faults have slowed it is that of health with other services."""
+    machine, analytic = inputs.machine, inputs.analytic
+    if machine.faults and not analytic and inputs.basis[0] is not machine:
+        healthy = healthy_of(machine, cache)
+
+        def make() -> Lowered:
+            return lower(traces, healthy, cache=cache)
+
+        def weight(_: Lowered) -> int:
+            return _WEIGHT * len(traces.ranks[0].nodes)
+
+        key = ("lowered", healthy, key_of(traces, inputs.choice, analytic=False))
+        slowed = cache.get_or_make(key, make, weight=weight).slowed(machine)
+        if slowed is not None:
+            return slowed
+    return lower(traces, machine, analytic=analytic, cache=cache)
 
 
 def _visits_of_nodes(lowered: Lowered, position: int) -> Int64s:
@@ -287,7 +360,7 @@ def _neighbours(rings: Rings) -> Int64s:
     return np.concatenate(parts)
 
 
-def representative(machine: Machine, places: Sequence[Rings]) -> int:
+def representative(machine: Machine, places: Sequence[Rings], cache: BoundedCache) -> int:
     """Return the place whose data-parallel groups and pipelines the outer graph runs on.
 
     `places` are, for each place in an inner group, the lines of ranks at that place. Members of a block start
@@ -296,9 +369,10 @@ def representative(machine: Machine, places: Sequence[Rings]) -> int:
     """
     if not machine.faults:
         return 0
-    healthy = replace(machine, fabric=machine.healthy, router=machine.planned, dead=frozenset())
+    healthy = healthy_of(machine, cache)
     hit = {}
-    for place, lines in enumerate(places):
+    for place in _reached(machine, places, cache):
+        lines = places[place]
         now = _kinds(machine, lines)
         if now != _kinds(healthy, lines):
             hit[place] = now
@@ -309,6 +383,20 @@ def representative(machine: Machine, places: Sequence[Rings]) -> int:
             "groups in different ways; hierarchical execution follows one place: use --mode flattened"
         )
     return next(iter(hit), 0)
+
+
+def _reached(machine: Machine, places: Sequence[Rings], cache: BoundedCache) -> Sequence[int]:
+    """Return the places on whose way faults are, or all where that would have to be looked for."""
+    if not keeps_routes(machine):
+        return range(len(places))
+
+    def make() -> Reach:
+        pairs = [[compared_pairs(table.tolist()).reshape(-1, 2) for table in lines] for lines in places]
+        return Reach.of(healthy, [np.concatenate([np.zeros((0, 2), np.int64), *own]) for own in pairs])
+
+    healthy = healthy_of(machine, cache)
+    key = ("reach", healthy, digest(*(table for lines in places for table in lines)), len(places))
+    return cache.get_or_make(key, make, weight=lambda reach: reach.links.nbytes).users_of(_changed(machine))
 
 
 def _kinds(machine: Machine, lines: Rings) -> tuple[bytes, ...]:

@@ -8,16 +8,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks
+from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks, Cuts
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey
-from rapid_des.frontend.trace import FinishedProgram, JobTrace
+from rapid_des.frontend.trace import FinishedProgram, JobTrace, Segment
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks.inner import BlockTimes, Sharing, block_times, representative, sharing
+from rapid_des.modes.blocks.inner import (
+    BlockTimes,
+    Sharing,
+    block_times,
+    healthy_of,
+    keeps_routes,
+    representative,
+    sharing,
+)
 from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
@@ -25,12 +33,14 @@ from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
-from rapid_des.program.lowering import lower
+from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.plans import Served
 from rapid_des.units import Duration
 
 _MOST_WHOLE = 1024
 """Ranks of an outer graph up to which `auto` may choose what must be lowered for every replica."""
+_BYTES_A_NODE = 200
+"""What remembering a program takes, about."""
 _REPEATS = (
     f"above {_MOST_WHOLE:,} ranks outside blocks, auto chooses between rings there: of those one replica "
     "stands for all"
@@ -139,7 +149,7 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     blocks, slow = priced.blocks, priced.on_slow_gpus
     _require_steady(machine)
     places = [_lines(blocks, place) for place in zip(*blocks.inner_groups, strict=True)]
-    place = representative(machine, places)
+    place = representative(machine, places, cache)
     shared = None
     if not mode.outer_analytic:
         shared = sharing(machine, tuple(dict.fromkeys(blocks.run_groups)), places, strict=strict)
@@ -147,7 +157,8 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
 
     def run_of(job: Job, *, trail: bool) -> tuple[JobTrace, Run]:
         own = {rank: other.of(job) for rank, other in slow.items()}
-        trace = _outer(blocks.of(job), kinds, times, own, place=place)
+        mine = blocks if job is blocks.job else blocks.of(job)
+        trace = _outer(mine, kinds, times, own, cache, place=place)
         return _run(
             replace(trace, notes=(*trace.notes, *priced.notes)), machine, mode, choice, cache, trail=trail
         )
@@ -201,8 +212,38 @@ def _run(  # noqa: PLR0913 - what a graph is run with
         )
         if first is not None:
             return first
+    if machine.faults and not mode.outer_analytic and keeps_routes(machine):
+        return trace, _run_again(trace, machine, choice, cache, (repeats, trail))
     lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, repeats=repeats, cache=cache)
     return trace, Run(lowered, execute(lowered.program, choice, trail=trail, name=lowered.name), machine)
+
+
+def _run_again(
+    trace: JobTrace, machine: Machine, choice: EngineChoice, cache: BoundedCache, how: tuple[bool, bool]
+) -> Run:
+    """Run an outer graph on links that constant faults have slowed, unless equal ones ran it before."""
+    repeats, trail = how
+
+    def make() -> Lowered:
+        return lower(trace.traces, healthy, repeats=repeats, cache=cache)
+
+    def run() -> Run:
+        slowed = lowered.slowed(machine) or lower(trace.traces, machine, repeats=repeats, cache=cache)
+        done = execute(slowed.program, choice, trail=trail, name=slowed.name)
+        return Run(slowed, done, machine)
+
+    def weight(_: object) -> int:
+        return sum({id(rank.nodes): _BYTES_A_NODE * len(rank.nodes) for rank in ranks}.values())
+
+    ranks, healthy = trace.traces.ranks, healthy_of(machine, cache)
+    tables = tuple((rank.rank, id(rank.nodes)) for rank in ranks)  # kept by what is made of them
+    lowered = cache.get_or_make(("outer", healthy, tables, repeats), make, weight=weight)
+    links, fabric = lowered.program.route_links, machine.fabric
+    if len(links) and int(links.max()) >= len(fabric):
+        return run()
+    rates = digest(fabric.bandwidth[links], fabric.latency[links], label=str(fabric.bandwidth.max()))
+    key = ("outer run", healthy, tables, repeats, rates, trail, choice.engine, choice.fold)
+    return replace(cache.get_or_make(key, run, weight=weight), machine=machine)
 
 
 def _sharing_note(shared: Sharing, done: BlockRun) -> str:
@@ -225,9 +266,12 @@ def _sharing_note(shared: Sharing, done: BlockRun) -> str:
 def _busiest(done: BlockRun, kind: bytes, stage: int) -> int:
     """Return how long the blocks of a stage keep their busiest link busy in the whole step."""
     passes, once = 0, 0
+    alike: dict[tuple[object, ...], list[Segment]] = {}
     for segment in done.trace.segments[stage]:
+        alike.setdefault((segment.name, segment.chunk, segment.step), []).append(segment)
+    for segment, *others in alike.values():
         uses = done.blocks.uses(stage, segment)
-        busy = sum(count * done.times[kind, key].busiest for key, count in uses.items())
+        busy = sum(count * done.times[kind, key].busiest for key, count in uses.items()) * (1 + len(others))
         passes, once = (passes, once + busy) if segment.name == "optimizer" else (passes + busy, once)
     simulated = 1 if done.repeated is None else done.repeated.simulated
     return passes * (1 if done.repeated is None else done.blocks.job.micro_batches) // simulated + once
@@ -281,11 +325,12 @@ def _pace(blocks: Blocks) -> int:
     return sum(int(table.duration[table.kind == NodeKind.COMPUTE].sum()) for table in tables)
 
 
-def _outer(
+def _outer(  # noqa: PLR0913 - what stands in it, by name
     blocks: Blocks,
     kinds: Sequence[bytes],
     times: Mapping[tuple[bytes, PieceKey], BlockTimes],
     slow: Mapping[int, Blocks],
+    cache: BoundedCache,
     *,
     place: int,
 ) -> JobTrace:
@@ -299,7 +344,8 @@ def _outer(
         if (stage, kind) not in programs:
             durations = {key: times[kind, key].cuts for key in blocks.keys(stage)}
             paced = [slow[rank] for rank in blocks.inner_groups[index] if rank in slow]
-            programs[stage, kind] = max([blocks, *paced], key=_pace).outer_program(stage, durations)
+            slowest = max([blocks, *paced], key=_pace)
+            programs[stage, kind] = _outer_program(slowest, stage, durations, cache)
     by_stage: dict[int, FinishedProgram] = {}
     for (stage, _), program in programs.items():
         by_stage.setdefault(stage, program)
@@ -309,3 +355,15 @@ def _outer(
         for index, rank in enumerate(trace.traces.ranks)
     )
     return replace(trace, traces=replace(trace.traces, ranks=ranks))
+
+
+def _outer_program(
+    blocks: Blocks, stage: int, durations: Mapping[PieceKey, Cuts], cache: BoundedCache
+) -> FinishedProgram:
+    """Return a stage's program, the same object for the same blocks and durations."""
+
+    def make() -> tuple[Blocks, FinishedProgram]:  # an id is of these blocks as long as they are kept
+        return blocks, blocks.outer_program(stage, durations)
+
+    key = ("outer", id(blocks), stage, tuple(durations.items()))
+    return cache.get_or_make(key, make, weight=lambda made: _BYTES_A_NODE * len(made[1].table))[1]
