@@ -97,7 +97,7 @@ def _basis(machine: Machine, cache: BoundedCache) -> tuple[Hashable, ...]:
     """
     if not keeps_routes(machine):
         return (machine,)
-    return healthy_of(machine, cache), int(machine.fabric.bandwidth.max())
+    return healthy_of(machine, cache), int(machine.fabric.bandwidth.max(initial=0))
 
 
 def keeps_routes(machine: Machine) -> bool:

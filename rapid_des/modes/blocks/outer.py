@@ -241,7 +241,7 @@ def _run_again(
     links, fabric = lowered.program.route_links, machine.fabric
     if len(links) and int(links.max()) >= len(fabric):
         return run()
-    rates = digest(fabric.bandwidth[links], fabric.latency[links], label=str(fabric.bandwidth.max()))
+    rates = digest(fabric.bandwidth[links], fabric.latency[links], label=str(fabric.bandwidth.max(initial=0)))
     key = ("outer run", healthy, tables, repeats, rates, trail, choice.engine, choice.fold)
     return replace(cache.get_or_make(key, run, weight=weight), machine=machine)
 

@@ -1,0 +1,36 @@
+"""Blocks and graphs that slow links do not reach are not run again, and nothing changes by that."""
+
+from rapid_des import BoundedCache, load_job, load_machine, parse_fault, simulate
+
+JOB = {"training.global_batch": 8, "parallelism.tp": 8, "parallelism.dp": 2}
+FAULTS = (
+    "link=0-1 bandwidth=0.37",  # in a block
+    "link=5-21 bandwidth=0.61 latency=3us",  # between stages
+    "link=2-3 bandwidth=0.37",
+    "dimension=torus bandwidth=0.9",
+    "link=0-1 down=true",  # other routes
+    "gpu=7 compute=0.8",
+)
+
+
+def test_a_step_with_a_fault_is_the_same_whatever_was_simulated_before():
+    mode = "hierarchical"
+    machine, job = load_machine("torus2d_ring_a100_64"), load_job("llama3_1_70b_train_64", settings=JOB)
+    shared = BoundedCache(1 << 28)
+    healthy = simulate(job, machine, mode=mode, cache=shared)
+    for text in FAULTS:
+        hurt = machine.with_faults([parse_fault(text)])
+        together, alone = (simulate(job, hurt, mode=mode, cache=cache) for cache in (shared, None))
+        assert (together.finish, together.breakdown) == (alone.finish, alone.breakdown)
+        assert together.hops == alone.hops
+    assert simulate(job, machine, mode=mode, cache=shared).finish == healthy.finish
+
+
+def test_a_rank_of_which_another_place_was_simulated_has_a_breakdown():
+    machine, job = load_machine("torus2d_ring_a100_64"), load_job("llama3_1_70b_train_64")
+    healthy = simulate(job, machine, mode="hierarchical")
+    hurt = simulate(job, machine.with_faults([parse_fault("link=1-17 bandwidth=0.1")]), mode="hierarchical")
+    # the faulty step follows the second rank of each group of four, the healthy one the first
+    assert hurt.critical_rank % 4 == 1 and healthy.critical_rank % 4 == 0
+    parts = healthy.rank_breakdown(hurt.critical_rank)
+    assert sum(parts.values()) == healthy.step_time
