@@ -22,6 +22,7 @@ from rapid_des.chakra.trace import (
 )
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
+from rapid_des.network.fabric import Routes
 from rapid_des.program.beside import NOTHING, with_company
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.communication import Communication
@@ -67,6 +68,7 @@ class Lowered:
         switching, program = machine.switching, self.program
         own = switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
         fastest = machine.fabric.bandwidth.max(initial=0) == machine.healthy.bandwidth.max(initial=0)
+        own = own or program.delays is not None
         if own or machine.dead or self.replicas is not None or not fastest:
             return None
         if program.links != len(machine.fabric):
