@@ -22,7 +22,6 @@ from rapid_des.chakra.trace import (
 )
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.network.fabric import Routes
 from rapid_des.program.beside import NOTHING, with_company
 from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
 from rapid_des.program.communication import Communication
@@ -40,7 +39,7 @@ from rapid_des.program.program import (
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits, require_alike
 from rapid_des.program.routes import geometry, sprayed
-from rapid_des.program.services import fluid_table, hop_table, no_hops
+from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
 
 
 @dataclass(frozen=True)
@@ -55,27 +54,8 @@ class Lowered:
     """Which algorithms its collectives got."""
     plans: Mapping[Call, Plan] = field(default_factory=dict)
     """How each collective is done, by the first rank that was lowered."""
-    sizes: tuple[int, ...] = ()
+    sizes: Sizes = field(default_factory=Sizes)
     """Of messages, in the order of their rows in the table of hops."""
-    whole: frozenset[int] = frozenset()
-    """Rows of messages that are never cut into parts."""
-
-    def slowed(self, machine: Machine) -> Lowered | None:
-        """Return the same program on the same machine whose links constant faults have slowed.
-
-        None where a program follows from more than the links' rates: it must be lowered again.
-        """
-        switching, program = machine.switching, self.program
-        own = switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
-        fastest = machine.fabric.bandwidth.max(initial=0) == machine.healthy.bandwidth.max(initial=0)
-        own = own or program.delays is not None
-        if own or machine.dead or self.replicas is not None or not fastest:
-            return None
-        if program.links != len(machine.fabric):
-            return None  # some are no links of the fabric
-        routes = Routes(program.route_starts, program.route_links.astype(np.int64))
-        hops, classes = hop_table(machine.fabric, switching, routes, self.sizes, whole=self.whole)
-        return replace(self, program=replace(program, hops=hops, route_class=classes))
 
     @property
     def copies(self) -> int:
@@ -142,16 +122,8 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
         cache=BoundedCache() if cache is None else cache,
     )
     program, communication = lowering.program(), lowering.communication
-    sizes = communication.sizes
-    return Lowered(
-        program,
-        traces,
-        replicas,
-        frozenset(communication.served),
-        communication.plans,
-        tuple(sizes.all()),
-        sizes.whole(),
-    )
+    served = frozenset(communication.served)
+    return Lowered(program, traces, replicas, served, communication.plans, communication.sizes)
 
 
 class _Lowering:

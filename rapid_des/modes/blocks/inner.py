@@ -14,19 +14,26 @@ from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import Block, Blocks, Cuts
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
+from rapid_des.modes.blocks.reach import (
+    Rings,
+    basis_of,
+    group_keys,
+    healthy_of,
+    in_health,
+    places_reached,
+    slowed,
+)
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.plans import Served, tree_pairs
 from rapid_des.program.program import NONE, Records
-from rapid_des.program.routes import COMPARED, Reach, all_pairs, compared_pairs, signatures
+from rapid_des.program.routes import all_pairs, signatures
 
 _WEIGHT = 1000
 """Bytes, about, that remembering a block takes beside 200 a rank."""
 _LABELS = frozenset({"ids", "name", "names"})
 """Columns that are for people: two tables that differ in nothing else run alike."""
-Rings = Sequence[Int64s]
-"""Rings of ranks: tables of rings of one length, a row each."""
 _BATCH = 1 << 18
 """Pairs that are routed at a time."""
 
@@ -66,7 +73,7 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     """
     groups = blocks.run_groups
     apart = list(dict.fromkeys(groups))
-    found = _signatures(machine, apart, cache) if len(groups[0]) > 1 else [b""] * len(apart)
+    found = group_keys(machine, apart, cache) if len(groups[0]) > 1 else [b""] * len(apart)
     of_group = dict(zip(apart, found, strict=True))
     alike = [of_group[group] for group in groups]
     kinds = [kind + _paces(group, machine, slow) for kind, group in zip(alike, groups, strict=True)]
@@ -75,7 +82,7 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
         for key in blocks.keys(blocks.stage(index)):
             first.setdefault((kind, key), groups[index])
     each = replace(choice, programs=len(first))
-    basis = _basis(machine, cache) if len(groups[0]) <= COMPARED else (machine,)
+    basis = basis_of(machine, len(groups[0]), cache)
     times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
     for (kind, key), ranks in first.items():
         slowed = {rank: slow[rank].blocks[key] for rank in ranks if rank in slow}
@@ -88,50 +95,6 @@ def _paces(ranks: Sequence[int], machine: Machine, slow: Container[int]) -> byte
     """Return which members of a group are slowed, and by what."""
     places = [(place, machine.slowed[rank]) for place, rank in enumerate(ranks) if rank in slow]
     return repr(places).encode() if places else b""
-
-
-def _basis(machine: Machine, cache: BoundedCache) -> tuple[Hashable, ...]:
-    """Return what of a machine blocks run by, besides the routes of their groups and the paces of GPUs.
-
-    Who plans collectives knows of no fault, unless links are dead.
-    """
-    if not keeps_routes(machine):
-        return (machine,)
-    return healthy_of(machine, cache), int(machine.fabric.bandwidth.max(initial=0))
-
-
-def keeps_routes(machine: Machine) -> bool:
-    """Whether messages take the routes of the healthy machine, each for itself."""
-    return not (machine.dead or machine.in_switches or machine.switching.spray is not None)
-
-
-def healthy_of(machine: Machine, cache: BoundedCache) -> Machine:
-    """Return the machine without its faults, the same object for all that are equal."""
-    healthy = machine.unfaulted
-    return cache.get_or_make(("machine", healthy), lambda: healthy)
-
-
-def _changed(machine: Machine) -> Int64s:
-    """Return the links that constant faults have slowed."""
-    fabric, healthy = machine.fabric, machine.healthy
-    return np.flatnonzero((fabric.bandwidth != healthy.bandwidth) | (fabric.latency != healthy.latency))
-
-
-def _signatures(machine: Machine, groups: Sequence[tuple[int, ...]], cache: BoundedCache) -> list[bytes]:
-    """Return the key of each group as `signatures` does; groups that no fault slows keep that of health."""
-    if not keeps_routes(machine) or not machine.faults:
-        return signatures(machine, groups)
-
-    def make() -> tuple[list[bytes], Reach]:
-        return signatures(healthy, groups), Reach.of(healthy, list(compared_pairs(groups)))
-
-    healthy = healthy_of(machine, cache)
-    key = ("signatures", healthy, tuple(groups))
-    found, reach = cache.get_or_make(key, make, weight=lambda made: 64 * len(groups) + made[1].links.nbytes)
-    found = list(found)
-    for group in reach.users_of(_changed(machine)):
-        (found[group],) = signatures(machine, [groups[group]])
-    return found
 
 
 @dataclass(frozen=True)
@@ -228,22 +191,15 @@ def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) ->
 
 
 def _lowered(traces: TraceSet, inputs: _Inputs, cache: BoundedCache) -> Lowered:
-    """Return a block's program; on links that faults have slowed it is that of health with other services."""
-    machine, analytic = inputs.machine, inputs.analytic
-    if machine.faults and not analytic and inputs.basis[0] is not machine:
-        healthy = healthy_of(machine, cache)
+    def make(machine: Machine) -> Lowered:
+        return lower(traces, machine, analytic=inputs.analytic, cache=cache)
 
-        def make() -> Lowered:
-            return lower(traces, healthy, cache=cache)
-
-        def weight(_: Lowered) -> int:
-            return _WEIGHT * len(traces.ranks[0].nodes)
-
-        key = ("lowered", healthy, key_of(traces, inputs.choice, analytic=False))
-        slowed = cache.get_or_make(key, make, weight=weight).slowed(machine)
-        if slowed is not None:
-            return slowed
-    return lower(traces, machine, analytic=analytic, cache=cache)
+    machine = inputs.machine
+    if inputs.analytic or not machine.faults or inputs.basis[0] is machine:
+        return make(machine)
+    key = key_of(traces, inputs.choice, analytic=False)
+    healthy = in_health(machine, cache, key, make, _WEIGHT * len(traces.ranks[0].nodes))
+    return slowed(healthy, machine, make)
 
 
 def _visits_of_nodes(lowered: Lowered, position: int) -> Int64s:
@@ -371,7 +327,7 @@ def representative(machine: Machine, places: Sequence[Rings], cache: BoundedCach
         return 0
     healthy = healthy_of(machine, cache)
     hit = {}
-    for place in _reached(machine, places, cache):
+    for place in places_reached(machine, places, cache):
         lines = places[place]
         now = _kinds(machine, lines)
         if now != _kinds(healthy, lines):
@@ -383,20 +339,6 @@ def representative(machine: Machine, places: Sequence[Rings], cache: BoundedCach
             "groups in different ways; hierarchical execution follows one place: use --mode flattened"
         )
     return next(iter(hit), 0)
-
-
-def _reached(machine: Machine, places: Sequence[Rings], cache: BoundedCache) -> Sequence[int]:
-    """Return the places on whose way faults are, or all where that would have to be looked for."""
-    if not keeps_routes(machine):
-        return range(len(places))
-
-    def make() -> Reach:
-        pairs = [[compared_pairs(table.tolist()).reshape(-1, 2) for table in lines] for lines in places]
-        return Reach.of(healthy, [np.concatenate([np.zeros((0, 2), np.int64), *own]) for own in pairs])
-
-    healthy = healthy_of(machine, cache)
-    key = ("reach", healthy, digest(*(table for lines in places for table in lines)), len(places))
-    return cache.get_or_make(key, make, weight=lambda reach: reach.links.nbytes).users_of(_changed(machine))
 
 
 def _kinds(machine: Machine, lines: Rings) -> tuple[bytes, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import CollectiveType, NodeKind
+from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks, Cuts
 from rapid_des.frontend.job import Job
@@ -21,11 +21,10 @@ from rapid_des.modes.blocks.inner import (
     BlockTimes,
     Sharing,
     block_times,
-    healthy_of,
-    keeps_routes,
     representative,
     sharing,
 )
+from rapid_des.modes.blocks.reach import healthy_of, in_health, keeps_routes, slowed
 from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
@@ -224,26 +223,24 @@ def _run_again(
     """Run an outer graph on links that constant faults have slowed, unless equal ones ran it before."""
     repeats, trail = how
 
-    def make() -> Lowered:
-        return lower(trace.traces, healthy, repeats=repeats, cache=cache)
+    def make(wanted: Machine) -> Lowered:
+        return lower(trace.traces, wanted, repeats=repeats, cache=cache)
 
-    def run() -> Run:
-        slowed = lowered.slowed(machine) or lower(trace.traces, machine, repeats=repeats, cache=cache)
-        done = execute(slowed.program, choice, trail=trail, name=slowed.name)
-        return Run(slowed, done, machine)
+    def run() -> tuple[TraceSet, Run]:
+        lowered = slowed(healthy, machine, make)
+        done = execute(lowered.program, choice, trail=trail, name=lowered.name)
+        return trace.traces, Run(lowered, done, machine)
 
-    def weight(_: object) -> int:
-        return sum({id(rank.nodes): _BYTES_A_NODE * len(rank.nodes) for rank in ranks}.values())
-
-    ranks, healthy = trace.traces.ranks, healthy_of(machine, cache)
+    ranks = trace.traces.ranks
+    weight = sum({id(rank.nodes): _BYTES_A_NODE * len(rank.nodes) for rank in ranks}.values())
     tables = tuple((rank.rank, id(rank.nodes)) for rank in ranks)  # kept by what is made of them
-    lowered = cache.get_or_make(("outer", healthy, tables, repeats), make, weight=weight)
-    links, fabric = lowered.program.route_links, machine.fabric
+    healthy = in_health(machine, cache, (tables, repeats), make, weight)
+    links, fabric = healthy.program.route_links, machine.fabric
     if len(links) and int(links.max()) >= len(fabric):
-        return run()
+        return run()[1]
     rates = digest(fabric.bandwidth[links], fabric.latency[links], label=str(fabric.bandwidth.max(initial=0)))
-    key = ("outer run", healthy, tables, repeats, rates, trail, choice.engine, choice.fold)
-    return replace(cache.get_or_make(key, run, weight=weight), machine=machine)
+    key = ("outer run", healthy_of(machine, cache), tables, repeats, rates, trail, choice.engine, choice.fold)
+    return replace(cache.get_or_make(key, run, weight=lambda _: weight)[1], machine=machine)
 
 
 def _sharing_note(shared: Sharing, done: BlockRun) -> str:
