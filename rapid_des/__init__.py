@@ -8,10 +8,11 @@
 ('compute', 8)
 
 Load: load_job, load_machine, load_device, load_model (a path, a preset's name, a mapping, or what was
-loaded before, with settings over it) and load_trace. Run: simulate, compare, replay, serve; a BoundedCache
-shares work. Read: Result, its rows (operators, messages, links) and pictures, ServeResult. Ask: estimate (an
-operator's time), bench (a collective's), memory, machine.route, machine.check, machine.summary. Break:
-Fault, parse_fault, machine.with_faults, scenario, criticality. Errors are all below RapidDesError.
+loaded before, with settings over it), load_rollout and load_trace. Run: simulate, compare, replay, serve,
+simulate_rollout; a BoundedCache shares work. Read: Result, its rows (operators, messages, links) and
+pictures, ServeResult. Ask: estimate (an operator's time), bench (a collective's), memory, machine.route,
+machine.check, machine.summary. Break: Fault, parse_fault, machine.with_faults, scenario, criticality.
+Errors are all below RapidDesError.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from rapid_des.report.result import Result
     from rapid_des.report.rows import LinkRow, MessageRow, OperatorRow
     from rapid_des.serving.result import ServeResult, Slo
+    from rapid_des.serving.rollout import load_rollout, simulate_rollout
     from rapid_des.serving.server import serve
     from rapid_des.simulation import MODES, compare, load_trace, replay, simulate
     from rapid_des.studies.collective_bench import BenchRow, bench
@@ -110,6 +112,7 @@ _HOMES = {
     "load_job": "rapid_des.frontend.loading",
     "load_machine": "rapid_des.machine",
     "load_model": "rapid_des.frontend.loading",
+    "load_rollout": "rapid_des.serving.rollout",
     "load_trace": "rapid_des.simulation",
     "memory": "rapid_des.frontend.memory",
     "parse_fault": "rapid_des.network.faults.specs",
@@ -120,6 +123,7 @@ _HOMES = {
     "seconds": "rapid_des.units",
     "serve": "rapid_des.serving.server",
     "simulate": "rapid_des.simulation",
+    "simulate_rollout": "rapid_des.serving.rollout",
     "write_set": "rapid_des.chakra.writer",
 }
 
@@ -176,6 +180,7 @@ __all__ = [
     "load_job",
     "load_machine",
     "load_model",
+    "load_rollout",
     "load_trace",
     "memory",
     "parse_fault",
@@ -186,6 +191,7 @@ __all__ = [
     "seconds",
     "serve",
     "simulate",
+    "simulate_rollout",
     "write_set",
 ]
 

@@ -19,6 +19,7 @@ from rapid_des.frontend.software import Software
 from rapid_des.machine import MachineSpec
 from rapid_des.network.collectives.written import WrittenFile
 from rapid_des.report.writing import field_lines
+from rapid_des.serving.rollout import RolloutSpec
 
 SCHEMAS: Mapping[str, type[Spec]] = {
     "machine": MachineSpec,
@@ -27,6 +28,7 @@ SCHEMAS: Mapping[str, type[Spec]] = {
     "job": JobSpec,
     "model": ModelSpec,
     "software": Software,
+    "rollout": RolloutSpec,
     "collective": WrittenFile,
 }
 

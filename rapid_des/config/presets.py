@@ -11,15 +11,16 @@ from rapid_des.config.documents import Document, load_document
 from rapid_des.config.specs import to_tree
 from rapid_des.errors import ConfigError
 
-Kind: TypeAlias = Literal["machine", "device", "job", "model", "software"]
+Kind: TypeAlias = Literal["machine", "device", "job", "model", "software", "rollout"]
 
-KINDS: tuple[Kind, ...] = ("machine", "device", "job", "model", "software")
+KINDS: tuple[Kind, ...] = ("machine", "device", "job", "model", "software", "rollout")
 _FOLDERS: dict[str, str] = {
     "machine": "topologies",
     "device": "topologies/devices",
     "job": "workloads",
     "model": "workloads/models",
     "software": "workloads/software",
+    "rollout": "workloads/rollouts",
 }
 _PACKAGE = Path(__file__).parents[1]
 

@@ -1,0 +1,224 @@
+"""Weights on their way from the layout of a training job to that of a server, as messages on the fabric.
+
+Every tensor is a stretch of parameters. Training holds stretches by tensor-parallel rank, expert-parallel
+rank, pipeline stage and, where parameters are sharded over replicas (ZeRO-3, FSDP), by replica; a server
+by its own degrees. Each server GPU takes what it lacks from the nearest GPU that holds it: itself, then one
+of its node, then any other, of equals the one that sends least so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+from typing import NamedTuple
+
+import numpy as np
+
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.frontend import Job
+from rapid_des.frontend.groups import byte_count
+from rapid_des.frontend.parts import EMBEDDING, HEAD, Section, section_parameters
+from rapid_des.frontend.template import Domain
+from rapid_des.machine import Machine
+from rapid_des.units import PS_PER_S, ceil_divide
+
+Tensor = tuple[str, int, Domain]
+"""Section, number of the layer (0 for the ends), and whose ranks split it."""
+
+
+class Stretch(NamedTuple):
+    """A GPU holds, or needs, the parts `low` to before `high` of `of` equal parts of a tensor."""
+
+    gpu: int
+    low: int
+    high: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What travels from GPU to GPU, and what each copies within its own memory, in bytes."""
+
+    between: dict[tuple[int, int], int]
+    """By source and destination."""
+    within: dict[int, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes on links."""
+        return sum(self.between.values())
+
+
+def reshard(training: Job, server: Job, machine: Machine, *, first: int = 0) -> Transfers:
+    """Return what must travel so that a server, from GPU `first` on, has the weights of a training job.
+
+    Weights travel in the server's format of weights, which the trainer makes of its own.
+    """
+    holders, needs = _holders(training), _needs(server, first)
+    sizes = _tensor_bytes(server)
+    planner = _Planner(machine.spec.gpus_per_node or machine.fabric.gpus)
+    for tensor, wanted in needs.items():
+        planner.add(holders[tensor], wanted, sizes[tensor])
+    return planner.transfers
+
+
+@dataclass
+class _Planner:
+    gpus_per_node: int
+    transfers: Transfers = field(default_factory=lambda: Transfers({}, {}))
+    sent: dict[int, int] = field(default_factory=dict)
+
+    def add(self, holders: Sequence[Stretch], wanted: Sequence[Stretch], size: int) -> None:
+        """Have all who want stretches of one tensor of `size` bytes get them."""
+        parts = lcm(*{stretch.of for stretch in (*holders, *wanted)})
+        held = [(one.low * parts // one.of, one.high * parts // one.of, one.gpu) for one in holders]
+        borders = sorted({border for low, high, _ in held for border in (low, high)})
+        for want in wanted:
+            low, high = want.low * parts // want.of, want.high * parts // want.of
+            cuts = [low, *(border for border in borders if low < border < high), high]
+            for start, stop in zip(cuts, cuts[1:], strict=False):
+                owners = [gpu for begin, end, gpu in held if begin <= start and stop <= end]
+                amount = ceil_divide(stop * size, parts) - ceil_divide(start * size, parts)
+                self._take(want.gpu, owners, amount)
+
+    def _take(self, gpu: int, owners: Sequence[int], amount: int) -> None:
+        node = gpu // self.gpus_per_node
+        source = min(
+            owners,
+            key=lambda one: (one != gpu, one // self.gpus_per_node != node, self.sent.get(one, 0), one),
+        )
+        if source == gpu:
+            self.transfers.within[gpu] = self.transfers.within.get(gpu, 0) + amount
+            return
+        self.sent[source] = self.sent.get(source, 0) + amount
+        pair = source, gpu
+        self.transfers.between[pair] = self.transfers.between.get(pair, 0) + amount
+
+
+def _tensors(job: Job) -> Iterator[tuple[int, Section, int]]:
+    """Yield every section of the model with its part and its number among those of its name."""
+    yield 0, EMBEDDING, 0
+    layer = 0
+    for part, count in enumerate(job.layers):
+        for _ in range(count):
+            yield part, Section("block", job.kind_of_layer[layer]), layer
+            layer += 1
+    yield job.parts - 1, HEAD, 0
+
+
+def _tensor_bytes(job: Job) -> dict[Tensor, int]:
+    """Return the bytes of every whole tensor, as the ranks of one replica hold it together."""
+    precision, sizes = job.spec.precision, section_parameters(job)
+    dtype = precision.weights or precision.gemm or precision.activations
+    ways = {"dense": job.members("tp"), "expert": job.members("etp") * job.members("ep")}
+    return {
+        (section.name, number, domain): byte_count(elements * ways[domain], dtype)
+        for _, section, number in _tensors(job)
+        for domain, elements in sizes[section].items()
+        if elements
+    }
+
+
+def _needs(job: Job, first: int) -> dict[Tensor, list[Stretch]]:
+    return _stretches(job, {"dense": None, "expert": None}, first)
+
+
+def _holders(job: Job) -> dict[Tensor, list[Stretch]]:
+    """Return who holds what after a step: replicas their parts, if these stay split from step to step."""
+    split: dict[Domain, str | None] = {"dense": None, "expert": None}
+    for domain, sharding in job.shardings.items():
+        if sharding.policy.by_unit and sharding.replicas > 1:
+            split[domain] = sharding.group
+    return _stretches(job, split, 0)
+
+
+def _stretches(job: Job, split: dict[Domain, str | None], first: int) -> dict[Tensor, list[Stretch]]:
+    """Return for every tensor which stretch each GPU of its stage has; `split`: over which group besides."""
+    sizes = section_parameters(job)
+    stages = [
+        {stage for stage, parts in enumerate(job.placement) if part in parts} for part in range(job.parts)
+    ]
+    of_rank = {domain: _shares(job, domain, group) for domain, group in split.items()}
+    stage_of = job.layout.coordinates("pp").tolist()
+    found: dict[Tensor, list[Stretch]] = {}
+    for part, section, number in _tensors(job):
+        ranks = [rank for rank, stage in enumerate(stage_of) if stage in stages[part]]
+        for domain in (name for name, elements in sizes[section].items() if elements):
+            found[section.name, number, domain] = [
+                Stretch(first + rank, low, low + 1, of)
+                for rank in ranks
+                for low, of in (of_rank[domain][rank],)
+            ]
+    return found
+
+
+def _shares(job: Job, domain: Domain, group: str | None) -> list[tuple[int, int]]:
+    """Return for each rank which of how many equal parts of its stage's tensors it holds."""
+    layout = job.expert_layout if domain == "expert" else job.layout
+    axes = ("etp", "ep") if domain == "expert" else ("tp",)
+    place, of = np.zeros(job.gpus, np.int64), 1
+    for axis in axes:
+        place, of = place + of * layout.coordinates(axis), of * layout.size(axis)
+    if group is not None:
+        rows = job.rows(group)
+        within = np.empty(job.gpus, np.int64)
+        within[rows] = np.arange(rows.shape[1])
+        place, of = place * rows.shape[1] + within, of * rows.shape[1]
+    return [(low, of) for low in place.tolist()]
+
+
+def as_traces(transfers: Transfers, gpus: int, memory_bandwidth: int) -> TraceSet:
+    """Return transfers as traces to replay: all at once, copies at the speed of the memory beside them.
+
+    `memory_bandwidth` is bytes/s; a copy reads and writes each byte.
+    """
+    nodes: list[list[tuple[NodeKind, int, int]]] = [[] for _ in range(gpus)]
+    for (source, target), size in sorted(transfers.between.items()):
+        nodes[source].append((NodeKind.SEND, target, size))
+        nodes[target].append((NodeKind.RECV, source, size))
+    for gpu, size in transfers.within.items():
+        nodes[gpu].append((NodeKind.COMPUTE, gpu, ceil_divide(2 * size * PS_PER_S, memory_bandwidth)))
+    ranks = tuple(
+        RankTrace(rank, _table(own), peers=tuple(dict.fromkeys(peer for _, peer, _ in own)))
+        for rank, own in enumerate(nodes)
+    )
+    return TraceSet(ranks, {"world": tuple(range(gpus))})
+
+
+def _table(nodes: Sequence[tuple[NodeKind, int, int]]) -> NodeTable:
+    """Return the table of one GPU: every message on a stream of its own."""
+    count = len(nodes)
+    peers = {peer: slot for slot, peer in enumerate(dict.fromkeys(peer for _, peer, _ in nodes))}
+    kinds = np.array([kind for kind, _, _ in nodes], np.int8).reshape(count)
+    amounts = np.array([amount for _, _, amount in nodes], np.int64).reshape(count)
+    copies = kinds == NodeKind.COMPUTE
+    slots = np.array([peers[peer] for _, peer, _ in nodes], np.int32).reshape(count)
+    zeros = np.zeros(count, np.int64)
+    streams = tuple(f"{_STREAMS[kind]}{'' if kind is NodeKind.COMPUTE else peer}" for kind, peer, _ in nodes)
+    return NodeTable(
+        ids=np.arange(count, dtype=np.uint64),
+        kind=kinds,
+        name=np.zeros(count, np.int32),
+        stream=np.arange(count, dtype=np.int32),
+        duration=np.where(copies, amounts, 0),
+        size=np.where(copies, 0, amounts),
+        collective=np.full(count, UNSTATED, np.int8),
+        group=np.full(count, UNSTATED, np.int32),
+        peer=np.where(copies, UNSTATED, slots).astype(np.int32),
+        tag=zeros,
+        priority=zeros,
+        flops=zeros,
+        tensor_bytes=zeros,
+        on_cpu=np.zeros(count, np.bool_),
+        issuer=np.full(count, UNSTATED, np.int32),
+        issued=zeros,
+        bound=np.full(count, UNSTATED, np.int8),
+        dependency_starts=np.zeros(count + 1, np.int64),
+        dependencies=np.zeros(0, np.int32),
+        names=("weights",),
+        streams=streams,
+    )
+
+
+_STREAMS = {NodeKind.COMPUTE: "copy", NodeKind.SEND: "to ", NodeKind.RECV: "from "}
