@@ -268,7 +268,6 @@ def load_machine(
         document = Document(reference.path, to_tree(reference.as_spec(), "machine"))
     else:
         document = open_document(reference, "machine", folder=folder or Path())
-    path = document.path
     chosen = _with_whole_messages(as_pairs(settings))
     document = apply_overrides(document, chosen, root="machine", folder=folder or Path())
     spec = _checked_spec(document)
@@ -281,10 +280,11 @@ def load_machine(
             spec = structs.replace(spec, clock=device.conditions.clock)
         machine = _built(spec, document, spec.faults, device)
     except TopologyError as error:
-        raise TopologyError(f"{path}: {error}") from None
+        raise TopologyError(f"{document.path}: {error}") from None
     _check_counts(machine)
     _check_switches(machine)
-    check_jitter(spec.jitter, machine.healthy.dimensions, spec.gpus_per_node, file=str(path))
+    if spec.jitter:
+        check_jitter(spec.jitter, machine.healthy.dimensions, spec.gpus_per_node, file=str(document.path))
     if not any(key.startswith("fabric") for key, _ in chosen):
         _check_nodes(machine)  # a fabric that was made smaller by hand may be a part of a node
     faults = tuple(faults)
@@ -353,7 +353,7 @@ class _Left(TypedDict):
 
 def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: MachineSpec) -> _Left:
     """Return what the constant ones of some faults leave of a machine."""
-    factors = gpu_speeds(healthy, faults, spec.jitter, spec.gpus_per_node)
+    factors = gpu_speeds(healthy, faults, spec.jitter, spec.gpus_per_node) if faults or spec.jitter else {}
     if not faults:
         return _Left(fabric=healthy, router=planned, dead=frozenset(), slowed=factors, lost=frozenset())
     fabric, dead = apply_static(healthy, faults, spec.gpus_per_node)

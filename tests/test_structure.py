@@ -1,16 +1,22 @@
 """The shape of the package: small modules, no circles, nothing committed that only one machine has."""
 
 import ast
+import inspect
+import sys
 import tomllib
 from pathlib import Path
 
 import networkx as nx
 import pytest
 
+from rapid_des.cli.main import cli
+
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "rapid_des").rglob("*.py"))
 LONGER = {"rapid_des/engines/compiled/kernel.py"}
 """One loop that a compiler must see whole."""
+ENTERED = 83
+"""Modules on the way of a healthy run, at most: to follow it is to read these."""
 
 
 def code_lines(path):
@@ -61,3 +67,23 @@ def test_every_package_stands_in_the_layers_of_the_import_contract():
         if path.suffix == ".py" or (path / "__init__.py").is_file()
     ]
     assert {f"rapid_des.{path.stem}" for path in top} - {"rapid_des.__init__"} == layered
+
+
+def test_following_a_healthy_run_leads_through_few_modules(capsys):
+    command = ["run", "llama2_7b_train", "--on", "dgx_a100", "--engine", "compiled"]
+    folder, entered = str(ROOT / "rapid_des"), set()
+
+    def note(frame, event, _):
+        code = frame.f_code  # bodies of modules and classes are no functions
+        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(folder):
+            entered.add(code.co_filename.removeprefix(folder))
+
+    cli(command, standalone_mode=False)  # what is imported or worked out once is not on the way
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        cli(command, standalone_mode=False)
+    finally:
+        sys.setprofile(before)
+    assert "step time" in capsys.readouterr().out
+    assert len(entered) <= ENTERED, "\n".join(sorted(entered))

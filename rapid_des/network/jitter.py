@@ -83,10 +83,10 @@ class Jitter(Spec, frozen=True, kw_only=True):
 
 
 def check_jitter(
-    jitter: Jitter | None, dimensions: tuple[str, ...], gpus_per_node: int | None, *, file: str
+    jitter: Jitter, dimensions: tuple[str, ...], gpus_per_node: int | None, *, file: str
 ) -> None:
     """Refuse what the types alone let pass: `ConfigError` names what is wrong and what is allowed."""
-    key, problem = ("", "") if jitter is None else _problem(jitter, dimensions, gpus_per_node)
+    key, problem = _problem(jitter, dimensions, gpus_per_node)
     if problem:
         raise ConfigError(problem, file=file, key=".".join(filter(None, ("jitter", key))))
 

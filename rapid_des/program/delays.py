@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Bools, starts_of
-from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Routes
-from rapid_des.network.jitter import delay_quantile
+from rapid_des.network.jitter import Jitter, delay_quantile
 from rapid_des.program.program import NONE, DelayTable
 
 _WORD = 0xFFFFFFFF
@@ -59,14 +58,13 @@ def first_above(limits: Any, first: int, last: int, draw: int) -> int:
     return first
 
 
-def delay_table(machine: Machine, ranks: Sequence[int], routes: Routes) -> DelayTable | None:
-    """Return the delays that a machine states for the messages of a program, `ranks` by position; or None."""
-    jitter = machine.spec.jitter
-    if jitter is None or jitter.message_delay is None:
+def delay_table(jitter: Jitter, fabric: Fabric, ranks: Sequence[int], routes: Routes) -> DelayTable | None:
+    """Return the delays that are stated for the messages of a program, `ranks` by position; or None."""
+    if jitter.message_delay is None:
         return None
     stated = jitter.message_delay
     limits, values = zip(*_steps(delay_quantile(stated), stated.share), strict=True)
-    hit = _crossing(machine.fabric, routes, stated.dimensions)
+    hit = _crossing(fabric, routes, stated.dimensions)
     return DelayTable(
         seed=np.array([jitter.seed], np.int64),
         rank=np.array(ranks, np.int32),

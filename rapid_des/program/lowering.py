@@ -181,6 +181,10 @@ class _Lowering:
         elif self.replicas is not None:
             number, links = link_orbits(self.machine, self.replicas, self.groups.proving_pairs(templates))
             route_links = number[routes.links]
+        delays, jitter = None, self.machine.spec.jitter
+        if jitter is not None:
+            ranks = [trace.rank for trace in self.traces.ranks]
+            delays = delay_table(jitter, self.machine.fabric, ranks, routed.routes)
         return Program(
             bindings=bindings,
             programs=tuple(self.programs),
@@ -195,7 +199,7 @@ class _Lowering:
             fluid=fluid,
             queue_pairs=pairs,
             spray=spray,
-            delays=delay_table(self.machine, [trace.rank for trace in self.traces.ranks], routed.routes),
+            delays=delays,
         )
 
     def _rank(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
