@@ -31,7 +31,7 @@ from rapid_des.frontend.schedules.plan import Phase, direction_of
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
-from rapid_des.frontend.speculation import drafting, speculative
+from rapid_des.frontend.speculation import drafting
 from rapid_des.frontend.template import PORTS, Domain, Mark, Node, Piece, SectionName, make_piece, renamed
 
 
@@ -177,7 +177,7 @@ def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
     before = [(EMBEDDING, "")] if part == 0 else []
     modules = [(PREDICTION, f"P{number}") for number in range(job.predictions)]
     after = [*modules, (HEAD, "")] if part == job.parts - 1 else []
-    drafts = [(DRAFT, "")] if speculative(job) is not None else []
+    drafts = [(DRAFT, "")] if job.spec.speculative is not None else []
     return (*before, *blocks, *after, *drafts)
 
 
@@ -207,8 +207,8 @@ def section_parameters(job: Job) -> dict[Section, Counter[Domain]]:
     }
     if job.predictions:
         lists[PREDICTION] = _predictions(job, shard)[PieceKey(PREDICTION, "backward")]
-    own = drafting(job)
-    if speculative(job) is not None and own is None:
+    own = None if job.spec.speculative is None else drafting(job)
+    if job.spec.speculative is not None and own is None:
         lists[DRAFT] = prediction_backward(shard, LayerKind(job.model.pattern[-1]), has_table=True)
     sizes: dict[Section, Counter[Domain]] = {section: Counter() for section in lists}
     if own is not None:

@@ -638,3 +638,8 @@ class JobSpec(Spec, frozen=True):
     """What the framework takes of a GPU's memory besides the model."""
     memory_reserve: Size | None = None
     """Memory to leave free on a GPU besides all that. Unset: none."""
+
+    @property
+    def speculative(self) -> SpeculativeSpec | None:
+        """How tokens are drafted; None: they are not."""
+        return None if self.inference is None else self.inference.speculative

@@ -33,14 +33,9 @@ ShardOf: TypeAlias = Callable[[Job, tuple[Group, ...]], Shard]
 """A rank's dimensions in a pass of a job's requests."""
 
 
-def speculative(job: Job) -> SpeculativeSpec | None:
-    """Return how a job drafts tokens; None: it does not."""
-    return None if job.spec.inference is None else job.inference.speculative
-
-
 def drafting(job: Job) -> Job | None:
     """Return the job of a model that drafts, split and stored as the one it drafts for; None of a module."""
-    spec = speculative(job)
+    spec = job.spec.speculative
     if spec is None or not isinstance(spec.model, ModelSpec):
         return None
     alone = structs.replace(job.inference, speculative=None)
@@ -56,7 +51,7 @@ def _model(spec: ModelSpec) -> Model:
 
 def draft_list(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[Operation, ...]:
     """Return what drafts the next tokens after a pass of these requests, one run behind the other."""
-    spec = speculative(job)
+    spec = job.spec.speculative
     assert spec is not None
     own = drafting(job)
     runs: tuple[Operation, ...] = ()
@@ -103,7 +98,7 @@ def draft_cache_bytes(job: Job, shard: Shard, positions: int) -> int:
 
 def speculation_refusals(job: Job) -> Iterator[tuple[str, str]]:
     """Yield why a job can not draft as it says."""
-    spec, key, own = speculative(job), "inference.speculative", drafting(job)
+    spec, key, own = job.spec.speculative, "inference.speculative", drafting(job)
     if spec is None:
         return
     if job.stages > 1:
