@@ -294,11 +294,15 @@ class Refined:
 
 
 def of_replica(job: Job) -> Job:
-    """Return the job of one replica: data parallelism is how many there are."""
-    spec = job.spec
-    if spec.parallelism.dp == 1:
+    """Return the job of one replica: data parallelism is how many there are.
+
+    Replicas that share experts are run together, as if all had the same batch at once.
+    """
+    split = job.spec.parallelism
+    together = max(1, split.ep * split.expert_ways // (split.tp * split.cp))
+    if split.dp == together:
         return job
-    return replace(job, spec=structs.replace(spec, parallelism=structs.replace(spec.parallelism, dp=1)))
+    return replace(job, spec=structs.replace(job.spec, parallelism=structs.replace(split, dp=together)))
 
 
 def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:

@@ -122,6 +122,19 @@ def serve(  # noqa: PLR0913 - what a server is asked, by name
     workload = _workload(
         job, spec, {"arrivals": arrivals, "prompt": prompt, "output": output}, (requests, seed)
     )
+    return serve_workload(job, machine, workload, watch=watch, cache=cache)
+
+
+def serve_workload(
+    job: Job,
+    machine: Machine,
+    workload: Workload,
+    *,
+    watch: Watch = lambda *_: None,
+    cache: BoundedCache | None = None,
+) -> ServeResult:
+    """Serve requests that are known one by one."""
+    spec = job.spec.serving or ServingSpec()
     engine = _engine(job, machine, spec, cache)
     _check_lengths(job, workload, engine)
     host = job.host

@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
+
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, StageMemory, load_job, memory
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.result import Result
+from rapid_des.serving.server import serve_workload
+from rapid_des.serving.workload import Workload
 from rapid_des.simulation import FLATTENED, simulate
-from rapid_des.units import seconds
+from rapid_des.units import PS_PER_S, seconds
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -39,6 +43,24 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Served:
+    """Requests of a server: of so many clients (arrivals None), or as they came (seconds)."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    arrivals: tuple[float, ...] | None = None
+    clients: int = 1
+
+    def workload(self) -> Workload:
+        """Return them as the server takes them."""
+        columns = [np.array(column, np.int64) for column in (self.prompt, self.output)]
+        if self.arrivals is None:
+            return Workload(columns[0], columns[1], None, self.clients)
+        times = (np.array(self.arrivals) * PS_PER_S).astype(np.int64)
+        return Workload(columns[0], columns[1], times)
+
+
+@dataclass(frozen=True)
 class Case:
     """A job, as its file would hold it (JSON), on a machine."""
 
@@ -48,6 +70,8 @@ class Case:
     """Whether the device's memory counts: what does not fit is refused."""
     only_memory: bool = False
     """Whether the run itself is left out."""
+    served: Served | None = None
+    """The requests that a server gets; None: the job is run as a static batch or a step."""
 
     @classmethod
     def of(
@@ -64,6 +88,8 @@ class Outcome:
     step_s: float = 0.0
     first_token_s: float = 0.0
     per_token_s: float = 0.0
+    tokens_per_s: float = 0.0
+    """That a server puts out."""
     memory_bytes: float = 0.0
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """Where the critical rank's time goes."""
@@ -85,7 +111,9 @@ def outcome(case: Case) -> Outcome:
         job = load_job(json.loads(case.job))
         if case.only_memory:
             return _with_memory(job)
-        machine = _machine(case.place, case.limited)
+        machine = _machine(case.place, case.limited or case.served is not None)
+        if case.served is not None:
+            return _served(job, machine, case.served)
         mode = FLATTENED if job.gpus <= case.place.node else ACROSS_NODES
         return _outcome(simulate(job, machine, mode=mode, engine=_ENGINE, cache=_shared()))
     except ConfigError as why:
@@ -104,6 +132,20 @@ def _outcome(result: Result) -> Outcome:
         per_token_s=seconds(requests.per_output_token) if requests else 0.0,
         memory_bytes=float(result.figures.memory.fullest.peak) if result.figures else 0.0,
         parts_s={part: seconds(time) for part, time in result.breakdown.items()},
+    )
+
+
+def _served(job: Job, machine: Machine, served: Served) -> Outcome:
+    """Return mean latencies; of a closed loop those of requests after each client's first."""
+    result = serve_workload(job, machine, served.workload(), cache=_shared())
+    later = result.requests["number"] >= (served.clients if served.arrivals is None else 0)
+    asked = later[result.requests["output"] > 1]
+    span = int(result.requests["finished"][later].max()) - int(result.requests["arrival"][later].min())
+    return Outcome(
+        step_s=float(result.e2e[later].mean()) / PS_PER_S,
+        first_token_s=float(result.ttft[later].mean()) / PS_PER_S,
+        per_token_s=float(result.tpot[asked].mean()) / PS_PER_S,
+        tokens_per_s=int(result.requests["output"][later].sum()) / max(span, 1) * PS_PER_S,
     )
 
 

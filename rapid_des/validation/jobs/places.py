@@ -39,6 +39,8 @@ SERVERS: Mapping[str, Servers] = {
     "GH200-120GB(96GB HBM3)": Servers("gh200_alps_x16", gpus=4, joined=1),
     "L40S": Servers("l40s_switched_x8"),
     "L40": Servers("l40s_switched_x8", device="l40"),
+    "RTX4090": Servers("rtx_pro_6000_x8", device="rtx_4090", joined=1),
+    "RTX-PRO-6000": Servers("rtx_pro_6000_x8"),
     "B200-SXM": Servers("hgx_b200", "hgx_b200_x2"),
     "B300-SXM": Servers("hgx_b300"),
     "GB200-NVL72": _GB200,
