@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.options import announce, echo, job_options, json_option, open_job
+from rapid_des.cli.options import announce, echo, force_option, job_options, json_option, open_job
 from rapid_des.cli.progress import progress
+from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve as run_server
 from rapid_des.serving.text import serve_lines
@@ -27,9 +28,16 @@ from rapid_des.serving.text import serve_lines
 @click.option("--output", metavar="'KIND KEY=VALUE …'", help="Tokens that requests ask for, as in: 256")
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Of all draws.")
 @click.option("--slo", metavar="'ttft=2s tpot=50ms'", help="Limits of which the goodput is counted.")
+@click.option("--rows", metavar="OUT.csv", help="Write a row a request: CSV, or Parquet if so named.")
+@click.option("--plot", metavar="OUT.png", help="Draw latencies, and the load over time.")
+@click.option("--timeline", metavar="OUT.json[.gz]", help="Write a track a request for ui.perfetto.dev.")
+@force_option
 @json_option
 def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """Serve requests that come over time by JOB (file or preset) on a machine."""
+    check_outputs(
+        [options["rows"], options["timeline"]], pictures=[options["plot"]], replace=options["force"]
+    )
     slo = None if options["slo"] is None else Slo.parse(options["slo"])
     wanted, loaded = open_job(job, machine, settings)
     title = f"{job} on {loaded.name}"
@@ -38,4 +46,9 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         result = run_server(wanted, loaded, watch=bar, **asked)
     if result.interrupted:
         announce("interrupted: what is answered follows")
+    for name, write in (("rows", result.write_requests), ("timeline", result.write_timeline)):
+        if options[name] is not None:
+            write(options[name])
+    if options["plot"] is not None:
+        result.draw(options["plot"], title=title)
     echo(options["as_json"], result.as_json(slo), serve_lines(result, title, slo))

@@ -132,9 +132,14 @@ def write_timeline(path: Path, run: Run, extract: Extract = EVERYTHING, *, bound
     hops = _hops(lowered, records, extract, positions)
     if bounded:
         _refuse_large(sum(map(len, chosen.values())), len(hops))
+    write_events(path, _events(run, chosen, hops))
+
+
+def write_events(path: Path, events: Iterator[str]) -> None:
+    """Write trace events, each as JSON text, packed if the path ends in .gz."""
     with replacing(path) as beside, _opened(beside, packed=path.suffix == ".gz") as file:
         file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
-        _write_all(file, _events(run, chosen, hops))
+        _write_all(file, events)
         file.write("\n]}\n")
 
 

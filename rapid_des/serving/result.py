@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import simpy
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import ConfigError
-from rapid_des.serving.records import Load, gap_quantiles
-from rapid_des.serving.replica import Engine
+from rapid_des.report.writing import replacing, require_extra
+from rapid_des.serving.records import gap_quantiles
+from rapid_des.serving.replica import Engine, Replica
 from rapid_des.serving.requests import Request
 from rapid_des.units import PS_PER_S, Duration
 
 Floats = NDArray[np.float64]
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_BATCHES, _STUDENT = 20, 2.093
+"""Batches of consecutive requests, and Student's quantile of 19 degrees of freedom."""
+_FEWEST = 20 * _BATCHES
+INTERVALS = "half widths of 95 % intervals from 20 batches of consecutive requests"
+_COUNTS = ("number", "replica", "prompt", "output", "preemptions")
 _COLUMNS = (
     "number",
     "arrival",
@@ -30,6 +39,17 @@ _COLUMNS = (
     "finished",
     "preemptions",
 )
+
+
+class Served(Protocol):
+    """What a result reads of a fleet (`server.Fleet`)."""
+
+    done: list[Request]
+    members: list[Replica]
+    engine: Engine
+    env: simpy.Environment
+    client: int
+    area: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,21 +79,34 @@ class ServeResult:
     elapsed: int
     """When the last one was answered, or the run interrupted."""
     interrupted: bool = False
+    inside: int = 0
+    """Requests between sending and answer, summed over time: request-picoseconds."""
+
+    def __post_init__(self) -> None:
+        # Little's law: the mean number inside is the rate of requests times the mean time of each
+        assert self.interrupted or self.inside == int(self.e2e.sum()), "requests were lost on the way"
 
     @classmethod
-    def of(cls, done: Sequence[Request], loads: Sequence[Load], engine: Engine, **rest: Any) -> ServeResult:
-        """Return the result of the requests that were answered."""
-        ordered = sorted(done, key=lambda request: request.number)
+    def of(cls, fleet: Served, *, name: str, gpus: int, interrupted: bool = False) -> ServeResult:
+        """Return the result of the requests that a fleet has answered."""
+        ordered = sorted(fleet.done, key=lambda request: request.number)
         columns = {
             name: np.fromiter((getattr(each, name) for each in ordered), np.int64, len(ordered))
             for name in _COLUMNS
         }
-        gaps = np.sum([load.gaps for load in loads], axis=0)
-        elapsed = rest.pop("now")
+        loads = [member.load for member in fleet.members]
         return cls(
-            requests=columns, loads=[load.table() for load in loads], gaps=gaps, pages=engine.pages,
-            elapsed=elapsed, **rest,
-        )  # fmt: skip
+            name=name,
+            gpus=gpus,
+            requests=columns,
+            loads=[load.table() for load in loads],
+            gaps=np.sum([load.gaps for load in loads], axis=0),
+            pages=fleet.engine.pages,
+            client=fleet.client,
+            elapsed=int(fleet.env.now),
+            interrupted=interrupted,
+            inside=fleet.area,
+        )
 
     def __len__(self) -> int:
         return len(self.requests["number"])
@@ -146,8 +179,55 @@ class ServeResult:
             "goodput": None if slo is None else {"slo": slo.text, "requests_per_s": self.goodput(slo)},
             "kv_occupancy": self.kv_occupancy,
             "preemptions": int(self.requests["preemptions"].sum()),
+            "ci95": {"method": INTERVALS, **{name: intervals(times) for name, times in self._times.items()}},
         }
         return plain
+
+    @property
+    def _times(self) -> dict[str, Int64s | Floats]:
+        return {"ttft_s": self.ttft, "tpot_s": self.tpot, "e2e_s": self.e2e}
+
+    def table(self) -> dict[str, Sequence[int] | Sequence[float]]:
+        """Return a column a figure, a row an answered request; times are seconds."""
+        counts = {name: self.requests[name].tolist() for name in _COUNTS}
+        later = np.maximum(self.requests["output"] - 1, 1)
+        times = {
+            "arrival_s": self.requests["arrival"],
+            "queue_s": self.queue,
+            "prefill_s": self.prefill,
+            "ttft_s": self.ttft,
+            "tpot_s": (self.e2e - self.ttft) / later,
+            "e2e_s": self.e2e,
+        }
+        return counts | {name: (column / PS_PER_S).tolist() for name, column in times.items()}
+
+    def write_requests(self, path: str | Path) -> None:
+        """Write a row a request: Parquet if so named (needs the extra `parquet`), else CSV."""
+        path, table = Path(path), self.table()
+        with replacing(path) as beside:
+            if path.suffix == ".parquet":
+                require_extra("pyarrow", "parquet", f"{path}: Parquet")
+                import pyarrow
+                from pyarrow import parquet
+
+                parquet.write_table(pyarrow.table(table), beside)
+                return
+            with beside.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(table)
+                writer.writerows(zip(*table.values(), strict=True))
+
+    def draw(self, path: str | Path, *, title: str = "") -> None:
+        """Draw latencies, and the load over time: PNG, SVG or PDF."""
+        from rapid_des.serving.pictures import draw_served
+
+        draw_served(self, Path(path), title=title or self.name)
+
+    def write_timeline(self, path: str | Path) -> None:
+        """Write a timeline for ui.perfetto.dev: a track a request, counters a replica."""
+        from rapid_des.serving.pictures import write_served
+
+        write_served(self, Path(path))
 
 
 @dataclass(frozen=True)
@@ -191,6 +271,15 @@ class Slo:
         for name, limit in self.limits.items():
             kept &= times[name] <= limit
         return kept
+
+
+def intervals(times: Int64s | Floats) -> dict[str, float] | None:
+    """Return the half widths, in seconds, of the mean's and quantiles' intervals; None of few requests."""
+    if len(times) < _FEWEST:
+        return None
+    batches = [spread(batch.astype(np.float64)) for batch in np.array_split(times, _BATCHES)]
+    means = {name: np.array([batch[name] for batch in batches], np.float64) for name in batches[0]}
+    return {name: float(_STUDENT * each.std(ddof=1) / _BATCHES**0.5) for name, each in means.items()}
 
 
 def spread(times: Int64s | Floats) -> dict[str, float | None]:

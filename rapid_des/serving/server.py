@@ -46,7 +46,7 @@ class Fleet:
 
     def run(self) -> bool:
         """Serve all requests; whether that was not interrupted."""
-        self._sent = 0
+        self._sent = self._inside = self._since = self.area = 0
         self._end = self.env.event()
         self.members = [Replica(self.env, n, self.engine, self._deliver) for n in range(self.replicas)]
         if self.workload.arrival is None:
@@ -60,6 +60,12 @@ class Fleet:
             return False
         return True
 
+    def _count(self, change: int) -> None:
+        """Note that so many more requests are between sending and answer."""
+        now = int(self.env.now)
+        self.area += self._inside * (now - self._since)
+        self._inside, self._since = self._inside + change, now
+
     def _come(self) -> Process:
         assert self.workload.arrival is not None
         for arrival in self.workload.arrival.tolist():
@@ -71,6 +77,7 @@ class Fleet:
         """Have the next request of the workload sent now."""
         number, work = self._sent, self.workload
         self._sent += 1
+        self._count(1)
         request = Request(number, int(self.env.now), int(work.prompt[number]), int(work.output[number]))
         if self.client:
             self.env.timeout(self.client).callbacks.append(lambda _: self._route(request))
@@ -82,6 +89,7 @@ class Fleet:
 
     def _deliver(self, request: Request) -> None:
         """Take an answered request; its client may send the next one."""
+        self._count(-1)
         self.done.append(request)
         if len(self.done) % _TOLD == 0:
             self.watch(len(self.done), len(self.workload))
@@ -147,16 +155,7 @@ def serve_workload(
         watch=watch,
     )
     complete = fleet.run()
-    return ServeResult.of(
-        fleet.done,
-        [each.load for each in fleet.members],
-        engine,
-        client=fleet.client,
-        interrupted=not complete,
-        name=job.name,
-        gpus=job.gpus,
-        now=fleet.env.now,
-    )
+    return ServeResult.of(fleet, name=job.name, gpus=job.gpus, interrupted=not complete)
 
 
 def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: tuple[int, int]) -> Workload:

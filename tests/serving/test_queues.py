@@ -41,15 +41,7 @@ def served(arrivals, count, prompt="1", output="1", seed=1, policy="vllm_v1", re
     )
     fleet = Fleet(Engine(policy=POLICIES[policy], **made), work, ROUTERS["round_robin"], replicas=replicas)
     assert fleet.run()
-    result = ServeResult.of(
-        fleet.done,
-        [each.load for each in fleet.members],
-        fleet.engine,
-        client=0,
-        name="test",
-        gpus=replicas,
-        now=fleet.env.now,
-    )
+    result = ServeResult.of(fleet, name="test", gpus=replicas)
     return fleet, result
 
 

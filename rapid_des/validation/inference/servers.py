@@ -57,7 +57,7 @@ _GPUS: Mapping[str, str] = {
     "RTXPRO6000": "RTX-PRO-6000",
 }
 _ENGINES: Mapping[str, tuple[str, str]] = {
-    "vllm": ("vllm-0.x", "vllm_v1"),
+    "vllm": ("vllm-0.12", "vllm_v1"),
     "sglang": ("sglang", "sglang"),
     "trtllm": ("trtllm-1", "trtllm_guaranteed_no_evict"),
 }
@@ -82,7 +82,7 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 
 def _traces(data: DataFolder) -> Iterator[MeasuredJob]:
-    """Yield the means of each case; the bench's flags: 128 sequences, 2,048 tokens, pages of 16 tokens."""
+    """Yield the means of each case; the bench's flags: 128 sequences, 2,048 tokens."""
     cases: dict[str, list[Record]] = defaultdict(list)
     for record in data.read(TRACES):
         cases[record["case_id"]].append(record)
@@ -107,10 +107,10 @@ def _replayed(records: Sequence[Record]) -> Case:
     tree: Tree = {
         "model": _model(first["model"]),
         "phase": "inference",
-        "software": "vllm-0.x",
+        "software": "vllm-0.12",
         "parallelism": {"dp": replicas, "ep": replicas},
         "inference": _STATIC,
-        "serving": {"max_sequences": 128, "max_batched_tokens": 2048, "page_size": 16},
+        "serving": {"max_sequences": 128, "max_batched_tokens": 2048, "router": "least_requests"},
     }
     ordered = sorted(records, key=lambda record: _seconds(record["arrival_s"]))
     served = Served(

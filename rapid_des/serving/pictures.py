@@ -1,0 +1,128 @@
+"""Pictures and timelines of a served workload: latencies, load over time, requests as tracks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.arrays import Int64s
+from rapid_des.report.pictures import new_figure, save
+from rapid_des.report.timeline import write_events
+from rapid_des.serving.result import ServeResult
+from rapid_des.units import PS_PER_MS, PS_PER_S, PS_PER_US
+
+_POINTS = 400
+"""Of a curve over time, each the mean of a stretch."""
+
+
+def draw_served(result: ServeResult, path: Path, *, title: str) -> None:
+    """Draw latencies as shares of requests, and batch, queue, pages and tokens over time: PNG, SVG or PDF."""
+    figure = new_figure(path, figsize=(11, 6.5), layout="constrained")
+    (waits, gaps), (load, rate) = figure.subplots(2, 2)
+    for name, times in (("first token", result.ttft), ("end to end", result.e2e), ("queue", result.queue)):
+        _shares(waits, times / PS_PER_S, name)
+    _shares(gaps, result.tpot / PS_PER_MS, "per output token")
+    waits.set_xscale("symlog", linthresh=1e-3)
+    waits.set_xlabel("seconds")
+    gaps.set_xlabel("milliseconds")
+    for axes in (waits, gaps):
+        axes.set_ylabel("share of requests")
+        axes.set_ylim(0, 1)
+    _over_time(result, load, rate)
+    for axes in (waits, gaps, load, rate):
+        axes.grid(visible=True, alpha=0.3)
+    for axes in (waits, gaps, load):
+        axes.legend(fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    save(figure, path, dpi=120)
+
+
+def _shares(axes: Any, times: NDArray[np.float64], name: str) -> None:
+    if len(times):
+        axes.plot(np.sort(times), np.linspace(0, 1, len(times)), label=name)
+
+
+def _over_time(result: ServeResult, load: Any, rate: Any) -> None:
+    """Draw requests that run and wait and pages held, all replicas together, and tokens put out."""
+    edges = np.linspace(0, max(result.elapsed, 1), _POINTS + 1)
+    middles = (edges[:-1] + edges[1:]) / 2 / PS_PER_S
+    for name in ("running", "waiting"):
+        means = sum(_mean(each, each[name], edges) for each in result.loads)
+        load.plot(middles, means, label=name, linewidth=1)
+    held = sum(_mean(each, each["pages"], edges) for each in result.loads)
+    share = load.twinx()
+    share.plot(middles, 100 * held / (result.pages * len(result.loads)), color="C2", linewidth=1)
+    share.set_ylabel("KV cache held (%)", color="C2")
+    share.set_ylim(0, None)
+    load.set_ylabel("requests")
+    load.set_ylim(0, None)
+    made = sum(_mean(each, _decoded_per_second(each), edges) for each in result.loads)
+    rate.plot(middles, made, linewidth=1)
+    rate.set_ylabel("decoded tokens/s")
+    rate.set_ylim(0, None)
+    for axes in (load, rate):
+        axes.set_xlabel("seconds")
+
+
+def _decoded_per_second(load: Mapping[str, Int64s]) -> NDArray[np.float64]:
+    made = load["decodes"] * load["steps"]
+    return np.divide(made * float(PS_PER_S), np.maximum(load["duration"], 1), dtype=np.float64)
+
+
+def _mean(
+    load: Mapping[str, Int64s], values: Int64s | NDArray[np.float64], edges: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the mean over time of a value that stretches of iterations hold, between edges."""
+    ends = load["began"] + load["duration"]
+    area = np.concatenate(([0.0], np.cumsum(values * load["duration"], dtype=np.float64)))
+    times = np.stack((load["began"], ends), 1).ravel()
+    areas = np.stack((area[:-1], area[1:]), 1).ravel()
+    if not len(times):
+        return np.zeros(len(edges) - 1)
+    means: NDArray[np.float64] = np.diff(np.interp(edges, times, areas)) / np.diff(edges)
+    return means
+
+
+def write_served(result: ServeResult, path: Path) -> None:
+    """Write a timeline for ui.perfetto.dev: a track a request, counters a replica; packed if `.gz`."""
+    write_events(path, _events(result))
+
+
+_PHASES = (("client", "arrival", "sent"), ("queue", "sent", "started"),
+           ("prefill", "started", "first_token"), ("decode", "first_token", "finished"))  # fmt: skip
+
+
+def _events(result: ServeResult) -> Iterator[str]:
+    for number, load in enumerate(result.loads):
+        yield _event(ph="M", name="process_name", pid=number, args={"name": f"replica {number}"})
+        columns = (load[name].tolist() for name in ("began", "running", "waiting", "pages"))
+        for began, running, waiting, pages in zip(*columns, strict=True):
+            counts = {"running": running, "waiting": waiting}
+            yield _event(ph="C", name="requests", pid=number, ts=began / PS_PER_US, args=counts)
+            yield _event(ph="C", name="pages", pid=number, ts=began / PS_PER_US, args={"held": pages})
+    table = dict(result.requests) | {"sent": result.requests["arrival"] + result.client}
+    for row in zip(*(column.tolist() for column in table.values()), strict=True):
+        request = dict(zip(table, row, strict=True))
+        for phase, begin, end in _PHASES:
+            yield from _slice(phase, request, begin, end)
+
+
+def _slice(phase: str, request: dict[str, int], begin: str, end: str) -> Iterator[str]:
+    """Yield a phase of a request as a slice of the request's own track."""
+    if request[end] <= request[begin]:
+        return
+    track: dict[str, Any] = {
+        "cat": "request", "id": request["number"], "pid": request["replica"], "name": phase,
+    }  # fmt: skip
+    arguments = {"request": request["number"], "prompt": request["prompt"], "output": request["output"]}
+    yield _event(ph="b", ts=request[begin] / PS_PER_US, args=arguments, **track)
+    yield _event(ph="e", ts=request[end] / PS_PER_US, **track)
+
+
+def _event(**fields: Any) -> str:
+    return json.dumps(fields, separators=(",", ":"))
