@@ -585,15 +585,11 @@ class ServingSpec(Spec, frozen=True):
 
     policy: ServingPolicy = "vllm_v1"
     """How an engine picks what an iteration computes (`rapid_des.serving.policies`)."""
-    max_batched_tokens: Count = 8192
-    """Tokens of one iteration at most, over all its requests (vLLM: max_num_batched_tokens)."""
-    max_sequences: Count = 256
-    """Requests of one iteration at most (vLLM: max_num_seqs)."""
-    page_size: Count = 16
-    """Tokens of a page of the KV cache."""
-    memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory that the engine takes; what weights, activations and the framework leave of it
-    holds keys and values."""
+    max_batched_tokens: Count | None = None
+    """Tokens of one iteration at most, over all its requests (vLLM: max_num_batched_tokens). Unset: as
+    `memory.kv_pool`, which says how large the KV cache is too, has them."""
+    max_sequences: Count | None = None
+    """Requests of one iteration at most (vLLM: max_num_seqs). Unset: as there."""
     router: Router = "round_robin"
     """Which replica gets a request."""
     arrivals: str | None = None

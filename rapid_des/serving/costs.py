@@ -60,7 +60,7 @@ class Batch:
     @property
     def sampled(self) -> int:
         """Requests for which a token comes out."""
-        return self.decodes + sum(chunk.count for chunk in self.chunks if chunk.samples)
+        return self.decodes + sum(chunk.count * chunk.samples for chunk in self.chunks)
 
     def groups(self) -> tuple[Group, ...]:
         """Return it as a static run takes it, decoding requests at their mean length."""

@@ -71,7 +71,8 @@ def _over_time(result: ServeResult, load: Any, rate: Any) -> None:
 
 def _decoded_per_second(load: Mapping[str, Int64s]) -> NDArray[np.float64]:
     made = load["decodes"] * load["steps"]
-    return np.divide(made * float(PS_PER_S), np.maximum(load["duration"], 1), dtype=np.float64)
+    rate: NDArray[np.float64] = made * float(PS_PER_S) / np.maximum(load["duration"], 1)
+    return rate
 
 
 def _mean(

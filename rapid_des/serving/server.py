@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import simpy
+from msgspec import structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError
-from rapid_des.frontend import Job, memory
-from rapid_des.frontend.inference import one_pass
-from rapid_des.frontend.memory import shown
-from rapid_des.frontend.parts import stage_sections
+from rapid_des.frontend import Job
+from rapid_des.frontend.memory.serving import kv_capacity
+from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.spec import ServingSpec
 from rapid_des.machine import Machine
-from rapid_des.serving.costs import PassCosts, of_replica, prompts_of
+from rapid_des.serving.costs import PassCosts, of_replica
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.replica import Engine, Process, Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS, Router
 from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
-from rapid_des.units import ceil_divide
 
 Watch = Callable[[int, int], None]
 """Told how many requests are done, of how many."""
@@ -142,10 +141,9 @@ def serve_workload(
     cache: BoundedCache | None = None,
 ) -> ServeResult:
     """Serve requests that are known one by one."""
-    spec = job.spec.serving or ServingSpec()
-    engine = _engine(job, machine, spec, cache)
+    engine = _engine(job, machine, workload, cache)
     _check_lengths(job, workload, engine)
-    host = job.host
+    spec, host = job.spec.serving or ServingSpec(), job.host
     fleet = Fleet(
         engine,
         workload,
@@ -173,47 +171,44 @@ def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: 
     return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), *drawn)
 
 
-def _engine(job: Job, machine: Machine, spec: ServingSpec, cache: BoundedCache | None) -> Engine:
-    alone = of_replica(job)
+def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache | None) -> Engine:
+    spec, alone = job.spec.serving or ServingSpec(), of_replica(job)
+    pool = job.spec.memory.kv_pool
+    if pool is None:
+        problem = f"the profile {job.software.name} does not say how large the KV cache is; state it here"
+        raise ConfigError(problem, file=job.file, key="memory.kv_pool")
+    limits = structs.replace(
+        pool,
+        tokens=spec.max_batched_tokens or pool.tokens,
+        sequences=min(spec.max_sequences or pool.sequences, spec.max_batched_tokens or pool.tokens),
+    )
     return Engine(
         policy=POLICIES[spec.policy],
         costs=PassCosts(alone, machine, cache),
-        pages=kv_tokens(alone, machine, spec) // spec.page_size,
-        page_size=spec.page_size,
-        max_batched_tokens=spec.max_batched_tokens,
-        max_sequences=spec.max_sequences,
+        pages=_pages(alone, machine, limits, workload),
+        page_size=pool.page,
+        max_batched_tokens=limits.tokens,
+        max_sequences=limits.sequences,
     )
 
 
-def kv_tokens(job: Job, machine: Machine, spec: ServingSpec) -> int:
-    """Return how many tokens of all requests the KV cache of a replica holds.
-
-    The engine takes its share of a GPU's memory; weights, what the largest iteration needs besides, and the
-    framework's own go off. `InfeasibleJobError` if nothing is left.
-    """
-    tokens = spec.max_batched_tokens
-    room, each = [], []
-    for stage, used in enumerate(memory(one_pass(job, prompts_of(job, tokens))).stages):
-        fixed = used.peak - used.categories.get("kv_cache", 0)
-        room.append(int(machine.device.spec.hbm.capacity * spec.memory_fraction) - fixed)
-        each.append(_token_bytes(job, stage))
-    fits = min(left // max(size, 1) for left, size in zip(room, each, strict=True))
-    if fits < spec.page_size:
-        raise InfeasibleJobError(
-            f"{job.name}: no room for keys and values: of {spec.memory_fraction:.0%} of a GPU's memory "
-            f"{shown(min(room))} are left beside weights and an iteration of {tokens} tokens"
-        )
-    return fits
-
-
-def _token_bytes(job: Job, stage: int) -> int:
-    """Return what a further token of a long request takes of a rank's KV cache."""
-    shard, far = job.shard(1, 1, 1), job.model.spec.max_positions
-    return sum(
-        ceil_divide(count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, far), far)
-        for section, count in stage_sections(job, stage).items()
-        if section.name == "block"
+def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload) -> int:
+    """Return how many pages the KV cache of a replica has; `InfeasibleJobError` if there is room for none."""
+    longest = structs.replace(
+        job.inference,
+        batch=1,
+        prompt_length=int(workload.prompt.max()),
+        output_length=int(workload.output.max()),
+        requests=(),
+        micro_batch=None,
     )
+    memory = structs.replace(job.spec.memory, kv_pool=pool)
+    asked = replace(job, spec=structs.replace(job.spec, inference=longest, memory=memory))
+    found = kv_capacity(asked, int(machine.device.spec.hbm.capacity))
+    assert found is not None, "the pool is stated"
+    if found.size < 0 or not found.pages:
+        raise InfeasibleJobError(f"{job.name}: {found.shortage}")
+    return found.pages
 
 
 def _check_lengths(job: Job, workload: Workload, engine: Engine) -> None:
