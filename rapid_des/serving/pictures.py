@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +13,62 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Int64s
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.timeline import write_events
-from rapid_des.serving.result import ServeResult
 from rapid_des.units import PS_PER_MS, PS_PER_S, PS_PER_US
 
 _POINTS = 400
 """Of a curve over time, each the mean of a stretch."""
 
 
-def draw_served(result: ServeResult, path: Path, *, title: str) -> None:
+class Drawn(Protocol):
+    """What is read of a result."""
+
+    @property
+    def requests(self) -> Mapping[str, Int64s]:
+        """Columns of the answered requests."""
+        ...
+
+    @property
+    def loads(self) -> Sequence[Mapping[str, Int64s]]:
+        """Of each replica what its iterations did."""
+        ...
+
+    @property
+    def pages(self) -> int:
+        """Of a replica."""
+        ...
+
+    @property
+    def client(self) -> int:
+        """Picoseconds from a client to a replica."""
+        ...
+
+    @property
+    def elapsed(self) -> int:
+        """Picoseconds in all."""
+        ...
+
+    @property
+    def ttft(self) -> Int64s:
+        """Times to first tokens."""
+        ...
+
+    @property
+    def queue(self) -> Int64s:
+        """Times in queues."""
+        ...
+
+    @property
+    def e2e(self) -> Int64s:
+        """Times to last tokens."""
+        ...
+
+    @property
+    def tpot(self) -> NDArray[np.float64]:
+        """Mean times of later tokens."""
+        ...
+
+
+def draw_served(result: Drawn, path: Path, *, title: str) -> None:
     """Draw latencies as shares of requests, and batch, queue, pages and tokens over time: PNG, SVG or PDF."""
     figure = new_figure(path, figsize=(11, 6.5), layout="constrained")
     (waits, gaps), (load, rate) = figure.subplots(2, 2)
@@ -47,7 +95,7 @@ def _shares(axes: Any, times: NDArray[np.float64], name: str) -> None:
         axes.plot(np.sort(times), np.linspace(0, 1, len(times)), label=name)
 
 
-def _over_time(result: ServeResult, load: Any, rate: Any) -> None:
+def _over_time(result: Drawn, load: Any, rate: Any) -> None:
     """Draw requests that run and wait and pages held, all replicas together, and tokens put out."""
     edges = np.linspace(0, max(result.elapsed, 1), _POINTS + 1)
     middles = (edges[:-1] + edges[1:]) / 2 / PS_PER_S
@@ -89,7 +137,7 @@ def _mean(
     return means
 
 
-def write_served(result: ServeResult, path: Path) -> None:
+def write_served(result: Drawn, path: Path) -> None:
     """Write a timeline for ui.perfetto.dev: a track a request, counters a replica; packed if `.gz`."""
     write_events(path, _events(result))
 
@@ -98,7 +146,7 @@ _PHASES = (("client", "arrival", "sent"), ("queue", "sent", "started"),
            ("prefill", "started", "first_token"), ("decode", "first_token", "finished"))  # fmt: skip
 
 
-def _events(result: ServeResult) -> Iterator[str]:
+def _events(result: Drawn) -> Iterator[str]:
     for number, load in enumerate(result.loads):
         yield _event(ph="M", name="process_name", pid=number, args={"name": f"replica {number}"})
         columns = (load[name].tolist() for name in ("began", "running", "waiting", "pages"))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Int64s
 from rapid_des.errors import ConfigError
 from rapid_des.report.writing import replacing, require_extra
+from rapid_des.serving.pictures import draw_served, write_served
 from rapid_des.serving.records import gap_quantiles
 from rapid_des.serving.replica import Engine, Replica
 from rapid_des.serving.requests import Request
@@ -219,14 +220,10 @@ class ServeResult:
 
     def draw(self, path: str | Path, *, title: str = "") -> None:
         """Draw latencies, and the load over time: PNG, SVG or PDF."""
-        from rapid_des.serving.pictures import draw_served
-
         draw_served(self, Path(path), title=title or self.name)
 
     def write_timeline(self, path: str | Path) -> None:
         """Write a timeline for ui.perfetto.dev: a track a request, counters a replica."""
-        from rapid_des.serving.pictures import write_served
-
         write_served(self, Path(path))
 
 
