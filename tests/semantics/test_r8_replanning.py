@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import FabricCutError, TraceError, UnsupportedByEngine
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.breakdown import rank_times
@@ -254,6 +255,22 @@ def test_a_tree_of_switches_moves_to_the_spine_that_is_left():
     assert_same_run(done, result(subject, where, f"switch={root} down=true {STATIC}"))
     with pytest.raises(FabricCutError, match=f"can not reach switch{root}"):
         result(subject, where, f"{fault}reroute")
+
+
+@pytest.mark.parametrize(
+    "kind", [CollectiveType.REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE_SCATTER]
+)
+def test_a_root_where_no_paths_meet_takes_no_part_in_what_has_a_root_below(kind):
+    # the one spine that reaches everybody is left by one link: paths to it meet at another spine below
+    uplink = {"bandwidth": "500 MB/s", "latency": "50 ns"}
+    clos = dimension("clos", 6, leaf_size=2, spines=2, uplink=uplink)
+    nodes = Nodes()
+    nodes.collective(kind, 300)
+    where = machine(clos, collectives={"default": "sharp"})
+    cut = ("switch4>switch1", "switch3>switch2", "switch0>switch3")
+    done = result(same_everywhere(nodes, 4), where, *(f"link={link} down=true {STATIC}" for link in cut))
+    sent, received, _ = _totals(done)
+    assert sent == received > 0
 
 
 def test_members_that_disagree_are_named_as_ever():

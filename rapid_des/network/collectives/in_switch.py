@@ -128,10 +128,18 @@ def _rooted(draft: Draft, parent: Int64s, member: int, payload: Payload, *, redu
     rerooted[member] = NO_PARENT
     while upper != NO_PARENT:
         rerooted[upper], lower, upper = lower, upper, int(parent[upper])
+    while len(bare := _bare_switches(rerooted, draft.members)):
+        rerooted[bare] = NO_PARENT
     if reduces:
         tree_reduce(draft, rerooted, payload)
     else:
         tree_broadcast(draft, rerooted, payload)
+
+
+def _bare_switches(parent: Int64s, members: int) -> Int64s:
+    """Return the switches with nobody below them, as the top of a tree whose paths met before it."""
+    switches = np.arange(members, len(parent))
+    return switches[(parent[switches] != NO_PARENT) & ~np.isin(switches, parent)]
 
 
 _BLOCKS = frozenset({C.ALL_REDUCE, C.BROADCAST, C.ALL_GATHER, *_REDUCE_SCATTERS})

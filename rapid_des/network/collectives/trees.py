@@ -22,9 +22,12 @@ def depths(parent: Int64s) -> Int64s:
 
 
 def tree_reduce(draft: Draft, parent: Int64s, payload: Payload) -> Int64s:
-    """Add a reduction towards the root; return the transfer that leaves each member (-1 at the root)."""
-    depth = depths(parent)
-    senders = np.argsort(-depth, kind="stable")[: len(parent) - 1]
+    """Add a reduction towards the root; return the transfer that leaves each member (-1 at the root).
+
+    Who has neither parent nor children takes no part, here and below.
+    """
+    senders = np.argsort(-depths(parent), kind="stable")
+    senders = senders[parent[senders] != NO_PARENT]
     up = np.full(len(parent), -1, dtype=np.int64)
     up[senders] = draft.add(senders, parent[senders], payload, reduces=True)
     inner = senders[parent[parent[senders]] != NO_PARENT]
@@ -34,8 +37,8 @@ def tree_reduce(draft: Draft, parent: Int64s, payload: Payload) -> Int64s:
 
 def tree_broadcast(draft: Draft, parent: Int64s, payload: Payload, *, after: Int64s | None = None) -> Int64s:
     """Add a broadcast from the root, after the transfers `after`; return what arrives at each member."""
-    depth = depths(parent)
-    receivers = np.argsort(depth, kind="stable")[1:]
+    receivers = np.argsort(depths(parent), kind="stable")
+    receivers = receivers[parent[receivers] != NO_PARENT]
     down = np.full(len(parent), -1, dtype=np.int64)
     down[receivers] = draft.add(parent[receivers], receivers, payload)
     inner = receivers[parent[parent[receivers]] != NO_PARENT]
