@@ -175,3 +175,9 @@ def delay_text(stated: MessageDelay) -> str:
         text = f"by {stated.lognormal.median} in the median, lognormal with sigma {stated.lognormal.sigma:g}"
     over = f", over {', '.join(stated.dimensions)}" if stated.dimensions else ""
     return f"{who}{text}{over}"
+
+
+def draws_delays(jitter: Jitter | None, faults: Iterable[Fault]) -> bool:
+    """Whether messages of a machine draw how late they come: by its jitter, or by losses with timeouts."""
+    late = jitter is not None and jitter.message_delay is not None
+    return late or any(fault.timeout is not None for fault in faults)

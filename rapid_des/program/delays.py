@@ -5,19 +5,25 @@ The functions with plain integers are shared by every engine; the tables are mad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from math import ceil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import ceil, exp, lgamma, log, log1p
 from typing import Any
 
 import numpy as np
 
-from rapid_des.arrays import Bools, starts_of
+from rapid_des.arrays import Bools, Int32s, starts_of
+from rapid_des.errors import InputError
+from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Routes
-from rapid_des.network.jitter import Jitter, delay_quantile
+from rapid_des.network.faults import Fault, hits
+from rapid_des.network.jitter import delay_quantile, draws_delays
 from rapid_des.program.program import NONE, DelayTable
 
 _WORD = 0xFFFFFFFF
 _BITS = 32
+NOISE, RETRIES = 0, 1
+"""What a draw is for."""
+_MOST_TIMEOUTS = 64
 _CELLS = 256
 """Steps by which a distribution stands for each halving of the probability of a longer delay."""
 
@@ -58,21 +64,125 @@ def first_above(limits: Any, first: int, last: int, draw: int) -> int:
     return first
 
 
-def delay_table(jitter: Jitter, fabric: Fabric, ranks: Sequence[int], routes: Routes) -> DelayTable | None:
-    """Return the delays that are stated for the messages of a program, `ranks` by position; or None."""
-    if jitter.message_delay is None:
+def delay_table(
+    machine: Machine, ranks: Sequence[int], routes: Routes, sizes: Sequence[int]
+) -> DelayTable | None:
+    """Return the delays that a machine states for the messages of a program; None if it states none.
+
+    `ranks` are those by position, `sizes` the payload of each size row in bytes.
+    """
+    if not draws_delays(machine.spec.jitter, machine.faults):
         return None
-    stated = jitter.message_delay
-    limits, values = zip(*_steps(delay_quantile(stated), stated.share), strict=True)
-    hit = _crossing(fabric, routes, stated.dimensions)
+    jitter, rows = machine.spec.jitter, _Rows()
+    stated = jitter.message_delay if jitter is not None else None
+    noise = np.full(len(routes), NONE, np.int32)
+    if stated is not None:
+        row = rows.add(_steps(delay_quantile(stated), stated.share))
+        noise[_crossing(machine.fabric, routes, stated.dimensions)] = row
+    losses, columns = _losses(machine, routes)
+    retries = [[rows.add(retry_steps(fault, lost, size)) for fault, lost in columns] for size in sizes]
     return DelayTable(
-        seed=np.array([jitter.seed], np.int64),
+        seed=np.array([0 if jitter is None else jitter.seed], np.int64),
         rank=np.array(ranks, np.int32),
-        starts=starts_of([len(limits)]),
-        limits=np.array(limits, np.int64),
-        values=np.array(values, np.int64),
-        noise=np.where(hit, 0, NONE).astype(np.int32),
+        starts=starts_of(rows.lengths),
+        limits=np.array(rows.limits, np.int64),
+        values=np.array(rows.values, np.int64),
+        noise=noise,
+        losses=losses,
+        retries=np.array(retries, np.int32).reshape(len(sizes), len(columns)),
+        loss_seed=np.array([fault.seed for fault, _ in columns], np.int64),
     )
+
+
+class _Rows:
+    """Rows of (limit, value), one after the other; equal ones once."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.limits: list[int] = []
+        self.values: list[int] = []
+        self._known: dict[tuple[tuple[int, int], ...], int] = {}
+
+    def add(self, steps: Iterable[tuple[int, int]]) -> int:
+        """Return the number of a row."""
+        row = tuple(steps)
+        if row not in self._known:
+            self._known[row] = len(self.lengths)
+            self.lengths.append(len(row))
+            self.limits += [limit for limit, _ in row]
+            self.values += [value for _, value in row]
+        return self._known[row]
+
+
+def _losses(machine: Machine, routes: Routes) -> tuple[Int32s, list[tuple[Fault, float]]]:
+    """Return the column of each route, and the fault and the share of packets that it loses by column."""
+    lossy: dict[int, Fault] = {}
+    for fault, hit in hits(machine.healthy, machine.faults, machine.spec.gpus_per_node):
+        for link in hit.links.tolist() if fault.timeout else ():
+            if link in lossy:
+                problem = f"two faults state a timeout for {machine.healthy.link_name(link)}; allowed: one"
+                raise InputError(f"{machine.path}: {problem}")
+            lossy[link] = fault
+    if lossy and machine.switching.spray is not None:
+        problem = "faults with timeout do not go with switching.spray: which way's packets are lost is open"
+        raise InputError(f"{machine.path}: {problem}")
+    columns: dict[tuple[Fault, int], int] = {}
+    found = np.full(len(routes), NONE, np.int32)
+    for route in range(len(routes)) if lossy else ():
+        crossed = [lossy[link] for link in routes.of(route) if link in lossy]
+        if any(fault != crossed[0] for fault in crossed):
+            both = f"{crossed[0].words!r} and another one with timeout"
+            raise InputError(f"{machine.path}: a message crosses links of {both}; allowed: one for its way")
+        if crossed:
+            found[route] = columns.setdefault((crossed[0], len(crossed)), len(columns))
+    return found, [(fault, 1 - (1 - float(fault.loss)) ** count) for fault, count in columns]
+
+
+def retry_steps(fault: Fault, lost: float, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the steps of what timeouts add to a message of `size` bytes whose packets are lost so often.
+
+    Selective repeat sends what is missing together, once a timeout, each `backoff` times as long as the one
+    before: t timeouts are enough with (1 - lost^(t + 1))^packets. Go-back-N waits for each loss by itself,
+    and what follows it is lost with it: their number before so many successes is negative binomial.
+    """
+    assert fault.packet is not None and fault.timeout is not None, "a fault with timeouts states both"
+    packets = max(1, -(-size // int(fault.packet)))
+    selective = fault.retransmission == "selective_repeat"
+    times = _in_a_row(lost, packets) if selective else _one_by_one(lost, packets)
+    pause, late, before = float(fault.timeout), 0.0, 0
+    for number, reached in times:
+        if not selective:
+            late = number * pause
+        limit = min(2**_BITS, round(reached * 2**_BITS))
+        if limit > before:
+            yield limit, ceil(late)
+            before = limit
+        if selective:
+            late, pause = late + pause, pause * (fault.backoff or 1.0)
+    if before < 2**_BITS:
+        yield 2**_BITS, ceil(late)
+
+
+def _in_a_row(lost: float, packets: int) -> Iterator[tuple[int, float]]:
+    """Yield (timeouts in a row, the probability that these are enough), until that is 1 to 32 bits."""
+    for number in range(_MOST_TIMEOUTS):
+        reached = exp(packets * log1p(-(lost ** (number + 1))))
+        yield number, reached
+        if reached > 1 - 2.0**-_BITS:
+            return
+
+
+def _one_by_one(lost: float, packets: int) -> Iterator[tuple[int, float]]:
+    """Yield (losses, the probability of no more), from ten standard deviations below the mean on."""
+    mean = packets * lost / (1 - lost)
+    spread = 10 * (mean / (1 - lost)) ** 0.5
+    reached = 0.0
+    for number in range(max(0, int(mean - spread)), int(mean + spread) + _MOST_TIMEOUTS):
+        ways = lgamma(packets + number) - lgamma(number + 1) - lgamma(packets)
+        reached += exp(ways + number * log(lost) + packets * log1p(-lost))
+        yield number, min(reached, 1.0)
+        if reached > 1 - 2.0**-_BITS:
+            return
 
 
 def _crossing(fabric: Fabric, routes: Routes, dimensions: tuple[str, ...]) -> Bools:

@@ -181,10 +181,10 @@ class _Lowering:
         elif self.replicas is not None:
             number, links = link_orbits(self.machine, self.replicas, self.groups.proving_pairs(templates))
             route_links = number[routes.links]
-        delays, jitter = None, self.machine.spec.jitter
-        if jitter is not None:
+        delays = None
+        if self.machine.spec.jitter is not None or any(fault.timeout for fault in self.machine.faults):
             ranks = [trace.rank for trace in self.traces.ranks]
-            delays = delay_table(jitter, self.machine.fabric, ranks, routed.routes)
+            delays = delay_table(self.machine, ranks, routed.routes, sizes)
         return Program(
             bindings=bindings,
             programs=tuple(self.programs),

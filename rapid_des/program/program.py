@@ -76,8 +76,9 @@ R10 Ways. Where messages are spread over equal ways, part k of a message takes t
     of its rank, the time of its injection and its number in the collective.
 
 R11 Delays. Where the machine states how late messages come, a message that crosses a link arrives so much
-    after its last byte did: the value of the first limit of its row above 32 bits of (seed, rank, its visit
-    of the rank's program, number in the collective). Its links, and what waits for its injection, know
+    after its last byte did: the value of the first limit of a row above 32 bits of (seed, rank, its visit of
+    the rank's program, number in the collective, row's kind). There is a row for noise, by the pair's route,
+    and one for retries after losses, by that and the size. Its links, and what waits for its injection, know
     nothing of that.
 
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
@@ -359,6 +360,12 @@ class DelayTable(NamedTuple):
     """Picoseconds."""
     noise: Int32s
     """[route of a pair] the row of its messages, or NONE."""
+    losses: Int32s
+    """[route of a pair] the column of `retries`, or NONE."""
+    retries: Int32s
+    """[size row, column] the row of such messages."""
+    loss_seed: Int64s
+    """[column]"""
 
 
 @dataclass(frozen=True)
@@ -386,7 +393,7 @@ NO_FLUID = FluidTable(_ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROUTES, _ROUTES)
 """Of a program whose links serve hops."""
 NO_TAILS = TailTable(_TABLE, _TABLE)
 NO_SPRAY = SprayTable(per_message=False, starts=_ROW, routes=_ROUTES)
-NO_DELAYS = DelayTable(_ROW, _ROUTES, _ROW, _ROW, _ROW, _ROUTES)
+NO_DELAYS = DelayTable(_ROW, _ROUTES, _ROW, _ROW, _ROW, _ROUTES, _ROUTES, _TABLE.astype(np.int32), _ROW)
 NO_QUEUE_PAIRS = QueuePairTable(_TABLE, _TABLE, _ROW, _ROW, _ROUTES)
 
 

@@ -4,7 +4,7 @@ from math import exp
 
 import pytest
 
-from rapid_des.errors import ConfigError, UnsupportedByEngine
+from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.faults import parse_fault
 from rapid_des.simulation import run_traces
@@ -119,5 +119,67 @@ def test_what_can_not_be_drawn_is_refused():
         machine(ring(2), jitter=late(dimensions=["rail"]))
     fault = parse_fault("link=gpu0>gpu1 down=true from=1ns until=1us policy=replan detection=0ns")
     where = machine(ring(3), jitter=late()).with_faults([fault])
-    with pytest.raises(UnsupportedByEngine, match="message_delay does not go with policy=replan"):
+    with pytest.raises(UnsupportedByEngine, match="messages that draw delays do not go with policy=replan"):
         run_traces(one_message(100, peer=1, ranks=3), where, EngineChoice("simpy"))
+
+
+LOSSY = "link=0-1 packet_loss=0.01 packet=1B timeout=10us seed=5 retransmission="
+LEFT_GOING_BACK = "0.3300000"
+
+
+def retries_of(replayed, words, size):
+    """How much later each of many messages of `size` bytes is there than by the lossy links' rate alone."""
+    programs = [Nodes(), Nodes()]
+    for tag in range(MANY):
+        programs[0].send(1, size, tag=tag, stream=f"s{tag}")
+        programs[1].recv(0, size, tag=tag, stream=f"r{tag}")
+    traces = trace_set(programs)
+    late = replayed(traces, machine(ring(2)).with_faults([parse_fault(LOSSY + words)])).finish[1]
+    left = 0.99 if words.startswith("selective") else LEFT_GOING_BACK
+    slowed = machine(ring(2)).with_faults([parse_fault(f"link=0-1 bandwidth={left}")])
+    even = replayed(traces, slowed).finish[1]
+    return [one - other for one, other in zip(late, even, strict=True)]
+
+
+def test_packets_are_sent_again_after_a_timeout_each_longer_than_the_one_before(replayed):
+    delays = retries_of(replayed, "selective_repeat backoff=3", 10)
+    assert set(delays) <= {0, MEAN, 4 * MEAN}
+    # ten packets of a message are all there at once with 0.99 ** 10, after one timeout with (1 - 1e-4) ** 10
+    for late, share in ((0, 1 - 0.99**10), (MEAN, 1 - 0.9999**10)):
+        found = sum(delay > late for delay in delays) / MANY
+        assert found == pytest.approx(share, abs=3 * (share / MANY) ** 0.5)
+
+
+def test_going_back_waits_for_every_loss_by_itself(replayed):
+    delays = retries_of(replayed, "go_back_n", 100)
+    assert {delay % MEAN for delay in delays} == {0}
+    # losses before a hundred successes: 100 * 0.01 / 0.99 on average, 1.02 of variance
+    assert sum(delays) / MANY / MEAN == pytest.approx(100 / 99, abs=3 * (1.02 / MANY) ** 0.5)
+
+
+def test_messages_that_cross_no_lossy_link_are_in_time(replayed):
+    where = machine(ring(3)).with_faults([parse_fault(LOSSY.replace("0-1", "1-2") + "go_back_n")])
+    traces = one_message(1000, peer=1, ranks=3)
+    assert replayed(traces, where).finish[1] == [hop(1000)]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("link=0-1 timeout=1us seed=1 bandwidth=0.5", "timeout: only with packet_loss or bit_error_rate"),
+        ("link=0-1 packet_loss=0.1 packet=1B retransmission=go_back_n timeout=1us", "timeout: needs seed"),
+        (LOSSY + "go_back_n backoff=2", "backoff: only with selective_repeat"),
+        (LOSSY + "go_back_n from=1us", "timeout: only with losses that are always there"),
+    ],
+)
+def test_timeouts_without_what_they_need_are_refused(words, problem):
+    with pytest.raises(ConfigError, match=problem):
+        parse_fault(words)
+
+
+def test_two_faults_with_timeouts_on_one_way_are_refused():
+    where = machine(ring(4)).with_faults(
+        [parse_fault(LOSSY + "go_back_n"), parse_fault(LOSSY.replace("0-1", "1-2") + "selective_repeat")]
+    )
+    with pytest.raises(InputError, match="a message crosses links of .* allowed: one for its way"):
+        run_traces(one_message(100, peer=2, ranks=4), where, EngineChoice("simpy"))

@@ -499,7 +499,8 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 continue
             if delayed and tasks.pair[entry] != NONE:
                 route = network.pair_route[instances.use[edge_instance] + tasks.pair[entry]]
-                late = lateness(flat.delays, transfers, a, route)
+                size = tasks.size[tasks.first_size[instances.template[edge_instance]] + b]
+                late = lateness(flat.delays, transfers, a, route, size)
                 if late > 0:
                     push(calendar, now + late, LATE, edge_instance, b)
                     continue

@@ -6,6 +6,7 @@ from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.flat import Network
 from rapid_des.engines.compiled.pools import Transfers
 from rapid_des.program import delays, spraying
+from rapid_des.program.delays import NOISE, RETRIES
 from rapid_des.program.program import DelayTable
 
 message_hash = compilable(spraying.message_hash)
@@ -29,11 +30,16 @@ def set_off(network: Network, transfers: Transfers, transfer: int, route: int) -
 
 
 @compilable
-def lateness(known: DelayTable, transfers: Transfers, transfer: int, route: int) -> int:
+def lateness(known: DelayTable, transfers: Transfers, transfer: int, route: int, size: int) -> int:
     """Return how much later than its last byte the message of a transfer arrives, on a pair's route."""
-    row = known.noise[route]
-    if row < 0:
-        return 0
-    rank = known.rank[transfers.rank[transfer]]
-    draw = draw_of(known.seed[0], rank, transfers.visit[transfer], transfers.task[transfer], 0)
-    return known.values[first_above(known.limits, known.starts[row], known.starts[row + 1], draw)]
+    late = 0
+    rank, visit = known.rank[transfers.rank[transfer]], transfers.visit[transfer]
+    row, column = known.noise[route], known.losses[route]
+    if row >= 0:
+        draw = draw_of(known.seed[0], rank, visit, transfers.task[transfer], NOISE)
+        late += known.values[first_above(known.limits, known.starts[row], known.starts[row + 1], draw)]
+    if column >= 0:
+        row = known.retries[size, column]
+        draw = draw_of(known.loss_seed[column], rank, visit, transfers.task[transfer], RETRIES)
+        late += known.values[first_above(known.limits, known.starts[row], known.starts[row + 1], draw)]
+    return late

@@ -11,7 +11,7 @@ from simpy.events import Event
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.engines.simpy.links import Links, Message, Parts
 from rapid_des.errors import TraceError
-from rapid_des.program.delays import draw_of, first_above
+from rapid_des.program.delays import NOISE, RETRIES, draw_of, first_above
 from rapid_des.program.program import NONE, Program, Template
 
 if TYPE_CHECKING:
@@ -152,12 +152,20 @@ class Collectives:
         """Return how much later than its last byte a message arrives (R11)."""
         delays, source = self.program.delays, instance.members[instance.template.source[task]]
         assert delays is not None and source is not None, "who asks has looked"
-        row = int(delays.noise[instance.routes[instance.template.pair[task]]])
-        if row == NONE:
-            return 0
         position, visit, _ = source
-        local = visit - self.offsets[position]
-        draw = draw_of(int(delays.seed[0]), int(delays.rank[position]), local, task, 0)
+        who = int(delays.rank[position]), visit - self.offsets[position], task
+        route, size = instance.routes[instance.template.pair[task]], instance.template.size[task]
+        late, column = 0, int(delays.losses[route])
+        if delays.noise[route] != NONE:
+            late += self._drawn(int(delays.noise[route]), draw_of(int(delays.seed[0]), *who, NOISE))
+        if column != NONE:
+            seed = int(delays.loss_seed[column])
+            late += self._drawn(int(delays.retries[size, column]), draw_of(seed, *who, RETRIES))
+        return late
+
+    def _drawn(self, row: int, draw: int) -> int:
+        delays = self.program.delays
+        assert delays is not None, "who asks has looked"
         first, last = delays.starts[row : row + 2].tolist()
         return int(delays.values[first_above(delays.limits, first, last, draw)])
 

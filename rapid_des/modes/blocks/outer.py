@@ -30,6 +30,7 @@ from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.modes.pricing import PricedBlocks
+from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import Lowered, lower
@@ -288,10 +289,11 @@ def _require_steady(machine: Machine) -> None:
             f"{machine.path}: a fault comes or goes during the step, blocks are simulated once for all their "
             "repetitions: use --mode flattened"
         )
-    if machine.spec.jitter is not None and machine.spec.jitter.message_delay is not None:
+    if (machine.faults or machine.spec.jitter) and draws_delays(machine.spec.jitter, machine.faults):
+        what = "jitter.message_delay draws" if machine.spec.jitter else "losses with timeout draw"
         raise UnsupportedByEngine(
-            f"{machine.path}: jitter.message_delay draws for every message, blocks are simulated once for "
-            "all their repetitions: use --mode flattened, or jitter.gpu_speed alone"
+            f"{machine.path}: {what} for every message, blocks are simulated once for all their "
+            "repetitions: use --mode flattened"
         )
 
 

@@ -139,7 +139,8 @@ def _rooted(draft: Draft, parent: Int64s, member: int, payload: Payload, *, redu
 def _bare_switches(parent: Int64s, members: int) -> Int64s:
     """Return the switches with nobody below them, as the top of a tree whose paths met before it."""
     switches = np.arange(members, len(parent))
-    return switches[(parent[switches] != NO_PARENT) & ~np.isin(switches, parent)]
+    bare: Int64s = switches[(parent[switches] != NO_PARENT) & ~np.isin(switches, parent)]
+    return bare
 
 
 _BLOCKS = frozenset({C.ALL_REDUCE, C.BROADCAST, C.ALL_GATHER, *_REDUCE_SCATTERS})

@@ -151,7 +151,8 @@ def _loss(fault: Fault, bandwidth: int, latency: int) -> LinkEffect:
 
     With loss p, packet time t and round trip 2·latency + t: selective repeat keeps a share 1 - p of the rate;
     go-back-N also repeats the N = round trip / t packets in flight, share (1 - p) / (1 - p + p·N). A packet
-    waits p / (1 - p) round trips on average. Bertsekas and Gallager, Data Networks, section 2.4.
+    waits p / (1 - p) round trips on average, or with a stated timeout what its message draws (R11).
+    Bertsekas and Gallager, Data Networks, section 2.4.
     """
     if fault.packet is None:
         return LinkEffect(ONE, 0)
@@ -160,7 +161,7 @@ def _loss(fault: Fault, bandwidth: int, latency: int) -> LinkEffect:
     round_trip = 2 * latency + packet_time
     in_flight = -(-round_trip // packet_time) if fault.retransmission == "go_back_n" else 1
     rate = (1 - p) / (1 - p + p * in_flight) if fault.retransmission == "go_back_n" else 1 - p
-    return LinkEffect(rate, -(-(p / (1 - p) * round_trip) // 1))
+    return LinkEffect(rate, 0 if fault.timeout else -(-(p / (1 - p) * round_trip) // 1))
 
 
 def apply_static(

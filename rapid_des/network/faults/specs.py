@@ -67,7 +67,7 @@ class Fault(Spec, frozen=True, kw_only=True):
     count: Count | None = None
     """With `random`: how many are drawn."""
     seed: Natural | None = None
-    """With `random`, `jitter` and `burst`: of the draw."""
+    """With `random`, `jitter`, `burst` and `timeout`: of the draw."""
     where: str | None = None
     """Conditions joined by `and`, as in: dimension = rail and source.a0 < 4."""
 
@@ -83,6 +83,14 @@ class Fault(Spec, frozen=True, kw_only=True):
     """Bytes on the wire that one loss or bit error costs."""
     retransmission: Literal["selective_repeat", "go_back_n"] | None = None
     """What is sent again after a loss: the packet, or all in flight since."""
+    timeout: Duration | None = None
+    """With losses: how long after a packet that is lost its sender misses it.
+
+    Each message then draws with `seed` how often that happens to it, and arrives so much later; without it
+    all messages are late by the mean of retries that a round trip tells.
+    """
+    backoff: Annotated[float, Meta(ge=1, le=16)] | None = None
+    """With `timeout` and selective_repeat: by how much a packet's next timeout is longer; unset: 1."""
     down: bool = False
     """Nothing passes; of a GPU: it does not compute either."""
     jitter: Duration | None = None
@@ -204,8 +212,8 @@ def _target_problem(fault: Fault) -> str:
         return "where: only with all or random"
     if fault.where is not None and {fault.all, fault.random} & {"rails", "dimensions"}:
         return "where: not with rails and dimensions"
-    if fault.seed is not None and not _stated(fault, ("random", "jitter", "burst")):
-        return "seed: only with random, jitter or burst"
+    if fault.seed is not None and not _stated(fault, ("random", "jitter", "burst", "timeout")):
+        return "seed: only with random, jitter, burst or timeout"
     return ""
 
 
@@ -228,14 +236,28 @@ def _loss_problem(fault: Fault) -> str:
     if len(lossy) > 1:
         return "packet_loss and bit_error_rate: one of them"
     if not lossy:
-        alone = fault.packet is not None or fault.retransmission is not None
-        return "packet and retransmission: only with packet_loss or bit_error_rate" if alone else ""
+        alone = _stated(fault, ("packet", "retransmission", "timeout"))
+        return f"{alone[0]}: only with packet_loss or bit_error_rate" if alone else ""
     if fault.packet is None or fault.retransmission is None:
         return f"{lossy[0]}: needs packet (a size) and retransmission (selective_repeat or go_back_n)"
     if fault.packet == 0:
         return "packet: must be above 0 B"
+    if fault.timeout is not None or fault.backoff is not None:
+        return _timeout_problem(fault)
     lost = f"{lossy[0]}: {getattr(fault, lossy[0])} loses every packet of {fault.packet}"
     return lost if fault.loss == 1 else ""
+
+
+def _timeout_problem(fault: Fault) -> str:
+    if not fault.timeout:
+        return "timeout: must be above 0 s" if fault.backoff is None else "backoff: only with timeout"
+    if fault.seed is None:
+        return "timeout: needs seed"
+    if fault.timed:
+        return "timeout: only with losses that are always there"
+    if fault.backoff is not None and fault.retransmission != "selective_repeat":
+        return "backoff: only with selective_repeat, where one packet is missed several times in a row"
+    return ""
 
 
 def _jitter_problem(fault: Fault) -> str:

@@ -16,6 +16,7 @@ from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.faults import Fault, hits, touches_links
 from rapid_des.network.faults.timing import active_intervals
+from rapid_des.network.jitter import draws_delays
 from rapid_des.network.protocol import FluidService, Protocol, fluid_service
 from rapid_des.program.faults.planning import CollectiveReplanner
 from rapid_des.program.program import Timetable
@@ -163,10 +164,10 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     ]
     if not closures:
         return None
-    switching, jitter = machine.switching, machine.spec.jitter
-    if jitter is not None and jitter.message_delay is not None and any(one.together for one in closures):
+    switching, late = machine.switching, draws_delays(machine.spec.jitter, machine.faults)
+    if late and any(one.together for one in closures):
         problem = (
-            "jitter.message_delay does not go with policy=replan in mid-flight, which numbers messages anew"
+            "messages that draw delays do not go with policy=replan in mid-flight, which numbers them anew"
         )
         raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=reroute")
     if switching.congestion is not None or switching.spray is not None:
