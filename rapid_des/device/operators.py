@@ -61,6 +61,8 @@ class GroupedGemm:
     n: int
     k: int
     dtype: Dtype = "bf16"
+    weight_dtype: Dtype | None = None
+    """Weight-only quantisation of the experts; None: as `dtype`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,8 +114,9 @@ class NativeOperators:
                     key, lambda: gemm_model(device, dtype, stored, batched=batch > 1, quantised=narrow)
                 )
                 return price_gemm(operator, kernels, device)
-            case GroupedGemm(dtype=dtype):
-                kernels = table(("grouped", dtype), lambda: grouped_model(device, dtype))
+            case GroupedGemm(dtype=dtype, weight_dtype=stored):
+                key = ("grouped", dtype, stored, False, False)
+                kernels = table(key, lambda: grouped_model(device, dtype, weight_dtype=stored))
                 return price_grouped_gemm(operator, kernels, device)
             case Attention(fused=False):
                 return price_unfused(operator, self.estimate)

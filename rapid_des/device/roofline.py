@@ -55,7 +55,8 @@ def price_grouped_gemm(gemm: GroupedGemm, device: Device) -> Estimate:
     """Price a grouped GEMM; a group without rows reads no weights."""
     rows, active = sum(gemm.rows), sum(1 for count in gemm.rows if count)
     size = width(gemm.dtype)
-    moved = (rows * gemm.k + active * gemm.n * gemm.k + rows * gemm.n) * size
+    weights = active * gemm.n * gemm.k * width(gemm.weight_dtype or gemm.dtype)
+    moved = (rows * gemm.k + rows * gemm.n) * size + weights
     return _roofline(device, gemm.dtype, 2 * rows * gemm.n * gemm.k, int(moved))
 
 

@@ -54,6 +54,7 @@ from rapid_des.frontend.spec import InferenceSpec, RequestsSpec
 from rapid_des.frontend.speculation import draft_list
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
+from rapid_des.units import ceil_divide
 
 COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES, Column.BOUND)
 """What a longer KV cache changes in the rows that depend on it."""
@@ -188,8 +189,14 @@ def serving_shard(job: Job, current: Pass) -> Shard:
 def shard_of_groups(job: Job, groups: tuple[Group, ...]) -> Shard:
     """Return a rank's dimensions in a pass of these requests."""
     queries, keys = (max(getattr(one, f"{what}_length") for one in groups) for what in ("query", "key"))
-    shard = job.shard(sum(group.count for group in groups), queries, keys)
-    return shard if len(groups) == 1 and groups[0].samples == 1 else replace(shard, groups=groups)
+    shard = job.shard(
+        sum(group.count for group in groups), ceil_divide(queries, job.spec.parallelism.cp), keys
+    )
+    if len(groups) > 1 or groups[0].samples != 1:
+        shard = replace(shard, groups=groups)
+    decodes = job.host is not None and all(group.cached and group.decodes for group in groups)
+    padding = job.host.padding(shard.tokens) if job.host is not None and decodes else 0
+    return replace(shard, padding=padding, absorbs=job.inference.absorbs)
 
 
 def serving_notes(job: Job) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import adapters
 from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.layers.latent import LatentAttention
 from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
 from rapid_des.frontend.speculation import speculation_refusals
@@ -202,10 +203,13 @@ def _check_inference(job: Job) -> None:
 def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
     """Yield why a batch of requests can not be served so."""
     spec, split = job.inference, job.spec.parallelism
-    if split.sequence_parallel:
-        yield "parallelism.sequence_parallel", "sequence parallelism is for training only"
+    if split.sequence_parallel and not job.model.has_experts:
+        problem = "sequence shards serve experts that spread over replicas; the model is dense"
+        yield "parallelism.sequence_parallel", problem
     if split.cp > 1:
-        yield "parallelism.cp", "context parallelism is for training only, so far"
+        yield from _context_of_requests(job)
+    if not (spec.absorbs or any(isinstance(layer.mixer, LatentAttention) for layer in job.model.kinds)):
+        yield "inference.absorbs", f"{job.model.name} has no latent attention"
     if split.dp_replicate > 1:
         yield "parallelism.dp_replicate", "replicas that serve share no state"
     if split.chunks > 1:
@@ -214,6 +218,22 @@ def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.steps - 1):
         problem = f"{spec.decode_steps} steps can not be taken from the {spec.steps - 1} there are"
         yield "inference.decode_steps", problem
+
+
+def _context_of_requests(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield why prompts can not be split over cp."""
+    spec, cp = job.inference, job.spec.parallelism.cp
+    if spec.steps > 1:
+        problem = (
+            f"cp {cp} splits prompts; a token that decodes has one position: output_length 1, and tp or dp"
+        )
+        yield "parallelism.cp", f"{problem} for what goes on"
+    kinds = spec.kinds
+    if len(kinds) > 1 or kinds[0].cached:
+        yield "parallelism.cp", f"cp {cp} splits prompts of one length of which nothing is cached"
+    if kinds[0].prompt_length % (2 * cp):
+        problem = f"prompt_length {kinds[0].prompt_length} does not divide by two pieces for each of cp {cp}"
+        yield "parallelism.cp", problem
 
 
 def _check_length(job: Job, key: str, length: int) -> None:

@@ -77,6 +77,10 @@ class Shard:
     """Whether the pass keeps what later tokens need in a cache."""
     partial: bool = False
     """Whether outputs stay partial sums of their tp rank, for a later sum."""
+    absorbs: bool = True
+    """Whether latent attention decodes over the latent itself."""
+    padding: int = 0
+    """Tokens besides that a captured graph computes and nobody reads."""
     groups: tuple[Group, ...] = ()
     """While serving: sequences that are unlike, `sequences` together; `query_length` and `key_length` are
     then those of the longest."""
@@ -85,8 +89,8 @@ class Shard:
     def tokens(self) -> int:
         """Positions in a tensor that is whole along the sequence."""
         if self.groups:
-            return sum(group.count * group.query_length for group in self.groups)
-        return self.sequences * self.query_length
+            return self.padding + sum(group.count * group.query_length for group in self.groups)
+        return self.padding + self.sequences * self.query_length
 
     @property
     def sampled(self) -> int:
@@ -158,6 +162,11 @@ class Shard:
         return self.precision.gemm or self.precision.activations
 
     @property
+    def stored_dtype(self) -> Dtype | None:
+        """Format in which matrices are stored, where they multiply in another."""
+        return self.precision.weights if self.precision.weights != self.gemm_dtype else None
+
+    @property
     def recipe(self) -> Recipe | None:
         """How training in narrow GEMMs finds its scales; None: they are as wide as activations."""
         precision = self.precision
@@ -175,12 +184,12 @@ class Shard:
 
     def gemm(self, rows: int, columns: int, inner: int, *, narrow: bool) -> Gemm:
         """Return a GEMM with a weight as its second operand, in the job's GEMM format if `narrow`."""
-        activations, weights = self.precision.activations, self.precision.weights
+        activations = self.precision.activations
         if not narrow:
             return Gemm(rows, columns, inner, dtype=activations)
         return Gemm(
             rows, columns, inner, dtype=self.gemm_dtype, out_dtype=activations,
-            weight_dtype=weights if weights != self.gemm_dtype else None,
+            weight_dtype=self.stored_dtype,
             quantised=self.recipe is not None or self.precision.quantisation == "fused",
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ the ranks of a node share its cores.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -134,6 +134,9 @@ class HostSpec(Spec, frozen=True):
     captured: Literal["nothing", "decode", "passes"] = "nothing"
     """What is launched as a CUDA graph: decode steps, or prefill too; `inference.cuda_graphs: false`
     captures nothing."""
+    captured_multiple: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
+    """Captured decode steps compute 1, 2, 4, … tokens up to this, and multiples of it: fewer are padded.
+    Unset: as many as there are."""
     waits: tuple[Wait, ...] = ()
     """Where the host of a training job waits for its GPU: for the sum of the gradient norm (and the overflow
     check), for messages between stages that do not travel beside compute."""
@@ -141,6 +144,20 @@ class HostSpec(Spec, frozen=True):
     def __post_init__(self) -> None:
         if max(getattr(self, name) or 0 for name in TIMES) > _LONGEST:
             raise ValueError(f"an issue takes at most {_LONGEST}")
+
+    def padding(self, tokens: int) -> int:
+        """Return how many tokens a captured decode step computes besides.
+
+        >>> host = HostSpec(Duration(1), Duration(1), captured="decode", captured_multiple=8)
+        >>> [host.padding(tokens) for tokens in (1, 3, 8, 9)]
+        [0, 1, 0, 7]
+        """
+        multiple = self.captured_multiple
+        if self.captured == "nothing" or multiple is None:
+            return 0
+        if tokens < multiple:
+            return min(1 << (tokens - 1).bit_length(), multiple) - tokens
+        return -tokens % multiple
 
     def at_speed(self, speed: float) -> HostSpec:
         """Return what a host needs whose cores are so many times as quick."""

@@ -540,6 +540,9 @@ class InferenceSpec(Spec, frozen=True):
     cuda_graphs: bool = True
     """Decode launches its kernels as one graph; false: one by one, whatever the device's `launch`."""
 
+    absorbs: bool = True
+    """Latent attention decodes over the latent, with the up-projections multiplied into queries and results;
+    false: it makes keys and values of all cached tokens in each step."""
     speculative: SpeculativeSpec | None = None
     """Drafted tokens that a step checks. Unset: a step makes one token."""
 

@@ -10,7 +10,7 @@ from rapid_des.network.faults import Fault, GpuFactors
 from rapid_des.network.jitter import delay_text
 from rapid_des.program.plans import Served
 from rapid_des.report.basis import Basis, clock_text, host_line, jobs_text, validation_text
-from rapid_des.report.figures import JobFigures
+from rapid_des.report.figures import JobFigures, RequestTimes
 from rapid_des.report.result import Result
 from rapid_des.units import Duration, Size
 
@@ -151,15 +151,7 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
     if figures.requests is None:
         rows["step time"] = f"{result.step_time}"
     else:
-        rows["first token"] = f"{figures.requests.first_token}"
-        rows["each next token"] = f"{figures.requests.per_output_token}"
-        rows["whole request"] = f"{result.step_time}"
-        for number, kind in enumerate(figures.requests.kinds if len(figures.requests.kinds) > 1 else ()):
-            times = f"whole request {kind.total}"
-            if kind.output_length > 1:
-                times = f"each next token {kind.per_output_token}, {times}"
-            which = f"{kind.count:,} of {kind.prompt_length:,} in, {kind.output_length:,} out"
-            rows[f"  kind {number}"] = f"{which}: {times}"
+        rows |= _request_rows(result, figures.requests)
     fullest = figures.memory.fullest
     each = "" if figures.requests is None else f", {figures.tokens_per_s / figures.gpus:,.1f} a GPU"
     rows["tokens/s"] = f"{figures.tokens_per_s:,.0f}{each}"
@@ -178,6 +170,20 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
     yield "    " + ", ".join(f"{name} {size / _GIB:.1f} GiB" for name, size in parts if size >= _GIB / 20)
     if figures.shortage:
         yield f"  out of memory    {figures.shortage}; simulated all the same"
+
+
+def _request_rows(result: Result, requests: RequestTimes) -> dict[str, str]:
+    rows = {"first token": f"{requests.first_token}"}
+    if requests.per_output_token:
+        rows["each next token"] = f"{requests.per_output_token}"
+    rows["whole request"] = f"{result.step_time}"
+    for number, kind in enumerate(requests.kinds if len(requests.kinds) > 1 else ()):
+        times = f"whole request {kind.total}"
+        if kind.output_length > 1:
+            times = f"each next token {kind.per_output_token}, {times}"
+        which = f"{kind.count:,} of {kind.prompt_length:,} in, {kind.output_length:,} out"
+        rows[f"  kind {number}"] = f"{which}: {times}"
+    return rows
 
 
 def modes_lines(results: Mapping[str, Result | str]) -> Iterator[str]:

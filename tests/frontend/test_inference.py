@@ -1,12 +1,16 @@
 """The trace of a static batch: prefill, decode with a growing KV cache, pipelines, replicas."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rapid_des.chakra.trace import NodeKind
+from rapid_des.device import load_device
 from rapid_des.device.operators import Estimate
+from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError
-from rapid_des.frontend import build
+from rapid_des.frontend import build, memory
 from rapid_des.frontend.inference import Group, decode_time, one_pass, pass_lists
 from rapid_des.frontend.inference import passes as passes_of
 
@@ -213,3 +217,60 @@ def test_senseless_requests_are_refused(tiny_service, settings, problem):
     with pytest.raises(ConfigError) as refused:
         tiny_service(*settings)
     assert problem in str(refused.value)
+
+
+PREFILL = [("inference.output_length", "1"), ("parallelism.cp", "4")]
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "ring", "ulysses"])
+def test_a_long_prompt_is_split_over_context_parallel_ranks(tiny_service, prices, replay, kind):
+    heads = ("model.attention", "{kind: attention, heads: 4}")
+    job = tiny_service(*PREFILL, heads, ("parallelism.cp_kind", kind))
+    prefill = passes_of(job)[0]
+    assert kernels(job, prefill)["ffn.in"].m == 2 * 16 // 4
+    replay(build(job, prices).traces, rendezvous=True)
+    whole = memory(tiny_service(PREFILL[0], heads)).stages[0].categories["kv_cache"]
+    # 17 positions, of which a rank keeps 5 at most.
+    assert memory(job).stages[0].categories["kv_cache"] * 17 == whole * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (PREFILL[1:], "cp 4 splits prompts; a token that decodes has one position"),
+        ([*PREFILL, ("inference.prompt_length", "20")], "prompt_length 20 does not divide by two pieces"),
+        ([("parallelism.tp", "2"), ("parallelism.sequence_parallel", "true")], "the model is dense"),
+        ([("inference.absorbs", "false")], "tiny.model has no latent attention"),
+    ],
+)
+def test_splits_that_can_not_serve_are_refused(tiny_service, settings, problem):
+    with pytest.raises(ConfigError) as refused:
+        tiny_service(*settings)
+    assert problem in str(refused.value)
+
+
+HOST = ("host", "{kernel: 1 ns, collective: 1 ns, captured: decode, captured_multiple: 8}")
+
+
+def test_captured_decode_steps_compute_padding_that_attention_and_sampling_leave_out(tiny_service):
+    job = tiny_service(HOST, ("inference.batch", "9"))
+    prefill, decode, *_ = passes_of(job)
+    assert (kernels(job, prefill)["ffn.in"].m, kernels(job, decode)["ffn.in"].m) == (9 * 16, 16)
+    assert kernels(job, decode)["attention.core"].batch == 9
+    (head,) = (each for key, each in pass_lists(job, decode).items() if key.name == "head")
+    assert [one.operator.m for one in head if one.name == "head"] == [9]
+    eager = tiny_service(HOST, ("inference.batch", "9"), ("inference.cuda_graphs", "false"))
+    assert kernels(eager, decode)["ffn.in"].m == 9
+
+
+def test_experts_are_read_as_they_are_stored(tiny_service):
+    experts = ("model.feed_forward", "{kind: experts, experts: 8, topk: 2, hidden: 32}")
+    job = tiny_service(experts, ("precision.weights", "int4"))
+    product = kernels(job, passes_of(job)[1])["ffn.in"]
+    assert (product.dtype, product.weight_dtype) == ("bf16", "int4")
+    device = load_device("h100_sxm")
+    narrow, wide = (
+        estimate(replace(product, n=8192, k=8192, weight_dtype=each), device) for each in ("int4", None)
+    )
+    # Four of the experts are reached, with one row each: weights are nearly all that moves.
+    assert wide.bytes["hbm"] / narrow.bytes["hbm"] == pytest.approx(4, rel=0.01)

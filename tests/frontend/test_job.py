@@ -84,7 +84,7 @@ def test_what_does_not_fit_together_is_refused_by_name(tiny, settings, said):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"parallelism.tp": "2", "parallelism.sequence_parallel": "true"}, "for training only"),
+        ({"parallelism.tp": "2", "parallelism.sequence_parallel": "true"}, "the model is dense"),
         ({"inference.output_length": "200"}, "216 positions, tiny.model has max_positions 128"),
         ({"inference.decode_steps": "9"}, "9 steps can not be taken from the 4 there are"),
         ({"inference.micro_batch": "3"}, "batch 2 does not divide by micro_batch 3"),

@@ -125,11 +125,16 @@ def gemm_model(
     return build_model(device, dtype, weight_dtype or dtype, fit=values, menu=menu)
 
 
-def grouped_model(device: Device, dtype: Dtype, changes: Mapping[str, float] | None = None) -> GemmModel:
-    """Return the grouped kernels for operands of this type, with some constants changed."""
+def grouped_model(
+    device: Device,
+    dtype: Dtype,
+    changes: Mapping[str, float] | None = None,
+    weight_dtype: Dtype | None = None,
+) -> GemmModel:
+    """Return the grouped kernels for operands of these types, with some constants changed."""
     values = {**device.constants("gemm", ""), **device.constants("grouped_gemm", dtype), **(changes or {})}
     fit = gemm_constants(values, device.spec.name)
-    return build_model(device, dtype, dtype, fit=fit, menu=device.kernels("grouped"))
+    return build_model(device, dtype, weight_dtype or dtype, fit=fit, menu=device.kernels("grouped"))
 
 
 def build_model(
@@ -164,14 +169,15 @@ def result_width(gemm: Gemm) -> float:
 
 
 def grouped_work(gemms: Sequence[GroupedGemm], tiles: Candidates) -> Work:
-    """Return grouped GEMMs of one dtype as columns, tiles counted expert by expert; each has some row."""
+    """Return grouped GEMMs of equal dtypes as columns, tiles counted expert by expert; each has some row."""
     counts = [np.array([rows for rows in gemm.rows if rows], dtype=np.float64) for gemm in gemms]
     heights, which = np.unique(tiles.tile_m, return_inverse=True)
     by_height = np.array([[np.ceil(rows / height).sum() for height in heights] for rows in counts])
     size, stored = operand_width(gemms[0].dtype), max(2.0, width(gemms[0].dtype))
     total, high, groups = (_column([value(rows) for rows in counts]) for value in (np.sum, np.max, np.size))
     n, k = _column([gemm.n for gemm in gemms]), _column([gemm.k for gemm in gemms])
-    moved = total * k * size, groups * n * k * size, total * n * stored
+    weights = operand_width(gemms[0].weight_dtype or gemms[0].dtype)
+    moved = total * k * size, groups * n * k * weights, total * n * stored
     return Work(total, high, groups, n, k, *moved, row_tiles=by_height[:, which])
 
 

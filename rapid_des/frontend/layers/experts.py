@@ -271,11 +271,14 @@ class Experts:
 
     def _product(self, shard: Shard, rows: tuple[int, ...], columns: int, inner: int) -> GroupedGemm | Gemm:
         """Return the product of each expert's rows with its matrix; of GEMMs as many mean ones."""
+        weights = shard.stored_dtype
         if not self.kernel_each or not any(rows):
-            return GroupedGemm(rows, columns, inner, shard.gemm_dtype)
+            return GroupedGemm(rows, columns, inner, shard.gemm_dtype, weights)
         mean = ceil_divide(sum(rows), len(rows))
-        output = shard.precision.activations
-        return Gemm(mean, columns, inner, batch=len(rows), dtype=shard.gemm_dtype, out_dtype=output)
+        return Gemm(
+            mean, columns, inner, batch=len(rows), dtype=shard.gemm_dtype, weight_dtype=weights,
+            out_dtype=shard.precision.activations,
+        )  # fmt: skip
 
     def _scale_shared(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
         """Append the shared experts' gate, if they have one."""

@@ -4,7 +4,8 @@ DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1. Down-projections and their nor
 (with sequence parallelism each on its part of the sequence, and what is gathered are the latents);
 up-projections are split by heads. The two down-projections are one GEMM. Serving keeps the latent and one
 rotated key a token. A decode step multiplies the up-projections into queries and results ("absorbed"): its
-core runs over the latent, as over one key and value head; a prefill makes keys and values from the latent.
+core runs over the latent, as over one key and value head; a prefill makes keys and values from the latent,
+as does a decode step that does not absorb, of all tokens that are cached.
 """
 
 from __future__ import annotations
@@ -135,10 +136,14 @@ class LatentAttention:
 
     def _core(self, operations: OperationList, shard: Shard, name: str) -> None:
         """Append the core of equal sequences: over the latent where they decode."""
-        if shard.decodes:
+        if shard.decodes and shard.absorbs:
             self._absorbed(operations, shard, name)
-        else:
-            self._expanded(operations, shard, name)
+            return
+        start = len(operations.entries)
+        self._expanded(operations, shard, name)
+        if shard.serving:
+            made = operations.entries[start:]
+            operations.entries[start:] = [replace(each, sees_cache=True) for each in made]
 
     def _expanded(self, operations: OperationList, shard: Shard, name: str) -> None:
         """Append keys and values made from the latent, of what is cached too, and the core over all heads."""

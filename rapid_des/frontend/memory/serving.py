@@ -171,7 +171,7 @@ def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
 
 def _request_bytes(job: Job, counts: Mapping[Section, int], positions: int) -> int:
     """Return what a stage's layers keep of one request of so many positions."""
-    shard = job.shard(1, 1, 1)
+    shard, positions = job.shard(1, 1, 1), ceil_divide(positions, job.spec.parallelism.cp)
     drafts = draft_cache_bytes(job, shard, positions) if DRAFT in counts else 0
     return drafts + sum(
         count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, positions)

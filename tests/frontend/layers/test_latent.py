@@ -4,7 +4,7 @@ import pytest
 
 from rapid_des.device.operators import Attention, Gemm
 from rapid_des.frontend import memory
-from rapid_des.frontend.inference import pass_lists, passes
+from rapid_des.frontend.inference import pass_lists, passes, serving_shard
 from rapid_des.frontend.parts import PieceKey, Section, section_parameters, training_lists
 
 BLOCK = Section("block", 0)
@@ -87,3 +87,15 @@ def test_a_decode_step_runs_over_the_latent_and_a_prefill_over_heads(tiny_servic
     kernels = {one.name: one.operator for one in pass_lists(job, prefill)[BLOCK]}
     assert not kernels["attention.core"].shared_latent
     assert kernels["attention.kv_up"] == Gemm(32, 2 * 20, 16, out_dtype="bf16")
+
+
+def test_decoding_that_does_not_absorb_makes_keys_and_values_of_all_cached_tokens(tiny_service):
+    job = tiny_service(LATENT, ("inference.absorbs", "false"))
+    first, second = passes(job)[1:3]
+    for step, keys in ((first, 17), (second, 18)):
+        kernels = {one.name: one.operator for one in pass_lists(job, step)[BLOCK]}
+        assert "attention.absorb" not in kernels
+        assert kernels["attention.kv_up"].m == 2 * keys
+        assert kernels["attention.core"].kv_heads == kernels["attention.core"].heads
+    grown = {one.name: one.operator for one in job.kinds[0].layer.on_cache(serving_shard(job, second))}
+    assert grown["attention.kv_up"].m == 2 * 18
