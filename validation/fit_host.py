@@ -2,10 +2,11 @@
 
     python validation/fit_host.py DATA_FOLDER
 
-prints for nanotron the microseconds of everything that it issues in host-bound rows (no pipeline, tp 4 and 8,
-one sequence a micro-batch: a layer takes 4.4 ms whatever its width), and for serving engines the median of
-what is measured beyond the profile as it stands: added to its `step`, or to `request` beyond that, it is
-the constant. Takes some minutes.
+prints for nanotron the microseconds of everything that it issues, and what each rank of a tp group adds to a
+collective, in host-bound rows (tp 4 and 8, up to 2 sequences a micro-batch: a layer and micro-batch takes as
+long whatever its width, the stages and the nodes); for serving engines the median of what is measured beyond
+the profile as it stands: added to its `step`, or to `request` beyond that, it is the constant. Takes some
+minutes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from rapid_des.frontend import Job, load_job
+from rapid_des.frontend import load_job
 from rapid_des.frontend.parts import training_lists
 from rapid_des.frontend.software import kernels_of
 from rapid_des.validation import DataFolder, is_calibration
 from rapid_des.validation.inference import tables, trtllm
 from rapid_des.validation.scoring import Topic
+from rapid_des.validation.training.nanotron import by_cost, dimensions
 
 NANOTRON = "rapid/hf_ultrascale_nanotron_h100_bench_measured.csv"
 LONGEST_PROMPT_MS = 60.0
@@ -29,36 +31,39 @@ SINGLE_GPU = "fp16/tp1"
 """Cases of the static sweep whose steps hold no communication and whose kernels are the best known."""
 
 
-def nanotron(data: DataFolder) -> Iterator[float]:
-    """Yield the microseconds of everything issued in a micro-batch of each host-bound row."""
+def nanotron(data: DataFolder) -> tuple[float, float]:
+    """Return the microseconds of everything issued, and of each rank of a tp group and collective.
+
+    A layer's time is t + r * tp for both tp: t is all that it issues, r its collectives.
+    """
+    four, eight = (median(_layer_times(data, tp)) for tp in ("4", "8"))
+    kernels, collectives = _issued()
+    return (2 * four - eight) / (kernels + collectives), (eight - four) / 4 / collectives
+
+
+def _layer_times(data: DataFolder, tp: str) -> Iterator[float]:
+    """Yield the microseconds of a layer and micro-batch in host-bound rows of the calibration half."""
     for record in data.read(NANOTRON):
-        tp, length, waits = record["tp"], 4096, float(record["batch_accum"] or 0)
-        plain = (record["status"], record["pp"], record["mbs"]) == ("Success", "1", "1")
-        if not plain or tp not in {"4", "8"} or waits < 32 or not is_calibration(record["name"]):
+        runs = (record["status"], record["after_pp_fix"], record["tp"]) == ("Success", "True", tp)
+        if not runs or not is_calibration(record["name"]) or record["mbs"] not in {"1", "2"}:
             continue
-        if record["after_pp_fix"] == "True" or (tp == "4" and record.count("hidden_size") > 3072):
-            continue  # other runs of another time, and layers so wide that the GPU is the slower one
-        gpus = record.count("dp") * record.count("tp")
-        micro_batch = float(record["gbs"]) * length / (record.time("tok/s/gpu") * gpus) / waits
-        yield 1e6 * micro_batch / _issued(_job(record["num_layers"], tp))
+        if record.count("hidden_size") > 4096 or record.count("batch_accum") < 32:
+            continue  # layers so wide that the GPU is the slower one, and what the step's ends take
+        sequences = record.count("mbs") * record.count("batch_accum") * record.count("dp")
+        gpus, pp = record.count("dp") * record.count("tp") * record.count("pp"), record.count("pp")
+        step = 4096 * sequences / (record.time("tok/s/gpu") * gpus)
+        fullest = max(by_cost(dimensions(record), pp))
+        yield 1e6 * step / (record.count("batch_accum") + pp - 1) / fullest
 
 
-def _job(layers: str, tp: str) -> Job:
-    split = {"tp": tp, "pp": "1", "dp": "1", "sequence_parallel": "true"}
+def _issued() -> tuple[int, int]:
+    """Return how many kernels and collectives a layer and micro-batch is."""
+    split = {"tp": "4", "pp": "1", "dp": "1", "sequence_parallel": "true"}
     settings = {f"parallelism.{axis}": size for axis, size in split.items()}
-    others = {"software": "nanotron", "model.layers": layers, "model.tied_embeddings": "true"}
-    return load_job("llama2_7b_train", settings={**others, **settings})
-
-
-def _issued(job: Job) -> int:
-    """Return how many kernels and collectives a micro-batch of a job without stages is."""
-    counts = {
-        key: sum(1 if one.operator is None else kernels_of(one.operator) for one in operations)
-        for key, operations in training_lists(job).items()
-        if key.section.name != "norms"
-    }
-    layers = job.model.spec.layers
-    return sum(count * (layers if key.section.name == "block" else 1) for key, count in counts.items())
+    lists = training_lists(load_job("llama2_7b_train", settings={"software": "nanotron", **settings}))
+    block = [one for key, found in lists.items() if key.section.name == "block" for one in found]
+    kernels = sum(kernels_of(one.operator) for one in block if one.operator is not None)
+    return kernels, sum(one.operator is None for one in block)
 
 
 def beyond(topic: Topic) -> list[float]:
@@ -77,8 +82,8 @@ def beyond(topic: Topic) -> list[float]:
 def main(folder: str) -> None:
     """Print every constant's evidence."""
     data = DataFolder(Path(folder), split=True)
-    each = sorted(nanotron(data))
-    print(f"nanotron: {median(each):.1f} us ({each[0]:.1f} to {each[-1]:.1f}, {len(each)} rows)")
+    issued, rank = nanotron(data)
+    print(f"nanotron: {issued:.1f} us each, {rank:.1f} us more a rank of a tp group and collective")
     wanted = {"inference/nim/itl", "inference/nim/ttft", "inference/koyeb", "inference/trtllm-static/tpot"}
     for topic in (*tables.topics(data), *trtllm.topics(data)):
         if topic.name in wanted | {"inference/kundu/H100"}:

@@ -196,6 +196,9 @@ KINDS: Mapping[str, VectorKind] = {
         Traffic(1, 0, 1, write_bytes=2),
         Traffic(0, 1, 1, read_bytes=2),
     ),
+    "gradient_add": over_elements(
+        "a gradient of 2 bytes added to the accumulated one", Traffic(1, 1, 1, read_bytes=2)
+    ),
     "copy": over_elements("memory to memory", Traffic(1, 1, 0), Traffic(1, 1, 0)),
     "fill": over_elements("memory set", Traffic(0, 1, 0)),
     "transpose": over_elements("memory to memory, axes exchanged", Traffic(1, 1, 0), Traffic(1, 1, 0)),

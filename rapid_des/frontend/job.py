@@ -105,9 +105,10 @@ class Job:
     def host(self) -> HostSpec | None:
         """What issuing work takes the host of a rank, and which passes it captures; None: nothing."""
         host, serving = self.spec.host, self.spec.inference
-        if host is None or (serving is not None and serving.cuda_graphs):
-            return host
-        return structs.replace(host, captured="nothing")
+        if host is None:
+            return None
+        captured = host.captured if serving is not None and serving.cuda_graphs else "nothing"
+        return structs.replace(host.of_group(self.spec.parallelism.tp), captured=captured)
 
     @property
     def stages(self) -> int:
@@ -369,6 +370,7 @@ class Job:
             etp=self.spec.parallelism.expert_ways,
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
+            fused_accumulation=training is None or training.accumulates_in_products,
             documents=() if training is None else training.documents,
             serving=training is None,
         )

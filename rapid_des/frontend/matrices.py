@@ -13,11 +13,12 @@ gathers and sums of a column-parallel backward, travels beside the other gradien
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Unpack
 
 from rapid_des.device.operators import Dtype, Gemm, Vector
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.operations import OperationList
+from rapid_des.frontend.operations import Counts, OperationList
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import Recipe
 from rapid_des.units import ceil_divide
@@ -284,24 +285,29 @@ def row_backward(operations: OperationList, shard: Shard, linear: Linear) -> Non
     _weight_gradient(operations, shard, linear, incoming)
 
 
-def _accumulating_gemm(shard: Shard, linear: Linear) -> Gemm:
-    return Gemm(
-        linear.columns,
-        linear.inner,
-        linear.rows,
-        dtype=shard.gemm_dtype if linear.narrow else shard.precision.activations,
-        out_dtype=shard.precision.gradients,
-        accumulate=True,
-    )
+def append_weight_gradient(
+    operations: OperationList, shard: Shard, name: str, gemm: Gemm, *, after: int, **counts: Unpack[Counts]
+) -> None:
+    """Append the product of a matrix's gradient, and what adds it to the accumulated one if it does not."""
+    counts["deferrable"] = True
+    if shard.fused_accumulation:
+        accumulating = replace(gemm, out_dtype=shard.precision.gradients, accumulate=True)
+        operations.kernel(name, accumulating, after=after, **counts)
+        return
+    alone = replace(gemm, out_dtype=shard.precision.activations)
+    operations.kernel(name, alone, after=after, deferrable=True)
+    add = Vector("gradient_add", gemm.batch * gemm.m, gemm.n, shard.precision.gradients)
+    operations.kernel(f"{name}.add", add, **counts)
 
 
 def _weight_gradient(operations: OperationList, shard: Shard, linear: Linear, after: int) -> None:
-    gemm = _accumulating_gemm(shard, linear)
+    dtype = shard.gemm_dtype if linear.narrow else shard.precision.activations
+    gemm = Gemm(linear.columns, linear.inner, linear.rows, dtype=dtype)
     name = f"{linear.name}.weight_gradient"
+    marked = 0 if linear.bias else linear.parameters
+    append_weight_gradient(operations, shard, name, gemm, after=after, parameters=marked)
     if not linear.bias:
-        operations.kernel(name, gemm, after=after, parameters=linear.parameters, deferrable=True)
         return
-    operations.kernel(name, gemm, after=after, deferrable=True)
     reduction = Vector("bias_gradient", linear.rows, linear.columns, shard.precision.activations)
     operations.kernel(
         f"{linear.name}.bias_gradient", reduction, after=after, parameters=linear.parameters, deferrable=True

@@ -71,7 +71,7 @@ def matrices(job: Job, stage: int) -> Counter[Matrix]:
     found: Counter[Matrix] = Counter()
     for section, count in stage_sections(job, stage).items():
         for each in lists[PieceKey(section, "backward")] if section.name == "block" else ():
-            if isinstance(each.operator, Gemm) and each.operator.accumulate:
+            if isinstance(each.operator, Gemm) and each.name.endswith(".weight_gradient"):
                 sides = sorted((each.operator.m, each.operator.n))
                 found[Matrix(each.domain, *sides)] += count * each.operator.batch
     return found

@@ -319,7 +319,7 @@ def message_node(  # noqa: PLR0913 - a node, who issues it, and where
         size=size,
         collective=kind.collective,
         group=GROUP_SLOTS.index(group or kind.group),
-        issue=0 if host is None else int(host.collective),
+        issue=0 if host is None else host.of_collective(kind.axis),
     )
 
 
@@ -333,7 +333,7 @@ def peer_node(name: str, operation: Operation, after: tuple[int, ...], host: Hos
         after,
         size=operation.size,
         peer=PEERS.index((kind.group, operation.step)),
-        issue=0 if host is None else int(host.collective),
+        issue=0 if host is None else host.of_collective(kind.axis),
     )
 
 

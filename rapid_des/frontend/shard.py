@@ -69,6 +69,7 @@ class Shard:
     """Which of the ep ranks it is, where experts' loads differ."""
     flash: bool = True
     dropout: bool = False
+    fused_accumulation: bool = True
     core_again: bool = False
     """Whether a backward runs the core of attention again."""
     documents: tuple[int, ...] = ()

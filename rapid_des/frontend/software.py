@@ -36,7 +36,7 @@ from rapid_des.units import PS_PER_S, Duration
 USUAL: Mapping[str, str] = {"training": "megatron-2025", "inference": "vllm-0.x"}
 """The profile of a job that names none."""
 Wait = Literal["gradient_norm", "pipeline"]
-TIMES = ("kernel", "collective", "graph", "step", "request")
+TIMES = ("kernel", "collective", "tensor_rank", "graph", "step", "request")
 """The times of a host."""
 _LONGEST = Duration(PS_PER_S)
 _FLASH = {"forward": 1, "backward": 3}
@@ -125,6 +125,8 @@ class HostSpec(Spec, frozen=True):
     """Issuing one kernel: the framework's code around it and the launch; at most 1 s."""
     collective: Duration
     """Issuing one collective, or a send or receive between stages."""
+    tensor_rank: Duration | None = None
+    """What each rank of a tensor-parallel group adds to issuing one of its collectives."""
     graph: Duration | None = None
     """Launching one captured graph, whatever it holds; unset: as one kernel."""
     step: Duration | None = None
@@ -164,6 +166,15 @@ class HostSpec(Spec, frozen=True):
         stated = {name: getattr(self, name) for name in TIMES}
         times = {name: Duration(round(time / speed)) for name, time in stated.items() if time is not None}
         return structs.replace(self, **times)
+
+    def of_group(self, ranks: int) -> HostSpec:
+        """Return what a host needs whose tensor-parallel groups have so many ranks, all of them together."""
+        each = int(self.tensor_rank or 0)
+        return structs.replace(self, tensor_rank=Duration(each * ranks)) if each else self
+
+    def of_collective(self, axis: str) -> int:
+        """Return the picoseconds that issuing a collective of an axis takes."""
+        return int(self.collective) + int(self.tensor_rank or 0) * (axis == "tp")
 
     def before(self, *, captured: bool = False, first: bool = False) -> int:
         """Return the picoseconds before the first issue of a step, or of a (captured, first) pass."""

@@ -432,6 +432,9 @@ class TrainingSpec(Spec, frozen=True):
     """Gradients travel once this many parameters are ready."""
     bucket_parameters_per_replica: Annotated[int, msgspec.Meta(ge=0, le=2**40)] = 0
     """And not before there are this many for each rank that they are reduced over."""
+    fused_accumulation: bool = True
+    """Products of weights' gradients add to what earlier micro-batches left (Megatron-LM's
+    gradient_accumulation_fusion); false: they write in the activations' format, and a kernel adds each."""
     overlap_gradients: bool = True
     """Gradient buckets travel beside the last micro-batch's backward."""
     overlap_parameters: bool = False
@@ -461,6 +464,11 @@ class TrainingSpec(Spec, frozen=True):
     """Low-rank adapters (LoRA) that are trained in the place of the model. Unset: the model is."""
     gradient_norm: bool = True
     """Global gradient norm (clipping) before the optimizer."""
+
+    @property
+    def accumulates_in_products(self) -> bool:
+        """Whether no kernel but products adds gradients; the factors of adapters always do."""
+        return self.fused_accumulation or self.adapters is not None
 
 
 class SpeculativeSpec(Spec, frozen=True):

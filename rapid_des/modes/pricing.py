@@ -121,9 +121,10 @@ def _blocks_weight(priced: PricedBlocks) -> int:
 def issued_on(job: Job, machine: Machine) -> Job:
     """Return a job as the hosts of a machine issue it: slower cores need longer."""
     speed = machine.spec.host_speed
-    if job.host is None or speed is None:
+    host = job.spec.host
+    if host is None or speed is None:
         return job
-    return replace(job, spec=structs.replace(job.spec, host=job.host.at_speed(speed)))
+    return replace(job, spec=structs.replace(job.spec, host=host.at_speed(speed)))
 
 
 def as_used(job: Job, machine: Machine, device: Device, *, decoding: bool = False) -> Device:

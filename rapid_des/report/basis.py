@@ -224,4 +224,6 @@ def host_line(host: HostSpec) -> str:
     """Return what the host needs to issue work."""
     graph = {"nothing": "no graphs", "decode": "decode as a graph", "passes": "passes as graphs"}
     fixed = f", {host.step} a step" if host.step else ""
-    return f"host: {host.kernel} a kernel, {host.collective} a collective{fixed}, {graph[host.captured]}"
+    tensor = f" ({host.tensor_rank} more over tp)" if host.tensor_rank else ""
+    each = f"{host.kernel} a kernel, {host.collective} a collective{tensor}"
+    return f"host: {each}{fixed}, {graph[host.captured]}"

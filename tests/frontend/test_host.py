@@ -147,3 +147,15 @@ def test_what_is_no_time_is_refused_by_name(tiny):
         tiny(*hosted(kernel="2 s"))
     with pytest.raises(ConfigError, match=r"host\.captured"):
         tiny(*hosted(captured="prefill"))
+
+
+def test_each_rank_of_a_tensor_parallel_group_adds_to_issuing_its_collectives(tiny, prices):
+    split = [("parallelism.tp", "4"), ("parallelism.dp", "1")]
+    job = tiny(*hosted(tensor_rank="2 us"), *split)
+    assert job.host.of_collective("tp") == (30 + 4 * 2) * US and job.host.of_collective("dp") == 30 * US
+    tables = [build(each, prices).tables[0] for each in (job, tiny(*hosted(), *split))]
+    issued = [int(table.duration[hosts_of(table)].sum()) for table in tables]
+    tensor = tables[0].streams.index("tp")
+    collectives = int(((tables[0].kind == NodeKind.COLLECTIVE) & (tables[0].stream == tensor)).sum())
+    assert collectives > 0
+    assert issued[0] - issued[1] == collectives * 8 * US

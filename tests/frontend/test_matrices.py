@@ -116,3 +116,18 @@ def test_pieces_hide_what_travels_and_blocks_say_the_same():
         assert near == pytest.approx(results[way].step_time, rel=0.001)
     assert results["ring"].breakdown["tp"] < results["none"].breakdown["tp"] / 2
     assert results["ring"].breakdown["compute"] > results["none"].breakdown["compute"]  # smaller products
+
+
+def test_a_kernel_adds_gradients_that_their_products_do_not(tiny):
+    key = PieceKey(Section("block", 0), "backward")
+    fused, apart = (
+        training_lists(tiny(("training.fused_accumulation", fuses)))[key] for fuses in ("true", "false")
+    )
+    made = [one for one in fused if one.name.endswith(".weight_gradient")]
+    adds = [one for one in apart if one.name.endswith(".weight_gradient.add")]
+    assert len(made) == len(adds) == 4
+    assert [one.parameters for one in made] == [one.parameters for one in adds]
+    for product, add in zip(made, adds, strict=True):
+        assert product.operator.accumulate and add.operator.kind == "gradient_add"
+        assert add.operator.rows * add.operator.columns == product.operator.m * product.operator.n
+    assert not any(one.operator.accumulate for one in apart if isinstance(one.operator, Gemm))

@@ -9,7 +9,6 @@ import pytest
 from rapid_des.frontend import load_job
 from rapid_des.validation import DataFolder, open_folder, validate
 from rapid_des.validation.inference import tables, trtllm
-from rapid_des.validation.jobs import software
 from rapid_des.validation.jobs.cases import Case, Place, outcome
 from rapid_des.validation.jobs.places import SERVERS, place
 from rapid_des.validation.jobs.software import LACKS, SOFTWARE
@@ -100,14 +99,6 @@ def test_sharded_parameters_are_gathered_again_unless_the_row_keeps_them(rows_of
     rows = [row for row in measured(published, open_folder(None)) if "llm-foundry" in row.topic]
     kept = {job_of(row).training.reshard for row in rows if row.cases}
     assert kept == {True, False} and {job_of(row).training.zero_stage for row in rows if row.cases} == {3}
-
-
-def test_a_feature_that_the_frontend_learns_is_one_line_less(monkeypatch):
-    data = open_folder(None)
-    before = [row for row in measured(nanotron, data) if row.unsupported == LACKS["pipeline_without_layers"]]
-    monkeypatch.delitem(software.LACKS, "pipeline_without_layers")
-    after = {row.case_id: row for row in measured(nanotron, data) if row.cases}
-    assert before and all(row.case_id in after for row in before)
 
 
 def test_every_software_is_a_profile_and_every_server_a_machine_file():

@@ -16,7 +16,14 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers.dispatch import Company, Dispatch
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.layers.transformer import GATED, DenseFeedForward
-from rapid_des.frontend.matrices import Linear, cast, column_backward, column_forward, reduce_output
+from rapid_des.frontend.matrices import (
+    Linear,
+    append_weight_gradient,
+    cast,
+    column_backward,
+    column_forward,
+    reduce_output,
+)
 from rapid_des.frontend.operations import OperationList
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import ExpertsSpec, ModelSpec, ParallelismSpec
@@ -246,20 +253,19 @@ class Experts:
         columns, inner = shape
         cast(operations, shard, Linear(name, columns, inner, False, sum(rows)), sum(rows), gradient=True)
         incoming, local = operations.last, len(rows)
-        weights = Gemm(
-            columns, inner, max(1, ceil_divide(sum(rows), local)), batch=local, dtype=shard.gemm_dtype,
-            out_dtype=shard.precision.gradients, accumulate=True,
-        )  # fmt: skip
+        each = max(1, ceil_divide(sum(rows), local))
+        weights = Gemm(columns, inner, each, batch=local, dtype=shard.gemm_dtype)
         if self.bias:
             reduction = shard.vector("bias_gradient", sum(rows), columns)
             operations.kernel(f"{name}.bias_gradient", reduction, after=incoming, deferrable=True)
-        operations.kernel(
+        append_weight_gradient(
+            operations,
+            shard,
             f"{name}.weight_gradient",
             weights,
             after=incoming,
             parameters=local * columns * (inner + self.bias),
             expert=True,
-            deferrable=True,
         )
         output = shard.activation_bytes(sum(rows) * inner)
         operations.kernel(

@@ -77,7 +77,6 @@ LACKS: Mapping[str, str] = {
     "megascale": "a window that is not printed, and overlap within matrices",
     "jax": "JAX's partitioner",
     "server": "a server that batches requests as they come",
-    "pipeline_without_layers": "pipeline stages without layers",
 }
 """What rows need that the frontend does not express: with its line, a feature's reason goes away."""
 

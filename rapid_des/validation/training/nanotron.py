@@ -9,7 +9,7 @@ from rapid_des.validation.jobs.cases import Case, Outcome
 from rapid_des.validation.jobs.decoders import LLAMA, Dimensions, Style, decoder, training_flops
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import Figure, MeasuredJob, allocated_gib, job_topics, reserved_gib
-from rapid_des.validation.jobs.software import SOFTWARE, lacking
+from rapid_des.validation.jobs.software import SOFTWARE
 from rapid_des.validation.jobs.training_trees import Batch, Layout, training_job
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.scoring import Topic
@@ -17,6 +17,7 @@ from rapid_des.validation.training import runs
 
 FILE = "rapid/hf_ultrascale_nanotron_h100_bench_measured.csv"
 _GPU = "H100-SXM-80GB (EFA)"
+_NODE = 8
 _CAPACITY = 81_559 << 20
 """Bytes of an H100, as its driver reports."""
 _WIDTHS = {2048: 8192, 3072: 8192, 4096: 14336, 8192: 28672, 16384: 53248}
@@ -45,11 +46,16 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 
 def _step(record: Record) -> MeasuredJob:
-    """Return a row of time; those before the pipeline was mended (column `after_pp_fix`) say nothing."""
-    topic = "training/nanotron/step"
+    """Return a row of time; those before the pipeline was mended (column `after_pp_fix`) say nothing.
+
+    The file's bandwidths (all-reduce, all-gather) are of one buffer whatever the nodes: `aws_p5_x32` gives
+    them at 32 MiB, where they fall as nodes grow; its links are not changed for them.
+    """
+    inside = record.count("tp") <= _NODE
+    topic = "training/nanotron/step" if inside else "training/nanotron/step/tp-over-nodes"
     batch, gpus = _batch(record), _layout(record).gpus
     measured = batch.sequences * batch.length / (record.time("tok/s/gpu") * gpus)
-    flops = training_flops(_size(record), gated=True, sequence=batch.length, sequences=batch.sequences)
+    flops = training_flops(dimensions(record), gated=True, sequence=batch.length, sequences=batch.sequences)
     if record["after_pp_fix"] != "True":
         topic += "/excluded-before-pipeline-fix"
         return MeasuredJob(topic, record["name"], measured, unsupported="stages waited for each other")
@@ -101,11 +107,8 @@ def _memory(record: Record, kind: str) -> MeasuredJob:
 
 def _case(record: Record, *, only_memory: bool) -> Case:
     layout, software = _layout(record), SOFTWARE["nanotron"]
-    missing = lacking(["pipeline_without_layers"] if 0 in _counts(layout) else [])
-    if missing:
-        raise UnsupportedRow(missing)
     style = _TIED if _tied(record) else LLAMA
-    model = decoder(style, _size(record), positions=record.count("seq_len"))
+    model = decoder(style, dimensions(record), positions=record.count("seq_len"))
     more = {
         "training": {"zero_stage": record.count("zero_stage", least=0)},
         "vocabulary_multiple": 1,
@@ -119,7 +122,7 @@ def _tied(record: Record) -> bool:
     return stated == "True" if stated else record.count("hidden_size") <= _TIED_UP_TO
 
 
-def _size(record: Record) -> Dimensions:
+def dimensions(record: Record) -> Dimensions:
     """Return a model's dimensions; rows that failed name grouped heads in their name alone."""
     hidden, heads = record.count("hidden_size"), record.count("num_heads")
     grouped = 8 if record["name"].endswith("gqa8") else heads
@@ -146,12 +149,8 @@ def _layout(record: Record) -> Layout:
         pp=pp,
         dp=record.count("dp"),
         sequence_parallel=True,
-        layers=by_cost(_size(record), pp) if pp > 1 else "even",
+        layers=by_cost(dimensions(record), pp) if pp > 1 else "even",
     )
-
-
-def _counts(layout: Layout) -> tuple[int, ...]:
-    return layout.layers if isinstance(layout.layers, tuple) else ()
 
 
 def by_cost(size: Dimensions, stages: int) -> tuple[int, ...]:
