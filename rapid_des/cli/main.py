@@ -20,6 +20,10 @@ from rapid_des.report.writing import printable
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("rapid_des.cli.run:run", "Predict a job's step time on a machine."),
     "serve": ("rapid_des.cli.serve:serve", "Serve requests that come over time by a job on a machine."),
+    "capacity": (
+        "rapid_des.cli.capacity:capacity",
+        "Find the load that a server takes, and the fleet for a load.",
+    ),
     "rollout": ("rapid_des.cli.rollout:rollout", "Predict a step of reinforcement learning."),
     "replay": ("rapid_des.cli.replay:replay", "Replay Chakra traces on a machine."),
     "trace": ("rapid_des.cli.trace:trace", "Show, check, convert and write Chakra traces."),

@@ -171,6 +171,13 @@ def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: 
     return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), *drawn)
 
 
+def _costs(job: Job, machine: Machine, cache: BoundedCache | None) -> PassCosts:
+    """Return the costs of a replica's iterations, those of earlier servers with `cache` among them."""
+    if cache is None:
+        return PassCosts(job, machine)
+    return cache.get_or_make(("iterations", job, machine), lambda: PassCosts(job, machine, cache))
+
+
 def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache | None) -> Engine:
     spec, alone = job.spec.serving or ServingSpec(), of_replica(job)
     pool = job.spec.memory.kv_pool
@@ -184,7 +191,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
     )
     return Engine(
         policy=POLICIES[spec.policy],
-        costs=PassCosts(alone, machine, cache),
+        costs=_costs(alone, machine, cache),
         pages=_pages(alone, machine, limits, workload),
         page_size=pool.page,
         max_batched_tokens=limits.tokens,

@@ -1,0 +1,86 @@
+"""`rapid-des capacity`: how much load a server takes within limits, and which fleet serves a load."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rapid_des.cli.options import echo, job_options, json_option, open_job, plot_option
+from rapid_des.cli.progress import progress
+from rapid_des.report.writing import check_outputs
+from rapid_des.serving.result import Slo
+from rapid_des.studies.capacity import (
+    Demand,
+    Point,
+    all_layouts,
+    capacity_lines,
+    curve,
+    draw_front,
+    fleets,
+    front,
+    layouts,
+)
+from rapid_des.units import Rate
+
+
+@click.command()
+@job_options
+@click.option("--slo", required=True, metavar="'ttft=2s tpot=50ms'", help="Limits that a request must keep.")
+@click.option(
+    "--share", type=click.FloatRange(0.01, 1), default=0.99, show_default=True, help="Of the requests."
+)
+@click.option(
+    "--layout", "texts", multiple=True, metavar="'tp=4 pp=2'", help="Layouts of a replica. Repeatable."
+)
+@click.option("--all-layouts", is_flag=True, help="Every power of two of tp in a node, and of stages.")
+@click.option("--load", metavar="RATE", help="Size a fleet for this load, as in: 20/s.")
+@click.option("--price", type=click.FloatRange(0), metavar="PRICE", help="Of a GPU and hour, for costs.")
+@click.option(
+    "--requests", type=click.IntRange(10, 10**6), default=1000, show_default=True, help="A simulation."
+)
+@click.option("--prompt", metavar="'KIND KEY=VALUE …'", help="Tokens of prompts, as of serve.")
+@click.option("--output", metavar="'KIND KEY=VALUE …'", help="Tokens that requests ask for, as of serve.")
+@click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Of all draws.")
+@plot_option
+@json_option
+def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
+    """Find the highest rate that JOB serves on a machine within limits, and the fleet for a load.
+
+    --plot draws what users see against what a GPU yields, of every layout.
+    """
+    stated = {name: options[name] for name in ("share", "requests", "prompt", "output", "seed")}
+    demand = Demand(Slo.parse(options["slo"]), **stated)
+    load = None if options["load"] is None else _rate(options["load"])
+    path: Path | None = options["plot"]
+    check_outputs([], pictures=[path], replace=options["force"])
+    wanted, loaded = open_job(job, machine, settings)
+    texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
+    title = f"{job} on {loaded.name}"
+    with progress(title) as bar:
+        found = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], told=bar.name)
+        points = list[Point]()
+        if path is not None:
+            chosen = [one for one in layouts(wanted, loaded, [row.name for row in found.rows])
+                      if not isinstance(one, tuple)]  # fmt: skip
+            for one in chosen:
+                bar.name("curves")
+                points += curve(one, loaded, demand)
+            draw_front(points, path, title=title)
+    plain = found.as_json()
+    if path is not None:
+        plain |= {
+            "points": [vars(point) for point in points],
+            "front": [vars(point) for point in front(points)],
+        }
+    drawn = [] if path is None else [f"  wrote {path}"]
+    echo(options["as_json"], plain, chain(capacity_lines(found, demand, title), drawn))
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(Rate.parse(text).per_second)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--load") from None
