@@ -176,7 +176,7 @@ def _one_replica(job: Job) -> Job:
 
 
 def _full_rate(job: Job, machine: Machine, demand: Demand, cache: BoundedCache) -> float:
-    """Return how many requests leave a server a second that has a third of them at a time, in the middle half."""
+    """Return how many requests a second leave a server that has a third of them at a time, in mid run."""
     clients = max(1, demand.requests // 3)
     result = demand.served(job, machine, f"clients count={clients}", cache, demand.requests)
     finished = np.sort(result.requests["finished"])

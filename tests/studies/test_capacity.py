@@ -1,0 +1,101 @@
+"""Capacity of servers: the highest rate that keeps limits, and the fleet for a load."""
+
+import json
+
+import pytest
+
+from rapid_des.errors import ConfigError, InfeasibleJobError
+from rapid_des.frontend import load_job
+from rapid_des.machine import load_machine
+from rapid_des.serving.result import Slo
+from rapid_des.serving.server import serve
+from rapid_des.studies.capacity import Demand, Point, all_layouts, capacity, curve, draw_front, fleets, front
+from tests.cli.shell import call, refused
+
+SMALL = {"model.layers": 2, "inference.prompt_length": 64, "inference.output_length": 32}
+
+
+@pytest.fixture(scope="module")
+def job():
+    return load_job("llama2_7b_inference", settings=SMALL)
+
+
+@pytest.fixture(scope="module")
+def node():
+    return load_machine("dgx_a100")
+
+
+def share(job, node, demand, rate):
+    """Which share of the requests keeps the limits at a rate."""
+    arrivals = f"poisson rate={rate:.6g}/s"
+    return demand.kept(serve(job, node, arrivals=arrivals, requests=demand.requests, seed=demand.seed))
+
+
+def test_limits_are_kept_at_the_capacity_and_broken_above(job, node):
+    alone = serve(job, node, arrivals="clients count=1", requests=5)
+    demand = Demand(Slo("", {"e2e": 6 * int(alone.e2e.max()) // 5}), requests=200)
+    found = capacity(job, node, demand)
+    assert found.broken == "e2e" and 0 < found.rate < found.full
+    assert share(job, node, demand, found.rate) >= 0.99 > share(job, node, demand, 1.06 * found.rate)
+
+
+def test_limits_that_nothing_breaks_leave_the_full_rate(job, node):
+    found = capacity(job, node, Demand(Slo.parse("e2e=1h"), requests=50))
+    assert found.rate == found.full and found.broken == ""
+
+
+def test_limits_that_a_request_alone_breaks_leave_nothing(job, node):
+    found = capacity(job, node, Demand(Slo.parse("ttft=1ns tpot=1s"), requests=20))
+    assert (found.rate, found.broken, found.fleet(10, 1)) == (0, "ttft", {})
+
+
+def test_a_fleet_has_whole_replicas_and_costs_what_its_gpus_do(job, node):
+    found = fleets(job, node, Demand(Slo.parse("e2e=1h"), requests=50), (), load=1e4, price=3.0)
+    (row,) = found.rows
+    fleet = row.fleet(found.load, found.price)
+    assert (fleet["replicas"] - 1) * row.rate < 1e4 <= fleet["replicas"] * row.rate
+    assert fleet["cost_per_hour"] == 3.0 * 2 * fleet["replicas"]
+    # 10,000 requests a second of 32 tokens each, an hour
+    assert fleet["cost_per_million_tokens"] == pytest.approx(fleet["cost_per_hour"] / (1e4 * 32 * 3600) * 1e6)
+
+
+def test_layouts_that_can_not_be_are_named_with_the_reason(job, node):
+    demand = Demand(Slo.parse("e2e=1h"), requests=20)
+    found = fleets(job, node, demand, ("tp=2", "tp=3", "tp=8 pp=2"))
+    assert [row.name for row in found.rows] == ["tp=2"]
+    assert [text for text, _ in found.refused] == ["tp=3", "tp=8 pp=2"]
+    assert found.refused[1][1] == "needs 16 GPUs, DGX A100 has 8"
+    with pytest.raises(InfeasibleJobError, match="tp=3"):
+        fleets(job, node, demand, ("tp=3",))
+    with pytest.raises(ConfigError, match="'tp' is not tp="):
+        fleets(job, node, demand, ("tp",))
+    assert all_layouts(node)[:3] == ("tp=1", "tp=1 pp=2", "tp=1 pp=4")
+
+
+def test_more_requests_at_a_time_serve_each_slower_and_the_gpu_better(job, node, tmp_path):
+    points = curve(job, node, Demand(Slo.parse("e2e=1h")))
+    assert [point.concurrency for point in points] == [1, 4, 16, 64, 256]
+    users = [point.tokens_per_user for point in points]
+    assert users == sorted(users, reverse=True)
+    assert points[-1].tokens_per_gpu > 5 * points[0].tokens_per_gpu
+    pytest.importorskip("matplotlib")
+    draw_front(points, tmp_path / "front.png", title="served")
+    assert (tmp_path / "front.png").stat().st_size > 10_000
+
+
+def test_the_front_leaves_out_what_another_beats_in_both():
+    kept = front([Point("a", 1, 10, 1), Point("a", 4, 8, 3), Point("b", 1, 7, 2), Point("b", 4, 2, 9)])
+    assert [(point.layout, point.concurrency) for point in kept] == [("b", 4), ("a", 4), ("a", 1)]
+
+
+def test_the_command_prints_a_row_a_layout():
+    settings = [word for key, value in SMALL.items() for word in ("--set", f"job.{key}={value}")]
+    words = ["capacity", "llama2_7b_inference", "--on", "dgx_a100", "--slo", "e2e=1h", "--requests", "20"]
+    words += settings
+    answer = call(*words, "--load", "100/s", "--price", "2", "--json")
+    assert answer.code == 0, answer.err
+    (row,) = json.loads(answer.out)["rows"]
+    assert row["layout"] == {"tp": 2} and row["fleet"]["gpus"] % 2 == 0
+    assert "tp=2" in call(*words).out
+    assert "--load" in refused(call(*words, "--load", "much"))
+    assert "ttfx" in refused(call("capacity", "llama2_7b_inference", "--on", "dgx_a100", "--slo", "ttfx=1s"))
