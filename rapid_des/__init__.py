@@ -12,13 +12,15 @@ loaded before, with settings over it), load_rollout and load_trace. Run: simulat
 simulate_rollout; a BoundedCache shares work. Read: Result, its rows (operators, messages, links) and
 pictures, ServeResult. Ask: estimate (an operator's time), bench (a collective's), memory, machine.route,
 machine.check, machine.summary. Break: Fault, parse_fault, machine.with_faults, scenario, criticality.
-Errors are all below RapidDesError.
+Choose: plan. Errors are all below RapidDesError.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from rapid_des.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from rapid_des.bounded_cache import BoundedCache
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from rapid_des.studies.collective_bench import BenchRow, bench
     from rapid_des.studies.criticality import Criticality, criticality
     from rapid_des.studies.faults import How, Scenario, scenario
+    from rapid_des.studies.plan import Plan, Wanted, plan
     from rapid_des.units import Bandwidth, Duration, Size, seconds
 
 _HOMES = {
@@ -89,6 +92,7 @@ _HOMES = {
     "MessageRow": "rapid_des.report.rows",
     "Model": "rapid_des.frontend.job",
     "OperatorRow": "rapid_des.report.rows",
+    "Plan": "rapid_des.studies.plan",
     "RapidDesError": "rapid_des.errors",
     "ReadOptions": "rapid_des.chakra.dialects",
     "Result": "rapid_des.report.result",
@@ -100,6 +104,7 @@ _HOMES = {
     "TraceError": "rapid_des.errors",
     "UnsupportedByEngine": "rapid_des.errors",
     "Vector": "rapid_des.device.operators",
+    "Wanted": "rapid_des.studies.plan",
     "bench": "rapid_des.studies.collective_bench",
     "check_memory": "rapid_des.frontend.memory",
     "compare": "rapid_des.simulation",
@@ -117,6 +122,7 @@ _HOMES = {
     "memory": "rapid_des.frontend.memory",
     "parse_fault": "rapid_des.network.faults.specs",
     "picture": "rapid_des.report.pictures.fabric",
+    "plan": "rapid_des.studies.plan",
     "price": "rapid_des.modes.pricing",
     "replay": "rapid_des.simulation",
     "scenario": "rapid_des.studies.faults",
@@ -126,8 +132,6 @@ _HOMES = {
     "simulate_rollout": "rapid_des.serving.rollout",
     "write_set": "rapid_des.chakra.writer",
 }
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Attention",
@@ -157,6 +161,7 @@ __all__ = [
     "MessageRow",
     "Model",
     "OperatorRow",
+    "Plan",
     "RapidDesError",
     "ReadOptions",
     "Result",
@@ -168,6 +173,7 @@ __all__ = [
     "TraceError",
     "UnsupportedByEngine",
     "Vector",
+    "Wanted",
     "bench",
     "check_memory",
     "compare",
@@ -185,6 +191,7 @@ __all__ = [
     "memory",
     "parse_fault",
     "picture",
+    "plan",
     "price",
     "replay",
     "scenario",

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gemm": ("rapid_des.cli.operator:sharded_gemm", "A GEMM sharded over tensor-parallel GPUs."),
     "device": ("rapid_des.cli.device:device", "Show, sample, fit and calibrate devices."),
     "faults": ("rapid_des.cli.faults:faults", "What link and GPU faults cost a job."),
+    "plan": ("rapid_des.cli.plan:plan_command", "Find the best ways to split a job over GPUs."),
     "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
     "schema": ("rapid_des.cli.schema:schema", "Print the JSON Schema of a file kind."),

@@ -268,10 +268,10 @@ def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict
     parameters = _trained(parameters)
     updated = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
     kernels: dict[str, Operator] = {"gradients.zero": _clearing(job, parameters)}
-    updated_narrow = min(narrow_weights(job, stage), sum(parameters.values()))  # none of what is frozen
-    if job.training_shard.recipe is not None and updated_narrow:
-        weights = Vector("cast_transpose", 1, updated_narrow, job.spec.precision.activations)
-        kernels["weights.cast"] = weights
+    if job.training_shard.recipe is not None:
+        narrow = min(narrow_weights(job, stage), sum(parameters.values()))  # none of what is frozen
+        if narrow:
+            kernels["weights.cast"] = Vector("cast_transpose", 1, narrow, job.spec.precision.activations)
     if job.spec.precision.activations == "fp16":
         kernels["gradient_unscale"] = Vector("gradient_clip", 1, updated, dtype)
     if job.training.gradient_norm:

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from rapid_des import __version__
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.spec import LEARNED
 from rapid_des.errors import ConfigError
@@ -26,6 +25,7 @@ from rapid_des.network.specs import Graph, InfraGraph
 from rapid_des.report.result import Result
 from rapid_des.simulation import FLATTENED, simulate
 from rapid_des.units import Quantity
+from rapid_des.version import __version__
 
 ROOTS = ("job", "machine", "device")
 """What the keys of settings begin with."""

@@ -1,0 +1,93 @@
+"""Plans and sensitivities as lines for a terminal and HTML for a notebook, from what `--json` prints."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rapid_des.report.result_text import time_text
+from rapid_des.report.tables import table
+from rapid_des.units import PS_PER_S, Size
+
+Plain = Mapping[str, Any]
+_GIB = int(Size.parse("1 GiB"))
+_SHORT = {
+    "sequence_parallel": "sp",
+    "micro_batch": "mb",
+    "zero_stage": "zero",
+    "memory_bytes": "GiB",
+    "step_time_s": "step",
+    "energy_j": "kJ",
+}
+
+
+def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
+    """Yield a plan's rows as a table, and what became of the other ways."""
+    yield f"{job} over {plan['gpus']} GPUs of {machine}: {plan['ways']:,} ways to split it"
+    if plan["interrupted"]:
+        yield "  interrupted: the best so far, of which those marked ? are not certain"
+    rows = [_cells(row) for row in plan["rows"]]
+    header = [_SHORT.get(name, name) for name in rows[0]]
+    yield from table("best first", ["", *header], ">" * (1 + len(header)), [
+        [f"{number}{'' if row['certain'] else '?'}", *cells.values()]
+        for number, (row, cells) in enumerate(zip(plan["rows"], rows, strict=True), 1)
+    ])  # fmt: skip
+    yield ""
+    yield f"  {_counts(plan)}"
+    if plan["pruned"]:
+        yield from _pruned(plan["pruned"])
+
+
+def _cells(row: Plain) -> dict[str, str]:
+    """Return what a table shows of a row, by column."""
+    found = {
+        "step_time_s": time_text(round(row["step_time_s"] * PS_PER_S)),
+        "mfu": "" if row["mfu"] is None else f"{row['mfu']:.1%}",
+        "memory_bytes": f"{row['memory_bytes'] / _GIB:.1f}",
+        "bound": row["bound"],
+    }
+    if row["energy_j"] is not None:
+        found["energy_j"] = f"{row['energy_j'] / 1e3:.4g}"
+    if "cost" in row:
+        found["cost"] = f"{row['cost']:.4g}"
+    for name in ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch", "batch", "schedule", "chunks",
+                 "sequence_parallel", "recompute", "zero_stage", "order"):  # fmt: skip
+        if name in row:
+            found[name] = _value(row[name])
+    return found
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _counts(plan: Plain) -> str:
+    counts, done = dict(plan["counts"]), []
+    for mode in ("analytical", "hybrid", "hierarchical", "flattened"):
+        if counts.get(mode):
+            done.append(f"{counts[mode]:,} simulated {mode}")
+    if counts.get("memory"):
+        done.append(f"{counts['memory']:,} looked at do not fit into memory")
+    cut = f"; bounds from below cut the rest ({sum(plan['refused'].values()):,} refusals before)"
+    return ", ".join(done) + cut
+
+
+def _pruned(pruned: Sequence[Plain]) -> Iterator[str]:
+    yield f"\n  {len(pruned):,} ways that are no rows"
+    for one in pruned:
+        split = " ".join(f"{name} {_value(value)}" for name, value in one.items()
+                         if name not in ("why", "text", "layers"))  # fmt: skip
+        yield f"    {one['why']}: {split}: {one['text']}"
+
+
+def plan_html(plan: Plain) -> str:
+    """Return a plan's rows as an HTML table."""
+    rows = [_cells(row) for row in plan["rows"]]
+    head = "".join(f"<th>{html.escape(_SHORT.get(name, name))}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row.values()) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

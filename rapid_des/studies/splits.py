@@ -1,0 +1,338 @@
+"""The ways to split a job over GPUs: which values each choice has, and which of their products are legal.
+
+    (tp, cp, pp) ──► ep, etp ──► micro-batch ──► schedule, chunks ──► recomputation, ZeRO, order
+
+Whether a way is legal is asked of the frontend (`with_spec`), step by step: what it refuses of a split it
+refuses of all that would follow from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from rapid_des.config.documents import parse_text
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import Job
+from rapid_des.frontend.groups import ZERO_STAGES
+from rapid_des.frontend.loading import with_spec
+from rapid_des.frontend.schedules import SCHEDULES, schedule_of
+from rapid_des.frontend.spec import ExpertsSpec, JobSpec
+from rapid_des.machine import Machine
+
+CHOICES: Mapping[str, str] = {
+    "tp": "parallelism.tp",
+    "cp": "parallelism.cp",
+    "pp": "parallelism.pp",
+    "ep": "parallelism.ep",
+    "etp": "parallelism.etp",
+    "sequence_parallel": "parallelism.sequence_parallel",
+    "order": "parallelism.order",
+    "chunks": "parallelism.chunks",
+    "micro_batch": "training.micro_batch",
+    "schedule": "training.schedule",
+    "recompute": "training.recompute",
+    "zero_stage": "training.zero_stage",
+}
+"""What is chosen, by the key of a job file that says it; dp follows from the number of GPUs."""
+_LEAST_TOKENS = 2048
+"""Tokens of a sequence that context parallelism leaves a rank at least, unless --vary says which cp."""
+_USUAL_SCHEDULES = ("1f1b", "interleaved_1f1b")
+"""What frameworks' users choose from; others by --vary schedule."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One legal way to split a job."""
+
+    job: Job
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was chosen, by the names that rows of a plan have."""
+        spec, split = self.job.spec, self.job.spec.parallelism
+        found: dict[str, Any] = {"tp": split.tp, "cp": split.cp, "pp": split.pp, "dp": split.dp}
+        if self.job.model.has_experts:
+            found |= {"ep": split.ep, "etp": split.expert_ways}
+        found["sequence_parallel"] = split.sequence_parallel
+        if spec.training is not None:
+            training = spec.training
+            found |= {
+                "micro_batch": training.micro_batch,
+                "schedule": training.schedule if isinstance(training.schedule, str) else "file",
+                "chunks": self.job.shape.chunks,
+                "recompute": training.recompute,
+                "zero_stage": training.zero_stage,
+            }
+        else:
+            found["batch"] = self.job.inference.batch
+        return found | {"order": " ".join(split.order), "layers": split.layers}
+
+
+@dataclass
+class Space:
+    """The legal ways of a job on so many GPUs of a machine; iterating counts what the frontend refuses."""
+
+    job: Job
+    machine: Machine
+    gpus: int
+    vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict)
+    """By choice the values to take instead of the usual; None: all there are."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Why, by key, and how many splits or ways each refusal cut off."""
+
+    def __iter__(self) -> Iterator[Way]:
+        for base in self._splits():
+            for way in self._passes(base):
+                yield from self._rest(way)
+
+    def _values(self, name: str, usual: Iterable[Any], every: Iterable[Any]) -> list[Any]:
+        """Return the values of one choice: stated, all, or the usual ones."""
+        if name not in self.vary:
+            return list(dict.fromkeys(usual))
+        stated = self.vary[name]
+        return list(dict.fromkeys(every if stated is None else stated))
+
+    def _legal(self, job: Job, spec: JobSpec) -> Job | None:
+        try:
+            return with_spec(replace(job), spec)
+        except ConfigError as error:
+            self.refused[f"{error.key}: {error.message}" if error.key else error.message] += 1
+            return None
+
+    def _splits(self) -> Iterator[Job]:
+        """Yield a job of every (tp, cp, pp, ep, etp), as plain as can be otherwise."""
+        divisors = [n for n in range(1, self.gpus + 1) if self.gpus % n == 0]
+        node = self.machine.spec.gpus_per_node or self.gpus
+        serves = self.job.spec.training is None
+        length = 0 if serves else self.job.training.sequence_length
+        usual_cp = [n for n in divisors if n == 1 or length // n >= _LEAST_TOKENS]
+        layers = self.job.model.spec.layers
+        for tp in self._values("tp", [n for n in divisors if n <= node], divisors):
+            for cp in self._values("cp", [1] if serves else usual_cp, divisors):
+                stages = [n for n in divisors if n <= layers]
+                for pp in self._values("pp", stages, stages):
+                    if self.gpus % (tp * cp * pp) == 0:
+                        yield from self._experts(tp, cp, pp)
+
+    def _experts(self, tp: int, cp: int, pp: int) -> Iterator[Job]:
+        """Yield the jobs of one split of the model by ways to spread its experts."""
+        dp = self.gpus // (tp * cp * pp)
+        own = self.job.spec.parallelism
+        counts = [spec.experts for spec in _feed_forwards(self.job) if isinstance(spec, ExpertsSpec)]
+        ranks = tp * cp * dp
+        ways = (
+            [n for n in range(1, min(counts, default=1) + 1) if ranks % n == 0 and counts[0] % n == 0]
+            if counts
+            else [1]
+        )
+        etps = self._values("etp", [1] if counts else [None], [1, None]) if counts else [None]
+        for ep in self._values("ep", ways, ways):
+            for etp in etps if tp > 1 else [None]:
+                split = structs.replace(
+                    own, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, chunks=1, order=_ORDER,
+                    dp_replicate=1, sequence_parallel=tp > 1 and self.job.spec.training is not None,
+                )  # fmt: skip
+                found = self._placed(split, self._plain())
+                if found is not None:
+                    yield found
+
+    def _plain(self) -> JobSpec:
+        """Return the job's spec with the mildest choices of all that a split does not rule out."""
+        spec = self.job.spec
+        if spec.training is None:
+            return spec
+        training = structs.replace(spec.training, schedule="1f1b", micro_batch=1, zero_stage=0,
+            recompute="none", recompute_layers=None, recompute_method="uniform", recompute_kinds=(),
+            overlap_parameters=False, micro_batch_group=None, overlap_batches=False)  # fmt: skip
+        return structs.replace(spec, training=training)
+
+    def _placed(self, split: Any, spec: JobSpec, parts: int | None = None) -> Job | None:
+        """Return the job with its layers on the parts of a split, or None if the frontend refuses it."""
+        layers = layers_of(self.job, parts or split.pp)
+        spec = structs.replace(spec, parallelism=structs.replace(split, layers=layers))
+        if spec.inference is not None:
+            batch, own = spec.inference.batch, self.job.spec.parallelism.dp
+            if (batch or 1) * own % split.dp or (batch is None and own != split.dp):
+                self.refused[f"inference: its requests do not divide over dp {split.dp}"] += 1
+                return None
+            share = None if batch is None else batch * own // split.dp
+            spec = structs.replace(
+                spec, inference=structs.replace(spec.inference, batch=share, micro_batch=None)
+            )
+        return self._legal(self.job, spec)
+
+    def _passes(self, base: Job) -> Iterator[Job]:
+        """Yield the jobs of one split by micro-batch, schedule and chunks."""
+        if base.spec.training is None:
+            yield base
+            return
+        batch, dp = base.training.global_batch, base.spec.parallelism.dp
+        sizes = [1 << n for n in range(20) if dp << n <= batch and batch % (dp << n) == 0]
+        for micro_batch in self._values("micro_batch", sizes, sizes):
+            for schedule, chunks in self._schedules(base):
+                training = structs.replace(base.training, micro_batch=micro_batch, schedule=schedule)
+                split = structs.replace(base.spec.parallelism, chunks=chunks)
+                kind = schedule_of(schedule)
+                parts = 1 + max(map(max, kind.placement(split.pp, kind.chunks or chunks)))
+                found = self._placed(split, structs.replace(base.spec, training=training), parts)
+                if found is not None:
+                    yield found
+
+    def _schedules(self, base: Job) -> Iterator[tuple[Any, int]]:
+        own, pp, layers = self.job.training.schedule, base.stages, base.model.spec.layers
+        usual = [*_USUAL_SCHEDULES, own] if pp > 1 else ["1f1b"]
+        for schedule in self._values("schedule", usual, SCHEDULES):
+            found = schedule_of(schedule)
+            if found.chunks is not None:
+                yield schedule, 1
+                continue
+            even = [
+                n for n in range(2, layers // pp + 1) if not layers % (pp * n) or not (layers + 2) % (pp * n)
+            ]
+            for chunks in self._values("chunks", even, even):
+                yield schedule, chunks
+
+    def _rest(self, base: Job) -> Iterator[Way]:
+        """Yield the ways of one split and schedule by what is left to choose."""
+        if base.spec.training is None:
+            for order in self._orders(base):
+                yield from self._way(base, order, base.spec.training, sequence_parallel=False)
+            return
+        own, training = self.job.training, base.training
+        split = base.spec.parallelism
+        again = [own.recompute] if not isinstance(own.recompute, str) else []
+        recomputes = self._values(
+            "recompute", ["none", "selective", "full", *again], ["none", "selective", "full", *again]
+        )
+        stages = list(ZERO_STAGES) if split.dp * split.cp > 1 else [0]
+        parallel = [True, False] if split.tp > 1 else [False]
+        if self.job.model.has_experts and split.tp > 1:
+            parallel = [True]  # what the frontend needs where tokens stand on one tp rank each
+        for order in self._orders(base):
+            for recompute in recomputes:
+                for stage in self._values("zero_stage", stages, stages):
+                    changed = self._chosen(training, recompute, stage)
+                    for chosen in self._values("sequence_parallel", parallel, parallel):
+                        yield from self._way(base, order, changed, sequence_parallel=chosen)
+
+    def _chosen(self, training: Any, recompute: Any, stage: int) -> Any:
+        """Return the training section with what the job itself says beside one choice, where it can."""
+        own = self.job.training
+        policy = ZERO_STAGES[stage]
+        gathers = policy.gather is not None and not policy.by_unit
+        changed = structs.replace(
+            training,
+            recompute=recompute,
+            zero_stage=stage,
+            overlap_parameters=own.overlap_parameters and gathers,
+        )
+        if recompute == own.recompute:
+            changed = structs.replace(
+                changed, recompute_method=own.recompute_method, recompute_layers=own.recompute_layers,
+                recompute_kinds=own.recompute_kinds,
+            )  # fmt: skip
+        if own.schedule == training.schedule:
+            changed = structs.replace(changed, micro_batch_group=own.micro_batch_group,
+                                      overlap_batches=own.overlap_batches)  # fmt: skip
+        return changed
+
+    def _way(self, base: Job, order: Any, training: Any, *, sequence_parallel: bool) -> Iterator[Way]:
+        split = structs.replace(base.spec.parallelism, order=order, sequence_parallel=sequence_parallel)
+        job = replace(base, spec=structs.replace(base.spec, parallelism=split, training=training))
+        yield Way(job)
+
+    def _orders(self, base: Job) -> list[Any]:
+        """Return orders of the axes that differ in where ranks stand: usually dp inside pp, or outside."""
+        split = base.spec.parallelism
+        sizes = {"tp": split.tp, "cp": split.cp, "dp": split.dp, "pp": split.pp}
+        usual = [_ORDER, ("tp", "cp", "ep", "pp", "dp"), self.job.spec.parallelism.order]
+        every = [("ep", *order) for order in permutations(("tp", "cp", "dp", "pp"))]
+        kept: dict[tuple[str, ...], Any] = {}
+        for order in self._values("order", usual, every):
+            kept.setdefault(tuple(axis for axis in order if sizes.get(axis, 1) > 1), order)
+        return list(kept.values())
+
+
+_ORDER = ("tp", "cp", "ep", "dp", "pp")
+
+
+def _feed_forwards(job: Job) -> list[Any]:
+    spec = job.model.spec
+    return [spec.feed_forward, *(one.feed_forward for one in spec.exceptions if one.feed_forward is not None)]
+
+
+def layers_of(job: Job, parts: int) -> Any:
+    """Return how the layers go on so many parts: as the job says it, evenly, or as near to that as can be.
+
+    Embedding and head count as a layer each where layers alone do not divide.
+    """
+    rule, count = job.spec.parallelism.layers, job.model.spec.layers
+    if isinstance(rule, tuple) and len(rule) == parts:
+        return rule
+    if rule == "endpoints" and (count + 2) % parts == 0:
+        return rule
+    if count % parts == 0:
+        return "even"
+    if (count + 2) % parts == 0:
+        return "endpoints"
+    share, over = divmod(count + 2, parts)
+    each = [share + (0 < place <= over) for place in range(parts)]
+    return (each[0] - 1, *each[1:-1], each[-1] - 1)
+
+
+def checked(way: Way, refused: Callable[[str], None]) -> Job | None:
+    """Return the job of a way if the frontend takes it; else `refused` is told why."""
+    try:
+        return with_spec(way.job, way.job.spec)
+    except ConfigError as error:
+        refused(f"{error.key}: {error.message}" if error.key else error.message)
+        return None
+
+
+_WORDS: Mapping[str, Sequence[Any]] = {
+    "sequence_parallel": (True, False),
+    "schedule": tuple(SCHEDULES),
+    "recompute": ("none", "selective", "full"),
+    "zero_stage": tuple(ZERO_STAGES),
+}
+
+
+def choices_of(texts: Iterable[str]) -> dict[str, Sequence[Any] | None]:
+    """Return what `NAME` (all values) and `NAME=value,…` stand for, by choice.
+
+    >>> choices_of(["tp=2,4", "order"])
+    {'tp': [2, 4], 'order': None}
+    """
+    found: dict[str, Sequence[Any] | None] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if name not in CHOICES:
+            raise ConfigError(f"{name!r} is not one of {', '.join(CHOICES)}", file="--vary")
+        found[name] = _stated(name, values) if equals else None
+    return found
+
+
+def _stated(name: str, text: str) -> list[Any]:
+    parsed = parse_text(f"[{text}]", Path(f"--vary {name}"))
+    assert isinstance(parsed, list), "of what stands in brackets"
+    values = [tuple(value) if isinstance(value, list) else value for value in parsed]
+    for value in values:
+        if name == "order":
+            legal = isinstance(value, tuple) and sorted(map(str, value)) == sorted(_ORDER)
+            allowed = "lists of tp, cp, ep, dp and pp, as [tp, cp, ep, pp, dp]"
+        elif name in _WORDS:
+            legal, allowed = value in _WORDS[name], ", ".join(map(str, _WORDS[name]))
+        else:
+            legal, allowed = type(value) is int and value > 0, "whole numbers from 1 on"
+        if not legal:
+            raise ConfigError(f"{value!r}; allowed: {allowed}", file="--vary", key=name)
+    if not values:
+        raise ConfigError("no values", file="--vary", key=name)
+    return values

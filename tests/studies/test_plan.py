@@ -1,0 +1,145 @@
+"""Plans: bounds are never above what is simulated, and the best is what trying everything finds."""
+
+import json
+import random
+
+import pytest
+from click.testing import CliRunner
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.cli.main import cli
+from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
+from rapid_des.frontend import load_job, memory
+from rapid_des.machine import load_machine
+from rapid_des.simulation import simulate
+from rapid_des.studies.floors import Floors
+from rapid_des.studies.plan import Wanted, plan
+from rapid_des.studies.splits import Space, checked, choices_of
+
+SMALL = {"model.layers": 8, "training.global_batch": 16, "training.sequence_length": 2048}
+FEW = {"recompute": ["none", "full"], "zero_stage": [0, 1, 3], "order": [("tp", "cp", "ep", "dp", "pp")]}
+
+
+def job_of(name="llama2_7b_train", **settings):
+    changed = {key: str(value) for key, value in {**SMALL, **settings}.items()}
+    return load_job(name, settings=changed)
+
+
+def machine_of(name="dgx_a100"):
+    return load_machine(name, device_settings=[("operators", "roofline")])
+
+
+@pytest.mark.parametrize(
+    ("job", "machine", "gpus"),
+    [
+        (job_of(), "dgx_a100", 8),
+        (job_of(**{"training.overlap_gradients": "false"}), "dgx_a100_x2", 16),  # dp over nodes
+        (
+            job_of(
+                "deepseek_v3_train_2048",
+                **{
+                    "model.exceptions": "[]",
+                    "parallelism": "{pp: 1, dp: 16, ep: 8}",
+                    "training.schedule": "1f1b",
+                },
+            ),
+            "dgx_h100_x8",
+            16,
+        ),
+    ],
+)
+def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
+    machine, cache = machine_of(machine), BoundedCache()
+    ways = list(Space(job, machine, gpus))
+    floors, refusals = Floors(machine, cache), []
+    for way in random.Random(1).sample(ways, 6):
+        legal = checked(way, refusals.append)
+        if legal is None:
+            continue
+        assert floors.memory(legal) <= memory(legal).fullest.peak, way.settings
+        for mode in ("analytical", "hierarchical"):
+            step = simulate(legal, machine, mode=mode, allow_oom=True, cache=cache).step_time
+            assert floors.step(way.job) <= step, (mode, way.settings)
+    assert len(refusals) < 6
+
+
+def test_the_best_is_what_trying_everything_finds():
+    job, machine = job_of(), machine_of()
+    vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}
+    found = plan(job, machine, Wanted(gpus=4, top=3, vary=vary))
+    every, cache = [], BoundedCache()
+    for way in Space(job, machine, 4, vary):
+        legal = checked(way, str)
+        if legal is not None and memory(legal).fullest.peak <= machine.device.spec.hbm.capacity:
+            every.append(simulate(legal, machine, mode="hierarchical", cache=cache).step_time)
+    assert [row.step_time for row in found.rows] == sorted(every)[:3]
+    assert found.ways > 2 * found.counts["hierarchical"]
+    assert all(row.certain and row.job.gpus == 4 for row in found.rows)
+    assert [row["tp"] for row in found.as_json()["rows"]] == [row.settings["tp"] for row in found.rows]
+
+
+def test_every_other_way_says_why_it_is_no_row():
+    job = job_of(**{"training.sequence_length": 4096, "model.layers": 32})
+    vary = {**FEW, "tp": [1, 2], "cp": [1], "pp": [1], "micro_batch": [1, 16]}
+    found = plan(job, machine_of(), Wanted(gpus=4, top=1, vary=vary, pruned=True, price=2.0))
+    assert len(found.pruned) + len(found.rows) == found.ways
+    assert {one.why for one in found.pruned} == {"memory", "bound"}
+    row = found.rows[0].as_json(2.0)
+    assert row["cost"] == pytest.approx(2.0 * 4 * row["step_time_s"] / 3600)
+
+
+def test_requests_are_planned_too():
+    job = load_job("llama2_7b_inference", settings={"inference.batch": "8", "inference.decode_steps": "2"})
+    found = plan(job, machine_of(), Wanted(gpus=4, top=2, mode="analytical", vary={"pp": [1]}))
+    served = {row.settings["batch"] * row.settings["dp"] for row in found.rows}
+    assert served == {8 * job.spec.parallelism.dp}
+
+
+def test_where_nothing_fits_the_nearest_is_named():
+    with pytest.raises(InfeasibleJobError, match=r"none of .* ways .* nearest \(tp 1, .*missing") as refused:
+        plan(load_job("llama3_1_70b_train_64"), machine_of(), Wanted(gpus=1))
+    assert refused.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("foo", "'foo' is not one of tp, cp"),
+        ("tp=0", "whole numbers from 1 on"),
+        ("schedule=2f2b", "allowed: gpipe"),
+        ("order=tp", "lists of tp, cp"),
+        ("tp=", "no values"),
+    ],
+)
+def test_choices_that_are_none_are_refused(text, match):
+    with pytest.raises(ConfigError, match=match):
+        choices_of([text])
+
+
+def test_more_gpus_than_there_are_are_refused():
+    with pytest.raises(InputError, match="100 GPUs, the machine has 8"):
+        plan(job_of(), machine_of(), Wanted(gpus=100))
+
+
+def test_the_command_writes_the_best_way_as_a_job(tmp_path):
+    target = tmp_path / "best.yaml"
+    few = [
+        "--vary",
+        "tp=2",
+        "--vary",
+        "cp=1",
+        "--vary",
+        "pp=1",
+        "--vary",
+        "micro_batch=1",
+        "--vary",
+        "zero_stage=1",
+    ]
+    on = ["--on", "dgx_a100", "--gpus", "4", "--top", "1", "--mode", "analytical", "--executor", "local"]
+    sets = [part for key, value in SMALL.items() for part in ("--set", f"job.{key}={value}")]
+    asked = ["plan", "llama2_7b_train", *on, *few, *sets, "--write-job", str(target), "--json"]
+    done = CliRunner().invoke(cli, asked, catch_exceptions=False, standalone_mode=False)
+    (best,) = json.loads(done.stdout)["rows"]
+    again = simulate(load_job(target), load_machine("dgx_a100"), mode="analytical")
+    assert again.as_json()["step_time_s"] == best["step_time_s"]
+    assert (best["tp"], best["dp"], best["zero_stage"], best["mode"]) == (2, 2, 1, "analytical")
