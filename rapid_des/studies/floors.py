@@ -25,7 +25,7 @@ from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.memory.events import SectionMemory, section_memory
-from rapid_des.frontend.memory.standing import standing
+from rapid_des.frontend.memory.training import standing
 from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import (
     EMBEDDING,
