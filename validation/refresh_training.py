@@ -64,6 +64,7 @@ SETS = (
         "12 / 20",
     ),
     Set("MLPerf Training, H100 to GB300", ("mlperf",), "7"),
+    Set("MLPerf, adapters of Llama 2 70B", ("mlperf/lora",), "12"),
     Set("MegaScale's baseline, A100", ("megascale",), "10"),
     Set("MT-NLG 530B, A100", ("mt-nlg",), "–"),
     Set("llm-foundry MPT, A100 40 GB", ("llm-foundry/a100_40gb",), "6"),

@@ -123,6 +123,18 @@ def test_what_a_submission_leaves_open_is_predicted_in_every_reading():
     assert list(chunks.values()) == [{6, 12}] * len(chunks)
 
 
+def test_rows_of_adapters_train_them_beside_attention_with_one_sequence_a_micro_batch():
+    rows = [row for row in measured(mlperf, open_folder(None)) if row.topic == "training/mlperf/lora"]
+    jobs = [job_of(row) for row in rows if row.cases]
+    assert jobs and {job.training.adapters.matrices for job in jobs} == {
+        ("attention.qkv", "attention.output")
+    }
+    assert {job.training.micro_batch for job in jobs} == {1}
+    others = [job_of(row) for row in measured(mlperf, open_folder(None)) if row.cases and row not in rows]
+    assert {job.training.overlap_tp for job in others if job.spec.parallelism.tp == 1} == {"none"}
+    assert "userbuffers" in {job.training.overlap_tp for job in others}
+
+
 def test_stages_of_nanotron_end_where_their_share_of_the_matrices_does():
     size = nanotron.Dimensions(16, 2048, 32, 32, 8192, 131072)
     # A layer has 4·2048² + 3·2048·8192 = 67.1 M parameters, the head 2048·131072 = four times that.

@@ -72,7 +72,6 @@ def with_attention(name: str, attention: str) -> Profile:
 
 
 LACKS: Mapping[str, str] = {
-    "lora": "low-rank adapters",
     "mamba": "state-space layers",
     "megascale": "a window that is not printed, and overlap within matrices",
     "jax": "JAX's partitioner",
