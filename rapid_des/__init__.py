@@ -11,8 +11,8 @@ Load: load_job, load_machine, load_device, load_model (a path, a preset's name, 
 loaded before, with settings over it), load_rollout and load_trace. Run: simulate, compare, replay, serve,
 simulate_rollout; a BoundedCache shares work. Read: Result, its rows (operators, messages, links) and
 pictures, ServeResult. Ask: estimate (an operator's time), bench (a collective's), memory, machine.route,
-machine.check, machine.summary. Break: Fault, parse_fault, machine.with_faults, scenario, criticality.
-Choose: plan. Errors are all below RapidDesError.
+machine.check, machine.summary. Break: Fault, parse_fault, machine.with_faults, scenario, criticality. Study:
+plan, sweep (many points, to a DataFrame), difference (of two results). Errors are all below RapidDesError.
 """
 
 from __future__ import annotations
@@ -60,8 +60,12 @@ if TYPE_CHECKING:
     from rapid_des.simulation import MODES, compare, load_trace, replay, simulate
     from rapid_des.studies.collective_bench import BenchRow, bench
     from rapid_des.studies.criticality import Criticality, criticality
+    from rapid_des.studies.difference import Difference, difference
     from rapid_des.studies.faults import How, Scenario, scenario
     from rapid_des.studies.plan import Plan, Wanted, plan
+    from rapid_des.studies.points import Point
+    from rapid_des.studies.results import Sweep
+    from rapid_des.studies.sweep import sweep
     from rapid_des.units import Bandwidth, Duration, Size, seconds
 
 _HOMES = {
@@ -74,6 +78,7 @@ _HOMES = {
     "Criticality": "rapid_des.studies.criticality",
     "DeadlockError": "rapid_des.errors",
     "Device": "rapid_des.device.device",
+    "Difference": "rapid_des.studies.difference",
     "Duration": "rapid_des.units",
     "EngineChoice": "rapid_des.modes.execution",
     "Estimate": "rapid_des.device.operators",
@@ -93,6 +98,7 @@ _HOMES = {
     "Model": "rapid_des.frontend.job",
     "OperatorRow": "rapid_des.report.rows",
     "Plan": "rapid_des.studies.plan",
+    "Point": "rapid_des.studies.points",
     "RapidDesError": "rapid_des.errors",
     "ReadOptions": "rapid_des.chakra.dialects",
     "Result": "rapid_des.report.result",
@@ -100,6 +106,7 @@ _HOMES = {
     "ServeResult": "rapid_des.serving.result",
     "Size": "rapid_des.units",
     "Slo": "rapid_des.serving.result",
+    "Sweep": "rapid_des.studies.results",
     "TopologyError": "rapid_des.errors",
     "TraceError": "rapid_des.errors",
     "UnsupportedByEngine": "rapid_des.errors",
@@ -109,6 +116,7 @@ _HOMES = {
     "check_memory": "rapid_des.frontend.memory",
     "compare": "rapid_des.simulation",
     "criticality": "rapid_des.studies.criticality",
+    "difference": "rapid_des.studies.difference",
     "draw": "rapid_des.report.pictures.overview",
     "draw_collective": "rapid_des.report.pictures.charts",
     "draw_roofline": "rapid_des.report.pictures.charts",
@@ -130,6 +138,7 @@ _HOMES = {
     "serve": "rapid_des.serving.server",
     "simulate": "rapid_des.simulation",
     "simulate_rollout": "rapid_des.serving.rollout",
+    "sweep": "rapid_des.studies.sweep",
     "write_set": "rapid_des.chakra.writer",
 }
 
@@ -143,6 +152,7 @@ __all__ = [
     "Criticality",
     "DeadlockError",
     "Device",
+    "Difference",
     "Duration",
     "EngineChoice",
     "Estimate",
@@ -162,6 +172,7 @@ __all__ = [
     "Model",
     "OperatorRow",
     "Plan",
+    "Point",
     "RapidDesError",
     "ReadOptions",
     "Result",
@@ -169,6 +180,7 @@ __all__ = [
     "ServeResult",
     "Size",
     "Slo",
+    "Sweep",
     "TopologyError",
     "TraceError",
     "UnsupportedByEngine",
@@ -178,6 +190,7 @@ __all__ = [
     "check_memory",
     "compare",
     "criticality",
+    "difference",
     "draw",
     "draw_collective",
     "draw_roofline",
@@ -199,6 +212,7 @@ __all__ = [
     "serve",
     "simulate",
     "simulate_rollout",
+    "sweep",
     "write_set",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -144,6 +145,10 @@ class Machine:
         fabric = tuple(_located(dimension, self.path.parent.absolute()) for dimension in self.spec.fabric)
         return structs.replace(self.spec, device=self.device.as_spec(), fabric=fabric, faults=self.faults)
 
+    def _repr_html_(self) -> str:
+        """Return the machine's file for a notebook."""
+        return f"<pre>{escape(to_yaml(structs.replace(self.spec, faults=self.faults), brief=True))}</pre>"
+
     @cached_property
     def in_switches(self) -> bool:
         """Whether the file names algorithms that work inside switches."""
@@ -245,7 +250,7 @@ class Machine:
 
 
 def load_machine(
-    reference: str | Path | Mapping[str, Any] | Machine,
+    reference: str | Path | Mapping[str, Any] | Document | Machine,
     *,
     settings: Settings = (),
     device_settings: Settings = (),
@@ -287,8 +292,7 @@ def load_machine(
         check_jitter(spec.jitter, machine.healthy.dimensions, spec.gpus_per_node, file=str(document.path))
     if not any(key.startswith("fabric") for key, _ in chosen):
         _check_nodes(machine)  # a fabric that was made smaller by hand may be a part of a node
-    faults = tuple(faults)
-    return machine.with_faults(faults) if faults else machine
+    return machine.with_faults(given) if (given := tuple(faults)) else machine
 
 
 def _checked_spec(document: Document) -> MachineSpec:
@@ -367,8 +371,7 @@ def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: 
 
 
 def _plan(spec: MachineSpec, document: Document) -> FabricLayout:
-    dimensions = [_located(dimension, document.folder) for dimension in spec.fabric]
-    plan = build(spec.name, dimensions, spec.routing)
+    plan = build(spec.name, [_located(one, document.folder) for one in spec.fabric], spec.routing)
     return replace(plan, fabric=override_links(plan.fabric, spec.links))
 
 
@@ -444,8 +447,7 @@ def _check_switches(machine: Machine) -> None:
     axes = [place for place, extent in enumerate(fabric.extents) for _ in extent]
     for key, names in _stated(machine.collectives):
         places = next((own for own in (dimensions, axes) if len(own) == len(names) > 1), [])
-        without = [place for place, name in zip(places, names, strict=False) if name in IN_SWITCH]
-        without = [place for place in without if place not in switched]
+        without = [p for p, one in zip(places, names, strict=False) if one in IN_SWITCH and p not in switched]
         if without or (not switched and not IN_SWITCH.keys().isdisjoint(names)):
             name = next(name for name in names if name in IN_SWITCH)
             where = f"dimension {fabric.dimensions[without[0]]}" if without else "the fabric"

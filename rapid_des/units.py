@@ -109,6 +109,11 @@ class Duration(Quantity):
     example: ClassVar = "1.2 us"
     shown: ClassVar = ("s", "ms", "us", "ns", "ps")
 
+    @property
+    def seconds(self) -> float:
+        """The time in seconds."""
+        return seconds(self)
+
     def __str__(self) -> str:
         """Return a quantity's spelling; no time is `0 s`.
 

@@ -81,6 +81,33 @@ def test_a_loaded_job_is_changed_and_stays_as_it_was():
     assert rd.load_job(job) == job
 
 
+def test_a_job_is_changed_by_its_own_words():
+    job = rd.load_job("llama2_7b_train")
+    changed = job.replace(tp=4, dp=1, micro_batch=2, **{"model.layers": 16})
+    paths = {"parallelism.tp": 4, "parallelism.dp": 1, "training.micro_batch": 2, "model.layers": 16}
+    assert changed == rd.load_job(job, settings=paths)
+    with pytest.raises(rd.ConfigError, match="unknown key 'tq'"):
+        job.replace(tq=2)
+
+
+def test_a_notebook_shows_results_machines_and_studies_and_takes_seconds():
+    machine = rd.load_machine("torus_2d_a100", faults=[rd.parse_fault("link=0-1 bandwidth=0.5")])
+    result = rd.simulate(rd.load_job("llama2_7b_train"), machine)
+    assert result.step_time.seconds == int(result.step_time) / 1e12
+    study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": {"tp": [2, 4]}, "mode": "analytical"}
+    done = rd.sweep(study, executor="local")
+    for shown, holds in (
+        (result, str(result.step_time)),
+        (machine, "{link: 0-1, bandwidth: 0.5}"),
+        (done, "<th>tp</th>"),
+    ):
+        assert holds in shown._repr_html_()
+    pandas = pytest.importorskip("pandas")
+    frame = done.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["tp"]) == [2, 4]
+
+
 def test_a_machine_is_built_from_python_values_and_changed():
     plain = {
         "name": "ring",

@@ -80,7 +80,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
             cache=cache,
         )
     result = replace(result, notes=(*idle, *result.notes))
-    plain, lines = result.as_json(), result_lines(result, title)
+    plain, lines = result.as_json() if options["as_json"] else {}, result_lines(result, title)
     if options["explain"]:
         from rapid_des.modes.pricing import price
         from rapid_des.report.explain_text import explain_json, explain_lines

@@ -20,6 +20,7 @@ from rapid_des.machine import MachineSpec
 from rapid_des.network.collectives.written import WrittenFile
 from rapid_des.report.writing import field_lines
 from rapid_des.serving.rollout import RolloutSpec
+from rapid_des.studies.spaces import StudySpec
 
 SCHEMAS: Mapping[str, type[Spec]] = {
     "machine": MachineSpec,
@@ -30,6 +31,7 @@ SCHEMAS: Mapping[str, type[Spec]] = {
     "software": Software,
     "rollout": RolloutSpec,
     "collective": WrittenFile,
+    "study": StudySpec,
 }
 
 

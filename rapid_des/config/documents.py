@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -241,9 +242,20 @@ def count_rows(path: Path) -> tuple[tuple[int, ...], ...]:
     return tuple(rows)
 
 
+_KEPT = 1 << 16
+"""Characters of a text up to which what it holds is kept: nobody changes a document's tree in place."""
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, path: Path) -> object:
+    """Return what a text holds; studies read the same few files again and again, 10 ms each."""
+    return parse_text(text, path)
+
+
 def load_document(path: Path) -> Document:
     """Read one file whose top level is a mapping."""
-    tree = parse_text(read_text(path), path)
+    text = read_text(path)
+    tree = _parsed(text, path) if len(text) <= _KEPT else parse_text(text, path)
     if not isinstance(tree, dict):
         kind = "empty" if tree is None else f"a {type(tree).__name__}"
         raise ConfigError(f"the top level must be a mapping of keys, it is {kind}", file=str(path))

@@ -56,11 +56,13 @@ def preset_file(name: str) -> Path:
     raise ConfigError(f"no preset {name!r}; did you mean one of: {near}")
 
 
-def open_document(source: str | Path | Mapping[str, Any], kind: Kind, *, folder: Path) -> Document:
-    """Return the document that a path, a preset's name or a mapping stands for.
+def open_document(source: str | Path | Mapping[str, Any] | Document, kind: Kind, *, folder: Path) -> Document:
+    """Return the document that a path, a preset's name, a mapping or a document stands for.
 
     References inside a mapping start from `folder`, and errors call it by its kind.
     """
+    if isinstance(source, Document):
+        return source
     if isinstance(source, Mapping):
         return Document(folder / kind, to_tree(source, kind))
     return load_document(resolve(str(source), kind, folder=folder))

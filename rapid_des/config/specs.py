@@ -6,7 +6,8 @@ import difflib
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import yaml
@@ -226,3 +227,64 @@ def _step_into(kind: inspect.Type, step: str) -> list[inspect.Type]:
     if isinstance(kind, inspect.TupleType) and step.isdigit():
         return [kind.item_types[int(step)]]
     return []
+
+
+def check_setting(spec: type[Spec], key: str, value: object) -> None:
+    """Raise `ConfigError` if a file kind has no such key, or if a value (None: any) can not stand there.
+
+    >>> from rapid_des.device.spec import DeviceSpec
+    >>> check_setting(DeviceSpec, "hbm.capacity", "80 GiB")
+    """
+    steps = key.split(".")
+    found: list[Any] = [spec]
+    for number, step in enumerate(steps):
+        below = [part for one in found for part in _annotations(one, step)]
+        if not below:
+            known = sorted({name for one in found for name in _names_in(one)})
+            near = difflib.get_close_matches(step, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            where = f"of {'.'.join(steps[:number])}" if number else "there"
+            said = (
+                f"{hint}keys {where}: {', '.join(known)}"
+                if known
+                else f"nothing stands below {steps[number - 1]!r}"
+            )
+            raise ConfigError(f"unknown key {step!r}; {said}")
+        found = below
+    problems = [] if value is None else [_refusal(one, value) for one in found]
+    if problems and all(problems):
+        raise ConfigError(str(problems[0]))
+
+
+def _annotations(kind: Any, step: str) -> list[Any]:
+    """Return the types that a step leads to from a type, through unions, lists and mappings."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        tag = [str] if step == kind.__struct_config__.tag_field else []
+        return tag + [field.type for field in _fields(kind) if field.encode_name == step]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _annotations(arguments[0], step)
+    if origin in (Union, UnionType):
+        return [found for part in arguments for found in _annotations(part, step)]
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return [arguments[1]]
+    if origin in (tuple, list) and step.isdecimal():
+        return [arguments[0]]
+    return []
+
+
+def _names_in(kind: Any) -> list[str]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [field.encode_name for field in _fields(kind)]
+    return [name for part in get_args(kind) for name in _names_in(part)]
+
+
+def _refusal(kind: Any, value: object) -> str:
+    """Return why a value is none of a type; empty if it is."""
+    try:
+        msgspec.convert(value, kind, dec_hook=_from_text)
+    except (msgspec.ValidationError, ValueError) as error:
+        words = _choices(inspect.type_info(kind))
+        said = str(error) if str(error).startswith(repr(value)) else f"{value!r}: {error}"
+        return f"{value!r} is not one of {', '.join(words)}" if words else said
+    return ""

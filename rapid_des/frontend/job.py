@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -50,6 +50,19 @@ class Job:
     spec: JobSpec
     """The job file with its model and software in place of their names."""
     model: Model
+    changed: Callable[[Job, Mapping[str, object]], Job] = field(compare=False, repr=False)
+    """What reads it again with other values; reading stands above what is read."""
+
+    def replace(self, **changes: object) -> Job:
+        """Return the job with other values, checked as a file is: keys of parallelism, training or inference.
+
+        Other keys, as after --set, in a mapping: `job.replace(**{"model.layers": 16})`.
+
+        >>> from rapid_des.frontend import load_job
+        >>> load_job("llama2_7b_train").replace(tp=4, dp=1, micro_batch=2).spec.parallelism.tp
+        4
+        """
+        return self.changed(self, changes)
 
     def as_yaml(self) -> str:
         """Return the text of a job file, its model in it, that loads to an equal job."""
@@ -66,8 +79,7 @@ class Job:
     def expert_layout(self) -> Layout:
         """The same ranks as etp, ep and edp lay those of each stage out for routed experts."""
         stages, split = self.stages, self.spec.parallelism
-        inner = split.expert_ways * split.ep
-        sizes = (split.expert_ways, split.ep, self.gpus // stages // inner, stages)
+        sizes = (split.expert_ways, split.ep, self.gpus // stages // split.expert_ways // split.ep, stages)
         by_stage = np.argsort(self.layout.coordinates("pp"), kind="stable")
         numbering = None if np.array_equal(by_stage, np.arange(self.gpus)) else tuple(by_stage.tolist())
         return Layout(("etp", "ep", "edp", "pp"), sizes, numbering)
@@ -180,8 +192,7 @@ class Job:
     def micro_batches(self) -> int:
         """Micro-batches that pass the pipeline in one step."""
         if self.spec.phase == "training":
-            share = self.training.micro_batch * self.spec.parallelism.dp
-            return self.training.global_batch // share
+            return self.training.global_batch // (self.training.micro_batch * self.spec.parallelism.dp)
         return self.inference.total // (self.inference.micro_batch or self.inference.total)
 
     @property
@@ -288,13 +299,12 @@ class Job:
 
     def _run(self, group: str) -> int:
         """Return how many members of the group that one of `PARTS` is taken from follow one another."""
-        split = self.spec.parallelism
         if PARTS[group][0] == "cp":
-            return split.head_ways
+            return self.spec.parallelism.head_ways
         if group.endswith("kept"):
             kept = True if self.spec.training is None else self.spec.training.reshard
             return 1 if isinstance(kept, bool) else kept
-        return self.members(PARTS[group][0]) // split.dp_replicate
+        return self.members(PARTS[group][0]) // self.spec.parallelism.dp_replicate
 
     @property
     def sharding(self) -> Sharding:

@@ -36,7 +36,10 @@ _SCHEDULE_FILES = frozenset((".yaml", ".yml"))
 
 
 def load_job(
-    reference: str | Path | Mapping[str, Any] | Job, *, settings: Settings = (), folder: Path | None = None
+    reference: str | Path | Mapping[str, Any] | Document | Job,
+    *,
+    settings: Settings = (),
+    folder: Path | None = None,
 ) -> Job:
     """Return the job that a path, a preset's bare name, a mapping (as a file would hold) or a job stands for.
 
@@ -69,7 +72,8 @@ def load_job(
             model = with_routing(with_products(model, software), spec, str(path))
         name = reference.name if isinstance(reference, Job) else path.stem
         spec = _with_draft(spec, path)
-        job = Job(name, str(path), structs.replace(spec, model=model.spec, software=applied(software)), model)
+        whole = structs.replace(spec, model=model.spec, software=applied(software))
+        job = Job(name, str(path), whole, model, _changed)
         with _named(schedule_file):
             check_job(job)
     return job
@@ -90,6 +94,13 @@ def _with_schedule(document: Document) -> tuple[Document, Path | None]:
     decode(read, ScheduleSpec)
     tree = document.tree | {"training": training | {"schedule": read.tree}}
     return replace(document, tree=tree), found[0]
+
+
+def _changed(job: Job, changes: Mapping[str, object]) -> Job:
+    """Return a job with other values; keys of its split and of its training or serving may stand alone."""
+    sections = ("parallelism", job.spec.phase)
+    paths = {key: f"{one}.{key}" for one in sections for key in structs.asdict(getattr(job.spec, one))}
+    return load_job(job, settings={paths.get(key, key): value for key, value in changes.items()})
 
 
 @contextmanager

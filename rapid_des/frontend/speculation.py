@@ -39,9 +39,8 @@ def drafting(job: Job) -> Job | None:
     if spec is None or not isinstance(spec.model, ModelSpec):
         return None
     alone = structs.replace(job.inference, speculative=None)
-    return Job(
-        job.name, job.file, structs.replace(job.spec, model=spec.model, inference=alone), _model(spec.model)
-    )
+    whole = structs.replace(job.spec, model=spec.model, inference=alone)
+    return replace(job, spec=whole, model=_model(spec.model))
 
 
 @cache

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ _TOLD = 1e-3
 _LAYER = re.compile(r"\.L\d+(?=\.)")
 
 Int64s = NDArray[np.int64]
+_Key = TypeVar("_Key", str, tuple[str, str])
 
 
 @dataclass(frozen=True)
@@ -97,28 +98,48 @@ def breakdown(
     communication stands for that.
     By default `end` is when the rank finishes.
     """
+    parts = parts_of(lowered, records, position, kinds=kinds)
+    finish = rank_times(lowered, records, position).finish
+    amounts, idle = painted(parts, int(finish.max(initial=0)) if end is None else end)
+    return {name: int(spent.sum()) for name, spent in amounts.items()} | {IDLE: idle}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank's time may count as, interval by interval, and the node that each is about."""
+
+    rows: Int64s
+    start: Int64s
+    finish: Int64s
+    """Before `start` where there is nothing."""
+
+
+def parts_of(
+    lowered: Lowered, records: Records, position: int, *, kinds: Mapping[str, str] | None = None
+) -> dict[str, Part]:
+    """Return the parts of a rank's time, first those that lie over the others; see `breakdown`."""
     nodes = lowered.traces.ranks[position].nodes
     times = rank_times(lowered, records, position)
     serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)) & ~nodes.on_cpu
     talks = times.met != NONE
     names = [(kinds or {}).get(stream, stream) for stream in nodes.streams]
     stands_in = serves & _on(nodes.stream, names, () if kinds is None else KIND_ORDER)
-    serves &= ~stands_in
-    parts: dict[str, tuple[Int64s, Int64s]] = {COMPUTE: (times.start[serves], times.finish[serves])}
+    begun = np.minimum(np.maximum(times.start, times.met), times.finish)
+    parts = {COMPUTE: _part(serves & ~stands_in, times.start, times.finish)}
     for kind in _ordered(names):
         of_kind = (talks | stands_in) & _on(nodes.stream, names, [kind])
         if of_kind.any():
-            begun = np.maximum(times.start[of_kind], times.met[of_kind])
-            parts[kind] = (np.minimum(begun, times.finish[of_kind]), times.finish[of_kind])
-    parts[BUBBLE] = (times.start[talks], np.maximum(times.start, np.minimum(times.met, times.finish))[talks])
+            parts[kind] = _part(of_kind, begun, times.finish)
+    waited = np.maximum(times.start, np.minimum(times.met, times.finish))
+    parts[BUBBLE] = _part(talks, times.start, waited)
     late = nodes.issuer != UNSTATED
     if late.any():
-        parts[HOST] = _unissued(nodes, times, late)
-    last = int(times.finish.max(initial=0)) if end is None else end
-    clipped = {
-        name: (np.minimum(start, last), np.minimum(stop, last)) for name, (start, stop) in parts.items()
-    }
-    return _painted(clipped, last)
+        parts[HOST] = Part(late.nonzero()[0], *_unissued(nodes, times, late))
+    return parts
+
+
+def _part(chosen: NDArray[np.bool_], start: Int64s, finish: Int64s) -> Part:
+    return Part(chosen.nonzero()[0], start[chosen], finish[chosen])
 
 
 def _unissued(nodes: NodeTable, times: RankTimes, late: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
@@ -148,23 +169,31 @@ def _ordered(names: list[str]) -> list[str]:
     return [kind for kind in KIND_ORDER if kind in present] + sorted(present - set(KIND_ORDER))
 
 
-def _painted(parts: Mapping[str, tuple[Int64s, Int64s]], end: int) -> dict[str, int]:
-    """Return how long each part is on top; earlier parts lie over later ones, what nobody covers is idle."""
-    edges = distinct(
-        np.concatenate([np.array([0, end]), *[side for part in parts.values() for side in part]])
-    )
+def painted(parts: Mapping[str, Part], end: int) -> tuple[dict[str, Int64s], int]:
+    """Return how long each interval of each part is on top until `end`, and how long nothing is.
+
+    Earlier parts lie over later ones; within a part an interval lies over those that begin after it.
+    """
+    sides = [np.minimum(side, end) for part in parts.values() for side in (part.start, part.finish)]
+    edges = distinct(np.concatenate([np.array([0, end]), *sides]))
     lengths = np.diff(edges)
     bare = np.ones(len(lengths), np.bool_)
     result = {}
-    for name, (start, finish) in parts.items():
+    for name, part in parts.items():
+        start, finish = (np.searchsorted(edges, np.minimum(side, end)) for side in (part.start, part.finish))
+        order = np.argsort(start, kind="stable")
+        begun, ended = start[order], finish[order]
+        covered_to = np.maximum.accumulate(np.concatenate([np.zeros(1, np.int64), ended]))[:-1]
+        begun = np.minimum(np.maximum(begun, covered_to), np.maximum(begun, ended))
+        free = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(bare, lengths, 0))])
+        spent = np.zeros(len(order), np.int64)
+        spent[order] = np.maximum(free[ended] - free[begun], 0)
+        result[name] = spent
         change = np.zeros(len(edges), np.int64)
-        np.add.at(change, np.searchsorted(edges, start), 1)
-        np.add.at(change, np.searchsorted(edges, finish), -1)
-        covered = (np.cumsum(change)[:-1] > 0) & bare
-        bare &= ~covered
-        result[name] = int(lengths[covered].sum())
-    result[IDLE] = int(lengths[bare].sum())
-    return result
+        np.add.at(change, begun, 1)
+        np.add.at(change, np.maximum(begun, ended), -1)
+        bare &= np.cumsum(change)[:-1] <= 0
+    return result, int(lengths[bare].sum())
 
 
 def operator_name(node: str) -> str:
@@ -218,7 +247,7 @@ def with_inside(
     kind, stage = done.kinds[position], done.trace.stage_of_rank[position]
     finish = rank_times(done.run.lowered, done.run.execution.records, position).finish
     hidden = 0
-    for segment, key, count in _uses(done, stage):
+    for segment, key, count in block_uses(done, stage):
         if end is None or finish[segment.start : segment.stop].max(initial=0) <= end:
             times = done.times[kind, key]
             tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
@@ -226,10 +255,15 @@ def with_inside(
     hidden = min(max(hidden, 0), outside[COMPUTE])
     if not hidden:
         return dict(outside)
-    job = done.blocks.job
-    inside = "cp" if job.spec.parallelism.passes_blocks and job.members("tp") == 1 else "tp"
+    inside = inside_of(done)
     parts = {COMPUTE: outside[COMPUTE] - hidden, inside: outside.get(inside, 0) + hidden}
     return parts | {part: time for part, time in outside.items() if part not in parts}
+
+
+def inside_of(done: BlockRun) -> str:
+    """Return which parallelism pays for communication inside blocks."""
+    job = done.blocks.job
+    return "cp" if job.spec.parallelism.passes_blocks and job.members("tp") == 1 else "tp"
 
 
 def inside_times(done: BlockRun, position: int) -> Counter[str]:
@@ -238,8 +272,8 @@ def inside_times(done: BlockRun, position: int) -> Counter[str]:
 
 
 def in_whole_step(
-    until: Callable[[int | None], Mapping[str, int]], repeated: Repetition | None
-) -> dict[str, int]:
+    until: Callable[[int | None], Mapping[_Key, int]], repeated: Repetition | None
+) -> dict[_Key, int]:
     """Return the amounts of a whole step, given those of its run until a moment (None: its end)."""
     whole = dict(until(None))
     if repeated is not None:
@@ -258,7 +292,7 @@ def _inside_times(done: BlockRun, position: int, end: int | None) -> Counter[str
     for key in own.blocks:
         totals.pop(f"{direction_of(key.phase)}.{key.section.name}", None)
     counts: Counter[PieceKey] = Counter()
-    for segment, key, count in _uses(done, stage):
+    for segment, key, count in block_uses(done, stage):
         if end is None or start[segment.start] < end:
             counts[key] += count
     for key, count in counts.items():
@@ -270,7 +304,8 @@ def _inside_times(done: BlockRun, position: int, end: int | None) -> Counter[str
     return totals
 
 
-def _uses(done: BlockRun, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]:
+def block_uses(done: BlockRun, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]:
+    """Yield each block of every segment of a stage, and how often it is in it."""
     known: dict[Segment, Counter[PieceKey]] = {}
     for segment in done.trace.segments[stage]:
         kind = replace(segment, start=0, stop=0, micro_batch=0)

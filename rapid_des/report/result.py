@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +39,11 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
-from rapid_des.units import Duration, seconds
+from rapid_des.units import Duration, Size, seconds
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do
     from rapid_des.modes.blocks import BlockRun
+    from rapid_des.report.attribution import Attribution
     from rapid_des.report.rows import LinkRow, MessageRow, OperatorRow
     from rapid_des.report.timeline import Extract
 
@@ -99,6 +102,9 @@ class Result:
     trace: JobTrace | None = field(default=None, repr=False, compare=False)
     """Of a job: what was run, in blocks the graph around them."""
 
+    attributed: Attribution | None = field(default=None, repr=False, compare=False)
+    """Of a result without its run: `attribution`, worked out before."""
+
     def __hash__(self) -> int:
         return hash((self.step_time, self.mode, self.switching, *self.breakdown.items()))
 
@@ -107,6 +113,36 @@ class Result:
         """The largest part of the breakdown; of compute, what limits most of it."""
         part = max(self.breakdown, key=lambda part: self.breakdown[part])
         return self.compute_bound if part == "compute" else part
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """What stands behind each part of `breakdown`: operators, collectives, messages, to picoseconds.
+
+        The names of a part add up to it.
+        """
+        run = self.run if self.blocks is None else self.blocks.run
+        if self.attributed is not None or run is None:
+            return self.attributed or {}
+        from rapid_des.report.attribution import attribution
+
+        position = self._position(run, self.critical_rank)
+        return attribution(run, position, self.breakdown, kinds=self.stream_kinds, blocks=self.blocks)
+
+    @property
+    def light(self) -> Result:
+        """The result without what only rows and pictures need: it is small, and travels."""
+        return replace(self, run=None, blocks=None, trace=None, priced=(), attributed=self.attribution)
+
+    def _repr_html_(self) -> str:
+        """Return the result for a notebook: the step, and where its time goes."""
+        rows = [("step time", str(self.step_time), "")]
+        if self.figures is not None:
+            rows.append(("tokens/s", f"{self.figures.tokens_per_s:,.0f}", f"MFU {self.figures.mfu:.1%}"))
+            rows.append(("memory", str(Size(self.figures.memory.fullest.peak)), self.figures.shortage))
+        shares = ((part, time, time / max(self.step_time, 1)) for part, time in self.breakdown.items())
+        rows += [(part, str(time), f"{share:.1%}") for part, time, share in shares if time]
+        cells = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows)
+        return f"<p>{escape(self.mode)}, bound by {escape(self.bound)}</p><table>{cells}</table>"
 
     def rank_breakdown(self, rank: int) -> dict[str, Duration]:
         """Return where a rank's time goes until it ends, as `breakdown` says of the critical rank."""
@@ -209,6 +245,11 @@ class Result:
             "step_time_s": seconds(self.step_time),
             "step_time_ps": int(self.step_time),
             "breakdown_s": {part: seconds(spent) for part, spent in self.breakdown.items()},
+            "attribution_ps": {
+                part: {name: int(spent) for name, spent in names.items()}
+                for part, names in self.attribution.items()
+                if names
+            },
             "bound": self.bound,
             "critical_rank": self.critical_rank,
             "busiest_operators_s": {name: seconds(spent) for name, spent in self.busiest.items()},

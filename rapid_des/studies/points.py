@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import msgspec
 from msgspec import structs
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.config import Document
 from rapid_des.device.spec import LEARNED
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job, load_job
@@ -37,16 +38,17 @@ _MANY = 1 << 10
 class Point:
     """One simulation to be run.
 
-    `job` and `machine` are names of presets, paths, or values; `settings` are (key path, YAML text) pairs as
-    `--set` has them, `faults` come on top of the machine's own; the rest is as in `simulate`.
+    `job` and `machine` are names of presets, paths, what such files hold, or values; `settings` are (key
+    path, YAML text) pairs as `--set` has them, `faults` come on top of the machine's own; the rest is as in
+    `simulate`.
 
     >>> point = Point("llama2_7b_train", "dgx_a100", (("job.parallelism.tp", "4"),), mode="analytical")
     >>> point.resolved()[0].gpus
     16
     """
 
-    job: Job | str
-    machine: Machine | str
+    job: Job | Document | str
+    machine: Machine | Document | str
     settings: tuple[tuple[str, str], ...] = ()
     faults: tuple[Fault, ...] = ()
     mode: str = FLATTENED
@@ -82,7 +84,7 @@ def evaluate(point: Point, cache: BoundedCache) -> Result:
     Raises what `simulate` raises.
     """
     job, machine = point.resolved(cache)
-    result = simulate(
+    return simulate(
         job,
         machine,
         mode=point.mode,
@@ -90,8 +92,7 @@ def evaluate(point: Point, cache: BoundedCache) -> Result:
         strict=point.strict,
         allow_oom=point.allow_oom,
         cache=cache,
-    )
-    return replace(result, run=None, blocks=None, trace=None, priced=())
+    ).light
 
 
 _Pairs = tuple[tuple[str, str], ...]
@@ -107,19 +108,23 @@ def _split(settings: Iterable[tuple[str, str]]) -> dict[str, _Pairs]:
     return split
 
 
-def _job(reference: Job | str, settings: _Pairs, cache: BoundedCache) -> Job:
-    if isinstance(reference, str):
-        reference = cache.get_or_make(("job", reference), lambda: load_job(reference), weight=_weight)
-    return load_job(reference, settings=settings) if settings else reference
+def _job(reference: Job | Document | str, settings: _Pairs, cache: BoundedCache) -> Job:
+    if isinstance(reference, Job) and not settings:
+        return reference
+    key = ("job", reference, settings)
+    return cache.get_or_make(key, lambda: load_job(reference, settings=settings), weight=_weight)
 
 
 def _machine(
-    reference: Machine | str, settings: tuple[_Pairs, _Pairs], faults: tuple[Fault, ...], cache: BoundedCache
+    reference: Machine | Document | str,
+    settings: tuple[_Pairs, _Pairs],
+    faults: tuple[Fault, ...],
+    cache: BoundedCache,
 ) -> Machine:
     def make() -> Machine:
-        if isinstance(reference, str) or any(settings):
-            return load_machine(reference, settings=settings[0], device_settings=settings[1])
-        return reference
+        if isinstance(reference, Machine) and not any(settings):
+            return reference
+        return load_machine(reference, settings=settings[0], device_settings=settings[1])
 
     machine = cache.get_or_make(("machine", reference, settings), make, weight=_weight)
     if not faults:

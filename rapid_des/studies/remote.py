@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Protocol, Self
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.config import Document
 from rapid_des.errors import CannotFinishError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
@@ -81,7 +82,7 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> int | None:
         """Return the number of a job or a machine; other values are written as they are."""
-        return self._number(obj) if isinstance(obj, Job | Machine) else None
+        return self._number(obj) if isinstance(obj, Job | Machine | Document) else None
 
 
 class _Outbox:

@@ -1,0 +1,224 @@
+"""`rapid-des sweep`, `show` and `compare`: many simulations, their results, and two results side by side."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rapid_des.cli.options import (
+    echo,
+    engine_choice,
+    engine_option,
+    fault_option,
+    job_options,
+    json_option,
+    one_of,
+    open_job_with_notes,
+    plot_option,
+    together,
+)
+from rapid_des.cli.progress import progress
+from rapid_des.config.documents import parse_json, read_text
+from rapid_des.errors import InputError
+from rapid_des.report.sweep_text import cell, difference_lines, points_lines, sweep_lines
+from rapid_des.report.writing import check_outputs
+from rapid_des.simulation import MODES, simulate
+from rapid_des.studies.crews import EXECUTORS
+from rapid_des.studies.difference import difference
+from rapid_des.studies.figures import FIGURES
+from rapid_des.studies.results import Sweep
+from rapid_des.studies.store import Store
+from rapid_des.studies.sweep import Rerun, rerun
+from rapid_des.studies.sweep import sweep as run_sweep
+
+if TYPE_CHECKING:
+    pass
+
+_NUMBERS = [name for name, better in FIGURES.items() if better]
+
+
+def _pair(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, str]:  # noqa: ARG001
+    names = [name.strip() for name in value.split(",")]
+    wrong = [name for name in names if name not in _NUMBERS]
+    if len(names) != 2 or wrong:
+        raise click.BadParameter(
+            f"{value!r}; allowed: two of {', '.join(_NUMBERS)}, as in step_time_s,memory_bytes"
+        )
+    return names[0], names[1]
+
+
+_report_options = together(
+    click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="Rows of a table."),
+    click.option(
+        "--pareto",
+        default="step_time_s,memory_bytes",
+        show_default=True,
+        callback=_pair,
+        metavar="A,B",
+        help="The two figures of the front.",
+    ),
+    plot_option,
+    json_option,
+)
+
+
+executor_options = together(
+    click.option(
+        "--executor",
+        type=click.Choice(EXECUTORS),
+        default=EXECUTORS[0],
+        show_default=True,
+        help="Where points run: processes of this machine, this process, or a Ray cluster.",
+    ),
+    click.option("--workers", type=click.IntRange(1), help="How many; all cores if absent."),
+    click.option("--address", metavar="HOST:PORT", help="With ray: of a cluster; else one is started here."),
+)
+"""Where the simulations of a study run."""
+
+
+@click.command("sweep")
+@click.argument("study", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of all results; goes on there.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many points, the first.")
+@executor_options
+@_report_options
+def sweep(study: Path, output: Path | None, **options: Any) -> None:
+    """Simulate every point of STUDY (a file; `rapid-des schema study`): the best, the front, what matters.
+
+    ^C keeps what is finished with -o, and the same command goes on.
+    """
+    check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    with progress(study.stem) as bar:
+        done = run_sweep(
+            study,
+            folder=output,
+            executor=options["executor"],
+            workers=options["workers"],
+            address=options["address"],
+            limit=options["limit"],
+            tell=bar.part,
+        )
+    _report(done, study.stem, options)
+    if done.left:
+        raise KeyboardInterrupt
+
+
+@click.command("show")
+@click.argument("results", type=click.Path(path_type=Path))
+@click.option("--where", metavar="CONDITION", help="Only points such as: tp <= 8 and mfu > 0.4.")
+@click.option("--sort", metavar="COLUMN", help="List points by a column, -COLUMN the largest first.")
+@click.option("--columns", metavar="A,B,…", help="With --sort: only these columns.")
+@click.option("--point", type=click.IntRange(1), help="All that is known of one point.")
+@click.option("--rerun", "again", type=click.IntRange(1), help="Simulate a point again and compare digits.")
+@_report_options
+def show(results: Path, **options: Any) -> None:
+    """Print RESULTS, the folder of a study: the best, the front, which axes matter; or some points."""
+    check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    if options["again"] is not None:
+        _show_again(rerun(Store.open(results), options["again"]), options["as_json"])
+        return
+    read = Sweep.opened(results)
+    if options["point"] is not None:
+        whole = read.result(options["point"])
+        echo(options["as_json"], whole, _point_lines(whole))
+        return
+    read = read if options["where"] is None else read.where(options["where"])
+    if options["sort"] or options["columns"]:
+        names = [name.strip() for name in options["columns"].split(",")] if options["columns"] else []
+        rows = read.sorted_by(options["sort"] or "id", names)[: options["top"]]
+        echo(options["as_json"], rows, points_lines(f"{len(rows)} of {len(read):,} points", rows))
+        return
+    _report(read, results.name, options)
+
+
+def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
+    plain = done.as_json(options["top"], options["pareto"])
+    echo(options["as_json"], plain, sweep_lines(plain, title))
+    if options["plot"] is not None:
+        from rapid_des.report.pictures.sweep import draw_sweep
+
+        draw_sweep(plain, done.columns, options["plot"], title=title)
+
+
+def _point_lines(whole: dict[str, Any]) -> Iterator[str]:
+    for name, value in whole.items():
+        if name != "result" and value is not None:
+            yield f"{name:<24} {cell(name, value)}"
+    for note in (whole["result"] or {}).get("notes", ()):
+        yield f"note: {note}"
+
+
+def _show_again(found: Rerun, as_json: bool) -> None:
+    plain = {
+        "id": found.row["id"],
+        "same_content": found.same_content,
+        "same_digits": not found.differs,
+        "differs": {name: [found.row.get(name), found.again.get(name)] for name in found.differs},
+    }
+    echo(as_json, plain, _again_lines(plain))
+    if found.differs:
+        raise InputError(f"point {found.row['id']} has other digits now")
+
+
+def _again_lines(plain: dict[str, Any]) -> Iterator[str]:
+    what = "as it was" if plain["same_content"] else "not what it was: files, constants or rapid_des changed"
+    yield f"point {plain['id']}: what it is made of is {what}"
+    yield f"its digits are {'the same' if plain['same_digits'] else 'others'}"
+    for name, (before, after) in plain["differs"].items():
+        yield f"  {name}: {before} then, {after} now"
+
+
+@click.command("compare")
+@click.argument("a")
+@click.argument("b")
+@json_option
+def compare(a: str, b: str, as_json: bool) -> None:
+    """Line up two results and say which operators, collectives and waiting make the difference.
+
+    A and B are each a file that `run --json` wrote, a point of a study (FOLDER#12), or what follows `run`,
+    in quotes: "JOB --on MACHINE --set KEY=VALUE".
+    """
+    plain = difference(_side(a), _side(b)).as_json()
+    echo(as_json, plain, difference_lines(plain, (a, b)))
+
+
+def _side(text: str) -> dict[str, Any]:
+    """Return a result as JSON that an argument of `compare` stands for."""
+    folder, sharp, number = text.rpartition("#")
+    if sharp and number.isdecimal():
+        row = Store.open(Path(folder)).row(int(number))
+        if row.get("result") is None:
+            raise InputError(f"{text}: this point failed: {row['status']}: {row['error']}")
+        whole: dict[str, Any] = json.loads(row["result"])
+        return whole
+    if text.endswith(".json"):
+        read = parse_json(read_text(Path(text)), Path(text))
+        if not isinstance(read, dict):
+            raise InputError(f"{text}: not a result as `run --json` prints it")
+        return read
+    with _run_words.make_context("compare", shlex.split(text)) as context:
+        return _simulated(**context.params)
+
+
+@click.command("run")
+@job_options
+@fault_option
+@click.option("--mode", default=MODES[0], shell_complete=one_of(MODES))
+@engine_option
+def _run_words(**_: Any) -> None:
+    """Read what follows `run`."""
+
+
+def _simulated(
+    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], mode: str, engine: str
+) -> dict[str, Any]:
+    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=mode == "analytical")
+    with progress(f"{job} on {loaded.name}") as bar:
+        result = simulate(wanted, loaded, mode=mode, engine=engine_choice(engine, progress=bar))
+    return replace(result, notes=(*idle, *result.notes)).as_json()

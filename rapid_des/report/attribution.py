@@ -1,0 +1,102 @@
+"""Where each part of a rank's time goes by name: operators, collectives and messages, what is waited for.
+
+Every instant of the breakdown is given to one node of the rank: of those that could have it the one that
+began first. The names of a part add up to it to the picosecond; `other` is what no name can be told for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rapid_des.frontend.schedules.plan import direction_of
+from rapid_des.report.breakdown import (
+    COMPUTE,
+    block_uses,
+    in_whole_step,
+    inside_of,
+    inside_times,
+    operator_name,
+    painted,
+    parts_of,
+    rank_times,
+)
+
+if TYPE_CHECKING:
+    from rapid_des.modes.blocks import BlockRun
+    from rapid_des.modes.execution import Run
+
+OTHER = "other"
+_NUMBER = re.compile(r"\.\d+\Z")
+Attribution = Mapping[str, Mapping[str, int]]
+"""Part of the breakdown to name to picoseconds."""
+
+
+def attribution(
+    run: Run,
+    position: int,
+    spent: Mapping[str, int],
+    *,
+    kinds: Mapping[str, str] | None = None,
+    blocks: BlockRun | None = None,
+) -> Attribution:
+    """Return the names behind each part of a rank's breakdown, which is `spent`; the largest first.
+
+    `kinds` and `blocks` as for the breakdown.
+    """
+    repeated = None if blocks is None else blocks.repeated
+    numbers: dict[str, dict[str, int]] = {}
+    named = in_whole_step(lambda end: _outside(run, position, kinds, end), repeated)
+    whole = named if blocks is None else _with_blocks(named, blocks, position)
+    for (part, name), time in whole.items():
+        numbers.setdefault(part, {})[name] = time
+    cut = repeated is None and run.execution.records.makespan < sum(spent.values())
+    return {part: _fitted(numbers.get(part, {}), time, stretched=cut) for part, time in spent.items()}
+
+
+def _outside(
+    run: Run, position: int, kinds: Mapping[str, str] | None, end: int | None
+) -> dict[tuple[str, str], int]:
+    """Return the picoseconds of each part and name of a run, blocks as nodes."""
+    nodes = run.lowered.traces.ranks[position].nodes
+    parts = parts_of(run.lowered, run.execution.records, position, kinds=kinds)
+    last = int(rank_times(run.lowered, run.execution.records, position).finish.max(initial=0))
+    amounts, idle = painted(parts, last if end is None else end)
+    named: Counter[tuple[str, str]] = Counter({("idle", OTHER): idle})
+    for part, spent in amounts.items():
+        sums = np.zeros(len(nodes.names), np.int64)
+        np.add.at(sums, nodes.name[parts[part].rows], spent)
+        for name in np.flatnonzero(sums).tolist():
+            named[part, _NUMBER.sub("", operator_name(nodes.names[name]))] += int(sums[name])
+    return dict(named)
+
+
+def _with_blocks(
+    named: Mapping[tuple[str, str], int], done: BlockRun, position: int
+) -> Mapping[tuple[str, str], int]:
+    """Return names with operators, and communication between them, in place of blocks."""
+    outside = Counter({key: time for key, time in named.items() if key[0] != COMPUTE})
+    outside.update({(COMPUTE, name): time for name, time in inside_times(done, position).items()})
+    inside = inside_of(done)
+    for _, key, count in block_uses(done, done.trace.stage_of_rank[position]):
+        times = done.times[done.kinds[position], key]
+        tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
+        outside[inside, f"in {direction_of(key.phase)}.{key.section.name}"] += count * (
+            times.duration - tail - times.compute
+        )
+    return outside
+
+
+def _fitted(named: Mapping[str, int], spent: int, *, stretched: bool) -> dict[str, int]:
+    """Return the names of a part, which with `other` add up to what it takes, the largest first.
+
+    `stretched` tells that the run left decode steps out, which are like those that it has.
+    """
+    scale = spent / max(sum(named.values()), 1) if stretched else 1
+    own = {name: round(time * scale) for name, time in named.items() if time > 0}
+    own[OTHER] = own.get(OTHER, 0) + spent - sum(own.values())
+    return {name: time for name, time in sorted(own.items(), key=lambda one: -abs(one[1])) if time}

@@ -1,0 +1,285 @@
+"""The axes of a study: what a key and its values in a file say is to be varied, as choices to be combined."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rapid_des.config import Document, Spec, open_document, resolve
+from rapid_des.config.presets import Kind
+from rapid_des.config.specs import check_setting
+from rapid_des.device.spec import DeviceSpec
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import JobSpec
+from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
+from rapid_des.machine import MachineSpec
+from rapid_des.network.faults import Fault, parse_fault
+from rapid_des.simulation import MODES
+
+PARALLELISM = tuple(ParallelismSpec.__struct_fields__)
+"""Keys that need no path: `tp` is job.parallelism.tp."""
+_FILES: Mapping[str, tuple[str, Kind]] = {
+    "device": ("machine.device", "device"),
+    "software": ("job.software", "software"),
+    "model": ("job.model", "model"),
+}
+"""Short names of keys that name a file."""
+_WHOLE: Mapping[str, Kind] = {"job": "job", "machine": "machine"}
+_SPECS: Mapping[str, type[Spec]] = {"job": JobSpec, "machine": MachineSpec, "device": DeviceSpec}
+_RANGE = frozenset(("from", "to", "step", "factor", "count"))
+_QUANTITY = re.compile(r"([0-9.]+)(\s*[A-Za-z].*)\Z")
+_FACTOR = re.compile(r"[0-9.]+x\Z")
+_MOST = 10_000
+"""Values of one axis."""
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of an axis, or several that go together: what its columns show, and what it changes."""
+
+    labels: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    settings: Pairs = ()
+    """(Key path from the root, YAML text)."""
+    documents: Mapping[str, Document] = field(default_factory=dict, hash=False)
+    """`job` or `machine` in place of the study's."""
+    faults: tuple[Fault, ...] = ()
+    mode: str | None = None
+
+    def __or__(self, other: Choice) -> Choice:
+        return Choice(
+            {**self.labels, **other.labels},
+            (*self.settings, *other.settings),
+            {**self.documents, **other.documents},
+            (*self.faults, *other.faults),
+            other.mode or self.mode,
+        )
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is varied together: the names of its columns, and the choices."""
+
+    names: tuple[str, ...]
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the axes of a study file; errors name the file and the key."""
+
+    file: str
+    folder: Path
+
+    def axes(self, stated: Mapping[str, Any]) -> tuple[Axis, ...]:
+        """Return the axes that a file states, in its order."""
+        names = column_names([part for key in stated for part in _parts_of(key)])
+        axes = tuple(self._axis(key, value, names) for key, value in stated.items())
+        columns = [name for axis in axes for name in axis.names]
+        twice = next((name for name in columns if columns.count(name) > 1), None)
+        if twice is not None:
+            raise self._wrong("axes", f"{twice!r} is varied twice")
+        return axes
+
+    def settings(self, stated: Mapping[str, Any], place: str) -> Choice:
+        """Return what a mapping of keys and values changes, without labels."""
+        changes = Choice()
+        for key, value in stated.items():
+            changes |= self.change(key, value, f"{place}.{key}")
+        return changes
+
+    def _axis(self, key: str, value: Any, names: Mapping[str, str]) -> Axis:
+        place, parts = f"axes.{key}", _parts_of(key)
+        if isinstance(value, dict) and not value.keys() <= _RANGE:
+            choices = self._named(key, value, place)
+        else:
+            choices = [self._row(parts, row, names, place) for row in self._values(value, place)]
+        if not choices:
+            raise self._wrong(place, "an axis needs values, here are none")
+        labels = [tuple(map(str, choice.labels.values())) for choice in choices]
+        twice = next((one for one in labels if labels.count(one) > 1), None) if len(labels) <= _MOST else ()
+        if twice is not None:
+            problem = f"{', '.join(twice)} stands twice" if twice else f"more than {_MOST} values"
+            raise self._wrong(place, problem)
+        return Axis(tuple(choices[0].labels), tuple(choices))
+
+    def _row(self, parts: Sequence[str], row: Any, names: Mapping[str, str], place: str) -> Choice:
+        """Return the choice of one value, or of a list with one for each of several keys."""
+        values = row if len(parts) > 1 else [row]
+        if not isinstance(values, list) or len(values) != len(parts):
+            allowed = f"a list of {len(parts)}, one for each of {', '.join(parts)}"
+            raise self._wrong(place, f"{row!r}; allowed: {allowed}")
+        choice = Choice({names[part]: _label(value) for part, value in zip(parts, values, strict=True)})
+        for part, value in zip(parts, values, strict=True):
+            choice |= self.change(part, value, place)
+        return choice
+
+    def _named(self, key: str, stated: Mapping[str, Any], place: str) -> list[Choice]:
+        """Return choices that have names: values of a known key, or settings that go together."""
+        bundles = not _is_key(key)
+        if bundles and not all(isinstance(value, dict) for value in stated.values()):
+            self._check_key(key, place)
+            raise self._wrong(place, "each name stands for a mapping of keys and values, {} for none")
+        name = key.rpartition(".")[2]
+        return [
+            Choice({name: label})
+            | (self.settings(value, f"{place}.{label}") if bundles else self.change(key, value, place))
+            for label, value in stated.items()
+        ]
+
+    def _values(self, value: Any, place: str) -> list[Any]:
+        if isinstance(value, list):
+            return value
+        if not isinstance(value, dict):
+            raise self._wrong(
+                place, f"{value!r}; allowed: a list, {{from, to, step | factor | count}}, or names"
+            )
+        try:
+            return list(_range(value))
+        except ValueError as error:
+            raise self._wrong(place, str(error)) from None
+
+    def change(self, key: str, value: Any, place: str) -> Choice:
+        """Return what one value of a key changes."""
+        if key in _WHOLE:
+            source = value if isinstance(value, dict) else str(value)
+            return Choice(documents={key: self._document(source, _WHOLE[key], place)})
+        if key == "faults":
+            return Choice(faults=tuple(self.faults(value, place)))
+        if key == "mode":
+            if value not in MODES:
+                raise self._wrong(place, f"{value!r} is not one of {', '.join(MODES)}")
+            return Choice(mode=value)
+        if key in _FILES and isinstance(value, str):
+            path, kind = _FILES[key]
+            return Choice(settings=((path, self._located(value, kind, place)),))
+        path = _full(key)
+        self._check_key(path, place)
+        if not (isinstance(value, str) and _FACTOR.match(value)):
+            self._check(path, value, place)
+        return Choice(settings=((path, value if isinstance(value, str) else json.dumps(value)),))
+
+    def faults(self, stated: Any, place: str) -> Iterator[Fault]:
+        """Yield the faults of a text, of a list of texts, or none of `none`."""
+        for text in stated if isinstance(stated, list) else [stated]:
+            if text in (None, "none"):
+                continue
+            try:
+                yield parse_fault(str(text))
+            except ConfigError as error:
+                raise self._wrong(place, str(error)) from None
+
+    def _document(self, source: str | dict[str, Any], kind: Kind, place: str) -> Document:
+        try:
+            return open_document(source, kind, folder=self.folder)
+        except ConfigError as error:
+            raise self._wrong(place, error.message) from None
+
+    def _located(self, reference: str, kind: Kind, place: str) -> str:
+        try:
+            return str(resolve(reference, kind, folder=self.folder).absolute())
+        except ConfigError as error:
+            raise self._wrong(place, error.message) from None
+
+    def _check_key(self, key: str, place: str) -> None:
+        root = key.partition(".")[0]
+        if root not in _SPECS or root == key:
+            known = ", ".join(
+                (*(f"{one}.KEY" for one in _SPECS), *_FILES, *_WHOLE, "faults", "mode", *PARALLELISM)
+            )
+            raise self._wrong(
+                place, f"no key {key!r} to vary; allowed: {known}, or a name for {{name: {{key: value}}}}"
+            )
+        self._check(key, None, place)
+
+    def _check(self, key: str, value: Any, place: str) -> None:
+        root, _, rest = key.partition(".")
+        of_model = key.startswith("job.model.")
+        try:
+            check_setting(ModelSpec if of_model else _SPECS[root], rest.removeprefix("model."), value)
+        except ConfigError as error:
+            raise self._wrong(place, error.message) from None
+
+    def _wrong(self, place: str, problem: str) -> ConfigError:
+        return ConfigError(problem, file=self.file, key=place)
+
+
+def column_names(keys: Sequence[str], taken: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Return a column's name for each key: its last part, the whole where that is not one of its kind.
+
+    >>> list(column_names(["tp", "job.training.micro_batch", "fabric.0.size", "fabric.1.size"]).values())
+    ['tp', 'micro_batch', 'fabric.0.size', 'fabric.1.size']
+    """
+    last = [key.rpartition(".")[2] for key in keys]
+    plain = {key for key, name in zip(keys, last, strict=True) if last.count(name) == 1 and name not in taken}
+    return {key: name if key in plain else key for key, name in zip(keys, last, strict=True)}
+
+
+def _parts_of(key: str) -> list[str]:
+    return [part.strip() for part in key.split(",")]
+
+
+def _full(key: str) -> str:
+    return f"job.parallelism.{key}" if key in PARALLELISM else _FILES[key][0] if key in _FILES else key
+
+
+def _is_key(key: str) -> bool:
+    return key in (*_WHOLE, *_FILES, *PARALLELISM, "faults", "mode") or key.partition(".")[0] in _SPECS
+
+
+def _label(value: Any) -> Any:
+    """Return what a column shows for a value: numbers and text as they are."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return "; ".join(value) or "none"
+    return value if isinstance(value, str | int | float | bool) else json.dumps(value)
+
+
+def _range(stated: Mapping[str, Any]) -> Iterator[int | float | str]:
+    """Yield the values of {from, to} by a step or a factor, or so many evenly; ends count.
+
+    >>> list(_range({"from": 1, "to": 16, "factor": 2})), list(_range({"from": 0, "to": 1, "count": 3}))
+    ([1, 2, 4, 8, 16], [0, 0.5, 1])
+    >>> list(_range({"from": "25 GB/s", "to": "100 GB/s", "factor": 2}))
+    ['25 GB/s', '50 GB/s', '100 GB/s']
+    """
+    ways = [way for way in ("step", "factor", "count") if way in stated]
+    if len(ways) != 1 or not {"from", "to"} <= stated.keys():
+        raise ValueError("a range is {from, to} and one of step, factor and count")
+    (first, unit), (last, other) = _number(stated["from"]), _number(stated["to"])
+    way, by = ways[0], stated[ways[0]]
+    if unit != other or last < first or not isinstance(by, int | float) or isinstance(by, bool):
+        raise ValueError("a range goes up from one number to another with the same unit")
+    if by <= (way == "factor") or (way == "factor" and first <= 0):
+        raise ValueError(
+            f"{way} {by}; allowed: above {int(way == 'factor')}, and by factors a range begins above 0"
+        )
+    for place in range(_MOST + 1):
+        value = _placed(first, last, way, by, place)
+        if value > last or place == (by if way == "count" else math.inf):
+            return
+        value = int(value) if value == int(value) else value
+        yield f"{value:g}{unit}" if unit else value
+
+
+def _placed(first: float, last: float, way: str, by: float, place: int) -> float:
+    """Return the value at a place of a range; NOTE: exact for whole numbers, rounded to 12 digits else."""
+    if way == "count":
+        value = first + (last - first) * place / max(by - 1, 1)
+    else:
+        value = first + by * place if way == "step" else first * by**place
+    return value if isinstance(value, int) else float(f"{value:.12g}")
+
+
+def _number(stated: Any) -> tuple[int | float, str]:
+    if isinstance(stated, int | float) and not isinstance(stated, bool):
+        return stated, ""
+    match = _QUANTITY.match(stated) if isinstance(stated, str) else None
+    if match is None:
+        raise ValueError(f"{stated!r} is no number")
+    return float(match[1]), match[2]

@@ -1,0 +1,119 @@
+"""Two results lined up: which operators, collectives and waiting make the difference between their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rapid_des.errors import InputError
+from rapid_des.report.result import Result
+from rapid_des.units import PS_PER_S, seconds
+
+_OTHER = "other"
+_FIGURES = ("gpus", "tokens_per_s", "mfu", "memory_bytes", "bound", "critical_rank", "mode")
+
+
+@dataclass(frozen=True)
+class Term:
+    """What one operator, collective or wait of a part of the time adds, in picoseconds."""
+
+    part: str
+    name: str
+    before: int
+    after: int
+
+    @property
+    def added(self) -> int:
+        """How much longer the second result spends on it."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What the second of two steps spends more or less than the first, name by name.
+
+    Attributes:
+        before: the step time of the first, picoseconds.
+        after: that of the second.
+        terms: of every name in either, the largest change first; what they add is `after - before`, exactly.
+        figures: by name the first's and the second's.
+
+    >>> Difference(5, 8, (Term("tp", "reduce", 2, 5),), {}).parts()
+    {'tp': 3}
+    """
+
+    before: int
+    after: int
+    terms: tuple[Term, ...]
+    figures: Mapping[str, tuple[Any, Any]]
+
+    def parts(self) -> dict[str, int]:
+        """Return what each part of the breakdown adds, in picoseconds."""
+        parts: dict[str, int] = {}
+        for term in self.terms:
+            parts[term.part] = parts.get(term.part, 0) + term.added
+        return parts
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        return {
+            "before_s": seconds(self.before),
+            "after_s": seconds(self.after),
+            "added_s": seconds(self.after - self.before),
+            "added_ps": self.after - self.before,
+            "figures": {name: {"before": one, "after": two} for name, (one, two) in self.figures.items()},
+            "parts": [{"part": part, "added_ps": added} for part, added in self.parts().items()],
+            "terms": [
+                {
+                    "part": term.part,
+                    "name": term.name,
+                    "before_s": seconds(term.before),
+                    "after_s": seconds(term.after),
+                    "added_ps": term.added,
+                }
+                for term in self.terms
+            ],
+        }
+
+
+def difference(one: Result | Mapping[str, Any], two: Result | Mapping[str, Any]) -> Difference:
+    """Return what makes the second of two results slower or faster than the first.
+
+    Each is a result or what `run --json` prints of it. The times are those of the critical rank of each: they
+    add up to its step.
+
+    >>> from rapid_des.frontend import load_job
+    >>> from rapid_des.machine import load_machine
+    >>> from rapid_des.simulation import simulate
+    >>> job, machine = load_job("llama2_7b_train"), load_machine("dgx_a100")
+    >>> slow = load_machine(machine, settings={"fabric.0.bandwidth": "0.5x"})
+    >>> found = difference(*(simulate(job, each, mode="analytical") for each in (machine, slow)))
+    >>> sum(term.added for term in found.terms) == found.after - found.before > 0, found.terms[0].part
+    (True, 'tp')
+    """
+    sides = [each.as_json() if isinstance(each, Result) else each for each in (one, two)]
+    before, after = (_named(side) for side in sides)
+    terms = [Term(*key, before.get(key, 0), after.get(key, 0)) for key in {**before, **after}]
+    return Difference(
+        before=int(sides[0]["step_time_ps"]),
+        after=int(sides[1]["step_time_ps"]),
+        terms=tuple(sorted(terms, key=lambda term: (-abs(term.added), term.part, term.name))),
+        figures={name: (sides[0].get(name), sides[1].get(name)) for name in _FIGURES},
+    )
+
+
+def _named(side: Mapping[str, Any]) -> dict[tuple[str, str], int]:
+    """Return the picoseconds of every part and name of a result as JSON; they add up to its step."""
+    if not {"step_time_ps", "breakdown_s"} <= side.keys():
+        raise InputError(
+            "a result to compare needs step_time_ps and breakdown_s, as `run --json` prints them"
+        )
+    stated = side.get("attribution_ps") or {
+        part: {_OTHER: round(spent * PS_PER_S)} for part, spent in side["breakdown_s"].items()
+    }
+    named = {(part, name): int(spent) for part, names in stated.items() for name, spent in names.items()}
+    missing = int(side["step_time_ps"]) - sum(named.values())
+    if missing:
+        named["idle", _OTHER] = named.get(("idle", _OTHER), 0) + missing
+    return named

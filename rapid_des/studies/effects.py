@@ -1,0 +1,149 @@
+"""What a table of points says: the best, the front of two figures, and which axes matter.
+
+Columns are arrays by name, one entry a point; points that failed have NaN figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from rapid_des.arrays import Bools, Floats, Int64s
+from rapid_des.studies.figures import FIGURES
+
+Columns = Mapping[str, Any]
+"""Name to array."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """The points with one value of an axis.
+
+    Attributes:
+        value: of the axis, as its column shows it.
+        points: how many points succeeded.
+        typical: the geometric mean of their objective.
+        best: the best of them.
+    """
+
+    value: Any
+    points: int
+    typical: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How much of what the objective varies over all points goes with one axis.
+
+    >>> columns = {"tp": np.array([1, 1, 2, 2]), "step_time_s": np.array([4.0, 4.0, 2.0, 2.0])}
+    >>> one = main_effects(columns, ["tp"], "step_time_s")[0]
+    >>> one.axis, round(one.share, 9), [level.best for level in one.levels]
+    ('tp', 1.0, [4.0, 2.0])
+    """
+
+    axis: str
+    share: float
+    """Of the variance of the objective's logarithm: that between the axis' values."""
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """What of the variance goes with the combination of two axes beyond what each adds by itself."""
+
+    axes: tuple[str, str]
+    share: float
+
+
+def better(objective: str, values: Floats) -> Floats:
+    """Return values of a figure such that less is better; NaN (a failed point) becomes infinite."""
+    signed = -values if FIGURES[objective] == "more" else values
+    return np.where(np.isnan(signed), np.inf, signed)
+
+
+def ranked(columns: Columns, objective: str) -> Int64s:
+    """Return the places of the points that succeeded, the best first, the first of equals first."""
+    values = better(objective, columns[objective])
+    order = np.argsort(values, kind="stable")
+    return order[np.isfinite(values[order])]
+
+
+def best_by(columns: Columns, objective: str, name: str) -> Int64s:
+    """Return the place of the best point for every value of a column, in the order of the values."""
+    places = ranked(columns, objective)
+    _, first = np.unique(columns[name][places], return_index=True)
+    return places[first]
+
+
+def front(columns: Columns, one: str, two: str) -> Int64s:
+    """Return the places that no other point beats in both figures, the best of the first figure first.
+
+    >>> columns = {"step_time_s": np.array([1.0, 2.0, 3.0]), "memory_bytes": np.array([9.0, 5.0, 7.0])}
+    >>> front(columns, "step_time_s", "memory_bytes").tolist()
+    [0, 1]
+    """
+    first, second = (better(name, columns[name]) for name in (one, two))
+    places = np.lexsort((second, first))
+    places = places[np.isfinite(first[places]) & np.isfinite(second[places])]
+    least = np.minimum.accumulate(second[places])
+    before = np.concatenate(([np.inf], least[:-1]))
+    return places[second[places] < before]
+
+
+def main_effects(columns: Columns, axes: Sequence[str], objective: str) -> list[Effect]:
+    """Return what goes with each axis that has several values, the largest first."""
+    places = _positive(columns, objective)
+    logs = np.log(columns[objective][places])
+    effects = []
+    for axis in axes:
+        values, level = np.unique(columns[axis][places], return_inverse=True)
+        if len(values) > 1:
+            levels = tuple(
+                _level(value, logs[level == number], objective)
+                for number, value in enumerate(values.tolist())
+            )
+            effects.append(Effect(axis, _explained(logs, [level]), levels))
+    return sorted(effects, key=lambda effect: -effect.share)
+
+
+def interactions(columns: Columns, axes: Sequence[str], objective: str) -> list[Interaction]:
+    """Return what goes with pairs of axes, the largest first."""
+    places = _positive(columns, objective)
+    logs = np.log(columns[objective][places])
+    level = {axis: np.unique(columns[axis][places], return_inverse=True)[1] for axis in axes}
+    found = []
+    for one, two in combinations([axis for axis in axes if level[axis].any()], 2):
+        pair = np.unique(level[one] * (level[two].max() + 1) + level[two], return_inverse=True)[1]
+        share = _explained(logs, [pair]) - _explained(logs, [level[one], level[two]])
+        found.append(Interaction((one, two), max(share, 0.0)))
+    return sorted(found, key=lambda one: -one.share)
+
+
+def _positive(columns: Columns, objective: str) -> Bools:
+    values: Floats = columns[objective]
+    positive: Bools = np.isfinite(values) & (values > 0)
+    return positive
+
+
+def _level(value: Any, logs: Floats, objective: str) -> Level:
+    best = logs.max() if FIGURES[objective] == "more" else logs.min()
+    return Level(value, len(logs), float(np.exp(logs.mean())), float(np.exp(best)))
+
+
+def _explained(logs: Floats, levels: Sequence[Int64s]) -> float:
+    """Return the share of the variance that a sum of one term for each level leaves explained."""
+    whole = float(((logs - logs.mean()) ** 2).sum()) if len(logs) else 0.0
+    if whole <= 0:
+        return 0.0
+    design = np.concatenate([np.eye(int(level.max()) + 1)[level] for level in levels], axis=1)
+    if len(levels) == 1:
+        means = design.T @ logs / design.sum(axis=0)
+        fitted = means[levels[0]]
+    else:
+        fitted = design @ np.linalg.lstsq(design, logs, rcond=None)[0]
+    return 1 - float(((logs - fitted) ** 2).sum()) / whole

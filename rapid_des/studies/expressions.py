@@ -1,0 +1,159 @@
+"""Conditions such as `tp*cp*pp*dp == 64`: the few forms that are allowed, parsed once; no code is run."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rapid_des.errors import ConfigError
+
+_LONGEST, _MOST_POWER = 1000, 64
+_ASSIGNS = re.compile(r"(?<![=<>!])=(?!=)")
+_OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda item, among: item in among,
+    ast.NotIn: lambda item, among: item not in among,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
+_ALLOWED = "numbers, text in quotes, names, + - * / // % ** ( ), comparisons, and, or, not, in, min, max, abs"
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed expression; names may be dotted (`job.training.micro_batch`).
+
+    >>> Expression.parse("tp * dp == 8 and schedule != 'gpipe'").names
+    ('tp', 'dp', 'schedule')
+    >>> Expression.parse("tp * dp == 8")({"tp": 2, "dp": 4})
+    True
+    """
+
+    text: str
+    tree: ast.expr
+    names: tuple[str, ...]
+
+    @classmethod
+    def parse(
+        cls, text: str, *, known: Collection[str] | None = None, file: str = "", key: str = ""
+    ) -> Expression:
+        """Return the expression of a text; a `ConfigError` says what is not allowed, or not `known`."""
+        try:
+            if len(text) > _LONGEST:
+                raise ValueError(f"longer than {_LONGEST} characters")
+            tree = ast.parse(text.strip(), mode="eval").body
+            names = dict.fromkeys(_names(tree))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            why = error.msg if isinstance(error, SyntaxError) else str(error)
+            why += "; equal is ==" if _ASSIGNS.search(text) else ""
+            raise ConfigError(f"{text[:80]!r}: {why}; allowed: {_ALLOWED}", file=file, key=key) from None
+        for name in names:
+            if known is not None and name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                problem = f"{text[:80]!r}: no {name!r} here; {hint}known: {', '.join(known)}"
+                raise ConfigError(problem, file=file, key=key)
+        return cls(text, tree, tuple(names))
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        """Return what the expression comes to; `ConfigError` if its values do not go together."""
+        try:
+            return _value(self.tree, values)
+        except (TypeError, ArithmeticError, ValueError) as error:
+            used = ", ".join(f"{name} {values.get(name)!r}" for name in self.names)
+            raise ConfigError(f"{self.text[:80]!r} with {used}: {error}") from None
+
+
+def _names(node: ast.expr) -> list[str]:
+    """Return the names that an expression uses; `ValueError` for a form that is not allowed."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        return [_dotted(node)]
+    return [name for part in _parts(node) for name in _names(part)]
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    """Return what an expression is made of, if its form is allowed."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str()):
+            return []
+        case ast.BoolOp():
+            return node.values
+        case ast.UnaryOp() if isinstance(node.op, ast.Not) or type(node.op) in _OPERATIONS:
+            return [node.operand]
+        case ast.BinOp() if type(node.op) in _OPERATIONS or isinstance(node.op, ast.Pow):
+            return [node.left, node.right]
+        case ast.Compare() if all(type(one) in _OPERATIONS for one in node.ops):
+            return [node.left, *node.comparators]
+        case ast.Tuple() | ast.List():
+            return node.elts
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS and node.args:
+            return node.args
+    raise ValueError(f"{ast.unparse(node)[:40]!r} is not allowed here")
+
+
+def _dotted(node: ast.expr) -> str:
+    match node:
+        case ast.Name():
+            return node.id
+        case ast.Attribute():
+            return f"{_dotted(node.value)}.{node.attr}"
+    raise ValueError(f"{ast.unparse(node)[:40]!r} is not allowed here")
+
+
+def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name() | ast.Attribute():
+            return values[_dotted(node)]
+        case ast.BoolOp():
+            decide = all if isinstance(node.op, ast.And) else any
+            return decide(_value(part, values) for part in node.values)
+        case ast.Compare():
+            return _compared(node, values)
+    parts = [_value(part, values) for part in _parts(node)]
+    match node:
+        case ast.UnaryOp() | ast.BinOp():
+            return _calculated(node.op, parts)
+        case ast.Call(func=ast.Name(id=name)):
+            return _FUNCTIONS[name](*parts)
+    return parts
+
+
+def _compared(node: ast.Compare, values: Mapping[str, Any]) -> bool:
+    sides = [_value(part, values) for part in _parts(node)]
+    return all(
+        bool(_OPERATIONS[type(one)](left, right))
+        for one, left, right in zip(node.ops, sides, sides[1:], strict=False)
+    )
+
+
+def _calculated(operation: ast.AST, parts: list[Any]) -> Any:
+    """Return what arithmetic gives: of numbers, and of no huge powers."""
+    if isinstance(operation, ast.Not):
+        return not parts[0]
+    if not all(isinstance(part, int | float) for part in parts):
+        raise TypeError("arithmetic is for numbers")
+    if not isinstance(operation, ast.Pow):
+        return _OPERATIONS[type(operation)](*parts)
+    base, exponent = parts
+    if abs(exponent) > _MOST_POWER or abs(base) > 1 << _MOST_POWER:
+        raise ValueError(f"{base} ** {exponent} is too large")
+    return base**exponent

@@ -1,0 +1,219 @@
+"""The results of a study: columns for all points, the whole of any one, and what they say together."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from rapid_des.arrays import Int64s
+from rapid_des.errors import InputError
+from rapid_des.report.writing import require_extra
+from rapid_des.studies import effects
+from rapid_des.studies.effects import Columns, Effect, Interaction
+from rapid_des.studies.expressions import Expression
+from rapid_des.studies.figures import FIGURES, OK, kind_of
+from rapid_des.studies.store import Store
+
+if TYPE_CHECKING:
+    import pandas
+
+Places: TypeAlias = Sequence[int] | Int64s
+"""Positions of points among those of some results."""
+_SHOWN = ("step_time_s", "tokens_per_s", "mfu", "memory_bytes", "bound")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The results of a study.
+
+    `len` is the number of points; `to_pandas` has a row for each, `result` all that is known of one.
+
+    >>> rows = [{"id": n, "tp": n, "status": "ok", "step_time_s": 1.0 / n} for n in (1, 2)]
+    >>> Sweep.of_rows(["tp"], "step_time_s", rows).best(1)[0]["tp"]
+    2
+    """
+
+    axes: tuple[str, ...]
+    """The columns that tell points apart."""
+    objective: str
+    columns: Columns
+    """By name an array with an entry for every point, ordered by id."""
+    store: Store | None = None
+    rows: tuple[Mapping[str, Any], ...] = ()
+    """Without a store: the whole rows."""
+    left: int = 0
+    """Points that were not reached when it was interrupted."""
+
+    @classmethod
+    def opened(cls, folder: str | Path) -> Sweep:
+        """Return the results that a folder holds."""
+        store = Store.open(Path(folder))
+        if store.manifest.get("kind") != "sweep":
+            raise InputError(f"{folder}: results of {store.manifest.get('kind')}, not of a sweep")
+        table = store.table()
+        columns = {name: _array(table[name], store.columns[name]) for name in table.column_names}
+        return cls(tuple(store.manifest["axes"]), store.manifest["objective"], columns, store)
+
+    @classmethod
+    def of_rows(cls, axes: Sequence[str], objective: str, rows: Sequence[Mapping[str, Any]]) -> Sweep:
+        """Return results that are in memory."""
+        ordered = sorted(rows, key=lambda row: int(row["id"]))
+        names = ("id", *axes, *(name for name in FIGURES if name != "result"))
+        columns = {name: _filled([row.get(name) for row in ordered], name) for name in names}
+        return cls(tuple(axes), objective, columns, None, tuple(ordered))
+
+    def __len__(self) -> int:
+        return len(self.columns["id"])
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """The classes of errors: how many points, and the text of the first; the most first."""
+        statuses, errors = self.columns["status"], self.columns["error"]
+        found = []
+        for name, count in Counter(status for status in statuses.tolist() if status != OK).most_common():
+            place = int(np.flatnonzero(statuses == name)[0])
+            first = int(self.columns["id"][place])
+            found.append({"error": name, "points": count, "first": first, "text": str(errors[place])})
+        return found
+
+    def where(self, condition: str) -> Sweep:
+        """Return the points of which a condition on columns holds, such as `tp <= 8 and mfu > 0.4`."""
+        expression = Expression.parse(condition, known=tuple(self.columns), file="where")
+        used = [self.columns[name].tolist() for name in expression.names]
+        rows = zip(*used, strict=True) if used else (() for _ in range(len(self)))
+        kept = np.array(
+            [bool(expression(dict(zip(expression.names, row, strict=True)))) for row in rows], bool
+        )
+        return replace(self, columns={name: values[kept] for name, values in self.columns.items()})
+
+    def sorted_by(self, column: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return points by a column, of `-column` the largest first; what has no value comes last."""
+        key = column.removeprefix("-")
+        for name in (key, *names):
+            if name not in self.columns:
+                known = ", ".join(self.columns)
+                raise InputError(f"no column {name!r}; there are {known}")
+        values = self.columns[key]
+        missing = np.array([value is None or value != value for value in values.tolist()], bool)  # noqa: PLR0124
+        there = np.flatnonzero(~missing)
+        order = np.argsort(values[there], kind="stable")
+        places = np.concatenate([there[order[::-1] if column[0] == "-" else order], np.flatnonzero(missing)])
+        return self.at(places, tuple(dict.fromkeys(("id", *names))) if names else ())
+
+    def result(self, number: int) -> dict[str, Any]:
+        """Return all that is known of a point: its row, and below `result` what `run --json` prints."""
+        row = self.store.row(number) if self.store is not None else self._row_of(number)
+        whole = row.get("result")
+        return {**row, "result": None if whole is None else json.loads(whole)}
+
+    def _row_of(self, number: int) -> Mapping[str, Any]:
+        found = next((row for row in self.rows if row["id"] == number), None)
+        if found is None:
+            raise InputError(f"no point {number}; there are 1 to {int(self.columns['id'].max(initial=0))}")
+        return found
+
+    def at(self, places: Places, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return points by their places as rows: of id, axes, objective and the usual figures, or `names`."""
+        shown = names or tuple(dict.fromkeys(("id", *self.axes, self.objective, "gpus", *_SHOWN)))
+        chosen = np.asarray(places, np.int64)
+        picked = {name: _values(name, self.columns[name][chosen]) for name in shown}
+        return [dict(zip(picked, values, strict=True)) for values in zip(*picked.values(), strict=True)]
+
+    def best(self, count: int = 10) -> list[dict[str, Any]]:
+        """Return the best points, the best first."""
+        return self.at(effects.ranked(self.columns, self.objective)[:count])
+
+    def best_by(self, column: str = "gpus") -> list[dict[str, Any]]:
+        """Return the best point for each value of a column."""
+        return self.at(effects.best_by(self.columns, self.objective, column))
+
+    def front(self, one: str = "step_time_s", two: str = "memory_bytes") -> list[dict[str, Any]]:
+        """Return the points that no other beats in both figures."""
+        names = dict.fromkeys(("id", *self.axes, one, two, self.objective))
+        return self.at(effects.front(self.columns, one, two), tuple(names))
+
+    def effects(self) -> list[Effect]:
+        """Return how much of the objective's variance goes with each axis, the most first."""
+        return effects.main_effects(self.columns, self.axes, self.objective)
+
+    def interactions(self) -> list[Interaction]:
+        """Return how much goes with pairs of axes beyond what each adds, the most first."""
+        return effects.interactions(self.columns, self.axes, self.objective)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a DataFrame with a row a point; `InputError` without pandas."""
+        require_extra("pandas", "notebook", "a DataFrame")
+        import pandas
+
+        return pandas.DataFrame({name: values for name, values in self.columns.items()})
+
+    def as_json(
+        self, top: int = 10, pareto: tuple[str, str] = ("step_time_s", "memory_bytes")
+    ) -> dict[str, Any]:
+        """Return plain data for JSON: the best, the best by GPUs, the front, effects and interactions."""
+        failed = self.failures
+        succeeded = len(self) - sum(one["points"] for one in failed)
+        return {
+            "points": len(self),
+            "succeeded": succeeded,
+            "failed": failed,
+            "left": self.left,
+            "objective": self.objective,
+            "best": self.best(top),
+            "best_by_gpus": self.best_by("gpus") if succeeded else [],
+            "pareto": {"columns": list(pareto), "points": self.front(*pareto)},
+            "main_effects": [asdict(one) for one in self.effects()],
+            "interactions": [asdict(one) for one in self.interactions()[:top]],
+        }
+
+    def _repr_html_(self) -> str:
+        rows = self.best(20)
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
+        cells = ("".join(f"<td>{html.escape(_shown(value))}</td>" for value in row.values()) for row in rows)
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        failed = ", ".join(f"{one['points']} {one['error']}" for one in self.failures) or "none"
+        title = f"{len(self):,} points, failed: {failed}; the best by {self.objective}"
+        return (
+            f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        )
+
+
+def _values(name: str, values: Any) -> list[Any]:
+    """Return a column's values as Python has them: whole numbers as such, None where there is none."""
+    if values.dtype.kind != "f":
+        return list(values.tolist())
+    whole = name in FIGURES and kind_of(name) == "int64"
+    return [None if np.isnan(value) else int(value) if whole else value for value in values.tolist()]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _array(column: Any, kind: str) -> Any:
+    """Return an Arrow column as an array: numbers with NaN where there is none, if there is one."""
+    if kind in ("string", "bool_") or column.null_count == 0:
+        return (
+            column.to_numpy(zero_copy_only=False)
+            if kind != "string"
+            else np.array(column.to_pylist(), object)
+        )
+    return column.cast("float64").to_numpy(zero_copy_only=False)
+
+
+def _filled(values: list[Any], name: str) -> Any:
+    """Return values of rows as an array, as `_array` does."""
+    if name in FIGURES and kind_of(name) == "string":
+        return np.array(values, object)
+    if {type(value) for value in values} - {type(None)} == {str}:
+        return np.array(values, object)
+    if any(value is None for value in values):
+        return np.array([np.nan if value is None else float(value) for value in values])
+    return np.array(values)

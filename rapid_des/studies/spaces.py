@@ -1,0 +1,241 @@
+"""A study file: a job, a machine, axes, and the points that their combinations under constraints come to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, structs
+
+from rapid_des.config import Document, Spec, apply_overrides, decode, open_document
+from rapid_des.config.documents import load_document
+from rapid_des.config.presets import expanded
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.spec import ParallelismSpec
+from rapid_des.studies.axes import Axis, Choice, Reader
+from rapid_des.studies.expressions import Expression
+from rapid_des.studies.figures import FIGURES
+from rapid_des.studies.points import Point
+
+Mode = Literal["flattened", "hierarchical", "hybrid", "analytical"]
+RESERVED = ("id", "repeat")
+
+
+class StudySpec(Spec, frozen=True, kw_only=True):
+    """The file format of a study."""
+
+    job: str | dict[str, Any]
+    """The job file or preset, or what such a file holds; paths start from the study file's folder."""
+    on: str | dict[str, Any]
+    """The machine file or preset, or what such a file holds."""
+    axes: dict[str, Any]
+    """What is varied: a key as after --set (`tp` and its like alone; job, machine, device, model, software,
+    mode, faults) and a list, a range {from, to, step | factor | count} or {name: value}; keys with commas
+    between go together, row by row; any other name stands for {name: {key: value}}."""
+    where: str | tuple[str, ...] = ()
+    """Which combinations count: conditions such as tp*cp*pp*dp == 64, of columns and the job's own split."""
+    derive: dict[str, str] = {}
+    """Keys whose value follows from the combination, as in job.parallelism.sequence_parallel: tp > 1."""
+    set: dict[str, Any] = {}
+    """What holds at every point: keys as after --set."""
+    faults: str | tuple[str, ...] = ()
+    """Faults at every point, in the words of --fault."""
+    mode: Mode = "flattened"
+    """How it is simulated."""
+    engine: Literal["auto", "simpy", "compiled"] = "auto"
+    """Which engine runs it."""
+    strict: bool = False
+    """Refuse modes that leave out waiting on shared links."""
+    allow_oom: bool = False
+    """Simulate what does not fit into memory too."""
+    repeat: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    """How often every combination is run, the seeds of all its faults moved on by one each time."""
+    objective: str = "step_time_s"
+    """The figure by which points are ranked."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of a study: its number from 1, what its columns show, and what is simulated."""
+
+    id: int
+    labels: Mapping[str, Any] = field(hash=False)
+    point: Point
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that has been read and checked; nothing of it has been simulated.
+
+    >>> axes = {"tp": [1, 2, 4, 8], "dp": [1, 2]}
+    >>> stated = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "where": "tp * dp * pp == 8"}
+    >>> [case.labels for case in load_study(stated).cases()]
+    [{'tp': 2, 'dp': 2}, {'tp': 4, 'dp': 1}]
+    """
+
+    name: str
+    spec: StudySpec
+    job: Document
+    machine: Document
+    axes: tuple[Axis, ...]
+    constant: Choice
+    """What holds at every point."""
+    where: tuple[Expression, ...]
+    derived: Mapping[str, Expression] = field(hash=False)
+    base: Mapping[str, Any] = field(hash=False)
+    """The job's own parallelism, for conditions."""
+    reader: Reader
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that tell points apart."""
+        own = tuple(name for axis in self.axes for name in axis.names)
+        return (*own, "repeat") if self.spec.repeat > 1 else own
+
+    def count(self) -> int:
+        """Return how many points there are."""
+        return self.spec.repeat * sum(1 for _ in self._combined(0, Choice()))
+
+    def cases(self) -> Iterator[Case]:
+        """Yield every combination that the conditions admit, the last axis the quickest."""
+        numbers = iter(range(1, 1 << 62))
+        for choice in self._combined(0, Choice()):
+            whole = self._point(choice)
+            for turn in range(self.spec.repeat):
+                labels = {**choice.labels, "repeat": turn} if self.spec.repeat > 1 else choice.labels
+                yield Case(next(numbers), labels, _moved(whole, turn))
+
+    def _combined(self, depth: int, chosen: Choice) -> Iterator[Choice]:
+        """Yield choices of all axes from a depth on; a condition is asked as soon as its names are known."""
+        values = {**self.base, **chosen.labels}
+        if not all(condition(values) for condition in self._asked[depth]):
+            return
+        if depth == len(self.axes):
+            yield chosen
+            return
+        for choice in self.axes[depth].choices:
+            yield from self._combined(depth + 1, chosen | choice)
+
+    @cached_property
+    def _asked(self) -> list[list[Expression]]:
+        """By number of axes that are chosen: the conditions that can be asked then."""
+        asked: list[list[Expression]] = [[] for _ in range(len(self.axes) + 1)]
+        depth_of = {name: depth for depth, axis in enumerate(self.axes, 1) for name in axis.names}
+        for condition in self.where:
+            asked[max((depth_of.get(name, 0) for name in condition.names), default=0)].append(condition)
+        return asked
+
+    def _point(self, choice: Choice) -> Point:
+        values = {**self.base, **choice.labels}
+        whole = self.constant | choice
+        for key, expression in self.derived.items():
+            whole |= self.reader.change(key, expression(values), f"derive.{key}")
+        return Point(
+            job=whole.documents.get("job", self.job),
+            machine=whole.documents.get("machine", self.machine),
+            settings=whole.settings,
+            faults=whole.faults,
+            mode=whole.mode or self.spec.mode,
+            engine=self.spec.engine,
+            strict=self.spec.strict,
+            allow_oom=self.spec.allow_oom,
+        )
+
+
+def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Path | None = None) -> Study:
+    """Return the study that a file or a mapping (as a file would hold) stands for, checked.
+
+    A mapping's references start from `folder` (default: the working directory). A `ConfigError` names the
+    file, the key, the value and what is allowed.
+    """
+    if isinstance(reference, Study):
+        return reference
+    document = _opened(reference, folder or Path())
+    spec = decode(document, StudySpec)
+    file, home = str(document.path), document.folder
+    reader = Reader(file, home)
+    job = open_document(spec.job, "job", folder=home)
+    machine = open_document(spec.on, "machine", folder=home)
+    axes = reader.axes(spec.axes)
+    constant = reader.settings(spec.set, "set")
+    constant |= Choice(faults=tuple(reader.faults(list(_texts(spec.faults)), "faults")))
+    study = Study(
+        name=document.path.stem,
+        spec=spec,
+        job=job,
+        machine=machine,
+        axes=axes,
+        constant=constant,
+        where=(),
+        derived={},
+        base=_parallelism(job, constant),
+        reader=reader,
+    )
+    _check(study)
+    return _with_conditions(study)
+
+
+def _with_conditions(study: Study) -> Study:
+    spec, file = study.spec, study.reader.file
+    own = () if "job" in study.columns else tuple(study.base)
+    known = tuple(dict.fromkeys((*study.columns, *own)))
+
+    def parsed(text: str, key: str) -> Expression:
+        return Expression.parse(text, known=known, file=file, key=key)
+
+    where = tuple(parsed(text, f"where[{n}]") for n, text in enumerate(_texts(spec.where)))
+    derived = {key: parsed(text, f"derive.{key}") for key, text in spec.derive.items()}
+    study = replace(study, where=where, derived=derived)
+    if next(study.cases(), None) is None:
+        raise ConfigError("no combination of the axes meets all conditions", file=file, key="where")
+    return study
+
+
+def _check(study: Study) -> None:
+    """Refuse names and keys of a study that can not be meant."""
+    file, taken = study.reader.file, {*FIGURES, *RESERVED}
+    for name in (name for axis in study.axes for name in axis.names):
+        if name in taken:
+            raise ConfigError(f"{name!r} is a column of every result; choose another", file=file, key="axes")
+    if study.spec.objective not in FIGURES:
+        near = difflib.get_close_matches(study.spec.objective, FIGURES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        ranked = ", ".join(name for name, better in FIGURES.items() if better)
+        problem = f"no figure {study.spec.objective!r}; {hint}allowed: {ranked}"
+        raise ConfigError(problem, file=file, key="objective")
+    faults = [*study.constant.faults, *(f for axis in study.axes for one in axis.choices for f in one.faults)]
+    if study.spec.repeat > 1 and all(fault.seed is None for fault in faults):
+        raise ConfigError("nothing here is drawn: no fault of the study has a seed", file=file, key="repeat")
+
+
+def _parallelism(job: Document, constant: Choice) -> dict[str, Any]:
+    """Return how a job file splits the job, with what holds at every point."""
+    settings = [(key.removeprefix("job."), text) for key, text in constant.settings if key.startswith(_OWN)]
+    tree = apply_overrides(job, settings).tree.get("parallelism", {})
+    return structs.asdict(decode(Document(job.path, tree), ParallelismSpec))
+
+
+_OWN = "job.parallelism."
+
+
+def _moved(point: Point, turn: int) -> Point:
+    """Return a point with the seeds of its faults moved on."""
+    if not turn:
+        return point
+    faults = (f if f.seed is None else structs.replace(f, seed=f.seed + turn) for f in point.faults)
+    return replace(point, faults=tuple(faults))
+
+
+def _opened(reference: str | Path | Mapping[str, Any], folder: Path) -> Document:
+    if isinstance(reference, Mapping):
+        return Document(folder / "study", dict(reference))
+    path = folder / expanded(str(reference))
+    return load_document(path)
+
+
+def _texts(stated: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (stated,) if isinstance(stated, str) else stated

@@ -1,0 +1,190 @@
+"""A folder of results: Parquet parts that are only ever added, and a manifest that says what made them.
+
+    FOLDER/manifest.json            what the study was: its file, job, machine, versions, seeds, hashes
+    FOLDER/points/part-00001.parquet …  a row a point, in the order in which they finished
+
+A part is written beside its place and renamed: whoever reads sees whole parts alone, and what was finished
+before a crash stays. pandas, Polars and DuckDB read `FOLDER/points/*.parquet` as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from rapid_des.errors import ConfigError, InputError
+from rapid_des.report.writing import replacing, require_extra
+
+FORMAT = 1
+_MANIFEST, _PARTS = "manifest.json", "points"
+_ROWS, _EVERY_S, _SHARE = 2000, 5.0, 0.02
+"""A part is written for so many rows, or when so many seconds and this share of all time have passed."""
+
+Row = Mapping[str, Any]
+
+
+class Store:
+    """Takes rows of one study and gives them back; `create` or `open` one.
+
+    `columns` are names and types as Arrow calls them; a row may leave columns out, and must have `id`.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.columns: Mapping[str, str] = manifest["columns"]
+        self._waiting: list[Row] = []
+        self._began = self._written = time.monotonic()
+        self._lock: IO[bytes] | None = None
+
+    @classmethod
+    def create(cls, folder: Path, manifest: Mapping[str, Any], columns: Mapping[str, str]) -> Self:
+        """Return a new store, or the one that is there if it is of the same study; `InputError` if it is not.
+
+        Of manifests what stands below `study` is compared.
+        """
+        check_store(folder)
+        if (folder / _MANIFEST).is_file():
+            present = cls.open(folder)
+            differs = _difference(present.manifest["study"], json.loads(json.dumps(manifest["study"])))
+            if differs:
+                problem = f"holds the results of another study ({differs}); name another folder"
+                raise InputError(f"{folder}: {problem}")
+            return present.locked()
+        (folder / _PARTS).mkdir(parents=True, exist_ok=True)
+        whole = {"format": FORMAT, **manifest, "columns": dict(columns)}
+        with replacing(folder / _MANIFEST) as beside:
+            beside.write_text(json.dumps(whole, indent=1), encoding="utf-8")
+        return cls(folder, whole).locked()
+
+    def locked(self) -> Self:
+        """Return the store as the only one that writes here, until it is closed or its process ends."""
+        self._lock = (self.folder / _MANIFEST).open("rb")
+        try:
+            import fcntl
+
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # Windows has none
+            pass
+        except OSError:
+            self._lock.close()
+            raise InputError(f"{self.folder}: another process writes its results here") from None
+        return self
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Return the store that a folder is; `InputError` if it is none."""
+        require_extra("pyarrow", "parquet", f"{folder}: a study's results")
+        try:
+            manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        except OSError:
+            raise InputError(f"{folder}: no results of a study: it has no {_MANIFEST}") from None
+        except ValueError as error:
+            raise ConfigError(f"not valid JSON: {error}", file=str(folder / _MANIFEST)) from None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise ConfigError(f"format is not {FORMAT}", file=str(folder / _MANIFEST), key="format")
+        return cls(folder, manifest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()
+        if self._lock is not None:
+            self._lock.close()
+
+    def append(self, row: Row) -> None:
+        """Take a row; it is written with others, within some seconds."""
+        self._waiting.append(row)
+        now = time.monotonic()
+        if len(self._waiting) >= _ROWS or now - self._written > max(_EVERY_S, _SHARE * (now - self._began)):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits as a part."""
+        if not self._waiting:
+            return
+        import pyarrow
+        from pyarrow import parquet
+
+        columns = {
+            name: pyarrow.array([row.get(name) for row in self._waiting], getattr(pyarrow, kind)())
+            for name, kind in self.columns.items()
+        }
+        number = 1 + max((int(part.stem.rpartition("-")[2]) for part in self.parts()), default=0)
+        with replacing(self.folder / _PARTS / f"part-{number:05}.parquet") as beside:
+            parquet.write_table(pyarrow.table(columns), beside, compression="zstd")
+        self._waiting.clear()
+        self._written = time.monotonic()
+
+    def parts(self) -> list[Path]:
+        """Return the files of the rows, in order."""
+        return sorted((self.folder / _PARTS).glob("part-*.parquet"))
+
+    def table(self, columns: Sequence[str] | None = None) -> Any:
+        """Return what is written as an Arrow table, ordered by id; by default all but the whole results."""
+        import pyarrow
+        from pyarrow import parquet
+
+        wanted = [name for name in self.columns if name != "result"] if columns is None else list(columns)
+        schema = pyarrow.schema([(name, getattr(pyarrow, self.columns[name])()) for name in wanted])
+        read = [parquet.read_table(part, columns=wanted, schema=schema) for part in self.parts()]
+        table = pyarrow.concat_tables(read) if read else schema.empty_table()
+        return table.sort_by("id") if "id" in wanted else table
+
+    def done(self) -> set[int]:
+        """Return the ids of the rows that are written."""
+        return set(self.table(["id"])["id"].to_pylist())
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return the whole row of an id; `InputError` if there is none."""
+        from pyarrow import compute, parquet
+
+        for part in self.parts():
+            table = parquet.read_table(part, filters=compute.field("id") == number)
+            if len(table):
+                found: dict[str, Any] = table.slice(0, 1).to_pylist()[0]
+                return found
+        raise InputError(f"{self.folder}: no point {number}")
+
+
+def check_store(folder: Path) -> None:
+    """Raise `InputError` if results can not be kept in a folder; to be asked before anything is simulated."""
+    require_extra("pyarrow", "parquet", f"{folder}: a study's results")
+    if folder.is_file():
+        raise InputError(f"{folder}: can not be written: it is a file, a folder is needed")
+    others = {entry.name for entry in folder.iterdir()} - {_PARTS} if folder.is_dir() else ()
+    if others and _MANIFEST not in others:
+        raise InputError(f"{folder}: is there already and holds other files; name a new folder")
+    try:
+        (folder / _PARTS).mkdir(parents=True, exist_ok=True)
+        with replacing(folder / _PARTS / "written"):
+            pass
+        (folder / _PARTS / "written").unlink()
+    except OSError as error:
+        raise InputError(f"{folder}: can not be written: {error.strerror}") from None
+
+
+def _difference(one: Any, other: Any, place: str = "") -> str:
+    """Return the first place where two JSON values differ, and how; empty if they are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in {**one, **other}:
+            said = _difference(one.get(key), other.get(key), f"{place}.{key}".removeprefix("."))
+            if said:
+                return said
+        return ""
+    if one == other:
+        return ""
+    before, after = (_short(value) for value in (one, other))
+    return f"{place}: {before} there, {after} here"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

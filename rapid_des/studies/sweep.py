@@ -1,0 +1,246 @@
+"""A study that is run: its points simulated somewhere, their rows kept, and what they say together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.config import Document, to_tree
+from rapid_des.errors import InputError, RapidDesError
+from rapid_des.studies.crews import executor_of
+from rapid_des.studies.executors import Executor, Failed, Outcome, attempt
+from rapid_des.studies.figures import FIGURES, kind_of, measured
+from rapid_des.studies.points import content, machine_content
+from rapid_des.studies.results import Sweep
+from rapid_des.studies.spaces import Case, Study, load_study
+from rapid_des.studies.store import Store, check_store
+from rapid_des.version import __version__
+
+Tell = Callable[[str, int, int], None]
+"""Told what is done, how many points are, and how many there will be."""
+
+
+def sweep(  # noqa: PLR0913 - what a study is asked, by name
+    study: str | Path | Mapping[str, Any] | Study,
+    *,
+    folder: str | Path | None = None,
+    executor: str | Executor = "processes",
+    workers: int | None = None,
+    address: str | None = None,
+    limit: int | None = None,
+    tell: Tell | None = None,
+) -> Sweep:
+    """Simulate the points of a study: a file, or a mapping as such a file holds (`rapid-des schema study`).
+
+    Results are kept in `folder` (Parquet; what is there already is not simulated again), without one in
+    memory. `executor` is one of `rapid_des.studies.crews.EXECUTORS` with so many `workers` (default: all
+    cores; `address` is that of a Ray cluster), or an open one; `limit` leaves it at the first points. Points
+    that fail are rows with their error, ^C leaves what is finished (`left` says how many are not). A
+    `ConfigError` says what is wrong with the study before anything is simulated.
+
+    >>> axes = {"tp": [1, 2, 4, 8], "dp": [1, 2, 4]}
+    >>> study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "where": "tp * dp * pp == 8"}
+    >>> done = sweep({**study, "mode": "analytical"}, executor="local")
+    >>> len(done), done.best(1)[0]["tp"]
+    (3, 2)
+    """
+    read = load_study(study)
+    if folder is not None:
+        check_store(Path(folder))
+    with (
+        executor_of(executor, workers, address)
+        if isinstance(executor, str)
+        else nullcontext(executor) as opened
+    ):
+        if folder is None:
+            rows, interrupted = _gathered(run(read, opened, limit=limit, tell=tell))
+            done = Sweep.of_rows(read.columns, read.spec.objective, rows)
+        else:
+            interrupted = _kept(read, opened, Path(folder), limit=limit, tell=tell)
+            done = Sweep.opened(folder)
+    return replace(done, left=_expected(read, limit) - len(done)) if interrupted else done
+
+
+def _gathered(rows: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
+    """Return all rows, or those that were there at ^C and True; without any the interrupt goes on."""
+    gathered: list[dict[str, Any]] = []
+    try:
+        for row in rows:
+            gathered.append(row)  # noqa: PERF402 - extend would lose what is finished
+    except KeyboardInterrupt:
+        if not gathered:
+            raise
+        return gathered, True
+    return gathered, False
+
+
+def _kept(study: Study, executor: Executor, folder: Path, *, limit: int | None, tell: Tell | None) -> bool:
+    """Put rows into a folder as they come; tell whether ^C ended that."""
+    with Store.create(folder, manifest_of(study), columns_of(study)) as store:
+        try:
+            for row in run(study, executor, done=store.done(), limit=limit, tell=tell):
+                store.append(row)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def _expected(study: Study, limit: int | None) -> int:
+    return study.count() if limit is None else min(limit, study.count())
+
+
+def run(
+    study: Study,
+    executor: Executor,
+    *,
+    done: set[int] | frozenset[int] = frozenset(),
+    limit: int | None = None,
+    tell: Tell | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield rows of points as they finish, but for those that are `done`; of the first `limit` points."""
+    expected = _expected(study, limit)
+    waiting: dict[int, Case] = {}
+
+    def points() -> Iterator[Any]:
+        left = (case for case in islice(study.cases(), limit) if case.id not in done)
+        for place, case in enumerate(left):
+            waiting[place] = case
+            yield case.point
+
+    finished = sum(one <= expected for one in done)
+    for place, outcome in executor.map(measured, points()):
+        finished += 1
+        if tell is not None:
+            tell(study.name, finished, expected)
+        yield _row(waiting.pop(place), outcome)
+
+
+def _row(case: Case, outcome: Outcome[dict[str, Any]]) -> dict[str, Any]:
+    faults = [to_tree(fault, "fault") for fault in case.point.faults]
+    stated = {
+        "id": case.id,
+        **case.labels,
+        "wall_s": outcome.wall_s,
+        "point_settings": json.dumps(case.point.settings),
+        "point_faults": json.dumps(faults),
+    }
+    if isinstance(outcome, Failed):
+        return {**stated, "status": outcome.error, "error": outcome.text}
+    return {**stated, **outcome.value}
+
+
+def columns_of(study: Study) -> dict[str, str]:
+    """Return the columns of a study's results and their types, as Arrow calls them."""
+    columns = {"id": "int64"}
+    for axis in study.axes:
+        for name in axis.names:
+            columns[name] = _kind([choice.labels[name] for choice in axis.choices])
+    if study.spec.repeat > 1:
+        columns["repeat"] = "int64"
+    return columns | {name: kind_of(name) for name in FIGURES}
+
+
+def _kind(values: Sequence[Any]) -> str:
+    """Return the narrowest type that holds all values of an axis."""
+    kinds = {type(value) for value in values}
+    if kinds <= {bool}:
+        return "bool_"
+    if kinds <= {int}:
+        return "int64"
+    return "float64" if kinds <= {int, float} else "string"
+
+
+def manifest_of(study: Study) -> dict[str, Any]:
+    """Return what makes a study's results again: what it says, its files, versions, seeds and hashes."""
+    stated = to_tree(study.spec, "study") | {"job": study.job.tree, "on": study.machine.tree}
+    faults = [*study.constant.faults, *(f for axis in study.axes for one in axis.choices for f in one.faults)]
+    return {
+        "kind": "sweep",
+        "name": study.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "objective": study.spec.objective,
+        "axes": list(study.columns),
+        "seeds": sorted({fault.seed for fault in faults if fault.seed is not None}),
+        "repeats": study.spec.repeat,
+        "study": {
+            "rapid_des": __version__,
+            "source": source_content(),
+            "folder": str(study.reader.folder.absolute()),
+            "files": {"job": str(study.job.path.absolute()), "on": str(study.machine.path.absolute())},
+            "content": _contents(study),
+            "stated": stated,
+        },
+    }
+
+
+def _contents(study: Study) -> dict[str, str]:
+    """Return hashes of a study's first job and machine, with calibrated constants, or why it has none."""
+    case = next(study.cases())
+    cache = BoundedCache()
+    try:
+        job, machine = case.point.resolved(cache)
+    except RapidDesError as error:
+        return {"first_point": str(error)}
+    return {
+        "job_of_first_point": content(job.spec),
+        "machine_of_first_point": machine_content(machine, cache),
+        "device_constants": content(machine.device.as_spec()),
+    }
+
+
+def source_content() -> str:
+    """Return the SHA-256 of the source of rapid_des."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def study_of(store: Store) -> Study:
+    """Return the study that made some results, from their manifest alone (and files that it names in it)."""
+    if store.manifest.get("kind") != "sweep":
+        raise InputError(f"{store.folder}: results of {store.manifest.get('kind')}, not of a sweep")
+    made = store.manifest["study"]
+    study = load_study(made["stated"], folder=Path(made["folder"]))
+    job, machine = (Document(Path(made["files"][key]), made["stated"][key]) for key in ("job", "on"))
+    return replace(study, name=store.manifest["name"], job=job, machine=machine)
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A point simulated again beside its row.
+
+    `differs` are figures whose digits are not those of the row.
+    """
+
+    row: Mapping[str, Any]
+    again: Mapping[str, Any]
+    same_content: bool
+    """Whether the job, the machine and rapid_des are what they were."""
+    differs: tuple[str, ...]
+
+
+def rerun(store: Store, number: int) -> Rerun:
+    """Simulate a point of some results again, from what the manifest says.
+
+    A point that failed, and fails alike, has no differences.
+    """
+    row = store.row(number)
+    case = next(islice(study_of(store).cases(), number - 1, None))
+    again = _row(case, attempt(measured, case.point, BoundedCache()))
+    names = [name for name in FIGURES if name not in ("key", "wall_s", "result")]
+    differs = tuple(name for name in names if row.get(name) != again.get(name))
+    return Rerun(row, again, row.get("key") == again.get("key"), differs)

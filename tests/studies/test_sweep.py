@@ -1,0 +1,304 @@
+"""Sweeps: what a study file's axes come to, what is kept of every point, and that it is the same any way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rapid_des as rd
+from rapid_des.studies.effects import front, interactions, main_effects
+from rapid_des.studies.expressions import Expression
+from rapid_des.studies.spaces import load_study
+from rapid_des.studies.store import Store
+from rapid_des.studies.sweep import rerun, sweep
+from tests.cli.shell import call, refused
+
+pytest.importorskip("pyarrow")
+ROOT = Path(__file__).parents[2]
+BASE = {"job": "llama2_7b_train", "on": "dgx_a100", "mode": "analytical"}
+SPLITS = BASE | {"axes": {"tp": [1, 2, 4, 8], "pp": [1, 2], "dp": [1, 2, 4]}, "where": "tp * pp * dp == 8"}
+SPLITS |= {
+    "derive": {"job.parallelism.sequence_parallel": "tp > 1"},
+    "set": {"device.hbm.capacity": "40 GiB"},
+}
+"""Six points, of which the first does not fit into memory."""
+SMALLER = "--set device.hbm.capacity=40GiB"
+
+
+def labels(**stated):
+    return [case.labels for case in load_study(BASE | stated).cases()]
+
+
+def settings(**stated):
+    return [dict(case.point.settings) for case in load_study(BASE | stated).cases()]
+
+
+def test_a_condition_leaves_the_combinations_that_meet_it():
+    found = [tuple(case.labels.values()) for case in load_study(SPLITS).cases()]
+    expected = [(tp, pp, dp) for tp in (1, 2, 4, 8) for pp in (1, 2) for dp in (1, 2, 4) if tp * pp * dp == 8]
+    assert found == expected == [(1, 2, 4), (2, 1, 4), (2, 2, 2), (4, 1, 2), (4, 2, 1), (8, 1, 1)]
+    assert load_study(SPLITS).count() == 6
+
+
+def test_ranges_rows_and_bundles_are_axes():
+    bandwidth = "machine.fabric.0.bandwidth"
+    ranged = {
+        "tp": {"from": 1, "to": 8, "factor": 2},
+        bandwidth: {"from": "50 GB/s", "to": "200 GB/s", "count": 4},
+    }
+    assert [row["bandwidth"] for row in labels(axes=ranged)][:4] == [
+        "50 GB/s",
+        "100 GB/s",
+        "150 GB/s",
+        "200 GB/s",
+    ]
+    assert len(labels(axes=ranged)) == 4 * 4
+    rows = {"tp, dp": [[2, 2], [4, 1]]}
+    assert labels(axes=rows) == [{"tp": 2, "dp": 2}, {"tp": 4, "dp": 1}]
+    bundles = {"variant": {"base": {}, "big": {"device.hbm.capacity": "160 GiB", "dp": 4}}}
+    assert labels(axes=bundles) == [{"variant": "base"}, {"variant": "big"}]
+    assert settings(axes=bundles) == [{}, {"device.hbm.capacity": "160 GiB", "job.parallelism.dp": "4"}]
+    named = {"faults": {"none": "none", "half": "link=gpu0-switch0 bandwidth=0.5"}}
+    assert labels(axes=named) == [{"faults": "none"}, {"faults": "half"}]
+
+
+def test_what_follows_from_a_combination_is_set_for_it():
+    derived = {"job.training.global_batch": "16 * dp", "job.parallelism.sequence_parallel": "tp > 1"}
+    found = settings(axes={"tp, dp": [[1, 4], [2, 2]]}, derive=derived)
+    assert [one["job.training.global_batch"] for one in found] == ["64", "32"]
+    assert [one["job.parallelism.sequence_parallel"] for one in found] == ["false", "true"]
+
+
+def test_repeats_move_the_seeds_of_faults_on():
+    drawn = "random=links seed=7 count=1 bandwidth=0.5"
+    cases = list(load_study(BASE | {"axes": {"tp": [2]}, "faults": drawn, "repeat": 3}).cases())
+    assert [case.point.faults[0].seed for case in cases] == [7, 8, 9]
+    assert [case.labels["repeat"] for case in cases] == [0, 1, 2]
+
+
+def test_expressions_are_arithmetic_and_comparisons_and_nothing_else():
+    assert Expression.parse("2 <= tp < 8 and not dp % 2 and kind in ('a', 'b')")(
+        {"tp": 2, "dp": 4, "kind": "b"}
+    )
+    assert Expression.parse("max(tp, 2) ** 2 // 3 == -(-1)")({"tp": 1})
+    for bad in ("f()", "tp.__class__.mro()", "[x for x in y]", "lambda: 1", "tp[0]", "(tp := 2)", "f'{tp}'"):
+        with pytest.raises(rd.ConfigError, match="allowed: numbers"):
+            Expression.parse(bad)
+    for huge in ("9**9**9", "2**64**2", "'a' * 10**9"):
+        with pytest.raises(rd.ConfigError):
+            Expression.parse(huge)({})
+
+
+BAD = {
+    "unknown key 'axis'": {"axis": {"tp": [1]}, "axes": {"tp": [1]}},
+    "no key 'tq' to vary": {"axes": {"tq": [1]}},
+    "unknown key 'tq'; keys of parallelism": {"axes": {"job.parallelism.tq": [1]}},
+    "needs values": {"axes": {"tp": []}},
+    "Expected `int`": {"axes": {"tp": [1, "two"]}},
+    "is not one of 1f1b": {"axes": {"job.training.schedule": ["2f2b"]}},
+    "has unit 'GB'": {"axes": {"machine.fabric.0.bandwidth": ["3 GB"]}},
+    "'half' is not one of": {"axes": {"mode": ["half"]}},
+    "2 stands twice": {"axes": {"tp": [2, 2]}},
+    "'tp' is varied twice": {"axes": {"tp": [2], "tp, dp": [[1, 2]]}},
+    "no 'tpp' here; did you mean 'tp'": {"axes": {"tp": [2]}, "where": "tpp == 2"},
+    "equal is ==": {"axes": {"tp": [2]}, "where": "tp = 2"},
+    "no combination": {"axes": {"tp": [2]}, "where": "tp == 3"},
+    "nothing here is drawn": {"axes": {"tp": [2]}, "repeat": 2},
+    "did you mean 'mfu'": {"axes": {"tp": [2]}, "objective": "mfus"},
+    "no machine file 'dgx_a1000'": {"axes": {"machine": ["dgx_a1000"]}},
+    "a column of every result": {"axes": {"mfu": {"a": {}, "b": {"tp": 4}}}},
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_a_study_that_can_not_be_meant_is_one_clear_line(said, tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(json.dumps(BASE | BAD[said]))
+    answer = refused(call("sweep", file, "-o", tmp_path / "out"))
+    assert said in answer
+    assert len(answer.splitlines()) == 1
+    assert not (tmp_path / "out").exists()  # nothing was begun
+
+
+def test_results_that_can_not_be_kept_are_refused_before_the_work(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(json.dumps(SPLITS))
+    assert "holds other files" in refused(call("sweep", file, "-o", tmp_path))
+    assert "there is no folder" in refused(call("sweep", file, "--plot", tmp_path / "no" / "x.png"))
+    call("sweep", file, "-o", tmp_path / "out", "--executor", "local", "--limit", 1)
+    file.write_text(json.dumps(SPLITS | {"mode": "hierarchical"}))
+    answer = refused(call("sweep", file, "-o", tmp_path / "out"))
+    assert (
+        'holds the results of another study (stated.mode: "analytical" there, "hierarchical" here)' in answer
+    )
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study") / "out"
+    return sweep(SPLITS, folder=folder, executor="local")
+
+
+def digits(done):
+    names = [name for name in done.columns if name != "wall_s"]
+    return {name: [str(value) for value in done.columns[name].tolist()] for name in names}
+
+
+def test_every_executor_and_memory_hold_the_same_digits(kept, tmp_path):
+    in_memory = sweep(SPLITS, executor="local")
+    in_processes = sweep(SPLITS, folder=tmp_path / "out", executor="processes", workers=2)
+    assert digits(in_processes) == digits(kept)
+    assert digits(in_memory)["step_time_ps"] == digits(kept)["step_time_ps"]
+    assert in_memory.best(3) == kept.best(3)
+    assert in_memory.result(2)["result"]["step_time_ps"] == kept.result(2)["result"]["step_time_ps"]
+
+
+def test_a_row_is_what_a_run_with_these_settings_gives(kept):
+    row = kept.result(kept.best(1)[0]["id"])
+    chosen = [word for key, text in json.loads(row["point_settings"]) for word in ("--set", f"{key}={text}")]
+    result = call("run", BASE["job"], "--on", BASE["on"], "--mode", BASE["mode"], *chosen, "--json").json
+    assert row["step_time_ps"] == result["step_time_ps"]
+    assert row["result"]["attribution_ps"] == result["attribution_ps"]
+    assert row["memory_bytes"] == result["memory_bytes"]
+    assert row["mfu"] == result["mfu"]
+
+
+def test_a_point_is_made_again_from_the_manifest_with_the_same_digits(kept):
+    for number in (1, 3):  # the first does not fit into memory
+        found = rerun(kept.store, number)
+        assert found.same_content
+        assert found.differs == ()
+    assert kept.result(1)["status"] == "InfeasibleJobError"
+
+
+def test_points_that_differ_in_nothing_that_matters_share_a_key(tmp_path):
+    done = sweep(BASE | {"axes": {"machine.name": ["one", "two"]}}, executor="local")
+    assert len(set(done.columns["key"])) == 1
+    other = sweep(BASE | {"axes": {"device.hbm.bandwidth": ["1x", "0.9x"]}}, executor="local")
+    assert len(set(other.columns["key"])) == 2
+    assert done.columns["key"][0] == other.columns["key"][0]
+
+
+def test_other_tools_read_the_parts(kept):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_parquet(kept.store.folder / "points")
+    assert sorted(frame["id"]) == list(range(1, 7))
+    assert frame.set_index("id")["step_time_ps"].dropna().astype(int).to_dict() == {
+        number: kept.result(number)["step_time_ps"]
+        for number in frame["id"]
+        if frame["status"][number - 1] == "ok"
+    }
+    assert list(kept.to_pandas()["tp"]) == [1, 2, 2, 4, 4, 8]
+
+
+def test_an_interrupt_keeps_what_is_finished_and_the_same_study_goes_on(kept, tmp_path):
+    told = []
+
+    def tell(title, done, expected):
+        told.append((done, expected))
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    first = sweep(SPLITS, folder=tmp_path / "out", executor="local", tell=tell)
+    assert (len(first), first.left) == (2, 4)  # the third was not yet handed over
+    assert told == [(1, 6), (2, 6), (3, 6)]
+    rest = sweep(SPLITS, folder=tmp_path / "out", executor="local", tell=lambda *said: told.append(said[1:]))
+    assert told[3:] == [(3, 6), (4, 6), (5, 6), (6, 6)]
+    assert digits(rest) == digits(kept)
+
+
+def test_a_sweep_that_is_killed_leaves_whole_results_and_the_same_command_goes_on(kept, tmp_path):
+    file, folder = tmp_path / "study.yaml", tmp_path / "out"
+    file.write_text(json.dumps(SPLITS))
+    command = [sys.executable, "-m", "rapid_des.cli.main", "sweep", str(file), "-o", str(folder)]
+    process = subprocess.Popen([*command, "--workers", "2"], cwd=ROOT)
+    workers = _workers(process.pid)
+    process.kill()
+    process.wait()
+    _until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))  # they do not stay behind
+    assert call("sweep", file, "-o", folder, "--executor", "local", "--json").json["points"] == 6
+    again = Store.open(folder).table(["id", "step_time_ps"])
+    assert again["id"].to_pylist() == list(range(1, 7))
+    assert [str(float(v or "nan")) for v in again["step_time_ps"].to_pylist()] == digits(kept)["step_time_ps"]
+
+
+def _workers(pid):
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    _until(lambda: len(children.read_text().split()) == 2)
+    return children.read_text().split()
+
+
+def _until(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_worker_that_is_killed_in_a_sweep_loses_nothing(kept):
+    killed = []
+
+    def tell(title, done, expected):
+        if not killed:
+            us = os.getpid()
+            children = Path(f"/proc/{us}/task/{us}/children").read_text().split()
+            killed.extend(int(one) for one in children if "crews" in Path(f"/proc/{one}/cmdline").read_text())
+            os.kill(killed[0], signal.SIGKILL)
+
+    done = sweep(SPLITS, executor="processes", workers=2, tell=tell)
+    assert killed
+    assert digits(done)["step_time_ps"] == digits(kept)["step_time_ps"]
+
+
+def test_the_front_is_what_nothing_beats_in_both():
+    columns = {
+        "step_time_s": np.array([3.0, 1.0, 2.0, 2.0, np.nan]),
+        "mfu": np.array([0.9, 0.5, 0.4, 0.7, np.nan]),
+    }
+    assert front(columns, "step_time_s", "mfu").tolist() == [1, 3, 0]  # less time, more MFU
+
+
+def test_effects_share_out_what_the_logarithm_of_the_objective_varies():
+    # time = 2^a * 4^b: its logarithm varies by 1 with a and by 2 with b: shares 1 and 4 of 5
+    a, b = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+    columns = {"a": a, "b": b, "step_time_s": 2.0**a * 4.0**b}
+    found = {one.axis: one.share for one in main_effects(columns, ["a", "b"], "step_time_s")}
+    assert found == pytest.approx({"b": 0.8, "a": 0.2})
+    assert interactions(columns, ["a", "b"], "step_time_s")[0].share == pytest.approx(0, abs=1e-12)
+    crossed = columns | {"step_time_s": 2.0 ** (a ^ b)}  # neither alone says anything
+    assert interactions(crossed, ["a", "b"], "step_time_s")[0].share == pytest.approx(1)
+
+
+def test_show_lists_filters_draws_and_makes_again(kept, tmp_path):
+    folder = kept.store.folder
+    answer = call("show", folder, "--json", "--plot", tmp_path / "study.png")
+    assert answer.json["best"][0]["id"] == kept.best(1)[0]["id"]
+    assert answer.json["failed"][0]["error"] == "InfeasibleJobError"
+    assert (tmp_path / "study.png").stat().st_size > 10_000
+    rows = call("show", folder, "--where", "tp >= 4", "--sort=-mfu", "--columns", "tp,mfu", "--json").json
+    assert [row["mfu"] for row in rows] == sorted((row["mfu"] for row in rows), reverse=True)
+    assert {row["tp"] for row in rows} == {4, 8}
+    assert call("show", folder, "--rerun", 3, "--json").json["same_digits"]
+    assert call("show", folder, "--point", 3, "--json").json["result"]["mode"] == "analytical"
+    assert "no point 99" in refused(call("show", folder, "--point", 99))
+    assert "did you mean 'tp'" in refused(call("show", folder, "--where", "tpp == 1"))
+
+
+def test_compare_takes_points_files_and_settings(kept, tmp_path):
+    folder = kept.store.folder
+    row = kept.result(3)
+    words = f"llama2_7b_train --on dgx_a100 --mode analytical {SMALLER}"
+    (tmp_path / "a.json").write_text(call("run", *words.split(), "--json").out)
+    plain = call("compare", tmp_path / "a.json", f"{folder}#3", "--json").json
+    assert plain["added_ps"] == 0  # the job's own split is the third point
+    other = call("compare", words, f"{folder}#4", "--json").json
+    assert other["added_ps"] == kept.result(4)["step_time_ps"] - row["step_time_ps"] != 0
+    assert sum(term["added_ps"] for term in other["terms"]) == other["added_ps"]
+    assert "this point failed" in refused(call("compare", f"{folder}#1", f"{folder}#3"))
+    assert "Missing option '--on'" in refused(call("compare", "llama2_7b_train", f"{folder}#3"))
