@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -23,8 +23,9 @@ from rapid_des.frontend.groups import (
     Sharding,
     ShardingPolicy,
 )
+from rapid_des.frontend.layers.layer import Layer, LayerKind
 from rapid_des.frontend.model import Model
-from rapid_des.frontend.recompute import LayerKind, layer_kinds
+from rapid_des.frontend.recompute import layer_kinds
 from rapid_des.frontend.schedules import Plan, Schedule, Shape, schedule_of, with_pairs
 from rapid_des.frontend.schedules.plan import Placement
 from rapid_des.frontend.shard import Shard
@@ -155,9 +156,14 @@ class Job:
     @cached_property
     def _pattern(self) -> tuple[LayerKind, ...]:
         """All layers in order as the job runs them."""
-        if self.spec.training is None:
-            return tuple(map(LayerKind, self.model.pattern))
-        return layer_kinds(self.model.pattern, self.layers, self.spec.training)
+        return self._as_run(self.model.pattern, self.layers)
+
+    def _as_run(self, layers: Sequence[Layer], parts: Sequence[int]) -> tuple[LayerKind, ...]:
+        """Return layers as the job runs them, so many in each part."""
+        training = self.spec.training
+        if training is None or not training.recomputes:
+            return tuple(map(LayerKind, layers))
+        return layer_kinds(layers, parts, training)
 
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -178,7 +184,7 @@ class Job:
     @cached_property
     def prediction_layer(self) -> LayerKind:
         """The layer of such a module."""
-        return layer_kinds(self.model.pattern[-1:], (1,), self.training)[0]
+        return self._as_run(self.model.pattern[-1:], (1,))[0]
 
     @property
     def vocabulary(self) -> int:
@@ -310,12 +316,6 @@ class Job:
     def sharding(self) -> Sharding:
         """How replicas hold the model's state in training."""
         return self.shardings["dense"]
-
-    @property
-    def bucket_parameters(self) -> int:
-        """Parameters from which on a gradient bucket travels."""
-        each = self.training.bucket_parameters_per_replica
-        return max(self.training.bucket_parameters, each * self.sharding.replicas)
 
     @cached_property
     def shardings(self) -> Mapping[Domain, Sharding]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from rapid_des.device.operators import Vector
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers import Layer, layer_of
-from rapid_des.frontend.layers.layer import Sublayer
+from rapid_des.frontend.layers.layer import LayerKind, Sublayer
 from rapid_des.frontend.matrices import (
     Linear,
     cast,
@@ -28,8 +28,7 @@ from rapid_des.frontend.matrices import (
     gather_gradient,
     reduce_output,
 )
-from rapid_des.frontend.operations import Operation, OperationList, norm_backward, norm_forward
-from rapid_des.frontend.recompute import LayerKind, following
+from rapid_des.frontend.operations import Operation, OperationList, following, norm_backward, norm_forward
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import ModelSpec
 

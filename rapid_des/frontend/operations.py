@@ -6,7 +6,8 @@ what is fused around them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
 
 from rapid_des.chakra.trace import Exchange
@@ -247,3 +248,13 @@ def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias
         operations.kernel(
             f"{name}.dropout", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns)
         )
+
+
+def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return a list behind another, whose end is its input."""
+    count = len(first)
+    moved = (
+        replace(each, after=tuple(other + count if other >= INPUT else other for other in each.after))
+        for each in operations
+    )
+    return (*first, *moved)

@@ -161,6 +161,12 @@ def gradient_buckets(marks: Sequence[Mark], size: int) -> tuple[Bucket, ...]:
     return tuple(buckets)
 
 
+def bucket_parameters(job: Job) -> int:
+    """Return the parameters from which on a gradient bucket travels."""
+    each = job.training.bucket_parameters_per_replica
+    return max(job.training.bucket_parameters, each * job.sharding.replicas)
+
+
 def reduce_buckets(
     program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: int | None
 ) -> tuple[int, ...]:
@@ -174,7 +180,7 @@ def reduce_buckets(
             continue
         role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
         own = [mark for mark in marks if mark.domain == domain]
-        for index, bucket in enumerate(gradient_buckets(own, job.bucket_parameters)):
+        for index, bucket in enumerate(gradient_buckets(own, bucket_parameters(job))):
             size = message_size(role, bucket.parameters, dtype, sharding.replicas)
             ready = own[bucket.last_mark].position if after is None else after
             waiting.append((ready, f"gradients.{role}.{index}", size, sharding, bucket.parameters))
@@ -207,7 +213,7 @@ def gather_buckets(
         role, own = sharding.gathers, [number for number, mark in enumerate(marks) if mark.domain == domain]
         if role is None:
             continue
-        buckets = gradient_buckets([marks[number] for number in own], job.bucket_parameters)
+        buckets = gradient_buckets([marks[number] for number in own], bucket_parameters(job))
         for index in reversed(range(len(buckets))):
             first = buckets[index - 1].last_mark + 1 if index else 0
             size = message_size(

@@ -17,6 +17,7 @@ from rapid_des.frontend.adapters import adapted, row_parallel
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS, TRAFFIC
 from rapid_des.frontend.halves import halves
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.layers.layer import LayerKind
 from rapid_des.frontend.model import (
     embedding_backward,
     embedding_forward,
@@ -26,7 +27,6 @@ from rapid_des.frontend.model import (
     prediction_forward,
 )
 from rapid_des.frontend.operations import Operation, OperationList
-from rapid_des.frontend.recompute import LayerKind
 from rapid_des.frontend.schedules.plan import Phase, direction_of
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec

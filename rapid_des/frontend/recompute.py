@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.layers.core import CORE
-from rapid_des.frontend.layers.layer import Sublayer
-from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.layers.layer import LayerKind, Sublayer
+from rapid_des.frontend.operations import Operation, following
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import TrainingSpec
 from rapid_des.frontend.template import INPUT
@@ -25,17 +25,14 @@ Keeps: TypeAlias = Literal["operators", "input", "nothing"]
 
 
 @dataclass(frozen=True)
-class LayerKind:
-    """A layer as a job runs it; a value that is hashed by content."""
+class RecomputedKind(LayerKind):
+    """A layer of which something is run again."""
 
-    layer: Layer
     keeps: Keeps = "operators"
     """What of its forward waits for its backward: what its operators keep; its input; nothing, where several
     layers are run again together from the input of the first."""
     recomputed: tuple[str, ...] = ()
     """Names of operators that are run again in its backward."""
-    before: tuple[Layer, ...] = ()
-    """Layers that are run again at the start of its backward, in forward order, itself the last."""
 
     @property
     def waits(self) -> bool:
@@ -51,10 +48,6 @@ class LayerKind:
         if self.keeps == "input" and dropped:
             dropped[0] = replace(dropped[0], saved=shard.boundary_bytes)
         return tuple(dropped)
-
-    def made_again(self, shard: Shard) -> tuple[Operation, ...]:
-        """Return the forward with what its operators keep from when they are run again."""
-        return tuple(_keeping(self.layer.forward(shard), frozenset()))
 
     def backward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the backward, after the layers that are run again, or with the operators that are."""
@@ -105,7 +98,9 @@ def _of_part(layers: Sequence[Layer], training: TrainingSpec) -> Iterator[LayerK
         yield from _groups(layers, training)
         return
     for layer in layers:
-        yield LayerKind(layer, recomputed=names if _meant(layer, training) else ())
+        yield (
+            RecomputedKind(layer, recomputed=names) if names and _meant(layer, training) else LayerKind(layer)
+        )
 
 
 def _groups(layers: Sequence[Layer], training: TrainingSpec) -> Iterator[LayerKind]:
@@ -121,7 +116,8 @@ def _groups(layers: Sequence[Layer], training: TrainingSpec) -> Iterator[LayerKi
         first = place - place % size
         group = [layers[other] for other in range(first, min(first + size, len(layers)))]
         last = place == first + len(group) - 1
-        yield LayerKind(layer, "input" if place == first else "nothing", before=tuple(group) if last else ())
+        before = tuple(group) if last else ()
+        yield RecomputedKind(layer, before, keeps="input" if place == first else "nothing")
 
 
 def _meant(layer: Layer, training: TrainingSpec) -> bool:
@@ -196,16 +192,6 @@ def _remade(operation: Operation, label: str, after: tuple[int, ...], held: int)
     return replace(
         operation, name=f"{label}.{operation.name}", after=after, saved=0, core=0, held=held, weights=0
     )
-
-
-def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return a list behind another, whose end is its input."""
-    count = len(first)
-    moved = (
-        replace(each, after=tuple(other + count if other >= INPUT else other for other in each.after))
-        for each in operations
-    )
-    return (*first, *moved)
 
 
 def _starts(

@@ -162,10 +162,10 @@ def _check_choices(job: Job) -> None:
         problem = "activations are not offloaded where layers wait for their parameters too "
         _refuse(job, "training.offload_activations", f"{problem}(zero_stage 3, overlap_parameters)")
     kinds, shard = job.model.kinds, job.training_shard
-    problems = refusals(spec, kinds, shard)
-    if spec.adapters is not None:
-        problems = chain(adapters.refusals(spec.adapters, spec, kinds, shard), problems)
-    for key, problem in problems:
+    problems = [] if spec.adapters is None else [adapters.refusals(spec.adapters, spec, kinds, shard)]
+    if spec.recomputes:
+        problems.append(refusals(spec, kinds, shard))
+    for key, problem in chain.from_iterable(problems):
         _refuse(job, f"training.{key}", problem)
 
 

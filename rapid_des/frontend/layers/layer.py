@@ -214,3 +214,30 @@ class Layer:
         if self.norms == "after":
             return False
         return half is self.mixer or self.block != "parallel_one_norm"
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """A layer as a job runs it; a value that is hashed by content. This one keeps what its operators keep."""
+
+    layer: Layer
+    before: tuple[Layer, ...] = ()
+    """Layers that are run again at the start of its backward, in forward order, itself the last."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a layer behind it runs it again."""
+        return False
+
+    def forward(self, shard: Shard) -> tuple[Operation, ...]:
+        """Return the forward as one rank's operator list, with what is kept of it."""
+        operations = self.layer.forward(shard)
+        return tuple(replace(one, saved=one.saved + one.core, core=0) for one in operations)
+
+    def made_again(self, shard: Shard) -> tuple[Operation, ...]:
+        """Return the forward with what its operators keep from when they are run again."""
+        return LayerKind.forward(self, shard)
+
+    def backward(self, shard: Shard) -> tuple[Operation, ...]:
+        """Return the backward, after the layers that are run again, or with the operators that are."""
+        return self.layer.backward(shard)

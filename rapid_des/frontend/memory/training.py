@@ -22,7 +22,7 @@ from rapid_des.frontend.memory.events import (
     section_memory,
     size_of,
 )
-from rapid_des.frontend.optimizers import states
+from rapid_des.frontend.optimizers import bucket_parameters, states
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
@@ -270,7 +270,7 @@ def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
     if job.stages > 1:
         yield Tensor("stage input and output", "communication", 2 * job.message_bytes, 2)
     if precision.gradient_reduce != precision.gradients:
-        bucket = byte_count(job.bucket_parameters, precision.gradient_reduce)
+        bucket = byte_count(bucket_parameters(job), precision.gradient_reduce)
         yield Tensor("travelling bucket", "communication", bucket)
     if shard.sequence_parallel and shard.tp > 1:
         size = spec.gather_buffers * shard.activation_bytes(shard.tokens * shard.hidden)
