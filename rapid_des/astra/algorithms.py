@@ -23,8 +23,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
 from rapid_des.program.builders import make_template
-from rapid_des.program.edges import Edges, edges, joined
-from rapid_des.program.program import Template
+from rapid_des.program.program import Edges, Template, edges, joined
 from rapid_des.program.rounds import Rounds, rounds_template
 from rapid_des.program.services import Sizes
 from rapid_des.program.templates import Templates

@@ -17,8 +17,7 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.astra.phases import AR, CollectivePhase, message_size, reducing_rounds
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.program.builders import make_template
-from rapid_des.program.edges import Edges, edges, joined
-from rapid_des.program.program import NONE, Template
+from rapid_des.program.program import NONE, Edges, Template, edges, joined
 from rapid_des.program.rounds import RoundsAtOnce, rounds_template
 from rapid_des.program.services import Sizes
 from rapid_des.units import PS_PER_NS

@@ -27,9 +27,8 @@ from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Switching
 from rapid_des.program.builders import make_template
-from rapid_des.program.edges import Edges
 from rapid_des.program.plans import with_switches
-from rapid_des.program.program import NONE, Template
+from rapid_des.program.program import NONE, Edges, Template
 from rapid_des.program.services import Sizes, bare_protocol, hop_table
 from rapid_des.program.templates import one_transfer, template_of
 from rapid_des.units import PS_PER_S

@@ -1,26 +1,35 @@
 """Rank programs and templates, built from what sets them apart: all other columns follow or have a default.
 
 A rank's nodes become visits: streams, service times, dependencies, and what each collective becomes.
+
+Between two moments at which it must wait, the host issues one kernel, collective or message after the other
+and runs ahead of its GPU. So the issue of the k-th is the host's start plus a sum that is known before the
+run: one visit stands for the host's whole stretch, and every node that it issues has an edge from that
+visit's *start* (R1). Most of these edges say nothing new: a kernel whose predecessor on its stream can not
+be done before it is issued waits for that one anyway. They are left out, exactly: with F(j) the least time
+from the host's start to the finish of j, the edge of k with lag L(k) follows from an order j before k with
+F(j) ≥ L(k), and F(k) ≥ max(L(k), F(j)) + work(k).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
+from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
 from rapid_des.network.specs import MOST_CHUNKS
 from rapid_des.program.beside import NOTHING, Taken
-from rapid_des.program.edges import Edges, Rows, issue_edges, joined
-from rapid_des.program.program import NONE, Level, RankProgram, Template, VisitKind
+from rapid_des.program.program import NONE, Edges, Level, RankProgram, Rows, Template, VisitKind, joined
 from rapid_des.units import PS_PER_S
 
+_SERVES = (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
 _NARROW = {
     "server": NONE,
     "release": NONE,
@@ -123,7 +132,7 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
     chains = [np.flatnonzero(nodes.stream == stream) for stream in ordered]  # R2
     capacity = np.ones(len(nodes.streams), np.int32)
-    issues = issue_edges(nodes, durations, unordered)
+    issues = _issue_edges(nodes, durations, unordered)
     return expanded_program(visits, expansions, server_capacity=capacity, chains=chains, issues=issues)
 
 
@@ -340,3 +349,52 @@ def make_template(  # noqa: PLR0913 - a template's parts
         member_need=awaited[len(source) :],
         name=name,
     )
+
+
+def _issue_edges(nodes: NodeTable, durations: Int64s, unordered: frozenset[str]) -> Edges | None:
+    """Return the edges from starts of the host's nodes to what these issue, between nodes of the table.
+
+    `durations` are the nodes' picoseconds, which faults and neighbours may only lengthen. None: nothing is
+    issued.
+    """
+    issued = np.flatnonzero(nodes.issuer != UNSTATED)
+    if not len(issued):
+        return None
+    lags = np.maximum(nodes.issued, 1)
+    finish, told = _by_streams(nodes, lags, np.where(np.isin(nodes.kind, _SERVES), durations, 0), unordered)
+    told |= _by_dependencies(nodes, lags, finish)
+    needed = issued[~told[issued]]
+    return Edges(nodes.issuer[needed], needed, lags[needed], at_start=True)
+
+
+def _by_streams(
+    nodes: NodeTable, lags: Int64s, work: Int64s, unordered: frozenset[str]
+) -> tuple[Int64s, Bools]:
+    """Return the least finish of each node after its issuer's start, and whose issue its stream implies."""
+    finish, told = lags + work, np.zeros(len(nodes), np.bool_)
+    for rows in _stretches(nodes, unordered):
+        after = np.cumsum(work[rows])
+        latest = np.maximum.accumulate(lags[rows] - after + work[rows])
+        finish[rows] = latest + after
+        told[rows[1:]] = lags[rows[1:]] <= finish[rows[:-1]]
+    return finish, told
+
+
+def _stretches(nodes: NodeTable, unordered: frozenset[str]) -> Iterator[Int64s]:
+    """Yield the nodes of each ordered stream, if several, that one node of the host issues, in order."""
+    ordered = np.array([name not in unordered for name in nodes.streams], np.bool_)
+    rows = np.flatnonzero((nodes.issuer != UNSTATED) & ordered[nodes.stream])
+    rows = rows[np.lexsort((rows, nodes.issuer[rows], nodes.stream[rows]))]
+    changes = (np.diff(nodes.issuer[rows]) != 0) | (np.diff(nodes.stream[rows]) != 0)
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(rows)]
+    yield from (rows[begin:end] for begin, end in pairwise(bounds) if end - begin > 1)
+
+
+def _by_dependencies(nodes: NodeTable, lags: Int64s, finish: Int64s) -> Bools:
+    """Tell whose issue follows from a dependency of the same issuer."""
+    waiting = rows_of(np.diff(nodes.dependency_starts))
+    before = nodes.dependencies
+    tells = (nodes.issuer[before] == nodes.issuer[waiting]) & (finish[before] >= lags[waiting])
+    told = np.zeros(len(nodes), np.bool_)
+    told[waiting[tells]] = True
+    return told

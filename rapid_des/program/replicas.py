@@ -25,9 +25,8 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.builders import make_template
-from rapid_des.program.edges import Edges
 from rapid_des.program.plans import Phase
-from rapid_des.program.program import NONE, Template
+from rapid_des.program.program import NONE, Edges, Template
 from rapid_des.program.routes import signatures
 
 _TIMES_ROUND = {

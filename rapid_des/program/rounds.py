@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
-from rapid_des.program.edges import edges, joined
-from rapid_des.program.program import Template
+from rapid_des.program.program import Template, edges, joined
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.program.builders import make_template
-from rapid_des.program.edges import Edges
-from rapid_des.program.program import NONE, Template
+from rapid_des.program.program import NONE, Edges, Template
 from rapid_des.program.services import Sizes
 
 

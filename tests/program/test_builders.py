@@ -3,8 +3,7 @@
 import numpy as np
 
 from rapid_des.program.builders import make_rank_program, make_template
-from rapid_des.program.edges import Edges, edges, joined
-from rapid_des.program.program import NONE, Level, VisitKind
+from rapid_des.program.program import NONE, Edges, Level, VisitKind, edges, joined
 
 
 def test_a_template_awaits_all_edges_to_its_tasks_and_members():
