@@ -161,7 +161,7 @@ class Job:
     def _as_run(self, layers: Sequence[Layer], parts: Sequence[int]) -> tuple[LayerKind, ...]:
         """Return layers as the job runs them, so many in each part."""
         training = self.spec.training
-        if training is None or not training.recomputes:
+        if training is None or training.recompute == "none":
             return tuple(map(LayerKind, layers))
         return layer_kinds(layers, parts, training)
 

@@ -163,7 +163,8 @@ def _check_choices(job: Job) -> None:
         _refuse(job, "training.offload_activations", f"{problem}(zero_stage 3, overlap_parameters)")
     kinds, shard = job.model.kinds, job.training_shard
     problems = [] if spec.adapters is None else [adapters.refusals(spec.adapters, spec, kinds, shard)]
-    if spec.recomputes:
+    grouped = spec.recompute_method, spec.recompute_layers, spec.recompute_kinds
+    if spec.recompute != "none" or grouped != ("uniform", None, ()):
         problems.append(refusals(spec, kinds, shard))
     for key, problem in chain.from_iterable(problems):
         _refuse(job, f"training.{key}", problem)

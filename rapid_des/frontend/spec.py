@@ -470,12 +470,6 @@ class TrainingSpec(Spec, frozen=True):
         """Whether no kernel but products adds gradients; the factors of adapters always do."""
         return self.fused_accumulation or self.adapters is not None
 
-    @property
-    def recomputes(self) -> bool:
-        """Whether anything is said of recomputation."""
-        grouped = self.recompute_method, self.recompute_layers, self.recompute_kinds
-        return self.recompute != "none" or grouped != ("uniform", None, ())
-
 
 class SpeculativeSpec(Spec, frozen=True):
     """Speculative decoding: tokens drafted a step, which one pass of the model checks (`speculation`)."""

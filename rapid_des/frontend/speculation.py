@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -42,7 +42,7 @@ def drafting(job: Job) -> Job | None:
     return replace(job, spec=whole, model=_model(spec.model))
 
 
-@cache
+@lru_cache(maxsize=32)
 def _model(spec: ModelSpec) -> Model:
     return model_of(spec, Path("draft.yaml"))
 

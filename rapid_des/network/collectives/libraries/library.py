@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -264,7 +264,7 @@ def _tree(request: Request, chunks: int) -> Schedule:
     return build_schedule("double_binary_tree", whole)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _fabric(constants: str, rates: LinkRates) -> NcclFabric:
     fabric = load_fabric(constants)
     network = 1.0
