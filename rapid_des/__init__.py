@@ -11,8 +11,9 @@ Load: load_job, load_machine, load_device, load_model (a path, a preset's name, 
 loaded before, with settings over it), load_rollout and load_trace. Run: simulate, compare, replay, serve,
 simulate_rollout; a BoundedCache shares work. Read: Result, its rows (operators, messages, links) and
 pictures, ServeResult. Ask: estimate (an operator's time), bench (a collective's), memory, machine.route,
-machine.check, machine.summary. Break: Fault, parse_fault, machine.with_faults, scenario, criticality. Study:
-plan, sweep (many points, to a DataFrame), difference (of two results). Errors are all below RapidDesError.
+machine.check, machine.summary. Break: Fault, parse_fault, machine.with_faults, scenario, criticality,
+faults_sample. Study: plan, sweep (many points, to a DataFrame), difference (of two results). Errors are all
+below RapidDesError.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from rapid_des.studies.collective_bench import BenchRow, bench
     from rapid_des.studies.criticality import Criticality, criticality
     from rapid_des.studies.difference import Difference, difference
+    from rapid_des.studies.fault_sample import FaultSample, faults_sample
     from rapid_des.studies.faults import How, Scenario, scenario
     from rapid_des.studies.plan import Plan, Wanted, plan
     from rapid_des.studies.points import Point
@@ -84,6 +86,7 @@ _HOMES = {
     "Estimate": "rapid_des.device.operators",
     "FabricCutError": "rapid_des.errors",
     "Fault": "rapid_des.network.faults.specs",
+    "FaultSample": "rapid_des.studies.fault_sample",
     "Gemm": "rapid_des.device.operators",
     "GroupedGemm": "rapid_des.device.operators",
     "How": "rapid_des.studies.faults",
@@ -121,6 +124,7 @@ _HOMES = {
     "draw_collective": "rapid_des.report.pictures.charts",
     "draw_roofline": "rapid_des.report.pictures.charts",
     "estimate": "rapid_des.device.pricing",
+    "faults_sample": "rapid_des.studies.fault_sample",
     "load_device": "rapid_des.device.device",
     "load_job": "rapid_des.frontend.loading",
     "load_machine": "rapid_des.machine",
@@ -158,6 +162,7 @@ __all__ = [
     "Estimate",
     "FabricCutError",
     "Fault",
+    "FaultSample",
     "Gemm",
     "GroupedGemm",
     "How",
@@ -195,6 +200,7 @@ __all__ = [
     "draw_collective",
     "draw_roofline",
     "estimate",
+    "faults_sample",
     "load_device",
     "load_job",
     "load_machine",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from rapid_des.cli.options import (
+    announce,
     echo,
     engine_choice,
     engine_option,
@@ -21,12 +24,17 @@ from rapid_des.cli.options import (
 from rapid_des.cli.progress import Bar, progress
 from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
+from rapid_des.network.faults.models import FaultDraws, Variates, parse_model
 from rapid_des.report.pictures.overview import draw
-from rapid_des.report.study_text import criticality_lines, scenario_lines
+from rapid_des.report.pictures.sample import draw_sample
+from rapid_des.report.study_text import criticality_lines, sample_lines, scenario_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES
+from rapid_des.studies.crews import EXECUTORS, executor_of
 from rapid_des.studies.criticality import KINDS, PLURALS, criticality
+from rapid_des.studies.fault_sample import SAMPLINGS, faults_sample
 from rapid_des.studies.faults import How, scenario
+from rapid_des.studies.points import Point
 
 _study_options = together(
     job_options,
@@ -38,6 +46,45 @@ _study_options = together(
         shell_complete=one_of(MODES),
         help=", ".join(MODES),
     ),
+    engine_option,
+    json_option,
+)
+
+
+_sample_options = together(
+    job_options,
+    fault_option,
+    click.option(
+        "--job", "jobs", multiple=True, metavar="JOB", help="Another job under the same draws. Repeatable."
+    ),
+    click.option(
+        "--draws", default=300, show_default=True, type=click.IntRange(1), help="How many, at most."
+    ),
+    click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of all draws."),
+    click.option(
+        "--until", metavar="'mean ±0.5%'", help="Stop at such an interval, at 95 %; also of p95 or cvar95."
+    ),
+    click.option(
+        "--sampling",
+        type=click.Choice(SAMPLINGS),
+        default="independent",
+        show_default=True,
+        help="latin: each variate once in each thirtieth; exact: all places, alike ones once.",
+    ),
+    click.option("--replay", type=click.IntRange(0), metavar="ID", help="Run this draw alone, in full."),
+    click.option(
+        "--mode",
+        default="hierarchical",
+        show_default=True,
+        shell_complete=one_of(MODES),
+        help=", ".join(MODES),
+    ),
+    click.option(
+        "--top", default=5, show_default=True, type=click.IntRange(1), help="Slowest draws to show."
+    ),
+    click.option("--executor", type=click.Choice(EXECUTORS), default=EXECUTORS[0], show_default=True),
+    click.option("--workers", type=click.IntRange(1), help="How many; all cores if absent."),
+    plot_option,
     engine_option,
     json_option,
 )
@@ -89,6 +136,72 @@ def criticality_command(
     echo(options["as_json"], plain, criticality_lines(plain, len(ranked.rows)))
     if options["plot"] is not None:
         draw(ranked.heat_map(loaded), options["plot"])
+
+
+@faults.command("sample")
+@_sample_options
+def sample(
+    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
+) -> None:
+    """Run draws of --fault on JOB: mean, percentiles and the mean of the worst twentieth of the step.
+
+    Numbers may be distributions, places random: 'random=links count=1 bandwidth=normal(0.5,0.1)'. Draws
+    follow from --seed, their ids and the fabric alone: other jobs see the same ones. Allowed are normal,
+    lognormal, uniform, exponential, weibull, poisson, binomial, choice(VALUE:WEIGHT,…) and
+    empirical(FILE.csv[,COLUMN]).
+    """
+    check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    if options["replay"] is not None:
+        _replay(job, machine, settings, faults, options)
+        return
+    points = _points((job, *options["jobs"]), machine, settings, options)
+    with progress("faults") as bar, executor_of(options["executor"], options["workers"]) as executor:
+        found = faults_sample(
+            points,
+            faults=faults,
+            draws=options["draws"],
+            seed=options["seed"],
+            sampling=options["sampling"],
+            until=options["until"],
+            executor=executor,
+            tell=bar.part,
+        )
+    echo(options["as_json"], found.as_json(), sample_lines(found.as_json(options["top"])))
+    if options["plot"] is not None:
+        draw_sample(found.as_json(), options["plot"])
+
+
+def _points(
+    jobs: Sequence[str], machine: str, settings: tuple[str, ...], options: dict[str, Any]
+) -> dict[str, Point]:
+    """Return a point a job, by its name."""
+    points = dict[str, Point]()
+    for name in jobs:
+        wanted, loaded = open_job(name, machine, settings)
+        points[wanted.name] = Point(wanted, loaded, mode=options["mode"], engine=options["engine"])
+    return points
+
+
+def _replay(
+    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    """Run one draw as `faults run` does, and say how that is called."""
+    wanted, loaded = open_job(job, machine, settings)
+    models = tuple(parse_model(text) for text in faults)
+    draws = FaultDraws(models, loaded.healthy, loaded.spec.gpus_per_node)
+    if not models or options["sampling"] == "exact":
+        raise InputError("--replay: needs --fault, and draws: --sampling independent or latin")
+    drawn = draws.draw(Variates(options["seed"], options["replay"], options["sampling"]))
+    stated = [f"--fault {shlex.quote(fault.words)}" for fault in drawn]
+    sets = [f"--set {shlex.quote(setting)}" for setting in settings]
+    announce(
+        " ".join(["rapid-des faults run", job, "--on", machine, *sets, "--mode", options["mode"], *stated])
+    )
+    if not drawn:
+        raise InputError(f"--replay {options['replay']}: this draw hits nothing: the machine is healthy")
+    with progress("faults") as bar:
+        plain = scenario(wanted, loaded, drawn, _how(options, bar)).as_json()
+    echo(options["as_json"], plain, scenario_lines(plain))
 
 
 def _how(options: dict[str, Any], bar: Bar) -> How:

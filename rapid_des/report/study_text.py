@@ -82,6 +82,61 @@ def criticality_lines(study: Plain, parts: int) -> Iterator[str]:
         yield f"interrupted: {study['left']} parts were not reached"
 
 
+def sample_lines(sample: Plain) -> Iterator[str]:
+    """Yield a sample of fault draws: figures of each configuration, then the slowest draws of the first."""
+    configurations = sample["configurations"]
+    drawn = {"exact": "every place, once a class of alike ones", "latin": "Latin hypercubes of 30"}
+    how = drawn.get(sample["sampling"], "independent draws")
+    yield f"{'; '.join(sample['faults'])}: seed {sample['seed']}, {how}"
+    width = max(13, *(len(one["configuration"]) for one in configurations))
+    titles = ("healthy", "mean", "±", "p50", "p95", "CVaR 95", "worst", "slower")
+    yield f"{'configuration':<{width}} {'draws':>6} " + " ".join(f"{title:>9}" for title in titles)
+    for one in configurations:
+        yield from _sampled(one, width)
+    if sample["until"]:
+        yield f"until {sample['until']}: {'reached' if sample['met'] else 'NOT reached; more --draws would'}"
+    if sample["left"]:
+        yield f"interrupted: {sample['left']} draws were not run"
+    for one in configurations[:_MOST_SHOWN]:
+        yield from _slowest(one)
+
+
+_MOST_SHOWN = 3
+"""Configurations whose slowest draws are shown."""
+
+
+def _sampled(one: Plain, width: int) -> Iterator[str]:
+    spread = one["step_time_s"]
+    if spread is None:
+        yield f"{one['configuration']:<{width}} no draw could be run: {one['error']}"
+        return
+    healthy = one["healthy_s"]
+    figures = [healthy, spread["mean"], None, *(spread[name] for name in ("p50", "p95", "cvar95", "worst"))]
+    cells = ["-" if value is None else f"{value:.4g} s" for value in figures]
+    if spread["mean_half"] is not None:
+        cells[2] = f"{spread['mean_half'] / spread['mean']:.2%}"
+    cells = [f"{cell:>9}" for cell in cells]
+    cells.append(f"{spread['mean'] / max(healthy, 1e-12) - 1:>+9.2%}")
+    yield f"{one['configuration']:<{width}} {spread['draws']:>6} " + " ".join(cells)
+    if one["failed"]:
+        yield f"  {one['failed']} draws could not be run: {one['error']}"
+
+
+def _slowest(one: Plain) -> Iterator[str]:
+    if not one["rows"]:
+        return
+    yield f"\ndraws of {one['configuration']}, the slowest first"
+    for row in one["rows"]:
+        parts = sorted(row["added_s"].items(), key=lambda entry: -entry[1])[:2]
+        rank = f"rank {row['critical_rank']}: " + ", ".join(
+            f"{name} {time * 1e3:+.4g} ms" for name, time in parts
+        )
+        faults = "; ".join(row["faults"]) or "none"
+        yield f"  {row['draw']:>5} {row['slowdown'] - 1:>+8.2%}  {faults}  ({rank})"
+        if row["faster"]:
+            yield f"        faster: {row['faster']}"
+
+
 def collective_lines(rows: Sequence[Plain], title: str) -> Iterator[str]:
     """Yield a collective over its sizes, columns as in nccl-tests, then the bound."""
     columns = {

@@ -177,6 +177,23 @@ def criticality(
     return study.ranked(parts_of(machine, kinds, gpus=study.gpus))
 
 
+def alike_places(
+    subject: Job | TraceSet, machine: Machine, kind: Kind, names: Sequence[str], how: How
+) -> list[list[int]]:
+    """Return the numbers of parts of one kind, given by name, that cost the same: class by class.
+
+    A healthy step is simulated in mode flattened to find out.
+    """
+    study = _Study(subject, machine, 0.5, replace(how, mode="flattened"))
+    found = {part.name: part for part in parts_of(machine, [kind], gpus=range(machine.fabric.gpus))}
+    prefix = "" if kind == "link" else kind
+    parts = [found.get(name if name in found else f"{prefix}{name}") for name in names]
+    number = {part: place for place, part in enumerate(parts) if part is not None}
+    classes = study.classes([part for part in parts if part is not None])
+    alone = [[place] for place, part in enumerate(parts) if part is None]
+    return [*([number[part] for part in alike] for alike in classes), *alone]
+
+
 class _Study:
     """The healthy run, and what is already known from the runs so far."""
 
@@ -209,7 +226,7 @@ class _Study:
 
     def ranked(self, parts: Sequence[Part]) -> Criticality:
         rows: dict[Part, Ranked] = {}
-        classes = self._classes(parts) if self.how.symmetry else [[part] for part in parts]
+        classes = self.classes(parts) if self.how.symmetry else [[part] for part in parts]
         try:
             for number, alike in enumerate(classes, start=1):
                 self.how.report(
@@ -224,7 +241,7 @@ class _Study:
             self.healthy, self.derate, tuple(ranked), self.simulations, left=len(parts) - len(rows)
         )
 
-    def _classes(self, parts: Sequence[Part]) -> list[list[Part]]:
+    def classes(self, parts: Sequence[Part]) -> list[list[Part]]:
         """Return parts that cost the same, the most loaded class first."""
         idle = [part for part in parts if not any(self._mark(part)[1:])]
         by_mark: dict[_Mark, Part] = {}

@@ -29,6 +29,7 @@ from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.plans import Served, tree_pairs
 from rapid_des.program.program import NONE, Records
 from rapid_des.program.routes import all_pairs, signatures
+from rapid_des.units import Duration
 
 _WEIGHT = 1000
 """Bytes, about, that remembering a block takes beside 200 a rank."""
@@ -316,29 +317,43 @@ def _neighbours(rings: Rings) -> Int64s:
     return np.concatenate(parts)
 
 
-def representative(machine: Machine, places: Sequence[Rings], cache: BoundedCache) -> int:
-    """Return the place whose data-parallel groups and pipelines the outer graph runs on.
+def representatives(
+    machine: Machine, places: Sequence[Rings], cache: BoundedCache, *, strict: bool
+) -> tuple[int, ...]:
+    """Return the places whose data-parallel groups and pipelines outer graphs run on, ascending.
 
     `places` are, for each place in an inner group, the lines of ranks at that place. Members of a block start
-    and end it together, so the slowest place leads: the first one that faults hit, if they hit all hit places
-    alike. Raises `UnsupportedByEngine` if they hit places in different ways.
+    and end it together, so the slowest place leads: one that faults hit, the first of those that they hit
+    alike. With `strict` an `UnsupportedByEngine` refuses faults that hit places in different ways: these hold
+    one another up.
     """
     if not machine.faults:
-        return 0
+        return (0,)
     healthy = healthy_of(machine, cache)
-    hit = {}
+    hit = dict[tuple[bytes, ...], int]()
     for place in places_reached(machine, places, cache):
         lines = places[place]
         now = _kinds(machine, lines)
         if now != _kinds(healthy, lines):
-            hit[place] = now
-    if len(set(hit.values())) > 1:
-        named = ", ".join(map(str, list(hit)[:8]))
+            hit.setdefault(now, place)
+    if len(hit) > 1 and strict:
+        named = ", ".join(map(str, list(hit.values())[:8]))
         raise UnsupportedByEngine(
             f"{machine.path}: faults hit the pipeline or data-parallel routes of places {named} of the inner "
-            "groups in different ways; hierarchical execution follows one place: use --mode flattened"
+            "groups in different ways; strict hierarchical execution follows one place: use --mode flattened"
         )
-    return next(iter(hit), 0)
+    return tuple(hit.values()) or (0,)
+
+
+def places_notes(places: Sequence[int], steps: Sequence[int]) -> tuple[str, ...]:
+    """Return what to say where several places were followed, whose steps took so many picoseconds."""
+    if len(places) == 1:
+        return ()
+    return (
+        f"faults hit places {', '.join(map(str, places[:8]))} of inner groups in different ways; each was "
+        f"followed by itself, for {Duration(min(steps))} to {Duration(max(steps))}, and the slowest leads: "
+        "what they hold one another up besides is left out",
+    )
 
 
 def _kinds(machine: Machine, lines: Rings) -> tuple[bytes, ...]:

@@ -21,7 +21,8 @@ from rapid_des.modes.blocks.inner import (
     BlockTimes,
     Sharing,
     block_times,
-    representative,
+    places_notes,
+    representatives,
     sharing,
 )
 from rapid_des.modes.blocks.reach import healthy_of, in_health, keeps_routes, slowed
@@ -106,6 +107,11 @@ class BlockRun:
     """The stretch of the run that stands for more of the same; None: the run is the whole step."""
 
     @property
+    def step(self) -> int:
+        """The whole step, in picoseconds."""
+        return self.run.execution.records.makespan + (self.repeated.left_out if self.repeated else 0)
+
+    @property
     def simulated_hops(self) -> int:
         """Link hops of all simulations together."""
         return self.run.execution.records.hops + sum(block.hops for block in self.times.values())
@@ -149,28 +155,33 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     blocks, slow = priced.blocks, priced.on_slow_gpus
     _require_steady(machine)
     places = [_lines(blocks, place) for place in zip(*blocks.inner_groups, strict=True)]
-    place = representative(machine, places, cache)
+    chosen = representatives(machine, places, cache, strict=strict)
     shared = None
     if not mode.outer_analytic:
         shared = sharing(machine, tuple(dict.fromkeys(blocks.run_groups)), places, strict=strict)
     kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
 
-    def run_of(job: Job, *, trail: bool) -> tuple[JobTrace, Run]:
-        own = {rank: other.of(job) for rank, other in slow.items()}
-        mine = blocks if job is blocks.job else blocks.of(job)
-        trace = _outer(mine, kinds, times, own, cache, place=place)
-        return _run(
-            replace(trace, notes=(*trace.notes, *priced.notes)), machine, mode, choice, cache, trail=trail
-        )
+    def at(place: int) -> BlockRun:
+        def run_of(job: Job, *, trail: bool) -> tuple[JobTrace, Run]:
+            own = {rank: other.of(job) for rank, other in slow.items()}
+            mine = blocks if job is blocks.job else blocks.of(job)
+            trace = _outer(mine, kinds, times, own, cache, place=place)
+            trace = replace(trace, notes=(*trace.notes, *priced.notes))
+            return _run(trace, machine, mode, choice, cache, trail=trail)
 
-    found = _repeated(blocks.job, run_of, worth) if choice.fold else None
-    (trace, run), repeated = found or (run_of(blocks.job, trail=False), None)
-    kind_of = dict(zip((group[place] for group in blocks.inner_groups), kinds, strict=True))
-    kinds = [kind_of[rank.rank] for rank in trace.traces.ranks]
-    done = BlockRun(mode, blocks, slow, trace, run, kinds, times, 0.0, repeated)
+        found = _repeated(blocks.job, run_of, worth) if choice.fold else None
+        (trace, run), repeated = found or (run_of(blocks.job, trail=False), None)
+        kind_of = dict(zip((group[place] for group in blocks.inner_groups), kinds, strict=True))
+        followed = [kind_of[rank.rank] for rank in trace.traces.ranks]
+        return BlockRun(mode, blocks, slow, trace, run, followed, times, 0.0, repeated)
+
+    runs = [at(place) for place in chosen]
+    done = max(runs, key=lambda one: one.step)
+    notes = places_notes(chosen, [run.step for run in runs])
     if shared is not None and len(shared.links):
-        done = replace(done, trace=replace(trace, notes=(*trace.notes, _sharing_note(shared, done))))
-    return replace(done, wall_s=time.perf_counter() - began)
+        notes = (*notes, _sharing_note(shared, done))
+    trace = replace(done.trace, notes=(*done.trace.notes, *notes))
+    return replace(done, trace=trace, wall_s=time.perf_counter() - began)
 
 
 def _repeated(

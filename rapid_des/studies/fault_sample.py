@@ -1,0 +1,375 @@
+"""Monte Carlo over draws of faults: what they cost one job or several, which all see the same draws.
+
+    draws ──► (configuration, some draws) ──► executor ──► a row a draw ──► mean, percentiles, CVaR
+
+A draw is a function of seed, id and fabric alone (`rapid_des.network.faults.models`). Each is run beside the
+healthy step of its configuration and compared at the rank that it makes critical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, Literal, TypeAlias
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import InfeasibleJobError, InputError, RapidDesError
+from rapid_des.frontend import Job
+from rapid_des.machine import Machine
+from rapid_des.modes.execution import EngineChoice
+from rapid_des.network.faults import parse_fault
+from rapid_des.network.faults.models import ROUND, Draw, FaultDraws, FaultModel, Variates, parse_model
+from rapid_des.report.result import Result
+from rapid_des.simulation import simulate
+from rapid_des.studies.criticality import PLURALS, alike_places
+from rapid_des.studies.draw_statistics import Spread, Until
+from rapid_des.studies.executors import Done, Executor, InProcess
+from rapid_des.studies.faults import How, why_faster
+from rapid_des.studies.points import Point
+from rapid_des.units import seconds
+
+Sampling: TypeAlias = Literal["independent", "latin", "exact"]
+SAMPLINGS: tuple[Sampling, ...] = ("independent", "latin", "exact")
+_BATCH = 30
+"""Draws that one worker takes at a time: its cache knows the configuration then."""
+_MANY = 1 << 10
+_BYTES = 1 << 22
+"""What remembering a healthy run takes, about."""
+Tell: TypeAlias = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class DrawRow:
+    """One draw on one configuration; times in picoseconds."""
+
+    configuration: str
+    draw: int
+    faults: tuple[str, ...]
+    """In the words of --fault; none is a healthy machine."""
+    step_time: int
+    healthy: int
+    critical_rank: int
+    added: Mapping[str, int] = field(hash=False)
+    """By how much parts of that rank's time are longer than in the healthy step."""
+    weight: float = 1.0
+    """Of how many places this one stands for, where all are enumerated."""
+    faster: str = ""
+    """If the faults speed the step up: why."""
+    error: str = ""
+    """Why it could not be run; then its times are 0."""
+
+    @property
+    def slowdown(self) -> float:
+        """Over the healthy step."""
+        return self.step_time / max(self.healthy, 1)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        return {
+            "configuration": self.configuration,
+            "draw": self.draw,
+            "faults": list(self.faults),
+            "step_time_s": seconds(self.step_time),
+            "step_time_ps": self.step_time,
+            "healthy_s": seconds(self.healthy),
+            "slowdown": self.slowdown,
+            "critical_rank": self.critical_rank,
+            "added_s": {name: seconds(time) for name, time in self.added.items()},
+            "weight": self.weight,
+            "faster": self.faster,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True)
+class FaultSample:
+    """What draws of faults cost, by configuration.
+
+    `faults_sample` makes one.
+
+    >>> FaultSample(("a",), (), ("gpu=0 compute=0.5",), 0, "independent").spread("a") is None
+    True
+    """
+
+    configurations: tuple[str, ...]
+    rows: tuple[DrawRow, ...]
+    """By configuration, then by draw."""
+    models: tuple[str, ...]
+    seed: int
+    sampling: Sampling
+    until: str = ""
+    met: bool = True
+    """Whether `until` was reached."""
+    left: int = 0
+    """Draws that ^C left out."""
+
+    def of(self, configuration: str) -> tuple[DrawRow, ...]:
+        """Return the draws of a configuration that could be run."""
+        return tuple(row for row in self.rows if row.configuration == configuration and not row.error)
+
+    def spread(self, configuration: str) -> Spread | None:
+        """Return the step's spread, in seconds; None without draws."""
+        rows = self.of(configuration)
+        if not rows:
+            return None
+        weights = [row.weight for row in rows] if self.sampling == "exact" else []
+        rounds = ROUND if self.sampling == "latin" else 1
+        return Spread.of([seconds(row.step_time) for row in rows], weights=weights, rounds=rounds)
+
+    def as_json(self, top: int | None = None) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds, of each configuration its `top` slowest draws."""
+        found = [self._configuration(name, top) for name in self.configurations]
+        return {
+            "faults": list(self.models),
+            "seed": self.seed,
+            "sampling": self.sampling,
+            "until": self.until,
+            "met": self.met,
+            "left": self.left,
+            "configurations": found,
+        }
+
+    def _configuration(self, name: str, top: int | None) -> dict[str, Any]:
+        rows, spread = self.of(name), self.spread(name)
+        failed = [row for row in self.rows if row.configuration == name and row.error]
+        ordered = sorted(rows, key=lambda row: (-row.step_time, row.draw))
+        fastest = [row for row in ordered[::-1] if row.faster][:1]
+        return {
+            "configuration": name,
+            "healthy_s": seconds(rows[0].healthy) if rows else None,
+            "step_time_s": None if spread is None else spread.as_json(),
+            "slower": sum(row.weight for row in rows if row.step_time > row.healthy),
+            "faster": sum(row.weight for row in rows if row.step_time < row.healthy),
+            "failed": len(failed),
+            "error": failed[0].error if failed else "",
+            "rows": [row.as_json() for row in [*ordered[:top], *(fastest if top is not None else [])]],
+        }
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Some draws of one configuration."""
+
+    name: str
+    point: Point
+    draws: tuple[tuple[int, Draw, float], ...]
+    alone: bool
+    """Whether there is no other configuration to go on with where this one can not be run."""
+
+
+def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
+    configurations: Job | Mapping[str, Job | Point],
+    machine: Machine | None = None,
+    faults: Sequence[str | FaultModel] = (),
+    *,
+    draws: int = 300,
+    seed: int = 0,
+    first: int = 0,
+    sampling: Sampling = "independent",
+    until: str | Until | None = None,
+    mode: str = "hierarchical",
+    executor: Executor | None = None,
+    tell: Tell | None = None,
+) -> FaultSample:
+    """Run draws of fault models (--fault with distributions) on a job, or on jobs and points by name.
+
+    Draw `first` is the first of up to `draws`; with `until` (as in "mean ±0.5%") fewer, if all configurations
+    have such an interval before. `sampling` "latin" takes rounds of 30 draws that fall once into each
+    thirtieth of every variate; "exact" runs all places and stated values instead of drawing them, those that
+    symmetry makes alike once. ^C leaves what is finished. Errors as those of `simulate` are in the rows.
+
+    >>> from rapid_des.frontend import load_job
+    >>> from rapid_des.machine import load_machine
+    >>> job, machine = load_job("llama2_7b_train"), load_machine("dgx_a100")
+    >>> slow = "random=gpus count=1 compute=uniform(0.5,0.9)"
+    >>> sample = faults_sample(job, machine, [slow], draws=3, mode="analytical")
+    >>> len(sample.rows), sample.rows[0].slowdown > 1.05
+    (3, True)
+    """
+    points = _points(configurations, machine, mode)
+    models = tuple(parse_model(one) if isinstance(one, str) else one for one in faults)
+    if not models:
+        raise InputError("faults sample needs at least one --fault 'KEY=VALUE …'")
+    wanted = Until.parse(until) if isinstance(until, str) else until
+    study = _Study(points, models, Variates(seed, first, "latin" if sampling == "latin" else "independent"))
+    tasks = study.exact() if sampling == "exact" else None
+    text = "" if wanted is None else f"{wanted.figure} ±{wanted.share:.3%}"
+    with executor or InProcess() as opened:
+        rows, left, met = study.run(opened, draws, wanted, tell, tasks)
+    texts = tuple(model.text for model in models)
+    return FaultSample(tuple(points), tuple(rows), texts, seed, sampling, text, met, left)
+
+
+def _points(
+    configurations: Job | Mapping[str, Job | Point], machine: Machine | None, mode: str
+) -> dict[str, Point]:
+    named = {configurations.name: configurations} if isinstance(configurations, Job) else configurations
+    points = dict[str, Point]()
+    for name, one in named.items():
+        if isinstance(one, Point):
+            points[name] = one
+        elif machine is None:
+            raise InputError("faults_sample of jobs needs a machine")
+        else:
+            points[name] = Point(one, machine, mode=mode)
+    return points
+
+
+class _Study:
+    """Points, and the draws that their machines see."""
+
+    def __init__(self, points: Mapping[str, Point], models: tuple[FaultModel, ...], first: Variates) -> None:
+        self.points, self.models, self.first = points, models, first
+        self.cache = BoundedCache(1 << 26)
+        known: list[tuple[Machine, FaultDraws]] = []
+        self.draws: dict[str, FaultDraws] = {}
+        for name, point in points.items():
+            machine = point.resolved(self.cache)[1]
+            same = [own for other, own in known if other.healthy == machine.healthy]
+            if not same:
+                same = [FaultDraws(models, machine.healthy, machine.spec.gpus_per_node)]
+                known.append((machine, same[0]))
+            self.draws[name] = same[0]
+
+    def tasks(self, begin: int, end: int) -> Iterator[_Task]:
+        """Yield tasks of the draws from one place to another, a configuration after the other."""
+        for name, point in self.points.items():
+            for start in range(begin, end, _BATCH):
+                numbers = range(self.first.number + start, self.first.number + min(start + _BATCH, end))
+                drawn = [
+                    (number, self.draws[name].draw(replace(self.first, number=number))) for number in numbers
+                ]
+                weighted = tuple((number, draw, 1.0) for number, draw in drawn)
+                yield _Task(name, point, weighted, alone=len(self.points) == 1)
+
+    def run(
+        self, executor: Executor, most: int, until: Until | None, tell: Tell | None, tasks: list[_Task] | None
+    ) -> tuple[list[DrawRow], int, bool]:
+        """Return the rows, how many draws ^C left out, and whether there are draws enough."""
+        rows: list[DrawRow] = []
+        stages = [most] if until is None or tasks is not None else [*range(_BATCH, most, _BATCH), most]
+        begin, met = 0, until is None or tasks is not None
+        total = sum(len(task.draws) for task in tasks) if tasks else most * len(self.points)
+        try:
+            for end in stages:
+                for _, outcome in executor.map(simulate_draws, tasks or self.tasks(begin, end)):
+                    if not isinstance(outcome, Done):
+                        refusal = (
+                            InfeasibleJobError if outcome.error == InfeasibleJobError.__name__ else InputError
+                        )
+                        raise refusal(outcome.text)
+                    rows += outcome.value
+                    if tell is not None:
+                        tell("faults", len(rows), total)
+                begin = end
+                met = until is None or all(until.met(self._steps(rows, name)) for name in self.points)
+                if met:
+                    break
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            return self._ordered(rows), total - len(rows), met
+        return self._ordered(rows), 0, met
+
+    def _steps(self, rows: Sequence[DrawRow], name: str) -> list[float]:
+        return [seconds(row.step_time) for row in rows if row.configuration == name and not row.error]
+
+    def _ordered(self, rows: list[DrawRow]) -> list[DrawRow]:
+        order = {name: place for place, name in enumerate(self.points)}
+        return sorted(rows, key=lambda row: (order[row.configuration], row.draw))
+
+    def exact(self) -> list[_Task]:
+        """Return every place with every value, those of one class once, with how many they stand for."""
+        (model, *others) = self.models
+        numbers = [(key, one) for key, one in model.numbers if key != "count"]
+        if others or model.count != 1 or model.kind not in PLURALS or model.within is not None:
+            kinds = ", ".join(PLURALS)
+            raise InputError(f"sampling exact: allowed: one --fault with random one of {kinds} and count=1")
+        if len(numbers) > 1 or any(not one.values for _, one in numbers):
+            raise InputError(
+                "sampling exact: allowed: constants, and one number of choice(…) or empirical(…)"
+            )
+        return [self._exact(name, model, numbers) for name in self.points]
+
+    def _exact(self, name: str, model: FaultModel, numbers: Sequence[tuple[str, Any]]) -> _Task:
+        point, parts = self.points[name], self.draws[name].parts(0)
+        job, machine = point.resolved(self.cache)
+        names = [str(part[1]) for part in parts]
+        classes = alike_places(job, machine, PLURALS[str(model.kind)], names, How(point.mode))
+        stated = [(key, value, share) for key, one in numbers for value, share in one.values]
+        drawn = list[tuple[int, Draw, float]]()
+        for alike in classes:
+            for turn, (key, value, share) in enumerate(stated or [("", 0.0, 1.0)]):
+                values = {key: dict(model.numbers)[key].measure.written(value)} if key else {}
+                fault = model.fault(parts[alike[0]], values, 0)
+                drawn.append((turn * len(parts) + alike[0], (fault,), share * len(alike)))
+        return _Task(name, point, tuple(drawn), alone=len(self.points) == 1)
+
+
+def simulate_draws(task: _Task, cache: BoundedCache) -> list[DrawRow]:
+    """Return the rows of some draws; an error of one is its row's."""
+    job, machine = task.point.resolved(cache)
+    choice = EngineChoice(task.point.engine, programs=_MANY)
+
+    def run(on: Machine) -> Result:
+        point = task.point
+        how: dict[str, Any] = {"strict": point.strict, "allow_oom": point.allow_oom}
+        return simulate(job, on, mode=point.mode, engine=choice, cache=cache, **how)
+
+    key = ("healthy", job, machine, task.point.mode, task.point.engine)
+    try:
+        healthy = cache.get_or_make(key, lambda: run(machine), weight=lambda _: _BYTES)
+    except RapidDesError as error:
+        if task.alone:
+            raise
+        return [_failed(task.name, draw, 0, f"{type(error).__name__}: {error}") for draw in task.draws]
+    return [_row(task.name, draw, healthy, machine, run) for draw in task.draws]
+
+
+def _row(
+    name: str,
+    draw: tuple[int, Draw, float],
+    healthy: Result,
+    machine: Machine,
+    run: Callable[[Machine], Result],
+) -> DrawRow:
+    number, faults, weight = draw
+    words = tuple(fault.words for fault in faults)
+    try:
+        hurt = machine.with_faults(faults) if faults else machine
+        found = run(hurt) if faults else healthy
+    except Exception as error:  # noqa: BLE001 - one draw that fails is recorded and does not stop the others
+        return _failed(name, draw, int(healthy.step_time), f"{type(error).__name__}: {error}")
+    rank = found.critical_rank
+    before = healthy.rank_breakdown(rank)
+    parts = {**before, **found.breakdown}
+    added = {part: int(found.breakdown.get(part, 0)) - int(before.get(part, 0)) for part in parts}
+    why = why_faster(healthy, found, machine, hurt) if found.step_time < healthy.step_time else ""
+    kept = {part: time for part, time in added.items() if time}
+    return DrawRow(
+        name, number, words, int(found.step_time), int(healthy.step_time), rank, kept, weight, faster=why
+    )
+
+
+def _failed(name: str, draw: tuple[int, Draw, float], healthy: int, error: str) -> DrawRow:
+    number, faults, weight = draw
+    return DrawRow(name, number, tuple(one.words for one in faults), 0, healthy, -1, {}, weight, error=error)
+
+
+def replayed(sample: FaultSample, draw: int) -> tuple[str, ...]:
+    """Return the words of a draw's faults; `InputError` if the sample does not have it.
+
+    They are what `faults run` takes: the same faults, the same picoseconds.
+    """
+    for row in sample.rows:
+        if row.draw == draw:
+            assert tuple(parse_fault(words).words for words in row.faults) == row.faults
+            return row.faults
+    raise InputError(f"no draw {draw}")
+
+
+def by_configuration(rows: Sequence[DrawRow]) -> Iterator[tuple[str, list[DrawRow]]]:
+    """Yield the rows of each configuration."""
+    for name, own in groupby(rows, key=lambda row: row.configuration):
+        yield name, list(own)
