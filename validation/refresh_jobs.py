@@ -1,9 +1,10 @@
-"""Score every set of measured training steps as a whole: README's table of them, and a picture a set.
+"""Score every set of measured jobs as a whole: README's tables of them, and a picture a set.
 
-`python validation/refresh_training.py` runs all of `validate training` (minutes on two cores) and writes
-`validation/figures/SET.png` and what stands between README's markers; given a report of `rapid-des validate
-training --data validation/data --json`, it takes the figures from there. No constant is fitted on these rows
-(but nanotron's host), so that both splits count; the test split's mean stands beside.
+`python validation/refresh_jobs.py` runs all of `validate training inference` (minutes on two cores) and
+writes `validation/figures/SET.png` and what stands between README's markers; given reports of `rapid-des
+validate TOPICS --data validation/data --json`, it takes the figures from there. No constant is fitted on
+these rows but hosts of engines (nanotron, NIM), on calibration halves: both splits count; the mean of the
+test split stands beside.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -23,7 +25,8 @@ from rapid_des.validation.measurements import CHECKOUT_DATA
 
 README = Path(__file__).parents[1] / "README.md"
 FIGURES = Path(__file__).parent / "figures"
-TABLE = re.compile(r"(<!-- training:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
+TABLES = {area: re.compile(rf"(<!-- {area}:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
+          for area in ("training", "inference")}  # fmt: skip
 Report = Mapping[str, Any]
 
 
@@ -35,11 +38,18 @@ class Set:
     topics: tuple[str, ...]
     target: str
     """Mean and worst case that are aimed at, percent."""
+    area: str = "training"
+    unit: str = "s"
 
     @property
     def file(self) -> str:
         """Return the picture's name."""
-        return f"{self.topics[0].removeprefix('training/').split('/')[0]}.png"
+        return f"{self.topics[0].split('/')[0]}.png"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the topics as a report names them."""
+        return tuple(f"{self.area}/{topic}" for topic in self.topics)
 
 
 H100, GB200 = "H100-SXM-80GB", "GB200-NVL72"
@@ -73,21 +83,31 @@ SETS = (
     Set("UCI, Llama 2 7B, 4 A100 PCIe", ("uci",), "10 / 20"),
     Set("Megatron's MoE folding, H100", ("folding",), "6 / 12"),
     Set("nanotron sweep, H100", ("nanotron/step",), "median 15"),
+    Set("Kundu et al. 2024, 200 + 200 tokens, A100", ("kundu/A100",), "8 / 15", "inference", "ms"),
+    Set("Kundu et al. 2024, H100", ("kundu/H100",), "8 / 15", "inference", "ms"),
+    Set("Koyeb, Llama 3.1 8B, A100, time a token", ("koyeb",), "8 / 20", "inference", "ms"),
+    Set("LMDeploy, A100, time a token", ("lmdeploy/tpot",), "10", "inference", "ms"),
+    Set("LMDeploy, A100, first token", ("lmdeploy/ttft",), "15", "inference", "ms"),
+    Set("NVIDIA NIM, single requests, time a token", ("nim/itl",), "8", "inference", "ms"),
+    Set("NVIDIA NIM, single requests, first token", ("nim/ttft",), "20", "inference", "ms"),
+    Set("TensorRT-LLM 0.9, time a token", ("trtllm-static/tpot",), "8", "inference", "ms"),
+    Set("TensorRT-LLM 0.9, first token", ("trtllm-static/ttft",), "7", "inference", "ms"),
+    Set("TensorRT-LLM 0.9, end to end", ("trtllm-static/e2e",), "7", "inference", "ms"),
 )
 
 
 def residuals(report: Report, topic: str) -> list[Mapping[str, Any]]:
     """Return the rows of a topic that were run; none of one that the report has not."""
-    return list(report["topics"].get(f"training/{topic}", {}).get("residuals", []))
+    return list(report["topics"].get(topic, {}).get("residuals", []))
 
 
-def table(report: Report) -> Iterator[str]:
-    """Yield README's lines: a set a row, errors in percent."""
+def table(report: Report, area: str) -> Iterator[str]:
+    """Yield README's lines of an area: a set a row, errors in percent."""
     yield "| set | rows | not run | mean | test split | median | bias | worst | null | target |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
     for one in SETS:
-        rows = [row for topic in one.topics for row in residuals(report, topic)]
-        if not rows:
+        rows = [row for topic in one.keys for row in residuals(report, topic)]
+        if not rows or one.area != area:
             continue
         held = [row for row in rows if not is_calibration(row["case_id"])]
         errors = by_case(rows)
@@ -106,7 +126,7 @@ def table(report: Report) -> Iterator[str]:
 
 def not_run(report: Report, one: Set) -> int:
     """Return how many rows of a set were not run, for whatever reason."""
-    reasons = (report["topics"].get(f"training/{topic}", {}).get("unsupported", {}) for topic in one.topics)
+    reasons = (report["topics"].get(topic, {}).get("unsupported", {}) for topic in one.keys)
     return sum(sum(counts.values()) for counts in reasons)
 
 
@@ -121,18 +141,18 @@ def by_case(rows: Sequence[Mapping[str, Any]], *, signed: bool = False) -> list[
 
 def null_of(report: Report, one: Set) -> float | None:
     """Return the null model's error of a set: of its topics by their cases."""
-    topics = [report["topics"].get(f"training/{topic}", {}) for topic in one.topics]
+    topics = [report["topics"].get(topic, {}) for topic in one.keys]
     known = [(topic["null_mean_abs_pct"], topic["cases"]) for topic in topics if topic.get("cases")]
     known = [(null, cases) for null, cases in known if null is not None]
     return sum(null * cases for null, cases in known) / sum(cases for _, cases in known) if known else None
 
 
-def draw(report: Report, folder: Path) -> list[Path]:
+def draw(report: Report, folder: Path, area: str) -> list[Path]:
     """Write a picture for each file that sets name, predicted over measured, a colour a set."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for file in dict.fromkeys(one.file for one in SETS):
-        sets = [one for one in SETS if one.file == file and any(residuals(report, t) for t in one.topics)]
+    for file in dict.fromkeys(one.file for one in SETS if one.area == area):
+        sets = [one for one in SETS if one.file == file and any(residuals(report, t) for t in one.keys)]
         if sets:
             _draw(report, sets, folder / file)
             written.append(folder / file)
@@ -145,7 +165,7 @@ def _draw(report: Report, sets: Sequence[Set], path: Path) -> None:
 
     axes = figure.subplots()
     for one in sets:
-        rows = [row for topic in one.topics for row in residuals(report, topic)]
+        rows = [row for topic in one.keys for row in residuals(report, topic)]
         size = 2.5 if len(rows) > 100 else 4.5
         measured, predicted = ([row[side] for row in rows] for side in ("measured", "predicted"))
         axes.loglog(measured, predicted, "o", markersize=size, alpha=0.7, markeredgewidth=0, label=one.name)
@@ -154,7 +174,7 @@ def _draw(report: Report, sets: Sequence[Set], path: Path) -> None:
     axes.fill_between([low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high], color="grey", alpha=0.25)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    unit = "ratio" if "slope" in path.name else "s"
+    unit = "ratio" if "slope" in path.name else sets[0].unit
     axes.set_xlabel(f"measured ({unit}), band: 10 %", fontsize=8)
     axes.set_ylabel(f"predicted ({unit})", fontsize=8)
     axes.tick_params(labelsize=7)
@@ -167,16 +187,28 @@ def _draw(report: Report, sets: Sequence[Set], path: Path) -> None:
 
 
 def refreshed(text: str, report: Report) -> str:
-    """Return README with the table of a report, and its pictures below."""
-    lines = [*table(report), ""]
-    lines += [f"![{path.stem}](validation/figures/{path.name})" for path in draw(report, FIGURES)]
-    return TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
+    """Return README with the tables of a report, and their pictures below; areas it lacks stay."""
+    for area, where in TABLES.items():
+        if any(topic.startswith(f"{area}/") for topic in report["topics"]):
+            text = where.sub(partial(_filled, report, area), text)
+    return text
+
+
+def _filled(report: Report, area: str, found: re.Match[str]) -> str:
+    lines = [*table(report, area), ""]
+    lines += [f"![{path.stem}](validation/figures/{path.name})" for path in draw(report, FIGURES, area)]
+    return found[1] + "\n".join(lines) + "\n" + found[2]
+
+
+def reports(paths: Sequence[str]) -> Report:
+    """Return reports that are there as one."""
+    topics: dict[str, Any] = {}
+    for path in paths:
+        topics |= json.loads(Path(path).read_text())["topics"]
+    return {"topics": topics}
 
 
 if __name__ == "__main__":
-    found = (
-        json.loads(Path(sys.argv[1]).read_text())
-        if len(sys.argv) > 1
-        else validate(DataFolder(CHECKOUT_DATA, split=False), ("training",))
-    )
+    measured = DataFolder(CHECKOUT_DATA, split=False)
+    found = reports(sys.argv[1:]) if len(sys.argv) > 1 else validate(measured, tuple(TABLES))
     README.write_text(refreshed(README.read_text(), found))
