@@ -84,10 +84,12 @@ def _tree(record: Record, source: Source, layout: Layout, batch: Batch) -> Tree:
     sharding = _sharding(record)
     software = SOFTWARE["deepspeed" if sharding and source.software == "sc21" else source.software]
     recompute = record["recompute"] if record["recompute"] in _RECOMPUTE else "none"
+    spelled = precision(record["precision"], source.jobs)
+    wide = {"gradient_reduce": "fp32"} if record["precision"].startswith("amp") else {}
     more = {
         **source.jobs,
         "training": {"recompute": recompute, **sharding},
-        "precision": precision(record["precision"], source.jobs),
+        "precision": {**spelled, **wide},
     }
     model = decoder(source.style, printed(record), positions=batch.length)
     return training_job(model, layout, batch, software, more)
@@ -169,7 +171,7 @@ SOURCES: Mapping[str, Source] = {
     "llm-foundry": Source(
         "llm-foundry",
         lambda record: f"training/llm-foundry/{record['gpu'].split(' ')[0]}",
-        {"precision": {"gradient_reduce": "bf16"}},  # mixed_precision: PURE
+        {"precision": {"gradient_reduce": "bf16"}},  # column MP Mode: PURE, where precision is no amp
         MPT,
     ),
 }
