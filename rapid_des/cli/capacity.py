@@ -56,7 +56,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     load = None if options["load"] is None else _rate(options["load"])
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
-    wanted, loaded = open_job(job, machine, settings)
+    wanted, loaded = open_job(job, machine, settings, serves=True)
     texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:

@@ -260,12 +260,16 @@ def open_machine(
 
 
 def open_job(
-    job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = ()
+    job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = (), *, serves: bool = False
 ) -> tuple[Job, Machine]:
-    """Return the job and the machine with --set and --fault; idle settings are named on stderr."""
+    """Return the job and the machine with --set and --fault; idle settings are named on stderr.
+
+    `serves`: the job's `serving` section is read, which no static run does.
+    """
     wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults)
     for line in idle:
-        announce(line)
+        if not (serves and line.startswith("--set job.serving.")):
+            announce(line)
     return wanted, loaded
 
 

@@ -8,6 +8,7 @@ import click
 
 from rapid_des.cli.options import announce, echo, force_option, job_options, json_option, open_job
 from rapid_des.cli.progress import progress
+from rapid_des.frontend import load_job
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve as run_server
@@ -27,6 +28,13 @@ from rapid_des.serving.text import serve_lines
 )
 @click.option("--output", metavar="'KIND KEY=VALUE …'", help="Tokens that requests ask for, as in: 256")
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Of all draws.")
+@click.option(
+    "--outage",
+    "outages",
+    multiple=True,
+    metavar="'KEY=VALUE …'",
+    help="A replica that fails, as in: replica=1 at=30s down=60s. Repeatable.",
+)
 @click.option("--slo", metavar="'ttft=2s tpot=50ms'", help="Limits of which the goodput is counted.")
 @click.option("--rows", metavar="OUT.csv", help="Write a row a request: CSV, or Parquet if so named.")
 @click.option("--plot", metavar="OUT.png", help="Draw latencies, and the load over time.")
@@ -39,7 +47,9 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         [options["rows"], options["timeline"]], pictures=[options["plot"]], replace=options["force"]
     )
     slo = None if options["slo"] is None else Slo.parse(options["slo"])
-    wanted, loaded = open_job(job, machine, settings)
+    wanted, loaded = open_job(job, machine, settings, serves=True)
+    if options["outages"]:
+        wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
     title = f"{job} on {loaded.name}"
     asked = {name: options[name] for name in ("arrivals", "requests", "prompt", "output", "seed")}
     with progress(title) as bar:

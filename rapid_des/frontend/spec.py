@@ -13,6 +13,7 @@ from rapid_des.device.vector import Policy
 from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.reserve import FrameworkMemory
 from rapid_des.frontend.schedules import SCHEDULES, ScheduleSpec
+from rapid_des.frontend.servers import ServingSpec
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.units import Size
 
@@ -26,10 +27,6 @@ TensorOverlap: TypeAlias = Literal["none", "ring", "pipeline", "userbuffers"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Placement: TypeAlias = Literal["contiguous", "eplb"]
 Recompute: TypeAlias = Literal["none", "selective", "full"] | tuple[str, ...]
-ServingPolicy: TypeAlias = Literal[
-    "vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static"
-]
-Router: TypeAlias = Literal["round_robin", "random", "least_requests", "least_tokens", "kv_aware", "session"]
 ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
 if TYPE_CHECKING:
     ScheduleName: TypeAlias = str
@@ -589,26 +586,6 @@ class InferenceSpec(Spec, frozen=True):
     def steps(self) -> int:
         """Passes until the last token."""
         return max(map(self.steps_of, self.kinds))
-
-
-class ServingSpec(Spec, frozen=True):
-    """A server that takes requests as they come (`rapid-des serve`); the job's `dp` are its replicas."""
-
-    policy: ServingPolicy = "vllm_v1"
-    """How an engine picks what an iteration computes (`rapid_des.serving.policies`)."""
-    max_batched_tokens: Count | None = None
-    """Tokens of one iteration at most, over all its requests (vLLM: max_num_batched_tokens). Unset: as
-    `memory.kv_pool`, which says how large the KV cache is too, has them."""
-    max_sequences: Count | None = None
-    """Requests of one iteration at most (vLLM: max_num_seqs). Unset: as there."""
-    router: Router = "round_robin"
-    """Which replica gets a request."""
-    arrivals: str | None = None
-    """When requests come, as --arrivals: "poisson rate=4/s". Unset: the command must say."""
-    prompt: str | None = None
-    """Tokens of prompts, as --prompt: "lognormal mean=1024 cv=0.8". Unset: all `inference.prompt_length`."""
-    output: str | None = None
-    """Tokens that requests generate, as --output. Unset: all `inference.output_length`."""
 
 
 class JobSpec(Spec, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -57,7 +58,8 @@ class Replica:
         self._free = engine.pages
         self._env, self._deliver = env, deliver
         self._come = env.event()
-        self.process = env.process(self._run())
+        self.costs = engine.costs
+        self.resume()
 
     @property
     def decoding(self) -> int:
@@ -128,13 +130,39 @@ class Replica:
         if not self._come.triggered:
             self._come.succeed()
 
+    def resume(self) -> None:
+        """Serve, with nothing in memory but weights."""
+        self.alive = True
+        self.process = self._env.process(self._serve())
+
+    def stop(self) -> list[Request]:
+        """Serve no more until `resume`; return the requests that it had."""
+        had = [*self.waiting, *self.prefilling, *self._group]
+        self.waiting.clear()
+        self.prefilling.clear()
+        self._group, self._free = Decoding(self.engine.page_size), self.engine.pages
+        self.promised_pages = self.calm = self._queued = 0
+        self.alive = False
+        self.process.interrupt()
+        return had
+
+    def price(self, costs: Costs) -> None:
+        """Have iterations take what these costs say, from the next one on."""
+        self.costs = costs
+        if not self._come.triggered:
+            self._come.succeed()
+
+    def _serve(self) -> Process:
+        with suppress(simpy.Interrupt):
+            yield from self._run()
+
     @property
     def _now(self) -> int:
         return int(self._env.now)
 
     def _run(self) -> Process:
         while True:
-            if not self.outstanding:
+            while not self.outstanding:
                 self._come = self._env.event()
                 yield self._come
             yield self._env.timeout(0)  # whatever happens at this instant happens before the choice
@@ -185,7 +213,7 @@ class Replica:
         batch = Batch(decodes, self._group.keys if decodes else 0, chunks)
         self._begin(plan)
         began = self._now
-        duration = self.engine.costs.time(batch)
+        duration = self.costs.time(batch)
         self.load.iteration(began, duration, batch, self)
         yield self._env.timeout(duration)
         self.calm += 1
@@ -227,7 +255,7 @@ class Replica:
         group, env = self._group, self._env
         steps = group.steps_within(self._free, min(group.steps_to_end(), MOST_STEPS))
         began, keys = self._now, group.keys
-        ends = self.engine.costs.ends(len(group), keys, steps)
+        ends = self.costs.ends(len(group), keys, steps)
         self._come = env.event()
         yield env.timeout(int(ends[-1])) | self._come
         if self._now < began + ends[-1]:

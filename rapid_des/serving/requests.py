@@ -38,6 +38,14 @@ class Request:
     first_token: int = NEVER
     finished: int = NEVER
     preemptions: int = 0
+    retries: int = 0
+    """How often its replica stopped, and it was sent to another."""
+
+    def again(self) -> None:
+        """Forget what a replica did that has stopped."""
+        self.computed = self.generated = self.pages = self.joined = 0
+        self.replica = self.started = self.first_token = NEVER
+        self.retries += 1
 
     @property
     def target(self) -> int:

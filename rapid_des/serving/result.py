@@ -39,6 +39,7 @@ _COLUMNS = (
     "first_token",
     "finished",
     "preemptions",
+    "retries",
 )
 
 
@@ -51,6 +52,8 @@ class Served(Protocol):
     env: simpy.Environment
     client: int
     area: int
+    lost: list[Request]
+    stops: list[tuple[int, int, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +83,10 @@ class ServeResult:
     elapsed: int
     """When the last one was answered, or the run interrupted."""
     interrupted: bool = False
+    lost: int = 0
+    """Requests of replicas that stopped."""
+    stops: Sequence[tuple[int, int, int]] = ()
+    """Outages: of which replica, from when, until when it serves again."""
     inside: int = 0
     """Requests between sending and answer, summed over time: request-picoseconds."""
 
@@ -106,6 +113,8 @@ class ServeResult:
             client=fleet.client,
             elapsed=int(fleet.env.now),
             interrupted=interrupted,
+            lost=len(fleet.lost),
+            stops=tuple(fleet.stops),
             inside=fleet.area,
         )
 
@@ -180,6 +189,12 @@ class ServeResult:
             "goodput": None if slo is None else {"slo": slo.text, "requests_per_s": self.goodput(slo)},
             "kv_occupancy": self.kv_occupancy,
             "preemptions": int(self.requests["preemptions"].sum()),
+            "retries": int(self.requests["retries"].sum()),
+            "lost": self.lost,
+            "outages": [
+                {"replica": replica, "from_s": begin / PS_PER_S, "until_s": end / PS_PER_S}
+                for replica, begin, end in self.stops
+            ],
             "ci95": {"method": INTERVALS, **{name: intervals(times) for name, times in self._times.items()}},
         }
         return plain

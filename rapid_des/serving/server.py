@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import simpy
 from msgspec import structs
@@ -13,15 +14,18 @@ from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import Job
 from rapid_des.frontend.memory.serving import kv_capacity
 from rapid_des.frontend.reserve import KvPool
-from rapid_des.frontend.spec import ServingSpec
+from rapid_des.frontend.servers import ServingSpec
 from rapid_des.machine import Machine
-from rapid_des.serving.costs import PassCosts, of_replica
+from rapid_des.serving.costs import Costs, PassCosts, of_replica
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.replica import Engine, Process, Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS, Router
 from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
+
+if TYPE_CHECKING:
+    from rapid_des.serving.outages import Event
 
 Watch = Callable[[int, int], None]
 """Told how many requests are done, of how many."""
@@ -40,12 +44,23 @@ class Fleet:
     client: int = 0
     """Picoseconds from a client's request to its arrival at a replica."""
     watch: Watch = lambda *_: None
+    outages: Sequence[Iterator[Event]] = ()
+    startup: int = 0
+    """Picoseconds from the end of an outage until a replica serves."""
+    lose: bool = False
+    """Whether requests of a replica that stops are lost."""
+    slowed: Callable[[str], Costs] | None = None
+    """Tells what iterations take under a fault."""
     done: list[Request] = field(default_factory=list)
+    lost: list[Request] = field(default_factory=list)
+    stops: list[tuple[int, int, int]] = field(default_factory=list)
+    """Replica, from when, until when it serves again."""
     env: simpy.Environment = field(default_factory=simpy.Environment)
 
     def run(self) -> bool:
         """Serve all requests; whether that was not interrupted."""
         self._sent = self._inside = self._since = self.area = 0
+        self._held: list[Request] = []
         self._end = self.env.event()
         self.members = [Replica(self.env, n, self.engine, self._deliver) for n in range(self.replicas)]
         if self.workload.arrival is None:
@@ -53,6 +68,8 @@ class Fleet:
                 self._send_next()
         else:
             self.env.process(self._come())
+        for events in self.outages:
+            self.env.process(self._break(events))
         try:
             self.env.run(until=self._end)
         except KeyboardInterrupt:
@@ -84,7 +101,44 @@ class Fleet:
             self._route(request)
 
     def _route(self, request: Request) -> None:
-        self.router(self.members, request).submit(request)
+        alive = [member for member in self.members if member.alive]
+        if alive:
+            self.router(alive, request).submit(request)
+        else:
+            self._held.append(request)
+
+    def _break(self, events: Iterator[Event]) -> Process:
+        """Have replicas fail as events say, and come back."""
+        for event in events:
+            if event.at > self.env.now:
+                yield self.env.timeout(event.at - self.env.now)
+            member = self.members[event.replica]
+            if event.fault is not None:
+                assert self.slowed is not None
+                member.price(self.slowed(event.fault))
+                yield self.env.timeout(event.down)
+                member.price(self.engine.costs)
+            elif member.alive:
+                back = int(self.env.now) + event.down + self.startup
+                self.stops.append((event.replica, int(self.env.now), back))
+                for request in member.stop():
+                    self._leave(request)
+                yield self.env.timeout(event.down + self.startup)
+                member.resume()
+                held, self._held = self._held, []
+                for request in held:
+                    self._route(request)
+
+    def _leave(self, request: Request) -> None:
+        """Send a request of a replica that has stopped to another, or lose it."""
+        if not self.lose:
+            request.again()
+            self._route(request)
+            return
+        self._count(-1)
+        self.area -= int(self.env.now) - request.arrival
+        self.lost.append(request)
+        self._answered()
 
     def _deliver(self, request: Request) -> None:
         """Take an answered request; its client may send the next one."""
@@ -92,7 +146,11 @@ class Fleet:
         self.done.append(request)
         if len(self.done) % _TOLD == 0:
             self.watch(len(self.done), len(self.workload))
-        if len(self.done) == len(self.workload):
+        self._answered()
+
+    def _answered(self) -> None:
+        """Go on after a request has left: its client may send the next one."""
+        if len(self.done) + len(self.lost) == len(self.workload):
             self._end.succeed()
         elif self.workload.arrival is None and self._sent < len(self.workload):
             if self.workload.think:
@@ -151,9 +209,28 @@ def serve_workload(
         replicas=job.spec.parallelism.dp,
         client=int((host.request if host else None) or 0),
         watch=watch,
+        lose=spec.on_outage == "lose",
     )
+    if spec.outages:
+        _fail(fleet, job, machine, spec, cache)
     complete = fleet.run()
     return ServeResult.of(fleet, name=job.name, gpus=job.gpus, interrupted=not complete)
+
+
+def _fail(fleet: Fleet, job: Job, machine: Machine, spec: ServingSpec, cache: BoundedCache | None) -> None:
+    """Have a fleet's replicas fail as the job says."""
+    from rapid_des.serving.outages import events, parse_outage, slowed, startup_time
+
+    alone, outages = of_replica(job), [parse_outage(text) for text in spec.outages]
+    if spec.startup is not None:
+        fleet.startup = startup_time(job, machine, spec.startup, alone, cache)
+    fleet.outages = tuple(events(outages, fleet.replicas, fleet.startup))
+    priced = {
+        outage.fault: _costs(alone, slowed(machine, outage.fault), cache)
+        for outage in outages
+        if outage.fault is not None
+    }
+    fleet.slowed = priced.__getitem__
 
 
 def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: tuple[int, int]) -> Workload:

@@ -30,6 +30,13 @@ def serve_lines(result: ServeResult, title: str, slo: Slo | None = None) -> Iter
     if slo is not None:
         yield f"  goodput          {result.goodput(slo):.3g} requests/s within {slo.text}"
     yield f"  KV cache         {held['mean']:.1%} of its pages held on average, at most {held['max']:.1%}"
+    if plain["outages"]:
+        out = sum(min(end, result.elapsed) - begin for _, begin, end in result.stops)
+        share = out / len(result.loads) / max(result.elapsed, 1)
+        yield f"  outages          {len(result.stops)}, {share:.1%} of all replicas' time"
+        yield f"  sent again       {plain['retries']:,} requests"
+    if result.lost:
+        yield f"  lost             {result.lost:,} requests"
     if plain["preemptions"]:
         yield f"  preemptions      {plain['preemptions']:,}"
     yield ""

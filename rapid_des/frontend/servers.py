@@ -1,0 +1,58 @@
+"""The `serving` section of a job file: how a server takes requests as they come, and what befalls it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from rapid_des.config import Spec
+from rapid_des.units import Bandwidth, Duration
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+ServingPolicy: TypeAlias = Literal[
+    "vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static"
+]
+Router: TypeAlias = Literal["round_robin", "random", "least_requests", "least_tokens", "kv_aware", "session"]
+
+
+class StartupSpec(Spec, frozen=True):
+    """What a replica needs before it serves: its weights, and all else that its engine does."""
+
+    initialise: Duration
+    """Process, communicators, memory, captured graphs: all but the weights."""
+    weights: Literal["storage", "peer"] = "storage"
+    """Whence weights come: storage, or the GPUs of another replica."""
+    storage: Bandwidth | None = None
+    """What a node reads of its storage; with weights storage."""
+
+    def __post_init__(self) -> None:
+        if (self.storage is None) == (self.weights == "storage"):
+            stands = "needs `storage`" if self.storage is None else "reads no `storage`"
+            raise ValueError(f"weights {self.weights} {stands}")
+
+
+class ServingSpec(Spec, frozen=True):
+    """A server that takes requests as they come (`rapid-des serve`); the job's `dp` are its replicas."""
+
+    policy: ServingPolicy = "vllm_v1"
+    """How an engine picks what an iteration computes (`rapid_des.serving.policies`)."""
+    max_batched_tokens: Count | None = None
+    """Tokens of one iteration at most, over all its requests (vLLM: max_num_batched_tokens). Unset: as
+    `memory.kv_pool`, which says how large the KV cache is too, has them."""
+    max_sequences: Count | None = None
+    """Requests of one iteration at most (vLLM: max_num_seqs). Unset: as there."""
+    router: Router = "round_robin"
+    """Which replica gets a request."""
+    arrivals: str | None = None
+    """When requests come, as --arrivals: "poisson rate=4/s". Unset: the command must say."""
+    prompt: str | None = None
+    """Tokens of prompts, as --prompt: "lognormal mean=1024 cv=0.8". Unset: all `inference.prompt_length`."""
+    output: str | None = None
+    """Tokens that requests generate, as --output. Unset: all `inference.output_length`."""
+    startup: StartupSpec | None = None
+    """What a replica needs before it serves again after an outage. Unset: nothing."""
+    outages: tuple[str, ...] = ()
+    """When replicas are out, or slow, as --outage: "replica=1 at=30s down=60s"."""
+    on_outage: Literal["retry", "lose"] = "retry"
+    """Whether requests of a replica that stops are served elsewhere, from the start, or never."""

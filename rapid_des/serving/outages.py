@@ -1,0 +1,138 @@
+"""Replicas that stop, come back cold, or run on slowed links or GPUs for a while.
+
+An outage takes a replica's requests and its KV cache. After `down` it loads its weights (`startup`) and
+serves again; its requests are sent to replicas that live, from the start, or are lost, as the job's
+`on_outage` says. With `fault` the replica goes on, each iteration at what it takes on the machine with that
+fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from numpy.random import default_rng
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.config import Document, Spec, decode
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import Job, memory
+from rapid_des.frontend.servers import StartupSpec
+from rapid_des.machine import Machine
+from rapid_des.network.faults.specs import parse_fault, read_value, stated_words
+from rapid_des.serving.resharding import Transfers, as_traces
+from rapid_des.simulation import replay
+from rapid_des.units import PS_PER_S, Duration, ceil_divide
+
+
+class Outage(Spec, frozen=True):
+    """When a replica is out, or slow, and for how long."""
+
+    replica: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Which; unset: each, if drawn."""
+    at: Duration | None = None
+    """From when on; unset: drawn."""
+    mtbf: Duration | None = None
+    """Drawn: exponential times of this mean from the end of one to the next."""
+    down: Duration = Duration(0)
+    """How long; what a restart takes comes on top."""
+    fault: str | None = None
+    """A fault of the machine, in the words of --fault, by which it is slowed in place of being out."""
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)] = 0
+
+
+@dataclass(frozen=True)
+class Event:
+    """One outage of one replica, in picoseconds."""
+
+    at: int
+    replica: int
+    down: int
+    fault: str | None
+
+
+def parse_outage(text: str) -> Outage:
+    """Return what a text such as `replica=1 at=30s down=60s` states; `ConfigError` says what is allowed.
+
+    >>> parse_outage("replica=1 at=30s down=60s").down
+    Duration('60 s')
+    """
+    file = f"--outage {text!r}"
+    tree = {key: read_value(value) for key, value in stated_words(text, file).items()}
+    outage = decode(Document(Path(file), tree), Outage)
+    if (outage.at is None) == (outage.mtbf is None):
+        raise ConfigError("states one of at=… and mtbf=…", file=file)
+    if outage.at is not None and outage.replica is None:
+        raise ConfigError("replica=… must say which one", file=file)
+    if outage.mtbf is not None and not outage.mtbf:
+        raise ConfigError("must be above 0", file=file, key="mtbf")
+    if outage.fault is not None:
+        parse_fault(outage.fault)
+        if not outage.down:
+            raise ConfigError("says how long the fault lasts", file=file, key="down")
+    return outage
+
+
+def events(outages: Sequence[Outage], replicas: int, startup: int) -> Iterator[Iterator[Event]]:
+    """Yield for every outage the events of each replica that it is about, ascending in time.
+
+    Drawn ones have no end: they are asked for one by one.
+    """
+    for place, outage in enumerate(outages):
+        chosen = range(replicas) if outage.replica is None else (outage.replica,)
+        if chosen[-1] >= replicas:
+            problem = f"there is no replica {chosen[-1]}, there are {replicas}, from 0 on"
+            raise ConfigError(problem, file="--outage", key="replica")
+        for replica in chosen:
+            if outage.at is not None:
+                yield iter((Event(int(outage.at), replica, int(outage.down), outage.fault),))
+            else:
+                yield _drawn(outage, place, replica, startup)
+
+
+def _drawn(outage: Outage, place: int, replica: int, startup: int) -> Iterator[Event]:
+    assert outage.mtbf is not None
+    random, now = default_rng([outage.seed, place, replica]), 0
+    while True:
+        now += 1 + int(random.exponential(int(outage.mtbf)))
+        yield Event(now, replica, int(outage.down), outage.fault)
+        now += int(outage.down) + (0 if outage.fault else startup)
+
+
+def startup_time(
+    job: Job, machine: Machine, spec: StartupSpec, replica: Job, cache: BoundedCache | None
+) -> int:
+    """Return how long a replica takes until it serves, from nothing: weights, then all else.
+
+    Weights of a GPU are what the memory model says that it holds. From `storage` the GPUs of a node share its
+    bandwidth; from `peer` each takes its own from the GPU of its place in the next replica, over the fabric.
+    """
+    weights = [used.categories.get("weights", 0) for used in memory(replica).stages]
+    if spec.weights == "peer":
+        return int(spec.initialise) + _from_peer(job, machine, weights, cache)
+    gpus_per_node = machine.spec.gpus_per_node or machine.fabric.gpus
+    of_stage = replica.layout.coordinates("pp").tolist()
+    nodes: dict[int, int] = {}
+    for rank, stage in enumerate(of_stage):
+        nodes[rank // gpus_per_node] = nodes.get(rank // gpus_per_node, 0) + weights[stage]
+    assert spec.storage is not None
+    return int(spec.initialise) + ceil_divide(max(nodes.values()) * PS_PER_S, int(spec.storage))
+
+
+def _from_peer(job: Job, machine: Machine, weights: Sequence[int], cache: BoundedCache | None) -> int:
+    replicas, stages = job.layout.coordinates("dp").tolist(), job.layout.coordinates("pp").tolist()
+    if job.spec.parallelism.dp == 1:
+        raise ConfigError("peer: there is no other replica", file=job.file, key="serving.startup.weights")
+    of = {number: [rank for rank, own in enumerate(replicas) if own == number] for number in (0, 1)}
+    between = {(source, target): weights[stages[target]] for source, target in zip(of[1], of[0], strict=True)}
+    bandwidth = int(machine.device.spec.hbm.bandwidth)
+    traces = as_traces(Transfers(between, {}), job.gpus, bandwidth)
+    return int(replay(traces, machine, cache=cache).step_time)
+
+
+def slowed(machine: Machine, fault: str) -> Machine:
+    """Return a machine with a fault more."""
+    return machine.with_faults([*machine.faults, parse_fault(fault)])
