@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("rapid_des.cli.studies:sweep", "Simulate every point of a study file."),
     "show": ("rapid_des.cli.studies:show", "Print and plot the results of a study."),
     "compare": ("rapid_des.cli.studies:compare", "Say what makes the difference between two results."),
+    "sensitivity": ("rapid_des.cli.plan:sensitivity_command", "What a job's step depends on, and how much."),
     "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
     "schema": ("rapid_des.cli.schema:schema", "Print the JSON Schema of a file kind."),

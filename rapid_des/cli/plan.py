@@ -1,4 +1,4 @@
-"""`rapid-des plan`: the best ways to split a job over GPUs."""
+"""`rapid-des plan`, the best ways to split a job, and `rapid-des sensitivity`, what its step depends on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,29 @@ from rapid_des.cli.options import (
     json_option,
     one_of,
     open_job,
+    plot_option,
+    together,
 )
 from rapid_des.cli.progress import progress
-from rapid_des.report.plan_text import plan_lines
+from rapid_des.report.pictures.charts import draw_tornado
+from rapid_des.report.plan_text import plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, replacing
 from rapid_des.simulation import MODES
 from rapid_des.studies.crews import EXECUTORS, executor_of
 from rapid_des.studies.plan import Wanted, plan
+from rapid_des.studies.sensitivity import How, sensitivity
 from rapid_des.studies.splits import CHOICES, choices_of
+
+_executors = together(
+    click.option(
+        "--executor",
+        type=click.Choice(EXECUTORS),
+        default="processes",
+        show_default=True,
+        help="Where simulations run; local is in this process.",
+    ),
+    click.option("--workers", type=click.IntRange(1), help="How many; unset: all cores."),
+)
 
 
 @click.command("plan")
@@ -49,14 +64,7 @@ from rapid_des.studies.splits import CHOICES, choices_of
     "--write-job", type=click.Path(path_type=Path, dir_okay=False), help="Write the best way as a job file."
 )
 @force_option
-@click.option(
-    "--executor",
-    type=click.Choice(EXECUTORS),
-    default="processes",
-    show_default=True,
-    help="Where simulations run; local is in this process.",
-)
-@click.option("--workers", type=click.IntRange(1), help="How many; unset: all cores.")
+@_executors
 @json_option
 def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """Find the best ways to split JOB over GPUs: model, batch and sequence length stay.
@@ -77,3 +85,37 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         with replacing(options["write_job"]) as path:
             path.write_text(found.job.as_yaml(), encoding="utf-8")
         announce(f"the best way as a job: {options['write_job']}")
+
+
+@click.command("sensitivity")
+@job_options
+@click.option(
+    "--mode", type=click.Choice(list(MODES)), default="analytical", show_default=True, help="Of the steps."
+)
+@click.option(
+    "--change",
+    type=click.FloatRange(0, 0.5, min_open=True),
+    default=0.02,
+    show_default=True,
+    help="By which part of itself each knob is moved.",
+)
+@click.option("--constants", is_flag=True, help="Move the constants of kernels too, one by one.")
+@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Print only so many rows.")
+@plot_option
+@_executors
+@json_option
+def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
+    """Tell by how much the step of JOB changes with each rate, time and clock that it may depend on.
+
+    d ln step / d ln knob by central differences, for what the machine, its device, the job's host and the
+    constants of NCCL state. What stands for one thing moves together.
+    """
+    check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    wanted, loaded = open_job(job, machine, settings)
+    with progress("sensitivity") as bar:
+        how = How(options["mode"], options["change"], options["constants"], bar.part)
+        found = sensitivity(wanted, loaded, how, executor_of(options["executor"], options["workers"]))
+    plain = found.as_json()
+    echo(options["as_json"], plain, sensitivity_lines(plain, wanted.name, loaded.name, top=options["top"]))
+    if options["plot"] is not None:
+        draw_tornado(plain, options["plot"], f"{wanted.name} on {loaded.name}", options["top"])

@@ -91,3 +91,27 @@ def plan_html(plan: Plain) -> str:
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row.values()) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def sensitivity_lines(found: Plain, job: str, machine: str, *, top: int) -> Iterator[str]:
+    """Yield the strongest elasticities of a step, the rule of sums, and what is idle or can not be moved."""
+    step = time_text(round(found["step_time_s"] * PS_PER_S))
+    yield f"{job} on {machine}: step {step}, {found['mode']}; every knob by {found['change']:.1%} down and up"
+    rows = [
+        [row["knob"], row["kind"], f"{row['elasticity']:+.4f}",
+         *(f"{row[name] / found['step_time_s'] - 1:+.3%}" for name in ("lower_s", "higher_s"))]
+        for row in found["rows"][:top]
+    ]  # fmt: skip
+    yield from table("by how many % the step changes for 1 %", ["knob", "", "elasticity", "lower", "higher"],
+                     "<<>>>", rows)  # fmt: skip
+    if len(found["rows"]) > top:
+        yield f"    … {len(found['rows']) - top} weaker"
+    sums = found["sums"]
+    yield f"\n  together: rates {sums.get('rate', 0.0):+.4f}, times {sums.get('time', 0.0):+.4f}"
+    if found["scaled"] is not None:
+        yield (f"  all rates and clocks 1.25 times as high and all times as short, constants of kernels too: "
+               f"the step times 1.25 is {found['scaled']:.4f} of what it was")  # fmt: skip
+    if found["idle"]:
+        yield f"  nothing in this step depends on {', '.join(found['idle'])}"
+    for knob, why in found["refused"].items():
+        yield f"  can not be moved: {knob}: {why}"
