@@ -49,7 +49,7 @@ PROVIDERS: dict[str, str] = {
     "training.bridge:topics": "training/megatron-bridge",
     "training.nanotron:topics": "training/nanotron",
     "training.small:topics": "training/",
-    "inference.trtllm:topics": "inference/trtllm-static",
+    "inference.trtllm:topics": "inference/trtllm",
     "inference.tables:topics": "inference/",
     "inference.servers:topics": "inference/",
 }

@@ -16,6 +16,8 @@ from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Topic
 
 FILE = "inference_e2e/trtllm090_static_sweep.csv"
+PUBLISHED = "inference_e2e/trtllm_published_static.csv"
+_PUBLISHED_MODELS = {"LLaMA-7B": "Llama-2-7B", "LLaMA-70B": "Llama-2-70B"}
 _TOPIC = "inference/trtllm-static"
 _TIMES: Mapping[str, tuple[str, Latency]] = {
     "tpot": ("tpot_ms", "next"),
@@ -25,12 +27,34 @@ _TIMES: Mapping[str, tuple[str, Latency]] = {
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
-    """Yield `inference/trtllm-static/tpot|ttft|e2e|memory`."""
+    """Yield `inference/trtllm-static/tpot|ttft|e2e|memory` and `inference/trtllm-published/ttft|e2e`."""
     records = data.read(FILE)
     times = (row for record in records for row in _times(record))
     yield from job_topics(times, runs(), unit="ms", split=data.split)
+    tables = (row for record in data.read(PUBLISHED) for row in _published(record))
+    yield from job_topics(tables, runs(), unit="ms", split=data.split)
     memory = (_memory(record) for record in records if record["peak_mem_gb_per_gpu"])
     yield from job_topics(memory, runs(), unit="GB", split=data.split)
+
+
+def _published(record: Record) -> Iterator[MeasuredJob]:
+    """Yield a row of NVIDIA's own tables (TensorRT-LLM 0.5 and 0.6.1): first tokens, or a batch's rate."""
+    if "?" in record["unit"]:
+        return
+    model = _PUBLISHED_MODELS.get(record["model"], record["model"])
+    batch, tp = record.count("batch"), record.count("tp")
+    first = record["metric"] == "first_token_latency"
+    value = record.time("value")
+    if not first:
+        gpus = tp if record["unit"].endswith("/GPU") else 1
+        value = 1e3 * batch * record.count("output_len") / (value * gpus)
+    prompt, output = record.count("input_len"), record.count("output_len")
+    asked = Requests(model, record["dtype"], record["gpu"], tp, batch, prompt, output, alike=True)
+    topic = "ttft" if first else "e2e"
+    what: Latency = "first" if first else "all"
+    yield measured_requests(
+        f"inference/trtllm-published/{topic}", record["case_id"], value, asked, what=what, limited=True
+    )
 
 
 def _times(record: Record) -> Iterator[MeasuredJob]:

@@ -34,6 +34,7 @@ SOFTWARE: Mapping[str, Profile] = {
     "nanotron": "nanotron",
     "uci": "torch-eager",
     "trtllm-static": "trtllm-0.9",
+    "trtllm-published": "trtllm-0.6",
     "nim": "nim-1.0",
     "nim-tables": "nim",
     "kundu": "nemo-2023",
