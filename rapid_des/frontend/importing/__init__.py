@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rapid_des.frontend.importing.hugging_face import Imported, import_hugging_face
-from rapid_des.frontend.importing.jobs import ImportedJob
+from rapid_des.frontend.importing.keys import ImportedJob
 from rapid_des.frontend.importing.megatron import import_megatron
 from rapid_des.frontend.importing.rapid_llm import ImportedRun, import_rapid_llm
 from rapid_des.frontend.importing.torchtitan import import_torchtitan

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing.arguments import Arguments, by_name
-from rapid_des.frontend.importing.jobs import ImportedJob, Tree, imported, replicas, sparse
-from rapid_des.frontend.importing.keys import spread
-from rapid_des.frontend.importing.shell import Launch, read_launch
+from rapid_des.frontend.importing.keys import ImportedJob, Tree, imported, replicas, sparse, spread
+from rapid_des.frontend.importing.shell import Arguments, Launch, by_name, read_launch
 
 MARKS = frozenset(("--num-layers", "--hidden-size", "--tensor-model-parallel-size", "--micro-batch-size"))
 """What tells the arguments of a model from those of other programs that a script runs."""

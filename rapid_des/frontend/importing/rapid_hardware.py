@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing.jobs import Tree, sparse
-from rapid_des.frontend.importing.keys import Keys
+from rapid_des.frontend.importing.keys import Keys, Tree, sparse
 
 SHAPES = {
     "ring": "ring", "fc": "fully_connected", "fullyconnected": "fully_connected", "switch": "switch",

@@ -12,7 +12,7 @@ from pathlib import Path
 from rapid_des.config import to_yaml
 from rapid_des.config.documents import load_document
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing.jobs import ImportedJob, Tree, imported, sparse
+from rapid_des.frontend.importing.keys import ImportedJob, Tree, imported, sparse
 from rapid_des.frontend.importing.rapid_hardware import Section, device_of, known, machine_of
 
 FORMATS = {0.5: "fp4", 1: "fp8", 2: "bf16", 4: "fp32"}

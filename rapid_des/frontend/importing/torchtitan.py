@@ -13,8 +13,7 @@ from typing import Any
 
 from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing.jobs import ImportedJob, Tree, imported, replicas, sparse
-from rapid_des.frontend.importing.keys import Keys
+from rapid_des.frontend.importing.keys import ImportedJob, Keys, Tree, imported, replicas, sparse
 
 MODELS: Mapping[tuple[str, str], str] = {
     ("llama3", "8B"): "llama3_1_8b",
