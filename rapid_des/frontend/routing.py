@@ -13,8 +13,8 @@ from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import Exchange
 from rapid_des.config import count_rows
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.expert_load import placed, weights_of
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.layers.dispatch import placed, weights_of
 from rapid_des.frontend.layers.experts import Experts
 from rapid_des.frontend.layers.layer import Layer
 from rapid_des.frontend.model import Model

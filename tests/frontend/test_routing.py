@@ -10,7 +10,7 @@ from rapid_des.device.operators import GroupedGemm
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import build, load_job, memory
 from rapid_des.frontend.blocks import blocks
-from rapid_des.frontend.expert_load import placed, weights_of
+from rapid_des.frontend.layers.dispatch import placed, weights_of
 from rapid_des.frontend.parts import PieceKey, Section, training_lists
 from rapid_des.frontend.routing import exchanges, heaviest_place, layer_loads, places
 from rapid_des.frontend.spec import DirichletLoad, HistogramLoad, ZipfLoad

@@ -1,7 +1,7 @@
 """R8 in the compiled engine: where links close the kernel stops, and goes on with other routes.
 
 The kernel plays up to the instant at which a closure begins, is noticed or ends. What `engines.simpy` does
-then with processes (`closing_links`, `closing_flows`) is done here with the kernel's arrays: transfers on a
+then with processes (`simpy/closing.py`) is done here with the kernel's arrays: transfers on a
 link that closes keep what got through, the rest waits until that is noticed, and sets off again. Between
 these moments the kernel runs alone (see `stopping`).
 """

@@ -5,8 +5,8 @@ process: it asks its GPU stream or slot (a `Server`), starts, ends, and lets the
 it. Every piece of a message is a process that asks link after link (`links`). A rank is no process: the order
 of its visits is in the program's dependencies, and nothing but its visits ever acts.
 
-`collectives` says what happens between a member's arrival and its end, `company` how visits slow each other
-(R6), `fluid_links` what links are that all flows share (R7), `closing_links` what happens where links close
+`collectives` says what happens between a member's arrival and its end, `servers` how visits slow each other
+(R6), `fluid_links` what links are that all flows share (R7), `closing` what happens where links close
 in mid-flight (R8). Times are integer picoseconds.
 """
 
@@ -20,9 +20,8 @@ import numpy as np
 from simpy.events import Event, Timeout
 
 from rapid_des.engines.simpy.collectives import Collectives
-from rapid_des.engines.simpy.company import InService
 from rapid_des.engines.simpy.links import Links, Steps, TieCounter, trail_of
-from rapid_des.engines.simpy.servers import Arbiter, Clock, Request, Server
+from rapid_des.engines.simpy.servers import Arbiter, Clock, InService, Request, Server
 from rapid_des.program.program import (
     NONE,
     STEADY,
@@ -139,8 +138,7 @@ class Simulation:
         """Have links close if the program says so; only then is that imported."""
         if closures is None:
             return None
-        from rapid_des.engines.simpy.closing_flows import ClosingFlows
-        from rapid_des.engines.simpy.closing_links import ClosingLinks
+        from rapid_des.engines.simpy.closing import ClosingFlows, ClosingLinks
         from rapid_des.engines.simpy.replanned import Replanning
 
         if self.collectives.fluid is None:

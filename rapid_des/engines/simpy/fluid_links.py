@@ -55,7 +55,7 @@ class Flow:
 
 
 class Closing(Protocol):
-    """What happens where links close (see `closing_flows`)."""
+    """What happens where links close (see `closing`)."""
 
     def around(self, message: Message, shared: Shared) -> Shared:
         """Return what a message that sets off is, on a route without closed links that were noticed."""

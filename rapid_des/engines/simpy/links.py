@@ -101,7 +101,7 @@ class Hop(Request):
 
 
 class Closing(Protocol):
-    """What happens where links close (see `closing_links`)."""
+    """What happens where links close (see `closing`)."""
 
     def around(self, message: Message, parts: Parts) -> Parts:
         """Return the parts of a message that sets off, on a route without closed links that were noticed."""

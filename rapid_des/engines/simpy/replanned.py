@@ -16,8 +16,7 @@ from functools import cache
 from simpy.events import Event
 
 from rapid_des.engines.deadlock import explain_disagreement
-from rapid_des.engines.simpy.closing_flows import shared_of
-from rapid_des.engines.simpy.closing_links import legs_of
+from rapid_des.engines.simpy.closing import legs_of, shared_of
 from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Member, TemplateTable
 from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
 from rapid_des.engines.simpy.links import Links, Parts, Steps

@@ -3,11 +3,13 @@
 When a link closes, the piece of a message that it serves keeps the whole segments that got through; they go
 on, and later links serve only them. The rest, and whoever waits for the link or comes to it while it is
 closed, stops. As soon as the closure is noticed the pure function `replan` gives what stopped another route.
+Where flows share links (R7), one on a link that closes ends with the whole packets that got through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -16,12 +18,62 @@ from typing import Any, cast
 from simpy.events import Event, Timeout
 from simpy.exceptions import Interrupt
 
+from rapid_des.engines.simpy.fluid_links import Flow, FluidLinks, Shared
 from rapid_des.engines.simpy.links import NO_TIMETABLE, Hop, Legs, Links, Message, Parts, Piece
-from rapid_des.engines.simpy.servers import Arbiter
-from rapid_des.engines.simpy.stopped import Waiting
-from rapid_des.program.faults.closures import Closures, replan_at
+from rapid_des.engines.simpy.servers import Arbiter, Chooser
+from rapid_des.network.fluid import remaining
+from rapid_des.network.fluid.state import bytes_out
+from rapid_des.program.faults.closures import Closures, Remaining, Stopped, down_at, new_routes, replan_at
 from rapid_des.program.program import NONE, Level
 from rapid_des.program.timetable import FULL_RATE, hop_times, tail_crosses, work_done
+
+
+@dataclass(eq=False)
+class Waiting:
+    """Messages that closed links stopped; each gets another route once that is noticed, and sets off again.
+
+    All that has stopped until the end of an instant and shall leave at that instant is routed as one batch.
+    """
+
+    links: Links
+    closures: Closures
+    sets_off: Callable[[Message, tuple[int, ...], int, int], None]
+    """Given a message, the links that so many bytes of it take now, and the number of that piece."""
+    waker: Chooser
+    """Who calls `wake` at the end of an instant."""
+    touch: Callable[[Chooser], None]
+    _batches: dict[int, list[tuple[Message, Stopped]]] = field(default_factory=dict)
+    """By the time at which the closure is noticed."""
+    _again: int = 0
+
+    def stop(
+        self, message: Message, which: tuple[int, int], remaining: Remaining, links: Sequence[int]
+    ) -> None:
+        """Keep bytes of a piece, `which` by part and number, that the first closed link of some stopped."""
+        env = self.links.env
+        until = self.closures.stopped_until(links, env.now)
+        assert until is not None, "nothing stops at open links"
+        moment, together = until
+        message.pieces += 1
+        if moment not in self._batches:
+            self._batches[moment] = []
+            if moment == env.now:
+                self.touch(self.waker)
+            else:
+                Timeout(env, moment - env.now).callbacks.append(lambda _: self.touch(self.waker))
+        self._batches[moment].append((message, Stopped((*message.order, *which), remaining, together)))
+
+    def wake(self) -> None:
+        """Send again what stopped at links of which it is now known that they are closed."""
+        now = self.links.env.now
+        if now not in self._batches:
+            return
+        batch = self._batches.pop(now)
+        dead = down_at(self.links.program.link_timetables, now)
+        for which, route in new_routes([rest for _, rest in batch], self.closures, dead, now):
+            message, rest = batch[which]
+            self._again += 1
+            self.sets_off(message, route, rest.remaining.size, self._again)
 
 
 class ClosingLinks:
@@ -165,3 +217,84 @@ def _route(piece: Piece) -> tuple[int, ...]:
 def legs_of(closures: Closures, route: tuple[int, ...], size: int) -> Legs:
     """Return the links of a route with what it takes some bytes to cross them."""
     return list(zip(route, closures.services(route, size), strict=True))
+
+
+class ClosingFlows:
+    """Stops flows where links of their route, or of the way back, close, and finds another route for them."""
+
+    def __init__(self, fluid: FluidLinks, closures: Closures) -> None:
+        self.env = fluid.env
+        self.fluid = fluid
+        self.closures = closures
+        self.waiting = Waiting(fluid.links, closures, self._set_off, fluid, fluid.arbiter.touch)
+        for closure in closures.closures:
+            self.env.at(closure.start, partial(fluid.arbiter.touch, fluid))
+        self._starts = frozenset(closure.start for closure in closures.closures)
+
+    def around(self, message: Message, shared: Shared) -> Shared:
+        """Return what a message that sets off is, on a route without closed links that were noticed."""
+        avoided = self.closures.avoided(self.env.now)
+        if avoided.isdisjoint((*shared.links, *shared.back)):
+            return shared
+        whole = self.closures.left_of(shared.links[:1], shared.links, message.size)
+        (route,) = replan_at(self.env.now, [whole], self.closures, avoided, together=False)
+        return shared_of(self.closures, route, avoided, message.size, self.env.now)
+
+    def act(self) -> None:
+        """Stop flows on links that close now and flows that join closed ones; send what stopped again."""
+        fluid, now = self.fluid, self.env.now
+        if now in self._starts:
+            for slot in sorted(fluid.flows):
+                if fluid.fluid.finish[slot] != now and self._closed(fluid.flows[slot].shared):
+                    self._cut(slot, now)
+        for flow in [flow for flow in fluid.joining if self._closed(flow.shared)]:
+            fluid.joining.remove(flow)
+            self._stop(flow, flow.shared.size)
+            flow.message.pieces -= 1
+        self.waiting.wake()
+
+    def _cut(self, slot: int, now: int) -> None:
+        """Have the whole packets of a flow that got through arrive; the rest stops."""
+        left, fraction = remaining(self.fluid.fluid, slot, now)
+        flow = self.fluid.take(slot)
+        through = self.closures.got_through(bytes_out(flow.shared.wire, left, fraction))
+        self._stop(flow, flow.shared.size - through)
+        if through:
+            service = self.closures.flow(flow.shared.links, through)
+            flow.shared = replace(flow.shared, size=through, wire=service.wire, after=service.after)
+            self.fluid.leave(flow)
+        else:
+            flow.message.pieces -= 1
+
+    def _closed(self, shared: Shared) -> bool:
+        return self.closures.stopped_until(_crossed(shared), self.env.now) is not None
+
+    def _stop(self, flow: Flow, size: int) -> None:
+        """Keep bytes that a closed link stopped until that is noticed."""
+        rest = self.closures.left_of(flow.shared.links[:1], flow.shared.links, size)
+        self.waiting.stop(flow.message, (0, flow.number), rest, _crossed(flow.shared))
+
+    def _set_off(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
+        dead = down_at(self.fluid.program.link_timetables, self.env.now)
+        self.fluid.start(Flow(message, shared_of(self.closures, route, dead, size, self.env.now), number))
+
+
+def shared_of(
+    closures: Closures, route: tuple[int, ...], dead: frozenset[int], size: int, moment: int
+) -> Shared:
+    """Return what some bytes are to the links of a route; acknowledgements go back around dead ones."""
+    service = closures.flow(route, size)
+    return Shared(
+        links=route,
+        back=closures.way_back(route, dead, moment),
+        size=size,
+        wire=service.wire,
+        ratio=service.ratio,
+        before=service.before,
+        after=service.after,
+    )
+
+
+def _crossed(shared: Shared) -> Sequence[int]:
+    """Return the links that a flow needs, there and back."""
+    return *shared.links, *shared.back
