@@ -10,6 +10,7 @@ import pytest
 import rapid_des as rd
 from rapid_des.config import preset_names
 from rapid_des.network.faults import parse_fault
+from rapid_des.serving.result import Slo
 
 ROOT = Path(__file__).parents[1]
 FAULTS = (
@@ -66,6 +67,17 @@ def test_results_travel_and_compare_by_content(result):
     assert hash(copy) == hash(result)
     assert copy.links() == result.links()
     assert copy.operators() == result.operators()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [rd.memory(rd.load_job("llama2_7b_train")), Slo.parse("ttft=2s tpot=50ms")],
+    ids=["memory", "limits of requests"],
+)
+def test_what_is_derived_travels_and_is_hashed_by_content(value):
+    copy = pickle.loads(pickle.dumps(value))
+    assert copy == value
+    assert hash(copy) == hash(value)
 
 
 def test_another_process_gives_the_same_bits(result):

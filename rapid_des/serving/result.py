@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -251,7 +251,7 @@ class Slo:
     """
 
     text: str
-    limits: Mapping[str, int]
+    limits: Mapping[str, int] = field(hash=False)
 
     @classmethod
     def parse(cls, text: str) -> Slo:

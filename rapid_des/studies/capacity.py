@@ -10,7 +10,7 @@ other's requests: one is simulated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Demand:
 class Layout:
     """What one replica of a layout takes; rates are requests a second."""
 
-    settings: Mapping[str, int]
+    settings: Mapping[str, int] = field(hash=False)
     """Its degrees of parallelism."""
     gpus: int
     rate: float

@@ -38,7 +38,7 @@ class PlanRow:
     """One way to split the job, simulated."""
 
     job: Job = field(repr=False)
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(hash=False)
     result: Result = field(repr=False)
     certain: bool
     """Whether no way that is not listed before it is faster, in this mode."""
@@ -75,7 +75,7 @@ class PlanRow:
 class Pruned:
     """A way that was not simulated, and why."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(hash=False)
     why: Literal["memory", "bound", "refused"]
     text: str
 
@@ -92,9 +92,9 @@ class Plan:
     rows: tuple[PlanRow, ...]
     ways: int
     """How many there are."""
-    counts: Mapping[str, int]
+    counts: Mapping[str, int] = field(hash=False)
     """How many were refused, too large, or simulated in which mode."""
-    refused: Mapping[str, int]
+    refused: Mapping[str, int] = field(hash=False)
     """What the frontend refused, by reason, and how many splits or ways that cut off."""
     pruned: tuple[Pruned, ...] = ()
     """Why each other way was not simulated to the end, if asked for."""
@@ -143,7 +143,7 @@ class Wanted:
     """Unset: all of the machine."""
     top: int = 5
     """How many rows are to be certain."""
-    vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict)
+    vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict, hash=False)
     """By choice (`splits.CHOICES`) the values to take; None: all. Others take their usual ones."""
     mode: str = "hierarchical"
     """Of the rows."""

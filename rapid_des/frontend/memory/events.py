@@ -10,7 +10,7 @@ first to the end of the second, also where they were recomputed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -75,13 +75,13 @@ class StageMemory:
 
     stage: int
     parameters: int
-    categories: Mapping[str, int]
+    categories: Mapping[str, int] = field(hash=False)
     """At the peak; keys are `CATEGORIES`."""
     tensors: tuple[Tensor, ...] = ()
     """At the peak, largest first; their sizes sum to `peak`."""
     activations: int = 0
     """Training: the most that waits for its backward, logits left out."""
-    timeline: tuple[Moment, ...] = ()
+    timeline: tuple[Moment, ...] = field(default=(), hash=False)
     """Training: each pass in the order of the schedule, then the optimizer's step."""
 
     @property
