@@ -4,7 +4,7 @@ The way of a collective, and what it is called on it. A message is a transfer be
 library's pace where one serves it (`Communication.message`).
 
     trace node        kind COLLECTIVE, its size and the slot of its group         chakra.trace
-        │             plans.geometry: the grid that the members of the group are by position
+        │             routes.geometry: the grid that the members of the group are by position
     Call              what is asked: collective, size, extents of the group       program.plans
         │             Communication.whole: the libraries of the group's kind      program.communication
         ├── one serves it: Libraries.lay_out
