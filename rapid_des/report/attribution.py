@@ -19,7 +19,6 @@ from rapid_des.report.breakdown import (
     block_uses,
     in_whole_step,
     inside_of,
-    inside_times,
     operator_name,
     painted,
     parts_of,
@@ -42,16 +41,16 @@ def attribution(
     spent: Mapping[str, int],
     *,
     kinds: Mapping[str, str] | None = None,
-    blocks: BlockRun | None = None,
+    inside: tuple[BlockRun, Mapping[str, int]] | None = None,
 ) -> Attribution:
     """Return the names behind each part of a rank's breakdown, which is `spent`; the largest first.
 
-    `kinds` and `blocks` as for the breakdown.
+    `kinds` as for the breakdown; `inside` are the blocks of the run and the time of each operator in all.
     """
-    repeated = None if blocks is None else blocks.repeated
+    repeated = None if inside is None else inside[0].repeated
     numbers: dict[str, dict[str, int]] = {}
     named = in_whole_step(lambda end: _outside(run, position, kinds, end), repeated)
-    whole = named if blocks is None else _with_blocks(named, blocks, position)
+    whole = named if inside is None else _with_blocks(named, *inside, position)
     for (part, name), time in whole.items():
         numbers.setdefault(part, {})[name] = time
     cut = repeated is None and run.execution.records.makespan < sum(spent.values())
@@ -68,19 +67,19 @@ def _outside(
     amounts, idle = painted(parts, last if end is None else end)
     named: Counter[tuple[str, str]] = Counter({("idle", OTHER): idle})
     for part, spent in amounts.items():
-        sums = np.zeros(len(nodes.names), np.int64)
-        np.add.at(sums, nodes.name[parts[part].rows], spent)
+        # NOTE: sums of whole picoseconds are exact as floats up to 2.5 hours
+        sums = np.bincount(nodes.name[parts[part].rows], weights=spent, minlength=len(nodes.names))
         for name in np.flatnonzero(sums).tolist():
             named[part, _NUMBER.sub("", operator_name(nodes.names[name]))] += int(sums[name])
     return dict(named)
 
 
 def _with_blocks(
-    named: Mapping[tuple[str, str], int], done: BlockRun, position: int
+    named: Mapping[tuple[str, str], int], done: BlockRun, computed: Mapping[str, int], position: int
 ) -> Mapping[tuple[str, str], int]:
     """Return names with operators, and communication between them, in place of blocks."""
     outside = Counter({key: time for key, time in named.items() if key[0] != COMPUTE})
-    outside.update({(COMPUTE, name): time for name, time in inside_times(done, position).items()})
+    outside.update({(COMPUTE, name): time for name, time in computed.items()})
     inside = inside_of(done)
     for _, key, count in block_uses(done, done.trace.stage_of_rank[position]):
         times = done.times[done.kinds[position], key]

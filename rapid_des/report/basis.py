@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from msgspec import structs
@@ -106,6 +106,9 @@ def validation_text(topics: Sequence[str], dtype: str) -> str:
     return f"validated against measurements of {', '.join(topics)}{missing}"
 
 
+_SERVED = tuple(field.name for field in fields(Served))
+
+
 @dataclass(frozen=True)
 class Basis:
     """What a run was priced with; of foreign traces, whose durations are stated, the collectives alone."""
@@ -151,7 +154,7 @@ class Basis:
         """Return plain data for JSON; the clock in Hz."""
         plain: dict[str, Any] = {
             "collectives": dict(self.collectives),
-            "served": [asdict(served) for served in self.served],
+            "served": [{name: getattr(one, name) for name in _SERVED} for one in self.served],
         }
         if self.device is None:
             return plain

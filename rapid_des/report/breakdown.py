@@ -189,10 +189,8 @@ def painted(parts: Mapping[str, Part], end: int) -> tuple[dict[str, Int64s], int
         spent = np.zeros(len(order), np.int64)
         spent[order] = np.maximum(free[ended] - free[begun], 0)
         result[name] = spent
-        change = np.zeros(len(edges), np.int64)
-        np.add.at(change, begun, 1)
-        np.add.at(change, np.maximum(begun, ended), -1)
-        bare &= np.cumsum(change)[:-1] <= 0
+        ends = np.bincount(np.maximum(begun, ended), minlength=len(edges))
+        bare &= np.cumsum(np.bincount(begun, minlength=len(edges)) - ends)[:-1] <= 0
     return result, int(lengths[bare].sum())
 
 

@@ -99,6 +99,8 @@ class Result:
     """Of a job: what its distinct kernels cost, and why."""
     blocks: BlockRun | None = field(default=None, repr=False, compare=False)
     """What stands behind a result in blocks."""
+    computed: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    """Picoseconds that the critical rank computes each operator."""
     trace: JobTrace | None = field(default=None, repr=False, compare=False)
     """Of a job: what was run, in blocks the graph around them."""
 
@@ -126,12 +128,15 @@ class Result:
         from rapid_des.report.attribution import attribution
 
         position = self._position(run, self.critical_rank)
-        return attribution(run, position, self.breakdown, kinds=self.stream_kinds, blocks=self.blocks)
+        inside = None if self.blocks is None else (self.blocks, self.computed)
+        return attribution(run, position, self.breakdown, kinds=self.stream_kinds, inside=inside)
 
     @property
     def light(self) -> Result:
         """The result without what only rows and pictures need: it is small, and travels."""
-        return replace(self, run=None, blocks=None, trace=None, priced=(), attributed=self.attribution)
+        return replace(
+            self, run=None, blocks=None, trace=None, priced=(), computed={}, attributed=self.attribution
+        )
 
     def _repr_html_(self) -> str:
         """Return the result for a notebook: the step, and where its time goes."""
@@ -314,6 +319,7 @@ def result_of(
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         run=run if blocks is None else None,
         stream_kinds=kinds,
+        computed=times,
         trace=trace,
         priced=() if trace is None else trace.operators,
         blocks=blocks,
