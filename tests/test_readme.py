@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```console\n\$ rapid-des ([^\n|]+?)(?: \| head -\d+)?\n(.*?)```", README, re.DOTALL)
 
-SETTINGS = re.findall(r"--set (?:'([^']+)'|(\S+))", README)
+SETTINGS = re.findall(r"--set (?:'([^']+)'|([^\s\"]+))", README)
 
 
 def masked(line):
