@@ -11,9 +11,9 @@ from rapid_des.config.documents import Document, load_document
 from rapid_des.config.specs import to_tree
 from rapid_des.errors import ConfigError
 
-Kind: TypeAlias = Literal["machine", "device", "job", "model", "software", "rollout"]
+Kind: TypeAlias = Literal["machine", "device", "job", "model", "software", "rollout", "study"]
 
-KINDS: tuple[Kind, ...] = ("machine", "device", "job", "model", "software", "rollout")
+KINDS: tuple[Kind, ...] = ("machine", "device", "job", "model", "software", "rollout", "study")
 _FOLDERS: dict[str, str] = {
     "machine": "topologies",
     "device": "topologies/devices",
@@ -21,6 +21,7 @@ _FOLDERS: dict[str, str] = {
     "model": "workloads/models",
     "software": "workloads/software",
     "rollout": "workloads/rollouts",
+    "study": "workloads/studies",
 }
 _PACKAGE = Path(__file__).parents[1]
 

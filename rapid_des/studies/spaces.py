@@ -13,7 +13,7 @@ from msgspec import Meta, structs
 
 from rapid_des.config import Document, Spec, apply_overrides, decode, open_document
 from rapid_des.config.documents import load_document
-from rapid_des.config.presets import expanded
+from rapid_des.config.presets import resolve
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.studies.axes import Axis, Choice, Reader
@@ -233,8 +233,7 @@ def _moved(point: Point, turn: int) -> Point:
 def _opened(reference: str | Path | Mapping[str, Any], folder: Path) -> Document:
     if isinstance(reference, Mapping):
         return Document(folder / "study", dict(reference))
-    path = folder / expanded(str(reference))
-    return load_document(path)
+    return load_document(resolve(str(reference), "study", folder=folder))
 
 
 def _texts(stated: str | tuple[str, ...]) -> tuple[str, ...]:
