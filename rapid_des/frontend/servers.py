@@ -42,8 +42,25 @@ class ServingSpec(Spec, frozen=True):
     `memory.kv_pool`, which says how large the KV cache is too, has them."""
     max_sequences: Count | None = None
     """Requests of one iteration at most (vLLM: max_num_seqs). Unset: as there."""
+    order: Literal["fcfs", "priority", "fair"] = "fcfs"
+    """In which order requests wait: as they came, by the column `priority` of a trace, or whose user got the
+    least (`rapid_des.serving.order`)."""
+    preemption: Literal["recompute", "swap"] = "recompute"
+    """What becomes of a preempted request's keys and values: computed again, or brought to the host's memory
+    and back over the device's `host`."""
     router: Router = "round_robin"
     """Which replica gets a request."""
+    prefill_replicas: Count | None = None
+    """Of the replicas those that compute prompts alone; keys and values then go to one of the others, GPU to
+    GPU over the machine's links, each message as if alone. Unset: all do both."""
+    prefix: str | None = None
+    """Tokens of prompts that the KV cache holds when they come, as `prompt` states lengths; they take pages
+    like any. Unset: none."""
+    sessions: Count | None = None
+    """Requests are of so many sessions, drawn evenly: the tokens of one begin the prompt of the next, and
+    stay at their replica until pages are wanted, least recently used first. Unset: of none, or a trace's."""
+    users: Count = 1
+    """Requests are of so many users, drawn evenly, or a trace's."""
     arrivals: str | None = None
     """When requests come, as --arrivals: "poisson rate=4/s". Unset: the command must say."""
     prompt: str | None = None

@@ -26,15 +26,15 @@ from rapid_des.frontend.inference import Pass, captures, one_pass, pass_lists, s
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import sampling
 from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.parts import HEAD, Section, stage_sections
+from rapid_des.frontend.parts import EMBEDDING, HEAD, Section, stage_sections
 from rapid_des.frontend.shard import Group
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import as_used, issued_on
 from rapid_des.simulation import simulate
 from rapid_des.units import Duration, ceil_divide
 
-_FINE = 16
-"""Corners of the KV length in each doubling."""
+_KEYS, _FINE = 64, 32
+"""Decode kernels take keys in blocks of so many; corners of long KV lengths in each doubling."""
 _EXACT_TOKENS, _MANY_TOKENS = 256, 2048
 """Tokens up to which every count is a corner, and from which on corners are farther apart."""
 _FEW_ROWS, _MANY_ROWS = 16, 64
@@ -98,17 +98,20 @@ class PassCosts:
         self._bodies: dict[tuple[int, bool], _Kernels] = {}
         self._heads: dict[tuple[int, bool], _Kernels] = {}
         self._rests = {decoding: Refined(partial(self._rest_at, decoding)) for decoding in (False, True)}
+        self._openings: dict[tuple[int, bool], tuple[list[tuple[_Kernels, str]], int]] = {}
         self._attention: dict[tuple[tuple[Group, ...], bool], _Kernels] = {}
 
     def time(self, batch: Batch) -> int:
         """Return how long an iteration lasts."""
         decoding = not batch.chunks
-        passed = self._base(batch.tokens, batch.sampled, decoding)
+        passed, seen = self._base(batch.tokens, batch.sampled, decoding), _Kernels(0, 0)
         if batch.decodes:
-            passed = passed.then(self._decode_attention(batch.decodes, batch.keys, decoding))
+            seen = self._decode_attention(batch.decodes, batch.keys, decoding)
         if batch.chunks:
-            passed = passed.then(self._attend(batch.chunks, decoding))
-        return passed.time if decoding and self._graph else self._issued(passed)
+            seen = seen.then(self._attend(batch.chunks, decoding))
+        if decoding and self._graph:
+            return passed.time + seen.time
+        return self._issued(passed.then(seen), self._late(batch.tokens, seen.time, decoding))
 
     def ends(self, decodes: int, keys: int, steps: int) -> Int64s:
         """Return when each of so many pure decode steps ends; `keys` grow by one a request and step."""
@@ -125,8 +128,8 @@ class PassCosts:
         between = values[below] + (values[place] - values[below]) * (lengths - at[below]) // span
         on_gpu = base.time + between
         if not self._graph and self._job.host is not None:
-            issuing = base.issue + attention[0].issue
-            on_gpu = self._job.host.before() + np.maximum(on_gpu + int(self._job.host.kernel), issuing)
+            each = [self._late(decodes, int(value), decoding=True) for value in between]
+            on_gpu = self._job.host.before() + np.maximum(on_gpu + each, base.issue + attention[0].issue)
         return np.cumsum(on_gpu)
 
     def _base(self, tokens: int, sampled: int, decoding: bool) -> _Kernels:
@@ -134,12 +137,42 @@ class PassCosts:
         rest = _Kernels(self._rests[decoding](tokens), 0)
         return self._body(tokens, decoding).then(self._head(sampled, decoding)).then(rest)
 
-    def _issued(self, passed: _Kernels) -> int:
+    def _issued(self, passed: _Kernels, late: int) -> int:
         """Return how long a pass lasts that the host issues kernel by kernel."""
         host = self._job.host
-        if host is None:
-            return passed.time
-        return host.before() + max(passed.time + int(host.kernel), passed.issue)
+        return passed.time if host is None else host.before() + max(passed.time + late, passed.issue)
+
+    def _late(self, tokens: int, attention: int, decoding: bool) -> int:
+        """Return how long the GPU waits for its host until this is ahead: within the first layer.
+
+        Attention and messages are taken as alike in all layers.
+        """
+        layers = sum(count for section, count in self._sections if section.name == "block")
+        rest = self._rests[decoding](tokens)
+        late = issued = passed = 0
+        opening, messages = self._opening(tokens, decoding)
+        for kernel, kind in opening:
+            issued += kernel.issue
+            late = max(late, issued - passed)
+            passed += {"kernel": kernel.time, "attention": attention // layers, "message": rest // messages}[
+                kind
+            ]
+        return late
+
+    def _opening(self, tokens: int, decoding: bool) -> tuple[list[tuple[_Kernels, str]], int]:
+        """Return embedding and first layer in order, and how many messages there are in a pass."""
+        key = _token_corners(tokens)[1], decoding
+        if key not in self._openings:
+            lists = pass_lists(self._job, Pass(1, (Group(key[0], 1, 1),), 1))
+            first = next(section for section, _ in self._sections if section.name == "block")
+            kinds = [
+                (self._kernel(one, decoding), _kind(one))
+                for section in (EMBEDDING, first)
+                for one in lists[section]
+            ]
+            count = sum(n * sum(_kind(one) == "message" for one in lists[each]) for each, n in self._sections)
+            self._openings[key] = kinds, max(1, count)
+        return self._openings[key]
 
     def _body(self, tokens: int, decoding: bool) -> _Kernels:
         """Return the kernels of embedding and layers that no KV length changes.
@@ -322,11 +355,19 @@ def without_host(job: Job) -> Job:
     return replace(job, spec=structs.replace(job.spec, host=idle))
 
 
+def _kind(operation: Operation) -> str:
+    if operation.operator is None:
+        return "message"
+    return "attention" if operation.sees_cache else "kernel"
+
+
 def _corners(first: int, last: int) -> list[int]:
     """Return the corners of the KV length around a range."""
-    corners = [_around(first)[0]]
+    below, above = _around(first)
+    corners = [below] if below == above else [below, above]
     while corners[-1] < last:
-        corners.append(_around(corners[-1] + 1)[1])
+        below, above = _around(corners[-1] + 1)
+        corners += [below] if below == above else [below, above]
     return corners
 
 
@@ -338,18 +379,23 @@ def _token_corners(tokens: int) -> tuple[int, int]:
     """
     if tokens <= _EXACT_TOKENS:
         return tokens, tokens
-    step = _FEW_ROWS if tokens <= _MANY_TOKENS else _MANY_ROWS
-    above = ceil_divide(tokens, step) * step
-    below = above - step + 1
-    return (tokens, tokens) if tokens in (below, above) else (below, above)
+    return _between(tokens, _FEW_ROWS if tokens <= _MANY_TOKENS else _MANY_ROWS)
 
 
 def _around(length: int) -> tuple[int, int]:
     """Return the corners of the KV length below and above, the same at a corner.
 
-    >>> _around(16), _around(1000), _around(1024)
-    ((16, 16), (992, 1024), (1024, 1024))
+    >>> _around(1), _around(1000), _around(1024), _around(10_000)
+    ((1, 1), (961, 1024), (1024, 1024), (9985, 10240))
     """
-    step = max(1, (1 << (length.bit_length() - 1)) // _FINE)
-    below = length // step * step
-    return below, below if below == length else below + step
+    return _between(length, max(_KEYS, (1 << (length.bit_length() - 1)) // _FINE))
+
+
+def _between(number: int, step: int) -> tuple[int, int]:
+    """Return the first and the last number of the stretch of so many that a number lies in; ends by itself.
+
+    What it costs may jump from one stretch to the next.
+    """
+    above = ceil_divide(number, step) * step
+    below = above - step + 1
+    return (number, number) if number in (below, above) else (below, above)

@@ -173,14 +173,15 @@ def _chunks(
 ) -> Iterator[tuple[Request, int]]:
     """Yield prompts in their order and how much of each fits into the budget, the sequences and the pages.
 
-    `whole`: a prompt is not cut, unless it is longer than an iteration; `kept` pages stay free of new ones.
+    `whole`: a prompt is not cut, unless it is longer than what decodes leave of an iteration; `kept` pages
+    stay free of new ones.
     """
     free, places = view.free_pages, view.max_sequences - view.decoding
-    begun = len(view.prefilling)
+    begun, all_budget = len(view.prefilling), budget
     for number, request in enumerate((*view.prefilling, *islice(view.waiting, max(0, places)))):
         tokens = min(request.missing, budget)
         pages = view.pages_for(request, tokens)
-        cut = whole and tokens < min(request.missing, view.max_batched_tokens) and number >= begun
+        cut = whole and tokens < min(request.missing, all_budget) and number >= begun
         short = pages > free - (kept if number >= begun else 0)
         if tokens < 1 or places < 1 or cut or short or (number >= begun and not admits(request)):
             return

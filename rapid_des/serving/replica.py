@@ -17,7 +17,9 @@ import simpy
 
 from rapid_des.frontend.shard import Group
 from rapid_des.serving.costs import Batch, Costs
+from rapid_des.serving.order import Fairness, by_fairness, by_priority
 from rapid_des.serving.policies import Plan, Policy
+from rapid_des.serving.prefixes import Prefixes
 from rapid_des.serving.records import Load
 from rapid_des.serving.requests import NEVER, Decoding, Request
 from rapid_des.units import ceil_divide
@@ -39,14 +41,30 @@ class Engine:
     page_size: int
     max_batched_tokens: int
     max_sequences: int
+    order: str = "fcfs"
+    """In which order requests wait (`rapid_des.serving.order`)."""
+    swap: int = 0
+    """Picoseconds a token of a preempted request takes to the host, and back; 0: it is computed again."""
     stepwise: bool = False
     """Wait for every iteration, also for those that could pass at once (the results are the same)."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether who waits is left waiting until somebody ends or comes."""
+        return self.policy.steady and self.order != "fair"
 
 
 class Replica:
     """One replica, which policies look at (`policies.View`)."""
 
-    def __init__(self, env: simpy.Environment, number: int, engine: Engine, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        number: int,
+        engine: Engine,
+        deliver: Deliver,
+        hand_over: Deliver | None = None,
+    ) -> None:
         self.number, self.engine = number, engine
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
@@ -56,7 +74,10 @@ class Replica:
         self._queued = 0
         self._group = Decoding(engine.page_size)
         self._free = engine.pages
-        self._env, self._deliver = env, deliver
+        self.prefixes, self.fairness = Prefixes(engine.page_size), Fairness()
+        self._pause = 0
+        self._under_way = 0, np.zeros(0, np.int64)
+        self._env, self._deliver, self._hand_over = env, deliver, hand_over
         self._come = env.event()
         self.costs = engine.costs
         self.resume()
@@ -105,12 +126,19 @@ class Replica:
     def outstanding_tokens(self) -> int:
         """Tokens that it has to compute and to make for those."""
         begun = sum(request.missing + request.output - request.generated for request in self.prefilling)
-        return self._queued + begun + self._group.to_come
+        return self._queued + begun + self._group.to_come - self._passed * len(self._group)
 
     @property
     def spare_pages(self) -> int:
         """Pages that are free, less those that waiting requests want."""
-        return self._free - ceil_divide(self._queued, self.engine.page_size)
+        taken = sum(self._group.new_pages(ahead) for ahead in range(self._passed))
+        return self._free - taken - ceil_divide(self._queued, self.engine.page_size)
+
+    @property
+    def _passed(self) -> int:
+        """Of the decode steps that pass at once, how many have by now."""
+        began, ends = self._under_way
+        return int(np.searchsorted(ends, self._now - began, side="right"))
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -125,7 +153,10 @@ class Replica:
     def submit(self, request: Request) -> None:
         """Take a request."""
         request.replica = self.number
+        if not request.carried:
+            request.computed = self._hit(request)
         self.waiting.append(request)
+        self.fairness.arrive(request.user, self._group.step)
         self._queued += _work(request)
         if not self._come.triggered:
             self._come.succeed()
@@ -141,7 +172,9 @@ class Replica:
         self.waiting.clear()
         self.prefilling.clear()
         self._group, self._free = Decoding(self.engine.page_size), self.engine.pages
-        self.promised_pages = self.calm = self._queued = 0
+        self.promised_pages = self.calm = self._queued = self._pause = 0
+        self.prefixes, self.fairness = Prefixes(self.engine.page_size), Fairness()
+        self._under_way = 0, np.zeros(0, np.int64)
         self.alive = False
         self.process.interrupt()
         return had
@@ -156,6 +189,11 @@ class Replica:
         with suppress(simpy.Interrupt):
             yield from self._run()
 
+    def _hit(self, request: Request) -> int:
+        """Return how many tokens of a prompt need not be computed; the last one always is."""
+        most = request.prompt - 1
+        return max(min(request.prefix, most), self.prefixes.hit(request.session, most))
+
     @property
     def _now(self) -> int:
         return int(self._env.now)
@@ -167,12 +205,66 @@ class Replica:
                 yield self._come
             yield self._env.timeout(0)  # whatever happens at this instant happens before the choice
             self._make_room()
+            self._sort()
+            self._admit_carried()
             plan = self.engine.policy.plan(self)
-            unsteady = bool(self.waiting) and not self.engine.policy.steady
+            if self._pause:
+                pause, self._pause = self._pause, 0
+                yield self._env.timeout(pause)
+            unsteady = bool(self.waiting) and not self.engine.is_steady
             if plan.chunks or unsteady or self.engine.stepwise:
                 yield from self._iterate(plan)
-            else:
+            elif self._group:
                 yield from self._decode_on()
+
+    def _sort(self) -> None:
+        """Bring who waits into the order of their turns."""
+        if self.engine.order == "priority":
+            by_priority(self.waiting)
+        elif self.engine.order == "fair":
+            by_fairness(self.waiting, self.fairness, self._group.step)
+
+    def _admit_carried(self) -> None:
+        """Let decode on who comes with keys and values, as far as there are pages."""
+        while self.waiting and self.waiting[0].carried:
+            request = self.waiting[0]
+            pages = self.pages_for(request, 0)
+            full = len(self._group) + len(self.prefilling) >= self.max_sequences
+            if full or pages > self.free_pages:
+                return
+            self._admit(request)
+            self._hold(request, pages)
+            self._pause += request.computed * self.engine.swap
+            request.carried = False
+            self._decode(request)
+
+    def _admit(self, request: Request) -> None:
+        """Take a request out of the queue."""
+        self.waiting.remove(request)
+        self.promised_pages += self._promise(request)
+        self._queued -= _work(request)
+        self.prefixes.take(request.session)
+        self.fairness.take_up(request.user, request.missing)
+
+    def _hold(self, request: Request, pages: int) -> None:
+        """Give pages to a request; idle sessions make room."""
+        request.pages += pages
+        self._free -= pages
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop idle sessions whose pages are needed; who waits for them computes all."""
+        dropped = self.prefixes.shrink(self._free)
+        if dropped:
+            for request in self.waiting:
+                if request.session in dropped:
+                    self._queued -= _work(request)
+                    request.computed = self._hit(request)
+                    self._queued += _work(request)
+
+    def _decode(self, request: Request) -> None:
+        self._group.join(request)
+        self.fairness.join(request.user, self._group.step)
 
     def _make_room(self) -> None:
         """Preempt who came last until the others can decode on, or compute their prompts."""
@@ -187,17 +279,28 @@ class Replica:
 
     def _preempt(self, request: Request) -> None:
         """Take a request's pages: it is computed again from the start when its turn comes."""
-        if request in self.prefilling:
-            self.prefilling.remove(request)
+        decoded = request not in self.prefilling
+        if decoded:
+            self._leave(request)
         else:
-            self._group.leave(request)
+            self.prefilling.remove(request)
         self._free += request.pages
-        request.pages = request.computed = 0
+        request.pages = 0
+        request.carried = decoded and self.engine.swap > 0
+        if request.carried:
+            self._pause += request.computed * self.engine.swap
+        else:
+            request.computed = self._hit(request)
         request.preemptions += 1
         self.promised_pages -= self._promise(request)
         self.calm = 0
         self.waiting.appendleft(request)
         self._queued += _work(request)
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of those that decode."""
+        self.fairness.leave(request.user, request.joined, self._group.step)
+        self._group.leave(request)
 
     def _promise(self, request: Request) -> int:
         """Return the pages of a request at the end of its answer."""
@@ -219,21 +322,18 @@ class Replica:
         self.calm += 1
         if decodes:
             self._take_pages(1)
-            self._end(self._group.advance(1))
+            self._end(self._advance(1))
         self._computed(plan)
 
     def _begin(self, plan: Plan) -> None:
         for request, tokens in plan.chunks:
-            if request.computed == request.pages == 0 and request not in self.prefilling:
-                self.waiting.remove(request)
+            pages = self.pages_for(request, tokens)
+            if request not in self.prefilling:
+                self._admit(request)
                 self.prefilling.append(request)
-                self.promised_pages += self._promise(request)
-                self._queued -= _work(request)
             if request.started == NEVER:
                 request.started = self._now
-            pages = self.pages_for(request, tokens)
-            request.pages += pages
-            self._free -= pages
+            self._hold(request, pages)
 
     def _computed(self, plan: Plan) -> None:
         """Bring chunks to account; whose prompt is complete has its next token."""
@@ -247,8 +347,11 @@ class Replica:
                 request.first_token = self._now
             if request.generated == request.output:
                 self._end([request])
+            elif self._hand_over is not None:
+                self._give_back(request)
+                self._hand_over(request)
             else:
-                self._group.join(request)
+                self._decode(request)
 
     def _decode_on(self) -> Process:
         """Let decode steps pass until one of the requests ends, pages run short, or somebody comes."""
@@ -256,28 +359,46 @@ class Replica:
         steps = group.steps_within(self._free, min(group.steps_to_end(), MOST_STEPS))
         began, keys = self._now, group.keys
         ends = self.costs.ends(len(group), keys, steps)
+        self._under_way = began, ends
         self._come = env.event()
         yield env.timeout(int(ends[-1])) | self._come
         if self._now < began + ends[-1]:
             steps = 1 + int(np.searchsorted(ends, self._now - began))
             if began + int(ends[steps - 1]) > self._now:
                 yield env.timeout(began + int(ends[steps - 1]) - self._now)
+        self._under_way = began, ends[:0]
         self.load.steps(began, ends[:steps], len(group), self)
         self.calm += steps
         self._take_pages(steps)
-        self._end(group.advance(steps))
+        self._end(self._advance(steps))
 
     def _take_pages(self, steps: int) -> None:
         for ahead in range(steps):
             self._free -= self._group.new_pages(ahead)
+        self._forget()
+
+    def _advance(self, steps: int) -> list[Request]:
+        """Let so many decode steps pass; return who then has all tokens."""
+        ended = self._group.advance(steps)
+        for request in ended:
+            self.fairness.leave(request.user, request.joined, self._group.step)
+        return ended
 
     def _end(self, ended: Sequence[Request]) -> None:
         for request in ended:
-            self._free += request.pages
-            self.promised_pages -= self._promise(request)
-            request.pages = 0
+            self._give_back(request)
+            if request.session != NEVER:
+                self.prefixes.keep(request.session, request.computed)
+                self._forget()
             request.finished = self._now
             self._deliver(request)
+
+    def _give_back(self, request: Request) -> None:
+        """Take the pages of a request that is done here."""
+        self._free += request.pages
+        request.pages = 0
+        self.promised_pages -= self._promise(request)
+        self.fairness.answer(request.user)
 
 
 def _work(request: Request) -> int:

@@ -30,8 +30,15 @@ class Request:
     """Pages held; while it decodes those when it joined."""
     joined: int = 0
     """The step of its group at which it began to decode."""
-    session: int = 0
-    """Requests of one session share a prefix, and may share a replica."""
+    session: int = NEVER
+    """Each request of a session begins with what the one before held; `NEVER`: of none."""
+    user: int = 0
+    priority: int = 0
+    """The higher, the sooner."""
+    prefix: int = 0
+    """Tokens of its prompt that are in the KV cache when it comes."""
+    carried: bool = False
+    """Whether `computed` tokens of keys and values come with it: from the host, or from another replica."""
     replica: int = NEVER
     started: int = NEVER
     """When an iteration first computed something of it."""
@@ -44,6 +51,7 @@ class Request:
     def again(self) -> None:
         """Forget what a replica did that has stopped."""
         self.computed = self.generated = self.pages = self.joined = 0
+        self.carried = False
         self.replica = self.started = self.first_token = NEVER
         self.retries += 1
 

@@ -13,22 +13,26 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import Job
 from rapid_des.frontend.memory.serving import kv_capacity
+from rapid_des.frontend.parts import stage_sections
 from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.servers import ServingSpec
 from rapid_des.machine import Machine
+from rapid_des.program.analytic import message_alone
 from rapid_des.serving.costs import Costs, PassCosts, of_replica
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.replica import Engine, Process, Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS, Router
-from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
+from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
+from rapid_des.units import serialization_time
 
 if TYPE_CHECKING:
     from rapid_des.serving.outages import Event
 
 Watch = Callable[[int, int], None]
 """Told how many requests are done, of how many."""
+Transfer = Callable[[int, int, int], int]
 _TOLD = 64
 """Requests between two tellings."""
 
@@ -41,6 +45,10 @@ class Fleet:
     workload: Workload
     router: Router
     replicas: int = 1
+    prompting: int = 0
+    """Replicas, the first ones, that compute prompts alone; 0: all do both."""
+    transfer: Transfer = lambda *_: 0
+    """Tells the picoseconds that keys and values of so many tokens take from one replica to another."""
     client: int = 0
     """Picoseconds from a client's request to its arrival at a replica."""
     watch: Watch = lambda *_: None
@@ -62,7 +70,16 @@ class Fleet:
         self._sent = self._inside = self._since = self.area = 0
         self._held: list[Request] = []
         self._end = self.env.event()
-        self.members = [Replica(self.env, n, self.engine, self._deliver) for n in range(self.replicas)]
+        self.members = [
+            Replica(
+                self.env,
+                number,
+                self.engine,
+                self._deliver,
+                self._hand_over if number < self.prompting else None,
+            )
+            for number in range(self.replicas)
+        ]
         if self.workload.arrival is None:
             for _ in range(min(self.workload.clients, len(self.workload))):
                 self._send_next()
@@ -94,14 +111,14 @@ class Fleet:
         number, work = self._sent, self.workload
         self._sent += 1
         self._count(1)
-        request = Request(number, int(self.env.now), int(work.prompt[number]), int(work.output[number]))
+        request = work.request(number, int(self.env.now))
         if self.client:
             self.env.timeout(self.client).callbacks.append(lambda _: self._route(request))
         else:
             self._route(request)
 
     def _route(self, request: Request) -> None:
-        alive = [member for member in self.members if member.alive]
+        alive = [member for member in self.members[: self.prompting or None] if member.alive]
         if alive:
             self.router(alive, request).submit(request)
         else:
@@ -139,6 +156,24 @@ class Fleet:
         self.area -= int(self.env.now) - request.arrival
         self.lost.append(request)
         self._answered()
+
+    def _hand_over(self, request: Request) -> None:
+        """Send a request on to a replica that decodes; its keys and values travel."""
+        alive = [member for member in self.members[self.prompting :] if member.alive]
+        if not alive:
+            self._leave(request)
+            return
+        target = self.router(alive, request)
+        request.carried = True
+        travel = self.transfer(request.computed, request.replica, target.number)
+        self.env.timeout(travel).callbacks.append(lambda _: self._arrive(request, target))
+
+    def _arrive(self, request: Request, target: Replica) -> None:
+        """Have a request decode whose keys and values have arrived, if anybody is there by then."""
+        if target.alive:
+            target.submit(request)
+        else:
+            self._leave(request)
 
     def _deliver(self, request: Request) -> None:
         """Take an answered request; its client may send the next one."""
@@ -207,6 +242,8 @@ def serve_workload(
         workload,
         ROUTERS[spec.router],
         replicas=job.spec.parallelism.dp,
+        prompting=spec.prefill_replicas or 0,
+        transfer=_transfer(of_replica(job), machine),
         client=int((host.request if host else None) or 0),
         watch=watch,
         lose=spec.on_outage == "lose",
@@ -245,7 +282,9 @@ def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: 
     lengths = [
         parse_lengths(stated[name] or str(usual[name] or ""), f"--{name}") for name in ("prompt", "output")
     ]
-    return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), *drawn)
+    prefix = None if spec.prefix is None else parse_lengths(spec.prefix, "serving.prefix")
+    marks = Marks(prefix, spec.sessions, spec.users)
+    return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), *drawn, marks)
 
 
 def _costs(job: Job, machine: Machine, cache: BoundedCache | None) -> PassCosts:
@@ -273,6 +312,40 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         page_size=pool.page,
         max_batched_tokens=limits.tokens,
         max_sequences=limits.sequences,
+        order=spec.order,
+        swap=_swap(alone, machine) if spec.preemption == "swap" else 0,
+    )
+
+
+def _swap(job: Job, machine: Machine) -> int:
+    """Return the picoseconds that keys and values of a token take between a GPU and its host."""
+    host = machine.device.spec.host
+    if host is None:
+        problem = f"device {machine.device.spec.name} states no bandwidths of its `host`, to swap to"
+        raise ConfigError(problem, file=job.file, key="serving.preemption")
+    many = 1 << 12
+    return max(1, serialization_time(cached_bytes(job, many), min(host.to_host, host.from_host)) // many)
+
+
+def _transfer(job: Job, machine: Machine) -> Transfer:
+    """Return what tells how long keys and values travel, each GPU's part to its like, as a message alone."""
+
+    def travel(tokens: int, source: int, target: int) -> int:
+        return message_alone(cached_bytes(job, tokens), machine, source * job.gpus, target * job.gpus)
+
+    return travel
+
+
+def cached_bytes(job: Job, tokens: int) -> int:
+    """Return what keys and values of a request of so many tokens take of a GPU, of the stage with most."""
+    shard = job.shard(1, 1, 1)
+    return max(
+        sum(
+            count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, tokens)
+            for section, count in stage_sections(job, stage).items()
+            if section.name == "block"
+        )
+        for stage in range(job.stages)
     )
 
 
@@ -296,7 +369,11 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload) -> int:
 
 
 def _check_lengths(job: Job, workload: Workload, engine: Engine) -> None:
-    """Raise `ConfigError` for a request that no replica could ever answer."""
+    """Raise `ConfigError` for a request that no replica could ever answer, or for a pool that is empty."""
+    split, spec = job.spec.parallelism, job.spec.serving
+    if spec is not None and spec.prefill_replicas and spec.prefill_replicas >= split.dp:
+        problem = f"{spec.prefill_replicas} of dp {split.dp} replicas leave none to decode"
+        raise ConfigError(problem, file=job.file, key="serving.prefill_replicas")
     total = workload.prompt + workload.output
     longest = int(total.argmax())
     room, most = engine.pages * engine.page_size, job.model.spec.max_positions

@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Int64s
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
+from rapid_des.serving.requests import Request
 from rapid_des.units import PS_PER_S, Duration, Rate, whole_number
 
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
@@ -95,7 +96,10 @@ class Diurnal(Spec, frozen=True, tag_field="kind", tag="diurnal"):
 
 
 class Trace(Spec, frozen=True, tag_field="kind", tag="trace"):
-    """Requests of a CSV file: columns `arrival_s`, `prompt_tokens` and `output_tokens`."""
+    """Requests of a CSV file: columns `arrival_s`, `prompt_tokens` and `output_tokens`.
+
+    Columns `session`, `user`, `priority` and `prefix_tokens` may be there too: whole numbers.
+    """
 
     file: str
     faster: Positive = 1.0
@@ -154,7 +158,7 @@ class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
 
     def lengths(self, count: int, random: Generator) -> Int64s:
         """Return so many lengths."""
-        return random.choice(_columns(self.file, (self.column,))[0].astype(np.int64), count)
+        return random.choice(_columns(self.file, (self.column,))[self.column].astype(np.int64), count)
 
 
 Lengths: TypeAlias = Fixed | Uniform | Lognormal | Sampled
@@ -229,31 +233,72 @@ class Workload:
     clients: int = 0
     think: int = 0
     """Picoseconds."""
+    marks: Mapping[str, Int64s] = field(default_factory=dict)
+    """What else is known of each: `session`, `user`, `priority`, `prefix`."""
+
+    def request(self, number: int, now: int) -> Request:
+        """Return one of them, sent now."""
+        request = Request(number, now, int(self.prompt[number]), int(self.output[number]))
+        for name, column in self.marks.items():
+            setattr(request, name, int(column[number]))
+        return request
 
     def __len__(self) -> int:
         return len(self.prompt)
 
 
-def draw(arrivals: Arrivals, lengths: tuple[Lengths, Lengths], count: int, seed: int) -> Workload:
+@dataclass(frozen=True)
+class Marks:
+    """What else is drawn of requests."""
+
+    prefix: Lengths | None = None
+    sessions: int | None = None
+    users: int = 1
+
+    def drawn(self, count: int, seed: int) -> dict[str, Int64s]:
+        """Return a column each."""
+        found = {}
+        if self.prefix is not None:
+            found["prefix"] = self.prefix.lengths(count, default_rng([seed, 3]))
+        if self.sessions is not None:
+            found["session"] = default_rng([seed, 4]).integers(0, self.sessions, count)
+        if self.users > 1:
+            found["user"] = default_rng([seed, 5]).integers(0, self.users, count)
+        return found
+
+
+def draw(
+    arrivals: Arrivals, lengths: tuple[Lengths, Lengths], count: int, seed: int, marks: Marks | None = None
+) -> Workload:
     """Return so many requests; of a trace its own lengths, and no more than it has."""
+    drawn = (marks or Marks()).drawn(count, seed)
     if isinstance(arrivals, Trace):
-        return _traced(arrivals, count)
+        traced = _traced(arrivals, count)
+        kept = {name: column[: len(traced)] for name, column in drawn.items()}
+        return replace(traced, marks=kept | dict(traced.marks))
     prompt, output = (
         each.lengths(count, default_rng([seed, stream])) for stream, each in enumerate(lengths, start=1)
     )
     if isinstance(arrivals, Clients):
-        return Workload(prompt, output, None, arrivals.count, int(arrivals.think or 0))
-    return Workload(prompt, output, arrivals.times(count, default_rng([seed, 0])))
+        return Workload(prompt, output, None, arrivals.count, int(arrivals.think or 0), drawn)
+    return Workload(prompt, output, arrivals.times(count, default_rng([seed, 0])), marks=drawn)
 
 
 def _traced(trace: Trace, count: int) -> Workload:
-    arrival, prompt, output = _columns(trace.file, ("arrival_s", "prompt_tokens", "output_tokens"))
+    table = _columns(trace.file, ("arrival_s", "prompt_tokens", "output_tokens"), tuple(_MARKS))
+    arrival = table["arrival_s"]
     order = np.argsort(arrival, kind="stable")[:count]
     times = _picoseconds((arrival[order] - arrival[order[0]]) / trace.faster)
-    return Workload(prompt[order].astype(np.int64), output[order].astype(np.int64), times)
+    prompt, output = (table[name][order].astype(np.int64) for name in ("prompt_tokens", "output_tokens"))
+    marks = {own: table[name][order].astype(np.int64) for name, own in _MARKS.items() if name in table}
+    return Workload(prompt, output, times, marks=marks)
 
 
-def _columns(file: str, names: Sequence[str]) -> list[Floats]:
+_MARKS = {"session": "session", "user": "user", "priority": "priority", "prefix_tokens": "prefix"}
+"""Columns of traces that may be there, by the names that requests have for them."""
+
+
+def _columns(file: str, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Floats]:
     """Return columns of a CSV file as numbers; `ConfigError` names the line."""
     try:
         with Path(file).open(newline="", encoding="utf-8") as text:
@@ -262,13 +307,13 @@ def _columns(file: str, names: Sequence[str]) -> list[Floats]:
         raise ConfigError(f"can not be read: {error}", file=file) from None
     if not rows or any(name not in rows[0] for name in names):
         raise ConfigError(f"needs the columns {', '.join(names)} and a row", file=file)
+    names = (*names, *(name for name in optional if name in rows[0]))
     table = np.zeros((len(names), len(rows)))
     for number, row in enumerate(rows):
         for place, name in enumerate(names):
-            table[place, number] = _number(
-                row[name], f"line {number + 2}: {name}", file, least=name != "arrival_s"
-            )
-    return list(table)
+            least = int(name in ("prompt_tokens", "output_tokens"))
+            table[place, number] = _number(row[name], f"line {number + 2}: {name}", file, least=least)
+    return dict(zip(names, table, strict=True))
 
 
 def _number(text: str | None, key: str, file: str, *, least: int) -> float:

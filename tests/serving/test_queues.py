@@ -8,7 +8,7 @@ from rapid_des.serving.replica import Engine
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.server import Fleet
-from rapid_des.serving.workload import draw, parse_arrivals, parse_lengths
+from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
 
 SERVICE = 10**9
 """A millisecond."""
@@ -28,26 +28,32 @@ class Affine:
         return np.cumsum(self.base + self.key * (keys + decodes * np.arange(steps)))
 
 
-def served(arrivals, count, prompt="1", output="1", seed=1, policy="vllm_v1", replicas=1, **engine):
+def served(arrivals, count, prompt="1", output="1", seed=1, policy="vllm_v1", router="round_robin", **rest):
+    fleet_keys = {name: rest.pop(name) for name in ("replicas", "prompting", "transfer") if name in rest}
     made = {
         "costs": Affine(),
         "pages": 10**6,
         "page_size": 16,
         "max_batched_tokens": 8192,
         "max_sequences": 256,
-    } | engine
-    work = draw(
-        parse_arrivals(arrivals), (parse_lengths(prompt, "p"), parse_lengths(output, "o")), count, seed
-    )
-    fleet = Fleet(Engine(policy=POLICIES[policy], **made), work, ROUTERS["round_robin"], replicas=replicas)
+    } | rest
+    work = arrivals
+    if isinstance(arrivals, str):
+        lengths = parse_lengths(prompt, "p"), parse_lengths(output, "o")
+        work = draw(parse_arrivals(arrivals), lengths, count, seed)
+    fleet = Fleet(Engine(policy=POLICIES[policy], **made), work, ROUTERS.get(router, joint), **fleet_keys)
     assert fleet.run()
-    result = ServeResult.of(fleet, name="test", gpus=replicas)
-    return fleet, result
+    return fleet, ServeResult.of(fleet, name="test", gpus=1)
+
+
+def joint(replicas, request):
+    """Send a request where least is to do, as one queue for all would."""
+    return min(replicas, key=lambda replica: (replica.outstanding_tokens, replica.number))
 
 
 def test_single_requests_of_one_iteration_wait_as_in_an_m_d_1_queue():
     # rho = 0.8: the mean wait of M/D/1 is rho / (2 (1 - rho)) services = 2 (Pollaczek and Khinchine)
-    _, result = served("poisson rate=800/s", 40_000, max_sequences=1)
+    _, result = served("poisson rate=800/s", 30_000, max_sequences=1)
     assert result.queue.mean() / SERVICE == pytest.approx(2, rel=0.08)
 
 
@@ -118,3 +124,128 @@ def test_equal_seeds_give_equal_results_and_more_requests_leave_the_first():
     )
     assert all((few[name] == more[name][:50]).all() for name in few)
     assert not (few["arrival"] == other["arrival"]).all()
+
+
+def from_columns(arrival_ms, prompt, output, **marks):
+    columns = [np.array(column, np.int64) for column in (prompt, output)]
+    marks = {name: np.array(column, np.int64) for name, column in marks.items()}
+    return Workload(columns[0], columns[1], np.array(arrival_ms, np.int64) * SERVICE, marks=marks)
+
+
+def test_servers_with_exponential_work_wait_as_in_m_m_c():
+    # two replicas that take one request each and one queue (least outstanding work): rho = 0.7, M/M/2 waits
+    # C / (2 mu - lambda) with Erlang's C = 2 rho^2 / (1 + rho) = 0.5765: 0.5765 / 0.6 = 0.961 services.
+    # An iteration a token: geometric outputs of 50 tokens are exponential but for their steps.
+    random = np.random.default_rng(1)
+    output = random.geometric(1 / 50, 12_000)
+    arrival = np.cumsum(random.exponential(50 / 1.4, 12_000)).astype(np.int64)
+    work = from_columns(arrival, np.ones(12_000), output)
+    _, result = served(work, 0, replicas=2, max_sequences=1, router="joint")
+    assert result.queue.mean() / (50 * SERVICE) == pytest.approx(0.961, rel=0.12)
+
+
+def test_requests_that_share_a_bandwidth_bound_server_are_shared_alike():
+    # a step takes as long as there are requests in it: every request gets 1/n of the server (processor
+    # sharing), so the mean time in M/G/1-PS is x / (1 - rho) for a request of x steps
+    random = np.random.default_rng(2)
+    output = random.choice([20, 100], 8_000, p=[0.8, 0.2])  # 36 steps on average
+    arrival = np.cumsum(random.exponential(36 / 0.5, 8_000)).astype(np.int64)
+    work = from_columns(arrival, np.ones(8_000), output)
+    _, result = served(work, 0, costs=PerRequest(), max_sequences=10**4)
+    for steps in (20, 100):
+        time = result.e2e[result.requests["output"] == steps].mean() / SERVICE
+        assert time == pytest.approx(steps / (1 - 0.5), rel=0.1)
+
+
+class PerRequest:
+    """An iteration takes a millisecond a request in it."""
+
+    def time(self, batch):
+        return SERVICE * (batch.decodes + len(batch.chunks))
+
+    def ends(self, decodes, keys, steps):
+        return SERVICE * decodes * np.arange(1, steps + 1)
+
+
+def test_more_important_requests_are_taken_first():
+    work = from_columns([0, 1, 1, 1], [1] * 4, [9] * 4, priority=[0, 0, 5, 1])
+    _, result = served(work, 0, max_sequences=1, order="priority")
+    assert np.argsort(result.requests["started"]).tolist() == [0, 2, 3, 1]
+
+
+def test_a_user_who_asks_much_does_not_starve_one_who_asks_little():
+    # user 0 has 200 requests at once, user 1 one each 100 ms, an answer takes 10 ms: first come first served
+    # makes user 1 wait for all 200, fair ones for the one that runs
+    arrival = [0] * 200 + [100 * number + 5 for number in range(10)]
+    users = [0] * 200 + [1] * 10
+    waits = {}
+    for order in ("fcfs", "fair"):
+        work = from_columns(
+            sorted(arrival),
+            [1] * 210,
+            [10] * 210,
+            user=[users[i] for i in np.argsort(arrival, kind="stable")],
+        )
+        _, result = served(work, 0, max_sequences=1, order=order)
+        of_second = work.marks["user"] == 1
+        waits[order] = result.queue[of_second].max() / SERVICE
+    assert waits["fcfs"] > 1000 and waits["fair"] <= 10
+
+
+def test_stated_prefixes_are_not_computed():
+    costs = Affine(base=0, token=SERVICE)
+    work = from_columns([0], [100], [1], prefix=[64])
+    _, result = served(work, 0, costs=costs)
+    assert result.ttft[0] == 36 * SERVICE
+
+
+def test_sessions_go_on_from_what_their_replica_still_holds():
+    costs = Affine(base=0, token=SERVICE)
+    # 80 + 9 tokens of the first answer's 90 are stored: five whole pages of 16 are there for the second
+    work = from_columns([0, 10_000], [80, 200], [10, 1], session=[3, 3])
+    _, result = served(work, 0, costs=costs)
+    assert result.ttft[1] == (200 - 80) * SERVICE
+    # another session needs the pages in between: 200 tokens are 13 pages, of 15 two are left for the 6
+    work = from_columns([0, 10_000, 20_000], [80, 200, 200], [10, 1, 1], session=[3, 4, 3])
+    _, result = served(work, 0, costs=costs, pages=15)
+    assert result.ttft[2] == 200 * SERVICE
+
+
+def test_swapped_requests_lose_no_work():
+    work = from_columns([0] * 8, [60] * 8, [60] * 8)
+    tokens = {}
+    for swap in (0, 10**5):
+        fleet, result = served(work, 0, pages=40, swap=swap)
+        assert result.requests["preemptions"].sum() > 0
+        assert fleet.members[0].sizes == (0, 0, 0)
+        tokens[swap] = result.loads[0]["prompt_tokens"].sum()
+    assert tokens[10**5] == 8 * 60 < tokens[0]
+
+
+def test_prompts_and_answers_on_replicas_of_their_own():
+    # one prompt in 50 ms every 100 ms; keys and values travel for 7 ms; steps take 1 ms
+    costs = Affine(base=SERVICE, token=SERVICE // 2)
+    work = from_columns([100 * number for number in range(20)], [98] * 20, [11] * 20)
+    fleet, result = served(work, 0, costs=costs, replicas=2, prompting=1, transfer=lambda *_: 7 * SERVICE)
+    assert set((result.ttft / SERVICE).tolist()) == {50}
+    assert set((result.e2e / SERVICE).tolist()) == {50 + 7 + 10}
+    assert [int(load["prompt_tokens"].sum()) for load in result.loads] == [20 * 98, 0]
+    assert [member.sizes for member in fleet.members] == [(0, 0, 0)] * 2
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_routers_see_the_same_whether_steps_pass_at_once_or_not(router):
+    outcomes = []
+    for stepwise in (False, True):
+        _, result = served(
+            "poisson rate=60/s",
+            200,
+            "lognormal mean=200 cv=0.7 most=500",
+            "lognormal mean=60 cv=1 most=400",
+            costs=Affine(token=10**6, key=10**4),
+            replicas=3,
+            router=router,
+            stepwise=stepwise,
+        )
+        outcomes.append(result.requests["finished"].tolist())
+    assert outcomes[0] == outcomes[1]

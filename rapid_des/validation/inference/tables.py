@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rapid_des.validation.inference import runs
+from rapid_des.validation.jobs.cases import Served
 from rapid_des.validation.jobs.requests import Latency, Requests, measured_requests
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
-from rapid_des.validation.jobs.software import LACKS
 from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Topic
 
@@ -31,6 +32,10 @@ def topics(data: DataFolder) -> Iterator[Topic]:
     return job_topics(rows, runs(), unit="ms", split=data.split)
 
 
+_ROUNDS, _MOST = 6, 300
+"""Requests of a closed loop: so many a client, and at most, but three a client."""
+
+
 def _nim(data: DataFolder) -> Iterator[MeasuredJob]:
     columns: Mapping[str, tuple[str, Latency]] = {
         "itl": ("itl_avg_ms", "next"),
@@ -42,7 +47,7 @@ def _nim(data: DataFolder) -> Iterator[MeasuredJob]:
             row = measured_requests(
                 f"inference/nim/{topic}", record["case_id"], record.time(column), asked, what=what
             )
-            yield _alone(row, record.count("concurrency"))
+            yield _shared(row, record.count("concurrency"), (asked.prompt, asked.output))
 
 
 def _nim_tables(data: DataFolder) -> Iterator[MeasuredJob]:
@@ -58,18 +63,27 @@ def _nim_tables(data: DataFolder) -> Iterator[MeasuredJob]:
                 row = measured_requests(
                     f"inference/nim/{place}", case_id, record.time(column), asked, what=what
                 )
-                yield _alone(row, record.count("Concurrency"))
+                yield _shared(row, record.count("Concurrency"), (prompt, output))
 
 
 def _request(record: Record, model: str, precision: str, gpu: str, tp: int) -> Requests:
     return Requests(model, precision, gpu, tp, 1, record.count("input_len"), record.count("output_len"))
 
 
-def _alone(row: MeasuredJob, clients: int) -> MeasuredJob:
-    """Return a row of a server's: requests of several clients meet each other at all ages."""
-    if clients == 1 or "server" not in LACKS:
+def _shared(row: MeasuredJob, clients: int, lengths: tuple[int, int]) -> MeasuredJob:
+    """Return a row of a server of several clients, each with one request at a time.
+
+    NIM batches in flight and never evicts, TensorRT-LLM's default.
+    """
+    if clients == 1 or not row.cases:
         return row
-    return replace(row, cases=(), unsupported=LACKS["server"])
+    (case,) = row.cases
+    serving = {"policy": "trtllm_guaranteed_no_evict", "max_sequences": 256}
+    count = min(_ROUNDS * clients, max(_MOST, 3 * clients))
+    prompts, outputs = ((length,) * count for length in lengths)
+    served = Served(prompts, outputs, clients=clients)
+    job = json.dumps(json.loads(case.job) | {"serving": serving}, sort_keys=True)
+    return replace(row, cases=(replace(case, job=job, served=served),))
 
 
 def _kundu(data: DataFolder) -> Iterator[MeasuredJob]:

@@ -136,16 +136,13 @@ def _outcome(result: Result) -> Outcome:
 
 
 def _served(job: Job, machine: Machine, served: Served) -> Outcome:
-    """Return mean latencies; of a closed loop those of requests after each client's first."""
+    """Return mean latencies, of a closed loop with its first requests, which come together."""
     result = serve_workload(job, machine, served.workload(), cache=_shared())
-    later = result.requests["number"] >= (served.clients if served.arrivals is None else 0)
-    asked = later[result.requests["output"] > 1]
-    span = int(result.requests["finished"][later].max()) - int(result.requests["arrival"][later].min())
     return Outcome(
-        step_s=float(result.e2e[later].mean()) / PS_PER_S,
-        first_token_s=float(result.ttft[later].mean()) / PS_PER_S,
-        per_token_s=float(result.tpot[asked].mean()) / PS_PER_S,
-        tokens_per_s=int(result.requests["output"][later].sum()) / max(span, 1) * PS_PER_S,
+        step_s=float(result.e2e.mean()) / PS_PER_S,
+        first_token_s=float(result.ttft.mean()) / PS_PER_S,
+        per_token_s=float(result.tpot.mean()) / PS_PER_S,
+        tokens_per_s=result.throughput["output_tokens_per_s"],
     )
 
 

@@ -76,7 +76,6 @@ LACKS: Mapping[str, str] = {
     "mamba": "state-space layers",
     "megascale": "a window that is not printed, and overlap within matrices",
     "jax": "JAX's partitioner",
-    "server": "a server that batches requests as they come",
 }
 """What rows need that the frontend does not express: with its line, a feature's reason goes away."""
 

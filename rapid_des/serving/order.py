@@ -1,0 +1,73 @@
+"""In which order requests wait: who came first, who is more important, or whose user got least.
+
+`fair` is the virtual token counter of Sheng et al. (OSDI 2024, "Fairness in Serving Large Language Models"):
+a user's counter grows by one a token of its prompts that are taken up and by two a token that its requests
+make; next is the request whose user has the least, and who was idle begins with the least of those that are
+not. Counters are read once an iteration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from rapid_des.serving.requests import Request
+
+_PROMPT, _OUTPUT = 1, 2
+
+
+@dataclass
+class Fairness:
+    """Virtual token counters of users; those of decoding requests grow with the steps of their group."""
+
+    _settled: Counter[int] = field(default_factory=Counter)
+    _decoding: Counter[int] = field(default_factory=Counter)
+    _joined: Counter[int] = field(default_factory=Counter)
+    """By user the steps at which its decoding requests joined, summed."""
+    _active: Counter[int] = field(default_factory=Counter)
+
+    def value(self, user: int, step: int) -> int:
+        """Return a user's counter at a step of the decoding group."""
+        return self._settled[user] + _OUTPUT * (self._decoding[user] * step - self._joined[user])
+
+    def arrive(self, user: int, step: int) -> None:
+        """Note a request; a user that was idle is lifted to the least of the others."""
+        if not self._active[user]:
+            others = [self.value(each, step) for each, count in self._active.items() if count]
+            self._settled[user] += max(0, min(others, default=0) - self.value(user, step))
+        self._active[user] += 1
+
+    def take_up(self, user: int, tokens: int) -> None:
+        """Charge the tokens of a prompt."""
+        self._settled[user] += _PROMPT * tokens
+
+    def join(self, user: int, step: int) -> None:
+        """Note that a request decodes from this step on."""
+        self._decoding[user] += 1
+        self._joined[user] += step
+
+    def leave(self, user: int, joined: int, step: int) -> None:
+        """Note that it does so no more."""
+        self._settled[user] += _OUTPUT * (step - joined)
+        self._decoding[user] -= 1
+        self._joined[user] -= joined
+
+    def answer(self, user: int) -> None:
+        """Note that a request is answered."""
+        self._active[user] -= 1
+
+
+def by_priority(waiting: deque[Request]) -> None:
+    """Order requests by importance, the more important first, equal ones as they came."""
+    _sort(waiting, [(-request.priority, request.number) for request in waiting])
+
+
+def by_fairness(waiting: deque[Request], fairness: Fairness, step: int) -> None:
+    """Order requests by their users' counters, of one user as they came."""
+    _sort(waiting, [(fairness.value(request.user, step), request.number) for request in waiting])
+
+
+def _sort(waiting: deque[Request], keys: list[tuple[int, int]]) -> None:
+    ordered = sorted(zip(keys, waiting, strict=True), key=lambda pair: pair[0])
+    waiting.clear()
+    waiting.extend(request for _, request in ordered)

@@ -1,0 +1,66 @@
+"""Iterations cost what simulated static passes of the same batches do."""
+
+import numpy as np
+import pytest
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.frontend import load_job
+from rapid_des.frontend.inference import one_pass
+from rapid_des.frontend.shard import Group
+from rapid_des.machine import load_machine
+from rapid_des.serving.costs import Batch, PassCosts
+from rapid_des.simulation import simulate
+
+JOB = {
+    "model": "llama3_1_8b",
+    "phase": "inference",
+    "parallelism": {"tp": 2},
+    "inference": {"batch": 1, "prompt_length": 8, "output_length": 2},
+}
+PROMPTS = (Group(1, 1024),)
+
+
+@pytest.fixture(scope="module")
+def costs():
+    cache = BoundedCache()
+    job, machine = load_job(JOB), load_machine("dgx_h100")
+    own = PassCosts(job, machine, cache)
+
+    def ratio(batch):
+        run = simulate(one_pass(job, batch.groups()), machine, mode="hierarchical", cache=cache)
+        return own.time(batch) / run.step_time
+
+    return own, ratio
+
+
+@pytest.mark.parametrize("batch", [Batch(1, 512), Batch(16, 16 * 1024), Batch(64, 64 * 1024)])
+def test_decode_steps_on_corners_are_exact(costs, batch):
+    # counts that are powers of two and lengths with a corner of their own are not interpolated
+    assert costs[1](batch) == 1
+
+
+def test_a_prompt_on_a_corner_is_exact_but_for_the_last_issue(costs):
+    # all of a long prompt's kernels are issued in time: only the first one is waited for
+    assert costs[1](Batch(chunks=(Group(1, 8192),))) == pytest.approx(1, abs=1e-6)
+
+
+def test_other_decode_steps_are_within_a_thousandth(costs):
+    random = np.random.default_rng(5)
+    for _ in range(12):
+        decodes, length = int(random.integers(1, 200)), int(random.integers(50, 4000))
+        assert costs[1](Batch(decodes, decodes * length)) == pytest.approx(1, abs=0.001)
+
+
+def test_mixed_batches_are_within_a_percent(costs):
+    random = np.random.default_rng(6)
+    for _ in range(12):
+        decodes, length = int(random.integers(1, 200)), int(random.integers(50, 4000))
+        chunk = Group(1, int(2 ** random.uniform(5, 13)), int(random.integers(0, 2)) * 500)
+        batch = Batch(decodes, decodes * length, (chunk,))
+        assert costs[1](batch) == pytest.approx(1, abs=0.01)
+
+
+def test_steps_at_once_take_as_long_as_step_by_step(costs):
+    own, _ = costs
+    each = [own.time(Batch(37, 37 * (777 + step))) for step in range(300)]
+    assert (own.ends(37, 37 * 777, 300) == np.cumsum(each)).all()
