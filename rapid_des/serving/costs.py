@@ -134,8 +134,13 @@ class PassCosts:
 
     def _base(self, tokens: int, sampled: int, decoding: bool) -> _Kernels:
         """Return all but attention."""
-        rest = _Kernels(self._rests[decoding](tokens), 0)
+        rest = _Kernels(self._rests[decoding](self._passing(tokens, decoding)), 0)
         return self._body(tokens, decoding).then(self._head(sampled, decoding)).then(rest)
+
+    def _passing(self, tokens: int, decoding: bool) -> int:
+        """Return how many tokens pass: where a captured graph is padded more than there are."""
+        host = self._job.host
+        return tokens + host.padding(tokens) if decoding and host is not None else tokens
 
     def _issued(self, passed: _Kernels, late: int) -> int:
         """Return how long a pass lasts that the host issues kernel by kernel."""
@@ -148,7 +153,7 @@ class PassCosts:
         Attention and messages are taken as alike in all layers.
         """
         layers = sum(count for section, count in self._sections if section.name == "block")
-        rest = self._rests[decoding](tokens)
+        rest = self._rests[decoding](self._passing(tokens, decoding))
         late = issued = passed = 0
         opening, messages = self._opening(tokens, decoding)
         for kernel, kind in opening:
@@ -163,7 +168,7 @@ class PassCosts:
         """Return embedding and first layer in order, and how many messages there are in a pass."""
         key = _token_corners(tokens)[1], decoding
         if key not in self._openings:
-            lists = pass_lists(self._job, Pass(1, (Group(key[0], 1, 1),), 1))
+            lists = pass_lists(self._job, _pass_of(key[0], decoding))
             first = next(section for section, _ in self._sections if section.name == "block")
             kinds = [
                 (self._kernel(one, decoding), _kind(one))
@@ -188,7 +193,7 @@ class PassCosts:
     def _body_at(self, tokens: int, decoding: bool) -> _Kernels:
         key = tokens, decoding
         if key not in self._bodies:
-            lists = pass_lists(self._job, Pass(1, (Group(tokens, 1, 1),), 1))
+            lists = pass_lists(self._job, _pass_of(tokens, decoding))
             parts = [(count, lists[section]) for section, count in self._sections if section != HEAD]
             self._bodies[key] = self._kernels(parts, decoding, cached=False)
         return self._bodies[key]
@@ -200,7 +205,7 @@ class PassCosts:
         """
         key = sampled, decoding
         if key not in self._heads:
-            group = Group(sampled, 1, 1) if sampled else Group(1, 1, 1, samples=False)
+            group = Group(max(1, sampled), 1, int(decoding), samples=int(sampled > 0))
             shard = serving_shard(self._job, Pass(1, (group,), 1))
             head = self._kernels([(1, sampling(shard))], decoding, cached=False)
             ends = 0 if self._job.host is None else head.time + int(self._job.host.kernel)
@@ -353,6 +358,11 @@ def without_host(job: Job) -> Job:
     none = Duration(0)
     idle = structs.replace(host, kernel=none, collective=none, graph=None, step=None, request=None)
     return replace(job, spec=structs.replace(job.spec, host=idle))
+
+
+def _pass_of(tokens: int, decoding: bool) -> Pass:
+    """Return a pass of so many tokens, each of a request of its own."""
+    return Pass(1, (Group(tokens, 1, int(decoding)),), 1)
 
 
 def _kind(operation: Operation) -> str:
