@@ -66,6 +66,8 @@ class Replica:
         hand_over: Deliver | None = None,
     ) -> None:
         self.number, self.engine = number, engine
+        self.pages, self.page_size = engine.pages, engine.page_size
+        self.max_batched_tokens, self.max_sequences = engine.max_batched_tokens, engine.max_sequences
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.load = Load()
@@ -93,29 +95,9 @@ class Replica:
         return self._group.to_come
 
     @property
-    def pages(self) -> int:
-        """All pages."""
-        return self.engine.pages
-
-    @property
-    def page_size(self) -> int:
-        """Tokens of a page."""
-        return self.engine.page_size
-
-    @property
     def free_pages(self) -> int:
         """Pages that are free once the decoding requests have theirs."""
         return self._free - self._group.new_pages()
-
-    @property
-    def max_batched_tokens(self) -> int:
-        """Tokens of an iteration at most."""
-        return self.engine.max_batched_tokens
-
-    @property
-    def max_sequences(self) -> int:
-        """Requests of an iteration at most."""
-        return self.engine.max_sequences
 
     @property
     def outstanding(self) -> int:
