@@ -78,7 +78,11 @@ def _why_idle(
     if job is not None and other_job is not None:
         if _figures(job, machine) != _figures(other_job, other_machine):
             return ""
-        trace, other_trace = price(job, machine, cache=cache), price(other_job, other_machine, cache=cache)
+        short = [_shorter(one) for one in (job, other_job)]
+        trace, other_trace = (
+            price(short[0], machine, cache=cache),
+            price(short[1], other_machine, cache=cache),
+        )
         if not _same_prices(trace, other_trace):
             return ""
         traces = trace.traces
@@ -89,6 +93,27 @@ def _why_idle(
     if traces is None or len(traces.ranks) > MOST_LOWERED:
         return ""
     return _NOTHING if _run_alike(machine, other_machine, traces, cache, analytic=analytic) else ""
+
+
+_DEEP = 8
+"""How many times the pipeline's depth, or a group of micro-batches, a shorter step is long."""
+
+
+def _shorter(job: Job) -> Job:
+    """Return a training job with fewer micro-batches, all of whose kinds of items the long one repeats.
+
+    What a long step does not notice, a shorter one of as many times its pipeline's depth does not either.
+    """
+    if job.spec.training is None:
+        return job
+    shape, count = job.shape, job.micro_batches
+    least = _DEEP * max(shape.stages * shape.chunks, shape.in_group)
+    fewer = least + (count - least) % (2 * shape.in_group)
+    if fewer >= count or job.schedule.refusal(shape._replace(micro_batches=fewer)) is not None:
+        return job
+    batch = job.training.global_batch // count * fewer
+    training = structs.replace(job.training, global_batch=batch)
+    return replace(job, spec=structs.replace(job.spec, training=training))
 
 
 def _figures(job: Job, machine: Machine) -> tuple[object, ...]:

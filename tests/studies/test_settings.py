@@ -205,3 +205,22 @@ def test_without_cuda_graphs_every_decode_kernel_is_launched_by_itself():
     before, after = (rd.simulate(each, machine, cache=CACHE).figures.requests for each in (job, eager))
     assert before.first_token == after.first_token
     assert after.per_output_token > 1.1 * before.per_output_token
+
+
+@pytest.mark.parametrize(
+    ("setting", "lines"),
+    [
+        ("job.training.prefetch=3", ("--set job.training.prefetch=3: nothing in this run depends on it",)),
+        ("job.host.kernel=21 us", ()),
+        ("job.training.reduce_each_micro_batch=true", ()),
+    ],
+)
+def test_settings_of_long_steps_are_judged_by_shorter_ones(setting, lines):
+    # 2,048 micro-batches; whole, they would take 10 s
+    long = "job.training.global_batch=8192"
+    both = [long, setting]
+
+    def read(chosen):
+        return opened(*TRAINING, (long, *(one for one in chosen if one != long)))
+
+    assert idle_settings(both[1:], read, opened(*TRAINING, both)) == lines
