@@ -182,7 +182,9 @@ def with_delays(program: Program, rng) -> Program:
             values=np.array([rng.choice([0, 1, 50_000, 333_333]) for _ in range(7)], np.int64),
             noise=np.array([rng.choice([NONE, 0, 1, 1]) for _ in range(routes)], np.int32),
             losses=np.array([rng.choice([NONE, 0, 1]) for _ in range(routes)], np.int32),
-            retries=np.array([[rng.choice([0, 1]) for _ in range(2)] for _ in program.hops.bytes], np.int32),
+            retries=np.array(
+                [rng.choice([0, 1]) for _ in range(2 * len(program.hops.bytes))], np.int32
+            ).reshape(-1, 2),
             loss_seed=np.array([3, rng.randrange(2**63)], np.int64),
         ),
     )
