@@ -58,6 +58,7 @@ JOBS: Mapping[str, tuple[str, ...]] = {
     "Megatron-LM 2021": ("A100-SXM4-80GB",),
     "Megatron-LM 2025": (
         "A100-SXM4-80GB", "B200-SXM-180GB", "B300-SXM-270GB", "GB200", "GB300", "H100-SXM-80GB",
+        "H200-SXM-141GB",
     ),
     "NIM 1.x": ("A100-SXM4-80GB", "H100-SXM-80GB"),
     "PyTorch FSDP": ("A100-PCIE-80GB",),
