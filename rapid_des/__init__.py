@@ -12,8 +12,8 @@ loaded before, with settings over it), load_rollout and load_trace. Run: simulat
 simulate_rollout; a BoundedCache shares work. Read: Result, its rows (operators, messages, links) and
 pictures, ServeResult. Ask: estimate (an operator's time), bench (a collective's), memory, machine.route,
 machine.check, machine.summary. Break: Fault, parse_fault, machine.with_faults, scenario, criticality,
-faults_sample. Study: plan, sweep (many points, to a DataFrame), difference (of two results). Errors are all
-below RapidDesError.
+faults_sample. Study: plan, sweep (many points, to a DataFrame), search, difference (of two results). Errors
+are all below RapidDesError.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from rapid_des.studies.plan import Plan, Wanted, plan
     from rapid_des.studies.points import Point
     from rapid_des.studies.results import Sweep
+    from rapid_des.studies.search import Search, search
     from rapid_des.studies.sweep import sweep
     from rapid_des.units import Bandwidth, Duration, Size, seconds
 
@@ -105,6 +106,7 @@ _HOMES = {
     "RapidDesError": "rapid_des.errors",
     "ReadOptions": "rapid_des.chakra.dialects",
     "Result": "rapid_des.report.result",
+    "Search": "rapid_des.studies.search",
     "Scenario": "rapid_des.studies.faults",
     "ServeResult": "rapid_des.serving.result",
     "Size": "rapid_des.units",
@@ -138,6 +140,7 @@ _HOMES = {
     "price": "rapid_des.modes.pricing",
     "replay": "rapid_des.simulation",
     "scenario": "rapid_des.studies.faults",
+    "search": "rapid_des.studies.search",
     "seconds": "rapid_des.units",
     "serve": "rapid_des.serving.server",
     "simulate": "rapid_des.simulation",
@@ -182,6 +185,7 @@ __all__ = [
     "ReadOptions",
     "Result",
     "Scenario",
+    "Search",
     "ServeResult",
     "Size",
     "Slo",
@@ -214,6 +218,7 @@ __all__ = [
     "price",
     "replay",
     "scenario",
+    "search",
     "seconds",
     "serve",
     "simulate",

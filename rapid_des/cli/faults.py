@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -32,7 +33,7 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES
 from rapid_des.studies.crews import EXECUTORS, executor_of
 from rapid_des.studies.criticality import KINDS, PLURALS, criticality
-from rapid_des.studies.fault_sample import SAMPLINGS, faults_sample
+from rapid_des.studies.fault_sample import SAMPLINGS, faults_sample, study_points
 from rapid_des.studies.faults import How, scenario
 from rapid_des.studies.points import Point
 
@@ -51,12 +52,8 @@ _study_options = together(
 )
 
 
-_sample_options = together(
-    job_options,
+_draw_options = together(
     fault_option,
-    click.option(
-        "--job", "jobs", multiple=True, metavar="JOB", help="Another job under the same draws. Repeatable."
-    ),
     click.option(
         "--draws", default=300, show_default=True, type=click.IntRange(1), help="How many, at most."
     ),
@@ -71,6 +68,23 @@ _sample_options = together(
         show_default=True,
         help="latin: each variate once in each thirtieth; exact: all places, alike ones once.",
     ),
+    click.option(
+        "--top", default=5, show_default=True, type=click.IntRange(1), help="Slowest draws to show."
+    ),
+    click.option(
+        "-o", "--output", type=click.Path(path_type=Path), help="Folder of all draws; goes on there."
+    ),
+    click.option("--executor", type=click.Choice(EXECUTORS), default=EXECUTORS[0], show_default=True),
+    click.option("--workers", type=click.IntRange(1), help="How many; all cores if absent."),
+    plot_option,
+    json_option,
+)
+_sample_options = together(
+    job_options,
+    click.option(
+        "--job", "jobs", multiple=True, metavar="JOB", help="Another job under the same draws. Repeatable."
+    ),
+    _draw_options,
     click.option("--replay", type=click.IntRange(0), metavar="ID", help="Run this draw alone, in full."),
     click.option(
         "--mode",
@@ -79,14 +93,7 @@ _sample_options = together(
         shell_complete=one_of(MODES),
         help=", ".join(MODES),
     ),
-    click.option(
-        "--top", default=5, show_default=True, type=click.IntRange(1), help="Slowest draws to show."
-    ),
-    click.option("--executor", type=click.Choice(EXECUTORS), default=EXECUTORS[0], show_default=True),
-    click.option("--workers", type=click.IntRange(1), help="How many; all cores if absent."),
-    plot_option,
     engine_option,
-    json_option,
 )
 
 
@@ -154,7 +161,19 @@ def sample(
     if options["replay"] is not None:
         _replay(job, machine, settings, faults, options)
         return
-    points = _points((job, *options["jobs"]), machine, settings, options)
+    _sampled(_points((job, *options["jobs"]), machine, settings, options), faults, options)
+
+
+@faults.command("study")
+@click.argument("study", type=click.Path(path_type=Path))
+@_draw_options
+def study(study: Path, faults: tuple[str, ...], **options: Any) -> None:
+    """Run the same draws of --fault on every point of STUDY, a file as `rapid-des sweep` has it."""
+    check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    _sampled(study_points(study), faults, options)
+
+
+def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str, Any]) -> None:
     with progress("faults") as bar, executor_of(options["executor"], options["workers"]) as executor:
         found = faults_sample(
             points,
@@ -163,12 +182,15 @@ def sample(
             seed=options["seed"],
             sampling=options["sampling"],
             until=options["until"],
+            folder=options["output"],
             executor=executor,
             tell=bar.part,
         )
     echo(options["as_json"], found.as_json(), sample_lines(found.as_json(options["top"])))
     if options["plot"] is not None:
         draw_sample(found.as_json(), options["plot"])
+    if found.left:
+        raise KeyboardInterrupt
 
 
 def _points(

@@ -91,13 +91,19 @@ def sample_lines(sample: Plain) -> Iterator[str]:
     width = max(13, *(len(one["configuration"]) for one in configurations))
     titles = ("healthy", "mean", "±", "p50", "p95", "CVaR 95", "worst", "slower")
     yield f"{'configuration':<{width}} {'draws':>6} " + " ".join(f"{title:>9}" for title in titles)
-    for one in configurations:
+    able = [one for one in configurations if one["step_time_s"] is not None]
+    for one in sorted(able, key=lambda one: one["step_time_s"]["mean"]):
         yield from _sampled(one, width)
+    unable = {one["configuration"]: one["error"] for one in configurations if one not in able}
+    for what, which in (("can not be run", unable), ("are no jobs", sample["refused"])):
+        if which:
+            name, why = next(iter(which.items()))
+            yield f"{len(which)} configurations {what}; the first, {name}: {why}"
     if sample["until"]:
         yield f"until {sample['until']}: {'reached' if sample['met'] else 'NOT reached; more --draws would'}"
     if sample["left"]:
         yield f"interrupted: {sample['left']} draws were not run"
-    for one in configurations[:_MOST_SHOWN]:
+    for one in able[:_MOST_SHOWN]:
         yield from _slowest(one)
 
 
@@ -107,9 +113,6 @@ _MOST_SHOWN = 3
 
 def _sampled(one: Plain, width: int) -> Iterator[str]:
     spread = one["step_time_s"]
-    if spread is None:
-        yield f"{one['configuration']:<{width}} no draw could be run: {one['error']}"
-        return
     healthy = one["healthy_s"]
     figures = [healthy, spread["mean"], None, *(spread[name] for name in ("p50", "p95", "cvar95", "worst"))]
     cells = ["-" if value is None else f"{value:.4g} s" for value in figures]
@@ -135,6 +138,24 @@ def _slowest(one: Plain) -> Iterator[str]:
         yield f"  {row['draw']:>5} {row['slowdown'] - 1:>+8.2%}  {faults}  ({rank})"
         if row["faster"]:
             yield f"        faster: {row['faster']}"
+
+
+def search_lines(search: Plain) -> Iterator[str]:
+    """Yield what a search found: how many points it took, and its best ones."""
+    objectives = search["objectives"]
+    yield (
+        f"{search['simulated']} of {search['points']} points simulated, {search['estimated']} estimated; "
+        f"by {', '.join(objectives)}"
+    )
+    rows = search["front"] if len(objectives) > 1 else [search["best"]]
+    for row in rows if search["best"] else []:
+        labels = " ".join(f"{name}={value}" for name, value in row["labels"].items())
+        figures = [f"{name} {row[name]:.6g}" for name in objectives if row.get(name) is not None]
+        yield f"  point {row['id']}: {labels}  {', '.join(figures)}"
+    if search["best"] is None:
+        yield "no point could be simulated: " + next(
+            (row["error"] for row in search["rows"]), "none was asked"
+        )
 
 
 def collective_lines(rows: Sequence[Plain], title: str) -> Iterator[str]:

@@ -8,9 +8,11 @@ healthy step of its configuration and compared at the rank that it makes critica
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rapid_des.bounded_cache import BoundedCache
@@ -27,7 +29,10 @@ from rapid_des.studies.draw_statistics import Spread, Until
 from rapid_des.studies.executors import Done, Executor, InProcess
 from rapid_des.studies.faults import How, why_faster
 from rapid_des.studies.points import Point
+from rapid_des.studies.spaces import load_study
+from rapid_des.studies.store import Store, check_store
 from rapid_des.units import seconds
+from rapid_des.version import __version__
 
 Sampling: TypeAlias = Literal["independent", "latin", "exact"]
 SAMPLINGS: tuple[Sampling, ...] = ("independent", "latin", "exact")
@@ -103,6 +108,8 @@ class FaultSample:
     """Whether `until` was reached."""
     left: int = 0
     """Draws that ^C left out."""
+    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Configurations that are no jobs, and why."""
 
     def of(self, configuration: str) -> tuple[DrawRow, ...]:
         """Return the draws of a configuration that could be run."""
@@ -127,6 +134,7 @@ class FaultSample:
             "until": self.until,
             "met": self.met,
             "left": self.left,
+            "refused": dict(self.refused),
             "configurations": found,
         }
 
@@ -157,6 +165,60 @@ class _Task:
     alone: bool
     """Whether there is no other configuration to go on with where this one can not be run."""
 
+    def without(self, present: Collection[tuple[str, int]]) -> _Task:
+        """Return the task without draws that were run before."""
+        return replace(self, draws=tuple(one for one in self.draws if (self.name, one[0]) not in present))
+
+
+_PLACES = 10_000_000
+_COLUMNS = {
+    "id": "int64",
+    "configuration": "string",
+    "draw": "int64",
+    "faults": "string",
+    "step_time_ps": "int64",
+    "step_time_s": "float64",
+    "healthy_ps": "int64",
+    "slowdown": "float64",
+    "critical_rank": "int64",
+    "added_ps": "string",
+    "weight": "float64",
+    "faster": "string",
+    "error": "string",
+}
+"""Of what is kept: `faults` and `added_ps` are JSON."""
+
+
+def _written(row: DrawRow) -> dict[str, Any]:
+    stated = asdict(row) | {"step_time_ps": row.step_time, "healthy_ps": row.healthy}
+    stated |= {"faults": json.dumps(row.faults), "added_ps": json.dumps(row.added)}
+    stated |= {"step_time_s": seconds(row.step_time), "slowdown": row.slowdown}
+    return {name: stated[name] for name in _COLUMNS if name != "id"}
+
+
+def _read(row: Mapping[str, Any]) -> DrawRow:
+    return DrawRow(
+        row["configuration"],
+        row["draw"],
+        tuple(json.loads(row["faults"])),
+        row["step_time_ps"],
+        row["healthy_ps"],
+        row["critical_rank"],
+        json.loads(row["added_ps"]),
+        row["weight"],
+        row["faster"],
+        row["error"],
+    )
+
+
+def study_points(reference: str | Path) -> dict[str, Point]:
+    """Return the points of a study file by what tells them apart, as in `tp=8 pp=4`."""
+    study = load_study(reference)
+    return {
+        " ".join(f"{name}={value}" for name, value in case.labels.items()): case.point
+        for case in study.cases()
+    }
+
 
 def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     configurations: Job | Mapping[str, Job | Point],
@@ -169,6 +231,7 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     sampling: Sampling = "independent",
     until: str | Until | None = None,
     mode: str = "hierarchical",
+    folder: Path | None = None,
     executor: Executor | None = None,
     tell: Tell | None = None,
 ) -> FaultSample:
@@ -177,7 +240,8 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     Draw `first` is the first of up to `draws`; with `until` (as in "mean ±0.5%") fewer, if all configurations
     have such an interval before. `sampling` "latin" takes rounds of 30 draws that fall once into each
     thirtieth of every variate; "exact" runs all places and stated values instead of drawing them, those that
-    symmetry makes alike once. ^C leaves what is finished. Errors as those of `simulate` are in the rows.
+    symmetry makes alike once. ^C leaves what is finished, in `folder` (Parquet) too, where the same study
+    goes on. Errors as those of `simulate` are in the rows.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -195,10 +259,13 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     study = _Study(points, models, Variates(seed, first, "latin" if sampling == "latin" else "independent"))
     tasks = study.exact() if sampling == "exact" else None
     text = "" if wanted is None else f"{wanted.figure} ±{wanted.share:.3%}"
-    with executor or InProcess() as opened:
-        rows, left, met = study.run(opened, draws, wanted, tell, tasks)
+    if folder is not None:
+        check_store(folder)
+    with executor or InProcess() as opened, study.kept(folder, sampling) as store:
+        rows, left, met = study.run(opened, draws, wanted, tell, tasks, store)
     texts = tuple(model.text for model in models)
-    return FaultSample(tuple(points), tuple(rows), texts, seed, sampling, text, met, left)
+    names = tuple(study.points)
+    return FaultSample(names, tuple(rows), texts, seed, sampling, text, met, left, study.refused)
 
 
 def _points(
@@ -220,12 +287,21 @@ class _Study:
     """Points, and the draws that their machines see."""
 
     def __init__(self, points: Mapping[str, Point], models: tuple[FaultModel, ...], first: Variates) -> None:
-        self.points, self.models, self.first = points, models, first
+        self.models, self.first = models, first
+        self.points: dict[str, Point] = {}
+        self.refused: dict[str, str] = {}
         self.cache = BoundedCache(1 << 26)
         known: list[tuple[Machine, FaultDraws]] = []
         self.draws: dict[str, FaultDraws] = {}
         for name, point in points.items():
-            machine = point.resolved(self.cache)[1]
+            try:
+                machine = point.resolved(self.cache)[1]
+            except RapidDesError as error:
+                if len(points) == 1:
+                    raise
+                self.refused[name] = str(error)
+                continue
+            self.points[name] = point
             same = [own for other, own in known if other.healthy == machine.healthy]
             if not same:
                 same = [FaultDraws(models, machine.healthy, machine.spec.gpus_per_node)]
@@ -243,22 +319,59 @@ class _Study:
                 weighted = tuple((number, draw, 1.0) for number, draw in drawn)
                 yield _Task(name, point, weighted, alone=len(self.points) == 1)
 
-    def run(
-        self, executor: Executor, most: int, until: Until | None, tell: Tell | None, tasks: list[_Task] | None
+    @contextmanager
+    def kept(self, folder: Path | None, sampling: Sampling) -> Iterator[Store | None]:
+        """Give what keeps rows in a folder."""
+        if folder is None:
+            yield None
+            return
+        drawn = {
+            "faults": [model.text for model in self.models],
+            "seed": self.first.seed,
+            "sampling": sampling,
+        }
+        drawn["first"] = self.first.number
+        points = {name: point.key(self.cache) for name, point in self.points.items()}
+        manifest = {"kind": "faults", "study": {"rapid_des": __version__, **drawn, "points": points}}
+        with Store.create(folder, manifest, _COLUMNS) as store:
+            yield store
+
+    def _present(self, store: Store | None) -> list[DrawRow]:
+        table = [] if store is None else store.table().to_pylist()
+        return [_read(row) for row in table if row["configuration"] in self.points]
+
+    def _keep(self, store: Store | None, rows: Iterable[DrawRow]) -> None:
+        names = list(self.points)
+        for row in rows if store is not None else ():
+            place = names.index(row.configuration)
+            assert store is not None
+            store.append({"id": place * _PLACES + row.draw + 1, **_written(row)})
+
+    def run(  # noqa: PLR0913 - what a study runs with
+        self,
+        executor: Executor,
+        most: int,
+        until: Until | None,
+        tell: Tell | None,
+        tasks: list[_Task] | None,
+        store: Store | None = None,
     ) -> tuple[list[DrawRow], int, bool]:
         """Return the rows, how many draws ^C left out, and whether there are draws enough."""
-        rows: list[DrawRow] = []
+        rows = self._present(store)
+        present = {(row.configuration, row.draw) for row in rows}
         stages = [most] if until is None or tasks is not None else [*range(_BATCH, most, _BATCH), most]
         begin, met = 0, until is None or tasks is not None
         total = sum(len(task.draws) for task in tasks) if tasks else most * len(self.points)
         try:
             for end in stages:
-                for _, outcome in executor.map(simulate_draws, tasks or self.tasks(begin, end)):
+                wanted = (task.without(present) for task in tasks or self.tasks(begin, end))
+                for _, outcome in executor.map(simulate_draws, (task for task in wanted if task.draws)):
                     if not isinstance(outcome, Done):
                         refusal = (
                             InfeasibleJobError if outcome.error == InfeasibleJobError.__name__ else InputError
                         )
                         raise refusal(outcome.text)
+                    self._keep(store, outcome.value)
                     rows += outcome.value
                     if tell is not None:
                         tell("faults", len(rows), total)
@@ -367,9 +480,3 @@ def replayed(sample: FaultSample, draw: int) -> tuple[str, ...]:
             assert tuple(parse_fault(words).words for words in row.faults) == row.faults
             return row.faults
     raise InputError(f"no draw {draw}")
-
-
-def by_configuration(rows: Sequence[DrawRow]) -> Iterator[tuple[str, list[DrawRow]]]:
-    """Yield the rows of each configuration."""
-    for name, own in groupby(rows, key=lambda row: row.configuration):
-        yield name, list(own)

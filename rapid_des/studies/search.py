@@ -1,0 +1,294 @@
+"""Optuna over a study file: the same axes and conditions as a sweep, of which only some points are simulated.
+
+    points ──► analytical estimates rank them ──► the best are asked first ──► a sampler chooses the others
+
+The space is the study's list of points: those that conditions leave out are not in it. Points that fail (as
+jobs that do not fit into memory) are told to the sampler as failed and never asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rapid_des.errors import InputError
+from rapid_des.report.writing import require_extra
+from rapid_des.studies.crews import executor_of
+from rapid_des.studies.executors import Done, Executor, Failed
+from rapid_des.studies.figures import FIGURES, measured
+from rapid_des.studies.spaces import Case, Study, load_study
+from rapid_des.studies.sweep import Tell
+
+SAMPLERS: Mapping[str, str] = {
+    "tpe": "TPESampler",
+    "random": "RandomSampler",
+    "nsga2": "NSGAIISampler",
+    "cmaes": "CmaEsSampler",
+    "gp": "GPSampler",
+}
+"""Names of Optuna's samplers; cmaes and gp need packages of their own."""
+PRUNERS: Mapping[str, str] = {
+    "none": "NopPruner",
+    "median": "MedianPruner",
+    "percentile": "PercentilePruner",
+    "successive_halving": "SuccessiveHalvingPruner",
+    "hyperband": "HyperbandPruner",
+}
+"""Names of Optuna's pruners: a simulation has one intermediate value, its analytical estimate."""
+_ONE_ONLY = ("cmaes", "gp")
+_PATIENCE = 50
+"""Suggestions of points that are known already before the next one by estimate is taken."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found: the points that it simulated, in order.
+
+    >>> Search(("step_time_s",), 8, (), {}).best is None
+    True
+    """
+
+    objectives: tuple[str, ...]
+    points: int
+    """How many the study has."""
+    rows: tuple[Mapping[str, Any], ...] = field(hash=False)
+    """Of each simulated point its labels and figures, in the order in which they were asked."""
+    estimates: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Of the first objective by point, where points were estimated first."""
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The best point by the first objective."""
+        done = [row for row in self.rows if row["status"] == "ok"]
+        return min(done, key=lambda row: (_cost(row, self.objectives[0]), row["id"]), default=None)
+
+    @property
+    def front(self) -> tuple[Mapping[str, Any], ...]:
+        """The points that no other one beats in all objectives, by the first."""
+        done = [row for row in self.rows if row["status"] == "ok"]
+        costs = [tuple(_cost(row, name) for name in self.objectives) for row in done]
+        kept = [
+            row
+            for row, own in zip(done, costs, strict=True)
+            if not any(
+                all(a <= b for a, b in zip(other, own, strict=True)) and other != own for other in costs
+            )
+        ]
+        return tuple(sorted(kept, key=lambda row: (_cost(row, self.objectives[0]), row["id"])))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "objectives": list(self.objectives),
+            "points": self.points,
+            "simulated": len(self.rows),
+            "estimated": len(self.estimates),
+            "best": self.best,
+            "front": list(self.front),
+            "rows": list(self.rows),
+        }
+
+
+def _cost(row: Mapping[str, Any], objective: str) -> float:
+    """Return a figure as something of which less is better."""
+    value = row.get(objective)
+    cost = float("inf") if value is None else float(value)
+    return cost if FIGURES[objective] == "less" else -cost
+
+
+def search(  # noqa: PLR0913 - what a search is asked, by name
+    study: str | Path | Mapping[str, Any] | Study,
+    *,
+    trials: int | None = None,
+    objectives: Sequence[str] = (),
+    sampler: str = "tpe",
+    pruner: str = "none",
+    seed: int = 0,
+    storage: str | None = None,
+    warm: int = 3,
+    executor: str | Executor = "local",
+    workers: int | None = None,
+    tell: Tell | None = None,
+) -> Search:
+    """Look for a study's best points with Optuna, simulating at most `trials` of them (default: a tenth).
+
+    `objectives` are figures (default: the study's); several give a front. `warm` points that are best by
+    analytical estimates come first, 0 for none; a `pruner` leaves out points by their estimates. `storage` is
+    any Optuna storage URL; with one the study goes on where it was. `InputError` says what Optuna can not do,
+    or that it is not installed.
+    """
+    read = load_study(study)
+    wanted = _checked(tuple(objectives) or (read.spec.objective,), sampler, pruner, warm)
+    cases = list(read.cases())
+    count = min(trials or -(-len(cases) // 10), len(cases))
+    opened = executor_of(executor, workers) if isinstance(executor, str) else executor
+    with opened as crew:
+        estimates = _estimates(cases, crew, wanted[0], tell) if warm else {}
+        asked = _Asked(read, cases, wanted, estimates, _study(read, wanted, (sampler, pruner, seed), storage))
+        asked.run(crew, count, warm, tell)
+    return Search(wanted, len(cases), tuple(asked.rows), estimates)
+
+
+def _checked(objectives: tuple[str, ...], sampler: str, pruner: str, warm: int) -> tuple[str, ...]:
+    require_extra("optuna", "search", "rapid-des search")
+    wrong = [name for name in objectives if not FIGURES.get(name)]
+    if wrong:
+        ranked = ", ".join(name for name, better in FIGURES.items() if better)
+        raise InputError(f"--objective {wrong[0]!r}: allowed: {ranked}")
+    if sampler not in SAMPLERS:
+        raise InputError(f"--sampler {sampler!r}: allowed: {', '.join(SAMPLERS)}")
+    if len(objectives) > 1 and sampler in _ONE_ONLY:
+        raise InputError(f"--sampler {sampler}: takes one objective; for several: tpe, random or nsga2")
+    if pruner not in PRUNERS:
+        raise InputError(f"--pruner {pruner!r}: allowed: {', '.join(PRUNERS)}")
+    if pruner != "none" and (len(objectives) > 1 or not warm):
+        raise InputError(f"--pruner {pruner}: prunes by estimates (--warm 1 or more) of one objective")
+    if warm < 0:
+        raise InputError(f"--warm {warm}: allowed: 0 and more")
+    return objectives
+
+
+def _study(study: Study, objectives: Sequence[str], how: tuple[str, str, int], storage: str | None) -> Any:
+    """Return the Optuna study, which goes on if the storage has it."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler, pruner, seed = how
+    made = getattr(optuna.samplers, SAMPLERS[sampler])(seed=seed)
+    prunes = (25.0,) if pruner == "percentile" else ()
+    pruning = getattr(optuna.pruners, PRUNERS[pruner])(*prunes)
+    directions: Any = ["minimize"] * len(objectives)
+    name = f"rapid-des {study.name} {' '.join(objectives)}"
+    try:
+        return optuna.create_study(
+            sampler=made,
+            pruner=pruning,
+            storage=storage,
+            study_name=name,
+            directions=directions,
+            load_if_exists=True,
+        )
+    except ImportError as error:
+        raise InputError(f"--sampler {sampler}: {error}") from None
+    except Exception as error:  # noqa: BLE001 - whatever a storage raises is about its URL
+        raise InputError(f"--storage {storage}: {error}".splitlines()[0]) from None
+
+
+def _estimates(
+    cases: Sequence[Case], executor: Executor, objective: str, tell: Tell | None
+) -> dict[int, float]:
+    """Return what mode analytical says of every point that fits, by id."""
+    found = dict[int, float]()
+    points = [replace(case.point, mode="analytical") for case in cases]
+    for done, (place, outcome) in enumerate(executor.map(measured, points), start=1):
+        if tell is not None:
+            tell("estimates", done, len(cases))
+        if isinstance(outcome, Done):
+            found[cases[place].id] = _cost(outcome.value, objective)
+    return found
+
+
+class _Asked:
+    """The points that were asked for, and Optuna's study of them."""
+
+    def __init__(
+        self,
+        study: Study,
+        cases: Sequence[Case],
+        objectives: tuple[str, ...],
+        estimates: Mapping[int, float],
+        optuna_study: Any,
+    ) -> None:
+        self.study, self.objectives, self.optuna = study, objectives, optuna_study
+        self.estimates = estimates
+        self.by_labels = {tuple(case.labels[name] for name in study.columns): case for case in cases}
+        self.ranked = sorted(cases, key=lambda case: (estimates.get(case.id, float("inf")), case.id))
+        if estimates:  # what does not fit by its estimate, which knows memory, fits in no mode
+            self.ranked = [case for case in self.ranked if case.id in estimates] or self.ranked
+            known = {case.id for case in self.ranked}
+            self.by_labels = {labels: case for labels, case in self.by_labels.items() if case.id in known}
+        self.choices = {
+            name: sorted(
+                {labels[place] for labels in self.by_labels}, key=lambda value: (str(type(value)), value)
+            )
+            for place, name in enumerate(study.columns)
+        }
+        self.rows: list[dict[str, Any]] = []
+        self.known = set[int]()
+
+    def run(self, executor: Executor, count: int, warm: int, tell: Tell | None) -> None:
+        """Simulate up to `count` points; ^C keeps what was told."""
+        self._recall()
+        try:
+            while len(self.rows) < count and len(self.known) < len(self.by_labels):
+                left = min(count - len(self.rows), len(self.by_labels) - len(self.known))
+                batch = [self._next(warm) for _ in range(min(left, executor.workers))]
+                for place, outcome in executor.map(measured, [case.point for case, _ in batch]):
+                    self._told(*batch[place], outcome)
+                    if tell is not None:
+                        tell("search", len(self.rows), count)
+        except KeyboardInterrupt:
+            if not self.rows:
+                raise
+
+    def _recall(self) -> None:
+        """Take what the storage knows already."""
+        for trial in self.optuna.get_trials(deepcopy=False):
+            row = trial.user_attrs.get("row")
+            if row is not None and row["id"] not in self.known:
+                self.known.add(row["id"])
+                self.rows.append(row)
+
+    def _next(self, warm: int) -> tuple[Case, Any]:
+        """Return the point to be simulated next, and its trial."""
+        fresh = (case for case in self.ranked if case.id not in self.known)
+        if len(self.known) < warm:
+            return self._enqueued(next(fresh))
+        for _ in range(_PATIENCE):
+            trial = self.optuna.ask()
+            labels = tuple(trial.suggest_categorical(name, self.choices[name]) for name in self.study.columns)
+            case = self.by_labels.get(labels)
+            if case is not None and case.id not in self.known and not self._pruned(case, trial):
+                self.known.add(case.id)
+                return case, trial
+            if case is not None and case.id not in self.known:
+                self.optuna.tell(trial, state=_state("PRUNED"))
+                continue
+            self.optuna.tell(trial, state=_state("FAIL"))
+        return self._enqueued(next(fresh))
+
+    def _pruned(self, case: Case, trial: Any) -> bool:
+        """Whether the pruner leaves a point out, by its estimate."""
+        if len(self.objectives) > 1 or case.id not in self.estimates:
+            return False
+        trial.report(self.estimates[case.id], 0)
+        return bool(trial.should_prune())
+
+    def _enqueued(self, case: Case) -> tuple[Case, Any]:
+        self.known.add(case.id)
+        self.optuna.enqueue_trial({name: case.labels[name] for name in self.study.columns})
+        trial = self.optuna.ask()
+        for name in self.study.columns:
+            trial.suggest_categorical(name, self.choices[name])
+        return case, trial
+
+    def _told(self, case: Case, trial: Any, outcome: Done[dict[str, Any]] | Failed) -> None:
+        row: dict[str, Any] = {"id": case.id, "labels": dict(case.labels), **case.labels}
+        if isinstance(outcome, Failed):
+            row |= {"status": outcome.error, "error": outcome.text}
+        else:
+            row |= {name: value for name, value in outcome.value.items() if name != "result"}
+        trial.set_user_attr("row", row)
+        self.rows.append(row)
+        if isinstance(outcome, Failed):
+            self.optuna.tell(trial, state=_state("FAIL"))
+        else:
+            self.optuna.tell(trial, [_cost(outcome.value, name) for name in self.objectives])
+
+
+def _state(name: str) -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState[name]

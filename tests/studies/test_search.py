@@ -1,0 +1,83 @@
+"""Searches of a study's points: warm starts, samplers, several objectives, what can not be asked."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from rapid_des import BoundedCache
+from rapid_des.cli.main import cli
+from rapid_des.errors import InputError
+from rapid_des.studies.executors import InProcess
+from rapid_des.studies.search import search
+from rapid_des.studies.sweep import sweep
+
+pytest.importorskip("optuna")
+
+STUDY = {
+    "job": "llama2_7b_train",
+    "on": "dgx_a100",
+    "axes": {"tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "dp": [1, 2, 4, 8]},
+    "where": "tp * pp * dp == 8",
+    "derive": {"job.parallelism.sequence_parallel": "tp > 1"},
+    "set": {"job.training.global_batch": 16},
+    "mode": "analytical",
+}
+
+
+CREW = InProcess(BoundedCache(1 << 28))  # points that several tests ask for are simulated once
+
+
+def test_all_trials_find_the_best_of_a_sweep_and_ask_no_point_twice():
+    every = sweep(STUDY, executor=CREW)
+    found = search(STUDY, trials=100, executor=CREW)
+    assert found.best["id"] == every.best(1)[0]["id"]
+    ids = [row["id"] for row in found.rows]
+    assert len(ids) == len(set(ids)) <= found.points == len(every)
+
+
+def test_the_best_estimate_is_asked_first():
+    found = search(STUDY, trials=1, executor=CREW)
+    assert found.rows[0]["id"] == min(found.estimates, key=found.estimates.get) == found.best["id"]
+
+
+def test_several_objectives_give_a_front():
+    found = search(
+        STUDY, trials=100, objectives=["step_time_s", "memory_bytes"], sampler="nsga2", executor=CREW
+    )
+    front = [(row["step_time_s"], row["memory_bytes"]) for row in found.front]
+    rows = [(row["step_time_s"], row["memory_bytes"]) for row in found.rows if row["status"] == "ok"]
+    assert front == sorted(front) and len(front) > 1
+    assert not any(other[0] <= own[0] and other[1] < own[1] for own in front for other in rows)
+
+
+def test_a_storage_goes_on_where_it_was(tmp_path):
+    storage = f"sqlite:///{tmp_path / 'kept.db'}"
+    first = search(STUDY, trials=2, storage=storage, executor=CREW)
+    more = search(STUDY, trials=4, storage=storage, executor=CREW)
+    assert [row["id"] for row in more.rows[:2]] == [row["id"] for row in first.rows]
+    assert len(more.rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"sampler": "annealing"}, "--sampler 'annealing': allowed: tpe, random"),
+        ({"objectives": ["speed"]}, "--objective 'speed': allowed: step_time_s"),
+        ({"objectives": ["step_time_s", "mfu"], "sampler": "gp"}, "takes one objective"),
+        ({"pruner": "median", "warm": 0}, "prunes by estimates"),
+        ({"storage": "nonsense"}, "--storage nonsense"),
+    ],
+)
+def test_what_optuna_can_not_do_is_refused(how, says):
+    with pytest.raises(InputError, match=says):
+        search(STUDY, **how)
+
+
+def test_the_command_prints_the_best_point(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(json.dumps(STUDY))
+    asked = ["search", str(file), "--trials", "2", "--executor", "local"]
+    asked += ["--storage", f"sqlite:///{tmp_path / 'kept.db'}"]
+    shown = CliRunner().invoke(cli, asked, catch_exceptions=False, standalone_mode=False).stdout
+    assert "2 of 10 points simulated" in shown and "step_time_s" in shown
