@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from rapid_des.studies.collective_bench import BenchRow, bench
     from rapid_des.studies.criticality import Criticality, criticality
     from rapid_des.studies.difference import Difference, difference
-    from rapid_des.studies.fault_sample import FaultSample, faults_sample
+    from rapid_des.studies.fault_rows import FaultSample
+    from rapid_des.studies.fault_sample import faults_sample
     from rapid_des.studies.faults import How, Scenario, scenario
     from rapid_des.studies.plan import Plan, Wanted, plan
     from rapid_des.studies.points import Point
@@ -87,7 +88,7 @@ _HOMES = {
     "Estimate": "rapid_des.device.operators",
     "FabricCutError": "rapid_des.errors",
     "Fault": "rapid_des.network.faults.specs",
-    "FaultSample": "rapid_des.studies.fault_sample",
+    "FaultSample": "rapid_des.studies.fault_rows",
     "Gemm": "rapid_des.device.operators",
     "GroupedGemm": "rapid_des.device.operators",
     "How": "rapid_des.studies.faults",

@@ -8,12 +8,11 @@ healthy step of its configuration and compared at the rank that it makes critica
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InfeasibleJobError, InputError, RapidDesError
@@ -21,12 +20,13 @@ from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.faults import parse_fault
-from rapid_des.network.faults.models import ROUND, Draw, FaultDraws, FaultModel, Variates, parse_model
+from rapid_des.network.faults.models import Draw, FaultDraws, FaultModel, Variates, parse_model
 from rapid_des.report.result import Result
 from rapid_des.simulation import simulate
 from rapid_des.studies.criticality import PLURALS, alike_places
-from rapid_des.studies.draw_statistics import Spread, Until
+from rapid_des.studies.draw_statistics import Until
 from rapid_des.studies.executors import Done, Executor, InProcess
+from rapid_des.studies.fault_rows import COLUMNS, DrawRow, FaultSample, Sampling, read, written
 from rapid_des.studies.faults import How, why_faster
 from rapid_des.studies.points import Point
 from rapid_des.studies.spaces import load_study
@@ -34,7 +34,6 @@ from rapid_des.studies.store import Store, check_store
 from rapid_des.units import seconds
 from rapid_des.version import __version__
 
-Sampling: TypeAlias = Literal["independent", "latin", "exact"]
 SAMPLINGS: tuple[Sampling, ...] = ("independent", "latin", "exact")
 _BATCH = 30
 """Draws that one worker takes at a time: its cache knows the configuration then."""
@@ -42,117 +41,6 @@ _MANY = 1 << 10
 _BYTES = 1 << 22
 """What remembering a healthy run takes, about."""
 Tell: TypeAlias = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class DrawRow:
-    """One draw on one configuration; times in picoseconds."""
-
-    configuration: str
-    draw: int
-    faults: tuple[str, ...]
-    """In the words of --fault; none is a healthy machine."""
-    step_time: int
-    healthy: int
-    critical_rank: int
-    added: Mapping[str, int] = field(hash=False)
-    """By how much parts of that rank's time are longer than in the healthy step."""
-    weight: float = 1.0
-    """Of how many places this one stands for, where all are enumerated."""
-    faster: str = ""
-    """If the faults speed the step up: why."""
-    error: str = ""
-    """Why it could not be run; then its times are 0."""
-
-    @property
-    def slowdown(self) -> float:
-        """Over the healthy step."""
-        return self.step_time / max(self.healthy, 1)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data for JSON; times in seconds."""
-        return {
-            "configuration": self.configuration,
-            "draw": self.draw,
-            "faults": list(self.faults),
-            "step_time_s": seconds(self.step_time),
-            "step_time_ps": self.step_time,
-            "healthy_s": seconds(self.healthy),
-            "slowdown": self.slowdown,
-            "critical_rank": self.critical_rank,
-            "added_s": {name: seconds(time) for name, time in self.added.items()},
-            "weight": self.weight,
-            "faster": self.faster,
-            "error": self.error,
-        }
-
-
-@dataclass(frozen=True)
-class FaultSample:
-    """What draws of faults cost, by configuration.
-
-    `faults_sample` makes one.
-
-    >>> FaultSample(("a",), (), ("gpu=0 compute=0.5",), 0, "independent").spread("a") is None
-    True
-    """
-
-    configurations: tuple[str, ...]
-    rows: tuple[DrawRow, ...]
-    """By configuration, then by draw."""
-    models: tuple[str, ...]
-    seed: int
-    sampling: Sampling
-    until: str = ""
-    met: bool = True
-    """Whether `until` was reached."""
-    left: int = 0
-    """Draws that ^C left out."""
-    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Configurations that are no jobs, and why."""
-
-    def of(self, configuration: str) -> tuple[DrawRow, ...]:
-        """Return the draws of a configuration that could be run."""
-        return tuple(row for row in self.rows if row.configuration == configuration and not row.error)
-
-    def spread(self, configuration: str) -> Spread | None:
-        """Return the step's spread, in seconds; None without draws."""
-        rows = self.of(configuration)
-        if not rows:
-            return None
-        weights = [row.weight for row in rows] if self.sampling == "exact" else []
-        rounds = ROUND if self.sampling == "latin" else 1
-        return Spread.of([seconds(row.step_time) for row in rows], weights=weights, rounds=rounds)
-
-    def as_json(self, top: int | None = None) -> dict[str, Any]:
-        """Return plain data for JSON; times in seconds, of each configuration its `top` slowest draws."""
-        found = [self._configuration(name, top) for name in self.configurations]
-        return {
-            "faults": list(self.models),
-            "seed": self.seed,
-            "sampling": self.sampling,
-            "until": self.until,
-            "met": self.met,
-            "left": self.left,
-            "refused": dict(self.refused),
-            "configurations": found,
-        }
-
-    def _configuration(self, name: str, top: int | None) -> dict[str, Any]:
-        rows, spread = self.of(name), self.spread(name)
-        failed = [row for row in self.rows if row.configuration == name and row.error]
-        ordered = sorted(rows, key=lambda row: (-row.step_time, row.draw))
-        fastest = [row for row in ordered[::-1] if row.faster][:1]
-        return {
-            "configuration": name,
-            "healthy_s": seconds(rows[0].healthy) if rows else None,
-            "step_time_s": None if spread is None else spread.as_json(),
-            "slower": sum(row.weight for row in rows if row.step_time > row.healthy),
-            "faster": sum(row.weight for row in rows if row.step_time < row.healthy),
-            "failed": len(failed),
-            "error": failed[0].error if failed else "",
-            "rows": [row.as_json() for row in [*ordered[:top], *(fastest if top is not None else [])]],
-        }
 
 
 @dataclass(frozen=True)
@@ -171,44 +59,6 @@ class _Task:
 
 
 _PLACES = 10_000_000
-_COLUMNS = {
-    "id": "int64",
-    "configuration": "string",
-    "draw": "int64",
-    "faults": "string",
-    "step_time_ps": "int64",
-    "step_time_s": "float64",
-    "healthy_ps": "int64",
-    "slowdown": "float64",
-    "critical_rank": "int64",
-    "added_ps": "string",
-    "weight": "float64",
-    "faster": "string",
-    "error": "string",
-}
-"""Of what is kept: `faults` and `added_ps` are JSON."""
-
-
-def _written(row: DrawRow) -> dict[str, Any]:
-    stated = asdict(row) | {"step_time_ps": row.step_time, "healthy_ps": row.healthy}
-    stated |= {"faults": json.dumps(row.faults), "added_ps": json.dumps(row.added)}
-    stated |= {"step_time_s": seconds(row.step_time), "slowdown": row.slowdown}
-    return {name: stated[name] for name in _COLUMNS if name != "id"}
-
-
-def _read(row: Mapping[str, Any]) -> DrawRow:
-    return DrawRow(
-        row["configuration"],
-        row["draw"],
-        tuple(json.loads(row["faults"])),
-        row["step_time_ps"],
-        row["healthy_ps"],
-        row["critical_rank"],
-        json.loads(row["added_ps"]),
-        row["weight"],
-        row["faster"],
-        row["error"],
-    )
 
 
 def study_points(reference: str | Path) -> dict[str, Point]:
@@ -333,19 +183,19 @@ class _Study:
         drawn["first"] = self.first.number
         points = {name: point.key(self.cache) for name, point in self.points.items()}
         manifest = {"kind": "faults", "study": {"rapid_des": __version__, **drawn, "points": points}}
-        with Store.create(folder, manifest, _COLUMNS) as store:
+        with Store.create(folder, manifest, COLUMNS) as store:
             yield store
 
     def _present(self, store: Store | None) -> list[DrawRow]:
         table = [] if store is None else store.table().to_pylist()
-        return [_read(row) for row in table if row["configuration"] in self.points]
+        return [read(row) for row in table if row["configuration"] in self.points]
 
     def _keep(self, store: Store | None, rows: Iterable[DrawRow]) -> None:
         names = list(self.points)
         for row in rows if store is not None else ():
             place = names.index(row.configuration)
             assert store is not None
-            store.append({"id": place * _PLACES + row.draw + 1, **_written(row)})
+            store.append({"id": place * _PLACES + row.draw + 1, **written(row)})
 
     def run(  # noqa: PLR0913 - what a study runs with
         self,
