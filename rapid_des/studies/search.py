@@ -118,6 +118,12 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     analytical estimates come first, 0 for none; a `pruner` leaves out points by their estimates. `storage` is
     any Optuna storage URL; with one the study goes on where it was. `InputError` says what Optuna can not do,
     or that it is not installed.
+
+    >>> axes = {"tp": [1, 2, 4, 8], "dp": [1, 2, 4]}
+    >>> study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "where": "tp * dp * pp == 8"}
+    >>> found = search({**study, "mode": "analytical"}, trials=2)
+    >>> found.points, len(found.rows), found.best["tp"]
+    (3, 2, 2)
     """
     read = load_study(study)
     wanted = _checked(tuple(objectives) or (read.spec.objective,), sampler, pruner, warm)
