@@ -178,20 +178,20 @@ class Power(Quantity):
 
 
 class Rate(Quantity):
-    """How often something happens, in times a million seconds.
+    """How often something happens, in times a thousand hours.
 
     >>> Rate.parse("4/s"), Rate.parse("240/min") == Rate.parse("4/s")
     (Rate('4 /s'), True)
     """
 
-    units: ClassVar = {"/s": Decimal(10**6), "/min": Decimal(10**6) / 60, "/h": Decimal(10**6) / 3600}
+    units: ClassVar = {"/s": Decimal(3_600_000), "/min": Decimal(60_000), "/h": Decimal(1_000)}
     example: ClassVar = "4/s"
     shown: ClassVar = ("/s", "/h")
 
     @property
     def per_second(self) -> float:
         """Return how often a second."""
-        return self / 10**6
+        return self / 3_600_000
 
 
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,18})\Z")

@@ -80,14 +80,21 @@ def _with_blocks(
     """Return names with operators, and communication between them, in place of blocks."""
     outside = Counter({key: time for key, time in named.items() if key[0] != COMPUTE})
     outside.update({(COMPUTE, name): time for name, time in computed.items()})
-    inside = inside_of(done)
-    for _, key, count in block_uses(done, done.trace.stage_of_rank[position]):
-        times = done.times[done.kinds[position], key]
-        tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
-        outside[inside, f"in {direction_of(key.phase)}.{key.section.name}"] += count * (
-            times.duration - tail - times.compute
-        )
+    outside.update(in_whole_step(lambda end: _communication(done, position, end), done.repeated))
     return outside
+
+
+def _communication(done: BlockRun, position: int, end: int | None) -> dict[tuple[str, str], int]:
+    """Return the communication inside the blocks that a rank begins before `end` (None: all)."""
+    inside, named = inside_of(done), Counter[tuple[str, str]]()
+    start = rank_times(done.run.lowered, done.run.execution.records, position).start
+    for segment, key, count in block_uses(done, done.trace.stage_of_rank[position]):
+        if end is None or start[segment.start] < end:
+            times = done.times[done.kinds[position], key]
+            tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
+            name = f"in {direction_of(key.phase)}.{key.section.name}"
+            named[inside, name] += count * (times.duration - tail - times.compute)
+    return dict(named)
 
 
 def _fitted(named: Mapping[str, int], spent: int, *, stretched: bool) -> dict[str, int]:

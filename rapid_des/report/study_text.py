@@ -131,11 +131,9 @@ def _slowest(one: Plain) -> Iterator[str]:
     yield f"\ndraws of {one['configuration']}, the slowest first"
     for row in one["rows"]:
         parts = sorted(row["added_s"].items(), key=lambda entry: -entry[1])[:2]
-        rank = f"rank {row['critical_rank']}: " + ", ".join(
-            f"{name} {time * 1e3:+.4g} ms" for name, time in parts
-        )
-        faults = "; ".join(row["faults"]) or "none"
-        yield f"  {row['draw']:>5} {row['slowdown'] - 1:>+8.2%}  {faults}  ({rank})"
+        added = ", ".join(f"{name} {time * 1e3:+.4g} ms" for name, time in parts)
+        where = f"  (rank {row['critical_rank']}: {added})" if added else ""
+        yield f"  {row['draw']:>5} {row['slowdown'] - 1:>+8.2%}  {'; '.join(row['faults']) or 'none'}{where}"
         if row["faster"]:
             yield f"        faster: {row['faster']}"
 

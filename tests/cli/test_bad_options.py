@@ -102,7 +102,10 @@ BAD_WORDS = [
     ),
     ("bench nope", "'nope' is not one of"),
     ("device show nope", "no device file 'nope'"),
-    ("validate nope", "no topic starts with 'nope'; topics: inference/, inference/trtllm-static, network/"),
+    (
+        "validate nope",
+        "no topic starts with 'nope'; topics: inference/, inference/trtllm, network/, network/as-run/",
+    ),
     (
         "validate operators/gemx",
         "operators/activation, operators/attention, operators/embedding, operators/gemm",

@@ -4,7 +4,7 @@ import pytest
 
 from tests.cli.shell import call
 
-EXACT = {"step_time_ps", "finish_ps"}
+EXACT = {"step_time_ps", "finish_ps", "attribution_ps"}
 COMMANDS = (
     "run llama2_7b_train --on dgx_a100",
     "replay two_stages --on dgx_a100",

@@ -176,9 +176,9 @@ def test_models_of_other_styles_are_run(rows_of, model):
 
 
 def test_a_gpu_without_a_machine_file_is_not_supported(rows_of):
-    row = "c,H100-NVL-94GB,Llama-2-70B,fp8,2,1,1,128,128,13.5,10.0,1283.5,99,20.0,No,dli"
+    row = "c,H100-NVL-94GB,Llama-2-70B,fp8,4,1,1,128,128,13.5,10.0,1283.5,99,20.0,No,dli"
     data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
-    reason = "no machine file of 2 H100-NVL-94GB"
+    reason = "no machine file of 4 H100-NVL-94GB"
     assert scored(data, "inference/trtllm-static/ttft")["unsupported"] == {reason: 1}
 
 

@@ -78,7 +78,7 @@ def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `inference/silicon/…`, `inference/silicon-ranking` and `inference/vllm-traces/ttft|tpot|e2e`."""
     silicon = list(_silicon(data))
     yield from job_topics([*silicon, *_traces(data)], runs(), unit="ms", split=data.split)
-    yield _ranking(data)
+    yield from _ranking(data)
 
 
 def _traces(data: DataFolder) -> Iterator[MeasuredJob]:
@@ -226,8 +226,8 @@ def _precision(mode: str, model: str) -> Tree:
     return _PRECISIONS[mode]
 
 
-def _ranking(data: DataFolder) -> Topic:
-    """Return the topic of groups of configurations: TPOT at the predicted best over that at the best."""
+def _ranking(data: DataFolder) -> Iterator[Topic]:
+    """Yield the topic of groups of configurations: TPOT at the predicted best and at the best of each."""
     groups: dict[tuple[str, ...], list[tuple[float, Record, Case]]] = defaultdict(list)
     for records, case in _configurations(data):
         if not isinstance(case, str):
@@ -243,7 +243,8 @@ def _ranking(data: DataFolder) -> Topic:
         runs().watch = watch
         runs().begin(case for members in several for _, _, case in members)
 
-    return Topic("inference/silicon-ranking", rows, unit="ms", begin=begin, abandon=runs().abandon)
+    if several:
+        yield Topic("inference/silicon-ranking", rows, unit="ms", begin=begin, abandon=runs().abandon)
 
 
 def _chosen(members: Sequence[tuple[float, Record, Case]]) -> Row:

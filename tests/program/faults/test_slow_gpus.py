@@ -107,7 +107,7 @@ def test_hierarchical_runs_cost_faults_as_flattened_ones_where_no_links_are_shar
 def test_hierarchical_runs_refuse_places_hit_in_different_ways():
     where = broken(load_machine("torus2d_ring_a100_64"), "link=1-17 bandwidth=0.5", "link=6-22 bandwidth=0.5")
     with pytest.raises(UnsupportedByEngine, match="places 1, 2"):
-        simulate(load_job("llama3_1_70b_train_64"), where, mode="hierarchical")
+        simulate(load_job("llama3_1_70b_train_64"), where, mode="hierarchical", strict=True)
 
 
 def test_hierarchical_runs_refuse_faults_that_come_and_go():
