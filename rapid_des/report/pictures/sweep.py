@@ -71,7 +71,8 @@ def _draw_effects(axes: Any, plain: Mapping[str, Any]) -> None:
         places = list(range(place, place + len(levels)))
         label = f"{effect['axis']} ({effect['share']:.0%})"
         typical = [level["typical"] for level in levels]
-        axes.plot(places, typical, "o-", color=colour, markersize=4, label=label)
+        joined = all(isinstance(level["value"], (int, float)) for level in levels)  # names have no order
+        axes.plot(places, typical, "o-" if joined else "o", color=colour, markersize=4, label=label)
         axes.plot(places, [level["best"] for level in levels], "_", color=colour, markersize=9)
         ticks += [(at, str(level["value"])) for at, level in zip(places, levels, strict=True)]
         place += len(levels) + 1
