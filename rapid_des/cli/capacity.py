@@ -10,6 +10,7 @@ import click
 
 from rapid_des.cli.options import echo, job_options, json_option, open_job, plot_option
 from rapid_des.cli.progress import progress
+from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
 from rapid_des.studies.capacity import (
@@ -54,6 +55,8 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     stated = {name: options[name] for name in ("share", "requests", "prompt", "output", "seed")}
     demand = Demand(Slo.parse(options["slo"]), **stated)
     load = None if options["load"] is None else _rate(options["load"])
+    if load is None and options["price"] is not None:
+        raise InputError("--price is of the fleet for a load: state --load too")
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
     wanted, loaded = open_job(job, machine, settings, serves=True)

@@ -27,6 +27,7 @@ from rapid_des.report.result import Result
 from rapid_des.serving.resharding import Transfers, as_traces, reshard
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.server import serve
+from rapid_des.serving.workload import parse_lengths
 from rapid_des.simulation import MODES, replay, simulate
 from rapid_des.units import Duration, ceil_divide, seconds
 
@@ -123,6 +124,8 @@ def _check(rollout: Rollout) -> None:
         )
     if training.training.adapters is not None:
         refuse("training", "adapters leave the weights where they are: there is nothing to move")
+    for key in ("prompt", "output"):
+        parse_lengths(getattr(rollout.spec, key), f"{rollout.file}: {key}")
     if rollout.spec.overlap == "one_step" and rollout.spec.placement == "shared":
         refuse("overlap", "one_step needs GPUs of its own for the server: placement apart")
 
@@ -210,6 +213,8 @@ def simulate_rollout(
     >>> list(result.breakdown), len(result.generation)
     (['generation', 'training', 'resharding'], 16)
     """
+    if mode not in MODES:
+        raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     if rollout.gpus > machine.fabric.gpus:
         raise InputError(
             f"{rollout.file}: needs {rollout.gpus} GPUs, {machine.name} has {machine.fabric.gpus}"

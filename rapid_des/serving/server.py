@@ -218,6 +218,7 @@ def serve(  # noqa: PLR0913 - what a server is asked, by name
     >>> len(result), result.kv_occupancy["max"] < 0.01
     (8, True)
     """
+    _ = job.inference  # or it is no job that serves
     spec = job.spec.serving or ServingSpec()
     workload = _workload(
         job, spec, {"arrivals": arrivals, "prompt": prompt, "output": output}, (requests, seed)

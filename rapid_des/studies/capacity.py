@@ -203,6 +203,9 @@ def layouts(job: Job, machine: Machine, texts: Iterable[str]) -> Iterator[Job | 
                     f"{word!r} is not tp=…, pp=…, ep=… or dp=… with a number", file=f"--layout {text!r}"
                 )
             settings[f"parallelism.{axis}"] = int(size)
+        if settings["parallelism.dp"] > 1 and settings.get("parallelism.ep", 1) == 1:
+            problem = "one replica is looked at, the fleet counts them: dp goes with ep, which spans it"
+            raise ConfigError(problem, file=f"--layout {text!r}")
         try:
             found = load_job(job, settings=settings)
         except ConfigError as error:

@@ -343,7 +343,7 @@ class _Search:
         if self.nearest is None:
             first = next(iter(self.space.refused), "")
             raise InfeasibleJobError(
-                f"{self.space.job.name}: no legal way to split it over {self.space.gpus} GPUs"
+                f"{self.space.job.name}: no legal way to split it over {self.space.gpus} GPUs (--gpus)"
                 + (f"; as in {first}" if first else "")
             )
         least, job = self.nearest

@@ -151,6 +151,7 @@ def test_a_server_of_its_own_generates_beside_training():
         ({"serving": SERVING | {"model": "llama3_1_8b"}}, "which is not the"),
         ({"serving": STEP["training"]}, "this needs inference"),
         ({"prompts": 0}, "prompts"),
+        ({"output": "abc"}, "output 'abc': kind: 'abc' is not one of fixed"),
         ({"samples_": 2}, "samples_"),
     ],
 )

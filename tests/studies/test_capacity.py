@@ -67,6 +67,8 @@ def test_layouts_that_can_not_be_are_named_with_the_reason(job, node):
     assert found.refused[1][1] == "needs 16 GPUs, DGX A100 has 8"
     with pytest.raises(InfeasibleJobError, match="tp=3"):
         fleets(job, node, demand, ("tp=3",))
+    with pytest.raises(ConfigError, match="dp goes with ep"):
+        fleets(job, node, demand, ("tp=2 dp=2",))
     with pytest.raises(ConfigError, match="'tp' is not tp="):
         fleets(job, node, demand, ("tp",))
     assert all_layouts(node)[:3] == ("tp=1", "tp=1 pp=2", "tp=1 pp=4")
@@ -98,4 +100,5 @@ def test_the_command_prints_a_row_a_layout():
     assert row["layout"] == {"tp": 2} and row["fleet"]["gpus"] % 2 == 0
     assert "tp=2" in call(*words).out
     assert "--load" in refused(call(*words, "--load", "much"))
+    assert "state --load too" in refused(call(*words, "--price", "2"))
     assert "ttfx" in refused(call("capacity", "llama2_7b_inference", "--on", "dgx_a100", "--slo", "ttfx=1s"))
