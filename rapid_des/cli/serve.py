@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.options import announce, echo, force_option, job_options, json_option, open_job
+from rapid_des.cli.options import (
+    announce,
+    echo,
+    fault_option,
+    force_option,
+    job_options,
+    json_option,
+    open_job,
+)
 from rapid_des.cli.progress import progress
 from rapid_des.frontend import load_job
 from rapid_des.report.writing import check_outputs
@@ -17,6 +25,7 @@ from rapid_des.serving.text import serve_lines
 
 @click.command()
 @job_options
+@fault_option
 @click.option(
     "--arrivals",
     metavar="'KIND KEY=VALUE …'",
@@ -47,7 +56,7 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         [options["rows"], options["timeline"]], pictures=[options["plot"]], replace=options["force"]
     )
     slo = None if options["slo"] is None else Slo.parse(options["slo"])
-    wanted, loaded = open_job(job, machine, settings, serves=True)
+    wanted, loaded = open_job(job, machine, settings, options["faults"], serves=True)
     if options["outages"]:
         wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
     title = f"{job} on {loaded.name}"

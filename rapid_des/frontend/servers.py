@@ -52,7 +52,7 @@ class ServingSpec(Spec, frozen=True):
     """Which replica gets a request."""
     prefill_replicas: Count | None = None
     """Of the replicas those that compute prompts alone; keys and values then go to one of the others, GPU to
-    GPU over the machine's links, each message as if alone. Unset: all do both."""
+    GPU over the machine's links, where messages wait for one another. Unset: all do both."""
     prefix: str | None = None
     """Tokens of prompts that the KV cache holds when they come, as `prompt` states lengths; they take pages
     like any. Unset: none."""

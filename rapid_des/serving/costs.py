@@ -11,7 +11,7 @@ kernels and the rest, or as the host needs to issue them all, whichever is longe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple, Protocol
@@ -21,6 +21,7 @@ from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend.inference import Pass, captures, one_pass, pass_lists, serving_shard
 from rapid_des.frontend.job import Job
@@ -29,18 +30,14 @@ from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import EMBEDDING, HEAD, Section, stage_sections
 from rapid_des.frontend.shard import Group
 from rapid_des.machine import Machine
+from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on
+from rapid_des.serving.corners import Refined, around, fineness, stretch, token_corners
 from rapid_des.simulation import simulate
-from rapid_des.units import Duration, ceil_divide
+from rapid_des.units import Duration
 
-_KEYS, _FINE = 64, 32
-"""Decode kernels take keys in blocks of so many; corners of long KV lengths in each doubling."""
-_EXACT_TOKENS, _MANY_TOKENS = 256, 2048
-"""Tokens up to which every count is a corner, and from which on corners are farther apart."""
-_FEW_ROWS, _MANY_ROWS = 16, 64
-"""Tiles of matrix products end at such multiples of rows: first and last row of each are corners."""
-_TOLERANCE = 0.002
-"""Of a pass: how far the rest may be from the line between two corners, in their middle."""
+_CORNERS, _FEW = 64, 1 << 14
+"""Passes that are simulated, about; prices of chunks that are kept: few come twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +85,22 @@ class PassCosts:
         self._machine, self._cache = machine, BoundedCache() if cache is None else cache
         self._job = issued_on(of_replica(job), machine)
         self._idle = without_host(self._job)
+        self._host = self._job.host
         self._graph = captures(self._job, 1)
-        self._operators = {
-            decoding: operator_model(
-                as_used(self._job, machine, machine.device, decoding=decoding), self._cache
-            )
+        devices = {
+            decoding: as_used(self._job, machine, machine.device, decoding=decoding)
             for decoding in (False, True)
         }
-        self._bodies: dict[tuple[int, bool], _Kernels] = {}
+        self._operators = {key: operator_model(device, self._cache) for key, device in devices.items()}
+        self._passing_operators = {
+            key: operator_model(device, BoundedCache(_FEW)) for key, device in devices.items()
+        }
+        self._bodies: dict[tuple[int, bool], tuple[_Kernels, _Opening]] = {}
+        self._steps: dict[int, _Kernels] = {}
         self._heads: dict[tuple[int, bool], _Kernels] = {}
         self._rests = {decoding: Refined(partial(self._rest_at, decoding)) for decoding in (False, True)}
-        self._openings: dict[tuple[int, bool], tuple[list[tuple[_Kernels, str]], int]] = {}
-        self._attention: dict[tuple[tuple[Group, ...], bool], _Kernels] = {}
+        self._attention: dict[tuple[Group, bool], _Kernels] = {}
+        self._lines: dict[tuple[int, int], Int64s] = {}
 
     def time(self, batch: Batch) -> int:
         """Return how long an iteration lasts."""
@@ -108,29 +109,41 @@ class PassCosts:
         if batch.decodes:
             seen = self._decode_attention(batch.decodes, batch.keys, decoding)
         if batch.chunks:
-            seen = seen.then(self._attend(batch.chunks, decoding))
+            seen = seen.then(self._prompt_attention(batch.chunks, decoding))
         if decoding and self._graph:
             return passed.time + seen.time
         return self._issued(passed.then(seen), self._late(batch.tokens, seen.time, decoding))
 
     def ends(self, decodes: int, keys: int, steps: int) -> Int64s:
         """Return when each of so many pure decode steps ends; `keys` grow by one a request and step."""
-        base = self._base(decodes, decodes, decoding=True)
+        if decodes not in self._steps:
+            self._steps[decodes] = self._base(decodes, decodes, decoding=True)
+        base = self._steps[decodes]
         first = -(-keys // decodes)
-        lengths = first + np.arange(steps)
-        corners = _corners(first, first + steps - 1)
-        attention = [self._attention_at(decodes, corner, True) for corner in corners]
-        values = np.array([each.time for each in attention], np.int64)
-        place = np.searchsorted(corners, lengths)
-        below = np.maximum(place - 1, 0)
-        at = np.array(corners, np.int64)
-        span = np.maximum(at[place] - at[below], 1)
-        between = values[below] + (values[place] - values[below]) * (lengths - at[below]) // span
-        on_gpu = base.time + between
-        if not self._graph and self._job.host is not None:
-            each = [self._late(decodes, int(value), decoding=True) for value in between]
-            on_gpu = self._job.host.before() + np.maximum(on_gpu + each, base.issue + attention[0].issue)
+        on_gpu = base.time + self._attention_from(decodes, first, steps)
+        if not self._graph and self._host is not None:
+            attention = on_gpu - base.time
+            each = [self._late(decodes, int(value), decoding=True) for value in attention]
+            issue = base.issue + self._attention_at(decodes, first, True).issue
+            on_gpu = self._host.before() + np.maximum(on_gpu + each, issue)
         return np.cumsum(on_gpu)
+
+    def _attention_from(self, decodes: int, first: int, steps: int) -> Int64s:
+        """Return decode attention of so many steps, the first at this mean KV length, each one longer."""
+        found, length = list[Int64s](), first
+        while length < first + steps:
+            below, above = stretch(length, fineness(length))
+            found.append(self._line(decodes, below, above)[length - below :])
+            length = above + 1
+        return (found[0] if len(found) == 1 else np.concatenate(found))[:steps]
+
+    def _line(self, decodes: int, below: int, above: int) -> Int64s:
+        """Return decode attention of every mean KV length from one corner to the next."""
+        key = decodes, below
+        if key not in self._lines:
+            low, high = (self._attention_at(decodes, corner, True).time for corner in (below, above))
+            self._lines[key] = low + (high - low) * np.arange(above - below + 1) // (above - below)
+        return self._lines[key]
 
     def _base(self, tokens: int, sampled: int, decoding: bool) -> _Kernels:
         """Return all but attention."""
@@ -139,12 +152,12 @@ class PassCosts:
 
     def _passing(self, tokens: int, decoding: bool) -> int:
         """Return how many tokens pass: where a captured graph is padded more than there are."""
-        host = self._job.host
+        host = self._host
         return tokens + host.padding(tokens) if decoding and host is not None else tokens
 
     def _issued(self, passed: _Kernels, late: int) -> int:
         """Return how long a pass lasts that the host issues kernel by kernel."""
-        host = self._job.host
+        host = self._host
         return passed.time if host is None else host.before() + max(passed.time + late, passed.issue)
 
     def _late(self, tokens: int, attention: int, decoding: bool) -> int:
@@ -152,51 +165,37 @@ class PassCosts:
 
         Attention and messages are taken as alike in all layers.
         """
-        layers = sum(count for section, count in self._sections if section.name == "block")
-        rest = self._rests[decoding](self._passing(tokens, decoding))
-        late = issued = passed = 0
-        opening, messages = self._opening(tokens, decoding)
-        for kernel, kind in opening:
-            issued += kernel.issue
-            late = max(late, issued - passed)
-            passed += {"kernel": kernel.time, "attention": attention // layers, "message": rest // messages}[
-                kind
-            ]
-        return late
-
-    def _opening(self, tokens: int, decoding: bool) -> tuple[list[tuple[_Kernels, str]], int]:
-        """Return embedding and first layer in order, and how many messages there are in a pass."""
-        key = _token_corners(tokens)[1], decoding
-        if key not in self._openings:
-            lists = pass_lists(self._job, _pass_of(key[0], decoding))
-            first = next(section for section, _ in self._sections if section.name == "block")
-            kinds = [
-                (self._kernel(one, decoding), _kind(one))
-                for section in (EMBEDDING, first)
-                for one in lists[section]
-            ]
-            count = sum(n * sum(_kind(one) == "message" for one in lists[each]) for each, n in self._sections)
-            self._openings[key] = kinds, max(1, count)
-        return self._openings[key]
+        opening = self._body_at(token_corners(tokens)[1], decoding)[1]
+        message = self._rests[decoding](self._passing(tokens, decoding)) // opening.messages
+        return opening.late(attention // self._layers, message)
 
     def _body(self, tokens: int, decoding: bool) -> _Kernels:
         """Return the kernels of embedding and layers that no KV length changes.
 
         Linear between the corners of `_token_corners`.
         """
-        below, above = _token_corners(tokens)
-        low = self._body_at(below, decoding)
+        below, above = token_corners(tokens)
+        low = self._body_at(below, decoding)[0]
         if below == tokens:
             return low
-        return low.between(self._body_at(above, decoding), tokens - below, above - below)
+        return low.between(self._body_at(above, decoding)[0], tokens - below, above - below)
 
-    def _body_at(self, tokens: int, decoding: bool) -> _Kernels:
+    def _body_at(self, tokens: int, decoding: bool) -> tuple[_Kernels, _Opening]:
         key = tokens, decoding
         if key not in self._bodies:
             lists = pass_lists(self._job, _pass_of(tokens, decoding))
             parts = [(count, lists[section]) for section, count in self._sections if section != HEAD]
-            self._bodies[key] = self._kernels(parts, decoding, cached=False)
+            kernels = self._kernels(parts, self._operators[decoding], cached=False)
+            self._bodies[key] = kernels, self._opening(lists, decoding)
         return self._bodies[key]
+
+    def _opening(self, lists: Mapping[Section, Sequence[Operation]], decoding: bool) -> _Opening:
+        """Return embedding and first layer in order."""
+        first = next(section for section, _ in self._sections if section.name == "block")
+        operations = [one for section in (EMBEDDING, first) for one in lists[section]]
+        count = sum(n * sum(_kind(one) == "message" for one in lists[each]) for each, n in self._sections)
+        kernels = [self._kernel(one, self._operators[decoding]) for one in operations]
+        return _Opening.of(kernels, [_kind(one) for one in operations], max(1, count))
 
     def _head(self, sampled: int, decoding: bool) -> _Kernels:
         """Return the kernels of the head, which choose so many tokens.
@@ -207,29 +206,33 @@ class PassCosts:
         if key not in self._heads:
             group = Group(max(1, sampled), 1, int(decoding), samples=int(sampled > 0))
             shard = serving_shard(self._job, Pass(1, (group,), 1))
-            head = self._kernels([(1, sampling(shard))], decoding, cached=False)
-            ends = 0 if self._job.host is None else head.time + int(self._job.host.kernel)
+            head = self._kernels([(1, sampling(shard))], self._operators[decoding], cached=False)
+            ends = 0 if self._host is None else head.time + int(self._host.kernel)
             self._heads[key] = _Kernels(head.time, max(head.issue, ends))
         return self._heads[key]
 
     def _kernels(
-        self, parts: Iterable[tuple[int, Sequence[Operation]]], decoding: bool, *, cached: bool
+        self, parts: Iterable[tuple[int, Sequence[Operation]]], operators: OperatorModel, *, cached: bool
     ) -> _Kernels:
         """Return what operator lists, each so many times, hold of operations that see the KV cache or not."""
         found = _Kernels(0, 0)
         for count, operations in parts:
             for one in operations:
                 if one.sees_cache == cached:
-                    kernel = self._kernel(one, decoding)
+                    kernel = self._kernel(one, operators)
                     found = found.then(_Kernels(count * kernel.time, count * kernel.issue))
         return found
 
-    def _kernel(self, operation: Operation, decoding: bool) -> _Kernels:
-        host = self._job.host
+    def _kernel(self, operation: Operation, operators: OperatorModel) -> _Kernels:
+        host = self._host
         if operation.operator is None:
             return _Kernels(0, 0 if host is None else int(host.collective))
-        time = self._operators[decoding].estimate(operation.operator).duration
+        time = operators.estimate(operation.operator).duration
         return _Kernels(time, 0 if host is None else host.of_kernel(operation.operator, time)[0])
+
+    @cached_property
+    def _layers(self) -> int:
+        return sum(count for section, count in self._sections if section.name == "block")
 
     @cached_property
     def _sections(self) -> list[tuple[Section, int]]:
@@ -240,7 +243,7 @@ class PassCosts:
     def _decode_attention(self, decodes: int, keys: int, decoding: bool) -> _Kernels:
         """Return attention of so many new tokens, linear between corners of their mean KV length."""
         length = -(-keys // decodes)
-        below, above = _around(length)
+        below, above = around(length)
         low = self._attention_at(decodes, below, decoding)
         if below == length:
             return low
@@ -248,32 +251,55 @@ class PassCosts:
         return low.between(high, length - below, above - below)
 
     def _attention_at(self, decodes: int, length: int, decoding: bool) -> _Kernels:
-        return self._attend((Group(decodes, 1, length - 1),), decoding)
+        return self._remembered(Group(decodes, 1, length - 1), decoding)
 
-    def _attend(self, groups: tuple[Group, ...], decoding: bool) -> _Kernels:
-        """Return the kernels that see the KV cache in one pass."""
-        key = groups, decoding
+    def _prompt_attention(self, chunks: tuple[Group, ...], decoding: bool) -> _Kernels:
+        """Return attention of chunks; of a whole prompt alone linear between corners of its length."""
+        if len(chunks) > 1 or chunks[0].cached:
+            return self._attend(chunks, decoding, self._passing_operators)
+        (chunk,) = chunks
+        below, above = around(chunk.query_length)
+        low, high = (
+            self._remembered(replace(chunk, query_length=corner, samples=1), decoding)
+            for corner in (below, above)
+        )
+        return low.between(high, chunk.query_length - below, max(1, above - below))
+
+    def _remembered(self, group: Group, decoding: bool) -> _Kernels:
+        key = group, decoding
         if key not in self._attention:
-            shard = serving_shard(self._job, Pass(0, groups, 0))
-            kinds = self._job.kinds
-            parts = (
-                (count, kinds[section.kind].layer.on_cache(shard))
-                for section, count in self._sections
-                if section.name == "block"
-            )
-            self._attention[key] = self._kernels(parts, decoding, cached=True)
+            self._attention[key] = self._attend((group,), decoding, self._operators)
         return self._attention[key]
+
+    def _attend(
+        self, groups: tuple[Group, ...], decoding: bool, operators: Mapping[bool, OperatorModel]
+    ) -> _Kernels:
+        """Return the kernels that see the KV cache in one pass."""
+        shard = serving_shard(self._job, Pass(0, groups, 0))
+        kinds = self._job.kinds
+        parts = (
+            (count, kinds[section.kind].layer.on_cache(shard))
+            for section, count in self._sections
+            if section.name == "block"
+        )
+        return self._kernels(parts, operators[decoding], cached=True)
 
     def _rest_at(self, decoding: bool, tokens: int) -> tuple[int, int]:
         """Return what a simulated pass of so many tokens takes beyond its kernels, and what it takes."""
         groups = (Group(tokens, 1, 1),) if decoding else prompts_of(self._job, tokens)
         job = self._job if decoding and self._graph else self._idle
         taken = simulate(
-            one_pass(job, groups), self._machine, mode="hierarchical", allow_oom=True, cache=self._cache
+            one_pass(job, groups),
+            self._machine,
+            mode="hierarchical",
+            engine=EngineChoice(programs=_CORNERS),
+            allow_oom=True,
+            cache=self._cache,
         ).step_time
         sampled = sum(group.count for group in groups)
-        kernels = self._body_at(tokens, decoding).time + self._head(sampled, decoding).time
-        return int(taken) - kernels - self._attend(groups, decoding).time, int(taken)
+        kernels = self._body_at(tokens, decoding)[0].time + self._head(sampled, decoding).time
+        attention = self._attend(groups, decoding, self._operators).time
+        return int(taken) - kernels - attention, int(taken)
 
 
 class _Kernels(NamedTuple):
@@ -292,43 +318,36 @@ class _Kernels(NamedTuple):
         return _Kernels(self.time + (other.time - self.time) * part // whole, self.issue)
 
 
-class Refined:
-    """A function of a whole number, linear between corners that are added where it is not.
+class _Opening(NamedTuple):
+    """What a pass begins with, until its first layer is over: of each kernel what came before it, and it."""
 
-    `exact` returns its value and a total of which an error counts; corners are powers of two, and halves of
-    what lies between while the middle is farther than `_TOLERANCE` of the total from the line.
-    """
+    issued: Int64s
+    """What the host needs until it has issued the kernel."""
+    kernels: Int64s
+    """What the GPU needs for the kernels before, but attention."""
+    attention: Int64s
+    """How many attention kernels are before."""
+    message: Int64s
+    """How many messages."""
+    messages: int
+    """Of a whole pass."""
 
-    def __init__(self, exact: Callable[[int], tuple[int, int]]) -> None:
-        self._exact = exact
-        self._known: dict[int, tuple[int, int]] = {}
-        self._spans: dict[tuple[int, int], bool] = {}
+    @classmethod
+    def of(cls, kernels: Sequence[_Kernels], kinds: Sequence[str], messages: int) -> _Opening:
+        """Return what these kernels, in order, come to."""
+        kind = np.array(kinds)
+        times = np.array([one.time for one in kernels], np.int64)
+        before = [
+            np.cumsum(each) - each
+            for each in (np.where(kind == "kernel", times, 0), kind == "attention", kind == "message")
+        ]
+        issued = np.cumsum(np.array([one.issue for one in kernels], np.int64))
+        return cls(issued, before[0], before[1], before[2], messages)
 
-    def __call__(self, number: int) -> int:
-        """Return the value."""
-        below = 1 << (number.bit_length() - 1)
-        above = 2 * below
-        while below < number:
-            if self._is_straight(below, above):
-                low, high = self._at(below)[0], self._at(above)[0]
-                return low + (high - low) * (number - below) // (above - below)
-            middle = (below + above) // 2
-            below, above = (middle, above) if middle <= number else (below, middle)
-        return self._at(below)[0]
-
-    def _is_straight(self, below: int, above: int) -> bool:
-        span = below, above
-        if span not in self._spans:
-            middle = (below + above) // 2
-            value, total = self._at(middle)
-            line = (self._at(below)[0] + self._at(above)[0]) / 2
-            self._spans[span] = abs(value - line) <= _TOLERANCE * total
-        return self._spans[span]
-
-    def _at(self, number: int) -> tuple[int, int]:
-        if number not in self._known:
-            self._known[number] = self._exact(number)
-        return self._known[number]
+    def late(self, attention: int, message: int) -> int:
+        """Return how long the GPU waits in all, given what each attention kernel and message takes."""
+        passed = self.kernels + self.attention * attention + self.message * message
+        return max(0, int((self.issued - passed).max()))
 
 
 def of_replica(job: Job) -> Job:
@@ -369,43 +388,3 @@ def _kind(operation: Operation) -> str:
     if operation.operator is None:
         return "message"
     return "attention" if operation.sees_cache else "kernel"
-
-
-def _corners(first: int, last: int) -> list[int]:
-    """Return the corners of the KV length around a range."""
-    below, above = _around(first)
-    corners = [below] if below == above else [below, above]
-    while corners[-1] < last:
-        below, above = _around(corners[-1] + 1)
-        corners += [below] if below == above else [below, above]
-    return corners
-
-
-def _token_corners(tokens: int) -> tuple[int, int]:
-    """Return the corners of the token count below and above, the same at a corner.
-
-    >>> _token_corners(100), _token_corners(300), _token_corners(321), _token_corners(3000)
-    ((100, 100), (289, 304), (321, 321), (2945, 3008))
-    """
-    if tokens <= _EXACT_TOKENS:
-        return tokens, tokens
-    return _between(tokens, _FEW_ROWS if tokens <= _MANY_TOKENS else _MANY_ROWS)
-
-
-def _around(length: int) -> tuple[int, int]:
-    """Return the corners of the KV length below and above, the same at a corner.
-
-    >>> _around(1), _around(1000), _around(1024), _around(10_000)
-    ((1, 1), (961, 1024), (1024, 1024), (9985, 10240))
-    """
-    return _between(length, max(_KEYS, (1 << (length.bit_length() - 1)) // _FINE))
-
-
-def _between(number: int, step: int) -> tuple[int, int]:
-    """Return the first and the last number of the stretch of so many that a number lies in; ends by itself.
-
-    What it costs may jump from one stretch to the next.
-    """
-    above = ceil_divide(number, step) * step
-    below = above - step + 1
-    return (number, number) if number in (below, above) else (below, above)

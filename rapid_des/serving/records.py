@@ -15,6 +15,8 @@ from rapid_des.serving.costs import Batch
 PER_DOUBLING = 1000
 """Bins of gaps between tokens: each 0.07 % wide."""
 _BINS = 64 * PER_DOUBLING
+_TOGETHER = 512
+"""Stretches of steps that are brought into bins at once."""
 COLUMNS = ("began", "duration", "steps", "decodes", "prompt_tokens", "waiting", "running", "pages")
 
 
@@ -30,21 +32,37 @@ class Load:
     """Columns of equal length: `COLUMNS`, times in picoseconds."""
 
     columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in COLUMNS})
-    gaps: Int64s = field(default_factory=lambda: np.zeros(_BINS, np.int64))
-    """Tokens by the time since the one before (log bins)."""
+    _gaps: Int64s = field(default_factory=lambda: np.zeros(_BINS, np.int64))
+    _steps: list[tuple[Int64s, int]] = field(default_factory=list)
+    """Steps that are not in `_gaps` yet: when they ended, and how many tokens each made."""
 
     def iteration(self, began: int, duration: int, batch: Batch, watched: _Watched) -> None:
         """Count one iteration."""
         prompts = batch.tokens - batch.decodes
         self._append((began, duration, 1, batch.decodes, prompts, *watched.sizes))
         if batch.decodes:
-            self.gaps[_bin(duration)] += batch.decodes
+            self._gaps[_bin(duration)] += batch.decodes
 
     def steps(self, began: int, ends: Int64s, decodes: int, watched: _Watched) -> None:
         """Count decode steps that ended so long after they began."""
         self._append((began, int(ends[-1]), len(ends), decodes, 0, *watched.sizes))
-        bins, counts = np.unique(_bins(np.diff(ends, prepend=0)), return_counts=True)
-        self.gaps[bins] += counts * decodes
+        self._steps.append((ends, decodes))
+        if len(self._steps) == _TOGETHER:
+            self._count()
+
+    @property
+    def gaps(self) -> Int64s:
+        """Tokens by the time since the one before (log bins)."""
+        self._count()
+        return self._gaps
+
+    def _count(self) -> None:
+        """Bring steps into their bins."""
+        if self._steps:
+            durations = np.concatenate([np.diff(ends, prepend=0) for ends, _ in self._steps])
+            counts = np.repeat([each for _, each in self._steps], [len(ends) for ends, _ in self._steps])
+            np.add.at(self._gaps, _bins(durations), counts)
+            self._steps.clear()
 
     def table(self) -> dict[str, Int64s]:
         """Return the columns as arrays."""

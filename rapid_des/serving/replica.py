@@ -113,7 +113,7 @@ class Replica:
     @property
     def spare_pages(self) -> int:
         """Pages that are free, less those that waiting requests want."""
-        taken = sum(self._group.new_pages(ahead) for ahead in range(self._passed))
+        taken = self._group.pages_within(self._passed)
         return self._free - taken - ceil_divide(self._queued, self.engine.page_size)
 
     @property
@@ -355,8 +355,7 @@ class Replica:
         self._end(self._advance(steps))
 
     def _take_pages(self, steps: int) -> None:
-        for ahead in range(steps):
-            self._free -= self._group.new_pages(ahead)
+        self._free -= self._group.pages_within(steps)
         self._forget()
 
     def _advance(self, steps: int) -> list[Request]:

@@ -43,6 +43,8 @@ class Request:
     started: int = NEVER
     """When an iteration first computed something of it."""
     first_token: int = NEVER
+    transfer: int = 0
+    """From then on, until its keys and values were at the replica that decodes, if that is another."""
     finished: int = NEVER
     preemptions: int = 0
     retries: int = 0
@@ -53,6 +55,7 @@ class Request:
         self.computed = self.generated = self.pages = self.joined = 0
         self.carried = False
         self.replica = self.started = self.first_token = NEVER
+        self.transfer = 0
         self.retries += 1
 
     @property
@@ -122,6 +125,11 @@ class Decoding:
     def new_pages(self, ahead: int = 0) -> int:
         """Return how many pages the next step takes, or that so many steps after it."""
         return self._phases[-(self.step + ahead) % self.page_size]
+
+    def pages_within(self, steps: int) -> int:
+        """Return how many pages the next so many steps take."""
+        rounds, rest = divmod(steps, self.page_size)
+        return rounds * len(self._members) + sum(map(self.new_pages, range(rest)))
 
     def steps_within(self, free: int, most: int) -> int:
         """Return how many steps, `most` at most, so many free pages suffice for."""

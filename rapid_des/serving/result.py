@@ -37,6 +37,7 @@ _COLUMNS = (
     "replica",
     "started",
     "first_token",
+    "transfer",
     "finished",
     "preemptions",
     "retries",
@@ -44,7 +45,7 @@ _COLUMNS = (
 
 
 class Served(Protocol):
-    """What a result reads of a fleet (`server.Fleet`)."""
+    """What a result reads of a fleet (`fleet.Fleet`)."""
 
     done: list[Request]
     members: list[Replica]
@@ -185,6 +186,7 @@ class ServeResult:
             "tpot_s": spread(self.tpot),
             "itl_s": {name: gap / PS_PER_S for name, gap in zip(SHARES, gaps, strict=False)},
             "e2e_s": spread(self.e2e),
+            "transfer_s": self._transfers,
             "throughput": self.throughput,
             "goodput": None if slo is None else {"slo": slo.text, "requests_per_s": self.goodput(slo)},
             "kv_occupancy": self.kv_occupancy,
@@ -200,6 +202,11 @@ class ServeResult:
         return plain
 
     @property
+    def _transfers(self) -> dict[str, float | None] | None:
+        times = self.requests["transfer"]
+        return spread(times[times > 0]) if times.any() else None
+
+    @property
     def _times(self) -> dict[str, Int64s | Floats]:
         return {"ttft_s": self.ttft, "tpot_s": self.tpot, "e2e_s": self.e2e}
 
@@ -211,6 +218,7 @@ class ServeResult:
             "arrival_s": self.requests["arrival"],
             "queue_s": self.queue,
             "prefill_s": self.prefill,
+            "transfer_s": self.requests["transfer"],
             "ttft_s": self.ttft,
             "tpot_s": (self.e2e - self.ttft) / later,
             "e2e_s": self.e2e,

@@ -43,6 +43,10 @@ def serve_lines(result: ServeResult, title: str, slo: Slo | None = None) -> Iter
     yield f"  {'':24}" + "".join(f"{name:>12}" for name in ("mean", *SHARES))
     for _, label, key in _ROWS:
         yield f"  {label:24}" + "".join(f"{_time(value):>12}" for value in plain[key].values())
+    if plain["transfer_s"]:
+        yield f"  {'keys and values travel':24}" + "".join(
+            f"{_time(value):>12}" for value in plain["transfer_s"].values()
+        )
     if plain["itl_s"]:
         yield f"  {'between two tokens':24}{'':>12}" + "".join(
             f"{_time(v):>12}" for v in plain["itl_s"].values()

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.replica import Engine
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
-from rapid_des.serving.server import Fleet
 from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
 
 SERVICE = 10**9
@@ -29,7 +29,9 @@ class Affine:
 
 
 def served(arrivals, count, prompt="1", output="1", seed=1, policy="vllm_v1", router="round_robin", **rest):
-    fleet_keys = {name: rest.pop(name) for name in ("replicas", "prompting", "transfer") if name in rest}
+    fleet_keys = {
+        name: rest.pop(name) for name in ("replicas", "prompting", "transfer", "outages") if name in rest
+    }
     made = {
         "costs": Affine(),
         "pages": 10**6,
@@ -44,6 +46,11 @@ def served(arrivals, count, prompt="1", output="1", seed=1, policy="vllm_v1", ro
     fleet = Fleet(Engine(policy=POLICIES[policy], **made), work, ROUTERS.get(router, joint), **fleet_keys)
     assert fleet.run()
     return fleet, ServeResult.of(fleet, name="test", gpus=1)
+
+
+def after(milliseconds):
+    """Return transfers that take so long, whatever they carry."""
+    return lambda env, *_: env.timeout(milliseconds * SERVICE)
 
 
 def joint(replicas, request):
@@ -226,7 +233,7 @@ def test_prompts_and_answers_on_replicas_of_their_own():
     # one prompt in 50 ms every 100 ms; keys and values travel for 7 ms; steps take 1 ms
     costs = Affine(base=SERVICE, token=SERVICE // 2)
     work = from_columns([100 * number for number in range(20)], [98] * 20, [11] * 20)
-    fleet, result = served(work, 0, costs=costs, replicas=2, prompting=1, transfer=lambda *_: 7 * SERVICE)
+    fleet, result = served(work, 0, costs=costs, replicas=2, prompting=1, transfer=after(7))
     assert set((result.ttft / SERVICE).tolist()) == {50}
     assert set((result.e2e / SERVICE).tolist()) == {50 + 7 + 10}
     assert [int(load["prompt_tokens"].sum()) for load in result.loads] == [20 * 98, 0]

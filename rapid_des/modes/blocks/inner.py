@@ -82,7 +82,7 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     for index, kind in enumerate(kinds):
         for key in blocks.keys(blocks.stage(index)):
             first.setdefault((kind, key), groups[index])
-    each = replace(choice, programs=len(first))
+    each = replace(choice, programs=choice.programs * len(first))
     basis = basis_of(machine, len(groups[0]), cache)
     times: dict[tuple[bytes, PieceKey], BlockTimes] = {}
     for (kind, key), ranks in first.items():

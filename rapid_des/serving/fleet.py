@@ -1,0 +1,191 @@
+"""A fleet of replicas, who sends requests to them and what becomes of these: SimPy processes on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import simpy
+
+from rapid_des.serving.costs import Costs
+from rapid_des.serving.replica import Engine, Process, Replica
+from rapid_des.serving.requests import Request
+from rapid_des.serving.routers import Router
+from rapid_des.serving.transfers import Transfer
+from rapid_des.serving.workload import Workload
+
+if TYPE_CHECKING:
+    from rapid_des.serving.outages import Event
+
+Watch = Callable[[int, int], None]
+"""Told how many requests are done, of how many."""
+_TOLD = 64
+"""Requests between two tellings."""
+
+
+@dataclass
+class Fleet:
+    """Replicas of one engine, who sends requests to them, and what has come of it."""
+
+    engine: Engine
+    workload: Workload
+    router: Router
+    replicas: int = 1
+    prompting: int = 0
+    """Replicas, the first ones, that compute prompts alone; 0: all do both."""
+    transfer: Transfer = lambda env, *_: env.timeout(0)
+    """Moves keys and values from one replica to another."""
+    client: int = 0
+    """Picoseconds from a client's request to its arrival at a replica."""
+    watch: Watch = lambda *_: None
+    outages: Sequence[Iterator[Event]] = ()
+    startup: int = 0
+    """Picoseconds from the end of an outage until a replica serves."""
+    lose: bool = False
+    """Whether requests of a replica that stops are lost."""
+    slowed: Callable[[str], Costs] | None = None
+    """Tells what iterations take under a fault."""
+    done: list[Request] = field(default_factory=list)
+    lost: list[Request] = field(default_factory=list)
+    stops: list[tuple[int, int, int]] = field(default_factory=list)
+    """Replica, from when, until when it serves again."""
+    env: simpy.Environment = field(default_factory=simpy.Environment)
+
+    def run(self) -> bool:
+        """Serve all requests; whether that was not interrupted."""
+        self._sent = self._inside = self._since = self.area = 0
+        self._held: list[Request] = []
+        self._stranded: list[Request] = []
+        """Requests whose prompts are computed and whose keys and values no replica is there to take."""
+        self._end = self.env.event()
+        self.members = [
+            Replica(
+                self.env,
+                number,
+                self.engine,
+                self._deliver,
+                self._hand_over if number < self.prompting else None,
+            )
+            for number in range(self.replicas)
+        ]
+        if self.workload.arrival is None:
+            for _ in range(min(self.workload.clients, len(self.workload))):
+                self._send_next()
+        else:
+            self.env.process(self._come())
+        for events in self.outages:
+            self.env.process(self._break(events))
+        try:
+            self.env.run(until=self._end)
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    def _count(self, change: int) -> None:
+        """Note that so many more requests are between sending and answer."""
+        now = int(self.env.now)
+        self.area += self._inside * (now - self._since)
+        self._inside, self._since = self._inside + change, now
+
+    def _come(self) -> Process:
+        assert self.workload.arrival is not None
+        for arrival in self.workload.arrival.tolist():
+            if arrival > self.env.now:
+                yield self.env.timeout(arrival - self.env.now)
+            self._send_next()
+
+    def _send_next(self) -> None:
+        """Have the next request of the workload sent now."""
+        number, work = self._sent, self.workload
+        self._sent += 1
+        self._count(1)
+        request = work.request(number, int(self.env.now))
+        if self.client:
+            self.env.timeout(self.client).callbacks.append(lambda _: self._route(request))
+        else:
+            self._route(request)
+
+    def _route(self, request: Request) -> None:
+        alive = [member for member in self.members[: self.prompting or None] if member.alive]
+        if alive:
+            self.router(alive, request).submit(request)
+        else:
+            self._held.append(request)
+
+    def _break(self, events: Iterator[Event]) -> Process:
+        """Have replicas fail as events say, and come back."""
+        for event in events:
+            if event.at > self.env.now:
+                yield self.env.timeout(event.at - self.env.now)
+            member = self.members[event.replica]
+            if event.fault is not None:
+                assert self.slowed is not None
+                member.price(self.slowed(event.fault))
+                yield self.env.timeout(event.down)
+                member.price(self.engine.costs)
+            elif member.alive:
+                back = int(self.env.now) + event.down + self.startup
+                self.stops.append((event.replica, int(self.env.now), back))
+                for request in member.stop():
+                    self._leave(request)
+                yield self.env.timeout(event.down + self.startup)
+                member.resume()
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Send on the requests for which no replica was there, now that one is."""
+        held, self._held = self._held, []
+        for request in held:
+            self._route(request)
+        computed, self._stranded = self._stranded, []
+        for request in computed:
+            self._hand_over(request)
+
+    def _leave(self, request: Request) -> None:
+        """Send a request of a replica that has stopped to another, or lose it."""
+        if not self.lose:
+            request.again()
+            self._route(request)
+            return
+        self._count(-1)
+        self.area -= int(self.env.now) - request.arrival
+        self.lost.append(request)
+        self._answered()
+
+    def _hand_over(self, request: Request) -> None:
+        """Send a request on to a replica that decodes; its keys and values travel."""
+        alive = [member for member in self.members[self.prompting :] if member.alive]
+        if not alive:
+            self._stranded.append(request)
+            return
+        target = self.router(alive, request)
+        request.carried = True
+        sent = self.transfer(self.env, request.computed, request.replica, target.number)
+        sent.callbacks.append(lambda _: self._arrive(request, target))
+
+    def _arrive(self, request: Request, target: Replica) -> None:
+        """Have a request decode whose keys and values have arrived, if anybody is there by then."""
+        request.transfer = int(self.env.now) - request.first_token
+        if target.alive:
+            target.submit(request)
+        else:
+            self._leave(request)
+
+    def _deliver(self, request: Request) -> None:
+        """Take an answered request; its client may send the next one."""
+        self._count(-1)
+        self.done.append(request)
+        if len(self.done) % _TOLD == 0:
+            self.watch(len(self.done), len(self.workload))
+        self._answered()
+
+    def _answered(self) -> None:
+        """Go on after a request has left: its client may send the next one."""
+        if len(self.done) + len(self.lost) == len(self.workload):
+            self._end.succeed()
+        elif self.workload.arrival is None and self._sent < len(self.workload):
+            if self.workload.think:
+                self.env.timeout(self.workload.think).callbacks.append(lambda _: self._send_next())
+            else:
+                self._send_next()

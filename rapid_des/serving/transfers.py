@@ -1,0 +1,149 @@
+"""Keys and values on their way from replicas that compute prompts to those that decode, over the fabric.
+
+Every GPU sends its part to the GPU of its place in the other replica, all at once when a prompt is computed.
+A message goes through the links of its route as it does alone (`program.analytic.message_alone`), but that a
+link serves whole messages one after the other, in the order in which they reach it. Faults of links that come
+and go change what a link takes by their timetables (rule R6), on the server's clock; constant ones are in the
+fabric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import simpy
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import ConfigError, InfeasibleJobError
+from rapid_des.machine import Machine
+from rapid_des.network.faults import Fault, link_timetables, touches_links
+from rapid_des.program.analytic import uncongested
+from rapid_des.program.services import hop_table
+from rapid_des.program.timetable import FOREVER, advance
+from rapid_des.units import PS_PER_S, ceil_divide
+
+Transfer = Callable[[simpy.Environment, int, int, int], simpy.Event]
+"""Begins to move keys and values of so many tokens from one replica to another; tells when they are there."""
+_Table: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int]]
+_KEPT = 1 << 12
+"""Ways of messages that are remembered."""
+
+
+class _Hop(NamedTuple):
+    """A message on one link, in picoseconds."""
+
+    link: int
+    occupancy: int
+    head: int
+    """Until the next link may begin, with `lag`."""
+    lag: int
+    rest: int
+    """From when the link has served it until it is there, alone."""
+
+
+@dataclass
+class Links:
+    """The links of a fabric, on a server's clock, with what the messages on them leave."""
+
+    machine: Machine
+    gpus: int
+    """Of a replica: those of the first one are the first GPUs, and so on."""
+    page: int
+    """Tokens of a page: whole pages travel."""
+    size: Callable[[int], int]
+    """Tells the bytes that a GPU holds of so many tokens."""
+    free: dict[int, int] = field(default_factory=dict)
+    """By link: when it will have served all that has reached it."""
+    _ways: BoundedCache = field(default_factory=lambda: BoundedCache(_KEPT))
+    _tables: dict[int, _Table] = field(default_factory=dict)
+    _horizon: int = 0
+
+    def send(self, env: simpy.Environment, tokens: int, source: int, target: int) -> simpy.Event:
+        """Begin to move keys and values from one replica to another; the event is when all are there."""
+        pages = ceil_divide(tokens, self.page)
+        ways = self._ways.get_or_make((pages, source, target), lambda: self._routed(pages, source, target))
+        return env.all_of([env.process(self._travel(env, hops)) for hops in ways])
+
+    def _routed(self, pages: int, source: int, target: int) -> list[list[_Hop]]:
+        """Return the hops of every GPU's message."""
+        first = np.arange(self.gpus)
+        pairs = np.stack((source * self.gpus + first, target * self.gpus + first), 1)
+        routes = self.machine.router.routes(pairs)
+        switching = uncongested(self.machine.switching)
+        hops, classes = hop_table(self.machine.fabric, switching, routes, [self.size(pages * self.page)])
+        rows = zip(
+            routes.links.tolist(),
+            *(table[0, classes].tolist() for table in (hops.occupancy, hops.head, hops.lag)),
+            strict=True,
+        )
+        every, starts = list(rows), routes.starts.tolist()
+        return [_hops(every[begin:end]) for begin, end in zip(starts, starts[1:], strict=False)]
+
+    def _travel(self, env: simpy.Environment, hops: Sequence[_Hop]) -> Generator[simpy.Event, Any, None]:
+        """Let one message pass its links, its head ahead of its end."""
+        end = 0
+        for hop in hops:
+            start = max(int(env.now), self.free.get(hop.link, 0))
+            done, late = self._served(hop, start)
+            self.free[hop.link] = done
+            end = max(end, done + late + hop.rest)
+            yield env.timeout(start + hop.head + hop.lag + late - int(env.now))
+        yield env.timeout(max(0, end - int(env.now)))
+
+    def _served(self, hop: _Hop, start: int) -> tuple[int, int]:
+        """Return when a link has served a message, and by how much this comes later on it for now."""
+        if start >= self._horizon:
+            self._lay_out(start)
+        table = self._tables.get(hop.link)
+        if table is None:
+            return start + hop.occupancy, 0
+        times, rates, lags = table
+        done = advance(times, rates, start, hop.occupancy)
+        if done >= FOREVER:
+            name = self.machine.fabric.link_name(hop.link)
+            raise InfeasibleJobError(f"{name} is down and stays so: keys and values wait for it for ever")
+        now = int(np.searchsorted(times, start, side="right")) - 1
+        return done, lags[now] if now >= 0 else 0
+
+    def _lay_out(self, moment: int) -> None:
+        """Lay out the faults that come and go, some time beyond a moment."""
+        self._horizon = 2 * max(moment, 100 * PS_PER_S)
+        faults = [fault for fault in self.machine.faults if fault.timed]
+        machine = self.machine
+        found = link_timetables(machine.fabric, faults, self._horizon, machine.spec.gpus_per_node)
+        for link, rows in found.items():
+            times, rates, lags = zip(*rows, strict=True)
+            self._tables[link] = times, rates, lags
+
+
+def _hops(rows: Sequence[tuple[int, int, int, int]]) -> list[_Hop]:
+    """Return the links of one message, given of each its number, occupancy, head and lag."""
+    found, rest = list[_Hop](), 0
+    for number, (link, occupancy, head, lag) in enumerate(reversed(rows)):
+        rest = rest + head + lag if number else occupancy + lag
+        found.append(_Hop(link, occupancy, head, lag, max(0, rest - occupancy)))
+    return found[::-1]
+
+
+def for_iterations(machine: Machine, *, sends: bool) -> Machine:
+    """Return a machine with the faults that are always there, by which iterations are priced.
+
+    `ConfigError` for timed ones that no transfer would meet; `sends`: there are transfers.
+    """
+    timed = [fault for fault in machine.faults if fault.timed]
+    if not timed:
+        return machine
+    _check_timed(timed, sends=sends)
+    return machine.unfaulted.with_faults(fault for fault in machine.faults if not fault.timed)
+
+
+def _check_timed(faults: Sequence[Fault], *, sends: bool) -> None:
+    for fault in faults:
+        if fault.relative:
+            raise ConfigError("a server has no steps: state from and until as times", file="--fault")
+        if not sends or not touches_links(fault):
+            problem = "faults that come and go slow the links between prefill_replicas and the others alone"
+            raise ConfigError(f"{problem}: of replicas they are outages (--outage)", file="--fault")
