@@ -159,6 +159,10 @@ KINDS: Mapping[str, VectorKind] = {
     "residual_add": over_elements("sum of two tensors", Traffic(2, 1, 1), Traffic(1, 1, 0)),
     "bias_add": over_elements("bias of each column added", Traffic(1, 1, 1), Traffic(1, 0, 1)),
     "bias_gradient": over_elements("sum over rows", Traffic(1, 0, 1), kernels=2),
+    "norm_gradient": over_elements(
+        "sums over rows of a norm's gradient, and of it times the input: its scale's and shift's",
+        Traffic(2, 0, 4),
+    ),
     "dropout": over_elements(
         "random mask and scale; a byte of mask an element",
         Traffic(1, 1, 10, write_bytes=1),

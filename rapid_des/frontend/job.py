@@ -381,6 +381,7 @@ class Job:
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
             fused_accumulation=training is None or training.accumulates_in_products,
+            logged_losses=0 if training is None else training.logged_losses,
             documents=() if training is None else training.documents,
             serving=training is None,
         )
@@ -396,8 +397,7 @@ class Job:
         """Tokens that a step trains on, or that the requests of all replicas generate."""
         if self.spec.phase == "training":
             return self.training.global_batch * self.training.sequence_length
-        generated = sum(kind.count * kind.output_length for kind in self.inference.kinds)
-        return generated * self.spec.parallelism.dp
+        return self.spec.parallelism.dp * sum(one.count * one.output_length for one in self.inference.kinds)
 
     def _forward_flops(self, length: int) -> int:
         """Return those of one document of every sequence of a training step."""

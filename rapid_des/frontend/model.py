@@ -210,7 +210,16 @@ def loss_forward(shard: Shard) -> tuple[Operation, ...]:
     if shard.tp > 1:
         for name in LOSS_REDUCTIONS:
             operations.message(f"loss.{name}", "tp.loss", shard.message("tp.loss", rows, "fp32"))
+    for number in range(shard.logged_losses):
+        _append_logged_loss(operations, f"head.logged.{number}", rows, columns)
     return operations.finish()
+
+
+def _append_logged_loss(operations: OperationList, name: str, rows: int, columns: int) -> None:
+    """Append a cross-entropy as torch.nn.functional's: fp32 logits, and the logarithm of their softmax."""
+    size = 4 * rows * columns
+    operations.kernel(f"{name}.cast", Vector("cast", rows, columns, "fp32"), output=size)
+    operations.kernel(name, Vector("softmax", rows, columns, "fp32"), output=size)
 
 
 def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:

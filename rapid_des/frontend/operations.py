@@ -215,7 +215,12 @@ def norm_backward(operations: OperationList, shard: Shard, name: str, after: int
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
     kernel = shard.vector(shard.model.norm, rows, columns, backward=True)
-    return operations.kernel(name, kernel, after=after, output=size, parameters=shard.model.norm_parameters)
+    counts: Counts = {"output": size, "parameters": shard.model.norm_parameters}
+    if shard.fusion != "eager" or shard.model.norm != "layer_norm":
+        return operations.kernel(name, kernel, after=after, **counts)
+    # PyTorch's layer_norm_kernel.cu: the input's gradient and the parameters' are kernels of their own.
+    operations.kernel(f"{name}.parameters", shard.vector("norm_gradient", rows, columns), after=after)
+    return operations.kernel(name, kernel, **counts)
 
 
 def residual_forward(operations: OperationList, shard: Shard, name: str, *, bias: bool) -> None:

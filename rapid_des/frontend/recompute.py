@@ -33,6 +33,8 @@ class RecomputedKind(LayerKind):
     layers are run again together from the input of the first."""
     recomputed: tuple[str, ...] = ()
     """Names of operators that are run again in its backward."""
+    early_stop: bool = False
+    """Whether layers that are run again stop before the last operator that keeps its input."""
 
     @property
     def waits(self) -> bool:
@@ -52,7 +54,8 @@ class RecomputedKind(LayerKind):
     def backward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the backward, after the layers that are run again, or with the operators that are."""
         if self.before:
-            return following(list(_first(self.before, shard)), self.layer.backward(shard))
+            first = list(_first(self.before, shard, early_stop=self.early_stop))
+            return following(first, self.layer.backward(shard))
         forward = self.layer.forward(shard)
         again = _again(forward, self.recomputed)
         alone = {place for place in again if _core_alone(forward, again, place)}
@@ -117,7 +120,8 @@ def _groups(layers: Sequence[Layer], training: TrainingSpec) -> Iterator[LayerKi
         group = [layers[other] for other in range(first, min(first + size, len(layers)))]
         last = place == first + len(group) - 1
         before = tuple(group) if last else ()
-        yield RecomputedKind(layer, before, keeps="input" if place == first else "nothing")
+        keeps: Keeps = "input" if place == first else "nothing"
+        yield RecomputedKind(layer, before, keeps, early_stop=training.recompute_early_stop)
 
 
 def _meant(layer: Layer, training: TrainingSpec) -> bool:
@@ -175,17 +179,32 @@ def _keeping(operations: Sequence[Operation], again: frozenset[int]) -> Iterator
         yield replace(operation, saved=saved + (0 if place in again else operation.core), core=0)
 
 
-def _first(layers: Sequence[Layer], shard: Shard) -> Iterator[Operation]:
+def _first(layers: Sequence[Layer], shard: Shard, *, early_stop: bool) -> Iterator[Operation]:
     """Yield the forwards of layers that are run again, one behind the other."""
     begun = 0
     for place, layer in enumerate(layers):
         distance = len(layers) - 1 - place
         label = f"recompute.{distance}" if distance else "recompute"
-        forward = layer.forward(shard)
+        forward: Sequence[Operation] = layer.forward(shard)
+        if early_stop and not distance and not shard.dropout:  # dropout's own kernel makes the mask it keeps
+            forward = _stopped(forward)
         for operation in forward:
             after = tuple(other + begun if other >= INPUT and begun else other for other in operation.after)
             yield _remade(operation, label, after, operation.saved + operation.core)
         begun += len(forward)
+
+
+def _stopped(forward: Sequence[Operation]) -> Sequence[Operation]:
+    """Return a forward up to the last tensor that its backward needs.
+
+    That one is read by an operator which therefore does not run: what made it is the last that does. An
+    attention core keeps what it makes itself, so that it runs.
+    """
+    last = max((place for place, each in enumerate(forward) if each.saved + each.core), default=0)
+    if not last or forward[last].core:
+        return forward[: last + 1]
+    *kept, end = forward[:last]
+    return [*kept, replace(end, saved=end.saved + forward[last].saved)]
 
 
 def _remade(operation: Operation, label: str, after: tuple[int, ...], held: int) -> Operation:

@@ -70,6 +70,8 @@ class Shard:
     flash: bool = True
     dropout: bool = False
     fused_accumulation: bool = True
+    logged_losses: int = 0
+    """Cross-entropies that a log takes besides the loss."""
     core_again: bool = False
     """Whether a backward runs the core of attention again."""
     documents: tuple[int, ...] = ()

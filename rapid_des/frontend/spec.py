@@ -402,6 +402,12 @@ class TrainingSpec(Spec, frozen=True):
     """uniform: layers of a group; unset: 1. block: how many are recomputed."""
     recompute_kinds: tuple[Literal["attention", "mamba", "ffn", "experts"], ...] = ()
     """Only layers with a half of one of these kinds are recomputed; none named: all."""
+    recompute_early_stop: bool = False
+    """recompute full: what is run again stops at the last tensor that its backward needs, so that the last
+    product is not (torch.utils.checkpoint from PyTorch 2.1 on, where it is not reentrant)."""
+    logged_losses: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    """Cross-entropies besides the loss that the trainer works out from each micro-batch's logits for its log,
+    each by kernels of its own in fp32 (Composer's train metrics)."""
     dropout: bool = False
     """Whether dropout kernels run and keep their masks."""
     optimizer: Literal["adam", "adamw", "adam_8bit", "sgd", "muon"] = "adamw"

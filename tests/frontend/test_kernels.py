@@ -51,6 +51,19 @@ def test_eager_launches_what_megatron_fuses(tiny):
     assert megatron == {"layer_norm": 2, "bias_add": 1, "bias_gelu": 1, "dropout_add": 2}
 
 
+def test_eager_backward_of_a_layer_norm_is_two_kernels_and_that_of_the_split_a_copy(tiny):
+    eager = small_kernels(training_lists(tiny(*GPT, ("fusion", "eager"))), "block", "backward")
+    fused = small_kernels(training_lists(tiny(*GPT)), "block", "backward")
+    assert (eager["layer_norm"], eager["norm_gradient"], eager["copy"]) == (2, 2, 1)
+    assert (fused["layer_norm"], fused["norm_gradient"], fused["copy"]) == (2, 0, 0)
+
+
+def test_a_log_takes_its_own_cross_entropies_of_the_logits(tiny):
+    plain = small_kernels(training_lists(tiny()), "head", "forward")
+    logged = small_kernels(training_lists(tiny(("training.logged_losses", "2"))), "head", "forward")
+    assert logged - plain == {"cast": 2, "softmax": 2}
+
+
 def test_eager_swiglu_is_two_kernels_each_way(tiny):
     lists = training_lists(tiny(("fusion", "eager")))
     assert small_kernels(lists, "block", "forward")["multiply"] == 1

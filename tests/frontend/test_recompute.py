@@ -98,6 +98,31 @@ def test_everything_is_given_back_when_a_step_has_ended(tiny):
         assert last["activations"] == last["temporary"] == 0
 
 
+def test_what_runs_again_can_stop_at_the_last_tensor_that_is_needed(tiny):
+    """torch.utils.checkpoint's early stop: the last product and what follows it do not run again."""
+    whole = recomputing(tiny, "full")
+    early = recomputing(tiny, "full", ("training.recompute_early_stop", "true"))
+    dropped = Counter(backward(whole)) - Counter(backward(early))
+    assert set(dropped) == {"recompute.ffn.out", "recompute.ffn.residual"}
+    assert not Counter(backward(early)) - Counter(backward(whole))
+    assert kept(early) == kept(whole) == STREAM
+    # What the product reads is there all the same, without what it makes.
+    assert memory(early).stages[0].activations == memory(whole).stages[0].activations
+
+
+def test_layers_that_run_again_together_stop_early_in_the_last_of_them(tiny):
+    settings = ("training.recompute_layers", "2"), ("training.recompute_early_stop", "true")
+    names = backward(recomputing(tiny, "full", *settings), kind=1)
+    assert "recompute.1.ffn.out" in names
+    assert "recompute.ffn.out" not in names
+
+
+def test_with_dropout_the_last_mask_is_made_again(tiny):
+    settings = ("training.dropout", "true"), ("training.recompute_early_stop", "true")
+    whole = recomputing(tiny, "full", settings[0])
+    assert backward(recomputing(tiny, "full", *settings)) == backward(whole)
+
+
 def test_block_recomputes_the_first_layers_of_each_part(tiny):
     settings = ("training.recompute_method", "block"), ("training.recompute_layers", "1")
     job = recomputing(tiny, "full", *settings, ("parallelism.pp", "2"))

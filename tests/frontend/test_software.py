@@ -107,4 +107,5 @@ def test_an_older_attention_kernel_takes_longer():
     core = Attention(1, 16384, 16384, heads=16, kv_heads=16, head_dim=128, causal=False)
     found = [estimate(core, device.under(attention=f"flash-{version}")) for version in (1, 2, 3)]
     rates = [one.flops / one.duration for one in found]
-    assert rates == pytest.approx([200, 370, 698], rel=0.01)
+    # The first as on an A100 (142 of 312 TFLOP/s), on 617: its instructions reach 62.4 to 62.9 % of the peak.
+    assert rates == pytest.approx([290, 370, 698], rel=0.01)

@@ -114,6 +114,8 @@ class GroupedQueryAttention:
             core.append_backward(operations, shard, **counts)
         self._rotate(operations, shard)
         self._normalize(operations, shard, backward=True)
+        if shard.fusion == "eager":  # the backward of a split copies the three gradients into one tensor
+            operations.kernel(f"{CORE}.join", shard.vector("copy", shard.tokens, self._qkv(shard).columns))
         return column_backward(operations, shard, self._qkv(shard))
 
     def _qkv(self, shard: Shard) -> Linear:

@@ -88,11 +88,20 @@ def _tree(record: Record, source: Source, layout: Layout, batch: Batch) -> Tree:
     wide = {"gradient_reduce": "fp32"} if record["precision"].startswith("amp") else {}
     more = {
         **source.jobs,
-        "training": {"recompute": recompute, **sharding},
+        "training": {"recompute": recompute, **sharding, **_of_release(record)},
         "precision": {**spelled, **wide},
     }
     model = decoder(source.style, printed(record), positions=batch.length)
     return training_job(model, layout, batch, software, more)
+
+
+def _of_release(record: Record) -> Mapping[str, Any]:
+    """Return what another PyTorch ran: LLM Foundry's pure bf16 rows are of 1.13, the rest of a 2.1 nightly.
+
+    The images stand in its `benchmarking/h100new.md` (a branch) and as `submit_benchmarks.py`'s default.
+    """
+    old = record["source"] == "llm-foundry" and record["precision"] == "bf16"
+    return {"recompute_early_stop": False} if old else {}
 
 
 _RECOMPUTE = ("none", "selective", "full")
