@@ -371,7 +371,7 @@ def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: 
 
 
 def _plan(spec: MachineSpec, document: Document) -> FabricLayout:
-    plan = build(spec.name, [_located(one, document.folder) for one in spec.fabric], spec.routing)
+    plan = build(spec.name, [_located(dimension, document.folder) for dimension in spec.fabric], spec.routing)
     return replace(plan, fabric=override_links(plan.fabric, spec.links))
 
 

@@ -179,8 +179,8 @@ class _Reader:
             marked = (text for text in new if any(mark in text for mark in GROUP_NODES))
             self.group_names += [self.names.number[text] for text in marked]
         if self.group_names:
-            found = np.flatnonzero(np.isin(column, self.group_names))
-            self.group_frames += [chunk.frame(int(index)) for index in found]
+            named = np.flatnonzero(np.isin(column, self.group_names))
+            self.group_frames += [chunk.frame(int(index)) for index in named]
 
     def _add_dependencies(self, chunk: NodeChunk, fields: Fields, name: str, number: int) -> None:
         rows = np.flatnonzero((fields.number == number) & ((fields.wire == VARINT) | (fields.wire == BYTES)))

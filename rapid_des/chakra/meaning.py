@@ -74,12 +74,12 @@ class _Attributes:
         self.origin = origin
 
     def stated(self, name: str) -> Bools:
-        found = self.raw.attributes.get(name)
-        return np.zeros(len(self.raw), np.bool_) if found is None else found.stated
+        attribute = self.raw.attributes.get(name)
+        return np.zeros(len(self.raw), np.bool_) if attribute is None else attribute.stated
 
     def value(self, name: str) -> Int64s:
-        found = self.raw.attributes.get(name)
-        return np.zeros(len(self.raw), np.int64) if found is None else found.value
+        attribute = self.raw.attributes.get(name)
+        return np.zeros(len(self.raw), np.int64) if attribute is None else attribute.value
 
     def natural(self, name: str, *, scale: int = 1) -> Int64s:
         """Return a number that can not be negative, times `scale`."""
@@ -156,7 +156,7 @@ def _durations(raw: RawTable, read: _Attributes, kind: Int8s, on_cpu: Bools) -> 
     remarks = []
     if (duration > _SUSPICIOUS).any():
         remarks.append("a node lasts more than an hour; is its time unit right (--time-unit)?")
-    priced = _one_of(kind, *_MEMORY, *_MESSAGES) | (kind == _COLLECTIVE) | (read.stated("num_ops") & ~on_cpu)
+    priced = _any_of(kind, *_MEMORY, *_MESSAGES) | (kind == _COLLECTIVE) | (read.stated("num_ops") & ~on_cpu)
     priced |= read.origin.dialect.complete
     exact = read.stated("rapid_duration_ps")
     untimed = (duration == 0) & priced & ~exact
@@ -173,12 +173,12 @@ def _durations(raw: RawTable, read: _Attributes, kind: Int8s, on_cpu: Bools) -> 
     return duration, remarks
 
 
-def _one_of(kind: Int8s, *wanted: int) -> Bools:
+def _any_of(kind: Int8s, *wanted: int) -> Bools:
     """Tell which nodes are of some kinds; on short columns much faster than numpy's own."""
-    found: Bools = kind == wanted[0]
+    matches: Bools = kind == wanted[0]
     for other in wanted[1:]:
-        found |= kind == other
-    return found
+        matches |= kind == other
+    return matches
 
 
 def origin_unit(origin: Origin) -> int:
@@ -191,7 +191,7 @@ def _sizes(read: _Attributes, kind: Int8s, width: int, tensor_bytes: Int64s) -> 
     """Return bytes; `UNSTATED` where a collective or message does not say any."""
     size = read.natural("comm_size", scale=width)
     stated = read.stated("comm_size")
-    messages, memory = _one_of(kind, *_MESSAGES), _one_of(kind, *_MEMORY)
+    messages, memory = _any_of(kind, *_MESSAGES), _any_of(kind, *_MEMORY)
     fallback = ~stated & read.stated("tensor_size") & (messages | memory)
     size[fallback] = tensor_bytes[fallback]
     collective = kind == _COLLECTIVE

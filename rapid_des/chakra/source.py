@@ -65,9 +65,9 @@ def discover(reference: str | Path) -> TraceFiles:
 
 
 def _listing(folder: Path, sets: dict[str, TraceFiles]) -> str:
-    found = ", ".join(f"{name} ({len(sets[name].files)} ranks)" for name in list(sets)[:12])
+    listed = ", ".join(f"{name} ({len(sets[name].files)} ranks)" for name in list(sets)[:12])
     more = f" and {len(sets) - 12} more" if len(sets) > 12 else ""
-    return f"(prefixes in {folder}: {found}{more})" if sets else f"({folder} has no trace files)"
+    return f"(prefixes in {folder}: {listed}{more})" if sets else f"({folder} has no trace files)"
 
 
 def _single(path: Path) -> TraceFiles:
@@ -182,26 +182,26 @@ def open_trace(path: Path, *, generation: Generation | None = None, salvage: boo
     starts_with_metadata = False
     try:
         starts_with_metadata = is_metadata(split_fields(first.buffer, _head(first)))
-        found = generation or sniff(first, int(starts_with_metadata))
+        likely = generation or sniff(first, int(starts_with_metadata))
     except MalformedMessageError as error:
         bad = error.message + int(starts_with_metadata)
         raise malformed(path, first.offset_of(bad), first, bad) from error
-    if found is None and path.suffix == ".eg" and not starts_with_metadata:
-        found = Generation.V0_0_1
+    if likely is None and path.suffix == ".eg" and not starts_with_metadata:
+        likely = Generation.V0_0_1
     metadata, frame = message_class("GlobalMetadata")(), None
     if starts_with_metadata:
         frame = first.frame(0)
-        metadata = metadata_of(path, frame, found or Generation.TODAY)
-    nodes = _nodes(path, itertools.chain([first], chunks), int(starts_with_metadata), found)
-    return TraceFile(path, found, metadata, frame, "et", nodes)
+        metadata = metadata_of(path, frame, likely or Generation.TODAY)
+    nodes = _nodes(path, itertools.chain([first], chunks), int(starts_with_metadata), likely)
+    return TraceFile(path, likely, metadata, frame, "et", nodes)
 
 
 def likely_generation(paths: Iterable[Path]) -> Generation:
     """Return the first generation that a file of a set proves, for those of its files that fit several."""
     for path in paths:
-        found = open_trace(path, salvage=True).generation
-        if found is not None:
-            return found
+        likely = open_trace(path, salvage=True).generation
+        if likely is not None:
+            return likely
     return Generation.TODAY
 
 

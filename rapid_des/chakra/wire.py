@@ -101,8 +101,8 @@ def distinct_spans(buffer: bytes, spans: Spans) -> tuple[Int32s, list[bytes]]:
     firsts = np.empty(len(spans), np.int64)
     slots = np.full(1 << (2 * len(spans) + 1).bit_length(), -1, np.int32)
     count, *_ = on_bytes(intern_spans, buffer, (spans.starts, spans.ends), slots, codes, firsts)
-    found = firsts[:count]
-    pairs = zip(spans.starts[found].tolist(), spans.ends[found].tolist(), strict=True)
+    chosen = firsts[:count]
+    pairs = zip(spans.starts[chosen].tolist(), spans.ends[chosen].tolist(), strict=True)
     return codes, [bytes(buffer[start:end]) for start, end in pairs]
 
 

@@ -84,7 +84,9 @@ def _frames(rank: RankTrace, of: TraceSet) -> Iterator[bytes]:
     if of.libraries:
         metadata.attr.add(name=LIBRARIES, string_val=of.libraries)
     if of.exchanges:
-        metadata.attr.add(name=EXCHANGES, string_val=json.dumps([asdict(one) for one in of.exchanges]))
+        metadata.attr.add(
+            name=EXCHANGES, string_val=json.dumps([asdict(exchange) for exchange in of.exchanges])
+        )
     if of.unordered_streams:
         streams = metadata.attr.add(name="rapid_unordered_streams")
         streams.string_list.values.extend(sorted(of.unordered_streams))

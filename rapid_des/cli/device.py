@@ -78,8 +78,8 @@ def calibrate(data: Path, reference: str, settings: tuple[str, ...], **options: 
     )
     names = tuple(options["names"].split(",")) if options["names"] else ()
     wanted = Wanted(options["section"], options["scope"], _conditions(options["where"]), names)
-    found = fit_file(data, loaded, wanted)
-    echo(options["as_json"], found.as_plain(), [found.as_yaml()])
+    fitted = fit_file(data, loaded, wanted)
+    echo(options["as_json"], fitted.as_plain(), [fitted.as_yaml()])
 
 
 def _conditions(texts: tuple[str, ...]) -> dict[str, str]:

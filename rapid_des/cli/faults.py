@@ -111,8 +111,8 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     wanted, loaded = open_job(job, machine, settings)
     given = [parse_fault(text) for text in faults]
     with progress("faults") as bar:
-        found = scenario(wanted, loaded, given, _how(options, bar))
-    plain = found.as_json()
+        compared = scenario(wanted, loaded, given, _how(options, bar))
+    plain = compared.as_json()
     echo(options["as_json"], plain, scenario_lines(plain))
 
 
@@ -175,7 +175,7 @@ def study(study: Path, faults: tuple[str, ...], **options: Any) -> None:
 
 def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str, Any]) -> None:
     with progress("faults") as bar, executor_of(options["executor"], options["workers"]) as executor:
-        found = faults_sample(
+        sampled = faults_sample(
             points,
             faults=faults,
             draws=options["draws"],
@@ -186,10 +186,10 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
             executor=executor,
             tell=bar.part,
         )
-    echo(options["as_json"], found.as_json(), sample_lines(found.as_json(options["top"])))
+    echo(options["as_json"], sampled.as_json(), sample_lines(sampled.as_json(options["top"])))
     if options["plot"] is not None:
-        draw_sample(found.as_json(), options["plot"])
-    if found.left:
+        draw_sample(sampled.as_json(), options["plot"])
+    if sampled.left:
         raise KeyboardInterrupt
 
 

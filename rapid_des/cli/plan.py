@@ -78,12 +78,12 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     with progress("plan") as bar:
         names = ("gpus", "top", "mode", "pruned", "price")
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, told=bar.part)
-        found = plan(wanted, loaded, asked, executor_of(options["executor"], options["workers"]))
-    plain = found.as_json()
+        best = plan(wanted, loaded, asked, executor_of(options["executor"], options["workers"]))
+    plain = best.as_json()
     echo(options["as_json"], plain, plan_lines(plain, wanted.name, loaded.name))
     if options["write_job"] is not None:
         with replacing(options["write_job"]) as path:
-            path.write_text(found.job.as_yaml(), encoding="utf-8")
+            path.write_text(best.job.as_yaml(), encoding="utf-8")
         announce(f"the best way as a job: {options['write_job']}")
 
 
@@ -114,8 +114,8 @@ def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **opt
     wanted, loaded = open_job(job, machine, settings)
     with progress("sensitivity") as bar:
         how = How(options["mode"], options["change"], options["constants"], bar.part)
-        found = sensitivity(wanted, loaded, how, executor_of(options["executor"], options["workers"]))
-    plain = found.as_json()
+        effects = sensitivity(wanted, loaded, how, executor_of(options["executor"], options["workers"]))
+    plain = effects.as_json()
     echo(options["as_json"], plain, sensitivity_lines(plain, wanted.name, loaded.name, top=options["top"]))
     if options["plot"] is not None:
         draw_tornado(plain, options["plot"], f"{wanted.name} on {loaded.name}", options["top"])

@@ -83,4 +83,4 @@ def presets(words: tuple[str, ...], as_json: bool) -> None:
     if unknown or len(words) > 1:
         raise ConfigError(f"{' '.join(words)!r} is not one of {', '.join(names)}, show NAME")
     listed = {kind: names[kind] for kind in (words or names)}
-    echo(as_json, listed, (f"{kind}: {', '.join(found)}" for kind, found in listed.items()))
+    echo(as_json, listed, (f"{kind}: {', '.join(listed_names)}" for kind, listed_names in listed.items()))

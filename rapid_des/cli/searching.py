@@ -39,6 +39,6 @@ def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> N
     """Look for the best points of STUDY (a file as `rapid-des sweep` has it) with Optuna."""
     kept = storage or f"sqlite:///{study.stem}.search.db"
     with progress(study.stem) as bar:
-        found = run_search(study, storage=kept, tell=bar.part, **options)
-    plain = found.as_json()
+        searched = run_search(study, storage=kept, tell=bar.part, **options)
+    plain = searched.as_json()
     echo(as_json, plain, search_lines(plain))

@@ -154,16 +154,16 @@ def _point_lines(whole: dict[str, Any]) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _show_again(found: Rerun, as_json: bool) -> None:
+def _show_again(rerun: Rerun, as_json: bool) -> None:
     plain = {
-        "id": found.row["id"],
-        "same_content": found.same_content,
-        "same_digits": not found.differs,
-        "differs": {name: [found.row.get(name), found.again.get(name)] for name in found.differs},
+        "id": rerun.row["id"],
+        "same_content": rerun.same_content,
+        "same_digits": not rerun.differs,
+        "differs": {name: [rerun.row.get(name), rerun.again.get(name)] for name in rerun.differs},
     }
     echo(as_json, plain, _again_lines(plain))
-    if found.differs:
-        raise InputError(f"point {found.row['id']} has other digits now")
+    if rerun.differs:
+        raise InputError(f"point {rerun.row['id']} has other digits now")
 
 
 def _again_lines(plain: dict[str, Any]) -> Iterator[str]:

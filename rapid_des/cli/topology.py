@@ -89,8 +89,8 @@ def route(
 def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_json: bool) -> None:
     """Check that all GPUs reach each other, and whether routes may wait in a circle."""
     opened = open_machine(machine, settings, faults)
-    found = check_routes(opened.fabric, opened.router, opened.dead, opened.lost)
-    tree = shown_check(opened.fabric, found, opened.dead, opened.lost)
+    checked = check_routes(opened.fabric, opened.router, opened.dead, opened.lost)
+    tree = shown_check(opened.fabric, checked, opened.dead, opened.lost)
     echo(as_json, tree, check_lines(tree))
 
 

@@ -91,13 +91,13 @@ def show(
 def check(prefix: str, repairs: bool, as_json: bool, reading: ReadOptions) -> None:
     """Find what is wrong with a trace set; exit code 2 if there is anything."""
     report = read_report(prefix, reading)
-    found = check_report(report)
-    serious = [finding for finding in found if finding.severity != "warning"]
+    findings = check_report(report)
+    serious = [finding for finding in findings if finding.severity != "warning"]
     listed = repair_lines(report) if repairs else []
     notes = report.traces.notes
-    plain = {"notes": notes, "findings": [asdict(finding) for finding in found], "repairs": listed}
+    plain = {"notes": notes, "findings": [asdict(finding) for finding in findings], "repairs": listed}
     lines = [f"# {note}" for note in notes]
-    lines += [f"warning: {finding}" for finding in found if finding.severity == "warning"]
+    lines += [f"warning: {finding}" for finding in findings if finding.severity == "warning"]
     total = f"{counted(len(serious), 'finding')} in {counted(len(report.files.files), 'file')}"
     echo(as_json, plain, [*lines, *listed, total])
     if serious:

@@ -51,11 +51,11 @@ def explain(spec: type[Spec], key: str) -> tuple[Field, ...]:
     """
     steps = [step for step in key.split(".") if step and not step.isdecimal()]
     *above, last = steps or [""]
-    found = [struct for kind in types_at(types.type_info(spec), above) for struct in _flat(kind)]
-    tags = [_tag(struct) for struct in found if struct.tag_field == last]
-    fields = [(struct, field) for struct in found for field in struct.fields if field.encode_name == last]
+    described = [struct for kind in types_at(types.type_info(spec), above) for struct in _flat(kind)]
+    tags = [_tag(struct) for struct in described if struct.tag_field == last]
+    fields = [(struct, field) for struct in described for field in struct.fields if field.encode_name == last]
     if not fields and not tags:
-        known = sorted({name for struct in found for name in _keys(struct)})
+        known = sorted({name for struct in described for name in _keys(struct)})
         where = ".".join(above) or "the top level"
         keys = f"keys of {where}: {', '.join(known)}" if known else f"nothing stands below {where}"
         raise ConfigError(f"no key {key!r}; {keys}")
@@ -71,10 +71,10 @@ def keys_below(spec: type[Spec], path: str) -> dict[str, bool]:
     ['peak', 'boost', 'sustained', 'sustained_by_dtype', 'sustained_from', 'sustained_within']
     """
     steps = [step for step in path.split(".") if step and not step.isdecimal()]
-    found = [struct for kind in types_at(types.type_info(spec), steps) for struct in _flat(kind)]
-    return {struct.tag_field: False for struct in found if struct.tag_field} | {
+    described = [struct for kind in types_at(types.type_info(spec), steps) for struct in _flat(kind)]
+    return {struct.tag_field: False for struct in described if struct.tag_field} | {
         field.encode_name: any(_flat(field.type)) or isinstance(field.type, types.DictType)
-        for struct in found
+        for struct in described
         for field in struct.fields
     }
 

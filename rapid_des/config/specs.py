@@ -173,9 +173,11 @@ def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[st
     """Return the keys of the struct at `steps`, its tag first; of a union, of that whose tag `value` has."""
     structs = _structs(_type_at(kind, steps))
     told = value if isinstance(value, Mapping) else {}
-    structs = [one for one in structs if one.tag_field and told.get(one.tag_field) == one.tag] or structs
-    tags = [one.tag_field for one in structs if one.tag_field]
-    return list(dict.fromkeys([*tags, *(field.encode_name for one in structs for field in one.fields)]))
+    structs = [
+        struct for struct in structs if struct.tag_field and told.get(struct.tag_field) == struct.tag
+    ] or structs
+    tags = [struct.tag_field for struct in structs if struct.tag_field]
+    return list(dict.fromkeys([*tags, *(field.encode_name for struct in structs for field in struct.fields)]))
 
 
 def _type_at(kind: inspect.Type, steps: list[str]) -> inspect.Type:
@@ -184,10 +186,10 @@ def _type_at(kind: inspect.Type, steps: list[str]) -> inspect.Type:
     A key that several structs of a union have with words of their own has all their words as choices.
     """
     for step in steps:
-        found = _step_into(kind, step)
-        words = [word for part in found if isinstance(part, inspect.LiteralType) for word in part.values]
+        below = _step_into(kind, step)
+        words = [word for part in below if isinstance(part, inspect.LiteralType) for word in part.values]
         literal = inspect.LiteralType(tuple(dict.fromkeys(words)))
-        kind = literal if len(found) > 1 and words else next(iter(found), inspect.AnyType())
+        kind = literal if len(below) > 1 and words else next(iter(below), inspect.AnyType())
     return kind
 
 
@@ -195,8 +197,8 @@ def types_at(kind: inspect.Type, steps: list[str]) -> list[inspect.Type]:
     """Follow keys through every part of every union on the way; items of lists are not counted as steps."""
     kinds = [kind]
     for step in steps:
-        kinds = [part for one in kinds for part in _step_into(_item(one), step)]
-    return [_item(one) for one in kinds]
+        kinds = [part for each in kinds for part in _step_into(_item(each), step)]
+    return [_item(each) for each in kinds]
 
 
 def _item(kind: inspect.Type) -> inspect.Type:
@@ -215,7 +217,7 @@ def _step_into(kind: inspect.Type, step: str) -> list[inspect.Type]:
     if isinstance(kind, inspect.Metadata):
         return _step_into(kind.type, step)
     if isinstance(kind, inspect.UnionType):
-        return [found for part in kind.types for found in _step_into(part, step)]
+        return [inner for part in kind.types for inner in _step_into(part, step)]
     if isinstance(kind, inspect.StructType):
         if step == kind.tag_field:
             return [inspect.LiteralType((kind.tag,))]
@@ -236,11 +238,11 @@ def check_setting(spec: type[Spec], key: str, value: object) -> None:
     >>> check_setting(DeviceSpec, "hbm.capacity", "80 GiB")
     """
     steps = key.split(".")
-    found: list[Any] = [spec]
+    kinds: list[Any] = [spec]
     for number, step in enumerate(steps):
-        below = [part for one in found for part in _annotations(one, step)]
+        below = [part for kind in kinds for part in _annotations(kind, step)]
         if not below:
-            known = sorted({name for one in found for name in _names_in(one)})
+            known = sorted({name for kind in kinds for name in _names_in(kind)})
             near = difflib.get_close_matches(step, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             where = f"of {'.'.join(steps[:number])}" if number else "there"
@@ -250,8 +252,8 @@ def check_setting(spec: type[Spec], key: str, value: object) -> None:
                 else f"nothing stands below {steps[number - 1]!r}"
             )
             raise ConfigError(f"unknown key {step!r}; {said}")
-        found = below
-    problems = [] if value is None else [_refusal(one, value) for one in found]
+        kinds = below
+    problems = [] if value is None else [_refusal(kind, value) for kind in kinds]
     if problems and all(problems):
         raise ConfigError(str(problems[0]))
 
@@ -265,7 +267,7 @@ def _annotations(kind: Any, step: str) -> list[Any]:
     if origin is Annotated:
         return _annotations(arguments[0], step)
     if origin in (Union, UnionType):
-        return [found for part in arguments for found in _annotations(part, step)]
+        return [inner for part in arguments for inner in _annotations(part, step)]
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         return [arguments[1]]
     if origin in (tuple, list) and step.isdecimal():

@@ -31,7 +31,11 @@ _NARROW_BITS = 4
 
 def matrices(operations: Sequence[Operation]) -> tuple[str, ...]:
     """Return the names of the matrices in a forward's list that an adapter can stand beside."""
-    return tuple(one.name for one in operations if one.weights and isinstance(one.operator, Gemm))
+    return tuple(
+        operation.name
+        for operation in operations
+        if operation.weights and isinstance(operation.operator, Gemm)
+    )
 
 
 def refusals(
@@ -60,9 +64,9 @@ def adapted(
     `rows` are the row-parallel matrices, whose partial results tp sums.
     """
     weights: Counter[str] = Counter()
-    for one in operations:
-        if one.name.endswith(_NEEDED_FOR_WEIGHTS):
-            weights[_without(one.name, _NEEDED_FOR_WEIGHTS)] += one.parameters
+    for operation in operations:
+        if operation.name.endswith(_NEEDED_FOR_WEIGHTS):
+            weights[_without(operation.name, _NEEDED_FOR_WEIGHTS)] += operation.parameters
     return _Rewriting(spec, shard, rows, weights).rewritten(operations)
 
 
@@ -85,86 +89,88 @@ class _Rewriting:
             ends.append(len(listed) - 1 if len(listed) > start else max(after, default=-1))
         return tuple(listed)
 
-    def _instead(self, one: Operation, start: int) -> Iterator[Operation]:
+    def _instead(self, operation: Operation, start: int) -> Iterator[Operation]:
         """Yield what stands in an operation's place, from position `start` on."""
-        again, _, name = one.name.rpartition(_AGAIN)
-        prefix = _AGAIN if again or one.name.startswith(_AGAIN) else ""
+        again, _, name = operation.name.rpartition(_AGAIN)
+        prefix = _AGAIN if again or operation.name.startswith(_AGAIN) else ""
         base = _without(name, (INPUT_GRADIENT, *_NEEDED_FOR_WEIGHTS))
         has_adapter = base in self.spec.matrices
-        if name.endswith(_NEEDED_FOR_WEIGHTS) and isinstance(one.operator, Gemm) and has_adapter:
-            yield from self._factor_gradients(one, base)
+        if name.endswith(_NEEDED_FOR_WEIGHTS) and isinstance(operation.operator, Gemm) and has_adapter:
+            yield from self._factor_gradients(operation, base)
         elif name.endswith(_NEEDED_FOR_WEIGHTS) and not (has_adapter and name.endswith(".regather")):
             return
-        elif one.weights and isinstance(one.operator, Gemm):
-            yield from self._forward(one, one.operator, prefix, start, adapts=has_adapter)
-        elif name.endswith(INPUT_GRADIENT) and isinstance(one.operator, Gemm):
-            yield from self._input_gradient(one, one.operator, base, start, adapts=has_adapter)
+        elif operation.weights and isinstance(operation.operator, Gemm):
+            yield from self._forward(operation, operation.operator, prefix, start, adapts=has_adapter)
+        elif name.endswith(INPUT_GRADIENT) and isinstance(operation.operator, Gemm):
+            yield from self._input_gradient(operation, operation.operator, base, start, adapts=has_adapter)
         else:
-            yield replace(one, frozen=one.parameters > 0)
+            yield replace(operation, frozen=operation.parameters > 0)
 
-    def _widened(self, one: Operation, elements: int, name: str) -> Iterator[Operation]:
+    def _widened(self, operation: Operation, elements: int, name: str) -> Iterator[Operation]:
         """Yield the kernel that widens a matrix that is stored narrow, before its product."""
         if self.spec.weights is not None:
             kernel = Vector("dequantize", 1, elements, self.shard.precision.activations)
             output = self.shard.activation_bytes(elements)
-            yield Operation(f"{name}.dequantize", one.after, kernel, output=output)
+            yield Operation(f"{name}.dequantize", operation.after, kernel, output=output)
 
     def _forward(
-        self, one: Operation, gemm: Gemm, prefix: str, start: int, *, adapts: bool
+        self, operation: Operation, gemm: Gemm, prefix: str, start: int, *, adapts: bool
     ) -> Iterator[Operation]:
         """Yield the product with a frozen matrix, and those with its factors, the second added to it."""
         rank, dtype = self.spec.rank, self.shard.precision.activations
-        widened = list(self._widened(one, gemm.n * gemm.k, one.name))
+        widened = list(self._widened(operation, gemm.n * gemm.k, operation.name))
         yield from widened
         here = start + len(widened)
-        after = (here - 1,) if widened else one.after
+        after = (here - 1,) if widened else operation.after
         if not adapts:
-            yield replace(one, after=after, saved=0)
+            yield replace(operation, after=after, saved=0)
             return
-        yield replace(one, after=after)
+        yield replace(operation, after=after)
         down = self.shard.activation_bytes(gemm.m * rank)
-        name = f"{one.name}.{A}"
-        yield Operation(name, one.after, Gemm(gemm.m, rank, gemm.k, dtype=dtype), output=down)
+        name = f"{operation.name}.{A}"
+        yield Operation(name, operation.after, Gemm(gemm.m, rank, gemm.k, dtype=dtype), output=down)
         last = here + 1
-        if self.shard.tp > 1 and one.name.removeprefix(prefix) in self.rows:
+        if self.shard.tp > 1 and operation.name.removeprefix(prefix) in self.rows:
             size = self.shard.message("tp.reduce", gemm.m * rank)
             yield Operation(f"{name}.reduce", (last,), role="tp.reduce", size=size, output=down)
             last += 1
         up = Gemm(gemm.m, gemm.n, rank, dtype=dtype, accumulate=True)
         held, saved = (down, 0) if prefix else (0, down)
-        yield Operation(f"{one.name}.{B}", (here, last), up, output=one.output, held=held, saved=saved)
+        yield Operation(
+            f"{operation.name}.{B}", (here, last), up, output=operation.output, held=held, saved=saved
+        )
 
     def _input_gradient(
-        self, one: Operation, gemm: Gemm, base: str, start: int, *, adapts: bool
+        self, operation: Operation, gemm: Gemm, base: str, start: int, *, adapts: bool
     ) -> Iterator[Operation]:
         """Yield the gradient through a frozen matrix, and through its factors."""
         rank, dtype = self.spec.rank, self.shard.precision.activations
-        widened = list(self._widened(one, gemm.n * gemm.k, base))
+        widened = list(self._widened(operation, gemm.n * gemm.k, base))
         yield from widened
         here = start + len(widened)
-        after = (here - 1,) if widened else one.after
-        yield replace(one, after=after, parameters=self.weights[base], frozen=True)
+        after = (here - 1,) if widened else operation.after
+        yield replace(operation, after=after, parameters=self.weights[base], frozen=True)
         if not adapts:
             return
         down = self.shard.activation_bytes(gemm.m * rank)
         name = f"{base}.{B}{INPUT_GRADIENT}"
-        yield Operation(name, one.after, Gemm(gemm.m, rank, gemm.k, dtype=dtype), output=down)
+        yield Operation(name, operation.after, Gemm(gemm.m, rank, gemm.k, dtype=dtype), output=down)
         last = here + 1
         if self.shard.tp > 1 and base not in self.rows:
             size = self.shard.message("tp.reduce_gradient", gemm.m * rank)
             yield Operation(f"{name}.reduce", (last,), role="tp.reduce_gradient", size=size, output=down)
             last += 1
         through = Gemm(gemm.m, gemm.n, rank, dtype=dtype, accumulate=True)
-        yield Operation(f"{base}.{A}{INPUT_GRADIENT}", (here, last), through, output=one.output)
+        yield Operation(f"{base}.{A}{INPUT_GRADIENT}", (here, last), through, output=operation.output)
 
-    def _factor_gradients(self, one: Operation, base: str) -> Iterator[Operation]:
+    def _factor_gradients(self, operation: Operation, base: str) -> Iterator[Operation]:
         """Yield the gradients of both factors in the place of the matrix's own."""
-        gemm, rank = one.operator, self.spec.rank
+        gemm, rank = operation.operator, self.spec.rank
         assert isinstance(gemm, Gemm)
         for factor, (m, n) in {B: (gemm.m, rank), A: (rank, gemm.n)}.items():
             kernel = replace(gemm, m=m, n=n, dtype=self.shard.precision.activations)
             name = f"{base}.{factor}{WEIGHT_GRADIENT}"
-            yield replace(one, name=name, operator=kernel, parameters=m * n)
+            yield replace(operation, name=name, operator=kernel, parameters=m * n)
 
 
 def _without(name: str, ends: Sequence[str]) -> str:
@@ -176,5 +182,9 @@ def _without(name: str, ends: Sequence[str]) -> str:
 def row_parallel(operations: Sequence[Operation]) -> frozenset[str]:
     """Return the matrices of a forward's list whose partial results are summed over tp."""
     names = matrices(operations)
-    sums = {one.name.rpartition(".")[0] for one in operations if one.role in {"tp.reduce", "sp.scatter"}}
+    sums = {
+        operation.name.rpartition(".")[0]
+        for operation in operations
+        if operation.role in {"tp.reduce", "sp.scatter"}
+    }
     return frozenset(name for name in names if name in sums)

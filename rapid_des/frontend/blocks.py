@@ -155,8 +155,8 @@ class Blocks:
     @cached_property
     def run_groups(self) -> tuple[tuple[int, ...], ...]:
         """For each of these the ranks that its blocks are run on."""
-        found = groups_run_together(self.job, self.inside)
-        return tuple(found[group[0]] for group in self.inner_groups)
+        together = groups_run_together(self.job, self.inside)
+        return tuple(together[group[0]] for group in self.inner_groups)
 
     def of(self, job: Job) -> Blocks:
         """Return the same blocks of a job that runs them more or less often."""
@@ -235,8 +235,8 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
             "blocks together and alone, which leaves no exchange to the other batch (training.schedule, "
             "training.overlap_batches): use --mode flattened"
         )
-    taken = [key for key, piece in priced.pieces.items() if len(piece)]
-    pieces = {key: [of_place[key] for of_place in priced.places] for key in taken}
+    used = [key for key, piece in priced.pieces.items() if len(piece)]
+    pieces = {key: [of_place[key] for of_place in priced.places] for key in used}
     return Blocks(priced, {key: _block(job, key, each, inside) for key, each in pieces.items()}, inside)
 
 
@@ -437,5 +437,5 @@ def _joined(ranks: int, tables: Sequence[Int64s]) -> Groups:
 
 
 def _of_each(ranks: int, groups: Iterable[tuple[int, ...]]) -> Groups:
-    found = {rank: group for group in groups for rank in group}
-    return tuple(found[rank] for rank in range(ranks))
+    group_of = {rank: group for group in groups for rank in group}
+    return tuple(group_of[rank] for rank in range(ranks))

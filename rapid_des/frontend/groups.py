@@ -130,7 +130,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "gradient": ("cp", "dp"),
     "shard": ("cp", "dp"),
     "instances": ("cp", "dp"),
-    "kept": ("cp", "dp"),
+    "reshard": ("cp", "dp"),
     "model": ("tp", "pp"),
     "stages": ("pp",),
     "embedding": ("pp",),
@@ -139,7 +139,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "expert_gradient": ("edp",),
     "expert_shard": ("edp",),
     "expert_instances": ("edp",),
-    "expert_kept": ("edp",),
+    "expert_reshard": ("edp",),
     "experts": ("etp", "ep"),
 }
 """Process groups by the axes along which their members differ; `embedding` keeps the first and last stage."""
@@ -148,10 +148,10 @@ PARTS: Mapping[str, tuple[str, bool]] = {
     "cp_ring": ("cp", False),
     "shard": ("gradient", True),
     "instances": ("gradient", False),
-    "kept": ("gradient", True),
+    "reshard": ("gradient", True),
     "expert_shard": ("expert_gradient", True),
     "expert_instances": ("expert_gradient", False),
-    "expert_kept": ("expert_gradient", True),
+    "expert_reshard": ("expert_gradient", True),
 }
 """Groups that are parts of another's: of its members in order those that follow one another, or those that
 stand at the same place of each such run."""
@@ -283,10 +283,10 @@ class Sharding:
     """How many such groups there are, each with a whole state."""
     across: str = ""
     """The role by which ranks that hold the same part of each copy sum its gradients."""
-    kept: int = 0
+    reshard_ranks: int = 0
     """Over how many ranks that follow one another a unit's parameters stay split from its forward to its
     backward; 0: as at all times, or whole."""
-    near: str = ""
+    reshard_group: str = ""
     """The process group of these."""
 
     @property

@@ -31,8 +31,8 @@ def halves(operations: Sequence[Operation]) -> Halves:
         consumers = [other for other, after in enumerate(waits) if place in after]
         if consumers and deferred.issuperset(consumers):
             deferred.add(place)
-    kept = [place for place in range(len(operations)) if place not in deferred]
-    return Halves(_taken(operations, waits, kept), _taken(operations, waits, sorted(deferred)))
+    immediate = [place for place in range(len(operations)) if place not in deferred]
+    return Halves(_selected(operations, waits, immediate), _selected(operations, waits, sorted(deferred)))
 
 
 def _without_deferrable(operations: Sequence[Operation]) -> list[tuple[int, ...]]:
@@ -50,7 +50,7 @@ def _without_deferrable(operations: Sequence[Operation]) -> list[tuple[int, ...]
     ]
 
 
-def _taken(
+def _selected(
     operations: Sequence[Operation], waits: Sequence[tuple[int, ...]], places: Sequence[int]
 ) -> tuple[Operation, ...]:
     """Return some of the operations; what they need of others has been made before."""

@@ -111,14 +111,14 @@ def passes(job: Job) -> tuple[Pass, ...]:
 
     Requests that decode from the first pass on have no prefill: their passes are steps from 1 on.
     """
-    spec, found, alike = job.inference, list[Pass](), dict[tuple[Group, ...], int]()
+    spec, distinct, alike = job.inference, list[Pass](), dict[tuple[Group, ...], int]()
     first = int(all(group.cached and group.decodes for group in groups_of(job, 0)))
     for step in (0, *_steps(spec)):
         groups = groups_of(job, step)
         composition = tuple(replace(group, cached=group.cached and 1) for group in groups)
         number = alike.setdefault(composition, step + first)
-        found.append(Pass(step + first, groups, number))
-    return tuple(found)
+        distinct.append(Pass(step + first, groups, number))
+    return tuple(distinct)
 
 
 def groups_of(job: Job, step: int) -> tuple[Group, ...]:

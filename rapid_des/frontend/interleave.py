@@ -44,7 +44,7 @@ def interleaved(forward: Piece, backward: Piece) -> Interleaved:
     What each waits for within itself, and its results, stay as they are; both pieces' gates and gathered
     parameters are those of the whole.
     """
-    order = np.concatenate(list(_turns(forward, backward)))
+    order = np.concatenate(list(_merge_order(forward, backward)))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     rows = place[: len(forward)], place[len(forward) :]
@@ -53,21 +53,21 @@ def interleaved(forward: Piece, backward: Piece) -> Interleaved:
     columns = [_named(piece, numbers) for piece in (forward, backward)]
     counts = np.concatenate([forward.edges.counts, backward.edges.counts])
     targets = np.concatenate([_moved(forward, rows[0], {}), _moved(backward, rows[1], {INPUT: SECOND})])
-    taken = ranges(starts_of(counts)[:-1][order], counts[order])
+    rows_taken = ranges(starts_of(counts)[:-1][order], counts[order])
     outputs = int(rows[0][forward.output]), int(rows[1][backward.output])
     whole = Piece(
-        np.concatenate(columns)[order], names, edges_of(counts[order], targets[taken]), output=outputs[0]
+        np.concatenate(columns)[order], names, edges_of(counts[order], targets[rows_taken]), output=outputs[0]
     )
     marks = tuple(
-        replace(mark, position=int(own[mark.position]))
-        for piece, own in zip((forward, backward), rows, strict=True)
+        replace(mark, position=int(places[mark.position]))
+        for piece, places in zip((forward, backward), rows, strict=True)
         for mark in piece.marks
     )
     first = len(forward.marks)
     return Interleaved(whole, rows, (marks[:first], marks[first:]), outputs)
 
 
-def _turns(forward: Piece, backward: Piece) -> Iterator[Int64s]:
+def _merge_order(forward: Piece, backward: Piece) -> Iterator[Int64s]:
     """Yield stretches of rows, those of the backward numbered behind the forward's."""
     for late, early in zip_longest(_stretches(backward, len(forward)), _stretches(forward, 0)):
         yield from (part for part in (late, early) if part is not None)
@@ -82,8 +82,8 @@ def _stretches(piece: Piece, first: int) -> list[Int64s]:
 
 def _named(piece: Piece, numbers: Mapping[str, int]) -> Int64s:
     rows = piece.rows.copy()
-    own = np.array([numbers[name] for name in piece.names], np.int64)
-    rows[:, Column.NAME] = own[rows[:, Column.NAME]]
+    number_of = np.array([numbers[name] for name in piece.names], np.int64)
+    rows[:, Column.NAME] = number_of[rows[:, Column.NAME]]
     return rows
 
 

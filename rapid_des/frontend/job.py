@@ -307,9 +307,9 @@ class Job:
         """Return how many members of the group that one of `PARTS` is taken from follow one another."""
         if PARTS[group][0] == "cp":
             return self.spec.parallelism.head_ways
-        if group.endswith("kept"):
-            kept = True if self.spec.training is None else self.spec.training.reshard
-            return 1 if isinstance(kept, bool) else kept
+        if group.endswith("reshard"):
+            reshard = True if self.spec.training is None else self.spec.training.reshard
+            return 1 if isinstance(reshard, bool) else reshard
         return self.members(PARTS[group][0]) // self.spec.parallelism.dp_replicate
 
     @property
@@ -331,9 +331,9 @@ class Job:
     def _sharding(self, policy: ShardingPolicy, group: str, prefix: str) -> Sharding:
         """Return how one group of replicas uses a policy: all of it, or each copy of the state."""
         training, instances = self.training, self.spec.parallelism.dp_replicate
-        each, kept = training.reduce_each_micro_batch, training.reshard
+        each, reshard = training.reduce_each_micro_batch, training.reshard
         replicas = self.members(group) // instances
-        shared = isinstance(kept, bool) or replicas == 1
+        shared = isinstance(reshard, bool) or replicas == 1
         return Sharding(
             policy,
             group=f"{prefix}shard" if instances > 1 else group,
@@ -342,8 +342,8 @@ class Job:
             each="gradients" in policy.split if each is None else each,
             instances=instances,
             across=f"{prefix[:1]}instances.reduce",
-            kept=0 if shared else kept,
-            near=f"{prefix}kept",
+            reshard_ranks=0 if shared else reshard,
+            reshard_group=f"{prefix}reshard",
         )
 
     @property

@@ -87,19 +87,21 @@ def _with_schedule(document: Document) -> tuple[Document, Path | None]:
     chosen = training.get("schedule")
     if not isinstance(chosen, str) or Path(chosen).suffix not in _SCHEDULE_FILES:
         return document, None
-    found = [path for path in (document.path.parent / chosen, Path(chosen)) if path.is_file()]
-    if not found:
+    files = [path for path in (document.path.parent / chosen, Path(chosen)) if path.is_file()]
+    if not files:
         raise ConfigError(f"no schedule file {chosen!r} here", file=str(document.path), key=SCHEDULE)
-    read = load_document(found[0])
+    read = load_document(files[0])
     decode(read, ScheduleSpec)
     tree = document.tree | {"training": training | {"schedule": read.tree}}
-    return replace(document, tree=tree), found[0]
+    return replace(document, tree=tree), files[0]
 
 
 def _changed(job: Job, changes: Mapping[str, object]) -> Job:
     """Return a job with other values; keys of its split and of its training or serving may stand alone."""
     sections = ("parallelism", job.spec.phase)
-    paths = {key: f"{one}.{key}" for one in sections for key in structs.asdict(getattr(job.spec, one))}
+    paths = {
+        key: f"{section}.{key}" for section in sections for key in structs.asdict(getattr(job.spec, section))
+    }
     return load_job(job, settings={paths.get(key, key): value for key, value in changes.items()})
 
 
@@ -141,8 +143,8 @@ def _with_draft(spec: JobSpec, path: Path) -> JobSpec:
     if spec.inference is None or drafts is None or not isinstance(drafts.model, str):
         return spec
     key = "inference.speculative.model"
-    found = resolve(drafts.model, "model", folder=path.parent, named_in=str(path), key=key)
-    model = decode(kinds_named(load_document(found)), ModelSpec)
+    draft_path = resolve(drafts.model, "model", folder=path.parent, named_in=str(path), key=key)
+    model = decode(kinds_named(load_document(draft_path)), ModelSpec)
     speculative = structs.replace(drafts, model=model)
     return structs.replace(spec, inference=structs.replace(spec.inference, speculative=speculative))
 
@@ -171,7 +173,9 @@ def kinds_named(document: Document, key: str = "") -> Document:
     exceptions = model.get("exceptions", ())
     named = _with_kinds(model)
     if isinstance(exceptions, list):
-        named["exceptions"] = [_with_kinds(one) if isinstance(one, dict) else one for one in exceptions]
+        named["exceptions"] = [
+            _with_kinds(exception) if isinstance(exception, dict) else exception for exception in exceptions
+        ]
     tree = document.tree | {key: named} if key else named
     return replace(document, tree=tree)
 

@@ -276,8 +276,8 @@ def projected(shard: Shard) -> tuple[Operation, ...]:
         norm_forward(operations, shard, name, shard.norm_tokens, adds=False)
     linear, alone = _projection(shard), _alone(shard)
     cast(operations, alone, linear, linear.rows)
-    kept = shard.activation_bytes(linear.rows * linear.inner)
-    forward_gemm(operations, alone, linear, saved=kept)
+    saved_bytes = shard.activation_bytes(linear.rows * linear.inner)
+    forward_gemm(operations, alone, linear, saved=saved_bytes)
     return operations.finish()
 
 
@@ -289,7 +289,7 @@ def prediction_backward(shard: Shard, layer: LayerKind, *, has_table: bool) -> t
         norm_backward(operations, shard, name, ready)
     scatter = embedding_backward(shard)
     if has_table:
-        scatter = tuple(replace(one, parameters=0) for one in scatter)
+        scatter = tuple(replace(operation, parameters=0) for operation in scatter)
     return _joined(
         loss_backward(shard, shares_table=True), layer.backward(shard), operations.finish(), scatter
     )

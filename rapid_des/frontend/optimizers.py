@@ -68,13 +68,13 @@ class Matrix(NamedTuple):
 def matrices(job: Job, stage: int) -> Counter[Matrix]:
     """Return the matrices of a stage's layers that Muon updates, on one rank."""
     lists = training_lists(job)
-    found: Counter[Matrix] = Counter()
+    counted: Counter[Matrix] = Counter()
     for section, count in stage_sections(job, stage).items():
         for each in lists[PieceKey(section, "backward")] if section.name == "block" else ():
             if isinstance(each.operator, Gemm) and each.name.endswith(".weight_gradient"):
                 sides = sorted((each.operator.m, each.operator.n))
-                found[Matrix(each.domain, *sides)] += count * each.operator.batch
-    return found
+                counted[Matrix(each.domain, *sides)] += count * each.operator.batch
+    return counted
 
 
 def states(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[tuple[str, int]]:
@@ -91,8 +91,8 @@ def _orthogonal(job: Job, stage: int, domain: Domain) -> int:
     """Return how many parameters of a domain are in matrices that the optimizer orthogonalises."""
     if job.training.optimizer != "muon":
         return 0
-    found = matrices(job, stage)
-    return sum(n * one.rows * one.columns for one, n in found.items() if one.domain == domain)
+    counted = matrices(job, stage)
+    return sum(n * one.rows * one.columns for one, n in counted.items() if one.domain == domain)
 
 
 def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, Operator]:
@@ -121,10 +121,10 @@ def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> di
     }
 
 
-def _newton_schulz(job: Job, found: Mapping[Matrix, int]) -> dict[str, Operator]:
+def _newton_schulz(job: Job, counted: Mapping[Matrix, int]) -> dict[str, Operator]:
     """Return the iterations of X := a X + (b A + c A A) X, A = X Xᵀ, of all matrices, by shape."""
     kernels: dict[str, Operator] = {}
-    for place, (matrix, count) in enumerate(found.items()):
+    for place, (matrix, count) in enumerate(counted.items()):
         sharding = job.shardings[matrix.domain]
         runs = ITERATIONS * sharding.held("optimizer", count)
         rows, columns = matrix.rows, matrix.columns
@@ -238,11 +238,14 @@ def gather_unit(
         role = sharding.unit_gathers
         elements = sum(mark.parameters for mark in marks if mark.domain == domain)
         if role is not None and elements:
-            near = again and sharding.kept > 0
-            members, group = (sharding.kept, sharding.near) if near else (sharding.replicas, sharding.group)
+            resharded = again and sharding.reshard_ranks > 0
+            members, group = sharding.replicas, sharding.group
+            if resharded:
+                members, group = sharding.reshard_ranks, sharding.reshard_group
             size = message_size(role, elements, job.spec.precision.gathers, members)
             name = "parameters.gather" if domain == "dense" else "experts.gather"
-            done = program.message(f"{name}.near" if near else name, role, size, after=after, group=group)
+            name = f"{name}.resharded" if resharded else name
+            done = program.message(name, role, size, after=after, group=group)
     return done
 
 

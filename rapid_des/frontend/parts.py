@@ -106,23 +106,23 @@ def _with_adapters(
     spec: AdaptersSpec, shard: Shard, lists: Mapping[PieceKey, tuple[Operation, ...]]
 ) -> dict[PieceKey, tuple[Operation, ...]]:
     """Return the lists of a model whose adapters alone are trained: the embedding has no backward."""
-    found: dict[PieceKey, tuple[Operation, ...]] = {PieceKey(EMBEDDING, "backward"): ()}
+    adapted_lists: dict[PieceKey, tuple[Operation, ...]] = {PieceKey(EMBEDDING, "backward"): ()}
     for key, operations in lists.items():
-        if key not in found:
+        if key not in adapted_lists:
             rows = row_parallel(lists[PieceKey(key.section, "forward")])
-            found[key] = adapted(operations, spec, shard, rows)
-    return found
+            adapted_lists[key] = adapted(operations, spec, shard, rows)
+    return adapted_lists
 
 
 def _halves(lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:
     """Return each backward in its two halves, of which one may be empty."""
-    found: dict[PieceKey, tuple[Operation, ...]] = {}
+    lists_of: dict[PieceKey, tuple[Operation, ...]] = {}
     for key, operations in lists.items():
         if key.phase == "backward":
             both = halves(operations)
-            found[PieceKey(key.section, "input_gradient")] = both.inputs
-            found[PieceKey(key.section, "weight_gradient")] = both.weights
-    return found
+            lists_of[PieceKey(key.section, "input_gradient")] = both.inputs
+            lists_of[PieceKey(key.section, "weight_gradient")] = both.weights
+    return lists_of
 
 
 def _layer_lists(job: Job, shard: Shard, phase: Phase) -> dict[PieceKey, tuple[Operation, ...]]:
@@ -189,10 +189,10 @@ def stage_sections(job: Job, stage: int) -> Counter[Section]:
 def part_pieces(job: Job, part: int, phase: Phase, pieces: Pieces) -> tuple[Piece, ...]:
     """Return the pieces of one part in the order in which `phase` runs them, named by layer."""
     order = sections(job, part)
-    way = direction_of(phase)
+    direction = direction_of(phase)
     named = []
-    for section, label in order if way == "forward" else order[::-1]:
-        prefix = f"{way}.{label}." if label else f"{way}."
+    for section, label in order if direction == "forward" else order[::-1]:
+        prefix = f"{direction}.{label}." if label else f"{direction}."
         named.append(renamed(pieces[PieceKey(section, phase)], prefix))
     return tuple(named)
 
@@ -221,7 +221,7 @@ def section_parameters(job: Job) -> dict[Section, Counter[Domain]]:
             for section, operations in lists.items()
             if section != EMBEDDING
         }
-        lists[EMBEDDING] = tuple(replace(one, frozen=True) for one in lists[EMBEDDING])
+        lists[EMBEDDING] = tuple(replace(embedding, frozen=True) for embedding in lists[EMBEDDING])
     for section, operations in lists.items():
         for operation in operations:
             sizes[section][operation.domain] += operation.parameters
@@ -240,7 +240,9 @@ def stage_parameters(job: Job, stage: int) -> Counter[Domain]:
 def narrow_weights(job: Job, stage: int) -> int:
     """Return the elements of one rank's matrices that multiply in the job's narrow format: layers' alone."""
     lists = _layer_lists(job, job.shard(1, 1, 1), "forward")
-    sizes = {key.section: sum(one.weights for one in operations) for key, operations in lists.items()}
+    sizes = {
+        key.section: sum(operation.weights for operation in operations) for key, operations in lists.items()
+    }
     return sum(count * sizes.get(section, 0) for section, count in stage_sections(job, stage).items())
 
 
@@ -355,8 +357,8 @@ def price(
             nodes.append(peer_node(operation.name, operation, after, host))
         elif operation.operator is None:
             node = message_node(operation.name, operation.role, operation.size, after, host)
-            way = 0 if operation.exchange is None else 1 + exchanges.index(operation.exchange)
-            nodes.append(replace(node, tag=way))
+            tag = 0 if operation.exchange is None else 1 + exchanges.index(operation.exchange)
+            nodes.append(replace(node, tag=tag))
         else:
             nodes.append(kernel_node(operation.name, operation.operator, operators, after, host))
     marks = [

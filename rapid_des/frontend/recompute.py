@@ -87,7 +87,7 @@ def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> It
     operations = [operation for layer in kinds for operation in layer.forward(shard)]
     for name in () if isinstance(chosen, str) else chosen:
         if not any(names(name, operation) for operation in operations):
-            known = ", ".join(sorted({one.name for one in operations if one.operator is not None}))
+            known = ", ".join(sorted({each.name for each in operations if each.operator is not None}))
             yield "recompute", f"no operator is named {name!r}; there are {known}"
 
 
@@ -220,7 +220,7 @@ def _starts(
 
     Operators that follow each other are run again together, before the first that needs one of them.
     """
-    found: defaultdict[int, list[Operation]] = defaultdict(list)
+    starts: defaultdict[int, list[Operation]] = defaultdict(list)
     for run in _runs(sorted(again)):
         needing = [place for place in range(len(forward)) if _producer(forward, place) in run]
         uses = [_first_use(backward, forward[place].name) for place in (*run, *needing)]
@@ -228,10 +228,10 @@ def _starts(
         for place in run:
             lost = sum(forward[other].saved for other in needing if _producer(forward, other) == place)
             held = forward[place].core + lost
-            found[start if start < len(backward) else 0].append(
+            starts[start if start < len(backward) else 0].append(
                 _remade(forward[place], "recompute", (), held)
             )
-    return found
+    return starts
 
 
 def _runs(places: Sequence[int]) -> Iterator[list[int]]:

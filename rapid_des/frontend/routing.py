@@ -112,7 +112,9 @@ def _experts(job: Job) -> Iterator[Experts]:
 
 def differs_by_rank(job: Job) -> bool:
     """Tell whether ranks that hold other experts have other work."""
-    return job.spec.parallelism.ep > 1 and any(one.dispatch.uneven is not None for one in _experts(job))
+    return job.spec.parallelism.ep > 1 and any(
+        experts.dispatch.uneven is not None for experts in _experts(job)
+    )
 
 
 def places(job: Job) -> int:
@@ -139,7 +141,7 @@ class LayerLoad:
 
 def layer_loads(job: Job) -> tuple[LayerLoad, ...]:
     """Return the loads of each kind of layer whose experts get unlike many copies."""
-    found = []
+    loads = []
     for kind, layer in enumerate(job.model.kinds):
         half = layer.feed_forward
         if isinstance(half, Experts) and half.dispatch.uneven is not None:
@@ -148,8 +150,8 @@ def layer_loads(job: Job) -> tuple[LayerLoad, ...]:
             layers = tuple(n for n, number in enumerate(job.model.kind_of_layer) if number == kind)
             mean = sum(ranks) / len(ranks)
             most = max(experts) * len(experts) / sum(experts)
-            found.append(LayerLoad(layers, most, max(ranks) / mean, min(ranks) / mean))
-    return tuple(found)
+            loads.append(LayerLoad(layers, most, max(ranks) / mean, min(ranks) / mean))
+    return tuple(loads)
 
 
 def heaviest_place(job: Job) -> int:
@@ -166,13 +168,13 @@ def heaviest_place(job: Job) -> int:
 def exchanges(job: Job) -> tuple[Exchange, ...]:
     """Return the ways in which a job's all-to-alls spread that are not even."""
     once = (True, False) if job.spec.phase == "inference" else (True,)
-    ways = (
+    spreads = (
         half.dispatch.exchange(returns=returns, packed=packed)
         for half in _experts(job)
         for packed in once
         for returns in (False, True)
     )
-    return tuple(dict.fromkeys(way for way in ways if way is not None))
+    return tuple(dict.fromkeys(spread for spread in spreads if spread is not None))
 
 
 def libraries_json(job: Job) -> str:

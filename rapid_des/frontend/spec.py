@@ -502,10 +502,10 @@ class SpeculativeSpec(Spec, frozen=True):
         >>> SpeculativeSpec("eagle", 2, (0.8, 0.5)).tokens_a_step
         2.2
         """
-        kept = [1.0]
+        accepted = [1.0]
         for share in self.acceptance:
-            kept.append(kept[-1] * share)
-        return sum(kept)
+            accepted.append(accepted[-1] * share)
+        return sum(accepted)
 
 
 class RequestsSpec(Spec, frozen=True):

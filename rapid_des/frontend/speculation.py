@@ -55,19 +55,21 @@ def draft_list(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[
     runs: tuple[Operation, ...] = ()
     for number, some in enumerate(_runs(groups, spec)):
         once = _of_model(own, shard_of(own, some)) if own else _of_module(job, shard_of(job, some))
-        kept = once if number == 0 else tuple(replace(each, weights=0) for each in once)
-        runs = following(runs, kept)
+        groups_now = once if number == 0 else tuple(replace(each, weights=0) for each in once)
+        runs = following(runs, groups_now)
     return tuple(replace(each, name=f"draft.{each.name}") for each in runs)
 
 
 def _runs(groups: tuple[Group, ...], spec: SpeculativeSpec) -> Iterator[tuple[Group, ...]]:
     """Yield the requests of each run of a step: all new tokens first, then the newest alone."""
     decodes = all(group.decodes for group in groups)
-    newest = tuple(replace(one, query_length=1, cached=one.key_length - 1, samples=1) for one in groups)
-    first = newest if spec.method == "draft" and decodes else tuple(replace(one, samples=1) for one in groups)
+    newest = tuple(replace(batch, query_length=1, cached=batch.key_length - 1, samples=1) for batch in groups)
+    first = (
+        newest if spec.method == "draft" and decodes else tuple(replace(batch, samples=1) for batch in groups)
+    )
     yield first
     for further in range(1, spec.tokens):
-        yield tuple(replace(one, cached=one.cached + further) for one in newest)
+        yield tuple(replace(batch, cached=batch.cached + further) for batch in newest)
 
 
 def _of_model(job: Job, shard: Shard) -> tuple[Operation, ...]:

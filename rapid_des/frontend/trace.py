@@ -173,9 +173,9 @@ def _counterparts(job: Job, peer: tuple[str, int]) -> Int64s:
     """Return by rank its counterpart in a stage, or who stands so many places on in its group's circle."""
     group, step = peer
     rows = job.rows("stages" if group == "stage" else group)
-    found = np.empty(job.gpus, np.int64)
-    found[rows] = rows[:, [step]] if group == "stage" else np.roll(rows, -step, axis=1)
-    return found
+    counterparts = np.empty(job.gpus, np.int64)
+    counterparts[rows] = rows[:, [step]] if group == "stage" else np.roll(rows, -step, axis=1)
+    return counterparts
 
 
 def assemble(

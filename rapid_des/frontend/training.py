@@ -185,10 +185,10 @@ def _input(state: _Stage, item: Item) -> int | None:
 
 def _asked(arrivals: deque[Message], needed: Message) -> list[Message]:
     """Take and return all messages up to the one that is needed."""
-    taken = [arrivals.popleft()]
-    while taken[-1] != needed:
-        taken.append(arrivals.popleft())
-    return taken
+    batch = [arrivals.popleft()]
+    while batch[-1] != needed:
+        batch.append(arrivals.popleft())
+    return batch
 
 
 def _receive(state: _Stage, message: Message) -> int:
@@ -370,7 +370,7 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
 def _completed(state: _Stage, item: Item) -> list[bool]:
     """Return which gradients are reduced after an item: those that it makes, if each or as their last."""
     made = _COMPLETES.get(item.phase, ())
-    return [one for one in made if state.job.sharding.each or state.last[item.chunk, one] == item]
+    return [domain for domain in made if state.job.sharding.each or state.last[item.chunk, domain] == item]
 
 
 def _reduces(state: _Stage, item: Item, mark: Mark) -> bool:

@@ -116,12 +116,18 @@ def _visit_timetables(
     computes = np.flatnonzero((program.kind == VisitKind.COMPUTE) & (program.server >= 0))
     time = np.array([moment for moment, _ in table], np.int64)
     left = list(dict.fromkeys(factors for _, factors in table))
-    rates = np.stack([_rates(program, computes, position, before.combined(one), pace) for one in left])
+    rates = np.stack(
+        [_rates(program, computes, position, before.combined(fault_state), pace) for fault_state in left]
+    )
     state = np.array([left.index(factors) for _, factors in table], np.int64)
     kinds, kind = np.unique(rates, axis=1, return_inverse=True)
-    tables = [Timetable(time, kinds[state, one], np.zeros_like(time)) for one in range(kinds.shape[1])]
+    tables = [
+        Timetable(time, kinds[state, fault_state], np.zeros_like(time))
+        for fault_state in range(kinds.shape[1])
+    ]
     return {
-        visit: tables[one] for visit, one in zip(computes.tolist(), kind.reshape(-1).tolist(), strict=True)
+        visit: tables[fault_state]
+        for visit, fault_state in zip(computes.tolist(), kind.reshape(-1).tolist(), strict=True)
     }
 
 

@@ -140,8 +140,8 @@ def _speed(stated: GpuSpeed, seed: int, gpu: int, gpus_per_node: int | None) -> 
     if stated.lognormal is not None:
         speed = exp(stated.lognormal * _NORMAL.inv_cdf(_uniform(seed, _BODY, gpu)))
     if slow is not None:
-        one = gpu // (gpus_per_node or 1) if slow.of == "nodes" else gpu
-        if _uniform(seed, _SLOW, one) < slow.share:
+        unit = gpu // (gpus_per_node or 1) if slow.of == "nodes" else gpu
+        if _uniform(seed, _SLOW, unit) < slow.share:
             speed *= slow.speed
     return Fraction(max(1, round(speed * GRAIN)), GRAIN)
 

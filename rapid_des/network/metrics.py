@@ -134,8 +134,8 @@ def bisection(
     least = _narrowest(fabric, alive, gpus)
     if least is not None:
         return Bisection(least, exact=True)
-    found = _by_swaps(fabric, alive, gpus)
-    others = [] if found is None else [_one_way(fabric, alive, *ends) for ends in (found, found[::-1])]
+    cut = _by_swaps(fabric, alive, gpus)
+    others = [] if cut is None else [_one_way(fabric, alive, *ends) for ends in (cut, cut[::-1])]
     return Bisection(min([narrowest, *others]), exact=False)
 
 

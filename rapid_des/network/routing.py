@@ -207,20 +207,20 @@ def by_waypoints(fabric: Fabric, planned: Router, waypoints: Sequence[Waypoint])
         try:
             source, destination = (find_gpu(fabric, end) for end in (waypoint.source, waypoint.destination))
             through = find_node(fabric, waypoint.through)
-            _check_waypoint(fabric, (source, through, destination), taken=(source, destination) in stated)
+            _check_waypoint(fabric, (source, through, destination), on_path=(source, destination) in stated)
             stated[source, destination] = _by(fabric, planned, (source, through, destination))
         except TopologyError as error:
             raise TopologyError(f"routing.waypoints[{index}]: {error}") from None
     return WaypointRouter(planned, stated) if stated else planned
 
 
-def _check_waypoint(fabric: Fabric, nodes: tuple[int, int, int], *, taken: bool) -> None:
+def _check_waypoint(fabric: Fabric, nodes: tuple[int, int, int], *, on_path: bool) -> None:
     source, through, destination = nodes
     if source == destination:
         raise TopologyError(f"{fabric.node_name(source)} needs no way to itself")
     if through < fabric.gpus:
         raise TopologyError(f"through: {fabric.node_name(through)} is a GPU; allowed: a switch or a NIC")
-    if taken:
+    if on_path:
         ends = f"{fabric.node_name(source)} to {fabric.node_name(destination)}"
         raise TopologyError(f"{ends} has a waypoint already; allowed: one")
 

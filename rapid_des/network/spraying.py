@@ -30,21 +30,21 @@ def spread(
 
     The latter as the starts of rows, one a route, and their columns.
     """
-    ways = _Ways(fabric, dead)
-    known, turns = [routes.of(route) for route in range(len(routes))], list[list[int]]()
+    equal_routes = _EqualRoutes(fabric, dead)
+    known, cycles = [routes.of(route) for route in range(len(routes))], list[list[int]]()
     for route, planned in enumerate(known[:]):
-        paths = ways.of(planned, spray.ways)
+        paths = equal_routes.of(planned, spray.ways)
         numbers = [route, *range(len(known), len(known) + len(paths) - 1)]
         known += paths[1:]
         shares = [int(fabric.bandwidth[list(path)].min()) if path else 1 for path in paths]
         equal = spray.weights == "equal" or len(set(shares)) == 1
-        turns.append([numbers[turn] for turn in _in_turn([1] * len(paths) if equal else shares)])
+        cycles.append([numbers[number] for number in _interleaved([1] * len(paths) if equal else shares)])
     links = np.array([link for path in known for link in path], np.int64)
-    taken = np.array([number for row in turns for number in row], np.int32)
-    return Routes(starts_of([len(path) for path in known]), links), starts_of(list(map(len, turns))), taken
+    order = np.array([number for row in cycles for number in row], np.int32)
+    return Routes(starts_of([len(path) for path in known]), links), starts_of(list(map(len, cycles))), order
 
 
-def _in_turn(shares: Sequence[int]) -> Iterator[int]:
+def _interleaved(shares: Sequence[int]) -> Iterator[int]:
     """Yield whose turn it is so that each gets its share: the one that is farthest behind, the first on ties.
 
     >>> list(_in_turn([1, 1, 1])), list(_in_turn([2, 1]))[:6]
@@ -53,12 +53,12 @@ def _in_turn(shares: Sequence[int]) -> Iterator[int]:
     behind = [0] * len(shares)
     for _ in range(len(shares) if len(set(shares)) == 1 else _PLACES):
         behind = [claim + share for claim, share in zip(behind, shares, strict=True)]
-        turn = max(range(len(shares)), key=behind.__getitem__)
-        behind[turn] -= sum(shares)
-        yield turn
+        chosen = max(range(len(shares)), key=behind.__getitem__)
+        behind[chosen] -= sum(shares)
+        yield chosen
 
 
-class _Ways:
+class _EqualRoutes:
     """Shortest paths over switches between GPUs."""
 
     def __init__(self, fabric: Fabric, dead: frozenset[int]) -> None:
@@ -72,10 +72,10 @@ class _Ways:
         for number in range(1, most * _TRIES):
             if len(paths) == most:
                 break
-            paths[self._way(planned, number)] = None
+            paths[self._route(planned, number)] = None
         return list(paths)
 
-    def _way(self, planned: Path, number: int) -> Path:
+    def _route(self, planned: Path, number: int) -> Path:
         """Return a way by its number: the digits say how far beside the plan it turns where ways part."""
         fabric, links = self._fabric, list[int]()
         for leg in self._legs(planned):

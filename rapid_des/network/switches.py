@@ -63,7 +63,7 @@ class SwitchTrees:
     def _root(self, gpus: tuple[int, ...]) -> int | None:
         members, best = np.array(gpus, np.int64), list[int]()
         least: tuple[int, int, int] | None = None
-        for distance, switch in self._near(gpus[0]):
+        for distance, switch in self._switches_near(gpus[0]):
             if least is not None and distance > least[0]:
                 break
             there, back = (hops[members] for hops in self._around(switch))
@@ -80,7 +80,7 @@ class SwitchTrees:
         ends = np.array([min(gpus)]), np.array([max(gpus)])
         return sorted(best)[int(pick(self.routing, *ends, len(gpus), len(best))[0])]
 
-    def _near(self, gpu: int) -> Iterator[tuple[int, int]]:
+    def _switches_near(self, gpu: int) -> Iterator[tuple[int, int]]:
         """Yield (hops, switch) of all switches within reach of a GPU, the nearest first."""
         fabric = self.fabric
         passes = self._alive & ((fabric.source >= fabric.gpus) | (fabric.source == gpu))

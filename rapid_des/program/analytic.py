@@ -117,39 +117,39 @@ def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Cros
 
 
 @dataclass(frozen=True)
-class Turns:
+class PortQueues:
     """The order in which transfers begin, the port through which each goes, and for how long it takes it."""
 
     order: Int64s
     port: Int64s
-    taken: Int64s
+    occupancy: Int64s
 
 
-def finish_times(schedule: Schedule, crossing: Int64s, turns: Turns | None = None) -> Int64s:
+def finish_times(schedule: Schedule, crossing: Int64s, queues: PortQueues | None = None) -> Int64s:
     """Return when each transfer has arrived, given how long each takes; all members arrive at 0.
 
-    With `turns` a transfer begins when its port is free of those before it, too.
+    With `queues` a transfer begins when its port is free of those before it, too.
     """
     walk = _walk if len(schedule) <= _INTERPRETED else _compiled_walk
     done = np.zeros(len(schedule), np.int64)
-    if turns is None:
-        turns = Turns(np.arange(len(schedule)), done, done)
-    free = np.zeros(int(turns.port.max(initial=0)) + 1, np.int64)
+    if queues is None:
+        queues = PortQueues(np.arange(len(schedule)), done, done)
+    free = np.zeros(int(queues.port.max(initial=0)) + 1, np.int64)
     columns = schedule.dependency_starts, schedule.dependencies, crossing
-    walk(*columns, turns.order, turns.port, turns.taken, free, done)
+    walk(*columns, queues.order, queues.port, queues.occupancy, free, done)
     return done
 
 
 def _walk(  # noqa: PLR0913 - columns, as kernels take them
-    starts: Any, awaited: Any, crossing: Any, order: Any, port: Any, taken: Any, free: Any, done: Any
+    starts: Any, awaited: Any, crossing: Any, order: Any, port: Any, occupancy: Any, free: Any, done: Any
 ) -> None:
     for task in order:
         ready = 0
         for place in range(starts[task], starts[task + 1]):
             ready = max(ready, done[awaited[place]])
-        if taken[task]:
+        if occupancy[task]:
             ready = max(ready, free[port[task]])
-            free[port[task]] = ready + taken[task]
+            free[port[task]] = ready + occupancy[task]
         done[task] = ready + crossing[task]
 
 
@@ -184,7 +184,7 @@ def _linkless(count: tuple[int, int], edges: Edges, arrivals: Edges, sizes: Size
 
 
 @dataclass(frozen=True)
-class Ways:
+class TransferPaths:
     """What the transfers of a schedule meet while nothing else is there, one row each."""
 
     crossing: Int64s
@@ -195,15 +195,15 @@ class Ways:
     """Whether it goes to another node."""
     nic: Int64s
     """The NIC through which it leaves its node, if it does."""
-    turn: Int64s
+    send_order: Int64s
     """The order in which its source would begin it among others: spread over peers, nodes and rails."""
     meshed: bool = False
     """Whether every two GPUs of a node have a link of their own, so that sends to several go at once."""
 
 
-def paced(template: Template, schedule: Schedule, cost: LibraryCost, ways: Ways) -> Template:
+def paced(template: Template, schedule: Schedule, cost: LibraryCost, paths: TransferPaths) -> Template:
     """Return the template of a schedule with the lags of a library."""
-    alone = _Alone(schedule, cost, ways)
+    alone = _Alone(schedule, cost, paths)
     start, before, after = alone.lags(cost)
     before = np.append(before, np.zeros(template.members, np.int64))
     target = template.arrival_target
@@ -257,18 +257,18 @@ class _Alone:
     so do those through one NIC; what comes to a rank at once arrives so. Ports of a switch are apart.
     """
 
-    def __init__(self, schedule: Schedule, cost: LibraryCost, ways: Ways) -> None:
-        self._schedule, self._ways = schedule, ways
-        rate = np.where(ways.far, cost.far_rate, cost.rate)
+    def __init__(self, schedule: Schedule, cost: LibraryCost, paths: TransferPaths) -> None:
+        self._schedule, self._paths = schedule, paths
+        rate = np.where(paths.far, cost.far_rate, cost.rate)
         pace = np.where(rate > 0, schedule.size * (PS_PER_S / np.maximum(rate, 1)), 0)
         self._pace = np.where(schedule.source < schedule.members, pace, 0).astype(np.int64)
         width, each = schedule.members + schedule.switches, np.arange(len(schedule))
         multicast = schedule.source >= schedule.members
-        self._leaves = np.where(multicast, width + schedule.destination, schedule.source) * 2 + ways.far
-        self._nics = np.where(ways.far, ways.nic, ways.nic.max(initial=0) + 1 + each)
+        self._leaves = np.where(multicast, width + schedule.destination, schedule.source) * 2 + paths.far
+        self._nics = np.where(paths.far, paths.nic, paths.nic.max(initial=0) + 1 + each)
         reached = np.where(schedule.destination < schedule.members, schedule.destination, width + each)
-        self._comes = reached * 2 + ways.far
-        if ways.meshed:
+        self._comes = reached * 2 + paths.far
+        if paths.meshed:
             self._use_links_apart(schedule)
         level = finish_times(schedule, np.ones(len(schedule), np.int64))
         self._depth = int(level.max(initial=0))
@@ -276,12 +276,12 @@ class _Alone:
         self._queues = any(
             _meet(port * self._depth + level) for port in (self._leaves, self._nics, self._comes)
         )
-        self._turns = Turns(np.argsort(level, kind="stable"), self._nics, ways.occupancy)
+        self._port_queues = PortQueues(np.argsort(level, kind="stable"), self._nics, paths.occupancy)
         self._levels = list(_by_level(schedule, level)) if self._queues else []
 
     def _use_links_apart(self, schedule: Schedule) -> None:
         """Give every peer in the node a port of its own, at its share of the pace of them all."""
-        near = ~self._ways.far
+        near = ~self._paths.far
         ends = (
             schedule.source.astype(np.int64) * (schedule.members + schedule.switches) + schedule.destination
         )
@@ -329,19 +329,19 @@ class _Alone:
         """
         before = np.zeros(len(self._schedule), np.int64)
         if not self._queues:
-            done = finish_times(self._schedule, self._ways.crossing + lag, self._turns)
+            done = finish_times(self._schedule, self._paths.crossing + lag, self._port_queues)
             return before, int(done.max(initial=0))
         paced = (self._pace * share).astype(np.int64)
-        hold = np.where(self._ways.far, paced, np.maximum(self._ways.occupancy, paced))
+        hold = np.where(self._paths.far, paced, np.maximum(self._paths.occupancy, paced))
         done = np.zeros(len(self._schedule), np.int64)
         for level in self._levels:
             tasks, ready = level.tasks, level.ready(done)
-            sent = _one_by_one(self._leaves[tasks], ready, hold[tasks], self._ways.turn[tasks])
+            sent = _one_by_one(self._leaves[tasks], ready, hold[tasks], self._paths.send_order[tasks])
             before[tasks] = sent - ready
-            taken, turn = self._ways.occupancy[tasks], self._ways.turn[tasks]
-            left = _one_by_one(self._nics[tasks], sent, taken, turn)
-            behind = self._ways.crossing[tasks] - taken
-            come = _one_by_one(self._comes[tasks], left + behind, taken, turn) + taken
+            occupancy, send_order = self._paths.occupancy[tasks], self._paths.send_order[tasks]
+            left = _one_by_one(self._nics[tasks], sent, occupancy, send_order)
+            behind = self._paths.crossing[tasks] - occupancy
+            come = _one_by_one(self._comes[tasks], left + behind, occupancy, send_order) + occupancy
             done[tasks] = come + lag
         return before, int(done.max(initial=0))
 
@@ -361,9 +361,9 @@ def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_Level]:
         yield _Level(tasks, awaited.astype(np.int64), starts_of(lengths[tasks])[:-1])
 
 
-def _one_by_one(port: Int64s, ready: Int64s, hold: Int64s, turn: Int64s) -> Int64s:
+def _one_by_one(port: Int64s, ready: Int64s, hold: Int64s, send_order: Int64s) -> Int64s:
     """Return when each begins of those that a port takes in the order of (ready, turn), one at a time."""
-    order = np.lexsort((turn, ready, port))
+    order = np.lexsort((send_order, ready, port))
     behind = np.cumsum(hold[order]) - hold[order]
     group = np.cumsum(np.append(False, port[order][1:] != port[order][:-1]))
     earliest = ready[order] - behind

@@ -10,8 +10,9 @@ memory, L2, whose ports are the SMs'), smoothly: a last wave of blocks that just
 to twice as long, one that has room for more does not. u is the share of the bandwidth that the kernel uses
 itself, 1 if that bounds it. Who wants all of the memory gets half of it at least.
 
-Every stream is a digit: 0 while it serves nothing that takes anything, else which of the different `Taken` of
-its visits. The sum of the digits' weights is a column of the table that engines look shares up in.
+Every stream is a digit: 0 while it serves nothing that takes anything, else which of the different
+`Occupancy` of its visits. The sum of the digits' weights is a column of the table that engines look shares
+up in.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MOST_STATES = 4096
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Taken:
+class Occupancy:
     """What a kernel takes of its GPU from those beside it."""
 
     sms: int = 0
@@ -45,7 +46,7 @@ class Taken:
     """Bytes a second from and to HBM."""
 
 
-NOTHING = Taken()
+NOTHING = Occupancy()
 
 
 def slowdowns(device: Device, kernel: tuple[Bound, int, int], sms: Int64s, traffic: Int64s) -> Floats:
@@ -75,24 +76,24 @@ def with_company(
     program: RankProgram,
     nodes: NodeTable,
     durations: Int64s,
-    taken: tuple[Int32s, Sequence[Taken]],
+    occupancy: tuple[Int32s, Sequence[Occupancy]],
     device: Device,
 ) -> RankProgram:
     """Return the program of a node table with what its kernels are slowed by; as it is if by nothing.
 
-    `taken` is which entry of a list each node takes, or NONE. Only kernels of known `bound` slow: a recorded
-    duration holds already what ran beside it.
+    `occupancy` is which entry of a list each node takes, or NONE. Only kernels of known `bound` slow: a
+    recorded duration holds already what ran beside it.
     """
     kernels = np.flatnonzero((nodes.kind == NodeKind.COMPUTE) & (nodes.bound != UNSTATED) & ~nodes.on_cpu)
     own = np.flatnonzero(program.node != NONE)
-    streams = _digits(program.server[own], taken)
+    streams = _digits(program.server[own], occupancy)
     if not streams or not len(kernels):
         return program
-    which, takers = taken
+    which, takers = occupancy
     weight, states = np.zeros(len(program), np.int32), [NOTHING]
     for server, kinds in streams.items():
-        digit = {one: _digit(one, kinds) * len(states) for one in dict.fromkeys(takers)}
-        digits = [digit[one] for one in takers]
+        digit = {occupant: _digit(occupant, kinds) * len(states) for occupant in dict.fromkeys(takers)}
+        digits = [digit[occupant] for occupant in takers]
         on_it = np.flatnonzero(program.server[own] == server)
         weight[own[on_it]] = np.array([*digits, 0])[which[on_it]]
         states = [_together(state, kind) for kind in (NOTHING, *kinds) for state in states]
@@ -113,41 +114,41 @@ def _distinct_rows(*columns: Int8s | Int64s) -> tuple[Int64s, Int64s]:
     return np.stack([column[first].astype(np.int64) for column in columns], 1), key
 
 
-def _digits(servers: Int32s, taken: tuple[Int32s, Sequence[Taken]]) -> dict[int, list[Taken]]:
+def _digits(servers: Int32s, occupancy: tuple[Int32s, Sequence[Occupancy]]) -> dict[int, list[Occupancy]]:
     """Return by stream what its visits take, in order, with few enough sets of all streams."""
-    which, takers = taken
+    which, takers = occupancy
     takes = (which != NONE) & (servers != NONE)
     pairs = distinct(servers[takes].astype(np.int64) * max(len(takers), 1) + which[takes])
-    found = {divmod(pair, len(takers)) for pair in pairs.tolist()}
-    streams: dict[int, list[Taken]] = {}
-    for server, one in sorted({(server, takers[one]) for server, one in found}):
-        if one != NOTHING:
-            streams.setdefault(server, []).append(one)
+    occupied = {divmod(pair, len(takers)) for pair in pairs.tolist()}
+    streams: dict[int, list[Occupancy]] = {}
+    for server, occupant in sorted({(server, takers[occupant]) for server, occupant in occupied}):
+        if occupant != NOTHING:
+            streams.setdefault(server, []).append(occupant)
     if prod(len(kinds) + 1 for kinds in streams.values()) > MOST_STATES:
         return {server: [_most(kinds)] for server, kinds in streams.items()}
     return streams
 
 
-def _digit(one: Taken, kinds: Sequence[Taken]) -> int:
+def _digit(occupant: Occupancy, kinds: Sequence[Occupancy]) -> int:
     """Return which kind a taker on a stream is, from 1; 0 if it takes nothing, or is on another stream."""
-    if one == NOTHING:
+    if occupant == NOTHING:
         return 0
-    return kinds.index(one) + 1 if one in kinds else len(kinds)
+    return kinds.index(occupant) + 1 if occupant in kinds else len(kinds)
 
 
-def _most(kinds: Sequence[Taken]) -> Taken:
-    return Taken(max(kind.sms for kind in kinds), max(kind.traffic for kind in kinds))
+def _most(kinds: Sequence[Occupancy]) -> Occupancy:
+    return Occupancy(max(kind.sms for kind in kinds), max(kind.traffic for kind in kinds))
 
 
-def _together(one: Taken, other: Taken) -> Taken:
-    return Taken(one.sms + other.sms, one.traffic + other.traffic)
+def _together(first: Occupancy, second: Occupancy) -> Occupancy:
+    return Occupancy(first.sms + second.sms, first.traffic + second.traffic)
 
 
-def _shares(device: Device, row: Sequence[int], states: Sequence[Taken]) -> Int64s:
+def _shares(device: Device, row: Sequence[int], states: Sequence[Occupancy]) -> Int64s:
     """Return a kernel's share of the rate beside each set of streams, rounded down."""
     bound, duration, moved = row
     sms, traffic = (
-        np.array([getattr(state, part) for state in states], np.int64) for part in Taken.__slots__
+        np.array([getattr(state, part) for state in states], np.int64) for part in Occupancy.__slots__
     )
     slower = slowdowns(device, (cast(Bound, BOUNDS[bound]), duration, max(moved, 0)), sms, traffic)
     return np.maximum(1, np.floor(ALONE / slower)).astype(np.int64)

@@ -25,7 +25,7 @@ from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
 from rapid_des.network.specs import MOST_CHUNKS
-from rapid_des.program.beside import NOTHING, Taken
+from rapid_des.program.beside import NOTHING, Occupancy
 from rapid_des.program.program import NONE, Edges, Level, RankProgram, Rows, Template, VisitKind, joined
 from rapid_des.units import PS_PER_S
 
@@ -43,7 +43,7 @@ _NARROW = {
 """The columns of 32 bits, and what stands in them unless stated."""
 
 
-TURNS = MOST_CHUNKS
+LINK_ORDERS = MOST_CHUNKS
 """How many turns on links lie between two priorities of nodes."""
 
 
@@ -58,8 +58,8 @@ class MemberVisit:
     """What else of the rank it takes meanwhile, such as a queue of its phases; NONE: nothing."""
     priority: int = 0
     """Its place among those that wait for that server."""
-    turn: int = 0
-    """Its place on links among transfers of nodes of equal priority, below `TURNS` (R3)."""
+    link_order: int = 0
+    """Its place on links among transfers of nodes of equal priority, below `LINK_ORDERS` (R3)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Expansion:
 
     slot: int
     members: tuple[MemberVisit, ...] = ()
-    taken: Taken = NOTHING
+    occupancy: Occupancy = NOTHING
     """What it takes of its GPU from kernels beside it."""
 
     @property
@@ -126,7 +126,7 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     takes_stream = serves | ((expansion != NONE) & ~free)
     visits.server[takes_stream] = nodes.stream[takes_stream]
     visits.priority[:] = nodes.priority
-    visits.link_priority[:] = nodes.priority * TURNS
+    visits.link_priority[:] = nodes.priority * LINK_ORDERS
     visits.occurrence[:] = _occurrences(nodes, expansion, expansions, free, unordered)
     visits.expansion = expansion
     ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
@@ -158,7 +158,7 @@ def _occurrences(
 
     That is so for all calls of a group that an unordered stream calls.
     """
-    slots = np.array([one.slot for one in expansions] or [NONE], np.int64)
+    slots = np.array([each.slot for each in expansions] or [NONE], np.int64)
     slot = np.where(expansion == NONE, NONE, slots[expansion])
     order = np.argsort(slot, kind="stable")
     ordered = slot[order]
@@ -261,8 +261,8 @@ def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int6
     inner = positions[:, None] + 1 + np.arange(len(members))
     columns["kind"][inner] = int(VisitKind.MEMBER)
     columns["parent"][inner] = positions[:, None]
-    turns = [member.turn for member in members]
-    columns["link_priority"][inner] = columns["link_priority"][positions][:, None] + turns
+    link_orders = [member.link_order for member in members]
+    columns["link_priority"][inner] = columns["link_priority"][positions][:, None] + link_orders
     columns["sub"][inner] = np.arange(len(members))
     for name in ("slot", "template", "server", "priority"):
         columns[name][inner] = [getattr(member, name) for member in members]

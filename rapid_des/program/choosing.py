@@ -128,8 +128,8 @@ class GroupLinks:
         name, chunks = choice.algorithm, int(choice.chunks)
         if isinstance(name, str) and name not in PER_DIMENSION:
             extents = self._extents if name in ON_FABRIC else ()
-            one = self._whole.traffic(asked.collective, name, ceil_divide(asked.size, chunks), extents)
-            return _pipelined(one.time, one.load, chunks)
+            part = self._whole.traffic(asked.collective, name, ceil_divide(asked.size, chunks), extents)
+            return _pipelined(part.time, part.load, chunks)
         if isinstance(name, str):
             over, rotate = hierarchy_of(name, asked.collective, asked.extents)
         else:
@@ -143,13 +143,13 @@ class GroupLinks:
     def _rotated(self, asked: Asked, over: Hierarchy) -> float:
         """Return the time of as many chunks as dimensions, each of which begins along another one."""
         chunks = chunk_phases(asked.collective, over, asked.size, chunks=len(over.extents), rotate=True)
-        taken = [self._along(phases, over.extents) for phases in chunks]
-        return max(*(time for time, _ in taken), together([load for _, load in taken]).busiest)
+        costs = [self._along(phases, over.extents) for phases in chunks]
+        return max(*(time for time, _ in costs), together([load for _, load in costs]).busiest)
 
     def _along(self, phases: Iterable[Phase], extents: tuple[int, ...]) -> tuple[float, Load]:
         """Return how long the phases of a chunk take one after the other, and what links serve in all."""
-        taken = [self._phase(phase, extents) for phase in phases]
-        return sum(one.time for one in taken), together([one.load for one in taken])
+        costs = [self._phase(phase, extents) for phase in phases]
+        return sum(cost.time for cost in costs), together([cost.load for cost in costs])
 
     def _phase(self, phase: Phase, extents: tuple[int, ...]) -> Traffic:
         key = phase, extents
@@ -176,8 +176,8 @@ class GroupLinks:
         )
 
     def _best(self, phases: Sequence[Phase], extents: tuple[int, ...]) -> str:
-        does = [name for name in _ALONG if all(one.collective in ALGORITHMS[name].does for one in phases)]
-        served = {name: [replace(one, algorithm=name) for one in phases] for name in does}
+        does = [name for name in _ALONG if all(phase.collective in ALGORITHMS[name].does for phase in phases)]
+        served = {name: [replace(phase, algorithm=name) for phase in phases] for name in does}
         return first_of_best({name: self._along(served[name], extents)[0] for name in does})
 
 
@@ -217,11 +217,11 @@ class Chooser:
         share = (size - low) / (low * (STEP - 1))
         choices = candidates(asked.collective, asked.extents)
         if repeats:
-            choices = tuple(one for one in choices if _repeats(one, asked.collective)) or choices
+            choices = tuple(choice for choice in choices if _repeats(choice, asked.collective)) or choices
         elif len(asked.extents) > 1 and asked.collective in HIERARCHICAL:
             choices += self._per_dimension(replace(asked, size=low), ranks)
         first, last = (self._at(replace(asked, size=knot), choices, ranks) for knot in (low, low * STEP))
-        return {one: first[one] + share * (last[one] - first[one]) for one in choices}
+        return {choice: first[choice] + share * (last[choice] - first[choice]) for choice in choices}
 
     def _per_dimension(self, asked: Asked, ranks: tuple[int, ...]) -> tuple[Choice, ...]:
         key = ("auto", self._machine, self.likeness(ranks, asked.extents), asked)

@@ -23,7 +23,7 @@ from rapid_des.network.collectives.token_exchange import exchange_schedule
 from rapid_des.network.specs import LibraryChoice, Nccl
 from rapid_des.program import library
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
-from rapid_des.program.beside import Taken
+from rapid_des.program.beside import Occupancy
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
 from rapid_des.program.plans import SEND, Call, Phase, Plan, Served, served_by
@@ -51,9 +51,9 @@ def planner_of(machine: Machine, memory: BoundedCache | None = None, *, repeats:
     return FaultPlanner(machine, memory, repeats=repeats)
 
 
-def _taken(cost: LibraryCost) -> Taken:
+def _occupancy(cost: LibraryCost) -> Occupancy:
     """Return what a library takes of each GPU while it needs its time."""
-    return Taken(cost.channels, cost.hbm_bytes * PS_PER_S // max(cost.duration, 1))
+    return Occupancy(cost.channels, cost.hbm_bytes * PS_PER_S // max(cost.duration, 1))
 
 
 class Communication:
@@ -80,7 +80,7 @@ class Communication:
         """Whether templates depend on where in the fabric a group lies."""
         self.likeness = cache(self._likeness)
         self.message = cache(self._message)
-        self.taken: dict[int, Taken] = {}
+        self.occupancy: dict[int, Occupancy] = {}
         """What of a GPU those templates take that are a library's."""
         self._machine, self._groups, self._libraries = machine, groups, asked
         self._remembered, self._repeats = remembered, repeats
@@ -116,21 +116,21 @@ class Communication:
             return self._exchange(call, call.exchange, ranks)
         if laid is not None:
             self.served.add(laid.served)
-            lasting = self.analytic or not laid.takes_links
+            fixed = self.analytic or not laid.takes_links
             number = (
-                self._lasting(laid, self._groups.kept(ranks)) if lasting else self._by_library(laid, ranks)
+                self._fixed(laid, self._groups.simulated(ranks)) if fixed else self._by_library(laid, ranks)
             )
             return self._taking(number, laid.cost)
         if not self.analytic:
             return None
         alike = ranks if self._machine.replans else self.likeness(ranks)
-        key = ("alone", call, alike, self._groups.kept(ranks))
+        key = ("alone", call, alike, self._groups.simulated(ranks))
         return self.templates.number(key, lambda: self._alone(call, ranks))
 
     def _taking(self, number: int, cost: LibraryCost) -> int:
         """Note what a template takes of its members' GPUs."""
         if self._machine.collectives.contention:
-            self.taken[number] = _taken(cost)
+            self.occupancy[number] = _occupancy(cost)
         return number
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
@@ -140,13 +140,15 @@ class Communication:
         self.plans.setdefault(call, chunks)
         return chunks
 
-    def phase(self, phase: Phase, members: int, *, whole: bool, kept: int) -> int:
+    def phase(self, phase: Phase, members: int, *, whole: bool, simulated: int) -> int:
         """Return the template of one phase of a collective; `whole`: its messages never go in parts.
 
-        With fewer `kept` than members, its cut.
+        With fewer `simulated` than members, its cut.
         """
-        key = (phase, members, whole, kept)
-        return self.templates.number(key, lambda: self._phase(phase, members, whole=whole, kept=kept))
+        key = (phase, members, whole, simulated)
+        return self.templates.number(
+            key, lambda: self._phase(phase, members, whole=whole, simulated=simulated)
+        )
 
     def _message(self, size: int, kind: str, ends: tuple[int, int], within: Ranks | None = None) -> int:
         """Return the template of a message between two GPUs; `kind` is the stream that it runs on.
@@ -165,7 +167,7 @@ class Communication:
         if cost is None:
             return number(("message", size), lambda: self.templates.message(size, self._segment))
         if self.analytic:
-            key = ("message lasting", cost.duration, _taken(cost))
+            key = ("message lasting", cost.duration, _occupancy(cost))
             return self._taking(number(key, lambda: fixed_message(cost.duration, self.sizes)), cost)
         key = ("library message", cost, size, self.likeness(ends))
         template = number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
@@ -179,7 +181,7 @@ class Communication:
 
     def _exchange(self, call: Call, exchange: Exchange, ranks: Ranks) -> int:
         """Return the template of an exchange of tokens at the links' own rates."""
-        if self._groups.kept(ranks) < len(ranks):
+        if self._groups.simulated(ranks) < len(ranks):
             raise UnsupportedByEngine("an exchange that spreads unevenly has no cut")
         node = self._machine.spec.gpus_per_node or 1
         counts = tuple(Counter(rank // node for rank in ranks).values())
@@ -189,31 +191,31 @@ class Communication:
         def schedule() -> Schedule:
             return exchange_schedule(exchange, call.size, counts)
 
-        def lasting() -> Template:
+        def fixed() -> Template:
             duration = alone(schedule(), self._machine, ranks)
             return fixed_template(len(ranks), duration, self.sizes, name=name)
 
         key = ("exchange", call.size, exchange, counts)
         if self.analytic:
-            return self.templates.number((*key, self.likeness(ranks)), lasting)
+            return self.templates.number((*key, self.likeness(ranks)), fixed)
 
         def sent() -> Template:
             return self.templates.of(key, schedule, name=name, segment=self._segment, whole=False)
 
         return self.templates.number(key, sent)
 
-    def _lasting(self, laid: LaidOut, members: int) -> int:
+    def _fixed(self, laid: LaidOut, members: int) -> int:
         duration = laid.cost.duration
         return self.templates.number(
-            ("lasting", duration, members, _taken(laid.cost)),
+            ("lasting", duration, members, _occupancy(laid.cost)),
             lambda: fixed_template(members, duration, self.sizes, name=laid.name),
         )
 
     def _by_library(self, laid: LaidOut, ranks: Ranks) -> int:
-        kept = self._groups.kept(ranks)
-        key = ("library", laid, self.likeness(ranks), kept)
-        if kept < len(ranks):
-            return self.templates.number(key, lambda: self._libraries.cut(laid, ranks, kept, self.sizes))
+        simulated = self._groups.simulated(ranks)
+        key = ("library", laid, self.likeness(ranks), simulated)
+        if simulated < len(ranks):
+            return self.templates.number(key, lambda: self._libraries.cut(laid, ranks, simulated, self.sizes))
         return self.templates.number(key, lambda: self._libraries.template(laid, ranks, self.sizes))
 
     def _alone(self, call: Call, ranks: Ranks) -> Template:
@@ -226,17 +228,17 @@ class Communication:
                     line = ranks[: stride * call.extents[phase.axis] : stride]
                 schedule = phase.schedule(len(line))
                 duration += alone(schedule, self._machine, line)
-        members = self._groups.kept(ranks)
+        members = self._groups.simulated(ranks)
         return fixed_template(members, duration, self.sizes, name=call.collective.name.lower())
 
-    def _phase(self, phase: Phase, members: int, *, whole: bool, kept: int) -> Template:
+    def _phase(self, phase: Phase, members: int, *, whole: bool, simulated: int) -> Template:
         name = f"{phase.collective.name.lower()} of {phase.size} B by {phase.algorithm}"
-        if kept < members:
-            cut = cut_of(phase, members, kept)
+        if simulated < members:
+            cut = cut_of(phase, members, simulated)
             if self._segment is not None and cut.size.max() > self._segment:
                 raise UnsupportedByEngine("messages in segments have no cut")
             rows = self.sizes.rows(cut.size, whole=whole)
-            return replace(cut.template(members, kept), size=rows, name=name)
+            return replace(cut.template(members, simulated), size=rows, name=name)
         return self.templates.of(
             (phase, members), lambda: phase.schedule(members), name=name, segment=self._segment, whole=whole
         )

@@ -127,15 +127,15 @@ def _losses(machine: Machine, routes: Routes) -> tuple[Int32s, list[tuple[Fault,
         problem = "faults with timeout do not go with switching.spray: which way's packets are lost is open"
         raise InputError(f"{machine.path}: {problem}")
     columns: dict[tuple[Fault, int], int] = {}
-    found = np.full(len(routes), NONE, np.int32)
+    column_of = np.full(len(routes), NONE, np.int32)
     for route in range(len(routes)) if lossy else ():
         crossed = [lossy[link] for link in routes.of(route) if link in lossy]
         if any(fault != crossed[0] for fault in crossed):
             both = f"{crossed[0].words!r} and another one with timeout"
             raise InputError(f"{machine.path}: a message crosses links of {both}; allowed: one for its way")
         if crossed:
-            found[route] = columns.setdefault((crossed[0], len(crossed)), len(columns))
-    return found, [(fault, 1 - (1 - float(fault.loss)) ** count) for fault, count in columns]
+            column_of[route] = columns.setdefault((crossed[0], len(crossed)), len(columns))
+    return column_of, [(fault, 1 - (1 - float(fault.loss)) ** count) for fault, count in columns]
 
 
 def retry_steps(fault: Fault, lost: float, size: int) -> Iterator[tuple[int, int]]:
@@ -178,8 +178,8 @@ def _one_by_one(lost: float, packets: int) -> Iterator[tuple[int, float]]:
     spread = 10 * (mean / (1 - lost)) ** 0.5
     reached = 0.0
     for number in range(max(0, int(mean - spread)), int(mean + spread) + _MOST_TIMEOUTS):
-        ways = lgamma(packets + number) - lgamma(number + 1) - lgamma(packets)
-        reached += exp(ways + number * log(lost) + packets * log1p(-lost))
+        log_ways = lgamma(packets + number) - lgamma(number + 1) - lgamma(packets)
+        reached += exp(log_ways + number * log(lost) + packets * log1p(-lost))
         yield number, min(reached, 1.0)
         if reached > 1 - 2.0**-_BITS:
             return

@@ -54,8 +54,8 @@ def together(loads: Sequence[Load]) -> Load:
     """Return what links serve in all."""
     if len(loads) == 1:
         return loads[0]
-    links, place = np.unique(np.concatenate([one.links for one in loads]), return_inverse=True)
-    return Load(links, _summed(place, np.concatenate([one.service for one in loads]), len(links)))
+    links, place = np.unique(np.concatenate([load.links for load in loads]), return_inverse=True)
+    return Load(links, _summed(place, np.concatenate([load.service for load in loads]), len(links)))
 
 
 def _summed(place: Int64s, work: Floats, places: int) -> Floats:
@@ -99,7 +99,7 @@ class _Wire:
         return whole, np.minimum(size, self.unit) + self.header
 
 
-class _Ways:
+class _RoutedLoads:
     """Routes with what a byte takes on them."""
 
     def __init__(self, fabric: Fabric, routes: Routes) -> None:
@@ -112,9 +112,9 @@ class _Ways:
         self.slowest: Floats = np.maximum.reduceat(inverse, first)
         self.others: Floats = np.add.reduceat(inverse, first) - self.slowest
 
-    def times(self, wire: Floats, head: Floats, way: Int64s | slice) -> Floats:
+    def times(self, wire: Floats, head: Floats, places: Int64s | slice) -> Floats:
         """Return how long messages take on some of the ways."""
-        return self.latency[way] + head * self.others[way] + wire * self.slowest[way]
+        return self.latency[places] + head * self.others[places] + wire * self.slowest[places]
 
     def load(self, wire: Floats) -> Load:
         """Return what links serve if each way carries so many bytes."""
@@ -161,9 +161,9 @@ class Lines:
         for direction in _DIRECTIONS[name]:
             rounds, message, times = _rounds(collective, name, self.size, direction, size)
             if rounds:
-                ways = self._forth if direction == 1 else self._back
+                routed = self._forth if direction == 1 else self._back
                 wire, head = self._wire.bytes_of(np.array([message]))
-                alone = ways.times(wire, head, slice(None)).reshape(self._members.shape)
+                alone = routed.times(wire, head, slice(None)).reshape(self._members.shape)
                 walk = times * _line(alone) if name == "bucket" else _walk(alone, rounds * times)
                 chain = max(chain, walk)
                 one = (
@@ -186,8 +186,8 @@ class Lines:
     def _sent(self, key: tuple[str, int], row: Floats, direction: int) -> Load:
         """Return what links serve if the members of each line send so many bytes to the next one."""
         if key not in self._loads:
-            ways = self._forth if direction == 1 else self._back
-            self._loads[key] = ways.load(np.broadcast_to(row[::direction], self._members.shape).ravel())
+            routed = self._forth if direction == 1 else self._back
+            self._loads[key] = routed.load(np.broadcast_to(row[::direction], self._members.shape).ravel())
         return self._loads[key]
 
     def _direct(self, collective: CollectiveType, name: str, size: float) -> Traffic:
@@ -195,22 +195,22 @@ class Lines:
         whole = name == "one_shot" or collective in (C.ALL_GATHER, C.BARRIER)
         shots = 2 if collective is C.ALL_REDUCE and name == "direct" else 1
         wire, head = self._wire.bytes_of(np.array([max(1.0, size if whole else size / self.size)]))
-        ways, share = self._all
+        routed, share = self._all
         if ("all", 1) not in self._loads:
-            self._loads["all", 1] = ways.load(np.full(len(ways.latency), share))
-        chain = float(ways.times(wire, head, slice(None)).max(initial=0))
+            self._loads["all", 1] = routed.load(np.full(len(routed.latency), share))
+        chain = float(routed.times(wire, head, slice(None)).max(initial=0))
         return Traffic(shots * chain, self._loads["all", 1].times(shots * float(wire[0])))
 
     @cached_property
-    def _forth(self) -> _Ways:
-        return _ways(self._machine, self._members, np.roll(self._members, -1, axis=1))
+    def _forth(self) -> _RoutedLoads:
+        return _routed(self._machine, self._members, np.roll(self._members, -1, axis=1))
 
     @cached_property
-    def _back(self) -> _Ways:
-        return _ways(self._machine, self._members, np.roll(self._members, 1, axis=1))
+    def _back(self) -> _RoutedLoads:
+        return _routed(self._machine, self._members, np.roll(self._members, 1, axis=1))
 
     @cached_property
-    def _all(self) -> tuple[_Ways, float]:
+    def _all(self) -> tuple[_RoutedLoads, float]:
         """Return the ways from all members to those at each distance, and how many of these each stands for.
 
         Above `MOST_PAIRS` the distances are a sample: multiples of about the golden section of them all,
@@ -224,7 +224,7 @@ class Lines:
         others = (np.arange(self.size) + distances[:, None]) % self.size
         targets = self._members[:, others]
         sources = np.broadcast_to(self._members[:, None, :], targets.shape)
-        return _ways(self._machine, sources, targets), (self.size - 1) / len(distances)
+        return _routed(self._machine, sources, targets), (self.size - 1) / len(distances)
 
 
 class _Walked:
@@ -237,7 +237,7 @@ class _Walked:
         keys = source.astype(np.int64) * members.shape[1] + destination
         keys, self._pair = np.unique(keys, return_inverse=True)
         ends = np.divmod(keys, members.shape[1])
-        self._ways = _ways(machine, members[:, ends[0]], members[:, ends[1]])
+        self._routed = _routed(machine, members[:, ends[0]], members[:, ends[1]])
         self._lines, self._pairs = len(members), len(keys)
         self._share = schedule.size[self._moves] / _UNIT
         self._schedule = schedule
@@ -246,10 +246,10 @@ class _Walked:
         wire, head = over.bytes_of(np.maximum(self._share * size, 1.0))
         crossing = np.zeros(len(self._schedule))
         for line in range(self._lines):
-            times = self._ways.times(wire, head, line * self._pairs + self._pair)
+            times = self._routed.times(wire, head, line * self._pairs + self._pair)
             crossing[self._moves] = np.maximum(crossing[self._moves], times)
         carried = np.bincount(self._pair, weights=wire, minlength=self._pairs)
-        load = self._ways.load(np.tile(carried, self._lines))
+        load = self._routed.load(np.tile(carried, self._lines))
         return Traffic(_longest_chain(self._schedule, crossing), load)
 
 
@@ -257,9 +257,9 @@ _UNIT = 1 << 40
 """Bytes of a collective whose blocks are cut evenly enough to tell what share of it a transfer carries."""
 
 
-def _ways(machine: Machine, sources: Int64s, targets: Int64s) -> _Ways:
+def _routed(machine: Machine, sources: Int64s, targets: Int64s) -> _RoutedLoads:
     pairs = np.stack((sources.ravel(), targets.ravel()), 1)
-    return _Ways(machine.fabric, machine.router.routes(pairs))
+    return _RoutedLoads(machine.fabric, machine.router.routes(pairs))
 
 
 def _rounds(
@@ -283,10 +283,10 @@ def _line(alone: Floats) -> float:
 
 def _walk(alone: Floats, rounds: int) -> float:
     """Return the longest walk of so many steps round one of the lines: `alone[line, place]`."""
-    turns, rest = divmod(rounds, alone.shape[1])
+    rounds_full, rest = divmod(rounds, alone.shape[1])
     sums = np.concatenate((np.zeros((len(alone), 1)), alone, alone), axis=1).cumsum(axis=1)
     window = sums[:, rest:] - sums[:, : sums.shape[1] - rest]
-    return float((turns * alone.sum(axis=1) + window.max(axis=1)).max())
+    return float((rounds_full * alone.sum(axis=1) + window.max(axis=1)).max())
 
 
 def _longest_chain(schedule: Schedule, crossing: Floats) -> float:

@@ -151,7 +151,7 @@ class GroupTable:
             raise TraceError(f"group {name} needs rank {max(ranks)}, of which there is no trace")
         return ranks
 
-    def kept(self, ranks: tuple[int, ...]) -> int:
+    def simulated(self, ranks: tuple[int, ...]) -> int:
         """Return how many members of a group are in the program: all without replicas."""
         return len(self.here(ranks))
 
@@ -235,7 +235,7 @@ class GroupTable:
         if self._memories:
             raise UnsupportedByEngine("replicas may share a memory")
         lines = dict.fromkeys(ranks for _, ranks in self._ranks)
-        return [line for line in lines if 1 < len(line) == self.kept(line)]
+        return [line for line in lines if 1 < len(line) == self.simulated(line)]
 
     def proving_pairs(self, templates: Sequence[Template]) -> Int64s:
         """Return pairs of GPUs, as rows, from whose routes the links of all others' images follow.
@@ -245,12 +245,12 @@ class GroupTable:
         """
         rows = [np.zeros((0, 2), np.int64)]
         for (_, ranks), used in zip(self._ranks, self._used, strict=True):
-            nodes, kept = np.array(ranks, np.int64), self.kept(ranks)
-            if kept < len(ranks) and self._machine.router.joins_arms(nodes):
-                rows.append(np.stack((nodes, np.roll(nodes, -1)), 1)[:kept])
+            nodes, simulated = np.array(ranks, np.int64), self.simulated(ranks)
+            if simulated < len(ranks) and self._machine.router.joins_arms(nodes):
+                rows.append(np.stack((nodes, np.roll(nodes, -1)), 1)[:simulated])
                 continue
             for template in map(templates.__getitem__, used):
-                if kept < len(ranks) and len(template.pair_source) > 2 * kept:
+                if simulated < len(ranks) and len(template.pair_source) > 2 * simulated:
                     raise UnsupportedByEngine("too many pairs to compare their routes in all replicas")
                 rows.append(
                     np.stack((nodes[template.pair_source], nodes[template.pair_destination % len(nodes)]), 1)
@@ -266,8 +266,8 @@ class GroupTable:
             (ranks, () if number in self._memories else used)
             for number, ((_, ranks), used) in enumerate(zip(self._ranks, self._used, strict=True))
         ]
-        ways = routes_of_groups(uses, templates, self._machine, both_ways=both_ways)
-        routes, chosen, links = ways.routes, list(ways.of_group), len(self._fabric)
+        routed = routes_of_groups(uses, templates, self._machine, both_ways=both_ways)
+        routes, chosen, links = routed.routes, list(routed.of_group), len(self._fabric)
         if self._memories:
             shared = {memory: number for number, memory in enumerate(dict.fromkeys(self._memories.values()))}
             for group, memory in self._memories.items():
@@ -285,7 +285,7 @@ class GroupTable:
             Group(name=name, bindings=bindings[ranks], label=label, routes=routes_of)
             for (name, ranks), label, routes_of in zip(self._ranks, labels, chosen, strict=True)
         )
-        return Routed(groups, routes, ways.return_routes, links)
+        return Routed(groups, routes, routed.return_routes, links)
 
 
 def _with_links(routes: Routes, links: Int32s) -> Routes:

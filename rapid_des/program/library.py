@@ -38,7 +38,7 @@ from rapid_des.network.specs import (
     Nccl,
     Switched,
 )
-from rapid_des.program.analytic import Ways, crossings, paced, paced_ring
+from rapid_des.program.analytic import TransferPaths, crossings, paced, paced_ring
 from rapid_des.program.plans import Phase, Served, with_switches
 from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of
@@ -245,21 +245,21 @@ class Libraries:
             members = with_switches(self._machine.switch_trees, ranks, laid.below)
         crossed = crossings(schedule, self._machine.unfaulted, members)
         peers = self._peers(schedule, np.array(members, np.int64))
-        ways = Ways(crossed.time, crossed.occupancy, *peers, meshed=self._meshed)
-        return paced(template, schedule, laid.cost, ways)
+        paths = TransferPaths(crossed.time, crossed.occupancy, *peers, meshed=self._meshed)
+        return paced(template, schedule, laid.cost, paths)
 
-    def cut(self, laid: LaidOut, ranks: Sequence[int], kept: int, sizes: Sizes) -> Template:
-        """Return the part of the first `kept` ranks in a collective; see `program.replicas`.
+    def cut(self, laid: LaidOut, ranks: Sequence[int], simulated: int, sizes: Sizes) -> Template:
+        """Return the part of the first `simulated` ranks in a collective; see `program.replicas`.
 
         `UnsupportedByEngine` for what has no cut.
         """
         request, members = laid.request, len(ranks)
         if not laid.plain_ring or laid.order != tuple(range(members)):
             raise UnsupportedByEngine(f"{laid.name} among {members} has no cut")
-        cut = cut_of(Phase(None, request.collective, "ring", request.size), members, kept)
+        cut = cut_of(Phase(None, request.collective, "ring", request.size), members, simulated)
         hops = self._hops(ranks, int(cut.size[0]))
-        template = replace(cut.template(members, kept), size=sizes.rows(cut.size), name=laid.name)
-        return paced_ring(template, laid.cost, hops, len(cut.size) // kept)
+        template = replace(cut.template(members, simulated), size=sizes.rows(cut.size), name=laid.name)
+        return paced_ring(template, laid.cost, hops, len(cut.size) // simulated)
 
     def _hops(self, ranks: Sequence[int], block: int) -> Int64s:
         """Return the picoseconds that a block takes alone from each rank to the next."""
@@ -287,9 +287,9 @@ class Libraries:
         source, destination = schedule.source, schedule.destination
         among = np.maximum(source, destination) < schedule.members
         beyond = (node[destination] - node[source]) % (int(node.max()) + 1)
-        turn = beyond * self._node + (place[destination] - place[source]) % self._node
+        send_order = beyond * self._node + (place[destination] - place[source]) % self._node
         nic = node[source] * self._node + place[destination]
-        return among & (beyond > 0), nic, np.where(among, turn, 0)
+        return among & (beyond > 0), nic, np.where(among, send_order, 0)
 
     def message_template(self, cost: LibraryCost, size: int, ends: tuple[int, int], sizes: Sizes) -> Template:
         """Return the template of a message between two GPUs, with the library's lags."""
@@ -297,8 +297,9 @@ class Libraries:
         schedule = one_transfer(size)
         crossed = crossings(schedule, self._machine.unfaulted, ends)
         template = transfer_template(size, sizes, name=name)
-        ways = Ways(crossed.time, crossed.occupancy, np.zeros(1, np.bool_), *np.zeros((2, 1), np.int64))
-        return paced(template, schedule, cost, ways)
+        here, first = np.zeros(1, np.bool_), np.zeros((2, 1), np.int64)
+        paths = TransferPaths(crossed.time, crossed.occupancy, here, *first)
+        return paced(template, schedule, cost, paths)
 
     def _places(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the members sorted by rank, and how many there are on each node."""

@@ -226,9 +226,9 @@ class _Lowering:
                 unordered=self.traces.unordered_streams,
                 overlap=self.overlap,
             )
-            taken = expansions.of_node, [one.taken for one in expansions.distinct]
+            occupancy = expansions.of_node, [one.occupancy for one in expansions.distinct]
             device = self.machine.device
-            self.programs.append(with_company(program, trace.nodes, durations, taken, device))
+            self.programs.append(with_company(program, trace.nodes, durations, occupancy, device))
             self.shared[key] = len(self.programs) - 1, expansions.slots.table()
         return self.shared[key]
 
@@ -276,7 +276,7 @@ class _Expansions:
         columns = np.stack(stated, 1).astype(np.int64)
         rows, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
         self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
-        for node, (kind, size, group, way) in zip(places[first].tolist(), rows.tolist(), strict=True):
+        for node, (kind, size, group, exchange) in zip(places[first].tolist(), rows.tolist(), strict=True):
             if UNSTATED in (kind, size, group):
                 what = "known type" if kind == UNSTATED else "size" if size == UNSTATED else "group"
                 where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
@@ -286,20 +286,20 @@ class _Expansions:
             slot = self.slots.number(Whole(group, (kind, size) if apart else ()), stream)
             extents, axes = self._geometries[group]
             call = Call(
-                CollectiveType(kind), size, extents, axes, self._trees[group], self._exchange(way, group)
+                CollectiveType(kind), size, extents, axes, self._trees[group], self._exchange(exchange, group)
             )
             self.distinct.append(self._collective(call, group, slot))
 
-    def _exchange(self, way: int, group: int) -> Exchange | None:
+    def _exchange(self, exchange: int, group: int) -> Exchange | None:
         """Return how an all-to-all of a tag spreads; `TraceError` if that is not stated for this group."""
-        if not way:
+        if not exchange:
             return None
         exchanges, name = self._lowering.traces.exchanges, self._trace.groups[group]
         members = len(self._lowering.groups.members(name))
-        if way > len(exchanges) or len(exchanges[way - 1].copies) not in (0, members):
-            problem = f"tag {way} stands for no way to spread over {members} members"
+        if exchange > len(exchanges) or len(exchanges[exchange - 1].copies) not in (0, members):
+            problem = f"tag {exchange} stands for no way to spread over {members} members"
             raise TraceError(f"rank {self._trace.rank}, group {name}: {problem} ({EXCHANGES})")
-        return exchanges[way - 1]
+        return exchanges[exchange - 1]
 
     def _collective(self, call: Call, group: int, whole: int) -> Expansion:
         extents = call.extents
@@ -309,21 +309,21 @@ class _Expansions:
         index = self._communication.whole(call, self.slots.label(whole), ranks)
         if index is not None:
             members_of = (MemberVisit(whole, self.slots.use(whole, index), 0),)
-            return Expansion(whole, members_of, self._communication.taken.get(index, NOTHING))
-        kept = self._lowering.groups.kept(ranks)
+            return Expansion(whole, members_of, self._communication.occupancy.get(index, NOTHING))
+        simulated = self._lowering.groups.simulated(ranks)
         in_phases = []
         chunks = self._communication.plan(call, ranks, self._trace.rank)
         for chunk, chunk_phases in enumerate(chunks):
             for phase in chunk_phases:
-                members, slot, here = len(ranks), whole, kept
+                members, slot, here = len(ranks), whole, simulated
                 if phase.axis is not None:
-                    if kept < members:
+                    if simulated < members:
                         raise UnsupportedByEngine("a collective along several axes has no cut")
                     members = here = extents[phase.axis]
                     along = Along(group, phase.axis, members, stride=prod(extents[: phase.axis]))
                     slot = self.slots.number(along, self.slots.label(whole))
-                index = self._communication.phase(phase, members, whole=cut_in_chunks(chunks), kept=here)
-                in_phases.append(MemberVisit(slot, self.slots.use(slot, index), chunk, turn=chunk))
+                index = self._communication.phase(phase, members, whole=cut_in_chunks(chunks), simulated=here)
+                in_phases.append(MemberVisit(slot, self.slots.use(slot, index), chunk, link_order=chunk))
         return Expansion(whole, tuple(in_phases))
 
     def _messages(self, nodes: NodeTable) -> None:
@@ -344,8 +344,8 @@ class _Expansions:
             sends = kind == NodeKind.SEND
             within = None if group == UNSTATED else self._lowering.groups.members(self._trace.groups[group])
             template = self._communication.message(size, stream, ends if sends else ends[::-1], within)
-            taken = self._communication.taken.get(template, NOTHING)
+            occupancy = self._communication.occupancy.get(template, NOTHING)
             if not sends:  # it mostly waits
-                taken = replace(taken, traffic=0)
+                occupancy = replace(occupancy, traffic=0)
             members = (MemberVisit(slot, self.slots.use(slot, template), 0),)
-            self.distinct.append(Expansion(slot, members, taken))
+            self.distinct.append(Expansion(slot, members, occupancy))

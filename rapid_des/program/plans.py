@@ -295,9 +295,9 @@ class TreesOverGroups:
         shared = self._known[name]
         if len(extents) == 1:
             return shared
-        found = [self._over(line) for line in lines_through(group, extents, rank)]
-        cut = shared.cut or any(cut for _, cut in found)
-        return replace(shared, lines=tuple(parents for parents, _ in found), cut=cut)
+        lines_over = [self._over(line) for line in lines_through(group, extents, rank)]
+        cut = shared.cut or any(cut for _, cut in lines_over)
+        return replace(shared, lines=tuple(parents for parents, _ in lines_over), cut=cut)
 
     def _over(self, group: tuple[int, ...]) -> tuple[Parents, bool]:
         """Return the tree over a group, and whether dead links took away the one that there was."""
@@ -324,8 +324,8 @@ def with_switches(
     One tree over all of them, or, with `below`, one over each of those parts.
     """
     parts = [tuple(group[member] for member in part) for part in below] or [tuple(group)]
-    found = [] if trees is None else [trees.over(part) for part in parts]
-    return (*group, *(switch for tree in found if tree is not None for switch in tree.switches))
+    over_trees = [] if trees is None else [trees.over(part) for part in parts]
+    return (*group, *(switch for tree in over_trees if tree is not None for switch in tree.switches))
 
 
 def tree_pairs(machine: Machine, groups: Sequence[Sequence[int]]) -> Int64s:

@@ -304,7 +304,7 @@ class Template:
 
 def shapes(templates: Sequence[Template]) -> list[Hashable]:
     """Return what templates have in common that share all columns but sizes: the shape, else a number."""
-    return [number if one.shape is None else one.shape for number, one in enumerate(templates)]
+    return [number if template.shape is None else template.shape for number, template in enumerate(templates)]
 
 
 @dataclass(frozen=True)

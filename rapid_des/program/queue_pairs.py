@@ -46,7 +46,7 @@ def queue_pair_table(
     allowance, answer = (
         _columns(
             [
-                [[one[which]] * len(profile) for one in rows]
+                [[row[which]] * len(profile) for row in rows]
                 for rows, profile in zip(held, profiles, strict=True)
             ],
             len(sizes),

@@ -46,22 +46,23 @@ class Replicas:
     image: Int64s
     """[rank] the rank that does the same in the next replica; the last replica's is the first."""
 
-    def kept(self, ranks: tuple[int, ...], present: Int64s) -> int:
+    def simulated(self, ranks: tuple[int, ...], present: Int64s) -> int:
         """Return how many members of a group its cut has: its first ones, those that are `present`.
 
         Raises `UnsupportedByEngine` for a group that the next replica neither shares nor repeats.
         """
         members = np.array(ranks, np.int64)
         here = np.isin(members, present)
-        kept = int(here.sum())
-        shifted = np.array_equal(self.image[members], np.roll(members, -kept))
-        if not here[:kept].all() or (kept < len(ranks) and (kept * self.count != len(ranks) or not shifted)):
+        simulated = int(here.sum())
+        shifted = np.array_equal(self.image[members], np.roll(members, -simulated))
+        repeats = simulated == len(ranks) or (simulated * self.count == len(ranks) and shifted)
+        if not here[:simulated].all() or not repeats:
             raise UnsupportedByEngine(f"the group of ranks {ranks[:8]} does not go round the replicas")
-        return kept
+        return simulated
 
     def here(self, ranks: tuple[int, ...], present: Int64s) -> tuple[int, ...]:
         """Return the members of a group that its cut has."""
-        return ranks[: self.kept(ranks, present)]
+        return ranks[: self.simulated(ranks, present)]
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,16 @@ class Mates(Replicas):
     All run one program and reach what they share together; `image` goes round the ranks of a stage.
     """
 
-    def kept(self, ranks: tuple[int, ...], present: Int64s) -> int:
+    def simulated(self, ranks: tuple[int, ...], present: Int64s) -> int:
         """Return how many members of a group are in the program, wherever in it they stand."""
         return len(self.here(ranks, present))
 
     def here(self, ranks: tuple[int, ...], present: Int64s) -> tuple[int, ...]:
         """Return these members; `UnsupportedByEngine` for a group that has none."""
-        found = tuple(np.array(ranks)[np.isin(ranks, present)].tolist())
-        if not found:
+        present_ranks = tuple(np.array(ranks)[np.isin(ranks, present)].tolist())
+        if not present_ranks:
             raise UnsupportedByEngine(f"of the group of ranks {ranks[:8]} none stands for the others")
-        return found
+        return present_ranks
 
 
 @dataclass(frozen=True)
@@ -94,26 +95,26 @@ class Cut:
     """The transfer that follows from this one, or NONE: it is the last of its kind."""
     size: Int64s
 
-    def template(self, members: int, kept: int) -> Template:
-        """Return the transfers of the first `kept` of `members`, their sizes not yet numbered.
+    def template(self, members: int, simulated: int) -> Template:
+        """Return the transfers of the first `simulated` of `members`, their sizes not yet numbered.
 
         As in any other template a transfer waits for its sender, a receiver that passes it on waits for what
         follows and any other for its arrival, and senders for what they sent.
         """
         tasks = len(self.source)
-        receiver = (self.source + self.distance) % kept
+        receiver = (self.source + self.distance) % simulated
         last = self.passed_on == NONE
         own = np.arange(tasks)
         origin = np.concatenate((own, own))
         target = np.concatenate((np.where(last, tasks + receiver, self.passed_on), tasks + self.source))
-        gates: Int64s = np.concatenate((self.source, np.arange(kept)))
+        gates: Int64s = np.concatenate((self.source, np.arange(simulated)))
         ends, pair = np.unique(np.stack((self.source, self.distance), 1), axis=0, return_inverse=True)
         return make_template(
-            kept,
+            simulated,
             (self.source, np.zeros(tasks, np.int32)),
             (pair.reshape(-1), ends[:, 0].copy(), ends.sum(axis=1) % members),
             edges=Edges(origin, target),
-            arrivals=Edges(gates, np.concatenate((own, tasks + np.arange(kept)))),
+            arrivals=Edges(gates, np.concatenate((own, tasks + np.arange(simulated)))),
         )
 
 
@@ -124,23 +125,23 @@ def has_cut(algorithm: str | tuple[str, ...], collective: CollectiveType) -> boo
     return algorithm in _DIRECTIONS and collective in _TIMES_ROUND
 
 
-def cut_of(phase: Phase, members: int, kept: int) -> Cut:
-    """Return the part of the first `kept` members in one phase of a collective, if it is alike for all.
+def cut_of(phase: Phase, members: int, simulated: int) -> Cut:
+    """Return the part of the first `simulated` members in one phase of a collective, if it is alike for all.
 
     Raises `UnsupportedByEngine` for algorithms without a known cut, and for blocks of different sizes.
     """
     plain = phase.chunks == 1 and not phase.order and not phase.parents and phase.axis is None
     if plain and members > 2:
         if phase.algorithm == "one_shot" and phase.size:
-            return _one_shot_cut(phase, members, kept)
+            return _one_shot_cut(phase, members, simulated)
         if phase.algorithm in _DIRECTIONS and phase.collective in _TIMES_ROUND:
-            return _ring_cut(phase, members, kept)
+            return _ring_cut(phase, members, simulated)
     raise UnsupportedByEngine(f"{phase.algorithm} among {members} has no cut")
 
 
-def _one_shot_cut(phase: Phase, members: int, kept: int) -> Cut:
+def _one_shot_cut(phase: Phase, members: int, simulated: int) -> Cut:
     """Everybody sends to everybody else."""
-    distance, source = np.divmod(np.arange((members - 1) * kept, dtype=np.int32), kept)
+    distance, source = np.divmod(np.arange((members - 1) * simulated, dtype=np.int32), simulated)
     return Cut(
         source.astype(np.int32),
         (distance + 1).astype(np.int32),
@@ -149,7 +150,7 @@ def _one_shot_cut(phase: Phase, members: int, kept: int) -> Cut:
     )
 
 
-def _ring_cut(phase: Phase, members: int, kept: int) -> Cut:
+def _ring_cut(phase: Phase, members: int, simulated: int) -> Cut:
     """In every round a member sends to its neighbour what it received in the round before."""
     parts = 1 if phase.collective is CollectiveType.ALL_GATHER else members
     block, rest = divmod(phase.size, parts)
@@ -158,12 +159,12 @@ def _ring_cut(phase: Phase, members: int, kept: int) -> Cut:
         raise UnsupportedByEngine("blocks of different sizes tell replicas apart")
     half = block // len(directions)
     rounds = _TIMES_ROUND[phase.collective] * (members - 1)
-    source = np.tile(np.arange(kept, dtype=np.int32), rounds)
+    source = np.tile(np.arange(simulated, dtype=np.int32), rounds)
     columns: list[tuple[Any, ...]] = []
     for direction, bytes_each in zip(directions, (block - half, half)[-len(directions) :], strict=True):
         first = len(columns) * len(source)
-        passed_on = first + np.arange(len(source)) - source + kept + (source + direction) % kept
-        passed_on[-kept:] = NONE
+        passed_on = first + np.arange(len(source)) - source + simulated + (source + direction) % simulated
+        passed_on[-simulated:] = NONE
         sizes = np.full(len(source), bytes_each, np.int64)
         columns.append((source, np.full_like(source, direction), passed_on.astype(np.int32), sizes))
     return Cut(*(np.concatenate(column) for column in zip(*columns, strict=True)))

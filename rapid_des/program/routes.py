@@ -105,8 +105,8 @@ def routes_of_groups(
     """
     names = _fingerprints(templates)
     patterns: dict[_Shape, _Pattern] = {}
-    for line, own in dict.fromkeys(uses):
-        for number in own:
+    for line, templates_of in dict.fromkeys(uses):
+        for number in templates_of:
             shape = names[number], len(line)  # a cut has fewer members than the groups that it is of
             if shape not in patterns:
                 template = templates[number]
@@ -114,18 +114,18 @@ def routes_of_groups(
                 patterns[shape] = _Pattern(*ends, template.members, template.below, {})
             patterns[shape].lines[line] = None
     large = {
-        name: one for name, one in patterns.items() if len(one.source) >= _LARGE and not both_ways
+        name: pattern for name, pattern in patterns.items() if len(pattern.source) >= _LARGE and not both_ways
     }  # ways back are looked for among all routes
-    small = {name: one for name, one in patterns.items() if name not in large}
+    small = {name: pattern for name, pattern in patterns.items() if name not in large}
     rows, distinct, return_routes = _numbered(small, machine, both_ways=both_ways)
     count = len(distinct)
-    for (name, _), one in large.items():
-        for line in one.lines:
-            rows[name, line] = np.arange(count, count + len(one.source), dtype=np.int32)
-            count += len(one.source)
+    for (name, _), pattern in large.items():
+        for line in pattern.lines:
+            rows[name, line] = np.arange(count, count + len(pattern.source), dtype=np.int32)
+            count += len(pattern.source)
     routes = {
-        (line, own): {number: rows[names[number], line] for number in own}
-        for line, own in dict.fromkeys(uses)
+        (line, templates_of): {number: rows[names[number], line] for number in templates_of}
+        for line, templates_of in dict.fromkeys(uses)
     }
     of_group = tuple(routes[use] for use in uses)
     return GroupRoutes(of_group, _routed(machine, _batches(distinct, large, machine)), return_routes)
@@ -136,7 +136,7 @@ def _numbered(
 ) -> tuple[dict[tuple[bytes, Line], Int32s], Int64s, Int32s]:
     """Return the number of each pair of each line, the distinct pairs in order, and their ways back."""
     nodes = machine.fabric.nodes
-    keys = [one.pairs(list(one.lines), machine) for one in patterns.values()]
+    keys = [pattern.pairs(list(pattern.lines), machine) for pattern in patterns.values()]
     pairs = np.concatenate([np.zeros(0, np.int64), *[part.reshape(-1) for part in keys]])
     reverse = pairs % nodes * nodes + pairs // nodes if both_ways else pairs[:0]
     distinct, places = _distinct(np.concatenate((pairs, reverse)), nodes)
@@ -146,10 +146,10 @@ def _numbered(
         return_routes[there], return_routes[back] = back, there
     flat, begin = there, 0
     rows: dict[tuple[bytes, Line], Int32s] = {}
-    for ((name, _), one), part in zip(patterns.items(), keys, strict=True):
-        found = flat[begin : begin + part.size].reshape(part.shape)
+    for ((name, _), pattern), part in zip(patterns.items(), keys, strict=True):
+        numbers = flat[begin : begin + part.size].reshape(part.shape)
         begin += part.size
-        rows |= {(name, line): row for line, row in zip(one.lines, found, strict=True)}
+        rows |= {(name, line): row for line, row in zip(pattern.lines, numbers, strict=True)}
     return rows, distinct, return_routes
 
 
@@ -169,9 +169,9 @@ def _distinct(pairs: Int64s, nodes: int) -> tuple[Int64s, Int32s]:
 def _batches(distinct: Int64s, large: Mapping[_Shape, _Pattern], machine: Wired) -> Iterator[Int64s]:
     """Yield all pairs in the order of their numbers."""
     yield distinct
-    for one in large.values():
-        for line in one.lines:
-            for (batch,) in one.batches([line], machine, _BATCH):
+    for pattern in large.values():
+        for line in pattern.lines:
+            for (batch,) in pattern.batches([line], machine, _BATCH):
                 yield batch
 
 
@@ -189,15 +189,15 @@ def _routed(machine: Wired, batches: Iterator[Int64s]) -> Routes:
 def _fingerprints(templates: Sequence[Template]) -> list[bytes]:
     """Return who sends to whom among how many, as digests: equal ones take equal routes."""
     known: dict[Hashable, bytes] = {}
-    found = []
-    for one, shared in zip(templates, shapes(templates), strict=True):
+    fingerprints = []
+    for template, shared in zip(templates, shapes(templates), strict=True):
         if shared not in known:
-            digest = hashlib.blake2b(f"{one.members} {one.below}".encode(), digest_size=16)
-            digest.update(np.ascontiguousarray(one.pair_source).data)
-            digest.update(np.ascontiguousarray(one.pair_destination).data)
+            digest = hashlib.blake2b(f"{template.members} {template.below}".encode(), digest_size=16)
+            digest.update(np.ascontiguousarray(template.pair_source).data)
+            digest.update(np.ascontiguousarray(template.pair_destination).data)
             known[shared] = digest.digest()
-        found.append(known[shared])
-    return found
+        fingerprints.append(known[shared])
+    return fingerprints
 
 
 def all_pairs(groups: Sequence[Sequence[int]]) -> Int64s:
@@ -243,8 +243,8 @@ class Reach:
 
     def users_of(self, links: Int64s) -> list[int]:
         """Return the users on whose way one of some links is, ascending."""
-        found: list[int] = np.unique(self.users[np.isin(self.links, links)]).tolist()
-        return found
+        positions: list[int] = np.unique(self.users[np.isin(self.links, links)]).tolist()
+        return positions
 
 
 def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]:
@@ -327,5 +327,5 @@ def sprayed(machine: Machine, routes: Routes) -> tuple[Routes, SprayTable | None
     spray = machine.switching.spray
     if spray is None:
         return routes, None
-    routes, starts, taken = spread(machine.fabric, machine.dead, routes, spray)
-    return routes, SprayTable(spray.per == "message", starts, taken)
+    routes, starts, numbers = spread(machine.fabric, machine.dead, routes, spray)
+    return routes, SprayTable(spray.per == "message", starts, numbers)

@@ -150,10 +150,10 @@ def part_table(
     table = []
     for row, size in enumerate(sizes):
         count, part, last = (1, size, size) if row in whole else _cut_up(protocol, size, most)
-        for one in (part, last) if count > 1 else ():
-            if one not in places:
-                places[one] = len(rows)
-                rows.append(one)
+        for part_size in (part, last) if count > 1 else ():
+            if part_size not in places:
+                places[part_size] = len(rows)
+                rows.append(part_size)
         table.append((count, places[part], places[last]) if count > 1 else (1, row, row))
     table += [(1, row, row) for row in range(len(table), len(rows))]
     columns = np.array(table, np.int32).reshape(-1, 3).T.copy()
@@ -194,7 +194,7 @@ def _by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
         hop = np.arange(starts[0], starts[-1]) - np.repeat(starts[:-1], lengths)
         classes[starts[0] : starts[-1]] = np.repeat(base[profile[begin : begin + _BATCH]], lengths) + hop
     rates = [(int(bandwidth), int(latency)) for bandwidth, latency in kinds]
-    return [tuple(rates[one] for one in firsts[number][1]) for number in order], classes
+    return [tuple(rates[link] for link in firsts[number][1]) for number in order], classes
 
 
 def _kinds_of_routes(
@@ -298,7 +298,11 @@ def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> Fluid
     services = [[fluid_service(protocol, size, hops) for hops in profiles if hops] for size in sizes]
     empty = [number for hops, number in profiles.items() if not hops]
     table = np.array(
-        [[(one.wire, one.ratio, one.before, one.after) for one in row] for row in services], np.int64
+        [
+            [(service.wire, service.ratio, service.before, service.after) for service in row]
+            for row in services
+        ],
+        np.int64,
     ).reshape(len(sizes), len(profiles) - len(empty), 4)
     for number in empty:
         table = np.insert(table, number, 0, axis=1)

@@ -54,9 +54,9 @@ def _at_least(chunks: Chunks, machine: Machine) -> int:
     for chunk in chunks:
         chain = 0
         for lines in chunk:
-            found = [chain_and_load(schedule, machine, ranks) for schedule, ranks in lines]
-            chain += max(alone for alone, _ in found)
-            for _, mine in found:
+            bounds = [chain_and_load(schedule, machine, ranks) for schedule, ranks in lines]
+            chain += max(alone for alone, _ in bounds)
+            for _, mine in bounds:
                 load[: len(mine)] += mine
         longest = max(longest, chain)
     return max(longest, int(load.max(initial=0)))
@@ -144,21 +144,21 @@ class _Play:
             if early:
                 self._pass(target, moment + lag)
         route, row, parts = self._route[task], self._row[task], self._hops.parts
-        if route == NONE or not self._way(route, row):
+        if route == NONE or not self._legs_of(route, row):
             heapq.heappush(self._coming, (moment, 0, NONE, moment, task, NONE, row))
             return
         rows = [row]
         if parts is not None:
             rows = [int(parts.first[row])] * (int(parts.count[row]) - 1) + [int(parts.last[row])]
         self._missing[task] = len(rows)
-        pace = max(occupancy for _, occupancy, _, _ in self._way(route, rows[0]))
+        pace = max(occupancy for _, occupancy, _, _ in self._legs_of(route, rows[0]))
         for part, size in enumerate(rows):
             asks = (moment + part * pace, part, self._rank[task], moment, task, 0, size)
             heapq.heappush(self._coming, asks)
 
     def _serve(self, coming: Coming) -> None:
         time, part, rank, injected, task, hop, row = coming
-        legs = self._way(self._route[task], row)
+        legs = self._legs_of(self._route[task], row)
         link, occupancy, head, lag = legs[hop]
         start = max(time, self._busy.get(link, 0))
         self._busy[link] = start + occupancy
@@ -166,7 +166,7 @@ class _Play:
         onward = start + (occupancy if last else head) + lag
         heapq.heappush(self._coming, (onward, part, rank, injected, task, NONE if last else hop + 1, row))
 
-    def _way(self, route: int, row: int) -> list[Leg]:
+    def _legs_of(self, route: int, row: int) -> list[Leg]:
         if (route, row) not in self._legs:
             hops = slice(self._routes.starts[route], self._routes.starts[route + 1])
             services = services_of(self._hops, row, self._classes[hops])

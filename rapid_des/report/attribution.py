@@ -105,4 +105,4 @@ def _fitted(named: Mapping[str, int], spent: int, *, stretched: bool) -> dict[st
     scale = spent / max(sum(named.values()), 1) if stretched else 1
     own = {name: round(time * scale) for name, time in named.items() if time > 0}
     own[OTHER] = own.get(OTHER, 0) + spent - sum(own.values())
-    return {name: time for name, time in sorted(own.items(), key=lambda one: -abs(one[1])) if time}
+    return {name: time for name, time in sorted(own.items(), key=lambda part: -abs(part[1])) if time}

@@ -141,7 +141,11 @@ class Basis:
     @property
     def apart(self) -> tuple[Served, ...]:
         """What collectives got where the machine file leaves that open, as a list of algorithms does."""
-        return tuple(one for one in self.served if one.operation != SEND and self._is_apart(one))
+        return tuple(
+            library_row
+            for library_row in self.served
+            if library_row.operation != SEND and self._is_apart(library_row)
+        )
 
     def _is_apart(self, served: Served) -> bool:
         asked = self.collectives.get(served.operation, self.collectives["default"]).split("/")
@@ -155,7 +159,7 @@ class Basis:
         """Return plain data for JSON; the clock in Hz."""
         plain: dict[str, Any] = {
             "collectives": dict(self.collectives),
-            "served": [{name: getattr(one, name) for name in _SERVED} for one in self.served],
+            "served": [{name: getattr(library_row, name) for name in _SERVED} for library_row in self.served],
         }
         if self.device is None:
             return plain

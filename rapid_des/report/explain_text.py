@@ -128,16 +128,16 @@ def _message_lines(result: Result, explanation: Explanation) -> Iterator[str]:
     for stage, alike in groupby(explanation.messages, lambda message: message.stage):
         for messages in _folded(result, list(alike)):
             stages.setdefault(messages, []).append(stage)
-    found: dict[str, list[Row]] = {phase: [] for phase in (*_PHASES, _REST)}
+    by_phase: dict[str, list[Row]] = {phase: [] for phase in (*_PHASES, _REST)}
     for each, where in stages.items():
         phase, _, name = each.name.partition(".")
         phase, name = (phase, name) if phase in _PHASES else (_REST, each.name)
         size = f"{'' if len(each.sizes) == 1 else '≤ '}{_size(max(each.sizes))}"
-        found[phase].append((name, spans(where), each.what, each.group, size, each.runs, each.by))
+        by_phase[phase].append((name, spans(where), each.what, each.group, size, each.runs, each.by))
     header = ("name", "stage", "what", "group", "bytes", "runs", "served by")
-    for phase, rows in found.items():
+    for phase, rows in by_phase.items():
         yield from table(f"messages of a rank, {phase}", header, "<><<>><", rows)
-    if any(found.values()):
+    if any(by_phase.values()):
         yield "\n  bytes: a member's input buffer; runs: layers x passes, or how many in all"
     if result.run is None:
         yield f"  messages are those of the flattened trace: mode {result.mode} does not run each of them"
@@ -166,8 +166,14 @@ def _served_by(result: Result, message: MessageKind) -> list[str]:
     """Return the algorithm and protocol that such messages got in the run; nothing where it is not known."""
     served = () if result.basis is None else result.basis.served
     wanted = message.what, message.members, message.size
-    same = (one for one in served if (one.operation, one.ranks, one.size_bytes) == wanted)
-    return list(dict.fromkeys(f"{one.algorithm} {one.protocol}".rstrip() for one in same))
+    same = (
+        library_row
+        for library_row in served
+        if (library_row.operation, library_row.ranks, library_row.size_bytes) == wanted
+    )
+    return list(
+        dict.fromkeys(f"{library_row.algorithm} {library_row.protocol}".rstrip() for library_row in same)
+    )
 
 
 def _operator_lines(result: Result) -> Iterator[str]:

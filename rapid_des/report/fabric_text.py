@@ -133,12 +133,12 @@ def check_lines(tree: Tree) -> list[str]:
     if tree["dead_links"]:
         lines.append(f"  dead       {_some(tree['dead_links'])}")
     cycle = tree["dependency_cycle"]
-    found = (
+    problems = (
         f"links may wait in a circle of {len(cycle)}: {_some(cycle)}"
         if cycle
         else "none can wait in a circle"
     )
-    return [*lines, f"  deadlock   {found} ({routes})"]
+    return [*lines, f"  deadlock   {problems} ({routes})"]
 
 
 def _some(names: list[str]) -> str:

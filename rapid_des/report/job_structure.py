@@ -151,7 +151,7 @@ def _work(operations: tuple[Operation, ...]) -> Work:
 
 
 def _messages(trace: JobTrace) -> tuple[MessageKind, ...]:
-    found: list[MessageKind] = []
+    messages: list[MessageKind] = []
     for stage, table in enumerate(trace.tables):
         entry = trace.traces.ranks[trace.stage_of_rank.index(stage)]
         slots = [name.partition(".")[0] for name in entry.groups]
@@ -163,15 +163,15 @@ def _messages(trace: JobTrace) -> tuple[MessageKind, ...]:
             else:
                 group, what, number = "", NodeKind(kind).name.lower(), 2
             layers = len(numbers.keys() - {""})
-            found.append(MessageKind(stage, name, what, group, number, size, numbers.total(), layers))
-    return tuple(found)
+            messages.append(MessageKind(stage, name, what, group, number, size, numbers.total(), layers))
+    return tuple(messages)
 
 
 def _alike(table: NodeTable) -> dict[tuple[str, int, int, int, int], Counter[str]]:
     """Return how often each kind of message occurs in each layer, in order of first occurrence."""
     rows = np.flatnonzero(np.isin(table.kind, (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV)))
     names = [_LAYER.sub("L*.", name) for name in table.names]
-    layers = [found[1] if (found := _LAYER.search(name)) else "" for name in table.names]
+    layers = [layer[1] if (layer := _LAYER.search(name)) else "" for name in table.names]
     columns = (table.name, table.kind, table.collective, table.group, table.size)
     counts: dict[tuple[str, int, int, int, int], Counter[str]] = {}
     for name, kind, collective, group, size in zip(

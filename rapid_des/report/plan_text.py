@@ -41,21 +41,21 @@ def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
 
 def _cells(row: Plain) -> dict[str, str]:
     """Return what a table shows of a row, by column."""
-    found = {
+    cells = {
         "step_time_s": time_text(round(row["step_time_s"] * PS_PER_S)),
         "mfu": "" if row["mfu"] is None else f"{row['mfu']:.1%}",
         "memory_bytes": f"{row['memory_bytes'] / _GIB:.1f}",
         "bound": row["bound"],
     }
     if row["energy_j"] is not None:
-        found["energy_j"] = f"{row['energy_j'] / 1e3:.4g}"
+        cells["energy_j"] = f"{row['energy_j'] / 1e3:.4g}"
     if "cost" in row:
-        found["cost"] = f"{row['cost']:.4g}"
+        cells["cost"] = f"{row['cost']:.4g}"
     for name in ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch", "batch", "schedule", "chunks",
                  "sequence_parallel", "recompute", "zero_stage", "order"):  # fmt: skip
         if name in row:
-            found[name] = _value(row[name])
-    return found
+            cells[name] = _value(row[name])
+    return cells
 
 
 def _value(value: Any) -> str:
@@ -77,10 +77,10 @@ def _counts(plan: Plain) -> str:
 
 def _pruned(pruned: Sequence[Plain]) -> Iterator[str]:
     yield f"\n  {len(pruned):,} ways that are no rows"
-    for one in pruned:
-        split = " ".join(f"{name} {_value(value)}" for name, value in one.items()
+    for row in pruned:
+        split = " ".join(f"{name} {_value(value)}" for name, value in row.items()
                          if name not in ("why", "text", "layers"))  # fmt: skip
-        yield f"    {one['why']}: {split}: {one['text']}"
+        yield f"    {row['why']}: {split}: {row['text']}"
 
 
 def plan_html(plan: Plain) -> str:
@@ -93,25 +93,26 @@ def plan_html(plan: Plain) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def sensitivity_lines(found: Plain, job: str, machine: str, *, top: int) -> Iterator[str]:
+def sensitivity_lines(sensitivities: Plain, job: str, machine: str, *, top: int) -> Iterator[str]:
     """Yield the strongest elasticities of a step, the rule of sums, and what is idle or can not be moved."""
-    step = time_text(round(found["step_time_s"] * PS_PER_S))
-    yield f"{job} on {machine}: step {step}, {found['mode']}; every knob by {found['change']:.1%} down and up"
+    step = time_text(round(sensitivities["step_time_s"] * PS_PER_S))
+    change = f"every knob by {sensitivities['change']:.1%} down and up"
+    yield f"{job} on {machine}: step {step}, {sensitivities['mode']}; {change}"
     rows = [
         [row["knob"], row["kind"], f"{row['elasticity']:+.4f}",
-         *(f"{row[name] / found['step_time_s'] - 1:+.3%}" for name in ("lower_s", "higher_s"))]
-        for row in found["rows"][:top]
+         *(f"{row[name] / sensitivities['step_time_s'] - 1:+.3%}" for name in ("lower_s", "higher_s"))]
+        for row in sensitivities["rows"][:top]
     ]  # fmt: skip
     yield from table("by how many % the step changes for 1 %", ["knob", "", "elasticity", "lower", "higher"],
                      "<<>>>", rows)  # fmt: skip
-    if len(found["rows"]) > top:
-        yield f"    … {len(found['rows']) - top} weaker"
-    sums = found["sums"]
+    if len(sensitivities["rows"]) > top:
+        yield f"    … {len(sensitivities['rows']) - top} weaker"
+    sums = sensitivities["sums"]
     yield f"\n  together: rates {sums.get('rate', 0.0):+.4f}, times {sums.get('time', 0.0):+.4f}"
-    if found["scaled"] is not None:
+    if sensitivities["scaled"] is not None:
         yield (f"  all rates and clocks 1.25 times as high and all times as short, constants of kernels too: "
-               f"the step times 1.25 is {found['scaled']:.4f} of what it was")  # fmt: skip
-    if found["idle"]:
-        yield f"  nothing in this step depends on {', '.join(found['idle'])}"
-    for knob, why in found["refused"].items():
+               f"the step times 1.25 is {sensitivities['scaled']:.4f} of what it was")  # fmt: skip
+    if sensitivities["idle"]:
+        yield f"  nothing in this step depends on {', '.join(sensitivities['idle'])}"
+    for knob, why in sensitivities["refused"].items():
         yield f"  can not be moved: {knob}: {why}"

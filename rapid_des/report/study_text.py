@@ -88,13 +88,17 @@ def sample_lines(sample: Plain) -> Iterator[str]:
     drawn = {"exact": "every place, once a class of alike ones", "latin": "Latin hypercubes of 30"}
     how = drawn.get(sample["sampling"], "independent draws")
     yield f"{'; '.join(sample['faults'])}: seed {sample['seed']}, {how}"
-    width = max(13, *(len(one["configuration"]) for one in configurations))
+    width = max(13, *(len(configuration["configuration"]) for configuration in configurations))
     titles = ("healthy", "mean", "±", "p50", "p95", "CVaR 95", "worst", "slower")
     yield f"{'configuration':<{width}} {'draws':>6} " + " ".join(f"{title:>9}" for title in titles)
-    able = [one for one in configurations if one["step_time_s"] is not None]
-    for one in sorted(able, key=lambda one: one["step_time_s"]["mean"]):
-        yield from _sampled(one, width)
-    unable = {one["configuration"]: one["error"] for one in configurations if one not in able}
+    able = [configuration for configuration in configurations if configuration["step_time_s"] is not None]
+    for configuration in sorted(able, key=lambda configuration: configuration["step_time_s"]["mean"]):
+        yield from _sampled(configuration, width)
+    unable = {
+        configuration["configuration"]: configuration["error"]
+        for configuration in configurations
+        if configuration not in able
+    }
     for what, which in (("can not be run", unable), ("are no jobs", sample["refused"])):
         if which:
             name, why = next(iter(which.items()))
@@ -103,33 +107,33 @@ def sample_lines(sample: Plain) -> Iterator[str]:
         yield f"until {sample['until']}: {'reached' if sample['met'] else 'NOT reached; more --draws would'}"
     if sample["left"]:
         yield f"interrupted: {sample['left']} draws were not run"
-    for one in able[:_MOST_SHOWN]:
-        yield from _slowest(one)
+    for configuration in able[:_MOST_SHOWN]:
+        yield from _slowest(configuration)
 
 
 _MOST_SHOWN = 3
 """Configurations whose slowest draws are shown."""
 
 
-def _sampled(one: Plain, width: int) -> Iterator[str]:
-    spread = one["step_time_s"]
-    healthy = one["healthy_s"]
+def _sampled(configuration: Plain, width: int) -> Iterator[str]:
+    spread = configuration["step_time_s"]
+    healthy = configuration["healthy_s"]
     figures = [healthy, spread["mean"], None, *(spread[name] for name in ("p50", "p95", "cvar95", "worst"))]
     cells = ["-" if value is None else f"{value:.4g} s" for value in figures]
     if spread["mean_half"] is not None:
         cells[2] = f"{spread['mean_half'] / spread['mean']:.2%}"
     cells = [f"{cell:>9}" for cell in cells]
     cells.append(f"{spread['mean'] / max(healthy, 1e-12) - 1:>+9.2%}")
-    yield f"{one['configuration']:<{width}} {spread['draws']:>6} " + " ".join(cells)
-    if one["failed"]:
-        yield f"  {one['failed']} draws could not be run: {one['error']}"
+    yield f"{configuration['configuration']:<{width}} {spread['draws']:>6} " + " ".join(cells)
+    if configuration["failed"]:
+        yield f"  {configuration['failed']} draws could not be run: {configuration['error']}"
 
 
-def _slowest(one: Plain) -> Iterator[str]:
-    if not one["rows"]:
+def _slowest(configuration: Plain) -> Iterator[str]:
+    if not configuration["rows"]:
         return
-    yield f"\ndraws of {one['configuration']}, the slowest first"
-    for row in one["rows"]:
+    yield f"\ndraws of {configuration['configuration']}, the slowest first"
+    for row in configuration["rows"]:
         parts = sorted(row["added_s"].items(), key=lambda entry: -entry[1])[:2]
         added = ", ".join(f"{name} {time * 1e3:+.4g} ms" for name, time in parts)
         where = f"  (rank {row['critical_rank']}: {added})" if added else ""
@@ -199,8 +203,8 @@ def sharded_lines(phases: Sequence[Plain]) -> Iterator[str]:
     yield f"{'phase':<16} {'GEMM m x n x k':>22} {'GEMM':>12} {'bound':>8} {'collective':>34} {'total':>12}"
     for phase in phases:
         moved = ", ".join(
-            f"{one['name']} {Size(one['bytes'])} {_from_seconds(one['time_s'])}"
-            for one in phase["collectives"]
+            f"{collective['name']} {Size(collective['bytes'])} {_from_seconds(collective['time_s'])}"
+            for collective in phase["collectives"]
         )
         shape = " x ".join(str(phase["gemm"][axis]) for axis in "mnk")
         yield (

@@ -56,7 +56,7 @@ def points_lines(title: str, rows: Sequence[Plain]) -> Iterator[str]:
 
 def sweep_lines(plain: Plain, title: str) -> Iterator[str]:
     """Yield what a study found: how many points, the best, the front, which axes matter, what failed."""
-    failed = sum(one["points"] for one in plain["failed"])
+    failed = sum(failure["points"] for failure in plain["failed"])
     yield f"{title}: {plain['points']:,} points, {failed:,} failed" + (
         f"; {plain['left']:,} not reached" if plain["left"] else ""
     )
@@ -64,13 +64,13 @@ def sweep_lines(plain: Plain, title: str) -> Iterator[str]:
     yield from points_lines(f"the best by {_NAMES.get(objective, objective)}", plain["best"])
     if len(plain["best_by_gpus"]) > 1:
         yield from points_lines("the best for each number of GPUs", plain["best_by_gpus"])
-    one, two = (_NAMES.get(name, name) for name in plain["pareto"]["columns"])
+    x, y = (_NAMES.get(name, name) for name in plain["pareto"]["columns"])
     if len(plain["pareto"]["points"]) > 1:
-        yield from points_lines(f"no point beats these in both {one} and {two}", plain["pareto"]["points"])
+        yield from points_lines(f"no point beats these in both {x} and {y}", plain["pareto"]["points"])
     yield from _effect_lines(plain)
-    for one in plain["failed"]:
-        first = one["text"].splitlines()[0]
-        yield f"\n  {one['error']}: {one['points']:,} points, the first is {one['first']}:"
+    for failure in plain["failed"]:
+        first = failure["text"].splitlines()[0]
+        yield f"\n  {failure['error']}: {failure['points']:,} points, the first is {failure['first']}:"
         yield f"    {first}"
 
 
@@ -85,8 +85,8 @@ def _effect_lines(plain: Plain) -> Iterator[str]:
         rows.append([effect["axis"], f"{effect['share']:.0%}".replace("%", " %"), shown + more])
     header = ["axis", "of variance", f"geometric mean of {_NAMES.get(objective, objective)} by value"]
     yield from table("axes, by how much of the differences goes with them", header, "<><", rows)
-    pairs = [one for one in plain["interactions"] if one["share"] >= 0.01][:5]
-    cells = [[" x ".join(one["axes"]), f"{one['share']:.0%}".replace("%", " %")] for one in pairs]
+    pairs = [pair for pair in plain["interactions"] if pair["share"] >= 0.01][:5]
+    cells = [[" x ".join(pair["axes"]), f"{pair['share']:.0%}".replace("%", " %")] for pair in pairs]
     yield from table("pairs, beyond what each axis adds", ["pair", "of variance"], "<>", cells)
 
 

@@ -59,8 +59,8 @@ class Extract:
     def rows(self, start: Int64s, finish: Int64s) -> Int64s:
         """Return which of some slices fall into the window; what takes no time is left out."""
         end = np.iinfo(np.int64).max if self.end is None else self.end
-        found: Bools = (finish > start) & (finish > self.begin) & (start < end)
-        return np.flatnonzero(found)
+        shown: Bools = (finish > start) & (finish > self.begin) & (start < end)
+        return np.flatnonzero(shown)
 
     def positions(self, lowered: Lowered) -> list[int]:
         """Return the positions of the ranks; `InputError` if the run has not all of them."""

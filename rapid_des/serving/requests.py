@@ -136,10 +136,10 @@ class Decoding:
         whole = max(0, free // max(1, len(self._members)) - 1) * self.page_size
         if whole >= most:
             return most
-        taken = 0
+        pages = 0
         for ahead in range(most):
-            taken += self.new_pages(ahead)
-            if taken > free:
+            pages += self.new_pages(ahead)
+            if pages > free:
                 return ahead
         return most
 

@@ -72,7 +72,10 @@ class _Planner:
     def add(self, holders: Sequence[Stretch], wanted: Sequence[Stretch], size: int) -> None:
         """Have all who want stretches of one tensor of `size` bytes get them."""
         parts = lcm(*{stretch.of for stretch in (*holders, *wanted)})
-        held = [(one.low * parts // one.of, one.high * parts // one.of, one.gpu) for one in holders]
+        held = [
+            (holder.low * parts // holder.of, holder.high * parts // holder.of, holder.gpu)
+            for holder in holders
+        ]
         borders = sorted({border for low, high, _ in held for border in (low, high)})
         for want in wanted:
             low, high = want.low * parts // want.of, want.high * parts // want.of
@@ -111,9 +114,9 @@ def _tensor_bytes(job: Job) -> dict[Tensor, int]:
     """Return the bytes of every whole tensor, as the ranks of one replica hold it together."""
     precision, sizes = job.spec.precision, section_parameters(job)
     dtype = precision.weights or precision.gemm or precision.activations
-    ways = {"dense": job.members("tp"), "expert": job.members("etp") * job.members("ep")}
+    degrees = {"dense": job.members("tp"), "expert": job.members("etp") * job.members("ep")}
     return {
-        (section.name, number, domain): byte_count(elements * ways[domain], dtype)
+        (section.name, number, domain): byte_count(elements * degrees[domain], dtype)
         for _, section, number in _tensors(job)
         for domain, elements in sizes[section].items()
         if elements
@@ -141,16 +144,16 @@ def _stretches(job: Job, split: dict[Domain, str | None], first: int) -> dict[Te
     ]
     of_rank = {domain: _shares(job, domain, group) for domain, group in split.items()}
     stage_of = job.layout.coordinates("pp").tolist()
-    found: dict[Tensor, list[Stretch]] = {}
+    stretches: dict[Tensor, list[Stretch]] = {}
     for part, section, number in _tensors(job):
         ranks = [rank for rank, stage in enumerate(stage_of) if stage in stages[part]]
         for domain in (name for name, elements in sizes[section].items() if elements):
-            found[section.name, number, domain] = [
+            stretches[section.name, number, domain] = [
                 Stretch(first + rank, low, low + 1, of)
                 for rank in ranks
                 for low, of in (of_rank[domain][rank],)
             ]
-    return found
+    return stretches
 
 
 def _shares(job: Job, domain: Domain, group: str | None) -> list[tuple[int, int]]:

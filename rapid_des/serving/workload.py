@@ -86,11 +86,11 @@ class Diurnal(Spec, frozen=True, tag_field="kind", tag="diurnal"):
         """Return when requests come: unit-rate ones at the inverse of the rate's integral."""
         rate, period = self.rate.per_second, self.period / PS_PER_S
         wanted = np.cumsum(random.exponential(1.0, count))
-        turn = 2 * np.pi / period
+        omega = 2 * np.pi / period
         low, high = (wanted / (rate * (1 + self.swing)), wanted / rate + period)
         for _ in range(60):
             middle = (low + high) / 2
-            passed = rate * (middle + self.swing / turn * (1 - np.cos(turn * middle)))
+            passed = rate * (middle + self.swing / omega * (1 - np.cos(omega * middle)))
             low, high = np.where(passed < wanted, middle, low), np.where(passed < wanted, high, middle)
         return _picoseconds(high)
 

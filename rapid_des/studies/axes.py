@@ -103,7 +103,9 @@ class Reader:
         if not choices:
             raise self._wrong(place, "an axis needs values, here are none")
         labels = [tuple(map(str, choice.labels.values())) for choice in choices]
-        twice = next((one for one in labels if labels.count(one) > 1), None) if len(labels) <= _MOST else ()
+        twice = (
+            next((label for label in labels if labels.count(label) > 1), None) if len(labels) <= _MOST else ()
+        )
         if twice is not None:
             problem = f"{', '.join(twice)} stands twice" if twice else f"more than {_MOST} values"
             raise self._wrong(place, problem)
@@ -191,7 +193,7 @@ class Reader:
         root = key.partition(".")[0]
         if root not in _SPECS or root == key:
             known = ", ".join(
-                (*(f"{one}.KEY" for one in _SPECS), *_FILES, *_WHOLE, "faults", "mode", *PARALLELISM)
+                (*(f"{spec}.KEY" for spec in _SPECS), *_FILES, *_WHOLE, "faults", "mode", *PARALLELISM)
             )
             raise self._wrong(
                 place, f"no key {key!r} to vary; allowed: {known}, or a name for {{name: {{key: value}}}}"
@@ -210,14 +212,15 @@ class Reader:
         return ConfigError(problem, file=self.file, key=place)
 
 
-def column_names(keys: Sequence[str], taken: frozenset[str] = frozenset()) -> dict[str, str]:
+def column_names(keys: Sequence[str], reserved: frozenset[str] = frozenset()) -> dict[str, str]:
     """Return a column's name for each key: its last part, the whole where that is not one of its kind.
 
     >>> list(column_names(["tp", "job.training.micro_batch", "fabric.0.size", "fabric.1.size"]).values())
     ['tp', 'micro_batch', 'fabric.0.size', 'fabric.1.size']
     """
     last = [key.rpartition(".")[2] for key in keys]
-    plain = {key for key, name in zip(keys, last, strict=True) if last.count(name) == 1 and name not in taken}
+    named = zip(keys, last, strict=True)
+    plain = {key for key, name in named if last.count(name) == 1 and name not in reserved}
     return {key: name if key in plain else key for key, name in zip(keys, last, strict=True)}
 
 
@@ -235,7 +238,7 @@ def _is_key(key: str) -> bool:
 
 def _label(value: Any) -> Any:
     """Return what a column shows for a value: numbers and text as they are."""
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return "; ".join(value) or "none"
     return value if isinstance(value, str | int | float | bool) else json.dumps(value)
 
@@ -248,31 +251,30 @@ def _range(stated: Mapping[str, Any]) -> Iterator[int | float | str]:
     >>> list(_range({"from": "25 GB/s", "to": "100 GB/s", "factor": 2}))
     ['25 GB/s', '50 GB/s', '100 GB/s']
     """
-    ways = [way for way in ("step", "factor", "count") if way in stated]
-    if len(ways) != 1 or not {"from", "to"} <= stated.keys():
+    stepped = [step_kind for step_kind in ("step", "factor", "count") if step_kind in stated]
+    if len(stepped) != 1 or not {"from", "to"} <= stated.keys():
         raise ValueError("a range is {from, to} and one of step, factor and count")
     (first, unit), (last, other) = _number(stated["from"]), _number(stated["to"])
-    way, by = ways[0], stated[ways[0]]
+    step_kind, by = stepped[0], stated[stepped[0]]
     if unit != other or last < first or not isinstance(by, int | float) or isinstance(by, bool):
         raise ValueError("a range goes up from one number to another with the same unit")
-    if by <= (way == "factor") or (way == "factor" and first <= 0):
-        raise ValueError(
-            f"{way} {by}; allowed: above {int(way == 'factor')}, and by factors a range begins above 0"
-        )
+    if by <= (step_kind == "factor") or (step_kind == "factor" and first <= 0):
+        least = int(step_kind == "factor")
+        raise ValueError(f"{step_kind} {by}; allowed: above {least}, and by factors a range begins above 0")
     for place in range(_MOST + 1):
-        value = _placed(first, last, way, by, place)
-        if value > last or place == (by if way == "count" else math.inf):
+        value = _placed(first, last, step_kind, by, place)
+        if value > last or place == (by if step_kind == "count" else math.inf):
             return
         value = int(value) if value == int(value) else value
         yield f"{value:g}{unit}" if unit else value
 
 
-def _placed(first: float, last: float, way: str, by: float, place: int) -> float:
+def _placed(first: float, last: float, step_kind: str, by: float, place: int) -> float:
     """Return the value at a place of a range; NOTE: exact for whole numbers, rounded to 12 digits else."""
-    if way == "count":
+    if step_kind == "count":
         value = first + (last - first) * place / max(by - 1, 1)
     else:
-        value = first + by * place if way == "step" else first * by**place
+        value = first + by * place if step_kind == "step" else first * by**place
     return value if isinstance(value, int) else float(f"{value:.12g}")
 
 

@@ -289,13 +289,13 @@ def growth(measured: Sequence[Measurement]) -> list[Growth]:
     >>> [round(found.exponent, 3) for found in growth(rows)]
     [1.0]
     """
-    found = []
-    for ladder in dict.fromkeys(CASES[one.case].ladder for one in measured):
-        steps = [one for one in measured if CASES[one.case].ladder == ladder]
+    growths = []
+    for ladder in dict.fromkeys(CASES[measurement.case].ladder for measurement in measured):
+        steps = [measurement for measurement in measured if CASES[measurement.case].ladder == ladder]
         if ladder and len(steps) > 1:
-            costs = [one.wall_s / one.hops for one in steps]
-            found.append(Growth(ladder, _slope(steps), costs[-1] / costs[0]))
-    return found
+            costs = [measurement.wall_s / measurement.hops for measurement in steps]
+            growths.append(Growth(ladder, _slope(steps), costs[-1] / costs[0]))
+    return growths
 
 
 def _slope(steps: Sequence[Measurement]) -> float:
@@ -309,13 +309,13 @@ def _slope(steps: Sequence[Measurement]) -> float:
 def tree(measured: Sequence[Measurement]) -> dict[str, object]:
     """Return plain data for JSON."""
     return {
-        "cases": [one.as_json() for one in measured],
-        "growth": [asdict(found) for found in growth(measured)],
+        "cases": [measurement.as_json() for measurement in measured],
+        "growth": [asdict(ladder) for ladder in growth(measured)],
     }
 
 
 def require_right(measured: Sequence[Measurement]) -> None:
     """Raise `RapidDesError` if a case gave another answer than the stored one: a defect, however fast."""
-    wrong = [one.case for one in measured if not one.right]
+    wrong = [measurement.case for measurement in measured if not measurement.right]
     if wrong:
         raise RapidDesError(f"bench: a wrong answer in {', '.join(wrong)}")

@@ -43,7 +43,7 @@ _TOTALS = SHARDED_INPUT
 
 
 @dataclass(frozen=True)
-class Own:
+class StatedAlgorithm:
     """An algorithm of `ON_FABRIC` or of a file, and into how many chunks it cuts (a file: as it stands)."""
 
     name: str
@@ -54,13 +54,13 @@ class Own:
 class Question:
     """What is to be timed: a collective of each of `sizes` bytes among the first `gpus` GPUs (None: all).
 
-    What serves it on the machine does so here, unless there is an algorithm of its `own`.
+    What serves it on the machine does so here, unless it has a `stated` algorithm.
     """
 
     operation: str
     sizes: Sequence[int]
     gpus: int | None = None
-    own: Own | None = None
+    stated: StatedAlgorithm | None = None
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,11 @@ def each_answer(
 ) -> Iterator[BenchRow]:
     """Yield the rows of `answer`, each when it is simulated."""
     members = members_of(question, machine)
-    group, own = tuple(range(members)), question.own
+    group, stated = tuple(range(members)), question.stated
     kind = CollectiveType[question.operation.upper()]
     fabric = _at_most(machine)
     halving = _halving(machine, fabric, members)
-    schedule = None if own is None else _scheduler(own, kind, geometry(machine, group)[0])
+    schedule = None if stated is None else _scheduler(stated, kind, geometry(machine, group)[0])
     for size in question.sizes:
         share = share_of(question, size, machine)
         if schedule is None:
@@ -189,7 +189,7 @@ def each_answer(
         else:
             traces, machine = messages(schedule(share), group), machine.native
         result = replay(traces, machine, engine=engine)
-        names = _algorithms(result) if own is None else (own.name,)
+        names = _algorithms(result) if stated is None else (stated.name,)
         inside = not IN_SWITCH.keys().isdisjoint(names)
         lower = bounds(fabric, group, kind, share, halving=halving, in_switch=inside)
         duration = int(result.step_time) if share else 0  # of less than a byte a member nothing moves
@@ -213,7 +213,9 @@ def share_of(question: Question, size: int, machine: Machine) -> int:
     return size // members_of(question, machine) if kind in _TOTALS else size
 
 
-def chosen(operation: str, algorithm: str | None, chunks: int) -> tuple[Own | None, tuple[str, ...]]:
+def chosen(
+    operation: str, algorithm: str | None, chunks: int
+) -> tuple[StatedAlgorithm | None, tuple[str, ...]]:
     """Return the own algorithm that a name stands for, or the settings that make it the machine's.
 
     Shaped algorithms and files are the bench's own; the others, and those inside switches, whose trees follow
@@ -222,19 +224,22 @@ def chosen(operation: str, algorithm: str | None, chunks: int) -> tuple[Own | No
     if algorithm is None:
         return None, ()
     if algorithm in ON_FABRIC.keys() - IN_SWITCH or Path(algorithm).suffix.lower() in READERS:
-        return Own(algorithm, chunks), ()
+        return StatedAlgorithm(algorithm, chunks), ()
     choice = algorithm if chunks == 1 else f"{{algorithm: {algorithm}, chunks: {chunks}}}"
     return None, (f"machine.collectives.{operation}={choice}",)
 
 
-def _scheduler(own: Own, kind: CollectiveType, extents: tuple[int, ...]) -> Callable[[int], Schedule]:
+def _scheduler(
+    stated: StatedAlgorithm, kind: CollectiveType, extents: tuple[int, ...]
+) -> Callable[[int], Schedule]:
     """Return the function from a size to the transfers."""
-    if own.name in ON_FABRIC:
-        return lambda size: on_fabric(own.name, ShapedCollective(kind, extents, size, chunks=own.chunks))
-    written = load_algorithm(Path(own.name))
+    if stated.name in ON_FABRIC:
+        name, chunks = stated.name, stated.chunks
+        return lambda size: on_fabric(name, ShapedCollective(kind, extents, size, chunks=chunks))
+    written = load_algorithm(Path(stated.name))
     if (written.collective, written.file.members) != (kind, prod(extents)):
         does = f"{written.file.collective} of {written.file.members} members"
-        raise InputError(f"{own.name} does {does}, not {kind.name.lower()} of {prod(extents)}")
+        raise InputError(f"{stated.name} does {does}, not {kind.name.lower()} of {prod(extents)}")
     return written
 
 

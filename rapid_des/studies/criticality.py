@@ -185,9 +185,9 @@ def alike_places(
     A healthy step is simulated in mode flattened to find out.
     """
     study = _Study(subject, machine, 0.5, replace(how, mode="flattened"))
-    found = {part.name: part for part in parts_of(machine, [kind], gpus=range(machine.fabric.gpus))}
+    places = {part.name: part for part in parts_of(machine, [kind], gpus=range(machine.fabric.gpus))}
     prefix = "" if kind == "link" else kind
-    parts = [found.get(name if name in found else f"{prefix}{name}") for name in names]
+    parts = [places.get(name if name in places else f"{prefix}{name}") for name in names]
     number = {part: place for place, part in enumerate(parts) if part is not None}
     classes = study.classes([part for part in parts if part is not None])
     alone = [[place] for place, part in enumerate(parts) if part is None]
@@ -319,12 +319,12 @@ def parts_of(machine: Machine, kinds: Sequence[Kind], *, gpus: Collection[int]) 
         "endpoint": _of_fabric(machine, "endpoint"),
         "node": _servers(machine, gpus),
     }
-    found = tuple(part for kind in KINDS if kind in kinds for part in makers[kind])
-    if not found:
+    made = tuple(part for kind in KINDS if kind in kinds for part in makers[kind])
+    if not made:
         why = ", as it states no gpus_per_node" if "node" in kinds and not machine.spec.gpus_per_node else ""
         wanted = " or ".join(plural for plural, kind in PLURALS.items() if kind in kinds)
         raise InputError(f"{machine.path}: the machine has no {wanted}{why}")
-    return found
+    return made
 
 
 def _links(machine: Machine) -> Iterator[Part]:

@@ -44,10 +44,10 @@ class Until:
     @classmethod
     def parse(cls, text: str) -> Until:
         """Return what a text says; `InputError` says what is allowed."""
-        found = _UNTIL.match(text.strip())
-        if found is None or not float(found[2]):
+        matched = _UNTIL.match(text.strip())
+        if matched is None or not float(matched[2]):
             raise InputError(f"--until {text!r}: allowed: 'mean ±0.5%', or p95 or cvar95 in place of mean")
-        return cls(found[1], float(found[2]) / 100)
+        return cls(matched[1], float(matched[2]) / 100)
 
     def met(self, values: Sequence[float], rounds: int = 1) -> bool:
         """Whether a sample is large enough."""
@@ -118,8 +118,8 @@ def percentile(values: Floats, shares: Floats, level: float) -> float:
 def tail_mean(values: Floats, shares: Floats, level: float) -> float:
     """Return the mean of the worst 1 - level of ascending values, one of them in part where it must be."""
     above = np.cumsum(shares[::-1])[::-1] - shares  # what is beyond each
-    taken = np.clip((1 - level) - above, 0, shares)
-    return float(values @ taken / taken.sum())
+    weights = np.clip((1 - level) - above, 0, shares)
+    return float(values @ weights / weights.sum())
 
 
 def estimate(values: Sequence[float], figure: str, *, rounds: int = 1) -> tuple[float, float]:

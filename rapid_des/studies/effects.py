@@ -116,12 +116,12 @@ def interactions(columns: Columns, axes: Sequence[str], objective: str) -> list[
     places = _positive(columns, objective)
     logs = np.log(columns[objective][places])
     level = {axis: np.unique(columns[axis][places], return_inverse=True)[1] for axis in axes}
-    found = []
-    for one, two in combinations([axis for axis in axes if level[axis].any()], 2):
-        pair = np.unique(level[one] * (level[two].max() + 1) + level[two], return_inverse=True)[1]
-        share = _explained(logs, [pair]) - _explained(logs, [level[one], level[two]])
-        found.append(Interaction((one, two), max(share, 0.0)))
-    return sorted(found, key=lambda one: -one.share)
+    pairs = []
+    for first, second in combinations([axis for axis in axes if level[axis].any()], 2):
+        pair = np.unique(level[first] * (level[second].max() + 1) + level[second], return_inverse=True)[1]
+        share = _explained(logs, [pair]) - _explained(logs, [level[first], level[second]])
+        pairs.append(Interaction((first, second), max(share, 0.0)))
+    return sorted(pairs, key=lambda pair: -pair.share)
 
 
 def _positive(columns: Columns, objective: str) -> Bools:

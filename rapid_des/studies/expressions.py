@@ -99,7 +99,7 @@ def _parts(node: ast.expr) -> list[ast.expr]:
             return [node.operand]
         case ast.BinOp() if type(node.op) in _OPERATIONS or isinstance(node.op, ast.Pow):
             return [node.left, node.right]
-        case ast.Compare() if all(type(one) in _OPERATIONS for one in node.ops):
+        case ast.Compare() if all(type(operator) in _OPERATIONS for operator in node.ops):
             return [node.left, *node.comparators]
         case ast.Tuple() | ast.List():
             return node.elts
@@ -140,8 +140,8 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
 def _compared(node: ast.Compare, values: Mapping[str, Any]) -> bool:
     sides = [_value(part, values) for part in _parts(node)]
     return all(
-        bool(_OPERATIONS[type(one)](left, right))
-        for one, left, right in zip(node.ops, sides, sides[1:], strict=False)
+        bool(_OPERATIONS[type(operator)](left, right))
+        for operator, left, right in zip(node.ops, sides, sides[1:], strict=False)
     )
 
 

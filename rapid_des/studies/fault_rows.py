@@ -96,7 +96,7 @@ class FaultSample:
 
     def as_json(self, top: int | None = None) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds, of each configuration its `top` slowest draws."""
-        found = [self._configuration(name, top) for name in self.configurations]
+        listed = [self._configuration(name, top) for name in self.configurations]
         return {
             "faults": list(self.models),
             "seed": self.seed,
@@ -105,7 +105,7 @@ class FaultSample:
             "met": self.met,
             "left": self.left,
             "refused": dict(self.refused),
-            "configurations": found,
+            "configurations": listed,
         }
 
     def _configuration(self, name: str, top: int | None) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class _Task:
 
     def without(self, present: Collection[tuple[str, int]]) -> _Task:
         """Return the task without draws that were run before."""
-        return replace(self, draws=tuple(one for one in self.draws if (self.name, one[0]) not in present))
+        return replace(self, draws=tuple(draw for draw in self.draws if (self.name, draw[0]) not in present))
 
 
 _PLACES = 10_000_000
@@ -102,7 +102,7 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     (3, True)
     """
     points = _points(configurations, machine, mode)
-    models = tuple(parse_model(one) if isinstance(one, str) else one for one in faults)
+    models = tuple(parse_model(fault) if isinstance(fault, str) else fault for fault in faults)
     if not models:
         raise InputError("faults sample needs at least one --fault 'KEY=VALUE …'")
     wanted = Until.parse(until) if isinstance(until, str) else until
@@ -123,13 +123,13 @@ def _points(
 ) -> dict[str, Point]:
     named = {configurations.name: configurations} if isinstance(configurations, Job) else configurations
     points = dict[str, Point]()
-    for name, one in named.items():
-        if isinstance(one, Point):
-            points[name] = one
+    for name, fault_model in named.items():
+        if isinstance(fault_model, Point):
+            points[name] = fault_model
         elif machine is None:
             raise InputError("faults_sample of jobs needs a machine")
         else:
-            points[name] = Point(one, machine, mode=mode)
+            points[name] = Point(fault_model, machine, mode=mode)
     return points
 
 
@@ -245,11 +245,11 @@ class _Study:
     def exact(self) -> list[_Task]:
         """Return every place with every value, those of one class once, with how many they stand for."""
         (model, *others) = self.models
-        numbers = [(key, one) for key, one in model.numbers if key != "count"]
+        numbers = [(key, drawn_number) for key, drawn_number in model.numbers if key != "count"]
         if others or model.count != 1 or model.kind not in PLURALS or model.within is not None:
             kinds = ", ".join(PLURALS)
             raise InputError(f"sampling exact: allowed: one --fault with random one of {kinds} and count=1")
-        if len(numbers) > 1 or any(not one.values for _, one in numbers):
+        if len(numbers) > 1 or any(not drawn_number.values for _, drawn_number in numbers):
             raise InputError(
                 "sampling exact: allowed: constants, and one number of choice(…) or empirical(…)"
             )
@@ -260,13 +260,15 @@ class _Study:
         job, machine = point.resolved(self.cache)
         names = [str(part[1]) for part in parts]
         classes = alike_places(job, machine, PLURALS[str(model.kind)], names, How(point.mode))
-        stated = [(key, value, share) for key, one in numbers for value, share in one.values]
+        stated = [
+            (key, value, share) for key, drawn_number in numbers for value, share in drawn_number.values
+        ]
         drawn = list[tuple[int, Draw, float]]()
         for alike in classes:
-            for turn, (key, value, share) in enumerate(stated or [("", 0.0, 1.0)]):
+            for place, (key, value, share) in enumerate(stated or [("", 0.0, 1.0)]):
                 values = {key: dict(model.numbers)[key].measure.written(value)} if key else {}
                 fault = model.fault(parts[alike[0]], values, 0)
-                drawn.append((turn * len(parts) + alike[0], (fault,), share * len(alike)))
+                drawn.append((place * len(parts) + alike[0], (fault,), share * len(alike)))
         return _Task(name, point, tuple(drawn), alone=len(self.points) == 1)
 
 
@@ -301,23 +303,25 @@ def _row(
     words = tuple(fault.words for fault in faults)
     try:
         hurt = machine.with_faults(faults) if faults else machine
-        found = run(hurt) if faults else healthy
+        faulty = run(hurt) if faults else healthy
     except Exception as error:  # noqa: BLE001 - one draw that fails is recorded and does not stop the others
         return _failed(name, draw, int(healthy.step_time), f"{type(error).__name__}: {error}")
-    rank = found.critical_rank
+    rank = faulty.critical_rank
     before = healthy.rank_breakdown(rank)
-    parts = {**before, **found.breakdown}
-    added = {part: int(found.breakdown.get(part, 0)) - int(before.get(part, 0)) for part in parts}
-    why = why_faster(healthy, found, machine, hurt) if found.step_time < healthy.step_time else ""
+    parts = {**before, **faulty.breakdown}
+    added = {part: int(faulty.breakdown.get(part, 0)) - int(before.get(part, 0)) for part in parts}
+    why = why_faster(healthy, faulty, machine, hurt) if faulty.step_time < healthy.step_time else ""
     kept = {part: time for part, time in added.items() if time}
     return DrawRow(
-        name, number, words, int(found.step_time), int(healthy.step_time), rank, kept, weight, faster=why
+        name, number, words, int(faulty.step_time), int(healthy.step_time), rank, kept, weight, faster=why
     )
 
 
 def _failed(name: str, draw: tuple[int, Draw, float], healthy: int, error: str) -> DrawRow:
     number, faults, weight = draw
-    return DrawRow(name, number, tuple(one.words for one in faults), 0, healthy, -1, {}, weight, error=error)
+    return DrawRow(
+        name, number, tuple(fault.words for fault in faults), 0, healthy, -1, {}, weight, error=error
+    )
 
 
 def replayed(sample: FaultSample, draw: int) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ def _less_waiting(healthy: Result, faulty: Result) -> str:
 def _compared(healthy: Result, faulty: Result, drawn: tuple[str, ...], faster: str) -> Scenario:
     """Return what changed from one result to the other; in blocks only what one rank's time is made of."""
     rank, before, after = faulty.critical_rank, healthy.run, faulty.run
-    found = Scenario(
+    compared = Scenario(
         replace(healthy, run=None, blocks=None),
         replace(faulty, run=None, blocks=None),
         rank,
@@ -187,9 +187,9 @@ def _compared(healthy: Result, faulty: Result, drawn: tuple[str, ...], faster: s
         kinds=_changes(healthy.rank_breakdown(rank), faulty.breakdown),
     )
     if before is None or after is None:
-        return found
+        return compared
     return replace(
-        found,
+        compared,
         collectives=_changes(_collectives(before), _collectives(after)),
         links=_changes(_links(before, "link_wait"), _links(after, "link_wait")),
         busy=_changes(_links(before, "link_busy"), _links(after, "link_busy")),

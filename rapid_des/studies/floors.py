@@ -93,8 +93,8 @@ class Floors:
     def _once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
         if key not in self.known:
             self.known[key] = make()
-        found: _Made = self.known[key]
-        return found
+        made: _Made = self.known[key]
+        return made
 
     def _sizes(self, job: Job) -> Mapping[Section, Counter[Domain]]:
         return self._once(("sizes", *_model_key(job)), lambda: section_parameters(job))
@@ -104,7 +104,7 @@ class Floors:
         job = issued_on(job, self.machine)
         job = replace(job, spec=structs.replace(job.spec, host=None))
         used = as_used(job, self.machine, self.machine.device)
-        operators, found = operator_model(used, self.cache), Counter[tuple[Section, bool]]()
+        operators, counts = operator_model(used, self.cache), Counter[tuple[Section, bool]]()
         of_places = [
             price_lists(training_lists(job, place), operators, None, exchanges(job))
             for place in range(places(job))
@@ -112,8 +112,8 @@ class Floors:
         for key in of_places[0]:
             if key.stage < 0 and key.phase in ("forward", "backward"):
                 piece = min((pieces[key] for pieces in of_places), key=_computes)
-                found[key.section, key.phase == "backward"] = self._passes(job, piece)
-        return found
+                counts[key.section, key.phase == "backward"] = self._passes(job, piece)
+        return counts
 
     def _passes(self, job: Job, piece: Piece) -> int:
         """Return how long a piece takes: kernels one after the other, or what a run says."""
@@ -197,23 +197,23 @@ def _ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[_End, ...]:
     to, back = [0, *accumulate(forward)], [0, *accumulate(backward)]
     defers = "input_gradient" in job.plan.phases
     share = 1 if len(job.copies[0]) == 1 else len(job.copies[0])
-    found = []
+    ends = []
     for own in job.placement:
         passes = job.micro_batches * sum(forward[part] + backward[part] for part in own) // share
         first, last = min(to[part] for part in own), min(back[part] for part in own)
         drained = first + passes + (0 if defers else last)
-        found.append(_End(drained, first + passes - sum(backward[part] for part in own)))
-    return tuple(found)
+        ends.append(_End(drained, first + passes - sum(backward[part] for part in own)))
+    return tuple(ends)
 
 
 def _by_part(job: Job, times: Times, kinds: Sequence[int], *, backward: bool) -> list[int]:
     """Return how long each part of the model takes in one direction."""
     each = [times[Section("block", kind), backward] for kind in kinds]
     ends = [0, *accumulate(job.layers)]
-    found = [sum(each[first:last]) for first, last in pairwise(ends)]
-    found[0] += times[EMBEDDING, backward]
-    found[-1] += times[HEAD, backward] + job.predictions * times.get((PREDICTION, backward), 0)
-    return found
+    by_part = [sum(each[first:last]) for first, last in pairwise(ends)]
+    by_part[0] += times[EMBEDDING, backward]
+    by_part[-1] += times[HEAD, backward] + job.predictions * times.get((PREDICTION, backward), 0)
+    return by_part
 
 
 def _in_flight(job: Job, by_section: Mapping[Section, SectionMemory]) -> int:
@@ -271,7 +271,7 @@ def _layer_key(job: Job) -> tuple[Hashable, ...]:
 def _stride(job: Job, axis: str) -> int:
     """Return how far neighbours along an axis are apart."""
     sizes = dict(zip(job.layout.axes, job.layout.sizes, strict=True))
-    return prod(sizes[one] for one in job.layout.axes[: job.layout.axes.index(axis)])
+    return prod(sizes[inner] for inner in job.layout.axes[: job.layout.axes.index(axis)])
 
 
 def _pass_key(job: Job) -> Hashable:

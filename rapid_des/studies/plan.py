@@ -26,7 +26,7 @@ from rapid_des.report.result import Result
 from rapid_des.studies.executors import Done, Executor, InProcess
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.points import Point, evaluate
-from rapid_des.studies.splits import Space, Way, checked
+from rapid_des.studies.splits import Candidate, Space, checked
 from rapid_des.units import Duration, seconds
 
 Told = Callable[[str, int, int], None]
@@ -57,7 +57,7 @@ class PlanRow:
     def as_json(self, price: float | None = None) -> dict[str, Any]:
         """Return plain data; `price` of a GPU for an hour gives the cost of a step."""
         plain = self.result.as_json()
-        found = {
+        tree = {
             "step_time_s": plain["step_time_s"],
             "memory_bytes": self.memory_bytes,
             "mfu": plain["mfu"],
@@ -67,8 +67,8 @@ class PlanRow:
             "energy_j": (plain["energy"] or {}).get("joules"),
         }
         if price is not None:
-            found["cost"] = price * self.job.gpus * seconds(self.step_time) / _S_PER_HOUR
-        return {**found, **self.settings, "mode": self.result.mode, "certain": self.certain}
+            tree["cost"] = price * self.job.gpus * seconds(self.step_time) / _S_PER_HOUR
+        return {**tree, **self.settings, "mode": self.result.mode, "certain": self.certain}
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class _Entry:
     """Picoseconds that it takes at least, by what is known."""
     number: int
     level: int = field(default=_FLOOR, compare=False)
-    way: Way = field(default=None, compare=False)  # type: ignore[assignment]
+    candidate: Candidate = field(default=None, compare=False)  # type: ignore[assignment]
     result: Result | None = field(default=None, compare=False)
 
 
@@ -218,15 +218,15 @@ class _Search:
 
     def run(self, executor: Executor) -> Plan:
         """Search, and return what was found."""
-        interrupted, ways = False, 0
+        interrupted, count = False, 0
         try:
-            ways = self._fill()
+            count = self._fill()
             while self.queue and len(self.rows) < self.wanted.top:
                 self._refine(executor)
         except KeyboardInterrupt:
             interrupted = True
         if not self.rows and not interrupted:
-            self._nothing_fits(ways)
+            self._nothing_fits(count)
         rows = [self._row(entry, certain=True) for entry in self.rows]
         if interrupted:
             rows += [self._row(entry, certain=False) for entry in self._so_far()]
@@ -234,20 +234,20 @@ class _Search:
                 raise KeyboardInterrupt
         if self.wanted.pruned:
             self._say_why()
-        return Plan(self.space.gpus, tuple(rows), ways, self.counts, self.space.refused, tuple(self.pruned),
+        return Plan(self.space.gpus, tuple(rows), count, self.counts, self.space.refused, tuple(self.pruned),
                     self.wanted.price, interrupted)  # fmt: skip
 
     def _fill(self) -> int:
         """Put all ways in the queue, at what they take at least."""
-        ways, told = list(self.space), self.wanted.told
+        candidates, told = list(self.space), self.wanted.told
         bounded = self.space.job.spec.training is not None and not self.machine.faults
-        for number, way in enumerate(ways):
+        for number, candidate in enumerate(candidates):
             if number % 256 == 0:
-                told("bounds from below", number, len(ways))
-            least = self.floors.step(way.job) if bounded else 0
-            self.queue.append(_Entry(least, number, _FLOOR, way))
+                told("bounds from below", number, len(candidates))
+            least = self.floors.step(candidate.job) if bounded else 0
+            self.queue.append(_Entry(least, number, _FLOOR, candidate))
         heapq.heapify(self.queue)
-        return len(ways)
+        return len(candidates)
 
     def _refine(self, executor: Executor) -> None:
         """Take those who come first one step further: as many simulations as there are workers."""
@@ -264,7 +264,7 @@ class _Search:
                 break
             else:
                 batch.append(entry)
-        points = [Point(entry.way.job, self.machine, mode=self._mode(entry)) for entry in batch]
+        points = [Point(entry.candidate.job, self.machine, mode=self._mode(entry)) for entry in batch]
         for place, outcome in executor.map(evaluate, points):
             self._take(batch[place], outcome)
         self.wanted.told("simulating", len(self.rows), self.wanted.top)
@@ -274,7 +274,7 @@ class _Search:
 
     def _check(self, entry: _Entry) -> None:
         """Put a way back if the frontend takes it and it fits into memory."""
-        job = checked(entry.way, lambda why: self._drop(entry.way, "refused", why))
+        job = checked(entry.candidate, lambda why: self._drop(entry.candidate, "refused", why))
         if job is None:
             return
         least = self.floors.memory(job) if job.spec.training is not None else 0
@@ -282,11 +282,11 @@ class _Search:
         if least <= self.capacity:
             least, text = self._needs(job)
         if least > self.capacity:
-            self._drop(entry.way, "memory", text)
+            self._drop(entry.candidate, "memory", text)
             if self.nearest is None or least < self.nearest[0]:
                 self.nearest = least, job
             return
-        heapq.heappush(self.queue, replace(entry, level=_FITS, way=Way(job)))
+        heapq.heappush(self.queue, replace(entry, level=_FITS, candidate=Candidate(job)))
 
     def _needs(self, job: Job) -> tuple[int, str]:
         split = structs.replace(job.spec.parallelism, order=("tp", "cp", "ep", "dp", "pp"))
@@ -302,19 +302,19 @@ class _Search:
         mode = self._mode(entry)
         self.counts[mode] += 1
         if not isinstance(outcome, Done):
-            self._drop(entry.way, "refused", f"{mode}: {outcome.text}")
+            self._drop(entry.candidate, "refused", f"{mode}: {outcome.text}")
             return
         last = mode == self.wanted.mode
         least = max(entry.least, int(outcome.value.step_time)) if not last else int(outcome.value.step_time)
         level = _FINAL if last else _FITS + 1
         heapq.heappush(self.queue, replace(entry, least=least, level=level, result=outcome.value))
 
-    def _drop(self, way: Way, why: Literal["memory", "bound", "refused"], text: str) -> None:
+    def _drop(self, candidate: Candidate, why: Literal["memory", "bound", "refused"], text: str) -> None:
         self.counts[why] += 1
         if why == "refused":
             self.space.refused[text] += 1
         if self.wanted.pruned:
-            self.pruned.append(Pruned(way.settings, why, text))
+            self.pruned.append(Pruned(candidate.settings, why, text))
 
     def _so_far(self) -> list[_Entry]:
         """Return what was simulated and is not certain, the last mode's first."""
@@ -324,21 +324,21 @@ class _Search:
 
     def _row(self, entry: _Entry, *, certain: bool) -> PlanRow:
         assert entry.result is not None, "it was simulated"
-        return PlanRow(entry.way.job, entry.way.settings, entry.result, certain)
+        return PlanRow(entry.candidate.job, entry.candidate.settings, entry.result, certain)
 
     def _say_why(self) -> None:
         """Say of all that is left in the queue why it is no row."""
         for entry in sorted(self.queue):
             known = "simulated" if entry.level > _FITS else "at least"
-            if entry.level == _FLOOR and entry.way.job.spec.training is not None:
-                least = self.floors.memory(entry.way.job)
+            if entry.level == _FLOOR and entry.candidate.job.spec.training is not None:
+                least = self.floors.memory(entry.candidate.job)
                 if least > self.capacity:
                     text = f"stage 0 needs at least {shown(least)} a GPU, there are {shown(self.capacity)}"
-                    self._drop(entry.way, "memory", text)
+                    self._drop(entry.candidate, "memory", text)
                     continue
-            self._drop(entry.way, "bound", f"{known} {Duration(entry.least)}")
+            self._drop(entry.candidate, "bound", f"{known} {Duration(entry.least)}")
 
-    def _nothing_fits(self, ways: int) -> None:
+    def _nothing_fits(self, count: int) -> None:
         """Raise what is missing, with the way that misses by least."""
         if self.nearest is None:
             first = next(iter(self.space.refused), "")
@@ -347,11 +347,12 @@ class _Search:
                 + (f"; as in {first}" if first else "")
             )
         least, job = self.nearest
-        split = ", ".join(f"{key} {value}" for key, value in Way(job).settings.items() if key != "layers")
+        settings = Candidate(job).settings
+        split = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "layers")
         try:
             check_memory(job, self.capacity)
         except InfeasibleJobError as error:
             raise InfeasibleJobError(
-                f"none of {ways:,} ways to split it over {self.space.gpus} GPUs fits; nearest "
+                f"none of {count:,} ways to split it over {self.space.gpus} GPUs fits; nearest "
                 f"({split}): {error}"
             ) from None

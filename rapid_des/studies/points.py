@@ -61,10 +61,10 @@ class Point:
 
         What points have in common is read once for a `cache`.
         """
-        kept = BoundedCache() if cache is None else cache
+        priced = BoundedCache() if cache is None else cache
         split = _split(self.settings)
-        job = _job(self.job, split["job"], kept)
-        return job, _machine(self.machine, (split["machine"], split["device"]), self.faults, kept)
+        job = _job(self.job, split["job"], priced)
+        return job, _machine(self.machine, (split["machine"], split["device"]), self.faults, priced)
 
     def key(self, cache: BoundedCache | None = None) -> str:
         """Return the SHA-256 of what the point comes to: equal for points with equal results.
@@ -72,9 +72,9 @@ class Point:
         What jobs and machines are called, and where their files stand, is no part of it; what these say,
         faults, the mode and the version of rapid_des are. Engines give equal results.
         """
-        kept = BoundedCache() if cache is None else cache
-        job, machine = self.resolved(kept)
-        parts = (content(job.spec), machine_content(machine, kept), self.mode, self.strict, self.allow_oom)
+        priced = BoundedCache() if cache is None else cache
+        job, machine = self.resolved(priced)
+        parts = (content(job.spec), machine_content(machine, priced), self.mode, self.strict, self.allow_oom)
         return hashlib.sha256(_ENCODER.encode((*parts, __version__))).hexdigest()
 
 
@@ -166,7 +166,8 @@ def machine_content(machine: Machine, cache: BoundedCache) -> str:
 def _machine_content(machine: Machine) -> str:
     spec, fabric = machine.as_spec(), machine.healthy
     shapes = tuple(
-        structs.replace(one, file="") if isinstance(one, Graph | InfraGraph) else one for one in spec.fabric
+        structs.replace(part, file="") if isinstance(part, Graph | InfraGraph) else part
+        for part in spec.fabric
     )
     columns = (fabric.source, fabric.destination, fabric.bandwidth, fabric.latency, fabric.dimension)
     links = hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()

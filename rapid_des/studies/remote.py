@@ -128,8 +128,8 @@ class _Queue:
 
     def take(self, count: int) -> list[tuple[int, Any]]:
         """Return the next items, at most `count`."""
-        taken = [self._next.popleft() for _ in range(min(count, len(self._next)))]
-        return [*taken, *islice(self._fresh, count - len(taken))]
+        items = [self._next.popleft() for _ in range(min(count, len(self._next)))]
+        return [*items, *islice(self._fresh, count - len(items))]
 
     def put_back(self, held: OrderedDict[int, Any]) -> int | None:
         """Put back what a dead worker held, the first of which it died of; return that if it is given up."""

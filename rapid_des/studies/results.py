@@ -76,12 +76,12 @@ class Sweep:
     def failures(self) -> list[dict[str, Any]]:
         """The classes of errors: how many points, and the text of the first; the most first."""
         statuses, errors = self.columns["status"], self.columns["error"]
-        found = []
+        failed = []
         for name, count in Counter(status for status in statuses.tolist() if status != OK).most_common():
             place = int(np.flatnonzero(statuses == name)[0])
             first = int(self.columns["id"][place])
-            found.append({"error": name, "points": count, "first": first, "text": str(errors[place])})
-        return found
+            failed.append({"error": name, "points": count, "first": first, "text": str(errors[place])})
+        return failed
 
     def where(self, condition: str) -> Sweep:
         """Return the points of which a condition on columns holds, such as `tp <= 8 and mfu > 0.4`."""
@@ -114,10 +114,10 @@ class Sweep:
         return {**row, "result": None if whole is None else json.loads(whole)}
 
     def _row_of(self, number: int) -> Mapping[str, Any]:
-        found = next((row for row in self.rows if row["id"] == number), None)
-        if found is None:
+        wanted = next((row for row in self.rows if row["id"] == number), None)
+        if wanted is None:
             raise InputError(f"no point {number}; there are 1 to {int(self.columns['id'].max(initial=0))}")
-        return found
+        return wanted
 
     def at(self, places: Places, names: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return points by their places as rows: of id, axes, objective and the usual figures, or `names`."""
@@ -159,7 +159,7 @@ class Sweep:
     ) -> dict[str, Any]:
         """Return plain data for JSON: the best, the best by GPUs, the front, effects and interactions."""
         failed = self.failures
-        succeeded = len(self) - sum(one["points"] for one in failed)
+        succeeded = len(self) - sum(item["points"] for item in failed)
         return {
             "points": len(self),
             "succeeded": succeeded,
@@ -169,8 +169,8 @@ class Sweep:
             "best": self.best(top),
             "best_by_gpus": self.best_by("gpus") if succeeded else [],
             "pareto": {"columns": list(pareto), "points": self.front(*pareto)},
-            "main_effects": [asdict(one) for one in self.effects()],
-            "interactions": [asdict(one) for one in self.interactions()[:top]],
+            "main_effects": [asdict(item) for item in self.effects()],
+            "interactions": [asdict(item) for item in self.interactions()[:top]],
         }
 
     def _repr_html_(self) -> str:
@@ -178,7 +178,7 @@ class Sweep:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
         cells = ("".join(f"<td>{html.escape(_shown(value))}</td>" for value in row.values()) for row in rows)
         body = "".join(f"<tr>{row}</tr>" for row in cells)
-        failed = ", ".join(f"{one['points']} {one['error']}" for one in self.failures) or "none"
+        failed = ", ".join(f"{failure['points']} {failure['error']}" for failure in self.failures) or "none"
         title = f"{len(self):,} points, failed: {failed}; the best by {self.objective}"
         return (
             f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -186,14 +186,14 @@ def _estimates(
     cases: Sequence[Case], executor: Executor, objective: str, tell: Tell | None
 ) -> dict[int, float]:
     """Return what mode analytical says of every point that fits, by id."""
-    found = dict[int, float]()
+    estimates = dict[int, float]()
     points = [replace(case.point, mode="analytical") for case in cases]
     for done, (place, outcome) in enumerate(executor.map(measured, points), start=1):
         if tell is not None:
             tell("estimates", done, len(cases))
         if isinstance(outcome, Done):
-            found[cases[place].id] = _cost(outcome.value, objective)
-    return found
+            estimates[cases[place].id] = _cost(outcome.value, objective)
+    return estimates
 
 
 class _Asked:
@@ -226,7 +226,7 @@ class _Asked:
 
     def run(self, executor: Executor, count: int, warm: int, tell: Tell | None) -> None:
         """Simulate up to `count` points; ^C keeps what was told."""
-        self._recall()
+        self._load_known()
         try:
             while len(self.rows) < count and len(self.known) < len(self.by_labels):
                 left = min(count - len(self.rows), len(self.by_labels) - len(self.known))
@@ -239,7 +239,7 @@ class _Asked:
             if not self.rows:
                 raise
 
-    def _recall(self) -> None:
+    def _load_known(self) -> None:
         """Take what the storage knows already."""
         for trial in self.optuna.get_trials(deepcopy=False):
             row = trial.user_attrs.get("row")

@@ -138,26 +138,26 @@ def sensitivity(
     with TemporaryDirectory() as folder, executor or nullcontext(InProcess(cache)) as crew:
         library = _Library(machine, Path(folder))
         low, high = 1 - how.change, 1 + how.change
-        ways = [library.settings(knob, factor) for knob in moved for factor in (low, high)]
-        ways.append(library.all_faster(every))
-        points = [Point(job, machine, way, mode=how.mode) for way in ways]
+        changes = [library.settings(knob, factor) for knob in moved for factor in (low, high)]
+        changes.append(library.all_faster(every))
+        points = [Point(job, machine, change, mode=how.mode) for change in changes]
         outcomes: dict[int, Any] = {}
         for place, outcome in crew.map(evaluate, points):
             outcomes[place] = outcome
             how.told("moving knobs", len(outcomes), len(points))
     steps = [_step(outcomes[place]) for place in range(len(points))]
     scaled = None if isinstance(steps[-1], str) else steps[-1] * _SCALE / base.step_time
-    found = _Found(base.step_time)
+    effects = _Effects(base.step_time)
     for knob, lower, higher in zip(moved, steps[0::2], steps[1::2], strict=False):
-        found.add(knob, lower, higher, _ratio(knob, machine, how.change))
-    rows = sorted(found.rows, key=lambda row: (-abs(row.value), row.knob))
+        effects.add(knob, lower, higher, _ratio(knob, machine, how.change))
+    rows = sorted(effects.rows, key=lambda row: (-abs(row.value), row.knob))
     return Sensitivity(
-        base.step_time, how.mode, how.change, tuple(rows), tuple(found.idle), found.refused, scaled
+        base.step_time, how.mode, how.change, tuple(rows), tuple(effects.idle), effects.refused, scaled
     )
 
 
 @dataclass
-class _Found:
+class _Effects:
     step: int
     rows: list[Elasticity] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
@@ -181,13 +181,13 @@ def _step(outcome: Any) -> int | str:
 def knobs(job: Job, machine: Machine) -> list[Knob]:
     """Return what can be moved of a job on a machine, what stands for one thing together."""
     leaves = dict(_stated(job, machine))
-    found: dict[str, tuple[str, list[str]]] = {}
+    grouped: dict[str, tuple[str, list[str]]] = {}
     for key, kind in leaves.items():
         together = next((name for name in _TOGETHER if key.startswith(f"{name}.")), key)
         if key.startswith("device.clock.sustained"):
             together = "device.clock.sustained"
-        found.setdefault(together, (kind, []))[1].append(key)
-    every = [Knob(name, kind, tuple(keys)) for name, (kind, keys) in found.items()]
+        grouped.setdefault(together, (kind, []))[1].append(key)
+    every = [Knob(name, kind, tuple(keys)) for name, (kind, keys) in grouped.items()]
     return [*every, Knob("device.sms", "number", ("device.sms",)), *_library_knobs(machine)]
 
 
@@ -259,8 +259,8 @@ class _Library:
     def all_faster(self, every: Sequence[Knob]) -> Settings:
         """Return the settings with which all takes as many times less."""
         factors = {"rate": _SCALE, "clock": _SCALE, "time": 1 / _SCALE}
-        own = [one for knob in every if knob.kind in factors and knob.keys != (_LIBRARY,)
-               for one in self.settings(knob, factors[knob.kind])]  # fmt: skip
+        own = [setting for knob in every if knob.kind in factors and knob.keys != (_LIBRARY,)
+               for setting in self.settings(knob, factors[knob.kind])]  # fmt: skip
         return (*own, *(() if self._tree is None else ((_LIBRARY, str(self._scaled(factors))),)))
 
     def _scaled(self, factors: Mapping[str, float]) -> Path:

@@ -78,7 +78,7 @@ def _why_idle(
     if job is not None and other_job is not None:
         if _figures(job, machine) != _figures(other_job, other_machine):
             return ""
-        short = [_shorter(one) for one in (job, other_job)]
+        short = [_shorter(each_job) for each_job in (job, other_job)]
         trace, other_trace = (
             price(short[0], machine, cache=cache),
             price(short[1], other_machine, cache=cache),
@@ -132,16 +132,16 @@ def _same_prices(trace: JobTrace, other: JobTrace) -> bool:
     if not named or len(mine.ranks) != len(theirs.ranks):
         return False
     tables: list[tuple[NodeTable, NodeTable]] = []
-    for one, two in zip(mine.ranks, theirs.ranks, strict=True):
-        if (one.rank, one.groups, one.peers) != (two.rank, two.groups, two.peers):
+    for first, second in zip(mine.ranks, theirs.ranks, strict=True):
+        if (first.rank, first.groups, first.peers) != (second.rank, second.groups, second.peers):
             return False
-        if not any(one.nodes is known and two.nodes is beside for known, beside in tables):
-            tables.append((one.nodes, two.nodes))
-    return all(_same_tables(one, two) for one, two in tables)
+        if not any(first.nodes is known and second.nodes is beside for known, beside in tables):
+            tables.append((first.nodes, second.nodes))
+    return all(_same_tables(first, second) for first, second in tables)
 
 
-def _same_tables(one: NodeTable, two: NodeTable) -> bool:
-    return all(_same(getattr(one, name), getattr(two, name)) for name in NodeTable.__dataclass_fields__)
+def _same_tables(first: NodeTable, two: NodeTable) -> bool:
+    return all(_same(getattr(first, name), getattr(two, name)) for name in NodeTable.__dataclass_fields__)
 
 
 def _same_fabric(machine: Machine, other: Machine, traces: TraceSet | None) -> bool:
@@ -239,19 +239,19 @@ def _as_used(program: Program) -> Program:
     return replace(program, route_links=numbers.astype(np.int32), links=len(used), fluid=fluid, hops=hops)
 
 
-def _same(one: Any, two: Any) -> bool:
+def _same(first: Any, two: Any) -> bool:
     """Tell whether two values have equal contents."""
-    if one is two:
+    if first is two:
         return True
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, two))
-    if type(one) is not type(two):
+    if isinstance(first, np.ndarray):
+        return bool(np.array_equal(first, two))
+    if type(first) is not type(two):
         return False
-    if is_dataclass(one):
-        names = (field.name for field in fields(one) if field.name not in _FOR_PEOPLE)
-        return all(_same(getattr(one, name), getattr(two, name)) for name in names)
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(_same(value, two[key]) for key, value in one.items())
-    if isinstance(one, tuple | list):
-        return len(one) == len(two) and all(map(_same, one, two))
-    return bool(one == two)
+    if is_dataclass(first):
+        names = (field.name for field in fields(first) if field.name not in _FOR_PEOPLE)
+        return all(_same(getattr(first, name), getattr(two, name)) for name in names)
+    if isinstance(first, dict):
+        return first.keys() == two.keys() and all(_same(value, two[key]) for key, value in first.items())
+    if isinstance(first, tuple | list):
+        return len(first) == len(two) and all(map(_same, first, two))
+    return bool(first == two)

@@ -105,9 +105,9 @@ class Study:
         numbers = iter(range(1, 1 << 62))
         for choice in self._combined(0, Choice()):
             whole = self._point(choice)
-            for turn in range(self.spec.repeat):
-                labels = {**choice.labels, "repeat": turn} if self.spec.repeat > 1 else choice.labels
-                yield Case(next(numbers), labels, _moved(whole, turn))
+            for repetition in range(self.spec.repeat):
+                labels = {**choice.labels, "repeat": repetition} if self.spec.repeat > 1 else choice.labels
+                yield Case(next(numbers), labels, _moved(whole, repetition))
 
     def _combined(self, depth: int, chosen: Choice) -> Iterator[Choice]:
         """Yield choices of all axes from a depth on; a condition is asked as soon as its names are known."""
@@ -197,9 +197,9 @@ def _with_conditions(study: Study) -> Study:
 
 def _check(study: Study) -> None:
     """Refuse names and keys of a study that can not be meant."""
-    file, taken = study.reader.file, {*FIGURES, *RESERVED}
+    file, reserved = study.reader.file, {*FIGURES, *RESERVED}
     for name in (name for axis in study.axes for name in axis.names):
-        if name in taken:
+        if name in reserved:
             raise ConfigError(f"{name!r} is a column of every result; choose another", file=file, key="axes")
     if study.spec.objective not in FIGURES:
         near = difflib.get_close_matches(study.spec.objective, FIGURES, n=1)
@@ -207,7 +207,10 @@ def _check(study: Study) -> None:
         ranked = ", ".join(name for name, better in FIGURES.items() if better)
         problem = f"no figure {study.spec.objective!r}; {hint}allowed: {ranked}"
         raise ConfigError(problem, file=file, key="objective")
-    faults = [*study.constant.faults, *(f for axis in study.axes for one in axis.choices for f in one.faults)]
+    faults = [
+        *study.constant.faults,
+        *(f for axis in study.axes for choice in axis.choices for f in choice.faults),
+    ]
     if study.spec.repeat > 1 and all(fault.seed is None for fault in faults):
         raise ConfigError("nothing here is drawn: no fault of the study has a seed", file=file, key="repeat")
 
@@ -222,11 +225,11 @@ def _parallelism(job: Document, constant: Choice) -> dict[str, Any]:
 _OWN = "job.parallelism."
 
 
-def _moved(point: Point, turn: int) -> Point:
+def _moved(point: Point, repetition: int) -> Point:
     """Return a point with the seeds of its faults moved on."""
-    if not turn:
+    if not repetition:
         return point
-    faults = (f if f.seed is None else structs.replace(f, seed=f.seed + turn) for f in point.faults)
+    faults = (f if f.seed is None else structs.replace(f, seed=f.seed + repetition) for f in point.faults)
     return replace(point, faults=tuple(faults))
 
 

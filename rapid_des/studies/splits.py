@@ -48,7 +48,7 @@ _USUAL_SCHEDULES = ("1f1b", "interleaved_1f1b")
 
 
 @dataclass(frozen=True)
-class Way:
+class Candidate:
     """One legal way to split a job."""
 
     job: Job
@@ -57,13 +57,13 @@ class Way:
     def settings(self) -> dict[str, Any]:
         """What was chosen, by the names that rows of a plan have."""
         spec, split = self.job.spec, self.job.spec.parallelism
-        found: dict[str, Any] = {"tp": split.tp, "cp": split.cp, "pp": split.pp, "dp": split.dp}
+        chosen: dict[str, Any] = {"tp": split.tp, "cp": split.cp, "pp": split.pp, "dp": split.dp}
         if self.job.model.has_experts:
-            found |= {"ep": split.ep, "etp": split.expert_ways}
-        found["sequence_parallel"] = split.sequence_parallel
+            chosen |= {"ep": split.ep, "etp": split.expert_ways}
+        chosen["sequence_parallel"] = split.sequence_parallel
         if spec.training is not None:
             training = spec.training
-            found |= {
+            chosen |= {
                 "micro_batch": training.micro_batch,
                 "schedule": training.schedule if isinstance(training.schedule, str) else "file",
                 "chunks": self.job.shape.chunks,
@@ -71,8 +71,8 @@ class Way:
                 "zero_stage": training.zero_stage,
             }
         else:
-            found["batch"] = self.job.inference.batch
-        return found | {"order": " ".join(split.order), "layers": split.layers}
+            chosen["batch"] = self.job.inference.batch
+        return chosen | {"order": " ".join(split.order), "layers": split.layers}
 
 
 @dataclass
@@ -87,10 +87,10 @@ class Space:
     refused: Counter[str] = field(default_factory=Counter)
     """Why, by key, and how many splits or ways each refusal cut off."""
 
-    def __iter__(self) -> Iterator[Way]:
+    def __iter__(self) -> Iterator[Candidate]:
         for base in self._splits():
-            for way in self._passes(base):
-                yield from self._rest(way)
+            for candidate in self._passes(base):
+                yield from self._rest(candidate)
 
     def _values(self, name: str, usual: Iterable[Any], every: Iterable[Any]) -> list[Any]:
         """Return the values of one choice: stated, all, or the usual ones."""
@@ -127,21 +127,21 @@ class Space:
         own = self.job.spec.parallelism
         counts = [spec.experts for spec in _feed_forwards(self.job) if isinstance(spec, ExpertsSpec)]
         ranks = tp * cp * dp
-        ways = (
+        combinations = (
             [n for n in range(1, min(counts, default=1) + 1) if ranks % n == 0 and counts[0] % n == 0]
             if counts
             else [1]
         )
         etps = self._values("etp", [1] if counts else [None], [1, None]) if counts else [None]
-        for ep in self._values("ep", ways, ways):
+        for ep in self._values("ep", combinations, combinations):
             for etp in etps if tp > 1 else [None]:
                 split = structs.replace(
                     own, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, chunks=1, order=_ORDER,
                     dp_replicate=1, sequence_parallel=tp > 1 and self.job.spec.training is not None,
                 )  # fmt: skip
-                found = self._placed(split, self._plain())
-                if found is not None:
-                    yield found
+                placed = self._placed(split, self._plain())
+                if placed is not None:
+                    yield placed
 
     def _plain(self) -> JobSpec:
         """Return the job's spec with the mildest choices of all that a split does not rule out."""
@@ -181,16 +181,16 @@ class Space:
                 split = structs.replace(base.spec.parallelism, chunks=chunks)
                 kind = schedule_of(schedule)
                 parts = 1 + max(map(max, kind.placement(split.pp, kind.chunks or chunks)))
-                found = self._placed(split, structs.replace(base.spec, training=training), parts)
-                if found is not None:
-                    yield found
+                placed = self._placed(split, structs.replace(base.spec, training=training), parts)
+                if placed is not None:
+                    yield placed
 
     def _schedules(self, base: Job) -> Iterator[tuple[Any, int]]:
         own, pp, layers = self.job.training.schedule, base.stages, base.model.spec.layers
         usual = [*_USUAL_SCHEDULES, own] if pp > 1 else ["1f1b"]
         for schedule in self._values("schedule", usual, SCHEDULES):
-            found = schedule_of(schedule)
-            if found.chunks is not None:
+            known = schedule_of(schedule)
+            if known.chunks is not None:
                 yield schedule, 1
                 continue
             even = [
@@ -199,11 +199,11 @@ class Space:
             for chunks in self._values("chunks", even, even):
                 yield schedule, chunks
 
-    def _rest(self, base: Job) -> Iterator[Way]:
+    def _rest(self, base: Job) -> Iterator[Candidate]:
         """Yield the ways of one split and schedule by what is left to choose."""
         if base.spec.training is None:
             for order in self._orders(base):
-                yield from self._way(base, order, base.spec.training, sequence_parallel=False)
+                yield from self._candidate(base, order, base.spec.training, sequence_parallel=False)
             return
         own, training = self.job.training, base.training
         split = base.spec.parallelism
@@ -220,7 +220,7 @@ class Space:
                 for stage in self._values("zero_stage", stages, stages):
                     changed = self._chosen(training, recompute, stage)
                     for chosen in self._values("sequence_parallel", parallel, parallel):
-                        yield from self._way(base, order, changed, sequence_parallel=chosen)
+                        yield from self._candidate(base, order, changed, sequence_parallel=chosen)
 
     def _chosen(self, training: Any, recompute: Any, stage: int) -> Any:
         """Return the training section with what the job itself says beside one choice, where it can."""
@@ -243,10 +243,12 @@ class Space:
                                       overlap_batches=own.overlap_batches)  # fmt: skip
         return changed
 
-    def _way(self, base: Job, order: Any, training: Any, *, sequence_parallel: bool) -> Iterator[Way]:
+    def _candidate(
+        self, base: Job, order: Any, training: Any, *, sequence_parallel: bool
+    ) -> Iterator[Candidate]:
         split = structs.replace(base.spec.parallelism, order=order, sequence_parallel=sequence_parallel)
         job = replace(base, spec=structs.replace(base.spec, parallelism=split, training=training))
-        yield Way(job)
+        yield Candidate(job)
 
     def _orders(self, base: Job) -> list[Any]:
         """Return orders of the axes that differ in where ranks stand: usually dp inside pp, or outside."""
@@ -254,10 +256,10 @@ class Space:
         sizes = {"tp": split.tp, "cp": split.cp, "dp": split.dp, "pp": split.pp}
         usual = [_ORDER, ("tp", "cp", "ep", "pp", "dp"), self.job.spec.parallelism.order]
         every = [("ep", *order) for order in permutations(("tp", "cp", "dp", "pp"))]
-        kept: dict[tuple[str, ...], Any] = {}
+        distinct: dict[tuple[str, ...], Any] = {}
         for order in self._values("order", usual, every):
-            kept.setdefault(tuple(axis for axis in order if sizes.get(axis, 1) > 1), order)
-        return list(kept.values())
+            distinct.setdefault(tuple(axis for axis in order if sizes.get(axis, 1) > 1), order)
+        return list(distinct.values())
 
 
 _ORDER = ("tp", "cp", "ep", "dp", "pp")
@@ -265,7 +267,10 @@ _ORDER = ("tp", "cp", "ep", "dp", "pp")
 
 def _feed_forwards(job: Job) -> list[Any]:
     spec = job.model.spec
-    return [spec.feed_forward, *(one.feed_forward for one in spec.exceptions if one.feed_forward is not None)]
+    return [
+        spec.feed_forward,
+        *(exception.feed_forward for exception in spec.exceptions if exception.feed_forward is not None),
+    ]
 
 
 def layers_of(job: Job, parts: int) -> Any:
@@ -287,10 +292,10 @@ def layers_of(job: Job, parts: int) -> Any:
     return (each[0] - 1, *each[1:-1], each[-1] - 1)
 
 
-def checked(way: Way, refused: Callable[[str], None]) -> Job | None:
+def checked(candidate: Candidate, refused: Callable[[str], None]) -> Job | None:
     """Return the job of a way if the frontend takes it; else `refused` is told why."""
     try:
-        return with_spec(way.job, way.job.spec)
+        return with_spec(candidate.job, candidate.job.spec)
     except ConfigError as error:
         refused(f"{error.key}: {error.message}" if error.key else error.message)
         return None
@@ -310,13 +315,13 @@ def choices_of(texts: Iterable[str]) -> dict[str, Sequence[Any] | None]:
     >>> choices_of(["tp=2,4", "order"])
     {'tp': [2, 4], 'order': None}
     """
-    found: dict[str, Sequence[Any] | None] = {}
+    choices: dict[str, Sequence[Any] | None] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if name not in CHOICES:
             raise ConfigError(f"{name!r} is not one of {', '.join(CHOICES)}", file="--vary")
-        found[name] = _stated(name, values) if equals else None
-    return found
+        choices[name] = _stated(name, values) if equals else None
+    return choices
 
 
 def _stated(name: str, text: str) -> list[Any]:

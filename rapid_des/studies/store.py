@@ -149,8 +149,8 @@ class Store:
         for part in self.parts():
             table = parquet.read_table(part, filters=compute.field("id") == number)
             if len(table):
-                found: dict[str, Any] = table.slice(0, 1).to_pylist()[0]
-                return found
+                read: dict[str, Any] = table.slice(0, 1).to_pylist()[0]
+                return read
         raise InputError(f"{self.folder}: no point {number}")
 
 

@@ -65,7 +65,7 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
             rows, interrupted = _gathered(run(read, opened, limit=limit, tell=tell))
             done = Sweep.of_rows(read.columns, read.spec.objective, rows)
         else:
-            interrupted = _kept(read, opened, Path(folder), limit=limit, tell=tell)
+            interrupted = _stored(read, opened, Path(folder), limit=limit, tell=tell)
             done = Sweep.opened(folder)
     return replace(done, left=_expected(read, limit) - len(done)) if interrupted else done
 
@@ -83,7 +83,7 @@ def _gathered(rows: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], boo
     return gathered, False
 
 
-def _kept(study: Study, executor: Executor, folder: Path, *, limit: int | None, tell: Tell | None) -> bool:
+def _stored(study: Study, executor: Executor, folder: Path, *, limit: int | None, tell: Tell | None) -> bool:
     """Put rows into a folder as they come; tell whether ^C ended that."""
     with Store.create(folder, manifest_of(study), columns_of(study)) as store:
         try:
@@ -116,7 +116,7 @@ def run(
             waiting[place] = case
             yield case.point
 
-    finished = sum(one <= expected for one in done)
+    finished = sum(identifier <= expected for identifier in done)
     for place, outcome in executor.map(measured, points()):
         finished += 1
         if tell is not None:
@@ -162,7 +162,10 @@ def _kind(values: Sequence[Any]) -> str:
 def manifest_of(study: Study) -> dict[str, Any]:
     """Return what makes a study's results again: what it says, its files, versions, seeds and hashes."""
     stated = to_tree(study.spec, "study") | {"job": study.job.tree, "on": study.machine.tree}
-    faults = [*study.constant.faults, *(f for axis in study.axes for one in axis.choices for f in one.faults)]
+    faults = [
+        *study.constant.faults,
+        *(f for axis in study.axes for choice in axis.choices for f in choice.faults),
+    ]
     return {
         "kind": "sweep",
         "name": study.name,

@@ -73,10 +73,10 @@ def test_as_many_copies_as_replicas_are_plain_data_parallelism(tiny, prices):
 
 def test_resharded_parameters_are_gathered_from_ranks_nearby(tiny, prices):
     job = shared(tiny, 3, ("training.reshard", "2"), copies=1)
-    forward, backward = (messages(job, prices, name) for name in ("parameters.gather", "gather.near"))
+    forward, backward = (messages(job, prices, name) for name in ("parameters.gather", "gather.resharded"))
     far = [one for one in forward if one not in backward]
     assert {one[1:3] for one in far} == {("gradient", 4)}
-    assert {one[1:3] for one in backward} == {("kept", 2)}
+    assert {one[1:3] for one in backward} == {("reshard", 2)}
     assert [one[3] for one in sorted(backward)] == [2 * one[3] for one in sorted(far)]
     # The second split stands besides: a half of all parameters in bf16.
     gone = shared(tiny, 3, copies=1)

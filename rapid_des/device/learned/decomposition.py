@@ -155,21 +155,21 @@ class Part:
 
 def convert(samples: Iterable[Mapping[str, str]], native: OperatorModel) -> Converted:
     """Return samples of our operators, of the parts of attention, and why the others are left out."""
-    found = Converted()
+    converted = Converted()
     for sample in samples:
         name, phase, time = sample["op"], sample["phase"], float(sample["time_us"])
         if name in PARTS:
-            found.parts.setdefault(phase, {}).setdefault(name, []).append(_part(sample, time))
+            converted.parts.setdefault(phase, {}).setdefault(name, []).append(_part(sample, time))
         elif name == "flash_atten":
             size = sizes_of(sample)
             heads = size.h // size.mp
             kernel = attention((size.b, size.length, heads, size.dim // size.h), phase, fused=True)
-            found.timed += _split((kernel,), time, native)
+            converted.timed += _split((kernel,), time, native)
         elif phase in OPERATORS.get(name, {}):
-            found.timed += _split(OPERATORS[name][phase](sizes_of(sample)), time, native)
+            converted.timed += _split(OPERATORS[name][phase](sizes_of(sample)), time, native)
         else:
-            found.refused[f"{name}/{phase}"] = WITHOUT_MEANING.get(name, "no operator here does that")
-    return found
+            converted.refused[f"{name}/{phase}"] = WITHOUT_MEANING.get(name, "no operator here does that")
+    return converted
 
 
 def sizes_of(sample: Mapping[str, str]) -> Sizes:

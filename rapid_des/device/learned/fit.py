@@ -90,11 +90,11 @@ def fit_decomposed(
     Also why the others are refused, by name and phase. `native` shares out what is one sample and several
     operators; `options` as in `fit_file`.
     """
-    found = convert(samples, native)
-    for phase, parts in found.parts.items():
-        found.timed += _whole_attention(phase, parts)
+    converted = convert(samples, native)
+    for phase, parts in converted.parts.items():
+        converted.timed += _whole_attention(phase, parts)
     by_name: dict[str, list[Timed]] = defaultdict(list)
-    for timed in found.timed:
+    for timed in converted.timed:
         by_name[timed.shape.name].append(timed)
     boosters = tuple(BOOSTERS) if options.get("boosting") else ()
     regressors = {}
@@ -104,7 +104,7 @@ def fit_decomposed(
             times = np.array([row.time_us for row in rows])
             regressors[name] = fit_regressor(table, times, rows[0].shape.names, boosters=boosters)
     left_out = {name: len(rows) for name, rows in by_name.items() if name not in regressors}
-    return LearnedFile(regressors, source, options["fallback"], left_out), found.refused
+    return LearnedFile(regressors, source, options["fallback"], left_out), converted.refused
 
 
 def _whole_attention(phase: str, parts: Mapping[str, Sequence[Part]]) -> list[Timed]:

@@ -72,7 +72,7 @@ class ClosingSimulation(StoppingSimulation):
         if moment in self._begins and self._fluid is not None:
             self._cut_flows(moment)
         elif moment in self._begins:
-            closing = [one for one in self._changes[moment] if self._closures.begins(one, moment)]
+            closing = [each for each in self._changes[moment] if self._closures.begins(each, moment)]
             self._close(sorted(closing), moment)
         self._push(moment, kernel.WAKE, 0, 0)
 

@@ -100,8 +100,8 @@ def _closed_until(network: Network, noticed: Array, route: int, hop: int, fluid:
     """Return when it is noticed that a transfer's next link, or of a flow any there and back, is closed."""
     if not fluid:
         return int(noticed[network.route_links[hop]])
-    for way in (route, network.back[route]):
-        for place in range(network.route_starts[way], network.route_starts[way + 1]):
+    for direction in (route, network.back[route]):
+        for place in range(network.route_starts[direction], network.route_starts[direction + 1]):
             if noticed[network.route_links[place]] != NONE:
                 return int(noticed[network.route_links[place]])
     return NONE

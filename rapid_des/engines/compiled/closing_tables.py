@@ -74,13 +74,13 @@ class Tables:
     def route(self, links: Links, back: Links = ()) -> int:
         """Return the number of a route, and of its acknowledgements' way back; any message can take it."""
         if (links, back) not in self._routes:
-            way_back = self.route(back) if back else 0
-            self._routes[links, back] = route = self._added(links, way_back)
+            return_route = self.route(back) if back else 0
+            self._routes[links, back] = route = self._added(links, return_route)
             for row in range(self._sizes if back or not self._fluid else 0):
                 self._cover(row, route)
         return self._routes[links, back]
 
-    def _added(self, links: Links, way_back: int) -> int:
+    def _added(self, links: Links, return_route: int) -> int:
         network = self.flat.network
         route, columns = len(network.route_starts) - 1, len(getattr(network, self._tables[0])[0])
         places = np.zeros(len(links), np.int32) if self._fluid else np.arange(columns, columns + len(links))
@@ -91,7 +91,7 @@ class Tables:
         }
         if self._fluid:
             changed["profile"] = np.append(network.profile, np.int32(columns))
-            changed["back"] = np.append(network.back, np.int32(way_back))
+            changed["back"] = np.append(network.back, np.int32(return_route))
         width = 1 if self._fluid else len(links)
         self._replace(
             changed | {name: _grown(getattr(network, name), columns=width) for name in self._tables}

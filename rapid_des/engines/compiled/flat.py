@@ -161,8 +161,8 @@ class Network(NamedTuple):
     detour: Array
     """Where links close (R8): the route that messages of a route take now, or below 0 if that is not known;
     else empty."""
-    way_starts: Array
-    ways: Array
+    spray_starts: Array
+    spray_routes: Array
     """As `SprayTable` has them, else empty."""
     sprays: Array
     """Whether parts take several ways, and whether messages do."""
@@ -274,7 +274,7 @@ def _tasks(program: Program) -> Tasks:
 
     templates = [template.expanded() for template in program.templates]
     numbers: dict[Hashable, int] = {}
-    shape = np.array([numbers.setdefault(one, len(numbers)) for one in shapes(templates)], np.int64)
+    shape = np.array([numbers.setdefault(shared, len(numbers)) for shared in shapes(templates)], np.int64)
     distinct = [templates[int(first)] for first in np.unique(shape, return_index=True)[1]]
     return Tasks(
         members=np.array([template.members for template in templates], np.int32),
@@ -341,8 +341,8 @@ def _network(program: Program) -> Network:
         acknowledgements=pairs.acknowledgements,
         acknowledgement_time=pairs.acknowledgement_time,
         detour=np.zeros(0, np.int32),
-        way_starts=spray.starts,
-        ways=spray.routes,
+        spray_starts=spray.starts,
+        spray_routes=spray.routes,
         sprays=np.array([len(spray.routes) and not spray.per_message, spray.per_message], np.bool_),
     )
 

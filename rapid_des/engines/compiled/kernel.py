@@ -45,7 +45,7 @@ from rapid_des.engines.compiled.steps import (
     use_of,
     visit_end,
 )
-from rapid_des.engines.compiled.ways import lateness, message_hash, set_off, way
+from rapid_des.engines.compiled.ways import lateness, message_hash, set_off, sprayed_route
 
 READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE, LATE = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
@@ -439,9 +439,10 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.rank[transfer] = member_rank[entry]
                 transfers.visit[transfer] = member_visit[entry]
                 if messages_spray:
-                    route = way(network, route, message_hash(member_rank[entry], now, b))
+                    route = sprayed_route(network, route, message_hash(member_rank[entry], now, b))
                 transfers.route[transfer] = route
-                set_off(network, transfers, transfer, way(network, route, 0) if parts_spray else route)
+                first = sprayed_route(network, route, 0) if parts_spray else route
+                set_off(network, transfers, transfer, first)
                 # A message to oneself crosses no link: it arrives a tick later, whole.
                 to_oneself = transfers.hop[transfer] == transfers.end[transfer]
                 before = 0
@@ -469,7 +470,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                     if parts_spray:
                         route = transfers.route[transfers.message[transfer]]
                         part = transfers.part[transfer]
-                        set_off(network, transfers, transfer, way(network, route, part))
+                        set_off(network, transfers, transfer, sprayed_route(network, route, part))
                     pace = 0
                     ahead = tasks.ahead[instances.template[transfers.instance[a]]]
                     for place in range(transfers.hop[a], transfers.hop[a] + 1 if ahead else transfers.end[a]):
@@ -533,7 +534,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             part = hand_over(transfers, counts, a)
             if part != NONE:
                 if parts_spray:
-                    route = way(network, transfers.route[a], transfers.part[part])
+                    route = sprayed_route(network, transfers.route[a], transfers.part[part])
                     set_off(network, transfers, part, route)
                 stack_kind[depth], stack_a[depth], stack_b[depth] = HOP, part, 0
                 depth += 1

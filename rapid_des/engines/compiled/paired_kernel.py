@@ -25,7 +25,7 @@ from rapid_des.engines.compiled.kernel import (
     play,
 )
 from rapid_des.engines.compiled.pools import TRAIL, Pools, State
-from rapid_des.engines.compiled.queue_pairs import NONE, insert_own, owed, take
+from rapid_des.engines.compiled.queue_pairs import NONE, insert_local, owed, take
 from rapid_des.engines.compiled.steps import (
     insert_waiting,
     last_byte_arrives,
@@ -64,10 +64,10 @@ def _links_choose(flat: Flat, state: State, pools: Pools) -> None:
         link = state.touched[index]
         _enqueue(flat, state, pools, link)
         if state.busy[link] <= now:
-            taken = take(flat.visits, flat.ranks, flat.network, transfers, state, link)
-            if taken != NONE:
-                _serve(flat, state, pools, link, taken)
-        if (state.queue[link] != NONE or state.own[link] != NONE) and not state.armed[link]:
+            transfer = take(flat.visits, flat.ranks, flat.network, transfers, state, link)
+            if transfer != NONE:
+                _serve(flat, state, pools, link, transfer)
+        if (state.queue[link] != NONE or state.local[link] != NONE) and not state.armed[link]:
             state.armed[link] = True
             push(pools.calendar, state.busy[link], FREE, link, 0)
     cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = 0
@@ -87,7 +87,7 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int) -> None:
     while first != NONE:
         following = transfers.next[first]
         if transfers.hop[first] == transfers.begin[first]:
-            insert_own(visits, ranks, flat.network, transfers, state, link, first)
+            insert_local(visits, ranks, flat.network, transfers, state, link, first)
         else:
             transfers.next[first] = NONE
             insert_waiting(visits, ranks, transfers, state, link, first)
@@ -95,33 +95,33 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int) -> None:
 
 
 @compilable
-def _serve(flat: Flat, state: State, pools: Pools, link: int, taken: int) -> None:
+def _serve(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> None:
     """Begin a visit: all its times follow, and when its queue pair goes on."""
     network, transfers, now = flat.network, pools.transfers, state.cursor[NOW]
     start = now + owed(state, link, now)
-    hop, size, message = transfers.hop[taken], transfers.size[taken], transfers.message[taken]
+    hop, size, message = transfers.hop[transfer], transfers.size[transfer], transfers.message[transfer]
     service = network.route_class[hop]
     free, forward, _ = link_times(network, link, size, service, start)
-    arrival = last_byte_arrives(network, transfers, taken, link, start, free)
-    is_last = hop + 1 == transfers.end[taken]
-    transfers.hop[taken] = hop + 1
-    push(pools.calendar, arrival if is_last else forward, HOP, taken, 0)
+    arrival = last_byte_arrives(network, transfers, transfer, link, start, free)
+    is_last = hop + 1 == transfers.end[transfer]
+    transfers.hop[transfer] = hop + 1
+    push(pools.calendar, arrival if is_last else forward, HOP, transfer, 0)
     state.busy[link], state.owed[link] = free, 0
-    if hop == transfers.begin[taken] and transfers.parts[message] > 0:
+    if hop == transfers.begin[transfer] and transfers.parts[message] > 0:
         push(pools.calendar, free, HAND, message, 0)
     if is_last and transfers.awaited[message] > 0:
         transfers.awaited[message] -= 1
         push(pools.calendar, max(now + 1, arrival + network.answer[size, service]), HAND, message, 1)
-    label = network.label[pools.instances.group[transfers.instance[taken]]]
+    label = network.label[pools.instances.group[transfers.instance[transfer]]]
     state.link_bytes[link, label] += network.payload[size]
     state.link_busy[link, label] += free - start
-    state.link_wait[link, label] += start - transfers.ready[taken]
+    state.link_wait[link, label] += start - transfers.ready[transfer]
     state.totals[HOPS] += 1
     if state.flags[1]:
         row, trail = pools.counts[TRAIL], pools.trail
         pools.counts[TRAIL] = row + 1
         trail.link[row] = link
         trail.start[row], trail.finish[row], trail.arrival[row] = start, free, arrival
-        trail.visit[row] = flat.ranks.flat[transfers.rank[taken]] + transfers.visit[taken]
-        trail.task[row] = transfers.task[taken]
-        trail.position[row] = hop - transfers.begin[taken]
+        trail.visit[row] = flat.ranks.flat[transfers.rank[transfer]] + transfers.visit[transfer]
+        trail.task[row] = transfers.task[transfer]
+        trail.position[row] = hop - transfers.begin[transfer]

@@ -159,9 +159,9 @@ class State(NamedTuple):
     """Link to the first of its waiting transfers (priorities only)."""
     asked: Array
     """Link to the first transfer that asked at this instant."""
-    own: Array
+    local: Array
     """Link to the first of the parts that wait at their first hop (R9)."""
-    own_tag: Array
+    local_tag: Array
     """Link to the start tag of the last of those that it took."""
     served: Array
     """[link, class] picoseconds of service, less claims that lapsed."""
@@ -237,8 +237,8 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         armed=np.zeros(links, np.bool_),
         queue=np.full(links, NONE, np.int32),
         asked=np.full(links, NONE, np.int32),
-        own=np.full(ports, NONE, np.int32),
-        own_tag=np.zeros(ports, np.int64),
+        local=np.full(ports, NONE, np.int32),
+        local_tag=np.zeros(ports, np.int64),
         served=np.zeros((ports, 2), np.int64),
         owed=np.zeros(ports, np.int64),
         posted=np.zeros(ports, np.int64),

@@ -7,7 +7,7 @@ from rapid_des.engines.compiled.flat import Array, Network, Ranks, Visits
 from rapid_des.engines.compiled.pools import FREE_TRANSFER, State, Transfers
 
 NONE = -1
-TRANSIT, OWN = 0, 1
+TRANSIT, LOCAL = 0, 1
 
 
 @compilable
@@ -68,16 +68,16 @@ def owed(state: State, link: int, moment: int) -> int:
 
 
 @compilable
-def insert_own(  # noqa: PLR0913 - flat arrays
+def insert_local(  # noqa: PLR0913 - flat arrays
     visits: Visits, ranks: Ranks, network: Network, transfers: Transfers, state: State, link: int, part: int
 ) -> None:
     """Give a part at its first hop a start tag, and its place among those that wait there."""
     message = transfers.message[part]
-    tag = max(state.own_tag[link], transfers.end_tag[message])
+    tag = max(state.local_tag[link], transfers.end_tag[message])
     service = network.occupancy[transfers.size[part], network.route_class[transfers.hop[part]]]
     transfers.tag[part], transfers.end_tag[message] = tag, tag + service
     mine = link_priority(visits, ranks, transfers, part)
-    ahead, other = NONE, state.own[link]
+    ahead, other = NONE, state.local[link]
     while other != NONE:
         theirs = link_priority(visits, ranks, transfers, other)
         if theirs > mine or (theirs == mine and transfers.tag[other] > tag):
@@ -85,7 +85,7 @@ def insert_own(  # noqa: PLR0913 - flat arrays
         ahead, other = other, transfers.next[other]
     transfers.next[part] = other
     if ahead == NONE:
-        state.own[link] = part
+        state.local[link] = part
     else:
         transfers.next[ahead] = part
 
@@ -95,27 +95,27 @@ def take(  # noqa: PLR0913 - flat arrays
     visits: Visits, ranks: Ranks, network: Network, transfers: Transfers, state: State, link: int
 ) -> int:
     """Take the first of the class that a link has served less; NONE if nobody waits."""
-    transit, own = state.queue[link], state.own[link]
-    if transit == NONE and own == NONE:
+    transit, local = state.queue[link], state.local[link]
+    if transit == NONE and local == NONE:
         return NONE
-    turn = TRANSIT if own == NONE else OWN
-    if transit >= 0 and own >= 0:
+    chosen = TRANSIT if local == NONE else LOCAL
+    if transit >= 0 and local >= 0:
         first = link_priority(visits, ranks, transfers, transit)
-        second = link_priority(visits, ranks, transfers, own)
-        behind = state.served[link, OWN] < state.served[link, TRANSIT]
-        turn = OWN if second < first or (second == first and behind) else TRANSIT
-    elif state.served[link, 1 - turn] < state.served[link, turn]:
-        state.served[link, 1 - turn] = state.served[link, turn]
-    taken = transit if turn == TRANSIT else own
-    service = network.occupancy[transfers.size[taken], network.route_class[transfers.hop[taken]]]
-    state.served[link, turn] += service
-    if turn == TRANSIT:
-        state.queue[link] = transfers.next[taken]
+        second = link_priority(visits, ranks, transfers, local)
+        behind = state.served[link, LOCAL] < state.served[link, TRANSIT]
+        chosen = LOCAL if second < first or (second == first and behind) else TRANSIT
+    elif state.served[link, 1 - chosen] < state.served[link, chosen]:
+        state.served[link, 1 - chosen] = state.served[link, chosen]
+    transfer = transit if chosen == TRANSIT else local
+    service = network.occupancy[transfers.size[transfer], network.route_class[transfers.hop[transfer]]]
+    state.served[link, chosen] += service
+    if chosen == TRANSIT:
+        state.queue[link] = transfers.next[transfer]
     else:
-        state.own[link] = transfers.next[taken]
-        state.own_tag[link] = transfers.tag[taken]
-    transfers.next[taken] = NONE
-    return taken
+        state.local[link] = transfers.next[transfer]
+        state.local_tag[link] = transfers.tag[transfer]
+    transfers.next[transfer] = NONE
+    return transfer
 
 
 @compilable

@@ -102,7 +102,7 @@ class StoppingSimulation(CompiledSimulation):
 
     def _back(self, links: Links, dead: frozenset[int]) -> Links:
         now = int(self._state.cursor[kernel.NOW])
-        return self._closures.way_back(links, dead, now) if self._fluid is not None else ()
+        return self._closures.return_route(links, dead, now) if self._fluid is not None else ()
 
     def _push(self, moment: int, kind: int, a: int, b: int) -> None:
         self._leave_room()

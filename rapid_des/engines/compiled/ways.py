@@ -16,10 +16,10 @@ first_above = compilable(delays.first_above)
 
 
 @compilable
-def way(network: Network, route: int, number: int) -> int:
+def sprayed_route(network: Network, route: int, number: int) -> int:
     """Return the route that a part, or a message, of this number takes instead of its pair's."""
-    first, last = network.way_starts[route], network.way_starts[route + 1]
-    return network.ways[first + number % (last - first)]
+    first, last = network.spray_starts[route], network.spray_starts[route + 1]
+    return network.spray_routes[first + number % (last - first)]
 
 
 @compilable

@@ -286,7 +286,7 @@ def shared_of(
     service = closures.flow(route, size)
     return Shared(
         links=route,
-        back=closures.way_back(route, dead, moment),
+        back=closures.return_route(route, dead, moment),
         size=size,
         wire=service.wire,
         ratio=service.ratio,

@@ -180,16 +180,16 @@ class Links:
     def part_route(self, route: int, part: int) -> int:
         """Return the route that a part of a message takes."""
         spray = self.program.spray
-        return route if spray is None or spray.per_message else self._way(spray, route, part)
+        return route if spray is None or spray.per_message else self._sprayed(spray, route, part)
 
     def message_route(self, route: int, position: int, task: int) -> int:
         """Return the route that a rank's message takes which begins now."""
         spray = self.program.spray
         if spray is None or not spray.per_message:
             return route
-        return self._way(spray, route, message_hash(position, self.env.now, task))
+        return self._sprayed(spray, route, message_hash(position, self.env.now, task))
 
-    def _way(self, spray: SprayTable, route: int, number: int) -> int:
+    def _sprayed(self, spray: SprayTable, route: int, number: int) -> int:
         first, last = int(spray.starts[route]), int(spray.starts[route + 1])
         return int(spray.routes[first + number % (last - first)])
 

@@ -17,7 +17,7 @@ from rapid_des.engines.simpy.links import Hop, Legs, Links, Message, Parts, Piec
 from rapid_des.engines.simpy.servers import Arbiter, Key, Server
 from rapid_des.program.program import Program, QueuePairTable
 
-TRANSIT, OWN = 0, 1
+TRANSIT, LOCAL = 0, 1
 """What waits for a link: what came over another one, and parts at their first hop."""
 
 
@@ -42,13 +42,13 @@ class Port(Server[Hop]):
         for _, hop in sorted(self.queue, key=itemgetter(0)):
             heads.setdefault(int(hop.place == 0), hop)
         first = min(hop.piece.message.priority for hop in heads.values())
-        turns = [turn for turn, hop in sorted(heads.items()) if hop.piece.message.priority == first]
-        turn = min(turns, key=self.served.__getitem__)
-        hop = heads[turn]
+        kinds = [kind for kind, hop in sorted(heads.items()) if hop.piece.message.priority == first]
+        kind = min(kinds, key=self.served.__getitem__)
+        hop = heads[kind]
         if len(heads) == 1:
-            self.served[1 - turn] = max(self.served)
-        self.served[turn] += _service(hop.piece, hop.place)
-        if isinstance(hop.piece, Part) and turn == OWN:
+            self.served[1 - kind] = max(self.served)
+        self.served[kind] += _service(hop.piece, hop.place)
+        if isinstance(hop.piece, Part) and kind == LOCAL:
             self.tag = hop.piece.tag
         hop.cancel()
         self.users.add(hop)
@@ -162,7 +162,7 @@ class PairedLinks(Links):
             return (priority, TRANSIT, *rest)
         piece.tag = max(self._port(piece.legs[0][0]).tag, piece.flow.end)
         piece.flow.end = piece.tag + _service(piece, 0)
-        return (priority, OWN, piece.tag, *rest)
+        return (priority, LOCAL, piece.tag, *rest)
 
     def _held_up(self, link: int) -> int:
         return self._port(link).left(self.env.now)

@@ -21,7 +21,7 @@ from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Memb
 from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
 from rapid_des.engines.simpy.links import Links, Parts, Steps
 from rapid_des.errors import FabricCutError, TraceError
-from rapid_des.program.builders import TURNS
+from rapid_des.program.builders import LINK_ORDERS
 from rapid_des.program.faults.closures import Closures, cut_at
 from rapid_des.program.faults.planning import RankPhase, RoutedPhase
 
@@ -114,7 +114,7 @@ class Replanning:
     ) -> Steps:
         """Go through the steps of all chunks side by side, each in its turn on links."""
         (position, visit, priority), first = who, chunks[0][0]
-        before = priority - priority % TURNS
+        before = priority - priority % LINK_ORDERS
         yield from [
             self.env.process(self._chunk(call, steps, first, (position, visit, before + turn)))
             for turn, steps in enumerate(chunks)

@@ -181,13 +181,13 @@ def imported(tree: Tree, file: Path, tool: str, notes: Iterable[str]) -> Importe
     return ImportedJob(job, tree, f"{tool}, {file.name}", tuple(notes))
 
 
-def replicas(gpus: int, ways: Mapping[str, int], file: str) -> int:
-    """Return how often `gpus` hold the product of `ways`; a `ConfigError` names what does not divide."""
+def replicas(gpus: int, degrees: Mapping[str, int], file: str) -> int:
+    """Return how often `gpus` hold the product of `degrees`; a `ConfigError` names what does not divide."""
     product = 1
-    for size in ways.values():
+    for size in degrees.values():
         product *= size
     if gpus % product:
-        split = " · ".join(f"{name} {size}" for name, size in ways.items())
+        split = " · ".join(f"{name} {size}" for name, size in degrees.items())
         raise ConfigError(f"{gpus} GPUs do not divide by {split}", file=file)
     return gpus // product
 

@@ -127,11 +127,11 @@ class _Script:
                 result = _calculated(inner.text)
                 return match[0] if result is None else str(result)
             name = match["braced"] or match["plain"]
-            found = self.variables.get(name)
+            value = self.variables.get(name)
             uses.add(name)
-            if found is not None and (found.text or match["default"] is None):
-                uses.update(found.uses)
-                return found.text
+            if value is not None and (value.text or match["default"] is None):
+                uses.update(value.uses)
+                return value.text
             return match[0] if match["default"] is None else match["default"]
 
         for _ in range(_MOST_DEEP):  # a default may refer to another variable

@@ -98,7 +98,7 @@ def _model(keys: Keys) -> str:
 
 
 def _parallelism(keys: Keys, gpus: int | None) -> Tree:
-    ways = {
+    degrees = {
         short: keys.count(f"{name}_parallel_degree", 1)
         for short, name in {"tp": "tensor", "cp": "context", "pp": "pipeline"}.items()
     }
@@ -109,16 +109,16 @@ def _parallelism(keys: Keys, gpus: int | None) -> Tree:
         if gpus is None:
             problem = "data_parallel_shard_degree is what is left of the ranks; give --gpus N"
             raise ConfigError(problem, file=keys.file, key="parallelism")
-        shards = replicas(gpus, {**ways, "data_parallel_replicate_degree": copies}, keys.file)
-    split: Tree = {**ways, "dp": copies * shards}
+        shards = replicas(gpus, {**degrees, "data_parallel_replicate_degree": copies}, keys.file)
+    split: Tree = {**degrees, "dp": copies * shards}
     if copies > 1 and shards > 1:
         split["dp_replicate"] = copies
-    if ways["cp"] > 1:
+    if degrees["cp"] > 1:
         split["cp_kind"] = keys.choice("context_parallel_rotate_method", ROTATIONS, "allgather")
     expert = keys.count("expert_parallel_degree", 1)
     if expert > 1:
         split |= {"ep": expert, "etp": keys.count("expert_tensor_parallel_degree", 1)}
-    if ways["tp"] > 1:
+    if degrees["tp"] > 1:
         split["sequence_parallel"] = True
     return split
 
@@ -187,7 +187,7 @@ def _recompute(keys: Keys, notes: list[str]) -> str:
     mode = keys.choice("mode", {name: name for name in ("selective", "full", "none")}, "selective")
     option = str(keys.get("selective_ac_option", object, "2"))
     if mode == "selective":
-        kept = "every second product" if option == "op" else f"{option} layers of which one is recomputed"
-        notes.append(f"activation_checkpoint selective ({kept}): no such rule here, so nothing is recomputed")
+        rule = "every second product" if option == "op" else f"{option} layers of which one is recomputed"
+        notes.append(f"activation_checkpoint selective ({rule}): no such rule here, so nothing is recomputed")
         return "none"
     return mode

@@ -111,9 +111,10 @@ def _gather(core: AttentionCore, operations: OperationList, shard: Shard, role: 
 
 def _by_heads(core: AttentionCore, shard: Shard) -> tuple[AttentionCore, Shard]:
     """Return the core and the positions that a rank has after the exchange of heads."""
-    ways = shard.cp_heads
-    heads = replace(core, heads=core.heads // ways, kv_heads=max(shard.tp, core.kv_heads) // ways)
-    return heads, replace(shard, query_length=shard.query_length * ways, cp=shard.cp_ring, cp_heads=1)
+    head_degree = shard.cp_heads
+    kv_heads = max(shard.tp, core.kv_heads) // head_degree
+    heads = replace(core, heads=core.heads // head_degree, kv_heads=kv_heads)
+    return heads, replace(shard, query_length=shard.query_length * head_degree, cp=shard.cp_ring, cp_heads=1)
 
 
 def _swap(operations: OperationList, shard: Shard, name: str, columns: int) -> None:

@@ -122,8 +122,8 @@ class AttentionCore:
                 rows = shard.tokens * self.local_heads(shard)
                 kernel = shard.vector(extra, rows, shard.key_length, backward=backward)
                 operations.kernel(f"{name}.{extra}", kernel)
-        for one in early:
-            operations.kernel(f"{name}.early", one, sees_cache=counts.get("sees_cache", False))
+        for part in early:
+            operations.kernel(f"{name}.early", part, sees_cache=counts.get("sees_cache", False))
         operations.kernel(name, late, **counts)
 
     def append_backward(self, operations: OperationList, shard: Shard, **counts: Unpack[Counts]) -> None:

@@ -71,8 +71,8 @@ class Placed:
         most = (
             sum(self.weights) if capacity is None else int(capacity * sum(self.weights) / len(self.weights))
         )
-        kept = [min(weight, most) for weight in self.weights]
-        return tuple(sum(kept[first : first + self.local]) for first in range(0, len(kept), self.local))
+        capped = [min(weight, most) for weight in self.weights]
+        return tuple(sum(capped[first : first + self.local]) for first in range(0, len(capped), self.local))
 
     def copies(self, total: int) -> Int64s:
         """Return how many of so many copies each physical expert gets.

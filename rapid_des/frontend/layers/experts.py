@@ -221,8 +221,8 @@ class Experts:
         kinds = fused((self.activation,), shard.fusion)
         middle = shard.activation_bytes(total * inner)
         for place, kind in enumerate(kinds):
-            kept = shard.activation_bytes(total * wide) if place == 0 else middle
-            operations.kernel(f"ffn.{kind}", shard.vector(kind, total, inner), saved=kept, output=middle)
+            saved = shard.activation_bytes(total * wide) if place == 0 else middle
+            operations.kernel(f"ffn.{kind}", shard.vector(kind, total, inner), saved=saved, output=middle)
         cast(operations, shard, Linear("ffn.out", self.hidden, inner, False, total), total)
         operations.kernel(
             "ffn.out",

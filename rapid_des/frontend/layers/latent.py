@@ -93,8 +93,8 @@ class LatentAttention:
             write = shard.vector("kv_cache_write", shard.tokens, self.kv_rank + self.rope_dim)
             operations.kernel("attention.cache", write)
         *early, late = shard.of_kernels()
-        for one in early:
-            self._core(operations, one, f"{CORE}.few" if one.decodes else f"{CORE}.prompts")
+        for kernel_shard in early:
+            self._core(operations, kernel_shard, f"{CORE}.few" if kernel_shard.decodes else f"{CORE}.prompts")
         self._core(operations, late, CORE)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
@@ -129,8 +129,8 @@ class LatentAttention:
         if self.q_rank:
             self._norm(operations, shard, "q", self.q_rank)
         self._norm(operations, shard, "kv", self.kv_rank)
-        kept = shard.activation_bytes(shard.norm_tokens * self.q_rank)
-        column_forward(operations, shard, query, saved=kept)
+        saved_bytes = shard.activation_bytes(shard.norm_tokens * self.q_rank)
+        column_forward(operations, shard, query, saved=saved_bytes)
         self._share_key(operations, shard, "sp.gather")
         self._rotate(operations, shard)
 
@@ -150,8 +150,8 @@ class LatentAttention:
         core, tokens = self.core, shard.tokens
         there = shard.sequences * shard.key_length if shard.serving and shard.cp == 1 else tokens
         up = replace(self._kv_up(shard), rows=there)
-        kept = shard.activation_bytes(shard.norm_tokens * self.kv_rank)
-        column_forward(operations, shard, up, saved=kept)
+        saved_bytes = shard.activation_bytes(shard.norm_tokens * self.kv_rank)
+        column_forward(operations, shard, up, saved=saved_bytes)
         key = shard.vector("copy", there, core.key_width(shard))
         operations.kernel("attention.key", key, output=shard.activation_bytes(key.rows * key.columns))
         counts: Counts = {

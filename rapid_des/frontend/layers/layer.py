@@ -232,7 +232,9 @@ class LayerKind:
     def forward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the forward as one rank's operator list, with what is kept of it."""
         operations = self.layer.forward(shard)
-        return tuple(replace(one, saved=one.saved + one.core, core=0) for one in operations)
+        return tuple(
+            replace(operation, saved=operation.saved + operation.core, core=0) for operation in operations
+        )
 
     def made_again(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the forward with what its operators keep from when they are run again."""

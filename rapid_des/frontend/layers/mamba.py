@@ -103,8 +103,8 @@ class Mamba:
         inner = self._bytes(shard, self._inner)
         column_forward(operations, shard, self._input(shard), saved=stream)
         self._convolve(operations, shard, "mamba.conv", saved=projected)
-        for one in shard.of_kernels():
-            self._pass_on(operations, one, output=inner)
+        for kernel_shard in shard.of_kernels():
+            self._pass_on(operations, kernel_shard, output=inner)
         operations.kernel("mamba.norm", self._norm(shard), output=inner)
         row_forward(operations, shard, self._output(shard), saved=inner)
 

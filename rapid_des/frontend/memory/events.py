@@ -129,11 +129,11 @@ def merged(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     >>> merged([Tensor("a", "logits", 3), Tensor("b", "logits", 4), Tensor("a", "logits", 3)])[0]
     Tensor(name='a', category='logits', size=6, number=2)
     """
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    largest: dict[tuple[str, str], tuple[int, int]] = {}
     for name, category, size, number in tensors:
-        known = found.get((name, category), (0, 0))
-        found[name, category] = known[0] + size, known[1] + number
-    alike = (Tensor(*key, *sums) for key, sums in found.items() if sums[0])
+        known = largest.get((name, category), (0, 0))
+        largest[name, category] = known[0] + size, known[1] + number
+    alike = (Tensor(*key, *sums) for key, sums in largest.items() if sums[0])
     return tuple(sorted(alike, key=lambda tensor: (-tensor.size, tensor.name)))
 
 
@@ -154,7 +154,7 @@ def shown(size: int) -> str:
 class SectionMemory:
     """What one section keeps between its forward and backward, and has at the fullest moment of either."""
 
-    kept: tuple[Tensor, ...]
+    saved: tuple[Tensor, ...]
     """From forward to backward."""
     fullest: Mapping[Phase, tuple[Tensor, ...]]
     """What is kept by then, and what stands besides."""
@@ -170,12 +170,12 @@ class SectionMemory:
     @cached_property
     def activations(self) -> int:
         """Bytes kept but for logits."""
-        return size_of(self.kept, "activations")
+        return size_of(self.saved, "activations")
 
     @cached_property
     def logits(self) -> int:
         """Bytes of logits kept."""
-        return size_of(self.kept, "logits")
+        return size_of(self.saved, "logits")
 
     @cached_property
     def highest(self) -> Mapping[Phase, int]:
@@ -200,13 +200,13 @@ def _offloaded(memory: SectionMemory, share: float) -> SectionMemory:
     """Return what a section keeps on the GPU while a share of its activations is in the host's memory."""
     if not share:
         return memory
-    kept = tuple(
+    saved = tuple(
         tensor._replace(size=tensor.size - round(share * tensor.size))
         if tensor.category == "activations"
         else tensor
-        for tensor in memory.kept
+        for tensor in memory.saved
     )
-    return replace(memory, kept=kept, away=memory.activations - size_of(kept, "activations"))
+    return replace(memory, saved=saved, away=memory.activations - size_of(saved, "activations"))
 
 
 def size_of(tensors: Iterable[Tensor], category: str) -> int:
@@ -219,10 +219,10 @@ def _section(job: Job, section: Section, place: int, lists: Lists) -> SectionMem
     forward, backward = lists[PieceKey(section, "forward")], lists[PieceKey(section, "backward")]
     kind = job.kinds[section.kind] if section.name == "block" else None
     whole = forward if kind is None else kind.made_again(replace(job.training_shard, expert_place=place))
-    by_operator = [list(_kept(operation)) for operation in forward]
-    kept = [tensor for tensors in by_operator for tensor in tensors]
-    remade = [tensor for operation in whole for tensor in _kept(operation)] if kind and kind.waits else []
-    standing = [*kept, *remade]
+    by_operator = [list(_saved(operation)) for operation in forward]
+    saved = [tensor for tensors in by_operator for tensor in tensors]
+    remade = [tensor for operation in whole for tensor in _saved(operation)] if kind and kind.waits else []
+    standing = [*saved, *remade]
     ends = _releases(standing, backward)
     fullest: dict[Phase, tuple[Tensor, ...]] = {
         "forward": _fullest(forward, _growing(by_operator)),
@@ -231,15 +231,19 @@ def _section(job: Job, section: Section, place: int, lists: Lists) -> SectionMem
     others = 0 if kind is None else max(len(kind.before) - 1, 0)
     inputs = lists.get(PieceKey(section, "input_gradient"))
     if inputs is None:
-        return SectionMemory(tuple(kept), fullest, (), tuple(remade), others)
+        return SectionMemory(tuple(saved), fullest, (), tuple(remade), others)
     weights = lists[PieceKey(section, "weight_gradient")]
-    deferred = [tensor for operation in whole for tensor in _kept(operation) if _needed(tensor, weights)]
-    deferred += [Tensor(one.name, "activations", size) for one in weights if (size := gradient_bytes(one))]
+    deferred = [tensor for operation in whole for tensor in _saved(operation) if _needed(tensor, weights)]
+    deferred += [
+        Tensor(gradient.name, "activations", size)
+        for gradient in weights
+        if (size := gradient_bytes(gradient))
+    ]
     last = [len(inputs) if _needed(tensor, weights) else end
             for tensor, end in zip(standing, _releases(standing, inputs), strict=True)]  # fmt: skip
     fullest["input_gradient"] = _fullest(inputs, _shrinking(standing, last, len(inputs)))
     fullest["weight_gradient"] = _fullest(weights, iter([deferred] * len(weights)))
-    return SectionMemory(tuple(kept), fullest, tuple(deferred), tuple(remade), others)
+    return SectionMemory(tuple(saved), fullest, tuple(deferred), tuple(remade), others)
 
 
 def _needed(tensor: Tensor, weights: Sequence[Operation]) -> bool:
@@ -247,19 +251,19 @@ def _needed(tensor: Tensor, weights: Sequence[Operation]) -> bool:
     return any(_bears(other.name, tensor.name) for other in weights)
 
 
-def _kept(operation: Operation) -> Iterator[Tensor]:
+def _saved(operation: Operation) -> Iterator[Tensor]:
     if operation.saved + operation.core:
         yield Tensor(operation.name, "activations", operation.saved + operation.core)
     if operation.logits:
         yield Tensor(operation.name, "logits", operation.logits)
 
 
-def _releases(kept: Sequence[Tensor], backward: Sequence[Operation]) -> list[int]:
+def _releases(saved: Sequence[Tensor], backward: Sequence[Operation]) -> list[int]:
     """Return for each tensor after which position of the backward it is given back."""
     last = len(backward) - 1
     return [
         max((place for place, other in enumerate(backward) if _bears(other.name, tensor.name)), default=last)
-        for tensor in kept
+        for tensor in saved
     ]
 
 
@@ -275,10 +279,10 @@ def _growing(by_operator: Sequence[list[Tensor]]) -> Iterator[list[Tensor]]:
         yield held
 
 
-def _shrinking(kept: Sequence[Tensor], ends: Sequence[int], count: int) -> Iterator[list[Tensor]]:
+def _shrinking(saved: Sequence[Tensor], ends: Sequence[int], count: int) -> Iterator[list[Tensor]]:
     """Yield what is still kept while each operator of a backward runs."""
     for position in range(count):
-        yield [tensor for tensor, end in zip(kept, ends, strict=True) if end >= position]
+        yield [tensor for tensor, end in zip(saved, ends, strict=True) if end >= position]
 
 
 def transient(operations: Sequence[Operation]) -> tuple[Tensor, ...]:
@@ -286,15 +290,19 @@ def transient(operations: Sequence[Operation]) -> tuple[Tensor, ...]:
     return _fullest(operations, iter([[]] * len(operations)))
 
 
-def _fullest(operations: Sequence[Operation], kept: Iterator[list[Tensor]]) -> tuple[Tensor, ...]:
+def _fullest(operations: Sequence[Operation], saved: Iterator[list[Tensor]]) -> tuple[Tensor, ...]:
     """Return what stands at the fullest moment of a list: kept, recomputed so far, a result, its inputs."""
     most, fullest = -1, tuple[Tensor, ...]()
     again: list[Tensor] = []
-    for operation, standing in zip(operations, kept, strict=True):
+    for operation, standing in zip(operations, saved, strict=True):
         if operation.held:
             again.append(Tensor(operation.name, "temporary", operation.held))
         results = [operations[position] for position in operation.after if position >= 0]
-        besides = [Tensor(one.name, "temporary", one.output) for one in (*results, operation) if one.output]
+        besides = [
+            Tensor(working.name, "temporary", working.output)
+            for working in (*results, operation)
+            if working.output
+        ]
         size = sum(tensor.size for tensor in (*standing, *again, *besides))
         if size > most:
             most, fullest = size, (*standing, *again, *besides)

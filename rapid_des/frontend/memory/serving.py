@@ -134,13 +134,13 @@ def serving_memory(job: Job) -> JobMemory:
 
 def _stage(job: Job, stage: int) -> StageMemory:
     counts = stage_sections(job, stage)
-    found = [
+    standing = [
         Tensor("weights", "weights", _weights(job, counts)),
         Tensor("keys and values", "kv_cache", _cache_bytes(job, counts)),
         *_active(job, counts, passes(job)[0]),
         *framework(job),
     ]
-    tensors = merged([*found, *fragments(job, found)])
+    tensors = merged([*standing, *fragments(job, standing)])
     return StageMemory(stage, stage_parameters(job, stage).total(), by_category(tensors), tensors)
 
 
@@ -148,13 +148,13 @@ def _active(job: Job, counts: Mapping[Section, int], current: Pass) -> list[Tens
     """Return what a pass takes at its fullest."""
     size, lists = serving_shard(job, current).boundary_bytes, pass_lists(job, current, heaviest_place(job))
     between = 1 + job.spec.memory.held_outputs
-    found = [
+    standing = [
         Tensor("between layers", "activations", between * size, between),
         *max((transient(lists[section]) for section in counts), key=_bytes),
     ]
     if job.stages > 1:
-        found.append(Tensor("stage output", "communication", size))
-    return found
+        standing.append(Tensor("stage output", "communication", size))
+    return standing
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

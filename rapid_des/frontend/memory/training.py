@@ -110,10 +110,10 @@ class _Walk:
     def _sizes(self) -> Mapping[tuple[Section, bool], tuple[int, int]]:
         """Bytes of activations and logits that a section keeps, until its backward or between its halves."""
         return {
-            (section, deferred): (size_of(kept, "activations"), size_of(kept, "logits"))
+            (section, deferred): (size_of(saved, "activations"), size_of(saved, "logits"))
             for section in self.by_section
             for deferred in (False, True)
-            for kept in [self._kept(section, deferred=deferred)]
+            for saved in [self._saved(section, deferred=deferred)]
         }
 
     @cached_property
@@ -166,9 +166,9 @@ class _Walk:
         moving = by_category((*fullest, *fragments(self.job, fullest)))
         return _sum(self.standing, moving), _sum(self.standing, by_category(self._tensors(())))
 
-    def _kept(self, section: Section, *, deferred: bool) -> tuple[Tensor, ...]:
+    def _saved(self, section: Section, *, deferred: bool) -> tuple[Tensor, ...]:
         memory = self.by_section[section]
-        return memory.deferred if deferred else memory.kept
+        return memory.deferred if deferred else memory.saved
 
     def _hold(self, section: Section, count: int, *, deferred: bool) -> None:
         self._held[section, deferred] += count
@@ -187,7 +187,7 @@ class _Walk:
         """Yield what comes and goes while a section with `here` runs."""
         yield from here
         for (section, deferred), count in self._held.items():
-            for tensor in self._kept(section, deferred=deferred) if count else ():
+            for tensor in self._saved(section, deferred=deferred) if count else ():
                 yield tensor._replace(size=count * tensor.size, number=count)
         for section, count in self._lent.items():
             for tensor in self.by_section[section].remade if count else ():
@@ -251,9 +251,9 @@ def _unsharded(job: Job, stage: int) -> Iterator[Tensor]:
     units = sorted((sizes[section].total() for section in counts.elements()), reverse=True)
     whole = units[: training.prefetch + 1] if training.reshard else units
     yield Tensor("gathered units", "unsharded", byte_count(sum(whole), precision.gathers), len(whole))
-    if job.sharding.kept:
-        kept = ceil_divide(sum(units), job.sharding.kept)
-        yield Tensor("resharded units", "unsharded", byte_count(kept, precision.gathers), len(units))
+    if job.sharding.reshard_ranks:
+        resharded = ceil_divide(sum(units), job.sharding.reshard_ranks)
+        yield Tensor("resharded units", "unsharded", byte_count(resharded, precision.gathers), len(units))
     if job.sharding.each:
         travelling = byte_count(sum(units[:2]), precision.gradients)
         yield Tensor("gradients of whole units", "unsharded", travelling, len(units[:2]))

@@ -45,10 +45,10 @@ def _runs(half: int, distance: int, count: int) -> list[Run]:
     ]
 
 
-def _last_backwards(turns: int) -> str:
+def _last_backwards(pairs: int) -> str:
     """Return that many backwards of each chunk in turn, the second half of them without weight gradients."""
-    words = [word for _ in range(turns) for word in ("B1", "B0")]
-    return " ".join(word if place < turns else word.replace("B", "I") for place, word in enumerate(words))
+    words = [word for _ in range(pairs) for word in ("B1", "B0")]
+    return " ".join(word if place < pairs else word.replace("B", "I") for place, word in enumerate(words))
 
 
 def dual_pipe(shape: Shape) -> tuple[Order, ...]:

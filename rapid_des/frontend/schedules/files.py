@@ -65,13 +65,13 @@ def _unreadable(order: str) -> str | None:
     """Return why an order can not be read."""
     count = 0
     for word in order.replace("&", " ").split():
-        found = _WORD.fullmatch(word)
-        if found is None and word != LETTERS["wait"]:
+        match = _WORD.fullmatch(word)
+        if match is None and word != LETTERS["wait"]:
             return f"{word[:20]!r} is no item; {_ALLOWED}"
-        if found is not None:
-            last = int(found[3] or found[2])
-            count += last - int(found[2]) + 1
-            if last < int(found[2]) or count > _MOST:
+        if match is not None:
+            last = int(match[3] or match[2])
+            count += last - int(match[2]) + 1
+            if last < int(match[2]) or count > _MOST:
                 return f"{word!r} runs backwards, or makes more than {_MOST} items"
     wrong = next((word for word in order.split() if "&" in word and not _is_pair(word)), None)
     return wrong and f"{wrong[:20]!r} is no pair of one forward and one backward, as F1&B0"
@@ -89,11 +89,11 @@ def _items(order: str) -> Iterator[Item]:
             if word == LETTERS["wait"]:
                 yield Item("wait")
                 continue
-            found = _WORD.fullmatch(word)
-            assert found is not None
-            first, chunk = int(found[2]), int(found[4] or 0)
-            for number in range(first, int(found[3] or first) + 1):
-                yield Item(PHASES[found[1]], number, chunk, place < len(words) - 1)
+            match = _WORD.fullmatch(word)
+            assert match is not None
+            first, chunk = int(match[2]), int(match[4] or 0)
+            for number in range(first, int(match[3] or first) + 1):
+                yield Item(PHASES[match[1]], number, chunk, place < len(words) - 1)
 
 
 def _misplaced(placement: Placement) -> str | None:
@@ -109,7 +109,7 @@ def _misplaced(placement: Placement) -> str | None:
         unlike = [other for other in others if set(placement[other]) != set(parts)]
         if unlike:
             return f"placement[{stage}]: stage {unlike[0]} shares some of its parts {list(parts)} and not all"
-    if len({sum(set(other) == set(one) for other in placement) for one in placement}) > 1:
+    if len({sum(set(other) == set(devices) for other in placement) for devices in placement}) > 1:
         return "placement: some parts have more copies than others"
     return None
 

@@ -98,11 +98,11 @@ class Plan:
     @cached_property
     def holders(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
         """By part: stage and chunk of each of its copies."""
-        found: dict[int, tuple[tuple[int, int], ...]] = {}
+        stages: dict[int, tuple[tuple[int, int], ...]] = {}
         for stage, chunks in enumerate(self.placement):
             for chunk, part in enumerate(chunks):
-                found[part] = (*found.get(part, ()), (stage, chunk))
-        return found
+                stages[part] = (*stages.get(part, ()), (stage, chunk))
+        return stages
 
     @cached_property
     def _copy_of(self) -> Mapping[tuple[int, int], tuple[int, int]]:
@@ -157,12 +157,12 @@ class Plan:
         Who asks in this order can not be blocked: of all messages the first that is not there yet is asked
         for, and is made before anything that waits for a later one.
         """
-        found: list[list[tuple[int, Result]]] = [[] for _ in self.orders]
+        incoming: list[list[tuple[int, Result]]] = [[] for _ in self.orders]
         for stage, item in self.execution():
             target = self.consumer(stage, item)
             if target is not None and target != stage:
-                found[target].append((stage, Result(item.direction, item.micro_batch, item.chunk)))
-        return tuple(map(tuple, found))
+                incoming[target].append((stage, Result(item.direction, item.micro_batch, item.chunk)))
+        return tuple(map(tuple, incoming))
 
     @cached_property
     def phases(self) -> frozenset[Phase]:

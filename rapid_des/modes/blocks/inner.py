@@ -74,8 +74,8 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     """
     groups = blocks.run_groups
     apart = list(dict.fromkeys(groups))
-    found = group_keys(machine, apart, cache) if len(groups[0]) > 1 else [b""] * len(apart)
-    of_group = dict(zip(apart, found, strict=True))
+    known_keys = group_keys(machine, apart, cache) if len(groups[0]) > 1 else [b""] * len(apart)
+    of_group = dict(zip(apart, known_keys, strict=True))
     alike = [of_group[group] for group in groups]
     kinds = [kind + _paces(group, machine, slow) for kind, group in zip(alike, groups, strict=True)]
     first: dict[tuple[bytes, PieceKey], tuple[int, ...]] = {}
@@ -279,23 +279,23 @@ def sharing(
     for rings in outer:
         branches = [tree_pairs(machine, table.tolist()) for table in rings if machine.in_switches]
         places[_links(machine, np.concatenate((_neighbours(rings), *branches)))] += 1
-    found = Sharing(inside, places)
-    if strict and len(found.links):
-        link = int(found.links[0])
+    shared = Sharing(inside, places)
+    if strict and len(shared.links):
+        link = int(shared.links[0])
         other = "traffic inside blocks" if inside[link] else "that of another rank of its block"
         raise UnsupportedByEngine(
             f"{machine.path}: link {machine.fabric.link_name(link)} carries pipeline or data-parallel traffic"
             f" and {other}; strict hierarchical execution needs them on links of their own: use --mode "
             "flattened, or place the axes on other dimensions"
         )
-    return found
+    return shared
 
 
 def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> None:
     """Refuse trees of switches over inner groups: parts of a group may have other trees than the whole."""
     trees = machine.switch_trees
-    found = [trees.over(tuple(group)) for group in inner] if machine.in_switches else []
-    if any(tree is not None and len(tree.switches) > 1 for tree in found):
+    switched = [trees.over(tuple(group)) for group in inner] if machine.in_switches else []
+    if any(tree is not None and len(tree.switches) > 1 for tree in switched):
         raise UnsupportedByEngine(
             f"{machine.path}: ranks of one block stand below several switches, whose links hierarchical "
             "execution can not tell from others' where collectives work inside switches: use --mode flattened"

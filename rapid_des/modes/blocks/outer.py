@@ -169,14 +169,14 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
             trace = replace(trace, notes=(*trace.notes, *priced.notes))
             return _run(trace, machine, mode, choice, cache, trail=trail)
 
-        found = _repeated(blocks.job, run_of, worth) if choice.fold else None
-        (trace, run), repeated = found or (run_of(blocks.job, trail=False), None)
+        shortened_run = _repeated(blocks.job, run_of, worth) if choice.fold else None
+        (trace, run), repeated = shortened_run or (run_of(blocks.job, trail=False), None)
         kind_of = dict(zip((group[place] for group in blocks.inner_groups), kinds, strict=True))
         followed = [kind_of[rank.rank] for rank in trace.traces.ranks]
         return BlockRun(mode, blocks, slow, trace, run, followed, times, 0.0, repeated)
 
     runs = [at(place) for place in chosen]
-    done = max(runs, key=lambda one: one.step)
+    done = max(runs, key=lambda candidate: candidate.step)
     notes = places_notes(chosen, [run.step for run in runs])
     if shared is not None and len(shared.links):
         notes = (*notes, _sharing_note(shared, done))
@@ -190,8 +190,8 @@ def _repeated(
     """Return the run of a shorter step that stands for the whole, and what repeats of it; None: nothing."""
     for short in shortened(job, worth=worth):
         trace, run = run_of(short.job, trail=True)
-        found = repetition(short, trace, run)
-        if found is not None:
+        repeats = repetition(short, trace, run)
+        if repeats is not None:
             records = replace(run.execution.records, trail=None)
             run = replace(run, execution=replace(run.execution, records=records))
             whole = replace(
@@ -199,9 +199,9 @@ def _repeated(
                 job=job,
                 tokens=job.tokens,
                 model_flops=job.model_flops,
-                notes=(*trace.notes, found.note),
+                notes=(*trace.notes, repeats.note),
             )
-            return (whole, run), found
+            return (whole, run), repeats
     return None
 
 
@@ -258,7 +258,7 @@ def _run_again(
 def _sharing_note(shared: Sharing, done: BlockRun) -> str:
     """Return what to say of links that carry traffic of blocks and around them, or of several ranks."""
     run, trace, stretch = done.run, done.trace, done.repeated
-    busiest = max(_busiest(done, *one) for one in set(zip(done.kinds, trace.stage_of_rank, strict=True)))
+    busiest = max(_busiest(done, *stage) for stage in set(zip(done.kinds, trace.stage_of_rank, strict=True)))
     between, step = run.execution.records.link_busy.sum(axis=1), run.execution.records.makespan
     if stretch is not None:
         between, step = between + stretch.times * stretch.link_busy, step + stretch.left_out

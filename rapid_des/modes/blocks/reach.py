@@ -60,11 +60,11 @@ def group_keys(machine: Machine, groups: Sequence[tuple[int, ...]], cache: Bound
 
     healthy = healthy_of(machine, cache)
     key = ("signatures", healthy, tuple(groups))
-    found, reach = cache.get_or_make(key, make, weight=lambda made: 64 * len(groups) + made[1].links.nbytes)
-    found = list(found)
+    keys, reach = cache.get_or_make(key, make, weight=lambda made: 64 * len(groups) + made[1].links.nbytes)
+    keys = list(keys)
     for group in reach.users_of(_changed(machine)):
-        (found[group],) = signatures(machine, [groups[group]])
-    return found
+        (keys[group],) = signatures(machine, [groups[group]])
+    return keys
 
 
 def places_reached(machine: Machine, places: Sequence[Rings], cache: BoundedCache) -> Sequence[int]:

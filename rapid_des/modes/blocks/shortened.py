@@ -57,9 +57,9 @@ def shortened(job: Job, *, worth: int = WORTH) -> Iterator[Shortened]:
             if 2 * short > count or sum(map(len, orders)) * (count - short) < worth * count:
                 continue
             if job.schedule.refusal(shape._replace(micro_batches=short)) is None:
-                found = _insertion(job, _with_micro_batches(job, short), stretch)
-                if found is not None:
-                    yield found
+                insertion = _insertion(job, _with_micro_batches(job, short), stretch)
+                if insertion is not None:
+                    yield insertion
 
 
 def _with_micro_batches(job: Job, count: int) -> Job:
@@ -74,7 +74,7 @@ def _insertion(job: Job, short: Job, stretch: int) -> Shortened | None:
     """Return how the items of a short job become those of a long one; None if not by repeating a stretch."""
     left_out = job.micro_batches - short.micro_batches
     times = left_out // stretch
-    found = []
+    stretches = []
     for long, own in zip(job.plan.orders, short.plan.orders, strict=True):
         items = (len(long) - len(own)) // times
         whole, part = _columns(long), _columns(own)
@@ -88,8 +88,8 @@ def _insertion(job: Job, short: Job, stretch: int) -> Shortened | None:
         if not repeats[begin : begin + times * items].all():
             return None
         first = begin - _leading(repeats[:begin][::-1])
-        found.append((first, alike, items))
-    begins, ends_at, each = zip(*found, strict=True)
+        stretches.append((first, alike, items))
+    begins, ends_at, each = zip(*stretches, strict=True)
     return Shortened(short, times, stretch, begins, ends_at, each)
 
 

@@ -97,11 +97,12 @@ class _Region:
 
 def _region(short: Shortened, stage: int, segments: Sequence[Segment], rank: _Rank) -> _Region | None:
     """Return what repeats of a rank; None if its nodes do not, as its stage's items do."""
-    order, passes = short.job.plan.orders[stage], [one for one in segments if one.name != "optimizer"]
+    order = short.job.plan.orders[stage]
+    passes = [segment for segment in segments if segment.name != "optimizer"]
     if sum(item.phase != "wait" for item in order) != len(passes):
         return None
     place = np.cumsum([0, *(item.phase != "wait" for item in order)])  # items that wait have no segment
-    starts = np.array([*(one.start for one in passes), len(rank.nodes)])[place]
+    starts = np.array([*(segment.start for segment in passes), len(rank.nodes)])[place]
     first, each = short.first[stage] + _MARGIN, short.items[stage]
     low, high = int(starts[first]), passes[int(place[short.last[stage] - _MARGIN]) - 1].stop
     rows = int(starts[first + each]) - low if first + each < len(starts) else 0

@@ -305,9 +305,9 @@ def compact(program: Program) -> Program:
     for of_group in routes:
         for column in of_group.values():
             is_taken[column] = True
-    taken, number = np.flatnonzero(is_taken), np.cumsum(is_taken, dtype=np.int32)
+    tasks, number = np.flatnonzero(is_taken), np.cumsum(is_taken, dtype=np.int32)
     number -= 1
-    hops = entries_of(program.route_starts, taken)
+    hops = entries_of(program.route_starts, tasks)
     return replace(
         program,
         templates=tuple(template for template, _ in used),
@@ -318,7 +318,7 @@ def compact(program: Program) -> Program:
             )
             for group, of_group in zip(program.groups, routes, strict=True)
         ),
-        route_starts=starts_of(program.route_starts[1:][taken] - program.route_starts[taken]),
+        route_starts=starts_of(program.route_starts[1:][tasks] - program.route_starts[tasks]),
         route_links=program.route_links[hops],
         route_class=program.route_class[hops],
     )

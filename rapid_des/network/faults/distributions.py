@@ -62,7 +62,7 @@ class Measure:
 _SHARE = Measure(_LEAST, 1.0)
 _PROBABILITY = Measure(0.0, 1 - _LEAST)
 _TIME = Measure(0.0, MOST_LATENCY, Duration)
-_LASTING = Measure(1.0, MOST_LATENCY, Duration)
+_DURATION = Measure(1.0, MOST_LATENCY, Duration)
 _COUNT = Measure(0.0, _MOST_COUNT, whole=True)
 MEASURES: Mapping[str, Measure] = {
     "count": _COUNT,
@@ -76,12 +76,12 @@ MEASURES: Mapping[str, Measure] = {
     "packet": Measure(1.0, 2.0**40, Size),
     "latency": _TIME,
     "jitter": _TIME,
-    "jitter_every": _LASTING,
-    "burst": _LASTING,
+    "jitter_every": _DURATION,
+    "burst": _DURATION,
     "from": _TIME,
-    "until": _LASTING,
-    "every": _LASTING,
-    "for": _LASTING,
+    "until": _DURATION,
+    "every": _DURATION,
+    "for": _DURATION,
     "detection": _TIME,
     "from_step": _COUNT,
     "until_step": _COUNT,
@@ -181,14 +181,14 @@ def _positive(value: float, what: str) -> float:
 
 
 def _normal(stated: Sequence[float]) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    found = NormalDist(stated[0], _positive(stated[1], "the deviation"))
-    return found.cdf, lambda p: found.inv_cdf(_inside(p))
+    normal = NormalDist(stated[0], _positive(stated[1], "the deviation"))
+    return normal.cdf, lambda p: normal.inv_cdf(_inside(p))
 
 
 def _lognormal(stated: Sequence[float]) -> tuple[Callable[[float], float], Callable[[float], float]]:
     middle, spread = log(_positive(stated[0], "the median")), _positive(stated[1], "sigma")
-    found = NormalDist(middle, spread)
-    return lambda x: found.cdf(log(x)) if x > 0 else 0.0, lambda p: exp(found.inv_cdf(_inside(p)))
+    normal = NormalDist(middle, spread)
+    return lambda x: normal.cdf(log(x)) if x > 0 else 0.0, lambda p: exp(normal.inv_cdf(_inside(p)))
 
 
 def _uniform(stated: Sequence[float]) -> tuple[Callable[[float], float], Callable[[float], float]]:

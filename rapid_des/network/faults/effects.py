@@ -179,8 +179,8 @@ def apply_static(
         check_latency(fabric, int(latency[link]) + effect.latency, f"faults: {fabric.link_name(link)}")
         latency[link] += effect.latency
         if effect.load >= 1:
-            taken = f"faults: other tenants take {float(effect.load):.3g} of {fabric.link_name(link)}"
-            raise TopologyError(f"{taken}; allowed: below 1 in all")
+            note = f"faults: other tenants take {float(effect.load):.3g} of {fabric.link_name(link)}"
+            raise TopologyError(f"{note}; allowed: below 1 in all")
         if effect.rate:
             bandwidth[link] = max(1, int(bandwidth[link]) * effect.left // 1)
     dead = frozenset(link for link, effect in effects.items() if not effect.rate)

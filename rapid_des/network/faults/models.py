@@ -66,8 +66,8 @@ class Variates:
         within = mixed(*slot, self.number) / 2**64
         if self.sampling == "independent":
             return within
-        turn, place = divmod(self.number, ROUND)
-        order = sorted(range(ROUND), key=lambda index: mixed(*slot, 1, turn, index))
+        round_, place = divmod(self.number, ROUND)
+        order = sorted(range(ROUND), key=lambda index: mixed(*slot, 1, round_, index))
         return min((order[place] + within) / ROUND, 1 - 2**-53)
 
 
@@ -94,8 +94,8 @@ class FaultModel:
     @property
     def count(self) -> int | Distribution:
         """How many are drawn."""
-        found = dict(self.numbers).get("count", dict(self.stated).get("count", 1))
-        return found if isinstance(found, Distribution) else int(cast(int, found))
+        stated_count = dict(self.numbers).get("count", dict(self.stated).get("count", 1))
+        return stated_count if isinstance(stated_count, Distribution) else int(cast(int, stated_count))
 
     def fault(self, part: _Part | None, numbers: Mapping[str, object], seed: int) -> Fault:
         """Return the fault that hits one part, with its drawn numbers; `ConfigError` if these contradict."""
@@ -134,7 +134,7 @@ def parse_model(text: str, folder: Path | None = None) -> FaultModel:
             stated[key] = read_value(value)
     _check_places(stated, words, within, file)
     model = FaultModel(text, tuple(stated.items()), tuple(drawn), within)
-    middle = {key: one.at(0.5) for key, one in model.numbers}
+    middle = {key: number.at(0.5) for key, number in model.numbers}
     _check(model, middle, file)
     return model
 
@@ -208,8 +208,8 @@ class FaultDraws:
             parts = self._drawn_parts(model, domains, number, variates)
         for place, part in enumerate(parts):
             numbers = {
-                key: one.at(variates.uniform(number, key, place))
-                for key, one in model.numbers
+                key: drawn.at(variates.uniform(number, key, place))
+                for key, drawn in model.numbers
                 if key != "count"
             }
             yield model.fault(part, numbers, mixed(variates.seed, variates.number, number, place) >> 33)
@@ -237,7 +237,7 @@ class FaultDraws:
         if model.kind is None:
             hit_by(
                 self.fabric,
-                model.fault(None, {k: one.at(0.5) for k, one in model.numbers}, 0),
+                model.fault(None, {k: drawn.at(0.5) for k, drawn in model.numbers}, 0),
                 self.gpus_per_node,
             )
             yield ()
@@ -253,9 +253,9 @@ class FaultDraws:
         links = [(part, self._links(part)) for part in parts]
         for domain in self._candidates(cast(Kind, model.within), None):
             inside = self._links(domain)
-            found = tuple(part for part, own in links if own and own <= inside)
-            if found and len(found) >= least:
-                yield found
+            inside_parts = tuple(part for part, own in links if own and own <= inside)
+            if inside_parts and len(inside_parts) >= least:
+                yield inside_parts
 
     @staticmethod
     def _check_count(count: int, most: int, kind: str) -> None:
@@ -280,22 +280,22 @@ class FaultDraws:
             return tuple((_TARGETS[kind], int(first) // size) for first in firsts)
         if kind in _TARGETS:
             first, count = node_range(fabric, _TARGETS[kind])
-            found = nodes_where(fabric, where, first + np.arange(count))
-            return tuple((_TARGETS[kind], int(node) - first) for node in found)
+            nodes = nodes_where(fabric, where, first + np.arange(count))
+            return tuple((_TARGETS[kind], int(node) - first) for node in nodes)
         return self._cables(links_where(fabric, where).tolist(), directed=kind == "directions")
 
     def _cables(self, links: Sequence[int], *, directed: bool) -> tuple[_Part, ...]:
         """Return links by name; with two directions, both as one where both are there."""
         fabric, wanted = self.fabric, set(links)
-        found = list[_Part]()
+        cables = list[_Part]()
         for link in links:
             ends = int(fabric.source[link]), int(fabric.destination[link])
             back = None if directed else self._known.get((ends[1], ends[0]))
             if back is None or back not in wanted:
-                found.append(("link", fabric.link_name(link)))
+                cables.append(("link", fabric.link_name(link)))
             elif ends[0] < ends[1]:
-                found.append(("link", "-".join(fabric.node_name(end) for end in ends)))
-        return tuple(found)
+                cables.append(("link", "-".join(fabric.node_name(end) for end in ends)))
+        return tuple(cables)
 
     @cached_property
     def _known(self) -> dict[tuple[int, int], int]:

@@ -328,7 +328,7 @@ def stated_words(text: str, file: str) -> dict[str, str]:
     {'link': '(0, 1)-(0, 2)', 'bandwidth': 'normal(0.5,0.1)'}
     """
     try:
-        words = shlex.split(_IN_BRACKETS.sub(lambda found: found[0].replace(" ", ""), text))
+        words = shlex.split(_IN_BRACKETS.sub(lambda match: match[0].replace(" ", ""), text))
     except ValueError as error:
         raise ConfigError(f"not words of key=value: {error}", file=file) from None
     stated: dict[str, str] = {}

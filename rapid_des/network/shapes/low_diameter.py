@@ -145,8 +145,8 @@ def _line(sizes: tuple[int, ...], axis: int, rate: Rate, cables: int) -> Wires:
     stride, size = math.prod(sizes[:axis]), sizes[axis]
     router = np.repeat(np.arange(math.prod(sizes)), size - 1)
     digit = router // stride % size
-    turn = np.tile(np.arange(1, size), math.prod(sizes))
-    other = router + ((digit + turn) % size - digit) * stride
+    offset = np.tile(np.arange(1, size), math.prod(sizes))
+    other = router + ((digit + offset) % size - digit) * stride
     one = wires(router, other, rate)
     return Wires(one.source, one.destination, one.bandwidth * cables, one.latency)
 
@@ -192,15 +192,15 @@ def _edges(field: Field) -> Int64s:
     """
     q = field.size
     index = np.arange(q)
-    found = []
+    edges = []
     for subgraph, generators in enumerate(_generators(field)):
         x, y, generator = (axis.ravel() for axis in np.meshgrid(index, index, generators, indexing="ij"))
         line = q * (x + q * subgraph)
-        found.append(np.stack([line + y, line + field.sums[y, generator]], axis=1))
+        edges.append(np.stack([line + y, line + field.sums[y, generator]], axis=1))
     x, m, c = (axis.ravel() for axis in np.meshgrid(index, index, index, indexing="ij"))
     y = field.sums[field.products[m, x], c]
-    found.append(np.stack([y + q * x, c + q * (m + q)], axis=1))
-    return np.concatenate(found)
+    edges.append(np.stack([y + q * x, c + q * (m + q)], axis=1))
+    return np.concatenate(edges)
 
 
 def _generators(field: Field) -> tuple[Int64s, Int64s]:
@@ -259,7 +259,7 @@ def finite_field(size: int) -> Field | None:
     digits = np.arange(size)[:, None] // places % prime
     sums = (digits[:, None] + digits) % prime @ places
     tails = (_powers(tail, prime, degree) for tail in range(1, size))
-    powers = next(found for found in tails if len(found) == size and found[-1] == 1)
+    powers = next(cycle for cycle in tails if len(cycle) == size and cycle[-1] == 1)
     logs = np.zeros(size, np.int64)
     logs[powers[:-1]] = np.arange(size - 1)
     products = np.append(powers[:-1], powers[:-1])[logs[:, None] + logs]
@@ -274,12 +274,12 @@ def _powers(tail: int, prime: int, degree: int) -> Int64s:
     """
     places = prime ** np.arange(degree)
     reduced = tail // places % prime
-    element, found = np.eye(1, degree, dtype=np.int64)[0], [1]
-    while len(found) < prime**degree:
+    element, powers = np.eye(1, degree, dtype=np.int64)[0], [1]
+    while len(powers) < prime**degree:
         carry = element[-1]
         shifted = np.append(0, element[:-1])
         element = (shifted + carry * reduced) % prime
-        found.append(int(element @ places))
-        if found[-1] <= 1:
+        powers.append(int(element @ places))
+        if powers[-1] <= 1:
             break
-    return np.array(found)
+    return np.array(powers)

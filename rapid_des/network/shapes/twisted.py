@@ -77,8 +77,8 @@ class _Lattice:
         """Return where vectors from position 0 lead."""
         reduced = vector.copy()
         for twist in self.twists:
-            turns = vector[:, twist.wrap] // self.sizes[twist.wrap]
-            reduced[:, twist.along] += turns * twist.by
+            wraps = vector[:, twist.wrap] // self.sizes[twist.wrap]
+            reduced[:, twist.along] += wraps * twist.by
         places = np.cumprod([1, *self.sizes[:-1]])
         reached: Int64s = reduced % self.sizes @ places
         return reached
@@ -92,15 +92,15 @@ class _Lattice:
         hops = np.full(self.positions, UNREACHED)
         hops[0] = level = 0
         axes = np.eye(len(self.sizes), dtype=np.int64)
-        found = [np.zeros((1, len(self.sizes)), np.int64)]
-        while len(found[-1]):
+        offsets = [np.zeros((1, len(self.sizes)), np.int64)]
+        while len(offsets[-1]):
             level += 1
-            ahead = np.unique(np.concatenate([found[-1] + step for step in (*axes, *-axes)]), axis=0)
+            ahead = np.unique(np.concatenate([offsets[-1] + step for step in (*axes, *-axes)]), axis=0)
             ends = self.position(ahead)
             fresh = hops[ends] == UNREACHED
             hops[ends[fresh]] = level
-            found.append(ahead[fresh])
-        vectors = np.concatenate(found)
+            offsets.append(ahead[fresh])
+        vectors = np.concatenate(offsets)
         ends = self.position(vectors)
         order = np.lexsort((*-vectors.T[::-1], ends))
         return starts_by(ends[order], self.positions), vectors[order], hops
@@ -115,7 +115,7 @@ class _Shortest:
 
     def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
         lattice, (starts, vectors, hops) = self.lattice, self.lattice.shortest
-        start, goal, here = (lattice.coordinates(one) for one in (source, destination, current))
+        start, goal, here = (lattice.coordinates(node) for node in (source, destination, current))
         whole, rest = lattice.position(goal - start), lattice.position(goal - here)
         spread = hashed(source, destination, (_SALT,)) if self.routing.tie == "hash" else np.zeros_like(whole)
         vector = vectors[starts[whole] + spread % np.diff(starts)[whole]]

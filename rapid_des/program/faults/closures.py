@@ -128,7 +128,7 @@ class Closures:
         held = [node for node in nodes[1:] if node < self.fabric.gpus] if self.holds else []
         return Remaining([nodes[0], *held][-1], int(self.fabric.destination[route[-1]]), size)
 
-    def way_back(self, route: Sequence[int], dead: frozenset[int], moment: int) -> tuple[int, ...]:
+    def return_route(self, route: Sequence[int], dead: frozenset[int], moment: int) -> tuple[int, ...]:
         """Return the links that acknowledgements of what takes a route go back on, around dead ones.
 
         An error names the time at which traffic found the fabric cut.
@@ -165,7 +165,7 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     if not closures:
         return None
     switching, late = machine.switching, draws_delays(machine.spec.jitter, machine.faults)
-    if late and any(one.together for one in closures):
+    if late and any(closure.together for closure in closures):
         problem = (
             "messages that draw delays do not go with policy=replan in mid-flight, which numbers them anew"
         )
@@ -196,7 +196,9 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
         packet=packet,
         segment=switching.segment or (None if protocol is None else int(protocol.payload)),
         holds=switching.mode == "store_and_forward",
-        collectives=CollectiveReplanner(traces, machine) if any(one.together for one in closures) else None,
+        collectives=CollectiveReplanner(traces, machine)
+        if any(closure.together for closure in closures)
+        else None,
     )
 
 
@@ -214,12 +216,12 @@ def new_routes(
     order = sorted(
         range(len(stopped)), key=lambda which: (stopped[which].order, stopped[which].remaining.size)
     )
-    found: list[tuple[int, tuple[int, ...]]] = []
+    replanned: list[tuple[int, tuple[int, ...]]] = []
     for together in (False, True):
         chosen = [which for which in order if stopped[which].together == together]
         remaining = [stopped[which].remaining for which in chosen]
-        found += zip(chosen, replan_at(moment, remaining, closures, dead, together=together), strict=True)
-    return found
+        replanned += zip(chosen, replan_at(moment, remaining, closures, dead, together=together), strict=True)
+    return replanned
 
 
 def replan_at(
@@ -242,32 +244,36 @@ def replan(
     """
     route = cache(closures.router_around(dead).route)
     if not together:
-        return [route(one.source, one.destination) for one in remaining]
+        return [route(transfer.source, transfer.destination) for transfer in remaining]
     load = [0] * len(closures.fabric)
     routes = []
-    for one in remaining:
-        links = _fastest(closures.fabric, one, dead, load) or route(one.source, one.destination)
+    for transfer in remaining:
+        links = _fastest(closures.fabric, transfer, dead, load) or route(
+            transfer.source, transfer.destination
+        )
         for link in links:
-            load[link] += one.size
+            load[link] += transfer.size
         routes.append(links)
     return routes
 
 
-def _fastest(fabric: Fabric, one: Remaining, dead: frozenset[int], load: Sequence[int]) -> tuple[int, ...]:
+def _fastest(
+    fabric: Fabric, transfer: Remaining, dead: frozenset[int], load: Sequence[int]
+) -> tuple[int, ...]:
     """Return the route of least total time over its links, each behind what is planned on it (Dijkstra)."""
     starts, links = fabric.outgoing
-    waiting: list[tuple[int, tuple[int, ...], int]] = [(0, (), one.source)]
+    waiting: list[tuple[int, tuple[int, ...], int]] = [(0, (), transfer.source)]
     seen: set[int] = set()
     while waiting:
         time, route, node = heapq.heappop(waiting)
-        if node == one.destination:
+        if node == transfer.destination:
             return route
         if node in seen:
             continue
         seen.add(node)
         for link in links[starts[node] : starts[node + 1]].tolist():
             if link not in dead:
-                busy = (load[link] + one.size) * PS_PER_S // int(fabric.bandwidth[link])
+                busy = (load[link] + transfer.size) * PS_PER_S // int(fabric.bandwidth[link])
                 after = time + busy + int(fabric.latency[link])
                 heapq.heappush(waiting, (after, (*route, link), int(fabric.destination[link])))
     return ()

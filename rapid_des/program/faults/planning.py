@@ -59,7 +59,7 @@ class FaultPlanner(Planner):
         self._phase = cache(self._best)
         self._alone = cache(self._played)
         self._whole = cache(self._alike)
-        self._near = cache(self._hops)
+        self._distances = cache(self._hops)
         self.concern = cache(self._concern)
 
     def _known(self, machine: Machine) -> Machine:
@@ -161,15 +161,15 @@ class FaultPlanner(Planner):
         if len(ranks) > LARGEST_RING:
             return []
         orders = tuple(snakes(extents)) if extents else ()
-        one_way, healthy = self._near(ranks)
-        found = []
+        one_way, healthy = self._distances(ranks)
+        rings = []
         for name in REPAIRS.get(phase.algorithm, ()):
             if phase.collective in ALGORITHMS[name].does:
                 both = 0 if name == "ring" else 1
                 order = repaired(one_way + both * one_way.T, healthy + both * healthy.T, orders)
                 chunks = 1 if name == "bucket" else phase.chunks
-                found.append(replace(phase, algorithm=name, chunks=chunks, extents=(), order=order))
-        return found
+                rings.append(replace(phase, algorithm=name, chunks=chunks, extents=(), order=order))
+        return rings
 
     def _lose_routes(self, pairs: Int64s) -> bool:
         dead = np.array(sorted(self.machine.dead), np.int64)
@@ -181,11 +181,11 @@ class FaultPlanner(Planner):
         alive, every = np.ones(len(fabric), bool), np.ones(len(fabric), bool)
         alive[sorted(self.machine.dead)] = False
         members = np.array(ranks)
-        found = [
+        reached = [
             np.stack([hops_from(fabric, rank, links)[members] for rank in ranks]).astype(np.int64)
             for links in (alive, every)
         ]
-        left, healthy = (np.where(hops == UNREACHED, fabric.nodes, hops) for hops in found)
+        left, healthy = (np.where(hops == UNREACHED, fabric.nodes, hops) for hops in reached)
         return left, healthy
 
 
@@ -236,7 +236,7 @@ class CollectiveReplanner:
         surviving = self._surviving(dead)
         trees = surviving.above.of(trace.groups[nodes.group[node]], ranks, extents, trace.rank)
         call = Call(CollectiveType(int(nodes.collective[node])), int(nodes.size[node]), extents, axes, trees)
-        plan = surviving.survivors.plan(call, ranks, trace.rank)
+        plan = surviving.planner.plan(call, ranks, trace.rank)
         place, first, chunks = ranks.index(trace.rank), 0, []
         for chunk in plan:
             phases = range(first, first + len(chunk))
@@ -279,5 +279,5 @@ class _Surviving:
     """What plans go by while some links are down."""
 
     machine: Machine
-    survivors: FaultPlanner
+    planner: FaultPlanner
     above: TreesOverGroups

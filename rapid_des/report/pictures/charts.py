@@ -193,14 +193,16 @@ def _draw_residuals(name: str, figures: Mapping[str, Any], path: Path) -> None:
     save(figure, path, dpi=110, bbox_inches="tight")
 
 
-def draw_tornado(found: Mapping[str, Any], path: Path, title: str, top: int = 20) -> None:
+def draw_tornado(sensitivities: Mapping[str, Any], path: Path, title: str, top: int = 20) -> None:
     """Write a tornado plot of a sensitivity: the step's change with each knob lower and higher."""
-    rows = list(reversed(found["rows"][:top]))
+    rows = list(reversed(sensitivities["rows"][:top]))
     figure = new_figure(path, figsize=(8, 1.2 + 0.28 * len(rows)))
     axes = figure.subplots()
     for name, label, colour in (("lower_s", "lower", "#c44e52"), ("higher_s", "higher", "#4c72b0")):
-        changes = [100 * (row[name] / found["step_time_s"] - 1) for row in rows]
-        axes.barh(range(len(rows)), changes, color=colour, label=f"knob {found['change']:.1%} {label}")
+        changes = [100 * (row[name] / sensitivities["step_time_s"] - 1) for row in rows]
+        axes.barh(
+            range(len(rows)), changes, color=colour, label=f"knob {sensitivities['change']:.1%} {label}"
+        )
     axes.set_yticks(range(len(rows)), [row["knob"] for row in rows], fontsize=8)
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.grid(visible=True, axis="x", alpha=0.3)

@@ -105,10 +105,10 @@ def _tiers(fabric: Fabric) -> Int64s:
     starts, links = compressed(fabric.source.astype(np.int64), fabric.nodes)
     frontier: Int64s = np.arange(fabric.gpus)
     while len(frontier):
-        found = np.unique(fabric.destination[links[entries_of(starts, frontier)]]).astype(np.int64)
-        found = found[tier[found] < 0]
-        tier[found] = tier[frontier[0]] + 1
-        frontier = found
+        reached = np.unique(fabric.destination[links[entries_of(starts, frontier)]]).astype(np.int64)
+        reached = reached[tier[reached] < 0]
+        tier[reached] = tier[frontier[0]] + 1
+        frontier = reached
     return np.maximum(tier, 1) * (np.arange(fabric.nodes) >= fabric.gpus)
 
 

@@ -22,7 +22,7 @@ def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path,
     _draw_front(front, plain, columns)
     _draw_effects(axes, plain)
     _draw_pair(figure, pair, plain, columns)
-    failed = sum(one["points"] for one in plain["failed"])
+    failed = sum(failure["points"] for failure in plain["failed"])
     figure.suptitle(f"{title}: {plain['points']:,} points" + (f", {failed:,} failed" if failed else ""))
     save(figure, path, dpi=130)
 

@@ -79,10 +79,10 @@ def job_topics(
     measured: Iterable[MeasuredJob], runs: Runs, *, unit: str, split: bool, ranked: bool = False
 ) -> Iterator[Topic]:
     """Yield a topic for every name in order of first appearance, and `NAME/parts` beside those of times."""
-    found: dict[str, list[MeasuredJob]] = defaultdict(list)
+    by_topic: dict[str, list[MeasuredJob]] = defaultdict(list)
     for row in measured:
-        found[row.topic].append(row)
-    for name, members in found.items():
+        by_topic[row.topic].append(row)
+    for name, members in by_topic.items():
         begin = partial(_begin, runs, members)
         rows = partial(_rows, runs, members, split=split)
         yield Topic(name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked)
@@ -102,10 +102,10 @@ def _rows(runs: Runs, members: Sequence[MeasuredJob], *, split: bool) -> list[Ro
 
 
 def _row(runs: Runs, row: MeasuredJob, null: float | None) -> Row:
-    found = _best(runs, row)
-    if isinstance(found, str):
-        return Row(row.case_id, row.measured, None, unsupported=found)
-    return Row(row.case_id, row.measured, row.figure(found), null)
+    outcome = _best(runs, row)
+    if isinstance(outcome, str):
+        return Row(row.case_id, row.measured, None, unsupported=outcome)
+    return Row(row.case_id, row.measured, row.figure(outcome), null)
 
 
 def _best(runs: Runs, row: MeasuredJob) -> Outcome | str:
@@ -134,8 +134,11 @@ def _constants(members: Sequence[MeasuredJob], *, split: bool) -> dict[str, floa
 def _shares(runs: Runs, members: Sequence[MeasuredJob]) -> Mapping[str, float]:
     """Return the mean percent of the predicted time by part, over all rows."""
     outcomes = [found for row in members if not isinstance(found := _best(runs, row), str)]
-    names = dict.fromkeys(name for one in outcomes for name in one.parts_s)
-    return {name: fmean(100 * one.parts_s.get(name, 0.0) / one.step_s for one in outcomes) for name in names}
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.parts_s)
+    return {
+        name: fmean(100 * outcome.parts_s.get(name, 0.0) / outcome.step_s for outcome in outcomes)
+        for name in names
+    }
 
 
 def slope_topic(name: str, ladders: Sequence[Sequence[tuple[float, MeasuredJob]]], runs: Runs) -> Topic:

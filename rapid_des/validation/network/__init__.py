@@ -59,10 +59,10 @@ def grouped(
     constants: Callable[[str], Mapping[str, object]] = lambda _: {},
 ) -> Iterator[Topic]:
     """Yield a topic for every name, in order of first appearance."""
-    found: dict[str, list[Measured]] = defaultdict(list)
+    groups: dict[str, list[Measured]] = defaultdict(list)
     for name, row in measured:
-        found[name].append(row)
-    for name, members in found.items():
+        groups[name].append(row)
+    for name, members in groups.items():
         yield Topic(
             name=name,
             rows=_later(members),

@@ -107,12 +107,12 @@ def program(traffic: Traffic, protocol: Protocol, mode: Mode) -> Program:
         hops, classes = hop_table(fabric, switching, routes, sizes.all())
         if switching.congestion is not None:
             hops, pairs = queue_pair_table(fabric, switching, routes, hops, _back(traffic, numbers))
-    taken = np.array([numbers[message.route] for message in messages], np.int32)
+    routes_taken = np.array([numbers[message.route] for message in messages], np.int32)
     zero = np.zeros(1, np.int32)
     return Program(
         bindings=tuple(RankBinding(gpu, 0, zero, np.array([gpu], np.int32)) for gpu in range(fabric.gpus)),
         programs=(_member(),),
-        groups=(Group("all", np.arange(fabric.gpus, dtype=np.int32), routes={0: taken}),),
+        groups=(Group("all", np.arange(fabric.gpus, dtype=np.int32), routes={0: routes_taken}),),
         templates=(template,),
         hops=hops,
         route_starts=starts.astype(np.int64),
@@ -142,12 +142,12 @@ def _fluid(
 ) -> FluidTable:
     """Return the services of every size on every route, each of which is a profile of its own kind."""
     links = traffic.links
-    ways = [tuple(links[link] for link in route) for route in numbers]
-    kinds = {way: number for number, way in enumerate(dict.fromkeys(way for way in ways if way))}
-    services = [[fluid_service(protocol, size, way) for way in kinds] for size in sizes]
+    paths = [tuple(links[link] for link in route) for route in numbers]
+    kinds = {path: number for number, path in enumerate(dict.fromkeys(path for path in paths if path))}
+    services = [[fluid_service(protocol, size, path) for path in kinds] for size in sizes]
 
     def table(field: str) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        return np.array([[getattr(one, field) for one in row] for row in services], np.int64)
+        return np.array([[getattr(service, field) for service in row] for row in services], np.int64)
 
     return FluidTable(
         capacity=np.array([effective_bandwidth(protocol, rate) for rate, _ in links], np.int64),
@@ -155,7 +155,7 @@ def _fluid(
         ratio=table("ratio"),
         before=table("before"),
         after=table("after"),
-        profile=np.array([kinds.get(way, 0) for way in ways], np.int32),
+        profile=np.array([kinds.get(path, 0) for path in paths], np.int32),
         back=_back(traffic, numbers),
     )
 
@@ -212,28 +212,28 @@ def _rows(edges: Edges) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...
 def _member() -> RankProgram:
     """Return a program of one visit: join the only group."""
 
-    def one(value: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def single(value: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         return np.array([value], np.int32)
 
     none32, none64 = np.zeros(0, np.int32), np.zeros(0, np.int64)
     return RankProgram(
         kind=np.array([VisitKind.MEMBER], np.int8),
-        server=one(NONE),
+        server=single(NONE),
         work=np.zeros(1, np.int64),
         priority=np.zeros(1, np.int64),
         link_priority=np.zeros(1, np.int64),
-        release=one(NONE),
-        slot=one(0),
-        parent=one(NONE),
-        occurrence=one(NONE),
-        sub=one(0),
-        template=one(0),
-        need=one(0),
+        release=single(NONE),
+        slot=single(0),
+        parent=single(NONE),
+        occurrence=single(NONE),
+        sub=single(0),
+        template=single(0),
+        need=single(0),
         edge_starts=np.zeros(2, np.int64),
         edge_target=none32,
         edge_lag=none64,
         edge_at_start=np.zeros(0, np.bool_),
         server_capacity=none32,
         server_level=np.zeros(0, np.int8),
-        node=one(NONE),
+        node=single(NONE),
     )

@@ -237,10 +237,10 @@ _SHAPED_NAMES = {"allreduce": "all_reduce", "send_recv": "p2p", "broadcast": "br
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield the NCCL topics."""
-    found: dict[str, list[NcclTest]] = defaultdict(list)
+    by_topic: dict[str, list[NcclTest]] = defaultdict(list)
     for name, test in measured(data):
-        found[name].append(test)
-    for name, tests in found.items():
+        by_topic[name].append(test)
+    for name, tests in by_topic.items():
         rows = ((name, predicted(test, partial(microseconds, test))) for test in tests)
         behind = constants(tests)
         yield from grouped(rows, floor=floor, constants=partial(_same, behind))

@@ -168,9 +168,9 @@ def measured_gemms(data: DataFolder) -> Iterator[tuple[str, MeasuredGemm]]:
     for source in SOURCES:
         repeats: dict[MeasuredGemm, list[float]] = {}
         for row in data.read(source.file):
-            found = _measured(row, source)
-            if found is not None:
-                repeats.setdefault(found, []).append(row.time("time_us"))
+            measured = _measured(row, source)
+            if measured is not None:
+                repeats.setdefault(measured, []).append(row.time("time_us"))
         for key, times in repeats.items():
             yield source.topic, replace(key, time_us=sum(times) / len(times))
 
@@ -225,7 +225,9 @@ def score_rows(measured: Sequence[MeasuredGemm], split: bool) -> list[Row]:
     return [
         Row(measured[place].case_id, measured[place].time_us, time, nulls.get(place), reason)
         for group in groups.values()
-        for place, (time, reason) in zip(group, _predict([measured[one] for one in group]), strict=True)
+        for place, (time, reason) in zip(
+            group, _predict([measured[position] for position in group]), strict=True
+        )
     ]
 
 

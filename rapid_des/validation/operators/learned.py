@@ -41,10 +41,10 @@ class Group:
 
 def topics(data: DataFolder) -> Iterable[Topic]:
     """Yield `operators/learned/perlmutter|vista/OP`; `constants` holds the paper's test error, in percent."""
-    found: dict[str, list[Group]] = defaultdict(list)
+    by_topic: dict[str, list[Group]] = defaultdict(list)
     for group in groups(data):
-        found[f"operators/learned/{group.system.lower()}/{group.operator}"].append(group)
-    for name, members in found.items():
+        by_topic[f"operators/learned/{group.system.lower()}/{group.operator}"].append(group)
+    for name, members in by_topic.items():
         paper = {
             f"paper test error (%) {name}/{group.phase}": group.paper_error_pct
             for group in members
@@ -66,12 +66,12 @@ def varying(values: Sequence[Sequence[float]], names: Sequence[str]) -> tuple[st
 def groups(data: DataFolder) -> list[Group]:
     """Return the groups in the file's order; flagged rows and the copied `res_add` backward are left out."""
     paper = _paper_errors(data.read(REFERENCE))
-    found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+    records: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
     for record in data.read(SAMPLES):
         key = (record["system"], record["op"], record["phase"])
         if not record["flag"] and key[1:] != ("res_add", "bwd"):
-            found[key].append(record)
-    return [Group(*key, tuple(rows), paper.get(key)) for key, rows in found.items()]
+            records[key].append(record)
+    return [Group(*key, tuple(rows), paper.get(key)) for key, rows in records.items()]
 
 
 def is_test(record: Mapping[str, str]) -> bool:

@@ -87,12 +87,12 @@ def _fits(record: Record) -> MeasuredJob:
     )
 
 
-def _right_of_success(found: Outcome) -> float:
-    return 1.0 if found.memory_bytes <= _CAPACITY else 0.0
+def _right_of_success(outcome: Outcome) -> float:
+    return 1.0 if outcome.memory_bytes <= _CAPACITY else 0.0
 
 
-def _right_of_failure(found: Outcome) -> float:
-    return 1.0 if found.memory_bytes > _CAPACITY else 2.0
+def _right_of_failure(outcome: Outcome) -> float:
+    return 1.0 if outcome.memory_bytes > _CAPACITY else 2.0
 
 
 def _memory(record: Record, kind: str) -> MeasuredJob:

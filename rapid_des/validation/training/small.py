@@ -103,16 +103,16 @@ def _memory_case(record: Record, technique: str) -> Case:
     return Case.of(tree, Place("dgx_a100"), only_memory=True)
 
 
-def _activations(found: Outcome) -> float:
-    return first_stage(found).activations / _GIB
+def _activations(scored: Outcome) -> float:
+    return first_stage(scored).activations / _GIB
 
 
-def _percent(baseline: Case, found: Outcome) -> float:
-    return 100 * _activations(found) / _activations(runs().outcome(baseline))
+def _percent(baseline: Case, scored: Outcome) -> float:
+    return 100 * _activations(scored) / _activations(runs().outcome(baseline))
 
 
-def _standing(found: Outcome) -> float:
-    categories = first_stage(found).categories
+def _standing(scored: Outcome) -> float:
+    categories = first_stage(scored).categories
     return sum(categories[name] for name in ("weights", "gradients", "optimizer")) / _GIB
 
 

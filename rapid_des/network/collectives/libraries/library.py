@@ -144,8 +144,8 @@ def _file(name: str | None) -> str:
 
 def _on(library: Nccl, cost: LibraryCost) -> LibraryCost:
     """Return a cost that takes as many SMs as the machine file states, if it does."""
-    taken = library.multiprocessors
-    return cost if taken is None else replace(cost, channels=taken)
+    multiprocessors = library.multiprocessors
+    return cost if multiprocessors is None else replace(cost, channels=multiprocessors)
 
 
 def library_name(library: AnyLibrary) -> str:

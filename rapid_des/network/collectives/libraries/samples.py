@@ -63,11 +63,11 @@ def load_samples(name: str) -> Samples:
     missing = [column for column in COLUMNS if not rows or column not in rows[0]]
     if missing:
         raise InputError(f"{path}: no column {missing[0]!r}; allowed: {', '.join(COLUMNS)}")
-    found: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    samples: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line, row in enumerate(rows, start=2):
         key, size, time = _read(path, line, row)
-        found[key][size].append(time)
-    return {key: _curve(times) for key, times in found.items()}
+        samples[key][size].append(time)
+    return {key: _curve(times) for key, times in samples.items()}
 
 
 def _read(path: Path, line: int, row: Mapping[str, str]) -> tuple[tuple[str, int, int], int, float]:
