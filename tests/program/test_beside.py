@@ -9,7 +9,7 @@ from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType
 from rapid_des.device.device import load_device
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.program.beside import MOST_STATES, Taken, slowdowns, with_company
+from rapid_des.program.beside import MOST_STATES, Occupancy, slowdowns, with_company
 from rapid_des.program.builders import rank_program
 from rapid_des.program.timetable import ALONE
 from rapid_des.simulation import run_traces
@@ -80,7 +80,7 @@ def test_who_wants_all_of_the_memory_gets_half_of_it():
 def test_a_table_of_many_sets_of_streams_is_bounded():
     nodes = Nodes()
     nodes.compute(MS, bound=BOUNDS.index("tensor"))
-    takers = [Taken(sms) for sms in range(1, 21)]
+    takers = [Occupancy(sms) for sms in range(1, 21)]
     for stream in ("s0", "s1", "s2"):
         for _ in takers:
             nodes.collective(CollectiveType.ALL_REDUCE, 100, stream=stream)

@@ -16,7 +16,14 @@ from rapid_des.network.collectives import algorithm, algorithms_for
 from rapid_des.network.collectives.schedule import CollectiveType
 from rapid_des.program.choosing import Planner
 from rapid_des.simulation import replay
-from rapid_des.studies.collective_bench import OPERATIONS, Own, Question, answer, chosen, sizes_between
+from rapid_des.studies.collective_bench import (
+    OPERATIONS,
+    Question,
+    StatedAlgorithm,
+    answer,
+    chosen,
+    sizes_between,
+)
 from rapid_des.studies.traffic import messages
 from tests.cli.shell import call as shell
 from tests.program.machines import dimension, machine, ring, switch
@@ -74,7 +81,9 @@ def test_rotated_dimensions_use_all_links_of_a_torus():
     settings = [("fabric.0.size", "[4, 4]"), ("collectives.default", "ring")]
     torus = load_machine("torus_2d_a100", settings=settings)
     (ring,) = answer(torus, Question("all_reduce", [2**24]), engine="simpy")
-    (rotated,) = answer(torus, Question("all_reduce", [2**24], own=Own("torus")), engine="simpy")
+    (rotated,) = answer(
+        torus, Question("all_reduce", [2**24], stated=StatedAlgorithm("torus")), engine="simpy"
+    )
     # one ring uses one of four links of every GPU one way
     assert 3 < ring.duration / rotated.duration <= 4.2
     assert rotated.bound.time <= rotated.duration
@@ -91,9 +100,11 @@ def test_messages_take_as_long_as_the_collective_that_they_are():
 def test_chunks_pipeline_a_tree():
     machine = load_machine("torus_2d_a100", settings=[("fabric.0.size", "[4, 4]")])
     whole, parts = (
-        answer(machine, Question("broadcast", [2**24], own=Own("mesh_tree", chunks)), engine="simpy")[
-            0
-        ].duration
+        answer(
+            machine,
+            Question("broadcast", [2**24], stated=StatedAlgorithm("mesh_tree", chunks)),
+            engine="simpy",
+        )[0].duration
         for chunks in (1, 8)
     )
     assert parts < 0.6 * whole
@@ -111,14 +122,14 @@ def test_an_algorithm_of_a_file_is_timed(tmp_path):
     microseconds = 2**20 / 300e3 * 272 / 256 + 0.7
     assert row["time_s"] == pytest.approx(microseconds * 1e-6, rel=0.01)
     with pytest.raises(InputError, match="does all_reduce of 2 members, not all_reduce of 8"):
-        answer(load_machine("dgx_a100"), Question("all_reduce", [1024], own=Own(str(path))))
+        answer(load_machine("dgx_a100"), Question("all_reduce", [1024], stated=StatedAlgorithm(str(path))))
 
 
 def test_switches_that_reduce_can_not_send_messages():
     with pytest.raises(
         UnsupportedByEngine, match="switches that reduce or multiply data can not be replayed"
     ):
-        answer(load_machine("dgx_a100"), Question("all_reduce", [1024], own=Own("nvls")))
+        answer(load_machine("dgx_a100"), Question("all_reduce", [1024], stated=StatedAlgorithm("nvls")))
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
@@ -135,7 +146,7 @@ def test_algorithms_inside_switches_are_timed_beside_bounds_that_hold_for_them(o
 
 def test_a_named_algorithm_is_the_machines():
     assert chosen("all_reduce", "direct", 1) == (None, ("machine.collectives.all_reduce=direct",))
-    assert chosen("all_reduce", "torus", 2) == (Own("torus", 2), ())
+    assert chosen("all_reduce", "torus", 2) == (StatedAlgorithm("torus", 2), ())
     assert chosen("all_reduce", "sharp", 1) == (None, ("machine.collectives.all_reduce=sharp",))
     words = ["dgx_a100", "--sizes", "1KiB", "--algorithm", "ring", "--chunks", "2", "--json"]
     (row,) = json.loads(CliRunner().invoke(command, words, catch_exceptions=False).stdout)["rows"]
