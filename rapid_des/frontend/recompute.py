@@ -14,8 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
 from rapid_des.frontend.layers import Layer
-from rapid_des.frontend.layers.core import CORE
-from rapid_des.frontend.layers.layer import LayerKind, Sublayer
+from rapid_des.frontend.layers.layer import CORE, LayerKind, Sublayer
 from rapid_des.frontend.operations import Operation, following
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import TrainingSpec

@@ -13,8 +13,14 @@ from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
-from rapid_des.network.blocks import Block, endpoints_of_a_plane, with_lanes
-from rapid_des.network.fabric import MOST_LATENCY, Fabric, check_bandwidth
+from rapid_des.network.fabric import (
+    MOST_LATENCY,
+    Block,
+    Fabric,
+    check_bandwidth,
+    endpoints_of_a_plane,
+    with_lanes,
+)
 from rapid_des.network.nodes import find_node
 from rapid_des.network.shapes import SHAPES
 from rapid_des.network.specs import (

@@ -1,17 +1,26 @@
-"""A fabric: one immutable table of directed links between GPUs, NICs and switches."""
+"""A fabric: one immutable table of directed links between GPUs, NICs and switches; and its blocks.
+
+A block is the links of one dimension among its positions and switches, and the rule of its routes. Between
+GPUs and the switches may stand NICs, several of them a GPU, and the switches in several planes:
+
+gpu ─ nic0 ─ plane 0        one lane of several: a hash of both ends says which a pair of GPUs takes
+    └ nic1 ─ plane 1        (or every message goes over all of them, which is one lane of their width)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Bools, Int32s, Int64s, frozen, starts_by
+from rapid_des.arrays import Bools, Int32s, Int64s, frozen, hashed, starts_by, starts_of
 from rapid_des.errors import TopologyError
+from rapid_des.network.specs import Dimension, Nic, Rate, Switched
 from rapid_des.units import PS_PER_S, Bandwidth, Duration
 
 UNSTATED = -1
@@ -192,3 +201,238 @@ class Router(Protocol):
         The way out is the same to all destinations, the way in from all sources.
         """
         ...
+
+
+NextNode: TypeAlias = Callable[[Int64s, Int64s, Int64s], Int64s]
+"""(source, destination, current) to the next local node, elementwise; current differs from destination."""
+
+LARGEST_BLOCK = 2**25
+"""Links: a fully connected block of 5,793 positions. More is a mistake in the file."""
+
+_PLANE, _NIC = 21, 22
+"""What is hashed beside a flow's ends."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Directed links among local nodes, sorted by (source, destination).
+
+    Local nodes 0..positions-1 are the endpoints, then come `nics` NICs, then switches.
+    """
+
+    positions: int
+    nics: int
+    nodes: int
+    source: Int64s
+    destination: Int64s
+    bandwidth: Int64s
+    latency: Int64s
+    next_node: NextNode
+    star: bool = False
+    """Every route is one path out of its source, to all destinations the same, and one path in to its
+    destination, from all sources the same."""
+    nics_each: int = 1
+    """NICs of a position, where each has some of its own."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @cached_property
+    def _keys(self) -> Int64s:
+        return self.source * self.nodes + self.destination
+
+    @cached_property
+    def _arms(self) -> tuple[Int64s, Int64s]:
+        """The links out of and in to each position of a star, as rows."""
+        position = np.arange(self.positions)
+        routes = self._stepped(position, np.roll(position, 1))
+        half = int(routes.starts[1]) // 2
+        links = routes.links.reshape(self.positions, 2 * half)
+        return links[:, :half], np.roll(links[:, half:], -1, axis=0)
+
+    def walk(self, source: Int64s, destination: Int64s) -> Routes:
+        """Return the routes of many flows between positions, as local link ids."""
+        if not self.star or self.positions == 1:
+            return self._stepped(source, destination)
+        out, into = self._arms
+        moves = source != destination
+        stays = not moves.all()
+        links = np.concatenate((out[source], into[destination]), axis=1)
+        hops = links.shape[1]
+        lengths = np.where(moves, hops, 0) if stays else np.full(len(source), hops)
+        starts = starts_of(lengths)
+        return Routes(starts, (links[moves] if stays else links).reshape(-1))
+
+    def _stepped(self, source: Int64s, destination: Int64s) -> Routes:
+        current, flows = source.copy(), np.flatnonzero(source != destination)
+        hops: list[tuple[Int64s, Int64s]] = []
+        while len(flows):
+            assert len(hops) <= self.nodes, "a shape's route never arrives"
+            here = current[flows]
+            there = self.next_node(source[flows], destination[flows], here)
+            hops.append((flows, np.searchsorted(self._keys, here * self.nodes + there)))
+            current[flows] = there
+            flows = flows[there != destination[flows]]
+        if not hops:
+            return Routes(np.zeros(len(source) + 1, np.int64), np.zeros(0, np.int64))
+        flow = np.concatenate([hop[0] for hop in hops])
+        order = np.argsort(flow, kind="stable")
+        return Routes(starts_by(flow, len(source)), np.concatenate([hop[1] for hop in hops])[order])
+
+
+@dataclass(frozen=True, eq=False)
+class Wires:
+    """Links that a shape lays, with one rate for all of them or one each."""
+
+    source: Int64s
+    destination: Int64s
+    bandwidth: Int64s
+    latency: Int64s
+
+
+def wires(source: Int64s, destination: Int64s, rate: Rate | Dimension) -> Wires:
+    """Return links of one rate."""
+    size = len(source)
+    return Wires(source, destination, np.full(size, rate.bandwidth), np.full(size, rate.latency))
+
+
+def both_directions(
+    source: Int64s, destination: Int64s, rate: Rate | Dimension, reverse: Rate | None = None
+) -> list[Wires]:
+    """Return links and their opposites, which have `reverse`'s rate where it is given."""
+    return [wires(source, destination, rate), wires(destination, source, reverse or rate)]
+
+
+def block(positions: int, nodes: int, laid: list[Wires], next_node: NextNode, *, nics: int = 0) -> Block:
+    """Return the block of all links laid, sorted."""
+    source = np.concatenate([part.source for part in laid]).astype(np.int64)
+    destination = np.concatenate([part.destination for part in laid]).astype(np.int64)
+    order = np.lexsort((destination, source))
+    bandwidth = np.concatenate([part.bandwidth for part in laid])
+    latency = np.concatenate([part.latency for part in laid])
+    columns = source[order], destination[order], bandwidth[order], latency[order]
+    return Block(positions, nics, nodes, *columns, next_node)
+
+
+def check_links(links: int, name: str) -> None:
+    """Refuse a block of more links than any machine has, before it takes the memory."""
+    if links > LARGEST_BLOCK:
+        raise TopologyError(f"dimension {name}: {links} links; allowed: up to {LARGEST_BLOCK} in one block")
+
+
+def endpoints_of_a_plane(dimension: Switched, inner: int) -> int:
+    """Return how many endpoints each plane has over `inner` times the dimension's positions.
+
+    `TopologyError` where NICs and planes do not fit each other.
+    """
+    where, nic, planes = f"dimension {dimension.name}", dimension.nic, dimension.planes
+    sharing, count = (nic.gpus, nic.count) if nic else (1, 1)
+    if inner % sharing:
+        allowed = "a divisor of the inner sizes' product" if dimension.spans_inner else "1 unless spans_inner"
+        raise TopologyError(f"{where}: nic.gpus: {sharing} GPUs a NIC; allowed: {allowed}")
+    if (dimension.spread is None) != (planes == count == 1):
+        needed = (
+            "missing; allowed: hash, split" if dimension.spread is None else "one plane and one NIC need none"
+        )
+        raise TopologyError(f"{where}: spread: {needed}")
+    if count > 1 and (count % planes or (dimension.spread == "split" and count != planes)):
+        allowed = f"1 or {planes}" if dimension.spread == "split" else f"1 or a multiple of {planes}"
+        raise TopologyError(f"{where}: nic.count: {count} NICs on {planes} planes; allowed: {allowed}")
+    endpoints = inner * dimension.size // sharing * max(count // planes, 1)
+    if count > 1 or planes > 1:
+        check_links(2 * endpoints * planes, dimension.name)
+    return endpoints
+
+
+def with_lanes(plane: Block, dimension: Switched) -> Block:
+    """Return the block of all planes of a dimension and its NICs, given one plane over its endpoints."""
+    nic, planes = dimension.nic, dimension.planes
+    if dimension.spread == "split":
+        where = f"dimension {dimension.name}: split over {planes} planes"
+        check_bandwidth(int(plane.bandwidth.max(initial=0)) * planes, where)
+        plane, nic = replace(plane, bandwidth=plane.bandwidth * planes), nic and _as_one(nic, where)
+        planes = 1
+    apart = nic is not None and nic.count > 1
+    check_links(planes * len(plane), dimension.name)
+    whole = _beside(plane, planes, apart=apart) if planes > 1 else plane
+    return _through_nics(whole, nic) if nic else whole
+
+
+def _as_one(nic: Nic, where: str) -> Nic:
+    check_bandwidth(nic.bandwidth * nic.count, where)
+    return structs.replace(nic, bandwidth=Bandwidth(nic.bandwidth * nic.count), count=1)
+
+
+def _beside(plane: Block, planes: int, *, apart: bool) -> Block:
+    """Return planes beside each other: each has all endpoints, or endpoint n is in plane n % planes."""
+    endpoints = plane.positions * (planes if apart else 1)
+    switches = plane.nodes - plane.positions
+    laid = []
+    for number in range(planes):
+        ends = np.arange(plane.positions)
+        shared = ends * planes + number if apart else ends
+        own = endpoints + number * switches + np.arange(switches)
+        node = np.concatenate([shared, own])
+        laid.append(Wires(node[plane.source], node[plane.destination], plane.bandwidth, plane.latency))
+    next_node = _InPlane(plane.next_node, planes, plane.positions, switches, apart)
+    return block(endpoints, endpoints + planes * switches, laid, next_node)
+
+
+@dataclass(frozen=True)
+class _InPlane:
+    """As the shape goes, within the plane that both ends are in or that their hash says."""
+
+    inner: NextNode
+    planes: int
+    positions: int
+    """Endpoints of a plane."""
+    switches: int
+    """Switches of a plane."""
+    apart: bool
+
+    def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
+        planes, positions = self.planes, self.positions
+        each = planes if self.apart else 1
+        plane = source % planes if self.apart else hashed(source, destination, (_PLANE,)) % planes
+        first = positions * each
+        switches = self.switches * plane
+        here = np.where(current < first, current // each, current - first - switches + positions)
+        there = self.inner(source // each, destination // each, here)
+        shared = there * each + plane if self.apart else there
+        return np.where(there < positions, shared, there - positions + first + switches)
+
+
+def _through_nics(inner: Block, nic: Nic) -> Block:
+    """Put NICs between GPUs and a block: `gpus` neighbours share `count` NICs, which are its endpoints."""
+    units = inner.positions // nic.count
+    positions = units * nic.gpus
+    gpu = np.arange(positions)
+    moved = Wires(inner.source + positions, inner.destination + positions, inner.bandwidth, inner.latency)
+    laid = [moved]
+    for lane in range(nic.count):
+        laid += both_directions(gpu, positions + gpu // nic.gpus * nic.count + lane, nic)
+    next_node = _ThroughNics(inner.next_node, positions, nic.gpus, nic.count)
+    built = block(positions, positions + inner.nodes, laid, next_node, nics=inner.positions)
+    return replace(built, star=inner.star and nic.gpus == nic.count == 1, nics_each=nic.count)
+
+
+@dataclass(frozen=True)
+class _ThroughNics:
+    """GPU to a NIC of its, from NIC to NIC as the inner block goes, NIC to GPU."""
+
+    inner: NextNode
+    positions: int
+    gpus: int
+    """Neighbours that share NICs."""
+    count: int
+    """NICs that they share."""
+
+    def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
+        lane = hashed(source, destination, (_NIC,)) % self.count if self.count > 1 else 0
+        ends = [end // self.gpus * self.count + lane for end in (source, destination)]
+        at_gpu, arrived = current < self.positions, current - self.positions == ends[1]
+        following = np.where(at_gpu, self.positions + ends[0], destination)
+        between = np.flatnonzero(~at_gpu & ~arrived)
+        walked = self.inner(ends[0][between], ends[1][between], current[between] - self.positions)
+        following[between] = walked + self.positions
+        return following

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Bools, Int32s, Int64s, distinct, entries_of, starts_by
+from rapid_des.arrays import Bools, Int32s, Int64s, distinct, entries_of, hashed, starts_by
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.specs import Routing
 
 UNREACHED = -1
-_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 
 
 def hops_to(fabric: Fabric, destination: int, alive: Bools) -> Int32s:
@@ -63,13 +60,3 @@ def pick(
     if routing.ecmp == "lowest_id":
         return np.zeros(len(source), np.int64)
     return hashed(source, destination, (0, salt)) % choices
-
-
-def hashed(source: Int64s, destination: Int64s, salts: Iterable[Int64s | int]) -> Int64s:
-    """Return 63 bits of each flow's hash with all salts."""
-    state = (source * 2**32 + destination).astype(np.uint64)
-    for salt in salts:
-        state = state + np.broadcast_to(salt, len(source)).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in _MIX:
-            state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
-    return (state >> np.uint64(1)).astype(np.int64)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from rapid_des.device.operators import Attention, Vector
-from rapid_des.frontend.layers.core import CORE, AttentionCore
+from rapid_des.frontend.layers.layer import CORE, AttentionCore
 from rapid_des.frontend.operations import Counts, OperationList
 from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import ParallelismSpec

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from rapid_des.device.operators import Attention, Gemm
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
-from rapid_des.frontend.layers.core import CORE, AttentionCore
-from rapid_des.frontend.layers.layer import Parameters
+from rapid_des.frontend.layers.layer import CORE, AttentionCore, Parameters
 from rapid_des.frontend.matrices import (
     Linear,
     cast,

@@ -13,8 +13,7 @@ from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
-from rapid_des.frontend.layers.core import CORE, AttentionCore
-from rapid_des.frontend.layers.layer import Parameters
+from rapid_des.frontend.layers.layer import CORE, AttentionCore, Parameters
 from rapid_des.frontend.matrices import (
     Linear,
     cast,

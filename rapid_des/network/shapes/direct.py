@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int64s
-from rapid_des.network.blocks import Block, block, both_directions, check_links, wires
-from rapid_des.network.paths import hashed
+from rapid_des.arrays import Bools, Int64s, hashed
+from rapid_des.network.fabric import Block, block, both_directions, check_links, wires
 from rapid_des.network.specs import FullyConnected, Hypercube, KingMesh, Mesh, Ring, Routing, Torus
 
 _TIE = 2

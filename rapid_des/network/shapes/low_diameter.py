@@ -13,11 +13,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int64s
+from rapid_des.arrays import Bools, Int64s, hashed
 from rapid_des.errors import TopologyError
-from rapid_des.network.blocks import Block, Wires, block, both_directions, check_links, wires
-from rapid_des.network.fabric import check_bandwidth
-from rapid_des.network.paths import hashed, pick
+from rapid_des.network.fabric import Block, Wires, block, both_directions, check_bandwidth, check_links, wires
+from rapid_des.network.paths import pick
 from rapid_des.network.specs import HyperX, LowDiameter, NonMinimal, Rate, Routing, SlimFly
 
 Paths: TypeAlias = Callable[[Int64s, Int64s], Int64s]

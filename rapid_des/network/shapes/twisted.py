@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from rapid_des.arrays import Int64s, starts_by
+from rapid_des.arrays import Int64s, hashed, starts_by
 from rapid_des.errors import TopologyError
-from rapid_des.network.blocks import Block, block, both_directions, check_links
-from rapid_des.network.paths import UNREACHED, hashed
+from rapid_des.network.fabric import Block, block, both_directions, check_links
+from rapid_des.network.paths import UNREACHED
 from rapid_des.network.specs import Routing, Twist, TwistedTorus
 
 _SALT = 3
