@@ -24,7 +24,7 @@ from rapid_des.config import (
     to_tree,
     to_yaml,
 )
-from rapid_des.config.presets import beside
+from rapid_des.config.specs import beside
 from rapid_des.device.device import Device, device_of, load_device, with_settings
 from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError

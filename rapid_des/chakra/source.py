@@ -18,7 +18,7 @@ from rapid_des.chakra.generations import Generation, is_metadata, metadata_messa
 from rapid_des.chakra.json_forms import read_json
 from rapid_des.chakra.trace import MOST_RANKS
 from rapid_des.chakra.wire import UNREADABLE, MalformedMessageError, Spans, message_class, split_fields
-from rapid_des.config.presets import expanded, preset_folder
+from rapid_des.config.specs import expanded, preset_folder
 from rapid_des.errors import TraceError
 
 _NUMBERED = re.compile(r"(?P<prefix>.+)\.(?P<rank>[0-9]+)\.(?P<suffix>et|eg|json)(?:\.gz)?\Z")

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rapid_des.config import Spec
-from rapid_des.config.presets import Kind, preset_names, trace_names
+from rapid_des.config.specs import Kind, preset_names, trace_names
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.writing import check_outputs, printable

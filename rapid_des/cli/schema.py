@@ -11,7 +11,7 @@ from rapid_des.cli.options import echo, json_option, setting_keys
 from rapid_des.config import Spec, preset_file, preset_names
 from rapid_des.config.descriptions import Field, described_schema, explain
 from rapid_des.config.documents import read_text
-from rapid_des.config.presets import KINDS, trace_names
+from rapid_des.config.specs import KINDS, trace_names
 from rapid_des.device.spec import DeviceSpec, FamilySpec
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec, ModelSpec

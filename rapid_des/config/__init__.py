@@ -10,8 +10,17 @@ from rapid_des.config.documents import (
     read_text,
     settings_named,
 )
-from rapid_des.config.presets import open_document, preset_file, preset_names, resolve
-from rapid_des.config.specs import Spec, decode, json_schema, to_tree, to_yaml
+from rapid_des.config.specs import (
+    Spec,
+    decode,
+    json_schema,
+    open_document,
+    preset_file,
+    preset_names,
+    resolve,
+    to_tree,
+    to_yaml,
+)
 
 __all__ = [
     "Document",

@@ -242,8 +242,8 @@ def count_rows(path: Path) -> tuple[tuple[int, ...], ...]:
     return tuple(rows)
 
 
-_KEPT = 1 << 16
-"""Characters of a text up to which what it holds is kept: nobody changes a document's tree in place."""
+_CACHED = 1 << 16
+"""Characters of a text up to which its tree is cached: nobody changes a document's tree in place."""
 
 
 @lru_cache(maxsize=256)
@@ -255,7 +255,7 @@ def _parsed(text: str, path: Path) -> object:
 def load_document(path: Path) -> Document:
     """Read one file whose top level is a mapping."""
     text = read_text(path)
-    tree = _parsed(text, path) if len(text) <= _KEPT else parse_text(text, path)
+    tree = _parsed(text, path) if len(text) <= _CACHED else parse_text(text, path)
     if not isinstance(tree, dict):
         kind = "empty" if tree is None else f"a {type(tree).__name__}"
         raise ConfigError(f"the top level must be a mapping of keys, it is {kind}", file=str(path))

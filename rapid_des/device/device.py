@@ -31,7 +31,7 @@ from rapid_des.config import (
     to_tree,
     to_yaml,
 )
-from rapid_des.config.presets import beside, preset_folder
+from rapid_des.config.specs import beside, preset_folder
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
     ATTENTION,

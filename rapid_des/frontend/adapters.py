@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 from rapid_des.device.operators import DTYPE_BITS, Gemm, Vector
 from rapid_des.frontend.layers import Layer
-from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import Operation, Shard
 from rapid_des.frontend.spec import AdaptersSpec, TrainingSpec
 
 A, B = "adapter.a", "adapter.b"

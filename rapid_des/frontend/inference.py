@@ -35,7 +35,7 @@ from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.model import embedding_forward, sampling
-from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.operations import Group, Operation, Shard
 from rapid_des.frontend.parts import (
     DRAFT,
     EMBEDDING,
@@ -49,7 +49,6 @@ from rapid_des.frontend.parts import (
     sections,
 )
 from rapid_des.frontend.routing import exchanges
-from rapid_des.frontend.shard import Group, Shard
 from rapid_des.frontend.spec import InferenceSpec, RequestsSpec
 from rapid_des.frontend.speculation import draft_list
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed

@@ -25,10 +25,10 @@ from rapid_des.frontend.groups import (
 )
 from rapid_des.frontend.layers.layer import Layer, LayerKind
 from rapid_des.frontend.model import Model
+from rapid_des.frontend.operations import Shard
 from rapid_des.frontend.recompute import layer_kinds
 from rapid_des.frontend.schedules import Plan, Schedule, Shape, schedule_of, with_pairs
 from rapid_des.frontend.schedules.plan import Placement
-from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
 from rapid_des.frontend.template import Domain

@@ -18,8 +18,7 @@ from typing import Unpack
 
 from rapid_des.device.operators import Dtype, Gemm, Vector
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.operations import Counts, OperationList
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import Counts, OperationList, Shard
 from rapid_des.frontend.spec import Recipe
 from rapid_des.units import ceil_divide
 

@@ -28,8 +28,14 @@ from rapid_des.frontend.matrices import (
     gather_gradient,
     reduce_output,
 )
-from rapid_des.frontend.operations import Operation, OperationList, following, norm_backward, norm_forward
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import (
+    Operation,
+    OperationList,
+    Shard,
+    following,
+    norm_backward,
+    norm_forward,
+)
 from rapid_des.frontend.spec import ModelSpec
 
 

@@ -26,9 +26,8 @@ from rapid_des.frontend.model import (
     prediction_backward,
     prediction_forward,
 )
-from rapid_des.frontend.operations import Operation, OperationList
+from rapid_des.frontend.operations import Operation, OperationList, Shard
 from rapid_des.frontend.schedules.plan import Phase, direction_of
-from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.speculation import drafting

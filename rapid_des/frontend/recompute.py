@@ -15,8 +15,7 @@ from typing import Literal, TypeAlias
 
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.layers.layer import CORE, LayerKind, Sublayer
-from rapid_des.frontend.operations import Operation, following
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import Operation, Shard, following
 from rapid_des.frontend.spec import TrainingSpec
 from rapid_des.frontend.template import INPUT
 

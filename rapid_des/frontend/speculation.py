@@ -24,8 +24,7 @@ from msgspec import structs
 
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, embedding_forward, model_of, projected, sampling
-from rapid_des.frontend.operations import Operation, following
-from rapid_des.frontend.shard import FEW_TOKENS, Group, Shard
+from rapid_des.frontend.operations import FEW_TOKENS, Group, Operation, Shard, following
 from rapid_des.frontend.spec import ModelSpec, SpeculativeSpec
 
 ShardOf: TypeAlias = Callable[[Job, tuple[Group, ...]], Shard]

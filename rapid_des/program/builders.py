@@ -25,7 +25,6 @@ from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
 from rapid_des.network.specs import MOST_CHUNKS
-from rapid_des.program.beside import NOTHING, Occupancy
 from rapid_des.program.program import NONE, Edges, Level, RankProgram, Rows, Template, VisitKind, joined
 from rapid_des.units import PS_PER_S
 
@@ -45,6 +44,18 @@ _NARROW = {
 
 LINK_ORDERS = MOST_CHUNKS
 """How many turns on links lie between two priorities of nodes."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Occupancy:
+    """What a kernel takes of its GPU from those beside it."""
+
+    sms: int = 0
+    traffic: int = 0
+    """Bytes a second from and to HBM."""
+
+
+NOTHING = Occupancy()
 
 
 @dataclass(frozen=True)

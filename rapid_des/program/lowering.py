@@ -22,9 +22,8 @@ from rapid_des.chakra.trace import (
 )
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.program.beside import NOTHING, with_company
-from rapid_des.program.builders import Expansion, MemberVisit, rank_program, service_times
-from rapid_des.program.communication import Communication
+from rapid_des.program.builders import NOTHING, Expansion, MemberVisit, rank_program, service_times
+from rapid_des.program.communication import Communication, with_company
 from rapid_des.program.delays import delay_table
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.library import libraries_of

@@ -26,9 +26,8 @@ from rapid_des.device.pricing import operator_model
 from rapid_des.frontend.inference import Pass, captures, one_pass, pass_lists, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import sampling
-from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.operations import Group, Operation
 from rapid_des.frontend.parts import EMBEDDING, HEAD, Section, stage_sections
-from rapid_des.frontend.shard import Group
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import simpy
 
-from rapid_des.frontend.shard import Group
+from rapid_des.frontend.operations import Group
 from rapid_des.serving.costs import Batch, Costs
 from rapid_des.serving.order import Fairness, by_fairness, by_priority
 from rapid_des.serving.policies import Plan, Policy

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.config import Document, Spec, open_document, resolve
-from rapid_des.config.presets import Kind
-from rapid_des.config.specs import check_setting
+from rapid_des.config.specs import Kind, check_setting
 from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec

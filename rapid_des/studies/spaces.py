@@ -13,7 +13,7 @@ from msgspec import Meta, structs
 
 from rapid_des.config import Document, Spec, apply_overrides, decode, open_document
 from rapid_des.config.documents import load_document
-from rapid_des.config.presets import resolve
+from rapid_des.config.specs import resolve
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.studies.axes import Axis, Choice, Reader

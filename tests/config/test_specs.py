@@ -20,7 +20,7 @@ from rapid_des.config import (
     resolve,
 )
 from rapid_des.config.documents import parse_text, read_text
-from rapid_des.config.presets import KINDS
+from rapid_des.config.specs import KINDS
 from rapid_des.errors import ConfigError
 from rapid_des.units import Bandwidth, Size
 

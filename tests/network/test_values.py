@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rapid_des.config import decode, load_document
-from rapid_des.config.presets import preset_folder
+from rapid_des.config.specs import preset_folder
 from rapid_des.frontend import load_job
 from rapid_des.machine import MachineSpec, load_machine
 from rapid_des.network.build import build

@@ -10,7 +10,7 @@ import pytest
 
 import rapid_des as rd
 from rapid_des.config.documents import load_document
-from rapid_des.config.presets import preset_folder
+from rapid_des.config.specs import preset_folder
 from rapid_des.device import load_device
 from rapid_des.report.basis import GEMM_DTYPES, JOBS, MEASURED, measured_topics
 from rapid_des.validation.jobs.rows import MeasuredJob

@@ -6,7 +6,7 @@ import pytest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import load_job
 from rapid_des.frontend.inference import one_pass
-from rapid_des.frontend.shard import Group
+from rapid_des.frontend.operations import Group
 from rapid_des.machine import load_machine
 from rapid_des.serving.costs import Batch, PassCosts
 from rapid_des.simulation import simulate

@@ -3,7 +3,7 @@
 import pytest
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.config.presets import preset_names
+from rapid_des.config.specs import preset_names
 from rapid_des.studies.spaces import load_study
 
 COUNTS = {"splits_64": 72, "fabrics_64": 24, "gpu_variants": 60, "memory": 96}

@@ -21,8 +21,7 @@ from typing import Unpack
 
 from rapid_des.device.operators import Attention, Vector
 from rapid_des.frontend.layers.layer import CORE, AttentionCore
-from rapid_des.frontend.operations import Counts, OperationList
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import Counts, OperationList, Shard
 from rapid_des.frontend.spec import ParallelismSpec
 
 _RING = "attention.kv_ring"

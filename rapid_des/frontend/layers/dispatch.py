@@ -31,8 +31,7 @@ from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.operations import OperationList
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import OperationList, Shard
 from rapid_des.frontend.spec import (
     BalancedLoad,
     DirichletLoad,

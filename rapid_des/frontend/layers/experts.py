@@ -24,8 +24,7 @@ from rapid_des.frontend.matrices import (
     column_forward,
     reduce_output,
 )
-from rapid_des.frontend.operations import OperationList
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import OperationList, Shard
 from rapid_des.frontend.spec import ExpertsSpec, ModelSpec, ParallelismSpec
 from rapid_des.units import ceil_divide
 

@@ -25,8 +25,7 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import Counts, OperationList, launch
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import Counts, OperationList, Shard, launch
 from rapid_des.frontend.spec import LatentAttentionSpec, ModelSpec, ParallelismSpec
 
 

@@ -18,13 +18,13 @@ from rapid_des.frontend.operations import (
     Counts,
     Operation,
     OperationList,
+    Shard,
     dropout_backward,
     norm_backward,
     norm_forward,
     residual_backward,
     residual_forward,
 )
-from rapid_des.frontend.shard import Shard
 from rapid_des.frontend.spec import Block, Norms, ParallelismSpec
 
 ONE_SUM: frozenset[Policy] = frozenset({"trtllm"})

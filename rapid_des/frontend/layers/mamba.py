@@ -17,8 +17,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
-from rapid_des.frontend.operations import OperationList
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import OperationList, Shard
 from rapid_des.frontend.spec import MambaSpec, ModelSpec, ParallelismSpec
 from rapid_des.units import ceil_divide
 

@@ -23,8 +23,7 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import Counts, OperationList, defers_bias, launch
-from rapid_des.frontend.shard import Shard
+from rapid_des.frontend.operations import Counts, OperationList, Shard, defers_bias, launch
 from rapid_des.frontend.spec import AttentionSpec, FeedForwardSpec, ModelSpec, ParallelismSpec
 
 ROTATING: frozenset[Policy] = frozenset({"trtllm"})

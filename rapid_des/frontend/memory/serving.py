@@ -18,6 +18,7 @@ from rapid_des.frontend.memory.events import (
     transient,
 )
 from rapid_des.frontend.memory.training import fragments, framework
+from rapid_des.frontend.operations import Group
 from rapid_des.frontend.parts import (
     DRAFT,
     EMBEDDING,
@@ -29,7 +30,6 @@ from rapid_des.frontend.parts import (
 )
 from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.routing import heaviest_place
-from rapid_des.frontend.shard import Group
 from rapid_des.frontend.speculation import draft_cache_bytes
 from rapid_des.units import ceil_divide
 

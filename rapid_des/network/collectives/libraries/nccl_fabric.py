@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, structs
 
 from rapid_des.config import Spec, decode, load_document
-from rapid_des.config.presets import preset_folder
+from rapid_des.config.specs import preset_folder
 from rapid_des.errors import ConfigError
 from rapid_des.units import Bandwidth, Duration, Size
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.config import Spec, decode, load_document
-from rapid_des.config.presets import preset_folder
+from rapid_des.config.specs import preset_folder
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place, nccl_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
