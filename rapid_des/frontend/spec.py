@@ -185,6 +185,8 @@ class ModelSpec(Spec, frozen=True):
     """Where each half has a norm: of what it reads, of what it adds (OLMo 2), or of both (Gemma 2)."""
     norm_bias: bool | None = None
     """Whether layer norms have biases beside their gains; unset: they have."""
+    norm_gain: bool = True
+    """Whether norms have a gain a channel; false: they have no parameters at all (OLMo)."""
     block: Block = "sequential"
     """Whether the feed-forward reads what attention made, or both the same stream (GPT-NeoX): each by a
     norm of its own, or by one (Falcon 7B)."""
@@ -207,7 +209,8 @@ class ModelSpec(Spec, frozen=True):
     @property
     def norm_parameters(self) -> int:
         """Parameters of one norm: a gain, and for LayerNorm a bias."""
-        return self.hidden * (2 if self.norm == "layer_norm" and self.norm_bias is not False else 1)
+        bias = self.norm == "layer_norm" and self.norm_bias is not False
+        return self.hidden * (1 + bias) * self.norm_gain
 
     @property
     def position_parameters(self) -> int:

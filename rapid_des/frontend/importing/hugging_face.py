@@ -43,14 +43,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "cohere": llama.cohere,
     "gemma": llama.gemma,
     "gemma2": llama.gemma2,
+    "gemma3": llama.gemma3_with_images,
     "gemma3_text": llama.gemma3,
     "glm": llama.glm,
     "glm4": llama.glm4,
+    "glm4_moe": llama.glm4_moe,
     "granite": llama.llama,
+    "granitemoe": llama.granitemoe,
     "mamba2": hybrid.mamba2,
     "nemotron_h": hybrid.nemotron_h,
+    "olmo": llama.olmo,
     "olmo2": llama.olmo2,
+    "olmo3": llama.olmo3,
     "olmoe": llama.olmoe,
+    "smollm3": llama.smollm3,
 }
 """By `model_type`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing.keys import Keys, spread
 
 Tree = dict[str, Any]
@@ -225,6 +226,23 @@ def gemma3(keys: Keys) -> Tree:
     return _windowed(keys, model, lambda layer: (layer + 1) % pattern != 0, default=4096)
 
 
+GEMMA3_TEXT = dict(
+    vocab_size=262_208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
+    num_key_value_heads=4, head_dim=256, max_position_embeddings=131_072,
+)  # fmt: skip
+"""What Gemma3TextConfig holds where a config.json says nothing."""
+
+
+def gemma3_with_images(keys: Keys) -> Tree:
+    """Read Gemma 3 as published from 4B on: the text model of `text_config`, without what sees images."""
+    text = Keys(GEMMA3_TEXT | keys.get("text_config", dict), keys.file)
+    keys.note("vision_config", "the tower for images and its projector are left out")
+    keys.ignore("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image")
+    model = gemma3(text)
+    text.finish()
+    return model
+
+
 def glm(keys: Keys, *, norms: str = "before") -> Tree:
     """Read GLM-4-9B: half of each head rotated, biases of queries, keys and values."""
     model = llama(keys, qkv_bias=True) | {"norms": norms}
@@ -235,6 +253,17 @@ def glm(keys: Keys, *, norms: str = "before") -> Tree:
 def glm4(keys: Keys) -> Tree:
     """Read GLM-4-0414: as before, with norms of what halves add."""
     return glm(keys, norms="both")
+
+
+def olmo(keys: Keys) -> Tree:
+    """Read OLMo: layer norms without parameters."""
+    keys.note("clip_qkv", "queries, keys and values are clamped, which costs nothing here")
+    return llama(keys) | {"norm": "layer_norm", "norm_bias": False, "norm_gain": False}
+
+
+def olmo3(keys: Keys) -> Tree:
+    """Read OLMo 3: OLMo 2 with a window in three layers of four."""
+    return _windowed(keys, olmo2(keys), lambda layer: (layer + 1) % 4 != 0, default=4096)
 
 
 def olmo2(keys: Keys) -> Tree:
@@ -248,6 +277,37 @@ def olmoe(keys: Keys) -> Tree:
     return model | {
         "feed_forward": _experts(keys, keys.count("num_experts"), model["feed_forward"]["hidden"])
     }
+
+
+def glm4_moe(keys: Keys) -> Tree:
+    """Read GLM-4.5: experts behind the first layers, one shared, a correction an expert."""
+    keys.ignore("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob")
+    normed = "head" if keys.flag("use_qk_norm", default=False) else "none"
+    model = glm(keys) | {"predictions": keys.count("num_nextn_predict_layers", 0)}
+    model["attention"] |= {"qkv_bias": keys.flag("attention_bias", default=False), "qk_norm": normed}
+    width, first = keys.count("moe_intermediate_size"), keys.count("first_k_dense_replace", 1)
+    experts = _experts(keys, keys.count("n_routed_experts"), width)
+    experts |= {"shared_hidden": width * keys.count("n_shared_experts", 1), "router_bias": True}
+    return with_layers(model, "feed_forward", experts, list(range(first, model["layers"])))
+
+
+def granitemoe(keys: Keys) -> Tree:
+    """Read Granite 3 with experts in every layer."""
+    model = llama(keys)
+    experts = _experts(keys, keys.count("num_local_experts"), model["feed_forward"]["hidden"])
+    return model | {"feed_forward": experts}
+
+
+def smollm3(keys: Keys) -> Tree:
+    """Read SmolLM3: one layer of four does not rotate queries and keys."""
+    model, every = llama(keys, tied=True), keys.count("no_rope_layer_interval", 4)
+    count = model["layers"]
+    rotated = keys.get("no_rope_layers", list, [(layer + 1) % every for layer in range(count)])
+    if len(rotated) != count:
+        raise ConfigError(f"must be a list of {count} layers", file=keys.file, key="no_rope_layers")
+    still = [layer for layer, flag in enumerate(rotated) if not flag]
+    model = with_layers(model, "attention", model["attention"] | {"rotary": 0.0}, still)
+    return _qwen_window(keys, model)
 
 
 def phi3(keys: Keys) -> Tree:

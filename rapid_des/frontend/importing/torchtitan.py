@@ -26,7 +26,12 @@ MODELS: Mapping[tuple[str, str], str] = {
 }
 """Model files by name and flavor."""
 SHAPING = ("model", "training", "parallelism", "activation_checkpoint", "compile", "float8", "quantize", "mx")
-"""Sections that say something of a step; the others speak of logs, checkpoints and rates."""
+"""Sections that say something of a step."""
+OTHERS = frozenset((
+    "checkpoint", "comm", "debug", "deepep", "experimental", "fault_tolerance", "job", "lr_scheduler",
+    "memory_estimation", "metrics", "optimizer", "profiling", "validation",
+))  # fmt: skip
+"""Sections of logs, checkpoints and rates."""
 WITHOUT_MEANING = frozenset((
     "components", "dataset", "dataset_path", "debug_moe_force_load_balance", "deterministic",
     "disable_loss_parallel", "enable_compiled_autograd", "filter_fqns", "gc_debug", "gc_freq",
@@ -61,6 +66,10 @@ def import_torchtitan(path: str | Path, *, gpus: int | None = None, model: str |
         for key in sorted(section.unread() - WITHOUT_MEANING)
         if section.tree[key] not in (False, None, "", [], {})
     ]
+    left += sorted(tree.keys() - set(SHAPING) - OTHERS)
+    optimizer = _section(tree, "optimizer", str(file)).get("name", "AdamW")
+    if optimizer not in ("Adam", "AdamW"):
+        notes.append(f"optimizer.name {optimizer}: the job's optimizer stays AdamW")
     if left:
         notes.append(f"left out: {', '.join(left)}")
     return imported(job, file, "torchtitan", notes)

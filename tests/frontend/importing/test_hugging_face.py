@@ -253,6 +253,56 @@ PUBLISHED = {
         ),
         7_298_617_344,
     ),
+    "olmo_7b": (
+        dict(
+            model_type="olmo", attention_bias=False, clip_qkv=None, hidden_act="silu", hidden_size=4096,
+            intermediate_size=11008, max_position_embeddings=2048, num_attention_heads=32,
+            num_hidden_layers=32, num_key_value_heads=32, tie_word_embeddings=False, vocab_size=50304,
+        ),
+        6_888_095_744,
+    ),
+    "gemma_3_4b": (  # the page prints all; 416,866,032 are of the vision tower, 2,950,272 of its projector
+        dict(
+            model_type="gemma3", boi_token_index=255999, eoi_token_index=256000, image_token_index=262144,
+            mm_tokens_per_image=256, vision_config={"model_type": "siglip_vision_model"},
+            text_config=dict(
+                model_type="gemma3_text", hidden_size=2560, intermediate_size=10240, num_hidden_layers=34,
+                rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window=1024,
+            ),
+        ),
+        4_300_079_472 - 416_866_032 - 2_950_272,
+    ),
+    "glm_4_5_air": (  # the page prints 110,468,824,832 with the layer that predicts a further token
+        dict(
+            model_type="glm4_moe", attention_bias=True, first_k_dense_replace=1, head_dim=128,
+            hidden_act="silu", hidden_size=4096, intermediate_size=10944, max_position_embeddings=131072,
+            moe_intermediate_size=1408, n_group=1, n_routed_experts=128, n_shared_experts=1,
+            norm_topk_prob=True, num_attention_heads=96, num_experts_per_tok=8, num_hidden_layers=46,
+            num_key_value_heads=8, num_nextn_predict_layers=1, partial_rotary_factor=0.5,
+            routed_scaling_factor=1.0, tie_word_embeddings=False, topk_group=1, use_qk_norm=False,
+            vocab_size=151552,
+        ),
+        106_852_251_264,
+    ),
+    "granite_3_1b_a400m": (
+        dict(
+            model_type="granitemoe", attention_bias=False, hidden_act="silu", hidden_size=1024,
+            intermediate_size=512, max_position_embeddings=4096, num_attention_heads=16,
+            num_experts_per_tok=8, num_hidden_layers=24, num_key_value_heads=8, num_local_experts=32,
+            tie_word_embeddings=True, vocab_size=49155,
+        ),
+        1_334_628_352,
+    ),
+    "smollm3_3b": (
+        dict(
+            model_type="smollm3", attention_bias=False, hidden_act="silu", hidden_size=2048,
+            intermediate_size=11008, layer_types=["full_attention"] * 36, max_position_embeddings=65536,
+            max_window_layers=28, mlp_bias=False, no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0] * 9,
+            num_attention_heads=16, num_hidden_layers=36, num_key_value_heads=4, sliding_window=None,
+            tie_word_embeddings=True, use_sliding_window=False, vocab_size=128256,
+        ),
+        3_075_098_624,
+    ),
     "olmoe_1b_7b": (
         dict(
             model_type="olmoe", attention_bias=False, clip_qkv=None, hidden_act="silu", hidden_size=2048,
@@ -293,6 +343,23 @@ def test_layers_are_as_the_config_has_them(written):
     assert import_hugging_face(written(DEEPSEEK_V3)).model.kind_of_layer == (0,) * 3 + (1,) * 58
     sparse = QWEN3_30B_A3B | dict(decoder_sparse_step=2, mlp_only_layers=[3])
     assert import_hugging_face(written(sparse)).model.kind_of_layer[:6] == (0, 1, 0, 0, 0, 1)
+
+
+def test_one_layer_of_four_of_smollm3_does_not_rotate(written):
+    model = import_hugging_face(written(PUBLISHED["smollm3_3b"][0])).model
+    assert model.kind_of_layer[:8] == (0, 0, 0, 1) * 2
+    config = PUBLISHED["smollm3_3b"][0] | {"no_rope_layers": [1, 0]}
+    with pytest.raises(ConfigError, match="no_rope_layers: must be a list of 36 layers"):
+        import_hugging_face(written(config))
+
+
+def test_of_gemma_3_the_text_model_is_read_and_what_is_left_out_named(written):
+    config, _ = PUBLISHED["gemma_3_4b"]
+    assert import_hugging_face(written(config)).notes == (
+        "vision_config: the tower for images and its projector are left out",
+    )
+    with pytest.raises(ConfigError, match=r"not understood: memory \(3\)"):
+        import_hugging_face(written(config | {"text_config": config["text_config"] | {"memory": 3}}))
 
 
 PRESETS = {

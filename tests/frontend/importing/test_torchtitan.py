@@ -76,6 +76,14 @@ def test_converters_make_products_narrow(tmp_path):
 def test_what_is_not_understood_is_named(tmp_path):
     text = TEXT.replace("[compile]", "[compile]\nmine = 3")
     assert job_of(tmp_path, text, gpus=8).notes == ("left out: compile.mine",)
+    strange = TEXT + "\n[sparse_attention]\nblocks = 3\n\n[profiling]\nenable_profiling = true\n"
+    assert job_of(tmp_path, strange, gpus=8).notes == ("left out: sparse_attention",)
+
+
+@pytest.mark.parametrize("name", ['"Muon"', "[1]"])
+def test_an_optimizer_that_the_job_does_not_get_is_named(tmp_path, name):
+    found = job_of(tmp_path, TEXT + f"\n[optimizer]\nname = {name}\n", gpus=8).notes
+    assert len(found) == 1 and "the job's optimizer stays AdamW" in found[0]
 
 
 @pytest.mark.parametrize(
