@@ -366,12 +366,37 @@ class Spray(Spec, frozen=True, kw_only=True):
     have no equal ways.
     """
 
-    ways: Annotated[int, Meta(ge=2, le=256)]
+    ways: Annotated[int, Meta(ge=1, le=256)]
     """Over how many, where there are so many; more than the choices that differ are not used."""
     per: Literal["part", "message"]
     """Whether the parts of a message take them in turn, or each message one by a hash of sender and time."""
     weights: Literal["equal", "bandwidth"] = "equal"
     """How often each is taken: alike, or by the bandwidth of its slowest link."""
+    choose: Literal["oblivious", "least_loaded"] = "oblivious"
+    """Blindly as said above, or at the source the way with the least queued on it at that instant (R12)."""
+    detours: Annotated[int, Meta(ge=0, le=256)] = 0
+    """How many longer ways over a third switch stand beside them, with least_loaded (Valiant, SIAM J. Comput.
+    11(2), 1982; UGAL with all queues known: Kim, Dally, Scott and Abts, ISCA 2008)."""
+    bias: Duration | None = None
+    """By how much sooner a message must come over a detour; needed where there are detours."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, what is wrong with it and what is allowed)."""
+        adaptive = self.choose == "least_loaded"
+        if self.ways + self.detours < 2:
+            yield "ways", f"{self.ways}; allowed: from 2, or 1 with detours"
+        if self.detours and not adaptive:
+            yield "detours", f"{self.detours} with choose oblivious; allowed: 0, or choose least_loaded"
+        if adaptive and self.weights != "equal":
+            yield (
+                "weights",
+                "bandwidth with choose least_loaded, which knows how fast links are; allowed: equal",
+            )
+        if (self.bias is None) != (self.detours == 0):
+            problem = (
+                "missing: how much sooner a detour must be" if self.detours else "stated without detours"
+            )
+            yield "bias", f"{problem}; allowed: a time where there are detours"
 
 
 class Switching(Spec, frozen=True, kw_only=True):
@@ -410,12 +435,17 @@ class Switching(Spec, frozen=True, kw_only=True):
             yield "segment", f"{segment}; allowed: above 0"
         if self.parts > 1 and mode != "cut_through":
             yield "parts", f"{self.parts}; allowed: 1, or more with mode cut_through"
-        if self.spray is not None and mode != "cut_through":
-            yield "spray", f"stated with mode {mode}; allowed: mode cut_through"
-        elif self.spray is not None and self.spray.per == "part" and self.parts == 1:
-            yield "spray.per", "part, but switching.parts is 1; allowed: message, or more parts"
+        if self.spray is not None:
+            yield from self._spraying(self.spray)
         if self.congestion is not None and mode != "cut_through":
             yield "congestion", f"stated with mode {mode}; allowed: mode cut_through"
+
+    def _spraying(self, spray: Spray) -> Iterator[tuple[str, str]]:
+        if self.mode != "cut_through":
+            yield "spray", f"stated with mode {self.mode}; allowed: mode cut_through"
+        elif spray.per == "part" and self.parts == 1:
+            yield "spray.per", "part, but switching.parts is 1; allowed: message, or more parts"
+        yield from ((f"spray.{key}", problem) for key, problem in spray.problems())
 
 
 class LinkOverride(Spec, frozen=True, kw_only=True):

@@ -1,19 +1,21 @@
-"""Equal ways over switches, for messages that are spread over several of them.
+"""Equal ways over switches, and longer ones beside them, for messages that are spread over several of them.
 
-A way comes by the GPUs by which the planned route comes. Between two of those it is any shortest path over
-switches and NICs, where the planned one is as short; dead links are left out.
+An equal way comes by the GPUs by which the planned route comes. Between two of those it is any shortest path
+over switches and NICs, where the planned one is as short; dead links are left out. A detour is a shortest
+path to a third switch and a shortest one on from there, longer than the plan and by no node twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from rapid_des.arrays import Int32s, Int64s, starts_of
+from rapid_des.arrays import Int32s, Int64s, hashed, starts_of
 from rapid_des.network.fabric import Fabric, Routes
-from rapid_des.network.paths import levels
+from rapid_des.network.paths import UNREACHED, levels
 from rapid_des.network.specs import Spray
 
 Path = tuple[int, ...]
@@ -21,33 +23,51 @@ _PLACES = 64
 """Length of the sequence that stands for unequal shares."""
 _TRIES = 4
 """Numbers that are tried for each way: some give one that is known."""
+_THIRD, _TURN = 21, 22
+"""What is hashed beside a flow's ends."""
 
 
-def spread(
-    fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray
-) -> tuple[Routes, Int64s, Int32s]:
-    """Return the routes with other ways behind them, and which of all these each route's parts take in turn.
+@dataclass(frozen=True)
+class Spread:
+    """Routes with other ways behind them, and by row, one a route, which of all these stand for it."""
 
-    The latter as the starts of rows, one a route, and their columns.
-    """
-    equal_routes = _EqualRoutes(fabric, dead)
-    known, cycles = [routes.of(route) for route in range(len(routes))], list[list[int]]()
+    routes: Routes
+    starts: Int64s
+    taken: Int32s
+    minimal: Int32s
+    """[row] how many of its columns are no detours; these come first."""
+
+
+def spread(fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray) -> Spread:
+    """Return the ways of all routes: in the order in which parts take them, or each once to choose from."""
+    ways = _EqualRoutes(fabric, dead)
+    known, turns, minimal = [routes.of(route) for route in range(len(routes))], list[list[int]](), list[int]()
     for route, planned in enumerate(known[:]):
-        paths = equal_routes.of(planned, spray.ways)
-        numbers = [route, *range(len(known), len(known) + len(paths) - 1)]
-        known += paths[1:]
+        paths = ways.of(planned, spray.ways)
+        detours = ways.detours(planned, spray.detours)
+        others = [*paths[1:], *detours]
+        numbers = [route, *range(len(known), len(known) + len(others))]
+        known += others
         shares = [int(fabric.bandwidth[list(path)].min()) if path else 1 for path in paths]
         equal = spray.weights == "equal" or len(set(shares)) == 1
-        cycles.append([numbers[number] for number in _interleaved([1] * len(paths) if equal else shares)])
+        minimal.append(len(paths))
+        if detours:
+            turns.append(numbers)
+        else:
+            turns.append([numbers[turn] for turn in _interleaved([1] * len(paths) if equal else shares)])
     links = np.array([link for path in known for link in path], np.int64)
-    order = np.array([number for row in cycles for number in row], np.int32)
-    return Routes(starts_of([len(path) for path in known]), links), starts_of(list(map(len, cycles))), order
+    return Spread(
+        Routes(starts_of([len(path) for path in known]), links),
+        starts_of(list(map(len, turns))),
+        np.array([number for row in turns for number in row], np.int32),
+        np.array(minimal, np.int32),
+    )
 
 
 def _interleaved(shares: Sequence[int]) -> Iterator[int]:
     """Yield whose turn it is so that each gets its share: the one that is farthest behind, the first on ties.
 
-    >>> list(_in_turn([1, 1, 1])), list(_in_turn([2, 1]))[:6]
+    >>> list(_interleaved([1, 1, 1])), list(_interleaved([2, 1]))[:6]
     ([0, 1, 2], [0, 1, 0, 0, 1, 0])
     """
     behind = [0] * len(shares)
@@ -74,6 +94,54 @@ class _EqualRoutes:
                 break
             paths[self._route(planned, number)] = None
         return list(paths)
+
+    def detours(self, planned: Path, most: int) -> list[Path]:
+        """Return up to so many longer ways between the ends of a route that crosses no GPU."""
+        found, legs = dict[Path, None](), list(self._legs(planned))
+        if most == 0 or len(legs) != 1:
+            return []
+        thirds = self._thirds(planned)
+        for number in range(2 * most * _TRIES if len(thirds) else 0):
+            path = self._over(planned, thirds, number)
+            if path is not None:
+                found[path] = None
+            if len(found) == most:
+                break
+        return list(found)
+
+    def _thirds(self, planned: Path) -> Int64s:
+        """Return the switches where a route may turn: of the dimensions that it crosses between switches."""
+        fabric, first = self._fabric, self._fabric.gpus + self._fabric.nics
+        links, between = list(planned), (fabric.source >= first) & (fabric.destination >= first)
+        dimensions = fabric.dimension[links][between[links]]
+        there = fabric.destination[between & self._alive & np.isin(fabric.dimension, dimensions)]
+        return np.setdiff1d(there, fabric.destination[links]).astype(np.int64)
+
+    def _over(self, planned: Path, thirds: Int64s, number: int) -> Path | None:
+        """Return a way over one of the third switches; None if that is no longer one, or comes back."""
+        fabric = self._fabric
+        ends = int(fabric.source[planned[0]]), int(fabric.destination[planned[-1]])
+        flow = np.array([ends[0]]), np.array([ends[1]])
+        third = int(thirds[int(hashed(*flow, (number, _THIRD))[0]) % len(thirds)])
+        turn, other = (int(hashed(*flow, (number, _TURN, half))[0]) for half in (0, 1))
+        there, on = self._shortest((ends[0], third), turn), self._shortest((third, ends[1]), other)
+        path = (*there, *on)
+        nodes = {ends[0], *fabric.destination[list(path)].tolist()}
+        simple = len(nodes) == len(path) + 1
+        return path if there and on and simple and len(path) > len(planned) else None
+
+    def _shortest(self, ends: tuple[int, int], number: int) -> Path:
+        """Return one of the shortest paths by no other GPU, by its number; none if there is none."""
+        (node, end), links = ends, list[int]()
+        hops = self._hops(end)
+        if hops[node] == UNREACHED:
+            return ()
+        while node != end:
+            nearer = self._nearer(node, end, hops)
+            number, turn = divmod(number, len(nearer))
+            links.append(nearer[turn])
+            node = int(self._fabric.destination[links[-1]])
+        return tuple(links)
 
     def _route(self, planned: Path, number: int) -> Path:
         """Return a way by its number: the digits say how far beside the plan it turns where ways part."""

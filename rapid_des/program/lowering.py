@@ -37,7 +37,7 @@ from rapid_des.program.program import (
 )
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits, require_alike
-from rapid_des.program.routes import geometry, sprayed
+from rapid_des.program.routes import geometry, sprayed, ways_back
 from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
 
 
@@ -173,7 +173,8 @@ class _Lowering:
             hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
         if held:
             fabric, switching = self.machine.fabric, self.machine.switching
-            hops, pairs = queue_pair_table(fabric, switching, routes, hops, routed.return_routes)
+            back = ways_back(routed.return_routes, len(routes), spray)
+            hops, pairs = queue_pair_table(fabric, switching, routes, hops, back)
         route_links, links = routes.links.astype(np.int32, copy=False), routed.links
         if self.replicas is not None and self.communication.analytic:
             require_alike(self.machine, self.replicas, self.groups.within_replica())

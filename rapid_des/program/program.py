@@ -81,6 +81,13 @@ R11 Delays. Where the machine states how late messages come, a message that cros
     and one for retries after losses, by that and the size. Its links, and what waits for its injection, know
     nothing of that.
 
+R12 Load. Where ways are chosen by load, a message at its injection, or each part as it sets off, takes the
+    way of its row that costs least: its own time over that way when idle (a message: that of its first
+    part); of each link of it what is left of the visit in service and the services, at rate 1, of those that
+    asked at earlier instants and wait; and on a detour the bias. So what sets off at one instant does not
+    see each other. Of equal ones the first is taken, where those that are no detours come first, both kinds
+    counted from the hash of R10 plus the part's number. Acknowledgements are no load.
+
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
 file or of hashes, nor on the engine. `engines.simpy` is the definition, `engines.compiled` the same rules
 as one loop; `tests/semantics` holds both to each rule by its name.
@@ -396,6 +403,18 @@ class FluidTable:
     """[route] the route of its acknowledgements."""
 
 
+class LoadTable(NamedTuple):
+    """R12: how a way is chosen by load."""
+
+    minimal: Int32s
+    """[route of a pair] how many columns of its row are no detours."""
+    bias: int
+    """Picoseconds that a detour must save."""
+
+
+NO_LOAD = LoadTable(np.zeros(0, np.int32), 0)
+
+
 @dataclass(frozen=True)
 class SprayTable:
     """By route of a pair, as rows: the routes that messages or their parts take instead.
@@ -407,6 +426,8 @@ class SprayTable:
     per_message: bool
     starts: Int64s
     routes: Int32s
+    load: LoadTable | None = None
+    """Which column is taken where that is decided by load (R12); None: as said above."""
 
 
 class DelayTable(NamedTuple):

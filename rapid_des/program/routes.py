@@ -19,7 +19,7 @@ from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.spraying import spread
 from rapid_des.network.switches import SwitchTrees
 from rapid_des.program.plans import tree_pairs, with_switches
-from rapid_des.program.program import SprayTable, Template, shapes
+from rapid_des.program.program import LoadTable, SprayTable, Template, shapes
 
 COMPARED = 64
 """Members above which not all pairs of a group are compared."""
@@ -327,5 +327,15 @@ def sprayed(machine: Machine, routes: Routes) -> tuple[Routes, SprayTable | None
     spray = machine.switching.spray
     if spray is None:
         return routes, None
-    routes, starts, numbers = spread(machine.fabric, machine.dead, routes, spray)
-    return routes, SprayTable(spray.per == "message", starts, numbers)
+    ways = spread(machine.fabric, machine.dead, routes, spray)
+    load = LoadTable(ways.minimal, int(spray.bias or 0)) if spray.choose == "least_loaded" else None
+    return ways.routes, SprayTable(spray.per == "message", ways.starts, ways.taken, load)
+
+
+def ways_back(back: Int32s, routes: int, spray: SprayTable | None) -> Int32s:
+    """Return the way back of each of so many routes: that of a pair's route for all its other ways."""
+    if spray is None:
+        return back
+    known = np.zeros(routes, np.int32)
+    known[spray.routes] = np.repeat(back, np.diff(spray.starts))
+    return known

@@ -16,3 +16,12 @@ def message_hash(position: int, injected: int, task: int) -> int:
     state = ((state ^ (injected >> 32)) * _GOLDEN >> 13) & _WORD
     state = ((state ^ position) * _GOLDEN >> 13) & _WORD
     return ((state ^ task) * _GOLDEN >> 13) & _WORD
+
+
+def column_of(number: int, place: int, minimal: int, count: int) -> int:
+    """Return which column of a row of ways is looked at: those that are no detours first, each from a number.
+
+    >>> [column_of(7, place, 2, 5) for place in range(5)]
+    [1, 0, 2, 3, 4]
+    """
+    return (number + place) % minimal if place < minimal else minimal + (number + place) % (count - minimal)

@@ -78,6 +78,21 @@ def beside(
     return TraceSet(traces, {"world": tuple(ranks)})
 
 
+def shift(ranks: int, by: int, size: int) -> TraceSet:
+    """Return every rank sending `size` bytes to the rank `by` above it, round the end, all at once.
+
+    By the GPUs of a group it is the worst case of a dragonfly with minimal routes (Kim, Dally, Scott and
+    Abts, ISCA 2008): all messages of a group go to one other.
+    """
+    nodes = _table(
+        [NodeKind.SEND, NodeKind.RECV], [size] * 2, peer=[0, 1], stream=[0, 1], streams=("send", "recv")
+    )
+    traces = [
+        RankTrace(rank, nodes, peers=((rank + by) % ranks, (rank - by) % ranks)) for rank in range(ranks)
+    ]
+    return TraceSet(tuple(traces), {"world": tuple(range(ranks))})
+
+
 def irregular(ranks: int, messages: int, *, stream: str, seed: int = 1) -> TraceSet:
     """Return every rank sending `messages` messages at once, of random sizes, to random others."""
     random = np.random.default_rng(seed)

@@ -47,9 +47,17 @@ SPRAYS = [
     PARTS | {"spray": {"ways": 3, "per": "part", "weights": "bandwidth"}},
     CUT | {"spray": {"ways": 2, "per": "message"}},
 ]
+BY_LOAD = {"ways": 2, "choose": "least_loaded", "detours": 2, "bias": "20 ns"}
+CHOOSING = [
+    PARTS | {"spray": BY_LOAD | {"per": "part"}},
+    CUT | {"spray": BY_LOAD | {"per": "message"}},
+    *(one | {"spray": BY_LOAD | {"per": per}} for one in PAIRS for per in ("part", "message")),
+]
+"""Ways chosen by load (R12)."""
 
 FLUID = [{"mode": "fluid"}, {"mode": "fluid", "protocol": PACKETS["protocol"]}]
 
+UPLINK = {"bandwidth": "500 MB/s", "latency": "50 ns"}
 FABRICS = [
     (ring(2),),
     (ring(5),),
@@ -62,8 +70,14 @@ FABRICS = [
     (ring(3), switch(2, bandwidth="500 MB/s")),
     (switch(2), ring(2), dimension("fully_connected", 2, bandwidth="250 MB/s")),
     (switch(4, nic={"gpus": 1, "bandwidth": "2 GB/s", "latency": "10 ns"}),),
-    (dimension("clos", 6, leaf_size=2, spines=2, uplink={"bandwidth": "500 MB/s", "latency": "50 ns"}),),
+    (dimension("clos", 6, leaf_size=2, spines=2, uplink=UPLINK),),
 ]
+WITH_WAYS = [
+    (dimension("clos", 6, leaf_size=2, spines=3, uplink=UPLINK),),
+    (dimension("hyperx", 8, routers=[2, 2], hosts=2, router_link=UPLINK),),
+    (dimension("fully_connected", 2), dimension("clos", 4, leaf_size=2, spines=2, uplink=UPLINK)),
+]
+"""Where messages have several ways, and detours."""
 ONE_FOR_ALL = [
     "ring",
     "bidirectional_ring",
@@ -84,9 +98,9 @@ HOPS = (*REROUTED, *PAIRS, *SPRAYS)
 
 
 @st.composite
-def machines(draw, switchings=REROUTED):
+def machines(draw, switchings=REROUTED, fabrics=FABRICS):
     """A machine of up to eight GPUs with any of these switchings and any algorithms."""
-    fabric = draw(st.sampled_from(FABRICS))
+    fabric = draw(st.sampled_from(fabrics))
     switching = draw(st.sampled_from(switchings))
     inside = [IN_SWITCH if part["shape"] in ("switch", "clos") else [] for part in fabric]
     algorithm = draw(st.sampled_from([*ONE_FOR_ALL, *max(inside), "auto"]))
@@ -153,10 +167,18 @@ def _priority(rng, wanted):
 
 @st.composite
 def programs(  # noqa: PLR0913 - what programs have, by name
-    draw, *, unordered=False, priorities=True, timetables=False, fluid=False, company=False, late=False
+    draw,
+    *,
+    unordered=False,
+    priorities=True,
+    timetables=False,
+    fluid=False,
+    company=False,
+    late=False,
+    choosing=False,
 ):
     """A lowered program."""
-    where = draw(machines(FLUID if fluid else HOPS))
+    where = draw(machines(CHOOSING, WITH_WAYS) if choosing else machines(FLUID if fluid else HOPS))
     program = lower(
         draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
     ).program

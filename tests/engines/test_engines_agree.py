@@ -74,6 +74,18 @@ def test_messages_that_come_late_over_links_that_are_shared(program):
 
 
 @FEW
+@given(programs(priorities=False, choosing=True))
+def test_ways_chosen_by_load_r12(program):
+    assert_engines_agree(program, trail=True)
+
+
+@FEW
+@given(programs(unordered=True, timetables=True, choosing=True))
+def test_ways_chosen_by_load_at_rates_and_priorities_that_change_r12(program):
+    assert_engines_agree(program, trail=True)
+
+
+@FEW
 @given(st.data())
 def test_timetables_that_change_no_rate_change_nothing(data):
     where = data.draw(machines())

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import starts_of
+from rapid_des.arrays import joined, joined_starts, starts_of
 from rapid_des.program.program import (
     NO_DELAYS,
     NO_FLUID,
+    NO_LOAD,
     NO_QUEUE_PAIRS,
     NO_SPRAY,
     NO_TAILS,
@@ -27,6 +28,7 @@ from rapid_des.program.program import (
     PartTable,
     Program,
     RankProgram,
+    SprayTable,
     Template,
     Timetable,
     VisitKind,
@@ -34,9 +36,6 @@ from rapid_des.program.program import (
 )
 
 Array = NDArray[Any]
-
-_MANY = 256
-"""Columns that numpy joins faster than a loop does."""
 
 
 class Visits(NamedTuple):
@@ -164,8 +163,11 @@ class Network(NamedTuple):
     spray_starts: Array
     spray_routes: Array
     """As `SprayTable` has them, else empty."""
+    minimal_routes: Array
+    """As `LoadTable` has them, else empty."""
+    bias: Array
     sprays: Array
-    """Whether parts take several ways, and whether messages do."""
+    """Whether parts take several ways in turn, whether messages do blindly, and both by load."""
 
 
 class Companies(NamedTuple):
@@ -197,7 +199,7 @@ def flatten(program: Program) -> Flat:
 
 def _visits(program: Program) -> Visits:
     def column(of: Callable[[RankProgram], Array], dtype: type[np.generic] = np.int32) -> Array:
-        return _joined([of(part) for part in program.programs], dtype)
+        return joined([of(part) for part in program.programs], dtype)
 
     return Visits(
         kind=column(lambda part: part.kind, np.int8),
@@ -213,7 +215,7 @@ def _visits(program: Program) -> Visits:
         sub=column(lambda part: part.sub),
         template=column(lambda part: part.template),
         need=column(lambda part: part.need),
-        edge_starts=_joined_starts([part.edge_starts for part in program.programs]),
+        edge_starts=joined_starts([part.edge_starts for part in program.programs]),
         edge_target=column(lambda part: part.edge_target),
         edge_lag=column(lambda part: part.edge_lag, np.int64),
         edge_at_start=column(lambda part: part.edge_at_start, np.bool_),
@@ -242,7 +244,7 @@ def _companies(program: Program) -> Companies:
         firsts.append(np.where(company.kind == NONE, NONE, begin + company.kind * company.shares.shape[1]))
         shares.append(company.shares.ravel())
         begin += company.shares.size
-    return Companies(_joined(weights, np.int32), _joined(firsts, np.int32), _joined(shares, np.int64))
+    return Companies(joined(weights, np.int32), joined(firsts, np.int32), joined(shares, np.int64))
 
 
 def _ranks(program: Program) -> Ranks:
@@ -259,18 +261,18 @@ def _ranks(program: Program) -> Ranks:
         flat=program.visits().astype(np.int64),
         slot=starts_of([len(binding.groups) for binding in program.bindings]),
         server=starts_of(servers),
-        slot_group=_joined([binding.groups for binding in program.bindings], np.int32),
-        slot_member=_joined([binding.members for binding in program.bindings], np.int32),
+        slot_group=joined([binding.groups for binding in program.bindings], np.int32),
+        slot_member=joined([binding.members for binding in program.bindings], np.int32),
         of_server=np.repeat(np.arange(len(parts)), servers).astype(np.int32),
-        capacity=_joined([part.server_capacity for part in parts], np.int32),
-        level=_joined([part.server_level for part in parts], np.int8),
-        heap=starts_of(_joined(kept, np.int64).tolist()),
+        capacity=joined([part.server_capacity for part in parts], np.int32),
+        level=joined([part.server_level for part in parts], np.int8),
+        heap=starts_of(joined(kept, np.int64).tolist()),
     )
 
 
 def _tasks(program: Program) -> Tasks:
     def column(of: Callable[[Template], Array], dtype: type[np.generic] = np.int32) -> Array:
-        return _joined([of(template) for template in distinct], dtype)
+        return joined([of(template) for template in distinct], dtype)
 
     templates = [template.expanded() for template in program.templates]
     numbers: dict[Hashable, int] = {}
@@ -284,13 +286,13 @@ def _tasks(program: Program) -> Tasks:
         first_member=starts_of([template.members for template in distinct])[shape],
         pair=column(lambda template: template.pair),
         source=column(lambda template: template.source),
-        size=_joined([template.size for template in templates], np.int32),
+        size=joined([template.size for template in templates], np.int32),
         need=column(lambda template: template.need),
-        edge_starts=_joined_starts([template.edge_starts for template in distinct]),
+        edge_starts=joined_starts([template.edge_starts for template in distinct]),
         edge_target=column(lambda template: template.edge_target),
         edge_lag=column(lambda template: template.edge_lag, np.int64),
         edge_at_injection=column(lambda template: template.edge_at_injection, np.bool_),
-        arrival_starts=_joined_starts([template.arrival_starts for template in distinct]),
+        arrival_starts=joined_starts([template.arrival_starts for template in distinct]),
         arrival_target=column(lambda template: template.arrival_target),
         arrival_lag=column(lambda template: template.arrival_lag, np.int64),
         member_need=column(lambda template: template.member_need),
@@ -305,6 +307,7 @@ def _network(program: Program) -> Network:
     visit_table, work_tables = _of_visits(program)
     fluid, pairs = program.fluid or NO_FLUID, program.queue_pairs or NO_QUEUE_PAIRS
     tails, spray = program.hops.tails or NO_TAILS, program.spray or NO_SPRAY
+    load = spray.load or NO_LOAD
     rows = np.arange(len(program.hops.bytes), dtype=np.int32)
     parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
     return Network(
@@ -312,7 +315,7 @@ def _network(program: Program) -> Network:
         use_starts=starts_of([len(use) for use in uses]),
         use_template=np.array([template for use in uses for template, _ in use], np.int32),
         use_base=starts_of([len(routes) for routes in flat]),
-        pair_route=_joined(flat, np.int32),
+        pair_route=joined(flat, np.int32),
         route_starts=program.route_starts.astype(np.int64),
         route_links=program.route_links.astype(np.int32),
         route_class=program.route_class.astype(np.int32),
@@ -343,8 +346,18 @@ def _network(program: Program) -> Network:
         detour=np.zeros(0, np.int32),
         spray_starts=spray.starts,
         spray_routes=spray.routes,
-        sprays=np.array([len(spray.routes) and not spray.per_message, spray.per_message], np.bool_),
+        minimal_routes=load.minimal,
+        bias=np.array([load.bias], np.int64),
+        sprays=_sprays(program.spray),
     )
+
+
+def _sprays(spray: SprayTable | None) -> Array:
+    """Return whether parts take ways in turn, messages blindly, parts by load, messages by load."""
+    kinds = np.zeros(4, np.bool_)
+    if spray is not None:
+        kinds[2 * (spray.load is not None) + spray.per_message] = True
+    return kinds
 
 
 def _of_visits(program: Program) -> tuple[Array, list[Timetable]]:
@@ -374,26 +387,4 @@ def _rows(tables: Sequence[Timetable | None]) -> Array:
 
 
 def _steps(tables: Sequence[Timetable | None], of: Callable[[Timetable], Array]) -> Array:
-    return _joined([of(table) for table in tables if table is not None], np.int64)
-
-
-def _joined(parts: Sequence[Array], dtype: type[np.generic]) -> Array:
-    """Return columns one after the other, as another type."""
-    if len(parts) > _MANY:  # it casts beside the result, which matters for few large ones
-        return np.concatenate(parts, dtype=dtype, casting="unsafe")
-    joined = np.empty(sum(len(part) for part in parts), dtype)
-    begin = 0
-    for part in parts:
-        joined[begin : begin + len(part)] = part
-        begin += len(part)
-    return joined
-
-
-def _joined_starts(rows: Sequence[Array]) -> Array:
-    """Join row starts: each part's begin where the part before ended."""
-    starts = np.zeros(sum(len(row) - 1 for row in rows) + 1, np.int64)
-    begin = 0
-    for row in rows:
-        starts[begin + 1 : begin + len(row)] = starts[begin] - row[0] + row[1:]
-        begin += len(row) - 1
-    return starts
+    return joined([of(table) for table in tables if table is not None], np.int64)

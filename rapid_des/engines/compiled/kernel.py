@@ -45,7 +45,16 @@ from rapid_des.engines.compiled.steps import (
     use_of,
     visit_end,
 )
-from rapid_des.engines.compiled.ways import lateness, message_hash, set_off, sprayed_route
+from rapid_des.engines.compiled.ways import (
+    choose_way,
+    count_asking,
+    lateness,
+    least_loaded,
+    message_hash,
+    service_of,
+    set_off,
+    sprayed_route,
+)
 
 READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE, LATE = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
@@ -92,6 +101,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
     fifo, recording, fluid, tails = state.flags[0], state.flags[1], state.flags[2], state.flags[3]
     paired, closing, contends = state.flags[4], state.flags[5], state.flags[6]
     parts_spray, messages_spray, delayed = state.flags[7], state.flags[8], state.flags[9]
+    parts_choose, messages_choose = state.flags[10], state.flags[11]
     listed = fluid or closing
     phase, depth, touched_links = cursor[PHASE], cursor[DEPTH], cursor[LINKS]
     server_index, asking, now = cursor[SERVER], cursor[ASKING], cursor[NOW]
@@ -154,11 +164,15 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 # may come meanwhile. With equal priorities nobody overtakes: all that asked are served in
                 # order, each from when the one before it is through, and there is no queue.
                 if not fifo:
+                    if parts_choose or messages_choose:
+                        count_asking(network, state, transfers, link, first)
                     insert_waiting(visits, ranks, transfers, state, link, first)
                     first = state.queue[link] if state.busy[link] <= now else NONE
                     if first != NONE:
                         state.queue[link] = transfers.next[first]
                         transfers.next[first] = NONE
+                        if parts_choose or messages_choose:
+                            state.waits[link] -= service_of(network, transfers, first)
                 while first != NONE:
                     following = transfers.next[first]
                     start = max(now, state.busy[link])
@@ -440,6 +454,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.visit[transfer] = member_visit[entry]
                 if messages_spray:
                     route = sprayed_route(network, route, message_hash(member_rank[entry], now, b))
+                if messages_choose:
+                    number = message_hash(member_rank[entry], now, b)
+                    route = least_loaded(network, state, route, transfers.size[transfer], number, now)
                 transfers.route[transfer] = route
                 first = sprayed_route(network, route, 0) if parts_spray else route
                 set_off(network, transfers, transfer, first)
@@ -463,6 +480,8 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         elif kind == HOP:
             if transfers.hop[a] < transfers.end[a]:
                 transfers.ready[a] = now
+                if parts_choose and transfers.hop[a] == transfers.begin[a]:
+                    choose_way(network, state, transfers, a, now)
                 if transfers.parts[a] > 0 and not paired:
                     # Parts are handed over at a link's pace; each makes the next, so that a message of a
                     # million parts needs room for those that are on their way only.

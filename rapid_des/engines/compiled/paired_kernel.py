@@ -33,6 +33,7 @@ from rapid_des.engines.compiled.steps import (
     rank_decides,
     sort_asked,
 )
+from rapid_des.engines.compiled.ways import count_asking, service_of
 
 _EVENTS = 4
 """At most these come of a visit that a link takes: its end, the link's, a next part, an acknowledgement."""
@@ -66,6 +67,8 @@ def _links_choose(flat: Flat, state: State, pools: Pools) -> None:
         if state.busy[link] <= now:
             transfer = take(flat.visits, flat.ranks, flat.network, transfers, state, link)
             if transfer != NONE:
+                if len(state.waits):
+                    state.waits[link] -= service_of(flat.network, transfers, transfer)
                 _serve(flat, state, pools, link, transfer)
         if (state.queue[link] != NONE or state.local[link] != NONE) and not state.armed[link]:
             state.armed[link] = True
@@ -84,6 +87,8 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int) -> None:
     if transfers.next[first] >= 0:
         state.totals[TIES] += rank_decides(transfers, first)
         first = sort_asked(transfers, first)
+    if len(state.waits):
+        count_asking(flat.network, state, transfers, link, first)
     while first != NONE:
         following = transfers.next[first]
         if transfers.hop[first] == transfers.begin[first]:

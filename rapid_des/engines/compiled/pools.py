@@ -168,6 +168,8 @@ class State(NamedTuple):
     owed: Array
     """Link to the picoseconds that its acknowledgements took when the last ones were posted."""
     posted: Array
+    waits: Array
+    """Link to the services of those that wait for it, where ways are chosen by load and it has a queue."""
     touched: Array
     touched_servers: Array
     touched_count: Array
@@ -182,7 +184,7 @@ class State(NamedTuple):
     flags: Array
     """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed,
     messages have queue pairs, links close, visits slow each other, parts are sprayed, messages are, messages
-    come late]."""
+    come late, parts choose by load, messages do]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -208,7 +210,9 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
     visits, ranks, paired = flat.visits, flat.ranks, len(flat.network.acknowledgements) > 0
     ports = links if paired else 0
     total, servers = int(ranks.flat[-1]), int(ranks.server[-1])
-    contends = bool(flat.company.weight.size)
+    contends, sprays = bool(flat.company.weight.size), flat.network.sprays
+    adaptive = bool(sprays[2] or sprays[3])
+    in_order = bool((visits.link_priority == visits.link_priority[:1]).all())
     ends = np.append(ranks.program, 0)[:-1] + np.diff(ranks.flat)
     need = [visits.need[first:last] for first, last in zip(ranks.program, ends, strict=True)]
     return State(
@@ -242,6 +246,7 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         served=np.zeros((ports, 2), np.int64),
         owed=np.zeros(ports, np.int64),
         posted=np.zeros(ports, np.int64),
+        waits=np.zeros(links * adaptive, np.int64),
         touched=np.zeros(links, np.int32),
         touched_servers=np.zeros((2, servers), np.int32),
         touched_count=np.zeros(2, np.int64),
@@ -252,16 +257,18 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE, _UNPAUSED, NONE, 0], np.int64),
         flags=np.array(
             [
-                (visits.link_priority == visits.link_priority[:1]).all(),
+                in_order and not (adaptive and flat.network.link_time.size),
                 trail,
                 fluid,
                 flat.network.along.size,
                 paired,
                 flat.network.detour.size,
                 contends,
-                flat.network.sprays[0],
-                flat.network.sprays[1],
+                sprays[0],
+                sprays[1],
                 flat.delays.noise.size,
+                sprays[2],
+                sprays[3],
             ],
             np.bool_,
         ),

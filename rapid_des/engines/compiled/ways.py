@@ -1,15 +1,16 @@
-"""R10 and R11 in the compiled engine: which of several ways a transfer takes, and how late it comes."""
+"""R10 to R12 in the compiled engine: which of several ways a transfer takes, and how late it comes."""
 
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.flat import Network
-from rapid_des.engines.compiled.pools import Transfers
+from rapid_des.engines.compiled.pools import State, Transfers
 from rapid_des.program import delays, spraying
 from rapid_des.program.delays import NOISE, RETRIES
-from rapid_des.program.program import DelayTable
+from rapid_des.program.program import NONE, DelayTable
 
 message_hash = compilable(spraying.message_hash)
+column_of = compilable(spraying.column_of)
 compilable(delays.mix)
 draw_of = compilable(delays.draw_of)
 first_above = compilable(delays.first_above)
@@ -27,6 +28,58 @@ def set_off(network: Network, transfers: Transfers, transfer: int, route: int) -
     """Put a transfer at the begin of a route."""
     transfers.begin[transfer] = transfers.hop[transfer] = network.route_starts[route]
     transfers.end[transfer] = network.route_starts[route + 1]
+
+
+@compilable
+def least_loaded(  # noqa: PLR0913 - flat arrays
+    network: Network, state: State, route: int, size: int, number: int, now: int
+) -> int:
+    """Return the way that a part or a message takes by what is queued on each (R12)."""
+    first, count = network.spray_starts[route], network.spray_starts[route + 1] - network.spray_starts[route]
+    if count == 1:
+        return network.spray_routes[first]
+    minimal, taken, least = network.minimal_routes[route], NONE, 0
+    for place in range(count):
+        column = column_of(number, place, minimal, count)
+        other = network.spray_routes[first + column]
+        cost = network.bias[0] if column >= minimal else 0
+        last = network.route_starts[other + 1] - 1
+        for hop in range(network.route_starts[other], last + 1):
+            link, service = network.route_links[hop], network.route_class[hop]
+            crossing = network.occupancy[size, service] if hop == last else network.head[size, service]
+            cost += crossing + network.lag[size, service]
+            cost += max(0, state.busy[link] - now) + state.waits[link]
+        if taken == NONE or cost < least:
+            taken, least = other, cost
+    return taken
+
+
+@compilable
+def choose_way(network: Network, state: State, transfers: Transfers, part: int, now: int) -> None:
+    """Put a part that sets off at the begin of the way that it chooses by load."""
+    message = transfers.message[part]
+    sent = message_hash(transfers.rank[part], transfers.injected[part], transfers.task[part])
+    number, size = sent + transfers.part[part], transfers.size[part]
+    set_off(
+        network,
+        transfers,
+        part,
+        least_loaded(network, state, transfers.route[message], size, number, now),
+    )
+
+
+@compilable
+def count_asking(network: Network, state: State, transfers: Transfers, link: int, first: int) -> None:
+    """Add the linked transfers that ask a link at this instant to what waits for it."""
+    while first != NONE:
+        state.waits[link] += service_of(network, transfers, first)
+        first = transfers.next[first]
+
+
+@compilable
+def service_of(network: Network, transfers: Transfers, transfer: int) -> int:
+    """Return how long a transfer takes its next link, at rate 1."""
+    return network.occupancy[transfers.size[transfer], network.route_class[transfers.hop[transfer]]]
 
 
 @compilable

@@ -72,8 +72,9 @@ class Instance:
         """Return what is sent for a task, and over which links."""
         source = self.members[self.template.source[task]]
         assert source is not None, "a member sends before it arrived"
-        route = links.message_route(self.routes[self.template.pair[task]], source[0], task)
-        return links.parts(route, self.template.size[task])
+        size = self.template.size[task]
+        route = links.message_route(self.routes[self.template.pair[task]], size, (source[0], task))
+        return links.parts(route, size)
 
     def shared(self, fluid: FluidLinks, task: int) -> Shared | None:
         """Return what is sent for a task where flows share links; None if it crosses none."""

@@ -17,7 +17,8 @@ from simpy.events import Event, Process, Timeout
 from simpy.exceptions import Interrupt
 
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Request, Server
-from rapid_des.program.program import NONE, Program, SprayTable, Trail
+from rapid_des.engines.simpy.ways import Ways
+from rapid_des.program.program import NONE, Program, Trail
 from rapid_des.program.services import services_of
 from rapid_des.program.spraying import message_hash
 from rapid_des.program.timetable import hop_times, tail_crosses
@@ -70,6 +71,14 @@ class Piece:
     """When its last byte has crossed the last of them."""
     cut: int = NONE
     """The farthest hop at which bytes were cut off: what earlier hops still serve is lost."""
+
+
+class Journey(list[tuple[int, Legs]]):
+    """The parts of a message on a route, with the size row of each."""
+
+    def __init__(self, parts: Parts, route: int, rows: Sequence[int]) -> None:
+        super().__init__(parts)
+        self.route, self.rows = route, rows
 
 
 class Hop(Request):
@@ -152,6 +161,7 @@ class Links:
         }
         self.payload: list[int] = program.hops.bytes.tolist()
         self.closing: Closing | None = None
+        self.ways = None if program.spray is None else Ways(program, program.spray, self.load)
         self.trail = trail
         self.ties = ties
         self.hops = 0
@@ -160,38 +170,61 @@ class Links:
         self._starts = program.route_starts.tolist()
         self._arbiter = arbiter
         self._servers: dict[int, Server[Hop]] = {}
-        self._parts: dict[tuple[int, int], Parts] = {}
+        self._parts: dict[tuple[int, int], Journey] = {}
         self._books: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
         """By link and label: bytes, picoseconds of service, picoseconds that pieces waited."""
 
-    def parts(self, route: int, size: int) -> Parts:
+    def parts(self, route: int, size: int) -> Journey:
         """Return the parts of a message of a size row on a route; kept, as collectives repeat themselves."""
         parts = self._parts.get((route, size))
         if parts is None:
             rows, table = [size], self.program.hops.parts
             if table is not None and self._starts[route] < self._starts[route + 1]:
                 rows = [int(table.first[size])] * int(table.count[size] - 1) + [int(table.last[size])]
-            parts = self._parts[route, size] = [
-                (self.payload[row], self._legs(self.part_route(route, part), row))
-                for part, row in enumerate(rows)
-            ]
+            parts = self._parts[route, size] = Journey(
+                [
+                    (self.payload[row], self._legs(self.part_route(route, part), row))
+                    for part, row in enumerate(rows)
+                ],
+                route,
+                rows,
+            )
         return parts
 
     def part_route(self, route: int, part: int) -> int:
-        """Return the route that a part of a message takes."""
-        spray = self.program.spray
-        return route if spray is None or spray.per_message else self._sprayed(spray, route, part)
-
-    def message_route(self, route: int, position: int, task: int) -> int:
-        """Return the route that a rank's message takes which begins now."""
-        spray = self.program.spray
-        if spray is None or not spray.per_message:
+        """Return the route that a part of a message takes, if its number says so."""
+        ways = self.ways
+        if ways is None or ways.per_message or ways.by_load:
             return route
-        return self._sprayed(spray, route, message_hash(position, self.env.now, task))
+        return ways.choose(route, NONE, part)
 
-    def _sprayed(self, spray: SprayTable, route: int, number: int) -> int:
-        first, last = int(spray.starts[route]), int(spray.starts[route + 1])
-        return int(spray.routes[first + number % (last - first)])
+    def message_route(self, route: int, size: int, who: tuple[int, int]) -> int:
+        """Return the route that a message takes which begins now; `who` are its rank's position and task."""
+        ways = self.ways
+        if ways is None or not ways.per_message:
+            return route
+        table, (position, task) = self.program.hops.parts, who
+        first = size if table is None else int(table.first[size])
+        return ways.choose(route, first, message_hash(position, self.env.now, task))
+
+    def load(self, link: int) -> int:
+        """Return what a link has left of what it serves, and of who waits since an earlier instant (R12)."""
+        server, now = self._servers.get(link), self.env.now
+        if server is None:
+            return 0
+        left = sum(max(0, hop.free - now) for hop in server.users)
+        waiting = (hop for _, hop in server.queue if hop.ready < now)
+        return left + sum(service_time_of(hop.piece, hop.place) for hop in waiting)
+
+    def way_of(self, message: Message, journey: Journey, part: int) -> tuple[int, Legs]:
+        """Return the route that a part takes which sets off now, and its legs."""
+        legs, ways = journey[part][1], self.ways
+        if ways is None or ways.per_message or not ways.by_load or not legs:
+            return self.part_route(journey.route, part), legs
+        position, injected, _, _, task = message.order
+        number, row = message_hash(position, injected, task) + part, journey.rows[part]
+        route = ways.choose(journey.route, row, number)
+        return route, self._legs(route, row)
 
     def _legs(self, route: int, size: int) -> Legs:
         program, hops = self.program, slice(self._starts[route], self._starts[route + 1])
@@ -204,10 +237,21 @@ class Links:
             parts = self.closing.around(message, parts)
         # a sender hands parts over at the rate of a link of their way, whoever else uses that
         message.pieces = len(parts)
+        if self.ways is not None and isinstance(parts, Journey):
+            self.env.process(self._part_by_part(message, parts))
+            return
         wait = 0
         for number, (size, legs) in enumerate(parts):
             self.start(Piece(message, legs, size, number), wait)
-            wait += max((occupancy for _, (occupancy, *_) in legs[: 1 if message.ahead else None]), default=0)
+            wait += _pace(message, legs)
+
+    def _part_by_part(self, message: Message, journey: Journey) -> Steps:
+        """Have parts set off one after the other, each on the way that it takes then."""
+        for part, (size, _) in enumerate(journey):
+            _, legs = self.way_of(message, journey, part)
+            self.start(Piece(message, legs, size, part))
+            if part + 1 < len(journey):
+                yield Timeout(self.env, _pace(message, legs))
 
     def start(self, piece: Piece, wait: int = 0) -> None:
         """Have a piece set off after a while."""
@@ -313,6 +357,17 @@ class Links:
         for place, sums in self._books.items():
             table[place] = sums[which]
         return table
+
+
+def _pace(message: Message, legs: Legs) -> int:
+    """Return how long after a part the next one is handed over: at the rate of a link of its way."""
+    return max((occupancy for _, (occupancy, *_) in legs[: 1 if message.ahead else None]), default=0)
+
+
+def service_time_of(piece: Piece, place: int) -> int:
+    """Return how long a piece takes a link, at rate 1."""
+    _, (occupancy, *_) = piece.legs[place]
+    return occupancy
 
 
 def trail_of(hops: list[Hop]) -> Trail:

@@ -1,4 +1,4 @@
-"""R9: every message has a queue pair; those of a GPU take turns, and windows hold them back.
+"""R9: every message has a queue pair; those of a GPU take kinds, and windows hold them back.
 
 part 0 ──► first link ──► … ──► last link ──► arrived
               │ done with it        │ its acknowledgement is back, a window later
@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import cast
 
-from rapid_des.engines.simpy.links import Hop, Legs, Links, Message, Parts, Piece, TieCounter
+from rapid_des.engines.simpy.links import (
+    Hop,
+    Journey,
+    Links,
+    Message,
+    Parts,
+    Piece,
+    TieCounter,
+    service_time_of,
+)
 from rapid_des.engines.simpy.servers import Arbiter, Key, Server
 from rapid_des.program.program import Program, QueuePairTable
 
@@ -47,7 +56,7 @@ class Port(Server[Hop]):
         hop = heads[kind]
         if len(heads) == 1:
             self.served[1 - kind] = max(self.served)
-        self.served[kind] += _service(hop.piece, hop.place)
+        self.served[kind] += service_time_of(hop.piece, hop.place)
         if isinstance(hop.piece, Part) and kind == LOCAL:
             self.tag = hop.piece.tag
         hop.cancel()
@@ -72,12 +81,10 @@ class Flow:
     """A message's queue pair."""
 
     message: Message
-    parts: Parts
+    parts: Journey
     back: Sequence[int]
     acknowledgements: Sequence[int]
     """By part."""
-    answer: Sequence[int]
-    """By part: picoseconds from its arrival until the window moves on."""
     credits: int
     """Parts that it may hand over."""
     awaited: int
@@ -97,14 +104,8 @@ class Part(Piece):
     flow: Flow | None = None
     tag: int = 0
     """Its start tag at the first link."""
-
-
-class Journey(list[tuple[int, Legs]]):
-    """The parts of a message, and the route and the size row that they follow from."""
-
-    def __init__(self, parts: Parts, route: int, size: int) -> None:
-        super().__init__(parts)
-        self.route, self.size = route, size
+    answer: int = 0
+    """Picoseconds from its arrival until the window moves on."""
 
 
 class PairedLinks(Links):
@@ -117,29 +118,21 @@ class PairedLinks(Links):
         assert program.queue_pairs is not None
         self._table: QueuePairTable = program.queue_pairs
 
-    def parts(self, route: int, size: int) -> Parts:
-        """Return the parts of a message of a size row on a route, with both."""
-        return Journey(super().parts(route, size), route, size)
-
     def send(self, message: Message, parts: Parts) -> None:
         """Have a message set off, to others on a queue pair of its own."""
         if not parts[0][1]:
             super().send(message, parts)
             return
         assert isinstance(parts, Journey), "nothing reroutes queue pairs"
-        program, table, cut = self.program, self._table, self.program.hops.parts
-        route, size = parts.route, parts.size
-        first = size if cut is None else int(cut.first[size])
-        last = size if cut is None else int(cut.last[size])
+        program, table, route = self.program, self._table, parts.route
         classes = program.route_class[self._starts[route] : self._starts[route + 1]].tolist()
         back = int(table.back[route])
-        allowance = int(table.allowance[first, classes[0]])
+        allowance = int(table.allowance[parts.rows[0], classes[0]])
         flow = Flow(
             message,
             parts,
             program.route_links[self._starts[back] : self._starts[back + 1]].tolist(),
-            [int(table.acknowledgements[row]) for row in [first] * (len(parts) - 1) + [last]],
-            [self._answer(first, self.part_route(route, part)) for part in range(len(parts))],
+            [int(table.acknowledgements[row]) for row in parts.rows],
             allowance,
             max(0, len(parts) - allowance),
         )
@@ -152,8 +145,10 @@ class PairedLinks(Links):
     def _hand_over(self, flow: Flow) -> None:
         """Have the next part set off, if the flow may send one."""
         if flow.idle and flow.credits and flow.handed < len(flow.parts):
-            size, legs = flow.parts[flow.handed]
-            self.start(Part(flow.message, legs, size, flow.handed, flow=flow))
+            route, legs = self.way_of(flow.message, flow.parts, flow.handed)
+            part = Part(flow.message, legs, flow.parts[flow.handed][0], flow.handed, flow=flow)
+            part.answer = self._answer(flow.parts.rows[flow.handed], route)
+            self.start(part)
             flow.handed, flow.credits, flow.idle = flow.handed + 1, flow.credits - 1, False
 
     def _key(self, piece: Piece, place: int) -> Key:
@@ -161,7 +156,7 @@ class PairedLinks(Links):
         if place or not isinstance(piece, Part) or piece.flow is None:
             return (priority, TRANSIT, *rest)
         piece.tag = max(self._port(piece.legs[0][0]).tag, piece.flow.end)
-        piece.flow.end = piece.tag + _service(piece, 0)
+        piece.flow.end = piece.tag + service_time_of(piece, 0)
         return (priority, LOCAL, piece.tag, *rest)
 
     def _held_up(self, link: int) -> int:
@@ -174,9 +169,9 @@ class PairedLinks(Links):
         flow = piece.flow if isinstance(piece, Part) else None
         if flow is not None and hop.place == 0 and flow.handed < len(flow.parts):
             self.env.at(hop.free, lambda: self._left(flow))
-        if flow is not None and hop.place == len(piece.legs) - 1 and flow.awaited:
+        if isinstance(piece, Part) and flow is not None and hop.place == len(piece.legs) - 1 and flow.awaited:
             flow.awaited -= 1
-            moment = max(self.env.now + 1, hop.arrival + flow.answer[piece.part])
+            moment = max(self.env.now + 1, hop.arrival + piece.answer)
             self.env.at(moment, lambda: self._answered(flow))
         return delay
 
@@ -202,9 +197,3 @@ class PairedLinks(Links):
 
     def _new_server(self, link: int) -> Server[Hop]:
         return Port(self._arbiter, link)
-
-
-def _service(piece: Piece, place: int) -> int:
-    """Return how long a piece takes a link, at rate 1."""
-    _, (occupancy, *_) = piece.legs[place]
-    return occupancy
