@@ -45,6 +45,9 @@ def why_unfinished(program: Program, records: Records, name: Namer | None = None
     lines = list(_waits(program, records, name or plain_name(program)))
     more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     head = f"the replay can not finish: {unfinished} of {len(records.finish)} steps never end"
+    stopped = 0 if records.link_stopped is None else int((records.link_stopped == NONE).sum())
+    if stopped:
+        head += f"; nodes keep {stopped} links stopped (switching.congestion.pause), each for want of another"
     return DeadlockError("\n  ".join([head, *lines[:_SHOWN], *more]))
 
 

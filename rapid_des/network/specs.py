@@ -341,8 +341,24 @@ class Routing(Spec, frozen=True, kw_only=True):
     """Pairs of GPUs whose way is stated: as planned to a node, and as planned on from there."""
 
 
+class Pause(Spec, frozen=True, kw_only=True):
+    """Priority flow control: a node stops the link over which too much came that waits there (802.1Qbb).
+
+    Parts count as a whole: thresholds of less than a part let one at a time wait. Routes that depend on each
+    other in a circle (`topology check` names them) may stop each other for ever, here as in the world.
+    """
+
+    stop_above: Size
+    """Payload that waits behind a link above which it is stopped (XOFF)."""
+    go_at: Size
+    """What it must fall to before the link goes on (XON)."""
+
+
 class Congestion(Spec, frozen=True, kw_only=True, tag_field="control"):
     """What holds senders back: each message has a queue pair, and those of a GPU take turns on its links."""
+
+    pause: Pause | None = None
+    """Links that stop while too much waits behind them; unset: there is room for all that comes."""
 
 
 class Unheld(Congestion, frozen=True, kw_only=True, tag="none"):
@@ -437,8 +453,15 @@ class Switching(Spec, frozen=True, kw_only=True):
             yield "parts", f"{self.parts}; allowed: 1, or more with mode cut_through"
         if self.spray is not None:
             yield from self._spraying(self.spray)
-        if self.congestion is not None and mode != "cut_through":
-            yield "congestion", f"stated with mode {mode}; allowed: mode cut_through"
+        if self.congestion is not None:
+            yield from self._held_back(self.congestion)
+
+    def _held_back(self, congestion: Congestion) -> Iterator[tuple[str, str]]:
+        if self.mode != "cut_through":
+            yield "congestion", f"stated with mode {self.mode}; allowed: mode cut_through"
+        pause = congestion.pause
+        if pause is not None and not 0 <= pause.go_at < pause.stop_above:
+            yield "congestion.pause.go_at", f"{pause.go_at}; allowed: from 0 to below {pause.stop_above}"
 
     def _spraying(self, spray: Spray) -> Iterator[tuple[str, str]]:
         if self.mode != "cut_through":

@@ -88,6 +88,12 @@ R12 Load. Where ways are chosen by load, a message at its injection, or each par
     see each other. Of equal ones the first is taken, where those that are no detours come first, both kinds
     counted from the hash of R10 plus the part's number. Acknowledgements are no load.
 
+R13 Pause. Where nodes stop links, a part that came over a link lies in that link's buffer with all its
+    bytes from when it asks for its next link until that serves it. When after the links' choices of an
+    instant more than the upper threshold lies there, the link is stopped its latency (at least a tick) later,
+    and let go as long after no more than the lower one does. A stopped link finishes what it serves and takes
+    nothing, wherever it goes; acknowledgements cross it.
+
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
 file or of hashes, nor on the engine. `engines.simpy` is the definition, `engines.compiled` the same rules
 as one loop; `tests/semantics` holds both to each rule by its name.
@@ -133,14 +139,15 @@ class Level(IntEnum):
     """When a server chooses within an instant.
 
     Everything that becomes ready or free does so first (R4); then streams choose, then slots, then what
-    closed links stopped sets off again (R8), then links choose. What a choice makes ready without a lag is
-    always on a later level, so an instant ends.
+    closed links stopped sets off again (R8), then links choose, then nodes stop links (R13). What a choice
+    makes ready without a lag is always on a later level, so an instant ends.
     """
 
     STREAM = 0
     SLOT = 1
     STOPPED = 2
     LINK = 3
+    BUFFER = 4
 
 
 @dataclass(frozen=True)
@@ -451,6 +458,16 @@ class DelayTable(NamedTuple):
     """[column]"""
 
 
+class PauseTable(NamedTuple):
+    """R13: when nodes stop links and let them go."""
+
+    stop_above: int
+    """Bytes in a link's buffer."""
+    go_at: int
+    latency: Int64s
+    """[link] picoseconds, at least one, from the node behind it to the one that stops sending."""
+
+
 @dataclass(frozen=True)
 class QueuePairTable:
     """R9: how far the queue pairs of messages run ahead, and what their acknowledgements cost.
@@ -469,6 +486,8 @@ class QueuePairTable:
     """[link] picoseconds that one takes."""
     back: Int32s
     """[route] the route of its acknowledgements."""
+    pause: PauseTable | None = None
+    """None: no link is stopped."""
 
 
 _ROW, _TABLE, _ROUTES = np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int32)
@@ -478,6 +497,7 @@ NO_TAILS = TailTable(_TABLE, _TABLE)
 NO_SPRAY = SprayTable(per_message=False, starts=_ROW, routes=_ROUTES)
 NO_DELAYS = DelayTable(_ROW, _ROUTES, _ROW, _ROW, _ROW, _ROUTES, _ROUTES, _TABLE.astype(np.int32), _ROW)
 NO_QUEUE_PAIRS = QueuePairTable(_TABLE, _TABLE, _ROW, _ROW, _ROUTES)
+NO_PAUSE = PauseTable(0, 0, _ROW)
 
 
 @dataclass(frozen=True)
@@ -545,6 +565,8 @@ class Records:
     sent: int
     """Payload bytes of all transfers that were injected, and below of those that arrived."""
     received: int
+    link_stopped: Int64s | None = None
+    """[link] picoseconds that it was stopped (R13), NONE if it still is; None where no link can be."""
     ties: int = 0
     """How often a link chose by rank among transfers that became ready at one instant (R3)."""
     trail: Trail | None = None

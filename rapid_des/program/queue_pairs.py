@@ -19,7 +19,7 @@ from rapid_des.network.protocol import (
     window_bytes,
 )
 from rapid_des.network.specs import Switching, Window
-from rapid_des.program.program import HopTable, QueuePairTable, TailTable
+from rapid_des.program.program import HopTable, PauseTable, QueuePairTable, TailTable
 from rapid_des.program.services import packets, profiles_of
 from rapid_des.units import ceil_divide
 
@@ -59,8 +59,17 @@ def queue_pair_table(
         acknowledgements=np.array([_answers(protocol, size) for size in sizes], np.int64),
         acknowledgement_time=np.array([times[rate] for rate in fabric.bandwidth.tolist()], np.int64),
         back=back,
+        pause=_pauses(fabric, switching),
     )
     return replace(hops, lag=lag, tails=TailTable(lag, _columns(crossed, len(sizes)))), table
+
+
+def _pauses(fabric: Fabric, switching: Switching) -> PauseTable | None:
+    pause = None if switching.congestion is None else switching.congestion.pause
+    if pause is None:
+        return None
+    latency = np.maximum(fabric.latency, 1).astype(np.int64)
+    return PauseTable(int(pause.stop_above), int(pause.go_at), latency)
 
 
 def _answers(protocol: Protocol, size: int) -> int:

@@ -43,6 +43,7 @@ PROVIDERS: dict[str, str] = {
     "network.as_run:topics": "network/as-run/",
     "network.packets:ns3_topics": "network/",
     "network.packets:grid_topics": "network/",
+    "network.pauses:pause_topics": "network/",
     "training.published:topics": "training/",
     "training.dgxc:topics": "training/dgxc",
     "training.mlperf:topics": "training/mlperf",

@@ -20,6 +20,7 @@ def assert_same(one: Records, other: Records, *, ties=True, trail=True) -> None:
     """Every field equal to the tick; events count each engine's own work."""
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+    np.testing.assert_array_equal(one.link_stopped, other.link_stopped)
     for name in (*NUMBERS, *(["ties"] if ties else [])):
         assert getattr(one, name) == getattr(other, name), name
     if not trail:

@@ -47,6 +47,12 @@ SPRAYS = [
     PARTS | {"spray": {"ways": 3, "per": "part", "weights": "bandwidth"}},
     CUT | {"spray": {"ways": 2, "per": "message"}},
 ]
+PAUSING = [
+    one | {"congestion": one["congestion"] | {"pause": {"stop_above": above, "go_at": at}}}
+    for one in PAIRS
+    for above, at in (("40 B", "0 B"), ("200 B", "120 B"))
+]
+"""Links that nodes stop (R13)."""
 BY_LOAD = {"ways": 2, "choose": "least_loaded", "detours": 2, "bias": "20 ns"}
 CHOOSING = [
     PARTS | {"spray": BY_LOAD | {"per": "part"}},
@@ -176,9 +182,11 @@ def programs(  # noqa: PLR0913 - what programs have, by name
     company=False,
     late=False,
     choosing=False,
+    pausing=False,
 ):
     """A lowered program."""
-    where = draw(machines(CHOOSING, WITH_WAYS) if choosing else machines(FLUID if fluid else HOPS))
+    kinds = CHOOSING if choosing else PAUSING if pausing else FLUID if fluid else HOPS
+    where = draw(machines(kinds, [*FABRICS, *WITH_WAYS] if pausing else WITH_WAYS if choosing else FABRICS))
     program = lower(
         draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
     ).program

@@ -86,6 +86,12 @@ def test_ways_chosen_by_load_at_rates_and_priorities_that_change_r12(program):
 
 
 @FEW
+@given(programs(unordered=True, timetables=True, pausing=True))
+def test_links_that_nodes_stop_r13(program):
+    assert_engines_agree(program, trail=True)
+
+
+@FEW
 @given(st.data())
 def test_timetables_that_change_no_rate_change_nothing(data):
     where = data.draw(machines())

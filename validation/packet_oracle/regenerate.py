@@ -3,7 +3,8 @@
     python -m validation.packet_oracle.regenerate [FABRIC ...]
 
 writes the rows of these fabrics (all without any, which takes about half an hour) into
-`validation/data/packet_oracle/grid.csv`.
+`validation/data/packet_oracle/grid.csv`; with `pauses` as FABRIC those of incasts with pauses, in
+`pauses.csv` beside it, which takes two minutes.
 """
 
 from __future__ import annotations
@@ -11,13 +12,26 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rapid_des.validation.network.packets import FABRICS, PROTOCOL, cases, traffic
+from rapid_des.validation.network.pauses import Case, incast, pause_cases
 from validation.packet_oracle.simulation import simulate_packets
 from validation.packet_oracle.transport import Pause, Transport
 
 GRID = Path(__file__).parents[1] / "data" / "packet_oracle" / "grid.csv"
+PAUSES = GRID.with_name("pauses.csv")
+PAUSE_COLUMNS = (
+    "case_id",
+    "fabric",
+    "senders",
+    "bytes",
+    "stop_above",
+    "windows",
+    "victim_ps",
+    "makespan_ps",
+)
 COLUMNS = ("case_id", "fabric", "pattern", "bytes", "gpus", "messages", "makespan_ps")
 TRANSPORT = Transport(
     protocol=PROTOCOL,
@@ -36,8 +50,34 @@ def answer(fabric: str, pattern: str, size: int) -> dict[str, object]:
     return dict(zip(COLUMNS, (*cells, int(times.arrival.max())), strict=True))
 
 
+def pause_answer(case: Case) -> dict[str, object]:
+    """Return the row of an incast with pauses."""
+    fabric, senders, size, threshold, windows = case
+    flows = incast(fabric, senders, size)
+    transport = replace(
+        TRANSPORT,
+        window_in_bdp=TRANSPORT.window_in_bdp if windows else None,
+        flow_control=Pause(stop_above=threshold, go_at=threshold // 2),
+    )
+    arrival = simulate_packets(transport, flows.links, flows.messages).arrival
+    name = f"{fabric}/{senders}/{size}/{threshold}/{2 * windows}"
+    cells = (name, fabric, senders, size, threshold, int(windows), int(arrival[-1]), int(arrival.max()))
+    return dict(zip(PAUSE_COLUMNS, cells, strict=True))
+
+
+def write_pauses() -> None:
+    """Store every answer with pauses."""
+    with PAUSES.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, PAUSE_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(pause_answer, pause_cases()))
+
+
 def main(fabrics: Sequence[str]) -> None:
     """Replace the rows of these fabrics in the stored grid."""
+    if list(fabrics) == ["pauses"]:
+        write_pauses()
+        return
     rows = list(csv.DictReader(GRID.open(encoding="utf-8"))) if GRID.exists() else []
     stored = {name: [row for row in rows if row["fabric"] == name] for name in FABRICS}
     for name in fabrics or FABRICS:

@@ -15,7 +15,7 @@ from rapid_des.engines.compiled.flat import flatten
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
 from rapid_des.network.fluid.state import never_end, new_fluid, widened
-from rapid_des.program.program import Program, Progress, Records, Trail
+from rapid_des.program.program import NONE, Program, Progress, Records, Trail
 from rapid_des.program.services import widest
 from rapid_des.program.timetable import FOREVER
 
@@ -147,6 +147,7 @@ class CompiledSimulation:
             hops=int(state.totals[kernel.HOPS]),
             sent=int(state.totals[kernel.SENT]),
             received=int(state.totals[kernel.RECEIVED]),
+            link_stopped=np.where(state.stopped, NONE, state.link_stopped) if len(state.stopped) else None,
             ties=int(state.totals[kernel.TIES]),
             events=int(self._pools.calendar.counts[PUSHED]),
             trail=self._trail() if state.flags[1] else None,

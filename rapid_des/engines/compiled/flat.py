@@ -20,6 +20,7 @@ from rapid_des.program.program import (
     NO_DELAYS,
     NO_FLUID,
     NO_LOAD,
+    NO_PAUSE,
     NO_QUEUE_PAIRS,
     NO_SPRAY,
     NO_TAILS,
@@ -157,6 +158,9 @@ class Network(NamedTuple):
     acknowledgements: Array
     acknowledgement_time: Array
     """As `QueuePairTable` has them, else empty."""
+    pauses: Array
+    """[stop above, go at] as `PauseTable` has them, else empty."""
+    pause_latency: Array
     detour: Array
     """Where links close (R8): the route that messages of a route take now, or below 0 if that is not known;
     else empty."""
@@ -307,7 +311,7 @@ def _network(program: Program) -> Network:
     visit_table, work_tables = _of_visits(program)
     fluid, pairs = program.fluid or NO_FLUID, program.queue_pairs or NO_QUEUE_PAIRS
     tails, spray = program.hops.tails or NO_TAILS, program.spray or NO_SPRAY
-    load = spray.load or NO_LOAD
+    load, pause = spray.load or NO_LOAD, pairs.pause or NO_PAUSE
     rows = np.arange(len(program.hops.bytes), dtype=np.int32)
     parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
     return Network(
@@ -343,6 +347,8 @@ def _network(program: Program) -> Network:
         answer=np.ascontiguousarray(pairs.answer, np.int64),
         acknowledgements=pairs.acknowledgements,
         acknowledgement_time=pairs.acknowledgement_time,
+        pauses=np.array(pause[:2] if pairs.pause else [], np.int64),
+        pause_latency=pause.latency,
         detour=np.zeros(0, np.int32),
         spray_starts=spray.starts,
         spray_routes=spray.routes,

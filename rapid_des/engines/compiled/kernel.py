@@ -22,7 +22,7 @@ from rapid_des.engines.compiled.pools import (
     Pools,
     State,
 )
-from rapid_des.engines.compiled.queue_pairs import acknowledge, hand_over, open_pair
+from rapid_des.engines.compiled.queue_pairs import acknowledge, hand_over, open_pair, stop_or_go
 from rapid_des.engines.compiled.steps import (
     NONE,
     ascend,
@@ -56,12 +56,12 @@ from rapid_des.engines.compiled.ways import (
     sprayed_route,
 )
 
-READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE, LATE = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE, LATE, PAUSE_LINK = range(12)
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
 node; a link is free; a flow joins (b = 1) or may end (0), or a transfer that a closing link may cut is due at
 a node (2); a link's rate changes (fluid mode); a message may hand over one part more (b = 1), or its first
 link is done with the last one (R9); what closed links stopped may set off again (R8); a message that
-comes late arrives (R11: instance, task)."""
+comes late arrives (R11: instance, task); a link is stopped (b = 1) or let go (R13)."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
@@ -561,8 +561,11 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         elif kind == WAKE:
             cursor[WAKING] = 1
 
-        else:  # FREE: the link looks at its queue, also if nobody asks it at this instant
-            state.armed[a] = False
+        else:  # FREE, PAUSE_LINK: the link looks at its queue, also if nobody asks it at this instant
+            if kind == FREE:
+                state.armed[a] = False
+            else:
+                stop_or_go(state, a, b, now)
             if state.asked[a] == NONE:
                 state.asked[a] = FREED
                 state.touched[touched_links] = a

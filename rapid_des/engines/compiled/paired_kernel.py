@@ -18,6 +18,7 @@ from rapid_des.engines.compiled.kernel import (
     MORE_EVENTS,
     MORE_TRAIL,
     NOW,
+    PAUSE_LINK,
     PHASE,
     STATUS,
     TIES,
@@ -25,7 +26,7 @@ from rapid_des.engines.compiled.kernel import (
     play,
 )
 from rapid_des.engines.compiled.pools import TRAIL, Pools, State
-from rapid_des.engines.compiled.queue_pairs import NONE, insert_local, owed, take
+from rapid_des.engines.compiled.queue_pairs import NONE, fills, hold, insert_local, owed, take
 from rapid_des.engines.compiled.steps import (
     insert_waiting,
     last_byte_arrives,
@@ -35,8 +36,10 @@ from rapid_des.engines.compiled.steps import (
 )
 from rapid_des.engines.compiled.ways import count_asking, service_of
 
-_EVENTS = 4
-"""At most these come of a visit that a link takes: its end, the link's, a next part, an acknowledgement."""
+_EVENTS = 5
+"""At most these come of a visit that a link takes: its end, the link's, a next part, an acknowledgement.
+
+And of each that asks or is taken one that stops a link or lets it go."""
 
 
 @compilable
@@ -46,7 +49,7 @@ def play_paired(flat: Flat, state: State, pools: Pools, until: int) -> None:
         play(flat, state, pools, until)
         if state.totals[STATUS] != LINKS_APART:
             return
-        wanted = state.cursor[LINKS] * _EVENTS
+        wanted = state.cursor[LINKS] * _EVENTS + state.cursor[ASKING]
         if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
             state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
             return
@@ -61,29 +64,48 @@ def play_paired(flat: Flat, state: State, pools: Pools, until: int) -> None:
 def _links_choose(flat: Flat, state: State, pools: Pools) -> None:
     """Let every link that was asked, or is free again, take one visit."""
     transfers, cursor, now = pools.transfers, state.cursor, state.cursor[NOW]
+    network, changed, pauses = flat.network, 0, len(flat.network.pauses) > 0
     for index in range(cursor[LINKS]):
         link = state.touched[index]
-        _enqueue(flat, state, pools, link)
-        if state.busy[link] <= now:
+        changed = _enqueue(flat, state, pools, link, changed)
+        if state.busy[link] <= now and not (pauses and state.stopped[link]):
             transfer = take(flat.visits, flat.ranks, flat.network, transfers, state, link)
             if transfer != NONE:
                 if len(state.waits):
                     state.waits[link] -= service_of(flat.network, transfers, transfer)
+                if pauses:
+                    changed = hold(network, transfers, state, transfer, -1, changed)
                 _serve(flat, state, pools, link, transfer)
-        if (state.queue[link] != NONE or state.local[link] != NONE) and not state.armed[link]:
+        waits = state.queue[link] != NONE or state.local[link] != NONE
+        if waits and state.busy[link] > now and not state.armed[link]:
             state.armed[link] = True
             push(pools.calendar, state.busy[link], FREE, link, 0)
+    _tell(flat, state, pools, changed)
     cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = 0
 
 
 @compilable
-def _enqueue(flat: Flat, state: State, pools: Pools, link: int) -> None:
-    """Have those that asked a link at this instant wait for it, each in its class."""
+def _tell(flat: Flat, state: State, pools: Pools, changed: int) -> None:
+    """Have nodes stop links whose buffers are too full now, and let others go (R13)."""
+    for index in range(changed):
+        link = state.changed[index]
+        news = fills(flat.network, state, link)
+        if news != NONE:
+            moment = state.cursor[NOW] + flat.network.pause_latency[link]
+            push(pools.calendar, moment, PAUSE_LINK, link, news)
+
+
+@compilable
+def _enqueue(flat: Flat, state: State, pools: Pools, link: int, changed: int) -> int:
+    """Have those that asked a link at this instant wait for it, each in its class.
+
+    Of as many buffers as `changed` says is known that they have changed; returns that of all.
+    """
     transfers, visits, ranks = pools.transfers, flat.visits, flat.ranks
     first = state.asked[link]
     state.asked[link] = NONE
     if first == FREED:
-        return
+        return changed
     if transfers.next[first] >= 0:
         state.totals[TIES] += rank_decides(transfers, first)
         first = sort_asked(transfers, first)
@@ -91,12 +113,15 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int) -> None:
         count_asking(flat.network, state, transfers, link, first)
     while first != NONE:
         following = transfers.next[first]
+        if len(flat.network.pauses):
+            changed = hold(flat.network, transfers, state, first, 1, changed)
         if transfers.hop[first] == transfers.begin[first]:
             insert_local(visits, ranks, flat.network, transfers, state, link, first)
         else:
             transfers.next[first] = NONE
             insert_waiting(visits, ranks, transfers, state, link, first)
         first = following
+    return changed
 
 
 @compilable

@@ -168,6 +168,17 @@ class State(NamedTuple):
     owed: Array
     """Link to the picoseconds that its acknowledgements took when the last ones were posted."""
     posted: Array
+    held: Array
+    """Link to the bytes in its buffer (R13)."""
+    full: Array
+    """Link: it was, when that was looked at last; its sender knows that a latency later."""
+    stopped: Array
+    stopped_since: Array
+    """Link to when it was stopped last, and below to how long it has been in all."""
+    link_stopped: Array
+    changed: Array
+    """Links whose buffers changed at this instant."""
+    is_changed: Array
     waits: Array
     """Link to the services of those that wait for it, where ways are chosen by load and it has a queue."""
     touched: Array
@@ -209,6 +220,7 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
     """Return the records and server states of a program at time 0."""
     visits, ranks, paired = flat.visits, flat.ranks, len(flat.network.acknowledgements) > 0
     ports = links if paired else 0
+    buffers = links if len(flat.network.pauses) else 0
     total, servers = int(ranks.flat[-1]), int(ranks.server[-1])
     contends, sprays = bool(flat.company.weight.size), flat.network.sprays
     adaptive = bool(sprays[2] or sprays[3])
@@ -246,6 +258,13 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         served=np.zeros((ports, 2), np.int64),
         owed=np.zeros(ports, np.int64),
         posted=np.zeros(ports, np.int64),
+        held=np.zeros(buffers, np.int64),
+        full=np.zeros(buffers, np.bool_),
+        stopped=np.zeros(buffers, np.bool_),
+        stopped_since=np.zeros(buffers, np.int64),
+        link_stopped=np.zeros(buffers, np.int64),
+        changed=np.zeros(buffers, np.int32),
+        is_changed=np.zeros(buffers, np.bool_),
         waits=np.zeros(links * adaptive, np.int64),
         touched=np.zeros(links, np.int32),
         touched_servers=np.zeros((2, servers), np.int32),

@@ -122,3 +122,44 @@ def take(  # noqa: PLR0913 - flat arrays
 def link_priority(visits: Visits, ranks: Ranks, transfers: Transfers, transfer: int) -> int:
     """Return a transfer's priority on links."""
     return visits.link_priority[ranks.program[transfers.rank[transfer]] + transfers.visit[transfer]]
+
+
+@compilable
+def stop_or_go(state: State, link: int, stops: int, now: int) -> None:
+    """Stop a link, or let it go (R13)."""
+    if stops == 0:
+        state.link_stopped[link] += now - state.stopped_since[link]
+    state.stopped[link], state.stopped_since[link] = stops == 1, now
+
+
+@compilable
+def hold(  # noqa: PLR0913 - flat arrays
+    network: Network, transfers: Transfers, state: State, transfer: int, sign: int, count: int
+) -> int:
+    """Count a part that waits for a hop in the buffer of the link that it came by, or no more.
+
+    `count` are the buffers that have changed; returns how many do then.
+    """
+    hop = transfers.hop[transfer]
+    if hop == transfers.begin[transfer]:
+        return count
+    link = network.route_links[hop - 1]
+    state.held[link] += sign * network.payload[transfers.size[transfer]]
+    if not state.is_changed[link]:
+        state.is_changed[link] = True
+        state.changed[count] = link
+        count += 1
+    return count
+
+
+@compilable
+def fills(network: Network, state: State, link: int) -> int:
+    """Return 1 if a link's buffer is now too full, 0 if it is no more, NONE if neither is news."""
+    state.is_changed[link] = False
+    if not state.full[link] and state.held[link] > network.pauses[0]:
+        state.full[link] = True
+        return 1
+    if state.full[link] and state.held[link] <= network.pauses[1]:
+        state.full[link] = False
+        return 0
+    return NONE

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from simpy.events import Event, Process, Timeout
 from simpy.exceptions import Interrupt
 
+from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Request, Server
 from rapid_des.engines.simpy.ways import Ways
 from rapid_des.program.program import NONE, Program, Trail
@@ -341,6 +342,10 @@ class Links:
         if server is None:
             server = self._servers[link] = self._new_server(link)
         return server
+
+    def stopped(self) -> Int64s | None:
+        """Return how long each link was stopped (R13); None where none can be."""
+        return None
 
     def _new_server(self, link: int) -> Server[Hop]:
         return Server(self._arbiter, 1, link)

@@ -8,11 +8,14 @@ part 0 ──► first link ──► … ──► last link ──► arrived
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import cast
 
+import numpy as np
+
+from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.links import (
     Hop,
     Journey,
@@ -24,7 +27,7 @@ from rapid_des.engines.simpy.links import (
     service_time_of,
 )
 from rapid_des.engines.simpy.servers import Arbiter, Key, Server
-from rapid_des.program.program import Program, QueuePairTable
+from rapid_des.program.program import NONE, Level, PauseTable, Program, QueuePairTable
 
 TRANSIT, LOCAL = 0, 1
 """What waits for a link: what came over another one, and parts at their first hop."""
@@ -41,11 +44,15 @@ class Port(Server[Hop]):
         """Picoseconds of service by class, less claims that lapsed."""
         self.free = 0
         """When it is done with the last visit that it took."""
+        self.stopped = False
+        self.stopped_for = 0
+        """Picoseconds, of stops that have ended."""
+        self._since = 0
         self._owed = self._posted = 0
 
     def choose(self) -> None:
         """Serve the first of the class that was served less."""
-        if self.users or not self.queue:
+        if self.users or self.stopped or not self.queue:
             return
         heads: dict[int, Hop] = {}
         for _, hop in sorted(self.queue, key=itemgetter(0)):
@@ -63,6 +70,16 @@ class Port(Server[Hop]):
         self.users.add(hop)
         hop.succeed()
 
+    def stop(self) -> None:
+        """Take nothing more until it is let go."""
+        self.stopped, self._since = True, self.env.now
+
+    def go(self) -> None:
+        """Go on."""
+        self.stopped = False
+        self.stopped_for += self.env.now - self._since
+        self.arbiter.touch(self)
+
     def owe(self, time: int) -> None:
         """Have acknowledgements to send that take so long."""
         self._owed, self._posted = self.left(self.env.now) + time, self.env.now
@@ -74,6 +91,34 @@ class Port(Server[Hop]):
     def left(self, moment: int) -> int:
         """Return what is left of acknowledgements at a moment: an idle link has been sending them."""
         return max(0, self._owed - max(0, moment - max(self.free, self._posted)))
+
+
+class Buffer:
+    """What came over a link and waits at the node behind it; full, it stops the link (R13)."""
+
+    def __init__(self, port: Port, arbiter: Arbiter, table: PauseTable) -> None:
+        self.order = port.order
+        self._port, self._arbiter, self._table = port, arbiter, table
+        self._latency = int(table.latency[port.order])
+        self._held = 0
+        self._full = False
+
+    def add(self, size: int) -> None:
+        """Hold so much more, or less."""
+        self._held += size
+        self._arbiter.touch(self)
+
+    def choose(self) -> None:
+        """Stop the link, or let it go."""
+        if not self._full and self._held > self._table.stop_above:
+            self._tell(full=True, act=self._port.stop)
+        elif self._full and self._held <= self._table.go_at:
+            self._tell(full=False, act=self._port.go)
+
+    def _tell(self, *, full: bool, act: Callable[[], None]) -> None:
+        self._full = full
+        env = self._arbiter.env
+        env.at(env.now + self._latency, act)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +162,8 @@ class PairedLinks(Links):
         super().__init__(program, arbiter, trail=trail, ties=ties)
         assert program.queue_pairs is not None
         self._table: QueuePairTable = program.queue_pairs
+        self._nodes = Arbiter(arbiter.env, Level.BUFFER)
+        self._buffers: dict[int, Buffer] = {}
 
     def send(self, message: Message, parts: Parts) -> None:
         """Have a message set off, to others on a queue pair of its own."""
@@ -153,6 +200,7 @@ class PairedLinks(Links):
 
     def _key(self, piece: Piece, place: int) -> Key:
         priority, *rest = super()._key(piece, place)
+        self._hold(piece, place, piece.size)
         if place or not isinstance(piece, Part) or piece.flow is None:
             return (priority, TRANSIT, *rest)
         piece.tag = max(self._port(piece.legs[0][0]).tag, piece.flow.end)
@@ -165,6 +213,7 @@ class PairedLinks(Links):
     def serve(self, piece: Piece, hop: Hop) -> int:
         """Begin a hop; what its sender waits for follows."""
         delay = super().serve(piece, hop)
+        self._hold(piece, hop.place, -piece.size)
         self._port(hop.link).take(hop.free)
         flow = piece.flow if isinstance(piece, Part) else None
         if flow is not None and hop.place == 0 and flow.handed < len(flow.parts):
@@ -174,6 +223,25 @@ class PairedLinks(Links):
             moment = max(self.env.now + 1, hop.arrival + piece.answer)
             self.env.at(moment, lambda: self._answered(flow))
         return delay
+
+    def _hold(self, piece: Piece, place: int, size: int) -> None:
+        """Have so much more of a piece that stands before a hop in the buffer of the link that it came by."""
+        if self._table.pause is None or not place:
+            return
+        link = piece.legs[place - 1][0]
+        if link not in self._buffers:
+            self._buffers[link] = Buffer(self._port(link), self._nodes, self._table.pause)
+        self._buffers[link].add(size)
+
+    def stopped(self) -> Int64s | None:
+        """Return how long each link was stopped; None where none can be."""
+        if self._table.pause is None:
+            return None
+        times = np.zeros(self.program.links, np.int64)
+        for link, server in self._servers.items():
+            port = cast("Port", server)
+            times[link] = NONE if port.stopped else port.stopped_for
+        return times
 
     def _left(self, flow: Flow) -> None:
         flow.idle = True

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rapid_des.arrays import Int32s
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.engines import compiled as engine
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, acknowledgement_time, effective_bandwidth, fluid_service
@@ -88,7 +88,16 @@ def alone(traffic: Traffic) -> int:
     return max(arrival)
 
 
-def program(traffic: Traffic, protocol: Protocol, mode: Mode) -> Program:
+def arrivals(traffic: Traffic, protocol: Protocol, switching: Switching) -> Int64s:
+    """Return when each message arrives, in picoseconds, as the compiled engine replays them."""
+    trail = engine.run(program(traffic, protocol, switching), trail=True).trail
+    assert trail is not None, "it was asked for"
+    times = np.zeros(len(traffic.messages), np.int64)
+    np.maximum.at(times, trail.task, trail.arrival)
+    return times
+
+
+def program(traffic: Traffic, protocol: Protocol, mode: Mode | Switching) -> Program:
     """Return the messages as one collective of all GPUs that each joins at once."""
     messages, fabric = traffic.messages, traffic.fabric
     sizes = Sizes()
@@ -103,7 +112,8 @@ def program(traffic: Traffic, protocol: Protocol, mode: Mode) -> Program:
     if mode == "fluid":
         hops, classes = no_hops(sizes.all()), np.zeros(len(links), np.int32)
     else:
-        switching, routes = _SWITCHING[mode](protocol), Routes(starts, links)
+        switching = mode if isinstance(mode, Switching) else _SWITCHING[mode](protocol)
+        routes = Routes(starts, links)
         hops, classes = hop_table(fabric, switching, routes, sizes.all())
         if switching.congestion is not None:
             hops, pairs = queue_pair_table(fabric, switching, routes, hops, _back(traffic, numbers))
