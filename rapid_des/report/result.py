@@ -39,6 +39,7 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
+from rapid_des.report.uncertainty import FIRST_TOKEN, PER_TOKEN, STEP, Interval, Origin, interval, work_of
 from rapid_des.units import Duration, Size, seconds
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do
@@ -92,6 +93,8 @@ class Result:
     compute_bound: str = "compute"
     """What limits most of the critical rank's kernels; `compute` is arithmetic and the caches."""
     notes: tuple[str, ...] = ()
+    work: Mapping[str, int] = field(default_factory=dict)
+    """Of a job: picoseconds of the critical rank's work by class, of which intervals are made."""
     run: Run | None = field(default=None, repr=False, compare=False)
     stream_kinds: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
     """Of a job: which parallelism pays for what runs on a stream."""
@@ -130,6 +133,23 @@ class Result:
         position = self._position(run, self.critical_rank)
         inside = None if self.blocks is None else (self.blocks, self.computed)
         return attribution(run, position, self.breakdown, kinds=self.stream_kinds, inside=inside)
+
+    @cached_property
+    def intervals(self) -> Mapping[str, Interval]:
+        """Where the measurements of the job's times are expected; nothing on devices that were not measured.
+
+        `step`, and of requests `first_token` and `per_token`.
+        """
+        device = None if self.basis is None or not self.basis.validated else self.basis.device
+        if self.basis is None or device is None:
+            return {}
+        requests = self.figures.requests if self.figures else None
+        times = {STEP: self.step_time}
+        if requests is not None:
+            times |= {FIRST_TOKEN: requests.first_token, PER_TOKEN: requests.per_output_token}
+        origins = {figure: Origin(device.spec.name, self.basis.software, figure) for figure in times}
+        found = {figure: interval(time, self.work, origins[figure]) for figure, time in times.items()}
+        return {figure: one for figure, one in found.items() if one is not None}
 
     @property
     def light(self) -> Result:
@@ -255,6 +275,7 @@ class Result:
                 for part, names in self.attribution.items()
                 if names
             },
+            "intervals": {figure: one.as_json() for figure, one in self.intervals.items()},
             "bound": self.bound,
             "critical_rank": self.critical_rank,
             "busiest_operators_s": {name: seconds(spent) for name, spent in self.busiest.items()},
@@ -317,6 +338,7 @@ def result_of(
         basis=_basis(run, None if trace is None else trace.job, (blocks or lowered).served),
         compute_bound="compute" if trace is None else compute_bound(times, trace.operators, requests),
         notes=notes if blocks is None else (blocks.mode.note, *notes),
+        work={} if trace is None else work_of(times, {one.name: one.model for one in trace.operators}, spent),
         run=run if blocks is None else None,
         stream_kinds=kinds,
         computed=times,

@@ -250,6 +250,7 @@ _VALIDATION_COLUMNS = {
     "p90_abs_pct": "p90%",
     "max_abs_pct": "worst%",
     "null_mean_abs_pct": "null%",
+    "covered_pct": "inside%",
 }
 
 

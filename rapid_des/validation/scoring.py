@@ -15,6 +15,8 @@ from statistics import fmean
 import numpy as np
 import numpy.typing as npt
 
+from rapid_des.report.uncertainty import Origin
+
 Floats = npt.NDArray[np.float64]
 Report = dict[str, object]
 
@@ -35,6 +37,23 @@ class Row:
     null: float | None = None
     """What the null model says; None where there is none."""
     unsupported: str = ""
+    covered: bool | None = None
+    """Whether the measurement lies in the prediction's interval; None where there is none."""
+
+
+@dataclass(frozen=True)
+class JobError:
+    """How far a predicted time of a whole job is off, and what it is made of."""
+
+    case_id: str
+    origin: Origin
+    predicted: float
+    error: float
+    """ln(measured / predicted)."""
+    work: Mapping[str, int]
+    """Picoseconds of the critical rank by class."""
+    alike: str
+    """Equal for layouts of one job."""
 
 
 def _nothing(*_: object) -> None:
@@ -61,6 +80,8 @@ class Topic:
     """Drops what was begun and is not done; a topic that has this can be scored then, as far as it is."""
     ranked: bool = False
     """Whether rows are configurations to choose from: the rank correlation is reported too."""
+    job_errors: Callable[[], Sequence[JobError]] | None = None
+    """Of measured jobs: their errors with what these may come from, for those who fit intervals."""
     shares: Callable[[], Mapping[str, float]] | None = None
     """Percent of the predicted time by part, of a topic `…/parts`, which has no rows."""
 
@@ -136,6 +157,7 @@ def _figures(rows: Sequence[Row], floor: float) -> Report:
         "p90_abs_pct": float(np.quantile(absolute, 0.9)) if signed else None,
         "max_abs_pct": max(means) if means else None,
         "null_mean_abs_pct": _mean(_case_means(null)),
+        "covered_pct": _mean([100.0 * row.covered for row in rows if row.covered is not None]),
         "unsupported": dict(
             sorted(Counter(row.unsupported for row in rows if row.predicted is None).items())
         ),

@@ -15,6 +15,7 @@ from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, StageMemory, load_job, memory
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.result import Result
+from rapid_des.report.uncertainty import Interval, Origin
 from rapid_des.serving.server import serve_workload
 from rapid_des.serving.workload import Workload
 from rapid_des.simulation import FLATTENED, simulate
@@ -93,6 +94,11 @@ class Outcome:
     memory_bytes: float = 0.0
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """Where the critical rank's time goes."""
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    """Where the measurements of its times are expected, by figure."""
+    work: Mapping[str, int] = field(default_factory=dict)
+    origin: Origin | None = None
+    """Of a step or a static batch: whose errors its times are expected to have."""
     memory: StageMemory | None = None
     """Of the first stage, where memory alone was asked for."""
     refusal: str = ""
@@ -132,7 +138,15 @@ def _outcome(result: Result) -> Outcome:
         per_token_s=seconds(requests.per_output_token) if requests else 0.0,
         memory_bytes=float(result.figures.memory.fullest.peak) if result.figures else 0.0,
         parts_s={part: seconds(time) for part, time in result.breakdown.items()},
+        intervals=result.intervals,
+        work=result.work,
+        origin=_origin(result),
     )
+
+
+def _origin(result: Result) -> Origin | None:
+    basis = result.basis
+    return None if basis is None or basis.device is None else Origin(basis.device.spec.name, basis.software)
 
 
 def _served(job: Job, machine: Machine, served: Served) -> Outcome:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean, median
 
 from rapid_des.frontend import StageMemory
+from rapid_des.report.uncertainty import FIRST_TOKEN, PER_TOKEN, STEP
 from rapid_des.validation.jobs.cases import TOO_LARGE, Case, Outcome
 from rapid_des.validation.jobs.workers import Runs, Watch
-from rapid_des.validation.scoring import Row, Topic, is_calibration
+from rapid_des.validation.scoring import JobError, Row, Topic, is_calibration
 
 Figure = Callable[[Outcome], float]
 _GIB = 1 << 30
@@ -58,6 +61,15 @@ def reserved_gib(outcome: Outcome) -> float:
     return first_stage(outcome).reserved / _GIB
 
 
+_NAMES: Mapping[Figure, str] = {
+    step_s: STEP,
+    step_ms: STEP,
+    first_token_ms: FIRST_TOKEN,
+    per_token_ms: PER_TOKEN,
+}
+"""Figures of which a run gives intervals."""
+
+
 @dataclass(frozen=True)
 class MeasuredJob:
     """One measurement of a topic and the runs that predict it."""
@@ -85,7 +97,10 @@ def job_topics(
     for name, members in by_topic.items():
         begin = partial(_begin, runs, members)
         rows = partial(_rows, runs, members, split=split)
-        yield Topic(name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked)
+        errors = partial(_job_errors, runs, members)
+        yield Topic(
+            name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked, job_errors=errors
+        )
         if members[0].figure in (step_s, step_ms):
             shares = partial(_shares, runs, members)
             yield Topic(f"{name}/parts", list, unit="%", begin=begin, abandon=runs.abandon, shares=shares)
@@ -105,7 +120,37 @@ def _row(runs: Runs, row: MeasuredJob, null: float | None) -> Row:
     outcome = _best(runs, row)
     if isinstance(outcome, str):
         return Row(row.case_id, row.measured, None, unsupported=outcome)
-    return Row(row.case_id, row.measured, row.figure(outcome), null)
+    predicted = row.figure(outcome)
+    interval = outcome.intervals.get(_NAMES.get(row.figure, ""))
+    covered = None if interval is None else interval.holds(row.measured / predicted)
+    return Row(row.case_id, row.measured, predicted, null, covered=covered)
+
+
+def _job_errors(runs: Runs, members: Sequence[MeasuredJob]) -> list[JobError]:
+    """Return the errors of the rows whose figure a run gives intervals of."""
+    found = [(row, _best(runs, row)) for row in members if row.figure in _NAMES]
+    return [
+        JobError(
+            row.case_id,
+            replace(outcome.origin, figure=_NAMES[row.figure]),
+            row.figure(outcome),
+            math.log(row.measured / row.figure(outcome)),
+            outcome.work,
+            _alike(row.cases[0]),
+        )
+        for row, outcome in found
+        if not isinstance(outcome, str) and outcome.origin is not None
+    ]
+
+
+def _alike(case: Case) -> str:
+    """Return what layouts of one job on one machine have in common: the model and the place."""
+    job = json.loads(case.job)
+    axes = job.get("parallelism", {})
+    gpus = math.prod(axes.get(axis, 1) for axis in ("tp", "cp", "pp", "dp"))
+    training = job.get("training", {})
+    stated = [training.get(key) for key in ("global_batch", "sequence_length")]
+    return json.dumps([job["model"], gpus, case.place.machine, *stated])
 
 
 def _best(runs: Runs, row: MeasuredJob) -> Outcome | str:
