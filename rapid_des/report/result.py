@@ -39,7 +39,17 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
-from rapid_des.report.uncertainty import FIRST_TOKEN, PER_TOKEN, STEP, Interval, Origin, interval, work_of
+from rapid_des.report.uncertainty import (
+    FIRST_TOKEN,
+    PER_TOKEN,
+    STEP,
+    Interval,
+    Origin,
+    interval,
+    spread,
+    told_apart,
+    work_of,
+)
 from rapid_des.units import Duration, Size, seconds
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do
@@ -150,6 +160,18 @@ class Result:
         origins = {figure: Origin(device.spec.name, self.basis.software, figure) for figure in times}
         found = {figure: interval(time, self.work, origins[figure]) for figure, time in times.items()}
         return {figure: one for figure, one in found.items() if one is not None}
+
+    def told_apart(self, other: Result) -> bool | None:
+        """Return whether who is faster as predicted is the faster as measured too, in so many cases as LEVEL.
+
+        None where no layouts of such jobs were measured.
+        """
+        if STEP not in self.intervals or STEP not in other.intervals or self.basis is None:
+            return None
+        device = self.basis.device.spec.name if self.basis.device else ""
+        ratio = max(self.step_time, other.step_time) / max(min(self.step_time, other.step_time), 1)
+        spreads = spread(self.work, device), spread(other.work, device)
+        return told_apart(ratio, spreads, Origin(device, self.basis.software))
 
     @property
     def light(self) -> Result:

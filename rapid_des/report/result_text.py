@@ -12,6 +12,7 @@ from rapid_des.program.plans import Served
 from rapid_des.report.basis import Basis, clock_text, host_line, jobs_text, validation_text
 from rapid_des.report.figures import JobFigures, RequestTimes
 from rapid_des.report.result import Result
+from rapid_des.report.uncertainty import LEVEL, Interval, in_order
 from rapid_des.units import Duration, Size
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
         rows["step time"] = f"{result.step_time}"
     else:
         rows |= _request_rows(result, figures.requests)
+    rows |= _interval_rows(result.intervals)
     fullest = figures.memory.fullest
     each = "" if figures.requests is None else f", {figures.tokens_per_s / figures.gpus:,.1f} a GPU"
     rows["tokens/s"] = f"{figures.tokens_per_s:,.0f}{each}"
@@ -170,6 +172,15 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
     yield "    " + ", ".join(f"{name} {size / _GIB:.1f} GiB" for name, size in parts if size >= _GIB / 20)
     if figures.shortage:
         yield f"  out of memory    {figures.shortage}; simulated all the same"
+
+
+def _interval_rows(intervals: Mapping[str, Interval]) -> dict[str, str]:
+    """Return where measurements of the times above are expected, in their order."""
+    if not intervals:
+        return {}
+    spans = "; ".join(f"{one.low} to {one.high}" for one in in_order(intervals))
+    last = in_order(intervals)[-1]
+    return {f"{LEVEL:.0%} interval": f"{spans} (as {last.cases} measured jobs of {last.source})"}
 
 
 def _request_rows(result: Result, requests: RequestTimes) -> dict[str, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -96,18 +96,25 @@ def spread(work: Mapping[str, int], device: str) -> float:
 
     What waits, waits for work like the rank's own, and has its errors. 0 where nothing like it was measured.
     """
-    samples = {kind: _samples(kind, device) for kind in work}
-    known = {kind: sample for kind, sample in samples.items() if sample}
+    known = {kind: factors for kind in work if (factors := _factors(kind, device))}
     whole = sum(work[kind] for kind in known)
     if not whole:
         return 0.0
-    drawn = random.Random(0)  # noqa: S311 - the same draws for every run
-    logs = [
-        math.log(sum(work[kind] * math.exp(drawn.choice(sample)) for kind, sample in known.items()) / whole)
-        for _ in range(_DRAWS)
-    ]
+    weighted = ([work[kind] / whole * factor for factor in factors] for kind, factors in known.items())
+    logs = [math.log(sum(drawn)) for drawn in zip(*weighted, strict=True)]
     mean = sum(logs) / _DRAWS
     return math.sqrt(sum((log - mean) ** 2 for log in logs) / _DRAWS)
+
+
+@cache
+def _factors(kind: str, device: str) -> tuple[float, ...]:
+    """Return what a class's times are multiplied by in each draw, the same for every run; () if unknown."""
+    devices = residuals()["kernels"].get(kind, {})
+    sample = devices.get(device, [])
+    if len(sample) < _ENOUGH:
+        sample = [error for errors in devices.values() for error in errors]
+    drawn = random.Random(kind)  # noqa: S311 - no secret
+    return tuple(math.exp(drawn.choice(sample)) for _ in range(_DRAWS)) if sample else ()
 
 
 def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | None:
@@ -118,6 +125,11 @@ def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | N
     low, high = quantiles(errors)
     ends = [Duration(round(time * math.exp(scale * error))) for error in (low, high)]
     return Interval(Duration(time), ends[0], ends[1], len(errors), source)
+
+
+def in_order(intervals: Mapping[str, Interval]) -> list[Interval]:
+    """Return intervals as reports list the times: first token, each next one, the whole."""
+    return [intervals[figure] for figure in (FIRST_TOKEN, PER_TOKEN, STEP) if figure in intervals]
 
 
 def quantiles(errors: Sequence[float]) -> tuple[float, float]:
@@ -159,19 +171,14 @@ def _errors(origin: Origin) -> tuple[Sequence[float], str]:
     return list(every), "all software"
 
 
-def _samples(kind: str, device: str) -> Sequence[float]:
-    """Return a class's residuals, ln(measured / predicted) by case: of a device, else of all of them."""
-    devices = residuals()["kernels"].get(kind, {})
-    here: Sequence[float] = devices.get(device, [])
-    return here if len(here) >= _ENOUGH else _flat(devices.values())
-
-
-def _flat(many: Iterable[Sequence[float]]) -> list[float]:
-    return [value for values in many for value in values]
-
-
 @cache
 def residuals() -> Mapping[str, Any]:
     """Return what the fit wrote: residuals of kernels, errors of jobs and of pairs of their layouts."""
     tree: Mapping[str, Any] = json.loads(files(__package__).joinpath("residuals.json").read_text("utf-8"))
     return tree
+
+
+def forget() -> None:
+    """Have `residuals.json` read again, which somebody wrote."""
+    residuals.cache_clear()
+    _factors.cache_clear()

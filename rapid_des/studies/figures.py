@@ -8,6 +8,7 @@ from typing import Any
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.report.result import Result
+from rapid_des.report.uncertainty import STEP
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.units import seconds
 
@@ -26,6 +27,8 @@ FIGURES: Mapping[str, str] = {
     "tokens_per_joule": "more",
     "time_to_first_token_s": "less",
     "time_per_output_token_s": "less",
+    "step_low_s": "less",
+    "step_high_s": "less",
     **{f"{part}_s": "less" for part in PARTS},
     "tokens": "",
     "memory_capacity_bytes": "",
@@ -77,6 +80,9 @@ def row_of(result: Result) -> dict[str, Any]:
         **{f"{part}_s": seconds(spent) for part, spent in result.breakdown.items()},
         "result": json.dumps(result.as_json(), separators=(",", ":")),
     }
+    if STEP in result.intervals:
+        expected = result.intervals[STEP]
+        row |= {"step_low_s": seconds(expected.low), "step_high_s": seconds(expected.high)}
     figures = result.figures
     if figures is None:
         return row

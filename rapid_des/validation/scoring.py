@@ -80,8 +80,8 @@ class Topic:
     """Drops what was begun and is not done; a topic that has this can be scored then, as far as it is."""
     ranked: bool = False
     """Whether rows are configurations to choose from: the rank correlation is reported too."""
-    job_errors: Callable[[], Sequence[JobError]] | None = None
-    """Of measured jobs: their errors with what these may come from, for those who fit intervals."""
+    job_errors: Callable[[Callable[[str], bool]], Sequence[JobError]] | None = None
+    """Of measured jobs: the errors of wanted cases with what these may come from; for fits of intervals."""
     shares: Callable[[], Mapping[str, float]] | None = None
     """Percent of the predicted time by part, of a topic `…/parts`, which has no rows."""
 

@@ -126,9 +126,11 @@ def _row(runs: Runs, row: MeasuredJob, null: float | None) -> Row:
     return Row(row.case_id, row.measured, predicted, null, covered=covered)
 
 
-def _job_errors(runs: Runs, members: Sequence[MeasuredJob]) -> list[JobError]:
-    """Return the errors of the rows whose figure a run gives intervals of."""
-    found = [(row, _best(runs, row)) for row in members if row.figure in _NAMES]
+def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[str], bool]) -> list[JobError]:
+    """Return the errors of wanted rows whose figure a run gives intervals of."""
+    chosen = [row for row in members if row.figure in _NAMES and wanted(row.case_id)]
+    runs.begin(case for row in chosen for case in row.cases)
+    found = [(row, _best(runs, row)) for row in chosen]
     return [
         JobError(
             row.case_id,
