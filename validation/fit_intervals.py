@@ -171,9 +171,8 @@ def order(errors: Sequence[JobError]) -> str:
     """Return how often pairs of layouts of the test half are in the measured order, told apart or not."""
     right: dict[bool, list[bool]] = {True: [], False: []}
     for one, other in pairs(errors, calibration=False):
-        ratio = max(one.predicted, other.predicted) / min(one.predicted, other.predicted)
-        spreads = spread(one.work, one.origin.device), spread(other.work, other.origin.device)
-        sure = bool(told_apart(ratio, spreads, one.origin))
+        times = round(1e12 * one.predicted), round(1e12 * other.predicted)
+        sure = bool(told_apart(times, (one.work, other.work), one.origin))
         measured = [each.predicted * math.exp(each.error) for each in (one, other)]
         right[sure].append((one.predicted < other.predicted) == (measured[0] < measured[1]))
     return "; ".join(

@@ -17,6 +17,7 @@ from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import Served
+from rapid_des.report import uncertainty
 from rapid_des.report.basis import Basis, measured_topics
 from rapid_des.report.breakdown import (
     breakdown,
@@ -38,17 +39,6 @@ from rapid_des.report.figures import (
     job_figures,
     request_times,
     until_last_token,
-)
-from rapid_des.report.uncertainty import (
-    FIRST_TOKEN,
-    PER_TOKEN,
-    STEP,
-    Interval,
-    Origin,
-    interval,
-    spread,
-    told_apart,
-    work_of,
 )
 from rapid_des.units import Duration, Size, seconds
 
@@ -145,33 +135,35 @@ class Result:
         return attribution(run, position, self.breakdown, kinds=self.stream_kinds, inside=inside)
 
     @cached_property
-    def intervals(self) -> Mapping[str, Interval]:
+    def intervals(self) -> Mapping[str, uncertainty.Interval]:
         """Where the measurements of the job's times are expected; nothing on devices that were not measured.
 
         `step`, and of requests `first_token` and `per_token`.
         """
-        device = None if self.basis is None or not self.basis.validated else self.basis.device
-        if self.basis is None or device is None:
-            return {}
         requests = self.figures.requests if self.figures else None
-        times = {STEP: self.step_time}
+        times = {uncertainty.STEP: self.step_time}
         if requests is not None:
-            times |= {FIRST_TOKEN: requests.first_token, PER_TOKEN: requests.per_output_token}
-        origins = {figure: Origin(device.spec.name, self.basis.software, figure) for figure in times}
-        found = {figure: interval(time, self.work, origins[figure]) for figure, time in times.items()}
-        return {figure: one for figure, one in found.items() if one is not None}
+            times |= {
+                uncertainty.FIRST_TOKEN: requests.first_token,
+                uncertainty.PER_TOKEN: requests.per_output_token,
+            }
+        return {} if self.origin is None else uncertainty.intervals(times, self.work, self.origin)
+
+    @property
+    def origin(self) -> uncertainty.Origin | None:
+        """Whose measurements the times are like; None on devices that were not measured."""
+        basis = self.basis
+        if basis is None or basis.device is None or not basis.validated:
+            return None
+        return uncertainty.Origin(basis.device.spec.name, basis.software)
 
     def told_apart(self, other: Result) -> bool | None:
         """Return whether who is faster as predicted is the faster as measured too, in so many cases as LEVEL.
 
         None where no layouts of such jobs were measured.
         """
-        if STEP not in self.intervals or STEP not in other.intervals or self.basis is None:
-            return None
-        device = self.basis.device.spec.name if self.basis.device else ""
-        ratio = max(self.step_time, other.step_time) / max(min(self.step_time, other.step_time), 1)
-        spreads = spread(self.work, device), spread(other.work, device)
-        return told_apart(ratio, spreads, Origin(device, self.basis.software))
+        times, works = (self.step_time, other.step_time), (self.work, other.work)
+        return None if self.origin is None else uncertainty.told_apart(times, works, self.origin)
 
     @property
     def light(self) -> Result:
@@ -360,7 +352,9 @@ def result_of(
         basis=_basis(run, None if trace is None else trace.job, (blocks or lowered).served),
         compute_bound="compute" if trace is None else compute_bound(times, trace.operators, requests),
         notes=notes if blocks is None else (blocks.mode.note, *notes),
-        work={} if trace is None else work_of(times, {one.name: one.model for one in trace.operators}, spent),
+        work={}
+        if trace is None
+        else uncertainty.work_of(times, {one.name: one.model for one in trace.operators}, spent),
         run=run if blocks is None else None,
         stream_kinds=kinds,
         computed=times,

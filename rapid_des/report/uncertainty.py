@@ -17,7 +17,7 @@ import json
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -127,6 +127,12 @@ def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | N
     return Interval(Duration(time), ends[0], ends[1], len(errors), source)
 
 
+def intervals(times: Mapping[str, int], work: Mapping[str, int], origin: Origin) -> dict[str, Interval]:
+    """Return the intervals of a run's times by figure, of those that measurements support."""
+    each = {name: interval(time, work, replace(origin, figure=name)) for name, time in times.items()}
+    return {name: found for name, found in each.items() if found is not None}
+
+
 def in_order(intervals: Mapping[str, Interval]) -> list[Interval]:
     """Return intervals as reports list the times: first token, each next one, the whole."""
     return [intervals[figure] for figure in (FIRST_TOKEN, PER_TOKEN, STEP) if figure in intervals]
@@ -143,18 +149,20 @@ def quantiles(errors: Sequence[float]) -> tuple[float, float]:
     return ranked[place - 1], ranked[-place]
 
 
-def told_apart(ratio: float, spreads: tuple[float, float], origin: Origin) -> bool | None:
-    """Return whether the faster of two layouts of a job is the faster in measurements too, `LEVEL` sure.
+def told_apart(
+    times: tuple[int, int], works: tuple[Mapping[str, int], Mapping[str, int]], origin: Origin
+) -> bool | None:
+    """Return whether who is faster of two layouts of a job is so in measurements too, `LEVEL` sure.
 
-    `ratio` is the slower's time over the faster's. None where no layouts of such jobs were compared.
+    None where no layouts of such jobs were compared.
     """
     pairs: Mapping[str, Sequence[float]] = residuals()["pairs"]
     errors = pairs.get(origin.software) or pairs.get("", [])
-    scale = math.hypot(*spreads)
+    scale = math.hypot(*(spread(work, origin.device) for work in works))
     if len(errors) < _ENOUGH or not scale:
         return None
     place = min(math.ceil(LEVEL * (len(errors) + 1)), len(errors))
-    return math.log(ratio) > scale * sorted(errors)[place - 1]
+    return abs(math.log(times[0] / times[1])) > scale * sorted(errors)[place - 1]
 
 
 def _errors(origin: Origin) -> tuple[Sequence[float], str]:
