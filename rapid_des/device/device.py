@@ -35,6 +35,7 @@ from rapid_des.config.specs import beside, preset_folder
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
     ATTENTION,
+    EXPERTS,
     LEARNED,
     LIBRARIES,
     Clock,
@@ -180,19 +181,21 @@ class Device:
                 raise ConfigError(problem, key=f"constants.{section}.{name}")
         return tuple(known[name] for name in names)
 
-    def kernels(self, dtype: str, *, batched: bool = False) -> KernelMenu:
+    def kernels(self, dtype: str, *, batched: bool = False, section: str = "") -> KernelMenu:
         """Return what the library in use has for GEMMs of this dtype: the most specific menu.
 
-        Batched GEMMs take the menu `DTYPE/batched` where there is one.
+        Batched GEMMs take the menu `DTYPE/batched` where there is one; a `section` has its own library's.
         """
         menus = self.family.kernels
         if batched and f"{dtype}/batched" in menus:
             return menus[f"{dtype}/batched"]
-        return next(menus[scope] for scope in reversed(self._scopes(dtype)) if scope in menus)
+        return next(menus[scope] for scope in reversed(self._scopes(dtype, section)) if scope in menus)
 
     def _scopes(self, dtype: str, section: str = "") -> tuple[str, ...]:
         used = self.conditions
         library = (section in ATTENTION and used.attention) or used.library
+        if section in EXPERTS and used.experts:
+            library = used.experts
         named = dict.fromkeys((library.partition("-")[0], library))
         return "default", dtype, *(scope for name in named for scope in (name, f"{name}/{dtype}"))
 
@@ -239,7 +242,8 @@ def check_library(spec: DeviceSpec, family: FamilySpec) -> None:
     """Raise `ConfigError` for libraries of kernels that are neither known nor have constants here."""
     scopes = {scope for part in (spec, family) for scopes in part.constants.values() for scope in scopes}
     known = LIBRARIES | libraries_of(scopes | set(family.kernels))
-    for key, library in (("library", spec.conditions.library), ("attention", spec.conditions.attention)):
+    for key in ("library", "attention", "experts"):
+        library = getattr(spec.conditions, key)
         if library is not None and library not in known:
             raise ConfigError(
                 f"{library[:60]!r} is no library of kernels that is known; allowed: "

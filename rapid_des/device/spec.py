@@ -121,6 +121,8 @@ class Conditions(Spec, frozen=True):
     """Whose kernels run: `cublas`, `vllm`, `trtllm` …; selects constants where a family has them."""
     attention: str | None = None
     """Whose attention kernels run (`flash-2`, …); unset: the library's."""
+    experts: str | None = None
+    """Whose kernels multiply for the experts of a rank (`trtllm_min_latency`, …); unset: the library's."""
     decode: DecodePolicy = DecodePolicy()
     """How the library's version runs decode attention."""
 
@@ -316,8 +318,12 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
 ATTENTION = frozenset(name for name, ranges in RANGES.items() if ranges is _FLASH or ranges is _DECODE)
 """The sections of attention kernels."""
 
+EXPERTS = frozenset(("grouped_gemm", "moe"))
+"""The sections of kernels over experts."""
+
 LIBRARIES = frozenset(
     ("cublas", "cudnn", "rocblas", "xla", "vllm", "sglang", "trtllm", "trtllm-0.9", "trtllm_min_latency",
+     "marlin",
      "deepgemm", "vidur", "torch-eager", "torch-events", "torch-wall", "flash-1", "flash-2", "flash-3")
 )  # fmt: skip
 """Kernel libraries that a device may run without constants of their own; others need some."""

@@ -61,9 +61,9 @@ class _Product:
     weights: int = 0
 
     @classmethod
-    def forward(cls, linear: Linear, saved: int) -> _Product:
+    def forward(cls, linear: Linear, shard: Shard, saved: int) -> _Product:
         """Return that of a forward, of whose input so many bytes are kept."""
-        weights = linear.columns * linear.inner if linear.narrow else 0
+        weights = linear.columns * linear.inner if shard.is_narrow(linear.name, linear.narrow) else 0
         return cls(linear, linear.name, linear.columns, linear.inner, saved, weights)
 
     def append(
@@ -72,7 +72,8 @@ class _Product:
     ) -> int:  # fmt: skip
         """Append one piece of the product, the last with what the whole keeps; return its position."""
         rows = ceil_divide(self.linear.rows, pieces)
-        gemm = shard.gemm(rows, self.columns, self.inner, narrow=self.linear.narrow)
+        narrow = shard.is_narrow(self.linear.name, self.linear.narrow)
+        gemm = shard.gemm(rows, self.columns, self.inner, narrow=narrow)
         if not last:
             output = shard.activation_bytes(rows * self.columns)
             return operations.kernel(f"{self.name}.piece", gemm, after=after, output=output)
@@ -84,7 +85,7 @@ class _Product:
 
 def forward_gemm(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
     """Append the product of a matrix with its input, of which `saved` bytes are kept; no message."""
-    _Product.forward(linear, saved).append(operations, shard)
+    _Product.forward(linear, shard, saved).append(operations, shard)
 
 
 def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
@@ -97,13 +98,13 @@ def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, s
     if not _gathers(shard):
         forward_gemm(operations, shard, linear, saved=saved)
         return
-    _gathered(operations, shard, _Product.forward(linear, saved), f"{linear.name}.gather")
+    _gathered(operations, shard, _Product.forward(linear, shard, saved), f"{linear.name}.gather")
 
 
 def row_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
     """Append the forward of a row-parallel matrix and the reduction of its output."""
     cast(operations, shard, linear, linear.rows)
-    product = _Product.forward(linear, saved)
+    product = _Product.forward(linear, shard, saved)
     how = _SCATTERS[shard.overlap_tp] if _gathers(shard) and linear.narrow else _scatter_after
     how(operations, shard, product)
 

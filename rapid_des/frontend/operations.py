@@ -194,6 +194,10 @@ class Shard:
         """Return a small kernel on activations."""
         return Vector(kind, rows, columns, self.precision.activations, "backward" if backward else "forward")
 
+    def is_narrow(self, name: str, narrow: bool) -> bool:
+        """Tell whether a matrix that may be narrow is."""
+        return narrow and not (self.precision.wide == "attention" and name.startswith("attention."))
+
     def gemm(self, rows: int, columns: int, inner: int, *, narrow: bool) -> Gemm:
         """Return a GEMM with a weight as its second operand, in the job's GEMM format if `narrow`."""
         activations = self.precision.activations

@@ -143,8 +143,9 @@ def _check_training(job: Job) -> None:
         known = " or ".join(map(str, (n for n, one in ZERO_STAGES.items() if one.gather and not one.by_unit)))
         problem = f"parameters are gathered only with zero_stage {known}, it is {spec.zero_stage}"
         _refuse(job, "training.overlap_parameters", problem)
-    if job.spec.precision.weights is not None or job.spec.precision.kv_cache is not None:
-        _refuse(job, "precision", "weights and kv_cache are for inference; training multiplies in gemm")
+    stated = job.spec.precision
+    if stated.weights is not None or stated.kv_cache is not None or stated.wide != "nothing":
+        _refuse(job, "precision", "weights, wide and kv_cache are for inference; training multiplies in gemm")
     if job.spec.precision.recipe is not None and job.training_shard.recipe is None:
         problem = f"{job.spec.precision.recipe} needs gemm narrower than activations"
         _refuse(job, "precision.recipe", problem)

@@ -42,6 +42,17 @@ class ServingSpec(Spec, frozen=True):
     `memory.kv_pool`, which says how large the KV cache is too, has them."""
     max_sequences: Count | None = None
     """Requests of one iteration at most (vLLM: max_num_seqs). Unset: as there."""
+    wait_iterations: Annotated[int, msgspec.Meta(ge=0, le=10**6)] = 0
+    """Iterations that prompts wait, while requests decode, for others to come until all together have the
+    tokens of `wait_share` (TensorRT-LLM: batch_wait_timeout_iters)."""
+    wait_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Of `max_batched_tokens`, decoding requests' tokens among them (batch_wait_max_tokens_ratio)."""
+    schedule_ahead: bool = False
+    """Whether an engine plans its next iteration while one runs (vLLM: async scheduling, SGLang and
+    TensorRT-LLM: overlap scheduler), so that who comes meanwhile is in the one after it."""
+    receive_interval: Count = 1
+    """Decode steps between two looks for new requests, who wait meanwhile (SGLang: scheduler-recv-interval).
+    After an iteration with prompts, or with nothing to decode, an engine looks at once."""
     order: Literal["fcfs", "priority", "fair"] = "fcfs"
     """In which order requests wait: as they came, by the column `priority` of a trace, or whose user got the
     least (`rapid_des.serving.order`)."""

@@ -36,7 +36,7 @@ from rapid_des.units import PS_PER_S, Duration
 USUAL: Mapping[str, str] = {"training": "megatron-2025", "inference": "vllm-0.x"}
 """The profile of a job that names none."""
 Wait = Literal["gradient_norm", "pipeline"]
-TIMES = ("kernel", "collective", "tensor_rank", "graph", "step", "request")
+TIMES = ("kernel", "collective", "tensor_rank", "graph", "step", "request", "prompt_token")
 """The times of a host."""
 _LONGEST = Duration(PS_PER_S)
 _FLASH = {"forward": 1, "backward": 3}
@@ -60,6 +60,9 @@ class Software(Spec, frozen=True):
     experts: Literal["one_kernel", "kernel_each"] = "one_kernel"
     """Whether one kernel multiplies for all experts of a rank, or a GEMM of the library for each of them,
     some beside each other."""
+    expert_kernels: str | None = None
+    """Whose kernels multiply for experts in that one kernel, where not the library's: a scope too
+    (`trtllm_min_latency`). Unset: as `kernels`."""
     decode: DecodePolicy = DecodePolicy()
     """How its decode attention runs: which query heads share keys that they read, whether keys are split."""
     communication: LibraryChoice = LibraryChoice()
@@ -69,7 +72,8 @@ class Software(Spec, frozen=True):
     """Keys of a job and their values where it states none: fusion, overlap, formats, memory reserved."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.kernels, self.attention, self.decode, self.experts, self.communication))
+        parts = self.kernels, self.attention, self.expert_kernels, self.decode, self.experts
+        return hash((self.name, *parts, self.communication))
 
     def libraries_json(self) -> str:
         """Return the communication libraries as a trace carries them."""
@@ -133,6 +137,8 @@ class HostSpec(Spec, frozen=True):
     """Before the first issue of a training step, or of a pass of requests (scheduling, sampled tokens)."""
     request: Duration | None = None
     """Before the first pass of requests: receiving and tokenizing them."""
+    prompt_token: Duration | None = None
+    """What each token of a prompt adds to that, of a server that takes requests as they come."""
     captured: Literal["nothing", "decode", "passes"] = "nothing"
     """What is launched as a CUDA graph: decode steps, or prefill too; `inference.cuda_graphs: false`
     captures nothing."""

@@ -350,6 +350,9 @@ class PrecisionSpec(Spec, frozen=True):
     where it has some, or the kernels that make them, by scales that are known (TensorRT's engines)."""
     weights: Dtype | None = None
     """As stored for the GEMMs; narrower than `gemm` is weight-only quantisation (inference)."""
+    wide: Literal["nothing", "attention"] = "nothing"
+    """Which layers' matrices `gemm` and `weights` leave out, and stay as activations (inference): those of
+    attention, as checkpoints do that quantise feed-forwards alone (gpt-oss, DeepSeek-R1 in nvfp4)."""
     gradients: Dtype = "fp32"
     """In which gradients are accumulated."""
     gradient_reduce: Dtype = "fp32"

@@ -142,6 +142,7 @@ def as_used(job: Job, machine: Machine, device: Device, *, decoding: bool = Fals
         "clock": clock,
         "library": software.kernels,
         "attention": software.attention,
+        "experts": software.expert_kernels,
         "decode": software.decode,
         "launch": launch,
     }

@@ -144,6 +144,18 @@ class PassCosts:
             self._lines[key] = low + (high - low) * np.arange(above - below + 1) // (above - below)
         return self._lines[key]
 
+    def parts(self, batch: Batch) -> dict[str, int]:
+        """Return what kernels, communication and the host take of an iteration in which all decode."""
+        tokens = batch.decodes
+        messages = self._rests[True](self._passing(tokens, decoding=True))
+        kernels = self._base(tokens, tokens, decoding=True).time - messages
+        kernels += self._decode_attention(tokens, batch.keys, decoding=True).time
+        return {
+            "kernels": kernels,
+            "communication": messages,
+            "host": self.time(batch) - kernels - messages,
+        }
+
     def _base(self, tokens: int, sampled: int, decoding: bool) -> _Kernels:
         """Return all but attention."""
         rest = _Kernels(self._rests[decoding](self._passing(tokens, decoding)), 0)

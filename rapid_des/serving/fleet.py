@@ -37,7 +37,10 @@ class Fleet:
     transfer: Transfer = lambda env, *_: env.timeout(0)
     """Moves keys and values from one replica to another."""
     client: int = 0
-    """Picoseconds from a client's request to its arrival at a replica."""
+    """Picoseconds that a request takes from its client to a replica, where one front end receives and
+    tokenizes all of them, one after the other."""
+    tokenizing: int = 0
+    """What each token of its prompt adds."""
     watch: Watch = lambda *_: None
     outages: Sequence[Iterator[Event]] = ()
     startup: int = 0
@@ -54,7 +57,7 @@ class Fleet:
 
     def run(self) -> bool:
         """Serve all requests; whether that was not interrupted."""
-        self._sent = self._inside = self._since = self.area = 0
+        self._sent = self._inside = self._since = self.area = self._front = 0
         self._held: list[Request] = []
         self._stranded: list[Request] = []
         """Requests whose prompts are computed and whose keys and values no replica is there to take."""
@@ -101,8 +104,10 @@ class Fleet:
         self._sent += 1
         self._count(1)
         request = work.request(number, int(self.env.now))
-        if self.client:
-            self.env.timeout(self.client).callbacks.append(lambda _: self._route(request))
+        if self.client or self.tokenizing:
+            now = int(self.env.now)
+            self._front = max(self._front, now) + self.client + request.prompt * self.tokenizing
+            self.env.timeout(self._front - now).callbacks.append(lambda _: self._route(request))
         else:
             self._route(request)
 

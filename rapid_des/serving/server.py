@@ -79,6 +79,7 @@ def serve_workload(
         prompting=spec.prefill_replicas or 0,
         transfer=_links(of_replica(job), machine, engine.page_size).send,
         client=int((host.request if host else None) or 0),
+        tokenizing=int((host.prompt_token if host else None) or 0),
         watch=watch,
         lose=spec.on_outage == "lose",
     )
@@ -97,7 +98,7 @@ def _fail(fleet: Fleet, job: Job, machine: Machine, spec: ServingSpec, cache: Bo
         fleet.startup = startup_time(job, machine, spec.startup, alone, cache)
     fleet.outages = tuple(events(outages, fleet.replicas, fleet.startup))
     priced = {
-        outage.fault: _costs(alone, slowed(machine, outage.fault), cache)
+        outage.fault: iteration_costs(alone, slowed(machine, outage.fault), cache)
         for outage in outages
         if outage.fault is not None
     }
@@ -121,7 +122,7 @@ def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: 
     return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), *drawn, marks)
 
 
-def _costs(job: Job, machine: Machine, cache: BoundedCache | None) -> PassCosts:
+def iteration_costs(job: Job, machine: Machine, cache: BoundedCache | None) -> PassCosts:
     """Return the costs of a replica's iterations, those of earlier servers with `cache` among them."""
     if cache is None:
         return PassCosts(job, machine)
@@ -141,12 +142,16 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
     )
     return Engine(
         policy=POLICIES[spec.policy],
-        costs=_costs(alone, machine, cache),
+        costs=iteration_costs(alone, machine, cache),
         pages=_pages(alone, machine, limits, workload),
         page_size=pool.page,
         max_batched_tokens=limits.tokens,
         max_sequences=limits.sequences,
         order=spec.order,
+        ahead=spec.schedule_ahead,
+        receive_interval=spec.receive_interval,
+        wait_iterations=spec.wait_iterations,
+        wait_tokens=spec.wait_share * limits.tokens,
         swap=_swap(alone, machine) if spec.preemption == "swap" else 0,
     )
 

@@ -52,7 +52,8 @@ PROVIDERS: dict[str, str] = {
     "training.small:topics": "training/",
     "inference.trtllm:topics": "inference/trtllm",
     "inference.tables:topics": "inference/",
-    "inference.servers:topics": "inference/",
+    "inference.silicon:topics": "inference/silicon",
+    "inference.traces:topics": "inference/vllm-traces",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""

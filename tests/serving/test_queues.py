@@ -94,6 +94,64 @@ def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages, policy):
     assert (sum(outcomes[0]["preemptions"]) > 0) == (pages == 60 and evicts)
 
 
+HABITS = [{"receive_interval": 7}, {"ahead": True}, {"receive_interval": 7, "ahead": True},
+          {"wait_iterations": 9, "wait_tokens": 900.0}]  # fmt: skip
+
+
+@pytest.mark.parametrize("habits", HABITS)
+@pytest.mark.parametrize("policy", ["vllm_v1", "sglang"])
+def test_steps_that_pass_at_once_are_those_that_are_waited_for_whatever_an_engine_s_habits(policy, habits):
+    both = [
+        served("poisson rate=20/s", 200, "uniform low=100 high=300", "uniform low=2 high=90", policy=policy,
+               costs=Affine(token=10**6, key=10**4), stepwise=stepwise, **habits)[1].requests
+        for stepwise in (False, True)
+    ]  # fmt: skip
+    assert all((both[0][name] == both[1][name]).all() for name in both[0])
+
+
+def first_tokens(arrivals_ms, outputs, **habits):
+    """Return when requests of one-token prompts have their first tokens, in iterations of a millisecond."""
+    _, result = served(from_columns(arrivals_ms, [1] * len(outputs), outputs), 0, **habits)
+    return (result.requests["arrival"] + result.ttft).tolist()
+
+
+def test_an_engine_that_plans_ahead_takes_in_who_comes_an_iteration_later():
+    # the first decodes; the second comes during iteration 3 and is in the fourth, or in the fifth
+    late = [0, 2.5]
+    assert first_tokens(late, [20, 5]) == [SERVICE, 4 * SERVICE]
+    assert first_tokens(late, [20, 5], ahead=True) == [SERVICE, 5 * SERVICE]
+
+
+def test_an_engine_that_looks_every_ten_decode_steps_sees_requests_then_and_at_once_when_idle():
+    # decode steps are iterations 2 to 20: those who come during them are seen after the eleventh
+    assert first_tokens([0, 2.5, 5.5], [20, 3, 3], receive_interval=10) == [
+        SERVICE,
+        12 * SERVICE,
+        12 * SERVICE,
+    ]
+    assert first_tokens([0, 30.5], [20, 3], receive_interval=10)[1] == 31.5 * SERVICE
+
+
+def test_prompts_wait_for_others_while_requests_decode_until_they_are_enough_or_too_late():
+    held = {"wait_iterations": 5, "wait_tokens": 4.0}
+    assert first_tokens([0, 2.5], [20, 3], **held)[1] == 9 * SERVICE  # five more iterations than the fourth
+    assert (
+        first_tokens([0, 2.5, 4.5, 4.6], [20, 3, 3, 3], **held)[1] == 6 * SERVICE
+    )  # one decode, three prompts
+    assert first_tokens([0, 30.5], [20, 3], **held)[1] == 31.5 * SERVICE
+
+
+def test_one_front_end_takes_requests_one_after_the_other():
+    # eight clients at once, 2 ms each and 0.1 ms a prompt token: they arrive 3 ms apart
+    engine = Engine(policy=POLICIES["vllm_v1"], costs=Affine(base=1), pages=10**6, page_size=16,
+                    max_batched_tokens=8192, max_sequences=256)  # fmt: skip
+    work = draw(parse_arrivals("clients count=8"), (parse_lengths("10", "p"), parse_lengths("1", "o")), 8, 1)
+    fleet = Fleet(engine, work, ROUTERS["round_robin"], client=2 * SERVICE, tokenizing=SERVICE // 10)
+    assert fleet.run()
+    ttft = ServeResult.of(fleet, name="test", gpus=1).ttft
+    assert sorted(ttft) == pytest.approx([3 * SERVICE * place for place in range(1, 9)], rel=1e-6)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pages", [10**6, 60])
 def test_tokens_and_pages_are_conserved(pages, policy):
@@ -136,7 +194,7 @@ def test_equal_seeds_give_equal_results_and_more_requests_leave_the_first():
 def from_columns(arrival_ms, prompt, output, **marks):
     columns = [np.array(column, np.int64) for column in (prompt, output)]
     marks = {name: np.array(column, np.int64) for name, column in marks.items()}
-    return Workload(columns[0], columns[1], np.array(arrival_ms, np.int64) * SERVICE, marks=marks)
+    return Workload(columns[0], columns[1], (np.array(arrival_ms) * SERVICE).astype(np.int64), marks=marks)
 
 
 def test_servers_with_exponential_work_wait_as_in_m_m_c():

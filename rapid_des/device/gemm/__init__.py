@@ -134,7 +134,8 @@ def grouped_model(
     """Return the grouped kernels for operands of these types, with some constants changed."""
     values = {**device.constants("gemm", ""), **device.constants("grouped_gemm", dtype), **(changes or {})}
     fit = gemm_constants(values, device.spec.name)
-    return build_model(device, dtype, weight_dtype or dtype, fit=fit, menu=device.kernels("grouped"))
+    menu = device.kernels("grouped", section="grouped_gemm")
+    return build_model(device, dtype, weight_dtype or dtype, fit=fit, menu=menu)
 
 
 def build_model(

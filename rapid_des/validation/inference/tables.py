@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rapid_des.validation.inference import runs
 from rapid_des.validation.jobs.cases import Served
 from rapid_des.validation.jobs.requests import Latency, Requests, measured_requests
-from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
+from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, tokens_per_s
 from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Topic
 
@@ -29,9 +29,22 @@ _LMDEPLOY_MODELS = {"llama2-7b": "Llama-2-7B", "internlm-20b": "InternLM-20B", "
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield the topics of every table, times in milliseconds."""
     rows = [*_nim(data), *_nim_tables(data), *_kundu(data), *_koyeb(data), *_lmdeploy(data)]
-    return job_topics(rows, runs(), unit="ms", split=data.split)
+    yield from job_topics(rows, runs(), unit="ms", split=data.split)
+    yield from job_topics(_throughputs(rows, data), runs(), unit="tokens/s", split=data.split)
 
 
+def _throughputs(rows: Sequence[MeasuredJob], data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield the tokens a second that NIM puts out for several clients, of the runs of their latencies."""
+    printed = [record.time("out_tok_per_s") for record in data.read(NIM)]
+    itl = [row for row in rows if row.topic.startswith("inference/nim/itl")][: len(printed)]
+    for row, measured in zip(itl, printed, strict=True):
+        _, _, _, *more = row.topic.split("/")
+        if more:
+            name = "inference/nim/throughput" + "/overload" * (more == ["overload"])
+            yield replace(row, topic=name, measured=measured, figure=tokens_per_s, basis=0.0)
+
+
+_MOST_CLIENTS = 50
 _ROUNDS, _MOST = 6, 300
 """Requests of a closed loop: so many a client, and at most, but three a client."""
 
@@ -73,9 +86,13 @@ def _request(record: Record, model: str, precision: str, gpu: str, tp: int) -> R
 def _shared(row: MeasuredJob, clients: int, lengths: tuple[int, int]) -> MeasuredJob:
     """Return a row of a server of several clients, each with one request at a time.
 
-    NIM batches in flight and never evicts, TensorRT-LLM's default.
+    NIM batches in flight and never evicts, TensorRT-LLM's default. Rows of several clients have topics of
+    their own, and those of more than `_MOST_CLIENTS`, whose runs ended before a steady state, too.
     """
-    if clients == 1 or not row.cases:
+    if clients == 1:
+        return row
+    row = replace(row, topic=f"{row.topic}/{'clients' if clients <= _MOST_CLIENTS else 'overload'}")
+    if not row.cases:
         return row
     (case,) = row.cases
     serving = {"policy": "trtllm_guaranteed_no_evict", "max_sequences": 256}

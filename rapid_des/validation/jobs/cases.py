@@ -16,7 +16,9 @@ from rapid_des.frontend import Job, StageMemory, load_job, memory
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.result import Result
 from rapid_des.report.uncertainty import Interval, Origin
-from rapid_des.serving.server import serve_workload
+from rapid_des.serving.costs import Batch, of_replica
+from rapid_des.serving.result import ServeResult
+from rapid_des.serving.server import iteration_costs, serve_workload
 from rapid_des.serving.workload import Workload
 from rapid_des.simulation import FLATTENED, simulate
 from rapid_des.units import PS_PER_S, seconds
@@ -150,14 +152,35 @@ def _origin(result: Result) -> Origin | None:
 
 
 def _served(job: Job, machine: Machine, served: Served) -> Outcome:
-    """Return mean latencies, of a closed loop with its first requests, which come together."""
+    """Return mean latencies, of a closed loop with its first requests, which come together.
+
+    Parts are of the time from a first token to the last: what decode steps of the mean batch take of it, and
+    the rest, in which prompts compute between them (the scheduler's).
+    """
     result = serve_workload(job, machine, served.workload(), cache=_shared())
+    parts = _steps(job, machine, result)
     return Outcome(
+        parts_s=parts,
         step_s=float(result.e2e.mean()) / PS_PER_S,
         first_token_s=float(result.ttft.mean()) / PS_PER_S,
         per_token_s=float(result.tpot.mean()) / PS_PER_S,
         tokens_per_s=result.throughput["output_tokens_per_s"],
     )
+
+
+def _steps(job: Job, machine: Machine, result: ServeResult) -> dict[str, float]:
+    """Return the parts of a mean request's decoding, and the wait for its first token."""
+    load = result.loads[0]
+    steps = int((load["steps"] * (load["decodes"] > 0)).sum())
+    size = max(1, round(int((load["decodes"] * load["steps"]).sum()) / max(1, steps)))
+    lengths = result.requests["prompt"] + result.requests["output"] / 2
+    batch = Batch(size, round(size * float(lengths.mean())))
+    later = float(result.requests["output"].mean()) - 1
+    costs = iteration_costs(of_replica(job), machine, _shared())
+    parts = {name: later * time / PS_PER_S for name, time in costs.parts(batch).items()}
+    decoded = later * float(result.tpot.mean()) / PS_PER_S
+    first = float(result.ttft.mean()) / PS_PER_S
+    return {**parts, "scheduler": max(0.0, decoded - sum(parts.values())), "first token": first}
 
 
 def _with_memory(job: Job) -> Outcome:

@@ -40,6 +40,11 @@ def per_token_ms(outcome: Outcome) -> float:
     return 1e3 * outcome.per_token_s
 
 
+def tokens_per_s(outcome: Outcome) -> float:
+    """Return what a server puts out."""
+    return outcome.tokens_per_s
+
+
 def memory_gb(outcome: Outcome) -> float:
     """Return the fullest GPU's 1e9 bytes."""
     return outcome.memory_bytes / 1e9
@@ -101,9 +106,14 @@ def job_topics(
         yield Topic(
             name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked, job_errors=errors
         )
-        if members[0].figure in (step_s, step_ms):
+        if members[0].figure in (step_s, step_ms) or (members[0].figure is per_token_ms and _served(members)):
             shares = partial(_shares, runs, members)
             yield Topic(f"{name}/parts", list, unit="%", begin=begin, abandon=runs.abandon, shares=shares)
+
+
+def _served(members: Sequence[MeasuredJob]) -> bool:
+    """Tell whether rows are of a server's requests, whose decode steps have parts."""
+    return any(case.served is not None for row in members for case in row.cases)
 
 
 def _begin(runs: Runs, members: Sequence[MeasuredJob], watch: Watch) -> None:

@@ -1,0 +1,171 @@
+"""How the servers of the silicon rows were started: what their benchmarks' scripts say.
+
+Most rows are InferenceX's (SemiAnalysis; `benchmarks/*.sh` of github.com/SemiAnalysisAI/InferenceX, the
+lengths 1024 and 8192 tell them): ten requests a client, each length drawn from 0.8 to 1.0 of the nominal one
+(`--random-range-ratio 0.8`), no prefix cache. Other rows are of fixed lengths, as aiconfigurator's authors
+measured them; engines run at their defaults there. Scripts changed over the months of the rows: these are
+those of early 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rapid_des.config import open_document
+from rapid_des.validation.jobs.decoders import Tree
+from rapid_des.validation.measurements import Record, UnsupportedRow
+
+_SWEPT = {("1024", "1024"), ("1024", "8192"), ("8192", "1024")}
+"""Prompt and output lengths of InferenceX."""
+_ENGINES: Mapping[str, tuple[str, str]] = {
+    "vllm": ("vllm-0.12", "vllm_v1"),
+    "sglang": ("sglang", "sglang"),
+    "trtllm": ("trtllm-1", "trtllm_guaranteed_no_evict"),
+}
+"""Software profile and policy: each engine's default."""
+_PRECISIONS: Mapping[str, Tree] = {
+    "": {},
+    "bfloat16": {},
+    "fp8": {"gemm": "fp8"},
+    "fp8_block": {"gemm": "fp8"},
+    "nvfp4": {"gemm": "fp4"},
+    "int4_wo": {"weights": "int4", "wide": "attention"},
+}
+_GEN_KERNELS = "trtllm_min_latency"
+"""Scope of trtllm-gen's kernels over experts: aiconfigurator's collector takes them where it says so."""
+
+
+_MANY_CLIENTS = 64
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a script states of a server; the rest is its engine's default."""
+
+    tokens: int | None = None
+    """Of an iteration, at most."""
+    wait: tuple[int, float] = (0, 0.0)
+    """Iterations that prompts wait for others, and up to which share of those tokens."""
+    receive_interval: int = 1
+    share: float | None = None
+    """Of the memory that is the KV cache's (or also the weights', as the engine counts)."""
+    kv_cache: str | None = None
+    """Format of keys and values; None: as activations."""
+    expert_kernels: str | None = None
+
+
+def is_swept(record: Record) -> bool:
+    """Tell whether a row is of InferenceX."""
+    return (record["isl"], record["osl"]) in _SWEPT
+
+
+def recipe_of(record: Record) -> Recipe:
+    """Return what the script behind a row states.
+
+    >>> row = {"backend": "sglang", "system": "b200_sxm", "isl": "8192", "osl": "1024", "concurrency": "16",
+    ...        "tp_size": "4", "gemm_quant_mode": "fp8", "model_path": "deepseek-ai/DeepSeek-V3"}
+    >>> recipe_of(row).receive_interval, recipe_of(row).tokens
+    (10, 8192)
+    """
+    return _RECIPES[record["backend"]](record) if is_swept(record) else Recipe()
+
+
+def _on_blackwell(record: Record) -> bool:
+    return record["system"] not in ("h100_sxm", "h200_sxm")
+
+
+def _vllm(record: Record) -> Recipe:
+    """gpt-oss and Llama on B200 cache in fp8; experts in four bits are Marlin's or trtllm-gen's."""
+    gpt_oss, llama = "gpt-oss" in record["model_path"], "Llama" in record["model_path"]
+    if not _on_blackwell(record):
+        four_bits = gpt_oss or record["gemm_quant_mode"] == "int4_wo"
+        return Recipe(tokens=8192, expert_kernels="marlin" if four_bits else None)
+    return Recipe(
+        tokens=8192,
+        kv_cache="fp8" if gpt_oss or llama else None,
+        expert_kernels=_GEN_KERNELS if gpt_oss or record["gemm_quant_mode"] == "nvfp4" else None,
+    )
+
+
+def _sglang(record: Record) -> Recipe:
+    """On B200 and B300 the scheduler looks for requests every 10 or 30 decode steps."""
+    if not _on_blackwell(record):
+        return Recipe(tokens=32768, share=0.82)
+    interval = 30 if int(float(record["concurrency"])) >= 16 else 10
+    if record["gemm_quant_mode"] == "nvfp4":
+        seldom = Recipe(16384, receive_interval=interval, share=0.85, kv_cache="fp8")
+        return replace(seldom, expert_kernels=_GEN_KERNELS)
+    if record["tp_size"] == "4":
+        return Recipe(8192, receive_interval=10, share=0.95, kv_cache="fp8")
+    return Recipe(32768, receive_interval=interval, share=0.82, kv_cache="fp8")
+
+
+def _trtllm(record: Record) -> Recipe:
+    """Prompts of 1024 wait for others: Llama's on up to four GPUs, DeepSeek's in fp8 of many clients."""
+    isl, osl, clients = record["isl"], record["osl"], int(float(record["concurrency"]))
+    short = isl == osl == "1024"
+    if "gpt-oss" in record["model_path"]:
+        newer = _on_blackwell(record)
+        return Recipe(20000, share=0.85, kv_cache="fp8" if newer else None,
+                      expert_kernels=_GEN_KERNELS if newer else None)  # fmt: skip
+    if "Llama" in record["model_path"]:
+        wait = (20, 0.9) if short and int(record["tp_size"]) < 8 else (0, 0.0)
+        return Recipe(2048 if short else 9216, wait, kv_cache="fp8")
+    tokens, newer = max(8192, clients + int(isl) + 64), _on_blackwell(record)
+    if record["gemm_quant_mode"] == "nvfp4":
+        return Recipe(tokens, share=0.8, kv_cache="fp8", expert_kernels=_GEN_KERNELS)
+    wait = (40, 0.8) if short and clients >= _MANY_CLIENTS and newer else (0, 0.0)
+    return Recipe(tokens, wait, share=0.8 if newer else 0.75, kv_cache="fp8")
+
+
+_RECIPES = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+
+
+def engine_tree(record: Record) -> Tree:
+    """Return the job's keys that say which engine serves a row, in which formats, and how it was started."""
+    name, policy = _ENGINES[record["backend"]]
+    recipe = recipe_of(record)
+    serving: Tree = {
+        "policy": policy,
+        "max_sequences": 1024,
+        "wait_iterations": recipe.wait[0],
+        "wait_share": recipe.wait[1],
+        "receive_interval": recipe.receive_interval,
+        "schedule_ahead": True,  # the default of all three
+    }
+    software = _profile(name, recipe.expert_kernels)
+    if recipe.tokens is not None:
+        serving["max_batched_tokens"] = recipe.tokens
+    if recipe.share is not None:
+        software["defaults"]["memory"]["kv_pool"]["share"] = recipe.share
+    precision = _precision(record)
+    if recipe.kv_cache is not None:
+        precision = {**precision, "kv_cache": recipe.kv_cache}
+    return {"software": software, "serving": serving, "precision": precision}
+
+
+def _profile(name: str, expert_kernels: str | None) -> dict[str, Any]:
+    tree = open_document(name, "software", folder=Path()).tree
+    memory = tree["defaults"]["memory"]
+    copied = {**memory, "kv_pool": dict(memory["kv_pool"])}
+    own = {} if expert_kernels is None else {"expert_kernels": expert_kernels}
+    return {**tree, **own, "defaults": {**tree["defaults"], "memory": copied}}
+
+
+def _precision(record: Record) -> Tree:
+    """Return a row's number formats.
+
+    The experts of gpt-oss are stored in mxfp4, whatever the column says, and multiply in bf16 (Marlin,
+    Triton) or on Blackwell in fp8; the checkpoints of DeepSeek in nvfp4 leave attention as it was.
+    """
+    mode, model = record["gemm_quant_mode"], record["model_path"]
+    if "gpt-oss" in model:
+        gemm = {"gemm": "fp8"} if _on_blackwell(record) else {}
+        return {"weights": "fp4", "wide": "attention", **gemm}
+    if mode not in _PRECISIONS:
+        raise UnsupportedRow(f"number format {mode}")
+    apart = {"wide": "attention"} if mode == "nvfp4" and ("DeepSeek" in model or "Kimi" in model) else {}
+    return {**_PRECISIONS[mode], **apart}

@@ -1,0 +1,114 @@
+"""Measured servers under closed loops: which rows count, and how their benchmarks started the engines."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from rapid_des.frontend import load_job
+from rapid_des.validation import DataFolder, open_folder
+from rapid_des.validation.inference import silicon
+from rapid_des.validation.inference.recipes import recipe_of
+from rapid_des.validation.measurements import CHECKOUT_DATA
+
+pytestmark = pytest.mark.skipif(not CHECKOUT_DATA.is_dir(), reason="the data ships with a checkout only")
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return open_folder(None).read(silicon.SILICON)
+
+
+@pytest.fixture
+def known(tmp_path):
+    """Return what becomes of rows, as a folder of its own would have them."""
+
+    def configurations(rows):
+        text = io.StringIO()
+        table = csv.DictWriter(text, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+        file = tmp_path / silicon.SILICON
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.getvalue())
+        return silicon.configurations(DataFolder(tmp_path, split=False))
+
+    return configurations
+
+
+def one_of(rows, model, **values):
+    wanted = {"mode": "agg", "concurrency": "16", "isl": "1024", "osl": "1024"} | values
+    return next(dict(row) for row in rows if model in row["model_path"] and wanted.items() <= row.items())
+
+
+def test_repeats_are_averaged_and_count_once(shipped, known):
+    row = one_of(shipped, "gpt-oss", system="h100_sxm")
+    ((records, case),) = known([row, {**row, "ttft_ms": "100", "tpot_ms": "9"}])
+    assert silicon.mean(records, "ttft") == pytest.approx((float(row["ttft_ms"]) + 100) / 2)
+    assert case.served.clients == 16
+    assert len(case.served.prompt) == 160
+
+
+def test_rows_of_r1_that_are_not_v3_s_again_are_speculative_where_v3_was_measured(shipped, known):
+    plain = one_of(shipped, "DeepSeek-V3", backend="trtllm", system="b200_sxm")
+    again = plain | {"model_path": "deepseek-ai/DeepSeek-R1"}
+    quicker = again | {"tpot_ms": "1"}
+    cases = [case for _, case in known([plain, again, quicker])]
+    assert len(cases) == 2
+    assert cases[1] == silicon.SPECULATIVE
+    ((_, alone),) = known([quicker])  # nothing tells it apart
+    assert alone != silicon.SPECULATIVE
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "stated"),
+    [
+        ("gpt-oss", {"backend": "vllm", "system": "h100_sxm"}, {"tokens": 8192, "expert_kernels": "marlin"}),
+        ("gpt-oss", {"backend": "trtllm", "system": "b200_sxm"}, {"tokens": 20000, "kv_cache": "fp8"}),
+        ("Llama-3.1-70B", {"backend": "trtllm", "tp_size": "4"}, {"tokens": 2048, "wait": (20, 0.9)}),
+        ("Llama-3.1-70B", {"backend": "trtllm", "tp_size": "8"}, {"wait": (0, 0.0)}),
+        ("DeepSeek-V3", {"backend": "sglang", "system": "b200_sxm"}, {"receive_interval": 30}),
+        ("DeepSeek-V3", {"backend": "sglang", "system": "h200_sxm"}, {"tokens": 32768}),
+    ],
+)  # fmt: skip
+def test_engines_start_as_the_scripts_of_their_benchmark_say(shipped, model, values, stated):
+    recipe = recipe_of(one_of(shipped, model, **values))
+    assert {name: getattr(recipe, name) for name in stated} == stated
+
+
+def test_lengths_vary_in_the_sweep_and_are_fixed_elsewhere(shipped):
+    swept = silicon.case_of(one_of(shipped, "Llama-3.1-70B")).served
+    fixed = silicon.case_of(one_of(shipped, "Llama-3.1-8B-Instruct", osl="128")).served
+    assert min(swept.prompt) >= 819 and max(swept.prompt) <= 1024 and len(set(swept.prompt)) > 50
+    assert set(fixed.prompt) == {1024} and set(fixed.output) == {128}
+
+
+def test_every_runnable_configuration_is_a_job_and_others_say_why(shipped, known):
+    rows = {
+        (row["model_path"], row["backend"], row["system"], row["gemm_quant_mode"]): row for row in shipped
+    }
+    reasons = set()
+    for _, case in known(list(rows.values())):
+        if isinstance(case, str):
+            reasons.add(case)
+        else:
+            assert load_job(json.loads(case.job)).spec.serving is not None
+    assert "gated delta layers (Qwen3.5)" in reasons
+
+
+def test_the_best_of_a_group_is_chosen_by_prediction(shipped, known, monkeypatch):
+    row = one_of(shipped, "Llama-3.1-70B", backend="trtllm", tp_size="4")
+    others = [row | {"tp_size": "8", "tpot_ms": "5"}, row | {"tpot_ms": "6"}]
+    configurations = known(others)
+
+    class Quicker:
+        refusal = ""
+
+        def __init__(self, case):
+            self.per_token_s = 1.0 / load_job(json.loads(case.job)).gpus
+
+    monkeypatch.setattr(silicon, "runs", lambda: type("Runs", (), {"outcome": staticmethod(Quicker)}))
+    (topic,) = silicon._ranking(configurations)
+    (chosen,) = topic.rows()
+    assert (chosen.measured, chosen.predicted) == (5.0, 5.0)
