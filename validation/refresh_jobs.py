@@ -28,6 +28,9 @@ FIGURES = Path(__file__).parent / "figures"
 TABLES = {area: re.compile(rf"(<!-- {area}:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
           for area in ("training", "inference")}  # fmt: skip
 Report = Mapping[str, Any]
+NOTES = Path(__file__).parent / "README.md"
+SILICON = re.compile(r"(<!-- silicon:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
+PARTS = ("kernels", "communication", "host", "scheduler")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Set:
 
 
 H100, GB200 = "H100-SXM-80GB", "GB200-NVL72"
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM 1.x"}
+SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300")
 SETS = (
     Set("Korthikanti 2022, Table 5, A100", ("korthikanti",), "2.5 / 5.5"),
     Set("Megatron SC'21, Tables 1 and 2, A100", ("sc21",), "5 / 12"),
@@ -90,6 +95,19 @@ SETS = (
     Set("LMDeploy, A100, first token", ("lmdeploy/ttft",), "15", "inference", "ms"),
     Set("NVIDIA NIM, single requests, time a token", ("nim/itl",), "8", "inference", "ms"),
     Set("NVIDIA NIM, single requests, first token", ("nim/ttft",), "20", "inference", "ms"),
+    Set("NVIDIA NIM, 2 to 50 clients, tokens/s", ("nim/throughput",), "10", "inference", "tokens/s"),
+    Set("NVIDIA NIM, 2 to 50 clients, first token", ("nim/ttft/clients",), "20", "inference", "ms"),
+    *(
+        Set(
+            f"{name} under closed loops, {what}",
+            tuple(f"silicon/{engine}/{gpu}/{figure}" for gpu in SYSTEMS),
+            f"median {target}",
+            "inference",
+            "ms",
+        )
+        for engine, name in ENGINES.items()
+        for figure, what, target in (("tpot", "time a token", 18), ("ttft", "first token", 25))
+    ),
     Set("TensorRT-LLM 0.9, time a token", ("trtllm-static/tpot",), "8", "inference", "ms"),
     Set("TensorRT-LLM 0.9, first token", ("trtllm-static/ttft",), "7", "inference", "ms"),
     Set("TensorRT-LLM 0.9, end to end", ("trtllm-static/e2e",), "7", "inference", "ms"),
@@ -122,6 +140,41 @@ def table(report: Report, area: str) -> Iterator[str]:
         ]
         cells = "".join(" – |" if figure is None else f" {figure:.1f} |" for figure in figures)
         yield f"| {one.name} | {len(rows)} | {not_run(report, one)} |{cells} {one.target} |"
+
+
+def silicon_table(report: Report) -> Iterator[str]:
+    """Yield the lines of servers under closed loops: an engine and GPU a row, medians over configurations."""
+    parts = ", ".join(PARTS)
+    yield f"| engine | GPU | configurations | not run | `tpot` | bias | `ttft` | bias | {parts} |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|---|"
+    for engine, name in ENGINES.items():
+        for gpu in SYSTEMS:
+            topic = f"inference/silicon/{engine}/{gpu}"
+            token, first = residuals(report, f"{topic}/tpot"), residuals(report, f"{topic}/ttft")
+            if token:
+                cells = " | ".join(f"{value:.1f}" for rows in (token, first) for value in _spread(rows))
+                lost = sum(report["topics"][f"{topic}/tpot"]["unsupported"].values())
+                yield f"| {name} | {gpu} | {len(token)} | {lost} | {cells} | {_parts(report, topic)} |"
+
+
+def _spread(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return the median error of rows and their mean signed one, in percent."""
+    signed = [100 * (row["predicted"] / row["measured"] - 1) for row in rows]
+    return median(abs(error) for error in signed), fmean(signed)
+
+
+def _parts(report: Report, topic: str) -> str:
+    """Return the percent of decoding that its parts take in predictions."""
+    shares = report["topics"].get(f"{topic}/tpot/parts", {}).get("shares_pct", {})
+    whole = sum(shares.get(name, 0.0) for name in PARTS)
+    return ", ".join(f"{100 * shares.get(name, 0.0) / whole:.0f}" for name in PARTS) if whole else "–"
+
+
+def ranking(report: Report, within: float = 1.05) -> str:
+    """Return in how many groups of configurations the predicted best is as good as the best."""
+    rows = residuals(report, "inference/silicon-ranking")
+    good = sum(row["predicted"] <= within * row["measured"] for row in rows)
+    return f"Best of a group: {good} of {len(rows)} groups." if rows else ""
 
 
 def not_run(report: Report, one: Set) -> int:
@@ -200,6 +253,13 @@ def _filled(report: Report, area: str, found: re.Match[str]) -> str:
     return found[1] + "\n".join(lines) + "\n" + found[2]
 
 
+def annotated(text: str, report: Report) -> str:
+    """Return validation/README with the table of servers under closed loops, if the report has them."""
+    lines = [*silicon_table(report), "", ranking(report)]
+    found = any(topic.startswith("inference/silicon/") for topic in report["topics"])
+    return SILICON.sub(lambda place: place[1] + "\n".join(lines) + "\n" + place[2], text) if found else text
+
+
 def reports(paths: Sequence[str]) -> Report:
     """Return reports that are there as one."""
     topics: dict[str, Any] = {}
@@ -212,3 +272,4 @@ if __name__ == "__main__":
     measured = DataFolder(CHECKOUT_DATA, split=False)
     found = reports(sys.argv[1:]) if len(sys.argv) > 1 else validate(measured, tuple(TABLES))
     README.write_text(refreshed(README.read_text(), found))
+    NOTES.write_text(annotated(NOTES.read_text(), found))
