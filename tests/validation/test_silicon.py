@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,7 +109,8 @@ def test_the_best_of_a_group_is_chosen_by_prediction(shipped, known, monkeypatch
         def __init__(self, case):
             self.per_token_s = 1.0 / load_job(json.loads(case.job)).gpus
 
-    monkeypatch.setattr(silicon, "runs", lambda: type("Runs", (), {"outcome": staticmethod(Quicker)}))
+    ran = SimpleNamespace(outcome=Quicker, abandon=None)
+    monkeypatch.setattr(silicon, "runs", lambda: ran)
     (topic,) = silicon._ranking(configurations)
     (chosen,) = topic.rows()
     assert (chosen.measured, chosen.predicted) == (5.0, 5.0)
