@@ -193,10 +193,8 @@ class Device:
 
     def _scopes(self, dtype: str, section: str = "") -> tuple[str, ...]:
         used = self.conditions
-        library = (section in ATTENTION and used.attention) or used.library
-        if section in EXPERTS and used.experts:
-            library = used.experts
-        named = dict.fromkeys((library.partition("-")[0], library))
+        own = used.attention if section in ATTENTION else used.experts if section in EXPERTS else None
+        named = dict.fromkeys(((own or used.library).partition("-")[0], own or used.library))
         return "default", dtype, *(scope for name in named for scope in (name, f"{name}/{dtype}"))
 
 

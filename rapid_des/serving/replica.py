@@ -17,6 +17,7 @@ import simpy
 
 from rapid_des.frontend.operations import Group
 from rapid_des.serving.costs import Batch, Costs
+from rapid_des.serving.intake import Habits, Intake
 from rapid_des.serving.order import Fairness, by_fairness, by_priority
 from rapid_des.serving.policies import Plan, Policy
 from rapid_des.serving.prefixes import Prefixes
@@ -45,14 +46,7 @@ class Engine:
     """In which order requests wait (`rapid_des.serving.order`)."""
     swap: int = 0
     """Picoseconds a token of a preempted request takes to the host, and back; 0: it is computed again."""
-    wait_iterations: int = 0
-    """Iterations that prompts wait for others while requests decode, at most."""
-    wait_tokens: float = 0.0
-    """Tokens of an iteration from which on they do not."""
-    ahead: bool = False
-    """Whether the next iteration is planned while one runs: who comes meanwhile is in the one after it."""
-    receive_interval: int = 1
-    """Decode steps between two looks for new requests."""
+    habits: Habits = Habits()
     stepwise: bool = False
     """Wait for every iteration, also for those that could pass at once (the results are the same)."""
 
@@ -77,11 +71,8 @@ class Replica:
         self.pages, self.page_size = engine.pages, engine.page_size
         self.max_batched_tokens, self.max_sequences = engine.max_batched_tokens, engine.max_sequences
         self.waiting: deque[Request] = deque()
-        self._unseen: list[Request] = []
-        self._noticed: list[Request] = []
-        self._unlooked = self._waited = 0
         self.prefilling: list[Request] = []
-        self.load = Load()
+        self._intake, self.load = Intake(engine.habits), Load()
         self.promised_pages = 0
         self.calm = 0
         self._queued = 0
@@ -113,7 +104,7 @@ class Replica:
     @property
     def outstanding(self) -> int:
         """Requests that it has and has not answered."""
-        return self._outside + len(self.waiting) + len(self.prefilling) + len(self._group)
+        return len(self._intake) + len(self.waiting) + len(self.prefilling) + len(self._group)
 
     @property
     def outstanding_tokens(self) -> int:
@@ -137,7 +128,7 @@ class Replica:
     def sizes(self) -> tuple[int, int, int]:
         """Requests that wait, requests that run, pages held."""
         running = len(self.prefilling) + len(self._group)
-        return self._outside + len(self.waiting), running, self.engine.pages - self._free
+        return len(self._intake) + len(self.waiting), running, self.engine.pages - self._free
 
     def pages_for(self, request: Request, tokens: int) -> int:
         """Return how many more pages a request needs for so many further tokens."""
@@ -148,7 +139,7 @@ class Replica:
         request.replica = self.number
         if not request.carried:
             request.computed = self._hit(request)
-        self._unseen.append(request)
+        self._intake.add(request)
         self.fairness.arrive(request.user, self._group.step)
         self._queued += _work(request)
         if not self._come.triggered:
@@ -161,10 +152,8 @@ class Replica:
 
     def stop(self) -> list[Request]:
         """Serve no more until `resume`; return the requests that it had."""
-        had = [*self.waiting, *self._noticed, *self._unseen, *self.prefilling, *self._group]
+        had = [*self.waiting, *self._intake.clear(), *self.prefilling, *self._group]
         self.waiting.clear()
-        self._noticed.clear()
-        self._unseen.clear()
         self.prefilling.clear()
         self._group, self._free = Decoding(self.engine.page_size), self.engine.pages
         self.promised_pages = self.calm = self._queued = self._pause = 0
@@ -190,15 +179,6 @@ class Replica:
         return max(min(request.prefix, most), self.prefixes.hit(request.session, most))
 
     @property
-    def _outside(self) -> int:
-        """Requests that have come and are not yet seen by the policy."""
-        return len(self._unseen) + len(self._noticed)
-
-    @property
-    def _looks_seldom(self) -> bool:
-        return self.engine.receive_interval > 1
-
-    @property
     def _now(self) -> int:
         return int(self._env.now)
 
@@ -208,39 +188,19 @@ class Replica:
                 self._come = self._env.event()
                 yield self._come
             yield self._env.timeout(0)  # whatever happens at this instant happens before the choice
-            self._look()
+            self.waiting.extend(self._intake.take(decodes=bool(self._group), idle=not self.prefilling))
             self._make_room()
             self._sort()
             self._admit_carried()
-            plan = self._gathered(self.engine.policy.plan(self))
+            plan = self._intake.gathered(self.engine.policy.plan(self), len(self._group), self.prefilling)
             if self._pause:
                 pause, self._pause = self._pause, 0
                 yield self._env.timeout(pause)
-            unsteady = bool(self.waiting) and (self._waited > 0 or not self.engine.is_steady)
+            unsteady = bool(self.waiting) and (self._intake.waited > 0 or not self.engine.is_steady)
             if plan.chunks or unsteady or self.engine.stepwise:
                 yield from self._iterate(plan)
             elif self._group:
                 yield from self._decode_on()
-
-    def _look(self) -> None:
-        """Take in who has come, if it is time to: after enough decode steps, or anything else."""
-        self.waiting.extend(self._noticed)
-        self._noticed.clear()
-        if self._unlooked >= self.engine.receive_interval or not self._group:
-            busy = self.engine.ahead and bool(self._group or self.prefilling)
-            (self._noticed if busy else self.waiting).extend(self._unseen)
-            self._unseen.clear()
-            self._unlooked = 0
-
-    def _gathered(self, plan: Plan) -> Plan:
-        """Return the plan, without its prompts while these wait for others to come."""
-        tokens = len(self._group) + sum(tokens for _, tokens in plan.chunks)
-        few = plan.chunks and self._group and tokens < self.engine.wait_tokens
-        if few and not self.prefilling and self._waited < self.engine.wait_iterations:
-            self._waited += 1
-            return Plan()
-        self._waited = 0
-        return plan
 
     def _sort(self) -> None:
         """Bring who waits into the order of their turns."""
@@ -281,7 +241,7 @@ class Replica:
         """Drop idle sessions whose pages are needed; who waits for them computes all."""
         dropped = self.prefixes.shrink(self._free)
         if dropped:
-            for request in (*self.waiting, *self._noticed, *self._unseen):
+            for request in (*self.waiting, *self._intake):
                 if request.session in dropped:
                     self._queued -= _work(request)
                     request.computed = self._hit(request)
@@ -345,7 +305,7 @@ class Replica:
         self.load.iteration(began, duration, batch, self)
         yield self._env.timeout(duration)
         self.calm += 1
-        self._unlooked += self.engine.receive_interval if plan.chunks else 1
+        self._intake.passed(1, prompts=bool(plan.chunks))
         if decodes:
             self._take_pages(1)
             self._end(self._advance(1))
@@ -382,15 +342,13 @@ class Replica:
     def _decode_on(self) -> Process:
         """Let decode steps pass until one of the requests ends, pages run short, or somebody comes."""
         group, env = self._group, self._env
-        unlooked = self.engine.receive_interval - self._unlooked
-        most = 1 if self._noticed else min(MOST_STEPS, unlooked) if self._looks_seldom else MOST_STEPS
-        steps = group.steps_within(self._free, min(group.steps_to_end(), most))
+        steps = group.steps_within(self._free, min(group.steps_to_end(), self._intake.steps, MOST_STEPS))
         began, keys = self._now, group.keys
         ends = self.costs.ends(len(group), keys, steps)
         self._under_way = began, ends
         self._come = env.event()
         last = env.timeout(int(ends[-1]))
-        yield last if self._looks_seldom else last | self._come
+        yield last if self.engine.habits.looks_seldom else last | self._come
         if self._now < began + ends[-1]:
             steps = 1 + int(np.searchsorted(ends, self._now - began))
             if began + int(ends[steps - 1]) > self._now:
@@ -398,7 +356,7 @@ class Replica:
         self._under_way = began, ends[:0]
         self.load.steps(began, ends[:steps], len(group), self)
         self.calm += steps
-        self._unlooked += steps
+        self._intake.passed(steps)
         self._take_pages(steps)
         self._end(self._advance(steps))
 

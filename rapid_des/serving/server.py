@@ -17,6 +17,7 @@ from rapid_des.frontend.servers import ServingSpec
 from rapid_des.machine import Machine
 from rapid_des.serving.costs import PassCosts, of_replica
 from rapid_des.serving.fleet import Fleet, Watch
+from rapid_des.serving.intake import Habits
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.replica import Engine
 from rapid_des.serving.result import ServeResult
@@ -148,10 +149,12 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         max_batched_tokens=limits.tokens,
         max_sequences=limits.sequences,
         order=spec.order,
-        ahead=spec.schedule_ahead,
-        receive_interval=spec.receive_interval,
-        wait_iterations=spec.wait_iterations,
-        wait_tokens=spec.wait_share * limits.tokens,
+        habits=Habits(
+            ahead=spec.schedule_ahead,
+            receive_interval=spec.receive_interval,
+            wait_iterations=spec.wait_iterations,
+            wait_tokens=spec.wait_share * limits.tokens,
+        ),
         swap=_swap(alone, machine) if spec.preemption == "swap" else 0,
     )
 

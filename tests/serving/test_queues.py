@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rapid_des.serving.fleet import Fleet
+from rapid_des.serving.intake import Habits
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.replica import Engine
 from rapid_des.serving.result import ServeResult
@@ -103,7 +104,7 @@ HABITS = [{"receive_interval": 7}, {"ahead": True}, {"receive_interval": 7, "ahe
 def test_steps_that_pass_at_once_are_those_that_are_waited_for_whatever_an_engine_s_habits(policy, habits):
     both = [
         served("poisson rate=20/s", 200, "uniform low=100 high=300", "uniform low=2 high=90", policy=policy,
-               costs=Affine(token=10**6, key=10**4), stepwise=stepwise, **habits)[1].requests
+               costs=Affine(token=10**6, key=10**4), stepwise=stepwise, habits=Habits(**habits))[1].requests
         for stepwise in (False, True)
     ]  # fmt: skip
     assert all((both[0][name] == both[1][name]).all() for name in both[0])
@@ -111,7 +112,7 @@ def test_steps_that_pass_at_once_are_those_that_are_waited_for_whatever_an_engin
 
 def first_tokens(arrivals_ms, outputs, **habits):
     """Return when requests of one-token prompts have their first tokens, in iterations of a millisecond."""
-    _, result = served(from_columns(arrivals_ms, [1] * len(outputs), outputs), 0, **habits)
+    _, result = served(from_columns(arrivals_ms, [1] * len(outputs), outputs), 0, habits=Habits(**habits))
     return (result.requests["arrival"] + result.ttft).tolist()
 
 

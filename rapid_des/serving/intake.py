@@ -1,0 +1,90 @@
+"""Who has come to a replica and is not yet seen by its policy: what an engine's loop does besides."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rapid_des.serving.policies import Plan
+from rapid_des.serving.requests import Request
+
+
+@dataclass(frozen=True)
+class Habits:
+    """When an engine's loop looks for requests, and when it lets prompts wait."""
+
+    ahead: bool = False
+    """Whether the next iteration is planned while one runs: who comes meanwhile is in the one after it."""
+    receive_interval: int = 1
+    """Decode steps between two looks for new requests."""
+    wait_iterations: int = 0
+    """Iterations that prompts wait for others while requests decode, at most."""
+    wait_tokens: float = 0.0
+    """Tokens of an iteration from which on they do not."""
+
+    @property
+    def looks_seldom(self) -> bool:
+        """Whether decode steps pass in which nobody looks."""
+        return self.receive_interval > 1
+
+
+@dataclass
+class Intake:
+    """Requests of one replica before its policy sees them."""
+
+    habits: Habits
+    waited: int = 0
+    """Iterations that prompts have waited for others by now."""
+    _unseen: list[Request] = field(default_factory=list)
+    _noticed: list[Request] = field(default_factory=list)
+    _unlooked: int = 0
+
+    def __len__(self) -> int:
+        return len(self._unseen) + len(self._noticed)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._noticed
+        yield from self._unseen
+
+    def add(self, request: Request) -> None:
+        """Take a request that comes."""
+        self._unseen.append(request)
+
+    def clear(self) -> list[Request]:
+        """Forget all requests, and return them."""
+        had = list(self)
+        self._unseen, self._noticed, self._unlooked, self.waited = [], [], 0, 0
+        return had
+
+    def take(self, *, decodes: bool, idle: bool) -> list[Request]:
+        """Return who is seen from now on; `idle`: no prompt is half computed."""
+        seen, self._noticed = self._noticed, []
+        if self._unlooked >= self.habits.receive_interval or not decodes:
+            come, self._unseen, self._unlooked = self._unseen, [], 0
+            if self.habits.ahead and (decodes or not idle):
+                self._noticed = come
+            else:
+                seen += come
+        return seen
+
+    def passed(self, steps: int, *, prompts: bool = False) -> None:
+        """Note iterations: after one with prompts, an engine looks at once."""
+        self._unlooked += self.habits.receive_interval if prompts else steps
+
+    @property
+    def steps(self) -> int:
+        """Decode steps that may pass before somebody is to be seen."""
+        if self._noticed:
+            return 1
+        return self.habits.receive_interval - self._unlooked if self.habits.looks_seldom else sys.maxsize
+
+    def gathered(self, plan: Plan, decoding: int, begun: Sequence[Request]) -> Plan:
+        """Return the plan, without its prompts while these wait for others to come."""
+        tokens = decoding + sum(tokens for _, tokens in plan.chunks)
+        few = bool(plan.chunks) and decoding > 0 and tokens < self.habits.wait_tokens
+        if few and not begun and self.waited < self.habits.wait_iterations:
+            self.waited += 1
+            return Plan()
+        self.waited = 0
+        return plan
