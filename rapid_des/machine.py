@@ -34,13 +34,7 @@ from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.libraries.library import check_libraries
 from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.fabric import Fabric, Router
-from rapid_des.network.faults import (
-    Fault,
-    GpuFactors,
-    apply_static,
-    check_fault,
-    require_hits,
-)
+from rapid_des.network.faults import Fault, GpuFactors, apply_static, check_fault, on_links, require_hits
 from rapid_des.network.jitter import Jitter, check_jitter, gpu_speeds
 from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
@@ -179,7 +173,7 @@ class Machine:
         >>> torus.route(0, 1), len(torus.dead)
         (('gpu0>gpu8', 'gpu8>gpu9', 'gpu9>gpu1'), 2)
         """
-        faults = tuple(faults)
+        faults = on_links(self.healthy, self.planned, faults)
         require_hits(self.healthy, faults, self.spec.gpus_per_node)
         every = (*self.faults, *faults)
         try:
@@ -335,6 +329,7 @@ def _built(spec: MachineSpec, document: Document, faults: tuple[Fault, ...], dev
     plan = _plan(spec, document)
     anywhere = AnyNodeRouter(plan.fabric, DimensionOrderRouter(plan))
     planned = by_waypoints(plan.fabric, anywhere, spec.routing.waypoints)
+    faults = on_links(plan.fabric, planned, faults)
     return Machine(
         name=spec.name,
         path=document.path,

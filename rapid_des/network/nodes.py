@@ -85,6 +85,15 @@ def find_links(fabric: Fabric, text: str) -> tuple[int, ...]:
     return (link,) if ends[2] == ">" else (link, fabric.link(destination, source))
 
 
+def find_flows(fabric: Fabric, text: str) -> tuple[tuple[int, int], ...]:
+    """Return the (source, destination) GPUs that `text` names: A>B is one direction, A-B both."""
+    ends = _LINK.match(text.strip())
+    if ends is None:
+        raise TopologyError(f"{fabric.name}: {text.strip()!r} names no flow; allowed: A-B, A>B")
+    pair = find_gpu(fabric, ends[1].strip()), find_gpu(fabric, ends[3].strip())
+    return (pair,) if ends[2] == ">" else (pair, pair[::-1])
+
+
 def _by_id(fabric: Fabric, written: str) -> int:
     try:
         return whole_number(written[1:].strip(), most=len(fabric) - 1)

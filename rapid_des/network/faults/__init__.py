@@ -7,6 +7,7 @@ from rapid_des.network.faults.effects import (
     gpu_factors,
     hits,
     mixed,
+    on_links,
     require_hits,
     touches_links,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "hits",
     "link_timetables",
     "mixed",
+    "on_links",
     "parse_fault",
     "placed_in_time",
     "require_hits",

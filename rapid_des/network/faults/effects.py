@@ -14,12 +14,13 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from rapid_des.arrays import Bools, Int32s, Int64s, distinct
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import UNSTATED, Fabric, check_latency
+from rapid_des.network.fabric import UNSTATED, Fabric, Router, check_latency
 from rapid_des.network.faults.specs import Fault
-from rapid_des.network.nodes import find_links, find_node, node_range
+from rapid_des.network.nodes import find_flows, find_links, find_node, node_range
 from rapid_des.units import PS_PER_S, Bandwidth, Duration, whole_number
 
 ONE = Fraction(1)
@@ -86,6 +87,22 @@ def hits(
         except TopologyError as error:
             raise TopologyError(f"faults[{index}]: {error}") from None
         yield fault, hit
+
+
+def on_links(fabric: Fabric, planned: Router, faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Return faults, in the place of those of flows one for each link of each planned route of theirs."""
+    single = list[Fault]()
+    for fault in faults:
+        try:
+            flows = [
+                ends for flow in (fault.flow or "").split(";") if flow for ends in find_flows(fabric, flow)
+            ]
+        except TopologyError as error:
+            raise TopologyError(f"--fault {fault.words!r}: {error}") from None
+        links = [fabric.link_name(link) for ends in flows for link in planned.route(*ends)]
+        single += [structs.replace(fault, flow=None, link=name) for name in links]
+        single += [fault] if fault.flow is None else []
+    return tuple(single)
 
 
 def require_hits(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None = None) -> None:

@@ -26,7 +26,7 @@ Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Named: TypeAlias = int | str
 Kind: TypeAlias = Literal["links", "directions", "gpus", "nics", "switches", "nodes", "rails", "dimensions"]
 
-TARGETS = ("link", "dimension", "rail", "gpu", "nic", "switch", "node", "all", "random")
+TARGETS = ("link", "flow", "dimension", "rail", "gpu", "nic", "switch", "node", "all", "random")
 LINK_EFFECTS = ("bandwidth", "latency", "packet_loss", "bit_error_rate", "down", "jitter", "load")
 GPU_EFFECTS = ("compute", "hbm")
 _SPANS = (("from_", "until"), ("from_step", "until_step"), ("from_progress", "until_progress"))
@@ -47,6 +47,9 @@ class Fault(Spec, frozen=True, kw_only=True):
 
     link: str | None = None
     """A-B both directions, A>B one, #17 a link id; ends are gpu5 or 5, nic0, switch2, coordinates (1, 0)."""
+    flow: str | None = None
+    """A>B the links of the route from one GPU to another, A-B of both; several with `;` between them. What a
+    link has on several of these routes it has as often: loads add up."""
     dimension: str | None = None
     """All links of the dimension of this name."""
     rail: Natural | None = None
@@ -212,6 +215,8 @@ def _target_problem(fault: Fault) -> str:
         return "where: only with all or random"
     if fault.where is not None and {fault.all, fault.random} & {"rails", "dimensions"}:
         return "where: not with rails and dimensions"
+    if fault.flow is not None and fault.burst is not None:
+        return "burst: not with flow, whose links would each draw bursts of their own"
     if fault.seed is not None and not _stated(fault, ("random", "jitter", "burst", "timeout")):
         return "seed: only with random, jitter, burst or timeout"
     return ""

@@ -24,7 +24,7 @@ def test_words_state_what_how_and_when():
         ("link=3-4", "has no effect; allowed: bandwidth, latency,"),
         (
             "bandwidth=0.5",
-            "exactly one of link, dimension, rail, gpu, nic, switch, node, all, random; it has none",
+            "exactly one of link, flow, dimension, rail, gpu, nic, switch, node, all, random; it has none",
         ),
         ("gpu=0 switch=1 down=true", "it has gpu, switch"),
         ("link=3-4 bandwidth=0.5 from=20ms until=10ms", "until: 10 ms is not after from 20 ms"),
