@@ -136,6 +136,27 @@ KINDS: Mapping[str, VectorKind] = {
         Traffic(1, 0, 12, row_reads=2),
         Traffic(1, 1, 5),
     ),
+    # Megatron-LM's tensor_parallel/cross_entropy.py on fp32 logits: maximum, subtracted, exponential, sum,
+    # divided; backward: times the loss's gradient, and back to two bytes. Joined (fused_cross_entropy.py) the
+    # maximum is found by the cast, and what also reduces writes anew and copies back (a note there).
+    "cross_entropy_separate": over_elements(
+        "cross_entropy as PyTorch's kernels, one a step",
+        Traffic(5, 3, 12),
+        Traffic(2, 1, 4, write_bytes=2),
+        kernels=5,
+    ),
+    "cross_entropy_compiled": over_elements(
+        "the same with steps joined by torch.compile",
+        Traffic(3, 3, 12),
+        Traffic(2, 1, 4, write_bytes=2),
+        kernels=3,
+    ),
+    "cross_entropy_online": over_elements(  # Transformer Engine's common/triton/cross_entropy.py
+        "cross_entropy in two passes over logits as they are, the gradient in their place; then scaled",
+        Traffic(2, 1, 14),
+        Traffic(1, 1, 1),
+        kernels=2,
+    ),
     "sample": by_rows(
         "temperature, softmax and a draw from each row of logits", Traffic(2, 1, 16, row_reads=2)
     ),

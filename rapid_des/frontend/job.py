@@ -372,19 +372,19 @@ class Job:
             query_length=query_length,
             key_length=key_length,
             vocabulary=self.vocabulary,
-            cp=self.spec.parallelism.cp,
-            cp_kind=self.spec.parallelism.cp_kind,
+            cp=self.spec.parallelism.cp, cp_kind=self.spec.parallelism.cp_kind,
             cp_heads=self.spec.parallelism.head_ways,
             overlap_tp="none" if training is None else training.overlap_tp,
-            ep=self.spec.parallelism.ep,
-            etp=self.spec.parallelism.expert_ways,
+            overlap_tp_gradients=training is None or training.overlap_tp_gradients,
+            cross_entropy=self.spec.cross_entropy,
+            ep=self.spec.parallelism.ep, etp=self.spec.parallelism.expert_ways,
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
             fused_accumulation=training is None or training.accumulates_in_products,
             logged_losses=0 if training is None else training.logged_losses,
             documents=() if training is None else training.documents,
             serving=training is None,
-        )
+        )  # fmt: skip
 
     @cached_property
     def training_shard(self) -> Shard:

@@ -7,7 +7,8 @@ passes shards, or their partial sums, from rank to rank (Wang et al. 2023, "Over
 dependent computation via decomposition"; Transformer Engine's ring exchange; PyTorch's asynchronous tensor
 parallelism, which copies each shard straight from its rank); `pipeline` calls a collective for each piece.
 Transformer Engine's user buffers gather by a ring and scatter in a pipeline. What no product depends on,
-gathers and sums of a column-parallel backward, travels beside the other gradient's product in any case.
+gathers and sums of a column-parallel backward, travels beside the other gradient's product, unless
+`training.overlap_tp_gradients` says that sums wait for it.
 """
 
 from __future__ import annotations
@@ -266,10 +267,16 @@ def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> 
         gathered = operations.message(f"{linear.name}.regather", "sp.gather", size, output=output)
     gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
     ready = operations.kernel(f"{linear.name}.input_gradient", gemm, after=incoming, output=output)
+    if not shard.overlap_tp_gradients:
+        _weight_gradient(operations, shard, linear, gathered)
     if shard.tp > 1:
         role = "sp.scatter" if shard.sequence_parallel else "tp.reduce_gradient"
-        ready = operations.message(f"{linear.name}.reduce_gradient", role, shard.message(role, elements))
-    _weight_gradient(operations, shard, linear, gathered)
+        after = (ready, operations.last)
+        ready = operations.message(
+            f"{linear.name}.reduce_gradient", role, shard.message(role, elements), after=after
+        )
+    if shard.overlap_tp_gradients:
+        _weight_gradient(operations, shard, linear, gathered)
     return ready
 
 

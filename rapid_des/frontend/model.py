@@ -10,13 +10,15 @@ hold the table has a copy of it. The projection is whole on every tp rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
-from rapid_des.device.operators import Vector
+from rapid_des.device.operators import Dtype, Vector
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layers import Layer, layer_of
 from rapid_des.frontend.layers.layer import LayerKind, Sublayer
 from rapid_des.frontend.matrices import (
@@ -36,7 +38,7 @@ from rapid_des.frontend.operations import (
     norm_backward,
     norm_forward,
 )
-from rapid_des.frontend.spec import ModelSpec
+from rapid_des.frontend.spec import CrossEntropy, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -180,15 +182,25 @@ def embedding_forward(shard: Shard) -> tuple[Operation, ...]:
 
 
 def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
-    """Return the scatter of gradients into this rank's rows of the table."""
+    """Return the scatter of gradients into this rank's rows of the table.
+
+    PyTorch scatters into a table of zeros in the activations' format, which then is added to the gradient
+    accumulated so far (`embedding_dense_backward`, and the hooks of parameters).
+    """
     operations = OperationList()
     if shard.dropout:
         kernel = shard.vector("dropout", shard.norm_tokens, shard.hidden, backward=True)
         operations.kernel("embedding.dropout", kernel)
     gather_gradient(operations, shard, "embedding", shard.tokens * shard.hidden)
-    parameters = shard.vocabulary_part * shard.hidden + shard.model.position_parameters
-    scatter = shard.vector("embedding_gradient", shard.tokens, shard.hidden)
-    operations.kernel("embedding.weight_gradient", scatter, parameters=parameters, deferrable=True)
+    rows, columns = shard.vocabulary_part, shard.hidden
+    clear = shard.vector("fill", rows, columns)
+    add = Vector("gradient_add", rows, columns, shard.precision.gradients)
+    size = shard.activation_bytes(rows * columns)
+    operations.kernel("embedding.clear", clear, output=size, deferrable=True)
+    scatter = shard.vector("embedding_gradient", shard.tokens, columns)
+    operations.kernel("embedding.weight_gradient", scatter, output=size, deferrable=True)
+    parameters = rows * columns + shard.model.position_parameters
+    operations.kernel("embedding.weight_gradient.add", add, parameters=parameters, deferrable=True)
     return operations.finish()
 
 
@@ -198,21 +210,43 @@ def _head(shard: Shard, rows: int, *, tied: bool = False) -> Linear:
     return Linear("head", shard.vocabulary_part, shard.hidden, bias, rows, narrow=False, tied=tied)
 
 
-def loss_forward(shard: Shard) -> tuple[Operation, ...]:
-    """Return final norm, logits and vocabulary-parallel cross-entropy in fp32.
+LOSSES: Mapping[CrossEntropy, str] = {
+    "one_pass": "cross_entropy",
+    "separate": "cross_entropy_separate",
+    "compiled": "cross_entropy_compiled",
+    "online": "cross_entropy_online",
+}
+"""The kernels of a loss, as one kind each."""
 
-    The fp32 logits (or their softmax, in their place) are kept from the loss to the backward.
+
+def _loss(shard: Shard, *, backward: bool) -> Vector:
+    phase: Literal["forward", "backward"] = "backward" if backward else "forward"
+    return Vector(LOSSES[shard.cross_entropy], shard.tokens, shard.vocabulary_part, _loss_dtype(shard), phase)
+
+
+def _loss_dtype(shard: Shard) -> Dtype:
+    """Return the format in which the loss reads logits."""
+    return shard.precision.activations if shard.cross_entropy == "online" else "fp32"
+
+
+def loss_forward(shard: Shard) -> tuple[Operation, ...]:
+    """Return final norm, logits and vocabulary-parallel cross-entropy, in fp32 unless it is `online`.
+
+    The logits (or their softmax, or gradient, in their place) are kept from the loss to the backward.
     """
     operations = OperationList()
     rows, columns = shard.tokens, shard.vocabulary_part
+    dtype = _loss_dtype(shard)
+    size = byte_count(rows * columns, dtype)
     norm_forward(operations, shard, "head.norm", shard.norm_tokens)
     column_forward(
         operations, shard, _head(shard, rows), saved=shard.activation_bytes(shard.norm_tokens * shard.hidden)
     )
-    operations.kernel("head.cast", Vector("cast", rows, columns, "fp32"), output=4 * rows * columns)
+    if dtype == "fp32":
+        operations.kernel("head.cast", Vector("cast", rows, columns, dtype), output=size)
     if shard.model.logit_softcap:
-        operations.kernel("head.cap", Vector("tanh", rows, columns, "fp32"), logits=4 * rows * columns)
-    operations.kernel("loss", Vector("cross_entropy", rows, columns, "fp32"), logits=4 * rows * columns)
+        operations.kernel("head.cap", Vector("tanh", rows, columns, dtype), logits=size)
+    operations.kernel("loss", _loss(shard, backward=False), logits=size)
     if shard.tp > 1:
         for name in LOSS_REDUCTIONS:
             operations.message(f"loss.{name}", "tp.loss", shard.message("tp.loss", rows, "fp32"))
@@ -236,11 +270,9 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     """
     operations = OperationList()
     rows, columns = shard.tokens, shard.vocabulary_part
-    operations.kernel(
-        "loss", Vector("cross_entropy", rows, columns, "fp32", "backward"), output=2 * rows * columns
-    )
+    operations.kernel("loss", _loss(shard, backward=True), output=2 * rows * columns)
     if shard.model.logit_softcap:
-        operations.kernel("head.cap", Vector("tanh", rows, columns, "fp32", "backward"))
+        operations.kernel("head.cap", Vector("tanh", rows, columns, _loss_dtype(shard), "backward"))
     ready = column_backward(operations, shard, _head(shard, rows, tied=shares_table))
     norm_backward(operations, shard, "head.norm", ready)
     return operations.finish()

@@ -196,7 +196,10 @@ def _reduce_bucket(
     """Append the reduction of one bucket, within its copy of the state and over copies; return its end."""
     name, size, ready = message
     if sharding.replicas > 1:
-        ready = program.message(name, sharding.policy.reduce, size, after=(ready,), group=sharding.group)
+        parts = sharding.replicas if sharding.policy.by_unit else 0
+        ready = program.message(
+            name, sharding.policy.reduce, size, after=(ready,), group=sharding.group, parts=parts
+        )
     if sharding.instances > 1:
         part = ceil_divide(parameters, sharding.replicas)
         size = message_size(sharding.across, part, job.spec.precision.gradient_reduce, sharding.instances)
@@ -235,17 +238,18 @@ def gather_unit(
     """
     done = -1
     for domain, sharding in job.shardings.items():
-        role = sharding.unit_gathers
-        elements = sum(mark.parameters for mark in marks if mark.domain == domain)
-        if role is not None and elements:
-            resharded = again and sharding.reshard_ranks > 0
-            members, group = sharding.replicas, sharding.group
-            if resharded:
-                members, group = sharding.reshard_ranks, sharding.reshard_group
-            size = message_size(role, elements, job.spec.precision.gathers, members)
-            name = "parameters.gather" if domain == "dense" else "experts.gather"
-            name = f"{name}.resharded" if resharded else name
-            done = program.message(name, role, size, after=after, group=group)
+        role, own = sharding.unit_gathers, [mark.parameters for mark in marks if mark.domain == domain]
+        resharded = again and sharding.reshard_ranks > 0
+        members, group = sharding.replicas, sharding.group
+        if resharded:
+            members, group = sharding.reshard_ranks, sharding.reshard_group
+        name = ("parameters.gather" if domain == "dense" else "experts.gather") + ".resharded" * resharded
+        for elements in filter(None, own if job.training.gather_singly else [sum(own)]):
+            if role is not None:
+                size = message_size(role, elements, job.spec.precision.gathers, members)
+                if program.host is not None and "gathers" in program.host.waits:
+                    program.issuing(after=after)
+                done = program.message(name, role, size, after=after, group=group, parts=members)
     return done
 
 

@@ -35,8 +35,8 @@ from rapid_des.units import PS_PER_S, Duration
 
 USUAL: Mapping[str, str] = {"training": "megatron-2025", "inference": "vllm-0.x"}
 """The profile of a job that names none."""
-Wait = Literal["gradient_norm", "pipeline"]
-TIMES = ("kernel", "collective", "tensor_rank", "graph", "step", "request", "prompt_token")
+Wait = Literal["gradient_norm", "pipeline", "gathers"]
+TIMES = ("kernel", "collective", "tensor_rank", "list_rank", "graph", "step", "request", "prompt_token")
 """The times of a host."""
 _LONGEST = Duration(PS_PER_S)
 _FLASH = {"forward": 1, "backward": 3}
@@ -131,6 +131,9 @@ class HostSpec(Spec, frozen=True):
     """Issuing one collective, or a send or receive between stages."""
     tensor_rank: Duration | None = None
     """What each rank of a tensor-parallel group adds to issuing one of its collectives."""
+    list_rank: Duration | None = None
+    """What each replica adds to issuing a gather of parameters, or a sum to their parts, whose parts are a
+    list of tensors: torch.distributed copies each by itself. Unset: they lie in one buffer."""
     graph: Duration | None = None
     """Launching one captured graph, whatever it holds; unset: as one kernel."""
     step: Duration | None = None
@@ -147,7 +150,8 @@ class HostSpec(Spec, frozen=True):
     Unset: as many as there are."""
     waits: tuple[Wait, ...] = ()
     """Where the host of a training job waits for its GPU: for the sum of the gradient norm (and the overflow
-    check), for messages between stages that do not travel beside compute."""
+    check), for messages between stages that do not travel beside compute, before each gather of parameters
+    (zero_stage 3)."""
 
     def __post_init__(self) -> None:
         if max(getattr(self, name) or 0 for name in TIMES) > _LONGEST:
@@ -181,6 +185,10 @@ class HostSpec(Spec, frozen=True):
     def of_collective(self, axis: str) -> int:
         """Return the picoseconds that issuing a collective of an axis takes."""
         return int(self.collective) + int(self.tensor_rank or 0) * (axis == "tp")
+
+    def of_list(self, ranks: int) -> int:
+        """Return the picoseconds that copies from or to a list of so many replicas' parts take besides."""
+        return int(self.list_rank or 0) * ranks
 
     def before(self, *, captured: bool = False, first: bool = False) -> int:
         """Return the picoseconds before the first issue of a step, or of a (captured, first) pass."""

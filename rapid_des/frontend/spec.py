@@ -24,6 +24,7 @@ Norms: TypeAlias = Literal["before", "after", "both"]
 Block: TypeAlias = Literal["sequential", "parallel", "parallel_one_norm"]
 ContextKind: TypeAlias = Literal["all_gather", "ring", "ulysses", "ulysses_ring"]
 TensorOverlap: TypeAlias = Literal["none", "ring", "pipeline", "userbuffers"]
+CrossEntropy: TypeAlias = Literal["one_pass", "separate", "compiled", "online"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Placement: TypeAlias = Literal["contiguous", "eplb"]
 Recompute: TypeAlias = Literal["none", "selective", "full"] | tuple[str, ...]
@@ -430,6 +431,9 @@ class TrainingSpec(Spec, frozen=True):
     too, gathered for each layer's forward and backward (FSDP, DeepSpeed ZeRO-3)."""
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
     """zero_stage 3: how many layers ahead of the one that computes are gathered."""
+    gather_singly: bool = False
+    """zero_stage 3: each matrix of a layer is gathered by itself (DeepSpeed before 0.6); otherwise a layer's
+    parameters travel together."""
     reshard: bool | Annotated[int, msgspec.Meta(ge=2, le=10**9)] = True
     """zero_stage 3: a layer's parameters are given back after its forward and gathered again for its
     backward (FSDP: FULL_SHARD); false: they stay until then (SHARD_GRAD_OP); a number: they stay split over
@@ -456,6 +460,9 @@ class TrainingSpec(Spec, frozen=True):
     """Each forward runs beside a backward of another micro-batch and computes while the other's tokens travel
     to experts (Megatron Core's overlap-moe-expert-parallel-comm): with interleaved_1f1b, or 1f1b of one
     stage. The pairs of dualpipe do so anyway."""
+    overlap_tp_gradients: bool = True
+    """Sums over tp of the input gradients of column-parallel matrices travel beside the products of their
+    weights' gradients (Megatron-LM's async_tensor_model_parallel_allreduce); false: behind them."""
     overlap_tp: TensorOverlap = "none"
     """Whether gathers and sums of sequence shards travel piece by piece beside the products that need or
     make them: passed on in a ring, by a collective for each of tp pieces (pipeline), or as Transformer
@@ -626,6 +633,11 @@ class JobSpec(Spec, frozen=True):
     """Which small kernels are fused (the lists of `rapid_des.device.vector`)."""
     attention: Literal["flash", "unfused"] = "flash"
     """One fused kernel, or scores, softmax and values apart."""
+    cross_entropy: CrossEntropy = "one_pass"
+    """Kernels of the loss in training. `separate`: PyTorch's, one for each of its steps, over fp32 logits
+    (Megatron-LM's vocabulary-parallel cross-entropy); `compiled`: the same with steps joined by
+    torch.compile (its cross_entropy_loss_fusion); `online`: Triton's, which read logits as they are and
+    leave the gradient in their place (Transformer Engine). `one_pass`: a cast, and one kernel each way."""
     vocabulary_multiple: Count | None = None
     """The vocabulary is padded to a multiple of this times tp; unset: not padded."""
     host: HostSpec | None = None

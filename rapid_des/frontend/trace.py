@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -95,11 +95,24 @@ class ProgramWriter:
             issue=0 if self.host is None else int(self.host.collective),
         )
 
-    def message(
-        self, name: str, role: str, size: int, *, after: Sequence[int], group: str | None = None
+    def message(  # noqa: PLR0913 - a message, and whose
+        self,
+        name: str,
+        role: str,
+        size: int,
+        *,
+        after: Sequence[int],
+        group: str | None = None,
+        parts: int = 0,
     ) -> int:
-        """Append a collective of the role's group, or of another; return its position."""
-        return self.writer.append(message_node(name, role, size, (), self.host, group=group), after)
+        """Append a collective of the role's group, or of another; return its position.
+
+        `parts`: of how many replicas' parts, which the host may have to copy one by one.
+        """
+        node = message_node(name, role, size, (), self.host, group=group)
+        if self.host is not None and parts:
+            node = replace(node, issue=node.issue + self.host.of_list(parts))
+        return self.writer.append(node, after)
 
     def with_host(self, name: str, work: HostWork, operators: OperatorModel, *, after: Sequence[int]) -> int:
         """Append what the GPU and its host do for each other, on a stream of its own; return its position."""

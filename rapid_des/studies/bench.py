@@ -175,10 +175,10 @@ CASES: Mapping[str, Case] = {
         for ranks, finish in {64: 1266650, 256: 2561052, 1024: 5646826, 4096: 11972949}.items()
     },
     "llama70b_64_flattened": Case(
-        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 8754474558785
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 8756022424138
     ),
     "llama70b_64_hierarchical": Case(
-        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8754743158585
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8756291023938
     ),
     "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5928645904187500, large=True),
     "llama405b_16384_hierarchical": Case(

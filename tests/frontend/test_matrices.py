@@ -131,3 +131,17 @@ def test_a_kernel_adds_gradients_that_their_products_do_not(tiny):
         assert product.operator.accumulate and add.operator.kind == "gradient_add"
         assert add.operator.rows * add.operator.columns == product.operator.m * product.operator.n
     assert not any(one.operator.accumulate for one in apart if isinstance(one.operator, Gemm))
+
+
+def test_sums_of_input_gradients_travel_beside_products_or_behind_them(tiny):
+    """`qkv` and `ffn.in` are split by columns; behind means after the weight's gradient too."""
+    key = PieceKey(Section("block", 0), "backward")
+    for beside in (True, False):
+        settings = (("parallelism.tp", "2"), ("training.overlap_tp_gradients", str(beside).lower()))
+        operations = training_lists(tiny(*settings))[key]
+        for name in ("attention.qkv", "ffn.in"):
+            (weights,) = named(operations, f"{name}.weight_gradient")
+            (gradient,) = named(operations, f"{name}.input_gradient")
+            (summed,) = named(operations, f"{name}.reduce_gradient")
+            assert gradient in operations[summed].after
+            assert (weights in operations[summed].after) is not beside

@@ -136,3 +136,33 @@ def test_copies_keep_gathers_inside_a_node():
         near = simulate(job, machine, mode="hierarchical")
         assert near.step_time == pytest.approx(results[1].step_time, rel=0.05)
     assert times[2].breakdown["dp"] < times[1].breakdown["dp"]
+
+
+def test_matrices_are_gathered_one_by_one_or_together(tiny, prices):
+    """A layer has two norms, qkv, output, in and out; table and head with its norm are units too."""
+    layers = 4
+    together, singly = (
+        messages(shared(tiny, 3, ("training.gather_singly", each), copies=1), prices, "parameters.gather")
+        for each in ("false", "true")
+    )
+    counts = [sum(one[4] for one in found) for found in (together, singly)]
+    passes = 2 * 2  # micro-batches, forward and backward
+    assert counts == [passes * (layers + 2), passes * (layers * 6 + 1 + 2)]
+    volumes = [sum(one[3] * one[4] for one in found) for found in (together, singly)]
+    assert volumes[0] == volumes[1]
+
+
+def test_a_host_copies_the_parts_of_a_gather_one_by_one(tiny, prices):
+    """Four replicas' parts: 4 · 5 us on top of 30 us; and it waits for its GPU first where it is told to."""
+    host = [("host.kernel", "10 us"), ("host.collective", "30 us")]
+    listed = [*host, ("host.list_rank", "5 us")]
+    issues = []
+    for settings in (host, listed):
+        (table,) = build(shared(tiny, 3, *settings, copies=1), prices).tables
+        names = [table.names[name] for name in table.name]
+        first = names.index("parameters.gather")
+        issues.append(int(table.issued[first] - table.issued[first - 1]))
+    assert issues == [30_000_000, 50_000_000]
+    (table,) = build(shared(tiny, 3, *listed, ("host.waits", "[gathers]"), copies=1), prices).tables
+    names = [table.names[name] for name in table.name]
+    assert names.count("host") == names.count("parameters.gather") + 1

@@ -30,6 +30,10 @@ SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 CONTEXTS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ulysses_ring"}
 FLASH = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "unfused", "local": "unfused"}
 
+LOSSES = {"native": "compiled", "te": "online"}
+SWITCHED_OFF = {"no-gradient-accumulation-fusion": "fused_accumulation",
+                "no-async-tensor-model-parallel-allreduce": "overlap_tp_gradients"}  # fmt: skip
+
 
 def import_megatron(
     path: str | Path,
@@ -79,7 +83,10 @@ def _job(arguments: Arguments, gpus: int, vocabulary: int | None) -> Tree:
         "precision": _precision(arguments, narrow=bool(narrow)),
         "training": _training(arguments, parallelism),
         "attention": arguments.choice("attention-backend", FLASH, "auto"),
+        "cross_entropy": "separate",
     }
+    if arguments.given("cross-entropy-loss-fusion"):
+        job["cross_entropy"] = arguments.choice("cross-entropy-fusion-impl", LOSSES, "native")
     if arguments.count("num-experts", 0):
         job["routing"] = _routing(arguments)
     multiple = arguments.count("make-vocab-size-divisible-by", 128)
@@ -169,15 +176,13 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
     micro = arguments.count("micro-batch-size")
     interleaves = parallelism.get("chunks", 1) > 1
     training = {
-        "global_batch": arguments.count("global-batch-size", micro * parallelism["dp"]),
-        "micro_batch": micro,
+        "global_batch": arguments.count("global-batch-size", micro * parallelism["dp"]), "micro_batch": micro,
         "sequence_length": arguments.count("seq-length"),
         "schedule": "interleaved_1f1b" if interleaves else "1f1b",
-        **_recompute(arguments),
-        "zero_stage": _zero_stage(arguments),
+        **_recompute(arguments), "zero_stage": _zero_stage(arguments),
         "overlap_gradients": arguments.given("overlap-grad-reduce"),
         "overlap_tp": _overlap_tp(arguments, parallelism),
-    }
+    }  # fmt: skip
     dropout = max(arguments.get(f"{kind}-dropout", float, 0.1) for kind in ("attention", "hidden"))
     if dropout > 0:
         training["dropout"] = True
@@ -189,9 +194,9 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
     if "ddp-bucket-size" in arguments:
         training["bucket_parameters"] = arguments.count("ddp-bucket-size")
     training["gradient_norm"] = arguments.get("clip-grad", float, 1.0) > 0
-    if arguments.given("overlap-moe-expert-parallel-comm"):
-        training["overlap_batches"] = True
-    return training | _optimizer(arguments)
+    training |= {key: False for name, key in SWITCHED_OFF.items() if arguments.given(name)}
+    batches = {"overlap_batches": True} if arguments.given("overlap-moe-expert-parallel-comm") else {}
+    return training | batches | _optimizer(arguments)
 
 
 def _optimizer(arguments: Arguments) -> Tree:
@@ -298,16 +303,14 @@ def _attention(arguments: Arguments, hidden: int, position: str, *, bias: bool) 
 
 def _experts(arguments: Arguments, dense: Tree, layers: int) -> Tree:
     experts = sparse(
-        kind="experts",
-        experts=arguments.count("num-experts"),
-        topk=arguments.count("moe-router-topk", 2),
+        kind="experts", experts=arguments.count("num-experts"), topk=arguments.count("moe-router-topk", 2),
         hidden=arguments.count("moe-ffn-hidden-size", dense["hidden"]),
         activation=dense["activation"],
         shared_hidden=arguments.count("moe-shared-expert-intermediate-size", 0) or None,
         bias=dense["bias"] or None,
         router_bias=arguments.given("moe-router-enable-expert-bias") or None,
         capacity=arguments.get("moe-expert-capacity-factor", float, None),
-    )
+    )  # fmt: skip
     arguments.ignore("moe-grouped-gemm", "moe-permute-fusion")
     sparse_layers = _expert_layers(arguments, layers)
     plain = [layer for layer in range(layers) if layer not in sparse_layers]

@@ -18,13 +18,13 @@ _TURBOMIND: Profile = {
     "defaults": {"fusion": "vllm"},
 }
 SOFTWARE: Mapping[str, Profile] = {
-    "korthikanti": "megatron-2021",
+    "korthikanti": "megatron-2022",
     "sc21": "megatron-2021",
-    "memory": "megatron-2021",
-    "deepspeed": "deepspeed",
-    "mt-nlg": "deepspeed",
+    "sc21-zero": "deepspeed-2021",
+    "memory": "megatron-2022",
+    "mt-nlg": "megatron-deepspeed",
     "uci-fsdp": "fsdp",
-    "megascale": "megatron-2025",
+    "megascale": "megatron-2022",
     "llama3": "megatron-2025",
     "dgxc": "megatron-2025",
     "mlperf": "megatron-2025",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rapid_des.validation.jobs.cases import Case
-from rapid_des.validation.jobs.decoders import LLAMA, STYLES, Dimensions, decoder, known, training_flops
+from rapid_des.validation.jobs.decoders import (
+    LLAMA,
+    STYLES,
+    Dimensions,
+    Tree,
+    decoder,
+    known,
+    training_flops,
+)
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
 from rapid_des.validation.jobs.software import SOFTWARE, lacking
@@ -13,7 +21,6 @@ from rapid_des.validation.jobs.training_trees import (
     MEGATRON_2025_JOB,
     Batch,
     Layout,
-    precision,
     training_job,
 )
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
@@ -32,6 +39,14 @@ _NEEDS: Mapping[str, str] = {
     "Nemotron": "mamba",
 }
 """What families need that the decoders above have not."""
+_FORMATS: Mapping[str, Mapping[str, str]] = {
+    "FP8": {"gemm": "fp8", "recipe": "current", "parameter_gather": "fp8"},
+    "MXFP8": {"gemm": "fp8", "recipe": "mxfp8", "parameter_gather": "fp8"},
+    "NVFP4": {"gemm": "fp4", "recipe": "nvfp4"},
+    "BF16": {},
+}
+_ALIASES = {"FP8-CS": "FP8", "FP8-CS (FP8-MX)": "FP8", "FP8-MX": "MXFP8"}
+"""Of a row with both in turn the first stands outside brackets."""
 _GPUS: Mapping[str, str] = {
     "DGX-H100": "H100-SXM-80GB",
     "DGX-B200": "B200-SXM",
@@ -69,10 +84,40 @@ def _case(record: Record) -> Case:
     length = record.count("seq")
     model = decoder(STYLES.get(_name(record), LLAMA), _size(record), positions=length)
     batch = Batch(record.count("gbs"), record.count("mbs"), length)
-    usual = {"training": {"zero_stage": 3}} if _sharded(record) else MEGATRON_2025_JOB
-    more = {**usual, "precision": precision(record["precision"], usual)}
     where = place(_GPUS[record["gpu"]], layout.gpus)
-    return Case.of(training_job(model, layout, batch, software, more), where)
+    return Case.of(training_job(model, layout, batch, software, _as_run(record, layout)), where)
+
+
+def _as_run(record: Record, layout: Layout) -> Tree:
+    """Return what the recipes of scripts/performance say beside the table (NVIDIA-NeMo/Megatron-Bridge).
+
+    utils/precision.py and configs/*/*_llm_*.py: number formats, `grad_reduce_in_fp32 = False`, user buffers
+    where tensor-parallel messages overlap (not in fp4); utils/overrides.py: Transformer Engine's loss;
+    configs/*/*_workload_base_configs.py: CUDA graphs (of whole iterations for 8B; of the MLPs in fine-tuning,
+    which count as whole), dispatchers, pairs of batches; recipes/llama/llama3.py: rank 16, all four matrices.
+    """
+    name, gpu = record["precision"], record["gpu"]
+    formats = _FORMATS[_ALIASES.get(name, name)]
+    training: Tree = {"zero_stage": 3} if _sharded(record) else dict(MEGATRON_2025_JOB["training"])
+    if "/LoRA/" in record["case_id"]:
+        training |= {"adapters": {"rank": 16}}
+    elif layout.tp > 1 and name != "NVFP4":
+        training |= {"overlap_tp": "userbuffers"}
+    experts: Tree = {}
+    if _size(record).experts and (gpu != "DGX-H100" or layout.tp == layout.pp == 1):
+        experts = {"routing": {"dispatcher": "deepep"}}
+    elif _size(record).experts and layout.chunks > 1:
+        training |= {"overlap_batches": True}
+    graphs = gpu != "DGX-H100" and (
+        record["model"] == "LLAMA3_8B" or "/Pre-Training/" not in record["case_id"]
+    )
+    return {
+        "training": training,
+        "precision": {**formats, "gradients": "bf16", "gradient_reduce": "bf16"},
+        "cross_entropy": "online",
+        **experts,
+        **({"host": None} if graphs else {}),
+    }
 
 
 def _needs(record: Record) -> set[str]:

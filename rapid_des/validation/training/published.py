@@ -23,8 +23,13 @@ from rapid_des.validation.scoring import Topic
 from rapid_des.validation.training import runs
 
 FILE = "training_e2e/published_training.csv"
-_MICRO_BATCHES = (1, 2, 4)
-"""What a paper that prints its best layout without its micro-batch may have tried."""
+_TABLE_1: Mapping[int, tuple[int, int]] = {
+    24: (16, 1), 30: (16, 1), 36: (16, 1), 40: (8, 1), 48: (4, 1),
+    60: (2, 3), 80: (2, 2), 96: (1, 2), 105: (1, 3), 128: (1, 1),
+}  # fmt: skip
+"""By layers: micro-batch and chunks of a stage in SC'21's Table 1 (Megatron-LM, examples/sc21)."""
+_TORCH_DDP: Mapping[str, Any] = {"overlap_gradients": True, "bucket_parameters": 13_107_200}
+"""`DDP=torch` in the same script, of rows without stages: buckets of 25 MiB beside the backward."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +71,27 @@ def _cases(record: Record, source: Source) -> tuple[Case, ...]:
     missing = lacking(_needs(record))
     if missing:
         raise UnsupportedRow(missing)
-    where, limited = place(_gpu(record), record.count("n_gpus")), not record["mbs"]
-    return tuple(
-        Case.of(_tree(record, source, layout, batch), where, limited=limited)
-        for layout in _layouts(record)
-        for batch in _batches(record)
-        if _fits(layout, batch)
-    )
+    where = place(_gpu(record), record.count("n_gpus"))
+    return (Case.of(_tree(record, source, _layout(record), _batch(record)), where),)
 
 
-def _batches(record: Record) -> list[Batch]:
-    sizes = [record.count("mbs")] if record["mbs"] else _MICRO_BATCHES
-    return [Batch(record.count("gbs"), size, record.count("seq")) for size in sizes]
+def _batch(record: Record) -> Batch:
+    size = record.count("mbs") if record["mbs"] else _table_1(record)[0]
+    return Batch(record.count("gbs"), size, record.count("seq"))
+
+
+def _table_1(record: Record) -> tuple[int, int]:
+    layers = record.count("layers")
+    if record["source"] != "sc21" or layers not in _TABLE_1:
+        raise UnsupportedRow("the micro-batch is not printed")
+    return _TABLE_1[layers]
 
 
 def _tree(record: Record, source: Source, layout: Layout, batch: Batch) -> Tree:
     sharding = _sharding(record)
-    software = SOFTWARE["deepspeed" if sharding and source.software == "sc21" else source.software]
+    software = SOFTWARE["sc21-zero" if sharding and source.software == "sc21" else source.software]
+    if source.software == "sc21" and not record["mbs"] and layout.pp == 1:
+        sharding = _TORCH_DDP
     recompute = record["recompute"] if record["recompute"] in _RECOMPUTE else "none"
     spelled = precision(record["precision"], source.jobs)
     wide = {"gradient_reduce": "fp32"} if record["precision"].startswith("amp") else {}
@@ -107,29 +116,18 @@ def _of_release(record: Record) -> Mapping[str, Any]:
 _RECOMPUTE = ("none", "selective", "full")
 
 
-def _layouts(record: Record) -> list[Layout]:
-    """Return a row's layout; SC'21 interleaves without printing how many chunks a stage has."""
-    pp, layers = record.count("pp"), record.count("layers")
-    chunks = [record.count("vpp")] if record["vpp"] else [1]
-    if "interleaved" in record["framework"] and pp > 1:
-        chunks = [count for count in range(1, layers // pp + 1) if layers % (pp * count) == 0]
-    return [
-        Layout(
-            tp=record.count("tp"),
-            pp=pp,
-            dp=record.count("dp"),
-            cp=record.count("cp"),
-            chunks=count,
-            sequence_parallel=record["seq_parallel"] == "True",
-        )
-        for count in chunks
-    ]
-
-
-def _fits(layout: Layout, batch: Batch) -> bool:
-    """Tell whether a batch divides over a layout, and over the groups of micro-batches of its schedule."""
-    passes, rest = divmod(batch.sequences, layout.dp * batch.micro_batch)
-    return not rest and (layout.chunks == 1 or passes % layout.pp == 0)
+def _layout(record: Record) -> Layout:
+    chunks = record.count("vpp") if record["vpp"] else 1
+    if "interleaved" in record["framework"]:
+        chunks = _table_1(record)[1]
+    return Layout(
+        tp=record.count("tp"),
+        pp=record.count("pp"),
+        dp=record.count("dp"),
+        cp=record.count("cp"),
+        chunks=chunks,
+        sequence_parallel=record["seq_parallel"] == "True",
+    )
 
 
 def _needs(record: Record) -> set[str]:
