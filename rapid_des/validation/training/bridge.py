@@ -106,7 +106,7 @@ def _as_run(record: Record, layout: Layout) -> Tree:
     experts: Tree = {}
     if _size(record).experts and (gpu != "DGX-H100" or layout.tp == layout.pp == 1):
         experts = {"routing": {"dispatcher": "deepep"}}
-    elif _size(record).experts and layout.chunks > 1:
+    elif record["model"].startswith("Qwen3_235B") and layout.chunks > 1:
         training |= {"overlap_batches": True}
     graphs = gpu != "DGX-H100" and (
         record["model"] == "LLAMA3_8B" or "/Pre-Training/" not in record["case_id"]
