@@ -142,7 +142,7 @@ def test_the_order_of_axes_is_read_where_there_are_several_of_gpus_or_routers(ma
 
 def test_a_fault_that_begins_after_the_run_is_named():
     words = ["run", "llama2_7b_train", "--on", "dgx_a100", "--fault"]
-    told = "it begins after the run, which ends at 3.998 s"
+    told = "it begins after the run, which ends at 4.011 s"
     assert (
         f"fault link=0-switch0 bandwidth=0.5 from='100 s': {told}"
         in call(*words, "link=0-switch0 bandwidth=0.5 from=100s").out
