@@ -38,7 +38,7 @@ from rapid_des.frontend.operations import (
     norm_backward,
     norm_forward,
 )
-from rapid_des.frontend.spec import CrossEntropy, ModelSpec
+from rapid_des.frontend.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _head(shard: Shard, rows: int, *, tied: bool = False) -> Linear:
     return Linear("head", shard.vocabulary_part, shard.hidden, bias, rows, narrow=False, tied=tied)
 
 
-LOSSES: Mapping[CrossEntropy, str] = {
+LOSSES: Mapping[str, str] = {
     "one_pass": "cross_entropy",
     "separate": "cross_entropy_separate",
     "compiled": "cross_entropy_compiled",

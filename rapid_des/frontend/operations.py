@@ -16,14 +16,7 @@ from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Operator, Vector
 from rapid_des.device.vector import Policy, fused
 from rapid_des.frontend.groups import TRAFFIC, byte_count, message_size
-from rapid_des.frontend.spec import (
-    ContextKind,
-    CrossEntropy,
-    ModelSpec,
-    PrecisionSpec,
-    Recipe,
-    TensorOverlap,
-)
+from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe, TensorOverlap
 from rapid_des.frontend.template import INPUT, Domain
 from rapid_des.units import ceil_divide
 
@@ -80,7 +73,7 @@ class Shard:
     """Of cp the ways that attention is split by heads, not by blocks of keys."""
     overlap_tp: TensorOverlap = "none"
     overlap_tp_gradients: bool = True
-    cross_entropy: CrossEntropy = "one_pass"
+    cross_entropy: str = "one_pass"
     ep: int = 1
     etp: int = 1
     expert_place: int = 0
