@@ -238,9 +238,7 @@ def _equal(groups: Sequence[Group], seen: Callable[[int], int]) -> Group:
         groups = [replace(group, cached=_cut(group, seen)) for group in groups]
     count = sum(group.count for group in groups)
     tokens = ceil_divide(sum(group.count * group.query_length for group in groups), count)
-    pairs = sum(
-        group.count * group.query_length * (2 * group.cached + group.query_length + 1) for group in groups
-    )
+    pairs = sum(one.count * one.query_length * (2 * one.cached + one.query_length + 1) for one in groups)
     spare = max(0, pairs - count * tokens * (tokens + 1))
     return Group(count, tokens, ceil_divide(spare, 2 * count * tokens))
 
@@ -483,9 +481,8 @@ def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias
         kinds = fused((*before, *after), shard.fusion)
         kind = next(kind for kind in kinds if kind in {"dropout", "dropout_add"})
         kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
-        operations.kernel(
-            f"{name}.dropout", kernel, output=shard.activation_bytes(kernel.rows * kernel.columns)
-        )
+        size = shard.activation_bytes(kernel.rows * kernel.columns)
+        operations.kernel(f"{name}.dropout", kernel, output=size)
 
 
 def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
