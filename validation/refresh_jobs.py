@@ -165,8 +165,8 @@ def ranking(report: Report, within: float = 1.05) -> str:
     """Return in how many groups of configurations the predicted best is as good as the best."""
     rows = residuals(report, "inference/silicon-ranking")
     good = sum(row["predicted"] <= within * row["measured"] for row in rows)
-    told = "Of a model, GPU, lengths and clients the configuration that is predicted best is within 5 % of the best"
-    return f"{told}\nin {good} of {len(rows)} groups (asked 80 %)." if rows else ""
+    told = "Of a model, GPU, lengths and clients the configuration that is predicted best is within 5 %"
+    return f"{told}\nof the best in {good} of {len(rows)} groups (asked 80 %)." if rows else ""
 
 
 def not_run(report: Report, one: Set) -> int:
