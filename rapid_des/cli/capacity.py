@@ -10,6 +10,7 @@ import click
 
 from rapid_des.cli.options import echo, job_options, json_option, open_job, plot_option
 from rapid_des.cli.progress import progress
+from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
@@ -17,13 +18,12 @@ from rapid_des.studies.capacity import (
     Demand,
     Point,
     all_layouts,
-    capacity_lines,
     curve,
-    draw_front,
     fleets,
-    front,
     layouts,
+    with_splits,
 )
+from rapid_des.studies.capacity_report import capacity_lines, draw_front, front
 from rapid_des.units import Rate
 
 
@@ -34,14 +34,25 @@ from rapid_des.units import Rate
     "--share", type=click.FloatRange(0.01, 1), default=0.99, show_default=True, help="Of the requests."
 )
 @click.option(
-    "--layout", "texts", multiple=True, metavar="'tp=4 pp=2'", help="Layouts of a replica. Repeatable."
+    "--layout",
+    "texts",
+    multiple=True,
+    metavar="'tp=4 pp=2'",
+    help="A replica, or some for prompts and some for answers: tp=4 prefill=1 decode=3. Repeatable.",
 )
 @click.option("--all-layouts", is_flag=True, help="Every power of two of tp in a node, and of stages.")
+@click.option(
+    "--splits",
+    type=click.IntRange(2, 64),
+    metavar="N",
+    help="Also N of each, prompts on some alone.",
+)
 @click.option("--load", metavar="RATE", help="Size a fleet for this load, as in: 20/s.")
-@click.option("--price", type=click.FloatRange(0), metavar="PRICE", help="Of a GPU and hour, for costs.")
+@click.option("--price", type=click.FloatRange(0), metavar="PRICE", help="Of a GPU and hour: adds costs.")
 @click.option(
     "--requests", type=click.IntRange(10, 10**6), default=1000, show_default=True, help="A simulation."
 )
+@workload_option
 @click.option("--prompt", metavar="'KIND KEY=VALUE …'", help="Tokens of prompts, as of serve.")
 @click.option("--output", metavar="'KIND KEY=VALUE …'", help="Tokens that requests ask for, as of serve.")
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Of all draws.")
@@ -52,20 +63,22 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
 
     --plot draws what users see against what a GPU yields, of every layout.
     """
-    stated = {name: options[name] for name in ("share", "requests", "prompt", "output", "seed")}
+    stated = {name: options[name] for name in ("share", "requests", "seed")}
+    stated |= {name: text for name, text in workload_texts(options).items() if name != "arrivals"}
     demand = Demand(Slo.parse(options["slo"]), **stated)
     load = None if options["load"] is None else _rate(options["load"])
-    if load is None and options["price"] is not None:
-        raise InputError("--price is of the fleet for a load: state --load too")
+    if options["splits"] and not (options["texts"] or options["all_layouts"]):
+        raise InputError("--splits is of layouts: state --layout or --all-layouts too")
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
     wanted, loaded = open_job(job, machine, settings, serves=True)
     texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
+    texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:
         found = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], told=bar.name)
         points = list[Point]()
-        if path is not None:
+        if path is not None and not found.interrupted:
             chosen = [one for one in layouts(wanted, loaded, [row.name for row in found.rows])
                       if not isinstance(one, tuple)]  # fmt: skip
             for one in chosen:
@@ -73,12 +86,12 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
                 points += curve(one, loaded, demand)
             draw_front(points, path, title=title)
     plain = found.as_json()
-    if path is not None:
+    if points:
         plain |= {
             "points": [vars(point) for point in points],
             "front": [vars(point) for point in front(points)],
         }
-    drawn = [] if path is None else [f"  wrote {path}"]
+    drawn = [f"  wrote {path}"] if points else []
     echo(options["as_json"], plain, chain(capacity_lines(found, demand, title), drawn))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -18,9 +19,22 @@ from rapid_des.cli.options import (
 from rapid_des.cli.progress import progress
 from rapid_des.frontend import load_job
 from rapid_des.report.writing import check_outputs
+from rapid_des.serving.named import WORKLOADS
 from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve as run_server
 from rapid_des.serving.text import serve_lines
+
+workload_option = click.option(
+    "--workload",
+    type=click.Choice(sorted(WORKLOADS)),
+    help="The shape of a public trace, where --arrivals, --prompt and --output do not say otherwise.",
+)
+
+
+def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return --arrivals, --prompt and --output, as --workload has them where they are not stated."""
+    named, names = WORKLOADS.get(options["workload"]), ("arrivals", "prompt", "output")
+    return {name: options.get(name) or getattr(named, name, None) for name in names}
 
 
 @click.command()
@@ -31,6 +45,7 @@ from rapid_des.serving.text import serve_lines
     metavar="'KIND KEY=VALUE …'",
     help="When requests come, as in: poisson rate=4/s. Else the job's.",
 )
+@workload_option
 @click.option("--requests", type=click.IntRange(1, 10**7), default=1000, show_default=True, help="How many.")
 @click.option(
     "--prompt", metavar="'KIND KEY=VALUE …'", help="Tokens of prompts, as in: lognormal mean=1024 cv=0.8"
@@ -60,7 +75,7 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     if options["outages"]:
         wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
     title = f"{job} on {loaded.name}"
-    asked = {name: options[name] for name in ("arrivals", "requests", "prompt", "output", "seed")}
+    asked = {name: options[name] for name in ("requests", "seed")} | workload_texts(options)
     with progress(title) as bar:
         result = run_server(wanted, loaded, watch=bar, **asked)
     if result.interrupted:

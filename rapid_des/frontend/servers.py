@@ -7,13 +7,23 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from rapid_des.config import Spec
-from rapid_des.units import Bandwidth, Duration
+from rapid_des.units import Bandwidth, Duration, Size
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 ServingPolicy: TypeAlias = Literal[
     "vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static"
 ]
 Router: TypeAlias = Literal["round_robin", "random", "least_requests", "least_tokens", "kv_aware", "session"]
+
+
+WorkloadName: TypeAlias = Literal[
+    "azure_code_2023",
+    "azure_conv_2023",
+    "azure_code_2024",
+    "azure_conv_2024",
+    "burstgpt_conv",
+    "burstgpt_api",
+]
 
 
 class StartupSpec(Spec, frozen=True):
@@ -30,6 +40,21 @@ class StartupSpec(Spec, frozen=True):
         if (self.storage is None) == (self.weights == "storage"):
             stands = "needs `storage`" if self.storage is None else "reads no `storage`"
             raise ValueError(f"weights {self.weights} {stands}")
+
+
+class LoraSpec(Spec, frozen=True):
+    """Low-rank adapters, one a request, that a server holds of one model (vLLM: --enable-lora)."""
+
+    adapters: Count
+    """How many there are, all in the host's memory."""
+    rank: Annotated[int, msgspec.Meta(ge=1, le=2**12)]
+    """Of both factors of an adapter."""
+    popularity: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
+    """Requests name the i-th with a probability that goes as i to minus this (Zipf); 0: all alike."""
+    max_loras: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
+    """How many of them are on a GPU, and in one iteration, at most (vLLM's name and default)."""
+    matrices: tuple[str, ...] = ("attention.qkv", "attention.output", "ffn.in", "ffn.out")
+    """Which matrices of every layer have one, by the names of their operators."""
 
 
 class ServingSpec(Spec, frozen=True):
@@ -70,8 +95,16 @@ class ServingSpec(Spec, frozen=True):
     sessions: Count | None = None
     """Requests are of so many sessions, drawn evenly: the tokens of one begin the prompt of the next, and
     stay at their replica until pages are wanted, least recently used first. Unset: of none, or a trace's."""
+    lora: LoraSpec | None = None
+    """Requests name adapters (`rapid_des.serving.adapters`). Unset: they are of the model itself."""
+    host_cache: Size | None = None
+    """Host memory a GPU for keys and values of idle sessions that leave the GPU (LMCache's
+    max_local_cpu_size); what comes back takes the device's `host` bandwidth before its iteration."""
     users: Count = 1
     """Requests are of so many users, drawn evenly, or a trace's."""
+    workload: WorkloadName | None = None
+    """A public trace whose shape stands for `arrivals`, `prompt` and `output` that are not stated
+    (`rapid_des.serving.named`). Unset: none."""
     arrivals: str | None = None
     """When requests come, as --arrivals: "poisson rate=4/s". Unset: the command must say."""
     prompt: str | None = None

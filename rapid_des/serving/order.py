@@ -57,6 +57,14 @@ class Fairness:
         self._active[user] -= 1
 
 
+def in_turn(waiting: deque[Request], order: str, fairness: Fairness, step: int) -> None:
+    """Bring who waits into the order of their turns: `fcfs` as they came, `priority` or `fair`."""
+    if order == "priority":
+        by_priority(waiting)
+    elif order == "fair":
+        by_fairness(waiting, fairness, step)
+
+
 def by_priority(waiting: deque[Request]) -> None:
     """Order requests by importance, the more important first, equal ones as they came."""
     _sort(waiting, [(-request.priority, request.number) for request in waiting])

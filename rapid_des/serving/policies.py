@@ -39,6 +39,11 @@ class View(Protocol):
         ...
 
     @property
+    def candidates(self) -> Iterable[Request]:
+        """Of those, in their order, who may run beside those that do (adapters)."""
+        ...
+
+    @property
     def prefilling(self) -> Sequence[Request]:
         """Requests whose prompt is computed in part, in order of admission."""
         ...
@@ -178,7 +183,7 @@ def _chunks(
     """
     free, places = view.free_pages, view.max_sequences - view.decoding
     begun, all_budget = len(view.prefilling), budget
-    for number, request in enumerate((*view.prefilling, *islice(view.waiting, max(0, places)))):
+    for number, request in enumerate((*view.prefilling, *islice(view.candidates, max(0, places)))):
         tokens = min(request.missing, budget)
         pages = view.pages_for(request, tokens)
         cut = whole and tokens < min(request.missing, all_budget) and number >= begun

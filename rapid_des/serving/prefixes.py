@@ -1,4 +1,8 @@
-"""Keys and values of idle sessions that stay in the KV cache until their pages are wanted, oldest first."""
+"""Keys and values of idle sessions that stay until their room is wanted, on the GPU and the host.
+
+What leaves the GPU stays in the host's memory if that has room (LMCache: copied there when it becomes idle,
+beside the iterations; what was used longest ago makes room). A session goes on from the longer of both.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +19,61 @@ class Prefixes:
     >>> kept.keep(7, 40)
     >>> kept.pages, kept.hit(7, 1000), kept.hit(7, 20), kept.shrink(2), kept.hit(7, 1000)
     (3, 32, 16, [7], 0)
+
+    >>> kept = Prefixes(page_size=16, host_pages=3)
+    >>> kept.keep(7, 40)
+    >>> kept.shrink(2), kept.hit(7, 1000), kept.fetched(7, 32)
+    ([7], 32, 32)
     """
 
     page_size: int
+    host_pages: int = 0
+    """What the host has room for."""
     pages: int = 0
     _tokens: dict[int, int] = field(default_factory=dict)
     """By session, the one that was used longest ago first."""
+    _host: dict[int, int] = field(default_factory=dict)
+    """The same, in the host's memory."""
+    _hosted: int = 0
 
     def hit(self, session: int, most: int) -> int:
         """Return how many tokens of a session's next prompt are here: whole pages, at most `most` tokens."""
-        return min(self._tokens.get(session, 0), most) // self.page_size * self.page_size
+        held = max(self._tokens.get(session, 0), self._host.get(session, 0))
+        return min(held, most) // self.page_size * self.page_size
+
+    def fetched(self, session: int, tokens: int) -> int:
+        """Return how many of so many tokens that were hit come from the host."""
+        there = self._tokens.get(session, 0) // self.page_size * self.page_size
+        held = self._host.get(session, 0) // self.page_size * self.page_size
+        return max(0, min(tokens, held) - there)
 
     def keep(self, session: int, tokens: int) -> None:
         """Keep the tokens of a session that has become idle."""
         self.take(session)
         self._tokens[session] = tokens
         self.pages += ceil_divide(tokens, self.page_size)
+        self._copy(session, tokens)
 
     def take(self, session: int) -> None:
         """Hand a session's pages to the request that goes on with it."""
         self.pages -= ceil_divide(self._tokens.pop(session, 0), self.page_size)
 
     def shrink(self, room: int) -> list[int]:
-        """Drop sessions until the rest fits into so many pages; return which."""
+        """Drop sessions from the GPU until the rest fits into so many pages; return which."""
         dropped = []
         while self.pages > room:
             dropped.append(next(iter(self._tokens)))
             self.take(dropped[-1])
         return dropped
+
+    def _copy(self, session: int, tokens: int) -> None:
+        """Copy a session to the host, whose oldest ones make room."""
+        size = ceil_divide(tokens, self.page_size)
+        if size > self.host_pages:
+            return
+        self._hosted -= ceil_divide(self._host.pop(session, 0), self.page_size)
+        while self._hosted + size > self.host_pages:
+            oldest = next(iter(self._host))
+            self._hosted -= ceil_divide(self._host.pop(oldest), self.page_size)
+        self._host[session] = tokens
+        self._hosted += size

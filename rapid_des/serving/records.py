@@ -17,7 +17,7 @@ PER_DOUBLING = 1000
 _BINS = 64 * PER_DOUBLING
 _TOGETHER = 512
 """Stretches of steps that are brought into bins at once."""
-COLUMNS = ("began", "duration", "steps", "decodes", "prompt_tokens", "waiting", "running", "pages")
+COLUMNS = ("began", "duration", "steps", "decodes", "keys", "prompt_tokens", "waiting", "running", "pages")
 
 
 class _Watched(Protocol):
@@ -39,13 +39,14 @@ class Load:
     def iteration(self, began: int, duration: int, batch: Batch, watched: _Watched) -> None:
         """Count one iteration."""
         prompts = batch.tokens - batch.decodes
-        self._append((began, duration, 1, batch.decodes, prompts, *watched.sizes))
+        self._append((began, duration, 1, batch.decodes, batch.keys, prompts, *watched.sizes))
         if batch.decodes:
             self._gaps[_bin(duration)] += batch.decodes
 
-    def steps(self, began: int, ends: Int64s, decodes: int, watched: _Watched) -> None:
-        """Count decode steps that ended so long after they began."""
-        self._append((began, int(ends[-1]), len(ends), decodes, 0, *watched.sizes))
+    def steps(self, began: int, ends: Int64s, batch: Batch, watched: _Watched) -> None:
+        """Count decode steps that ended so long after they began, of the first of which this is the batch."""
+        decodes = batch.decodes
+        self._append((began, int(ends[-1]), len(ends), decodes, batch.keys, 0, *watched.sizes))
         self._steps.append((ends, decodes))
         if len(self._steps) == _TOGETHER:
             self._count()

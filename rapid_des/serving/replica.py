@@ -7,19 +7,20 @@ somebody comes, pass at once: their times are added up as if each had been waite
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import simpy
 
 from rapid_des.frontend.operations import Group
+from rapid_des.serving.adapters import AdapterUse
 from rapid_des.serving.costs import Batch, Costs
-from rapid_des.serving.intake import Habits, Intake
-from rapid_des.serving.order import Fairness, by_fairness, by_priority
-from rapid_des.serving.policies import Plan, Policy
+from rapid_des.serving.engine import Engine
+from rapid_des.serving.intake import Intake
+from rapid_des.serving.order import Fairness, in_turn
+from rapid_des.serving.policies import Plan
 from rapid_des.serving.prefixes import Prefixes
 from rapid_des.serving.records import Load
 from rapid_des.serving.requests import NEVER, Decoding, Request
@@ -29,31 +30,6 @@ Process: TypeAlias = Generator[Any, Any, None]
 Deliver = Callable[[Request], None]
 MOST_STEPS = 1 << 12
 """Decode steps that pass at once, at most."""
-
-
-@dataclass(frozen=True)
-class Engine:
-    """What replicas have in common."""
-
-    policy: Policy
-    costs: Costs
-    pages: int
-    """Of a replica's KV cache."""
-    page_size: int
-    max_batched_tokens: int
-    max_sequences: int
-    order: str = "fcfs"
-    """In which order requests wait (`rapid_des.serving.order`)."""
-    swap: int = 0
-    """Picoseconds a token of a preempted request takes to the host, and back; 0: it is computed again."""
-    habits: Habits = Habits()
-    stepwise: bool = False
-    """Wait for every iteration, also for those that could pass at once (the results are the same)."""
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether who waits is left waiting until somebody ends or comes."""
-        return self.policy.steady and self.order != "fair"
 
 
 class Replica:
@@ -78,13 +54,25 @@ class Replica:
         self._queued = 0
         self._group = Decoding(engine.page_size)
         self._free = engine.pages
-        self.prefixes, self.fairness = Prefixes(engine.page_size), Fairness()
+        self._empty()
         self._pause = 0
         self._under_way = 0, np.zeros(0, np.int64)
         self._env, self._deliver, self._hand_over = env, deliver, hand_over
         self._come = env.event()
         self.costs = engine.costs
         self.resume()
+
+    def _empty(self) -> None:
+        """Hold nothing besides weights."""
+        engine = self.engine
+        self.prefixes, self.fairness = Prefixes(engine.page_size, engine.host_pages), Fairness()
+        self.adapters = AdapterUse(engine.lora)
+        self._loading = 0
+
+    @property
+    def candidates(self) -> Iterable[Request]:
+        """Who waits and may run beside those that run."""
+        return self.adapters.candidates(self.waiting)
 
     @property
     def decoding(self) -> int:
@@ -141,7 +129,7 @@ class Replica:
             request.computed = self._hit(request)
         self._intake.add(request)
         self.fairness.arrive(request.user, self._group.step)
-        self._queued += _work(request)
+        self._queued += request.to_do
         if not self._come.triggered:
             self._come.succeed()
 
@@ -157,7 +145,7 @@ class Replica:
         self.prefilling.clear()
         self._group, self._free = Decoding(self.engine.page_size), self.engine.pages
         self.promised_pages = self.calm = self._queued = self._pause = 0
-        self.prefixes, self.fairness = Prefixes(self.engine.page_size), Fairness()
+        self._empty()
         self._under_way = 0, np.zeros(0, np.int64)
         self.alive = False
         self.process.interrupt()
@@ -190,7 +178,7 @@ class Replica:
             yield self._env.timeout(0)  # whatever happens at this instant happens before the choice
             self.waiting.extend(self._intake.take(decodes=bool(self._group), idle=not self.prefilling))
             self._make_room()
-            self._sort()
+            in_turn(self.waiting, self.engine.order, self.fairness, self._group.step)
             self._admit_carried()
             plan = self._intake.gathered(self.engine.policy.plan(self), len(self._group), self.prefilling)
             if self._pause:
@@ -202,20 +190,14 @@ class Replica:
             elif self._group:
                 yield from self._decode_on()
 
-    def _sort(self) -> None:
-        """Bring who waits into the order of their turns."""
-        if self.engine.order == "priority":
-            by_priority(self.waiting)
-        elif self.engine.order == "fair":
-            by_fairness(self.waiting, self.fairness, self._group.step)
-
     def _admit_carried(self) -> None:
         """Let decode on who comes with keys and values, as far as there are pages."""
         while self.waiting and self.waiting[0].carried:
             request = self.waiting[0]
             pages = self.pages_for(request, 0)
             full = len(self._group) + len(self.prefilling) >= self.max_sequences
-            if full or pages > self.free_pages:
+            placed = list(self.adapters.candidates((request,)))
+            if full or not placed or pages > self.free_pages:
                 return
             self._admit(request)
             self._hold(request, pages)
@@ -226,10 +208,17 @@ class Replica:
     def _admit(self, request: Request) -> None:
         """Take a request out of the queue."""
         self.waiting.remove(request)
-        self.promised_pages += self._promise(request)
-        self._queued -= _work(request)
+        self.promised_pages += request.pages_at_end(self.page_size)
+        self._queued -= request.to_do
+        self._fetch(request)
         self.prefixes.take(request.session)
         self.fairness.take_up(request.user, request.missing)
+
+    def _fetch(self, request: Request) -> None:
+        """Begin to load what a request needs from the host: its adapter, and its session."""
+        self._loading += self.adapters.admit(request)
+        if request.session != NEVER and not request.carried:
+            self._loading += self.engine.fetch * self.prefixes.fetched(request.session, request.computed)
 
     def _hold(self, request: Request, pages: int) -> None:
         """Give pages to a request; idle sessions make room."""
@@ -238,17 +227,18 @@ class Replica:
         self._forget()
 
     def _forget(self) -> None:
-        """Drop idle sessions whose pages are needed; who waits for them computes all."""
+        """Drop idle sessions whose pages are needed; who waits for them computes what is nowhere else."""
         dropped = self.prefixes.shrink(self._free)
         if dropped:
             for request in (*self.waiting, *self._intake):
-                if request.session in dropped:
-                    self._queued -= _work(request)
-                    request.computed = self._hit(request)
-                    self._queued += _work(request)
+                if request.session in dropped and not request.carried:
+                    self._queued -= request.to_do
+                    request.computed = min(request.computed, self._hit(request))
+                    self._queued += request.to_do
 
     def _decode(self, request: Request) -> None:
         self._group.join(request)
+        self.adapters.decode(request)
         self.fairness.join(request.user, self._group.step)
 
     def _make_room(self) -> None:
@@ -271,25 +261,26 @@ class Replica:
             self.prefilling.remove(request)
         self._free += request.pages
         request.pages = 0
+        self.adapters.leave(request)
         request.carried = decoded and self.engine.swap > 0
         if request.carried:
             self._pause += request.computed * self.engine.swap
         else:
             request.computed = self._hit(request)
         request.preemptions += 1
-        self.promised_pages -= self._promise(request)
+        self.promised_pages -= request.pages_at_end(self.page_size)
         self.calm = 0
         self.waiting.appendleft(request)
-        self._queued += _work(request)
+        self._queued += request.to_do
 
     def _leave(self, request: Request) -> None:
         """Take a request out of those that decode."""
-        self.fairness.leave(request.user, request.joined, self._group.step)
+        self._decodes_no_more(request)
         self._group.leave(request)
 
-    def _promise(self, request: Request) -> int:
-        """Return the pages of a request at the end of its answer."""
-        return ceil_divide(request.prompt + request.output, self.engine.page_size)
+    def _decodes_no_more(self, request: Request) -> None:
+        self.fairness.leave(request.user, request.joined, self._group.step)
+        self.adapters.stop_decoding(request)
 
     def _iterate(self, plan: Plan) -> Process:
         """Compute chunks of prompts, and a token each of who decodes."""
@@ -301,7 +292,9 @@ class Replica:
         batch = Batch(decodes, self._group.keys if decodes else 0, chunks)
         self._begin(plan)
         began = self._now
-        duration = self.costs.time(batch)
+        prompts = [request.adapter for request, _ in plan.chunks]
+        adapted = self.adapters.time(batch.tokens, prompts, decodes=decodes > 0)
+        duration, self._loading = self.costs.time(batch) + adapted + self._loading, 0
         self.load.iteration(began, duration, batch, self)
         yield self._env.timeout(duration)
         self.calm += 1
@@ -345,6 +338,8 @@ class Replica:
         steps = group.steps_within(self._free, min(group.steps_to_end(), self._intake.steps, MOST_STEPS))
         began, keys = self._now, group.keys
         ends = self.costs.ends(len(group), keys, steps)
+        ends = ends + self.adapters.time(len(group)) * np.arange(1, steps + 1) + self._loading
+        self._loading = 0
         self._under_way = began, ends
         self._come = env.event()
         last = env.timeout(int(ends[-1]))
@@ -354,7 +349,7 @@ class Replica:
             if began + int(ends[steps - 1]) > self._now:
                 yield env.timeout(began + int(ends[steps - 1]) - self._now)
         self._under_way = began, ends[:0]
-        self.load.steps(began, ends[:steps], len(group), self)
+        self.load.steps(began, ends[:steps], Batch(len(group), keys), self)
         self.calm += steps
         self._intake.passed(steps)
         self._take_pages(steps)
@@ -368,7 +363,7 @@ class Replica:
         """Let so many decode steps pass; return who then has all tokens."""
         ended = self._group.advance(steps)
         for request in ended:
-            self.fairness.leave(request.user, request.joined, self._group.step)
+            self._decodes_no_more(request)
         return ended
 
     def _end(self, ended: Sequence[Request]) -> None:
@@ -384,10 +379,6 @@ class Replica:
         """Take the pages of a request that is done here."""
         self._free += request.pages
         request.pages = 0
-        self.promised_pages -= self._promise(request)
+        self.adapters.leave(request)
+        self.promised_pages -= request.pages_at_end(self.page_size)
         self.fairness.answer(request.user)
-
-
-def _work(request: Request) -> int:
-    """Return the tokens to compute and to make of a request that waits."""
-    return request.missing + request.output - request.generated

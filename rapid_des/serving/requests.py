@@ -33,6 +33,8 @@ class Request:
     session: int = NEVER
     """Each request of a session begins with what the one before held; `NEVER`: of none."""
     user: int = 0
+    adapter: int = NEVER
+    """Which low-rank adapter it names; `NEVER`: none."""
     priority: int = 0
     """The higher, the sooner."""
     prefix: int = 0
@@ -62,6 +64,15 @@ class Request:
     def target(self) -> int:
         """Tokens that must be in the KV cache before the next one comes out."""
         return self.prompt + self.generated
+
+    def pages_at_end(self, size: int) -> int:
+        """Return how many pages of so many tokens it holds when its answer ends."""
+        return ceil_divide(self.prompt + self.output, size)
+
+    @property
+    def to_do(self) -> int:
+        """Tokens to compute and to make, while it waits."""
+        return self.missing + self.output - self.generated
 
     @property
     def missing(self) -> int:

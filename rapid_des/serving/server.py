@@ -15,11 +15,13 @@ from rapid_des.frontend.parts import stage_sections
 from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.servers import ServingSpec
 from rapid_des.machine import Machine
+from rapid_des.serving.adapters import Lora
 from rapid_des.serving.costs import PassCosts, of_replica
+from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet, Watch
 from rapid_des.serving.intake import Habits
+from rapid_des.serving.named import WORKLOADS
 from rapid_des.serving.policies import POLICIES
-from rapid_des.serving.replica import Engine
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.transfers import Links, for_iterations
@@ -69,6 +71,12 @@ def serve_workload(
 ) -> ServeResult:
     """Serve requests that are known one by one."""
     spec, host = job.spec.serving or ServingSpec(), job.host
+    if spec.host_cache and "session" not in workload.marks:
+        raise ConfigError(
+            "is of idle sessions, and requests are of none: state serving.sessions",
+            file=job.file,
+            key="serving.host_cache",
+        )
     steady = for_iterations(machine, sends=bool(spec.prefill_replicas))
     engine = _engine(job, steady, workload, cache)
     _check_lengths(job, workload, engine)
@@ -107,7 +115,11 @@ def _fail(fleet: Fleet, job: Job, machine: Machine, spec: ServingSpec, cache: Bo
 
 
 def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: tuple[int, int]) -> Workload:
-    stated = {name: text if text is not None else getattr(spec, name) for name, text in texts.items()}
+    named = None if spec.workload is None else WORKLOADS[spec.workload]
+    stated = {
+        name: next((one for one in (text, getattr(spec, name), getattr(named, name, None)) if one), None)
+        for name, text in texts.items()
+    }
     if stated["arrivals"] is None:
         raise ConfigError(
             "nothing says when requests come; --arrivals 'poisson rate=4/s'",
@@ -119,7 +131,8 @@ def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: 
         parse_lengths(stated[name] or str(usual[name] or ""), f"--{name}") for name in ("prompt", "output")
     ]
     prefix = None if spec.prefix is None else parse_lengths(spec.prefix, "serving.prefix")
-    marks = Marks(prefix, spec.sessions, spec.users)
+    adapters = None if spec.lora is None else (spec.lora.adapters, spec.lora.popularity)
+    marks = Marks(prefix, spec.sessions, spec.users, adapters)
     return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), *drawn, marks)
 
 
@@ -141,10 +154,12 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         tokens=spec.max_batched_tokens or pool.tokens,
         sequences=min(spec.max_sequences or pool.sequences, spec.max_batched_tokens or pool.tokens),
     )
+    lora = None if spec.lora is None else Lora(alone, machine, spec.lora)
+    taken = 0 if lora is None else lora.slots * lora.bytes
     return Engine(
         policy=POLICIES[spec.policy],
         costs=iteration_costs(alone, machine, cache),
-        pages=_pages(alone, machine, limits, workload),
+        pages=_pages(alone, machine, limits, workload, taken),
         page_size=pool.page,
         max_batched_tokens=limits.tokens,
         max_sequences=limits.sequences,
@@ -155,16 +170,24 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
             wait_iterations=spec.wait_iterations,
             wait_tokens=spec.wait_share * limits.tokens,
         ),
-        swap=_swap(alone, machine) if spec.preemption == "swap" else 0,
+        swap=_swap(alone, machine, "serving.preemption") if spec.preemption == "swap" else 0,
+        lora=lora,
+        host_pages=_host_pages(alone, pool.page, spec),
+        fetch=_swap(alone, machine, "serving.host_cache") if spec.host_cache else 0,
     )
 
 
-def _swap(job: Job, machine: Machine) -> int:
+def _host_pages(job: Job, page: int, spec: ServingSpec) -> int:
+    """Return how many pages of idle sessions the host's memory holds."""
+    return int(spec.host_cache or 0) // max(1, cached_bytes(job, page))
+
+
+def _swap(job: Job, machine: Machine, key: str) -> int:
     """Return the picoseconds that keys and values of a token take between a GPU and its host."""
     host = machine.device.spec.host
     if host is None:
         problem = f"device {machine.device.spec.name} states no bandwidths of its `host`, to swap to"
-        raise ConfigError(problem, file=job.file, key="serving.preemption")
+        raise ConfigError(problem, file=job.file, key=key)
     many = 1 << 12
     return max(1, serialization_time(cached_bytes(job, many), min(host.to_host, host.from_host)) // many)
 
@@ -186,8 +209,11 @@ def cached_bytes(job: Job, tokens: int) -> int:
     )
 
 
-def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload) -> int:
-    """Return how many pages the KV cache of a replica has; `InfeasibleJobError` if there is room for none."""
+def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, taken: int) -> int:
+    """Return how many pages the KV cache of a replica has; `InfeasibleJobError` if there is room for none.
+
+    `taken`: bytes of a GPU that adapters take.
+    """
     longest = structs.replace(
         job.inference,
         batch=1,
@@ -198,7 +224,7 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload) -> int:
     )
     memory = structs.replace(job.spec.memory, kv_pool=pool)
     asked = replace(job, spec=structs.replace(job.spec, inference=longest, memory=memory))
-    found = kv_capacity(asked, int(machine.device.spec.hbm.capacity))
+    found = kv_capacity(asked, int(machine.device.spec.hbm.capacity) - taken)
     assert found is not None, "the pool is stated"
     if found.size < 0 or not found.pages:
         raise InfeasibleJobError(f"{job.name}: {found.shortage}")

@@ -98,7 +98,7 @@ class Diurnal(Spec, frozen=True, tag_field="kind", tag="diurnal"):
 class Trace(Spec, frozen=True, tag_field="kind", tag="trace"):
     """Requests of a CSV file: columns `arrival_s`, `prompt_tokens` and `output_tokens`.
 
-    Columns `session`, `user`, `priority` and `prefix_tokens` may be there too: whole numbers.
+    Columns `session`, `user`, `adapter`, `priority` and `prefix_tokens` may be there too: whole numbers.
     """
 
     file: str
@@ -150,6 +150,26 @@ class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
         return np.clip(drawn, 1, self.most or 10**7).astype(np.int64)
 
 
+class Quantiles(Spec, frozen=True, tag_field="kind", tag="quantiles"):
+    """Lengths with these quantiles, between them geometrically; none is longer than the last."""
+
+    p50: Tokens
+    p90: Tokens
+    p99: Tokens
+    low: Tokens = 1
+    """The shortest."""
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.p50 <= self.p90 <= self.p99:
+            raise ValueError(f"not ascending: {self.low}, {self.p50}, {self.p90}, {self.p99}")
+
+    def lengths(self, count: int, random: Generator) -> Int64s:
+        """Return so many lengths."""
+        knots = np.log([self.low, self.p50, self.p90, self.p99, self.p99])
+        drawn = np.exp(np.interp(random.random(count), [0, 0.5, 0.9, 0.99, 1], knots))
+        return np.rint(drawn).astype(np.int64)
+
+
 class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
     """Drawn with replacement from a column of a CSV file."""
 
@@ -161,7 +181,7 @@ class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
         return random.choice(_columns(self.file, (self.column,))[self.column].astype(np.int64), count)
 
 
-Lengths: TypeAlias = Fixed | Uniform | Lognormal | Sampled
+Lengths: TypeAlias = Fixed | Uniform | Lognormal | Quantiles | Sampled
 
 
 class _AnyArrivals(Spec, frozen=True):
@@ -234,7 +254,7 @@ class Workload:
     think: int = 0
     """Picoseconds."""
     marks: Mapping[str, Int64s] = field(default_factory=dict)
-    """What else is known of each: `session`, `user`, `priority`, `prefix`."""
+    """What else is known of each: `session`, `user`, `adapter`, `priority`, `prefix`."""
 
     def request(self, number: int, now: int) -> Request:
         """Return one of them, sent now."""
@@ -254,6 +274,8 @@ class Marks:
     prefix: Lengths | None = None
     sessions: int | None = None
     users: int = 1
+    adapters: tuple[int, float] | None = None
+    """How many there are, and how uneven they are asked for (Zipf's exponent)."""
 
     def drawn(self, count: int, seed: int) -> dict[str, Int64s]:
         """Return a column each."""
@@ -264,6 +286,10 @@ class Marks:
             found["session"] = default_rng([seed, 4]).integers(0, self.sessions, count)
         if self.users > 1:
             found["user"] = default_rng([seed, 5]).integers(0, self.users, count)
+        if self.adapters is not None:
+            number, exponent = self.adapters
+            weights = np.arange(1, number + 1) ** -exponent
+            found["adapter"] = default_rng([seed, 6]).choice(number, count, p=weights / weights.sum())
         return found
 
 
@@ -294,7 +320,13 @@ def _traced(trace: Trace, count: int) -> Workload:
     return Workload(prompt, output, times, marks=marks)
 
 
-_MARKS = {"session": "session", "user": "user", "priority": "priority", "prefix_tokens": "prefix"}
+_MARKS = {
+    "session": "session",
+    "adapter": "adapter",
+    "user": "user",
+    "priority": "priority",
+    "prefix_tokens": "prefix",
+}
 """Columns of traces that may be there, by the names that requests have for them."""
 
 

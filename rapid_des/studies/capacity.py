@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
+from rapid_des.serving.energy import ServedEnergy, served_energy
 from rapid_des.serving.result import ServeResult, Slo, spread
 from rapid_des.serving.server import serve
 from rapid_des.units import PS_PER_S
@@ -29,6 +29,7 @@ _CLOSE = 1.03
 """A capacity is known when the next higher rate that fails is nearer than this factor."""
 _LOWEST = 2**-10
 """Of the rate at which a full server answers: what fails there fails alone."""
+_AXES = ("tp", "pp", "ep", "dp", "prefill", "decode")
 CONCURRENCIES = (1, 4, 16, 64, 256)
 """Requests at a time of one replica, of which `curve` has a point each."""
 Told = Callable[[str], None]
@@ -82,6 +83,10 @@ class Layout:
     """The share of them that kept the limits."""
     broken: str
     """Which limit is broken most above the capacity; empty: none up to the full rate."""
+    above: float | None = None
+    """The lowest rate looked at that breaks them."""
+    energy: ServedEnergy | None = None
+    """Of the requests at the capacity; None where the device file has no constants of it."""
 
     @property
     def name(self) -> str:
@@ -95,6 +100,11 @@ class Layout:
             return 0.0
         return self.rate * float(self.at.requests["output"].mean()) / self.gpus
 
+    def cost_per_million_tokens(self, price: float) -> float | None:
+        """Return what a million generated tokens cost at the capacity; `price` of a GPU and hour."""
+        tokens = self.output_tokens_per_gpu * 3600
+        return price / tokens * 1e6 if tokens else None
+
     def fleet(self, load: float, price: float | None) -> dict[str, Any]:
         """Return the fleet for a load in requests a second; `price` of a GPU and hour."""
         if not self.rate:
@@ -107,7 +117,7 @@ class Layout:
             fleet["cost_per_million_tokens"] = fleet["cost_per_hour"] / tokens * 1e6
         return fleet
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, price: float | None = None) -> dict[str, Any]:
         """Return plain data; times are seconds."""
         plain: dict[str, Any] = {
             "layout": dict(self.settings),
@@ -116,10 +126,14 @@ class Layout:
             "full_rate_per_s": self.full,
             "kept": self.kept,
             "broken_above": self.broken,
+            "broken_from_rate_per_s": self.above,
             "output_tokens_per_s_per_gpu": self.output_tokens_per_gpu,
         }
         if self.at is not None:
             plain |= {"ttft_s": spread(self.at.ttft), "tpot_s": spread(self.at.tpot)}
+        plain["energy"] = None if self.energy is None else self.energy.as_json()
+        if price is not None:
+            plain["cost_per_million_tokens"] = self.cost_per_million_tokens(price)
         return plain
 
 
@@ -146,9 +160,7 @@ def capacity(job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache 
     """
     cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
     full = _full_rate(job, machine, demand, cache)
-    degrees = {axis: getattr(job.spec.parallelism, axis) for axis in ("tp", "pp", "ep")}
-    degrees = {axis: size for axis, size in degrees.items() if size > 1 or axis == "tp"}
-    found = Layout(degrees, job.gpus, rate=0.0, full=full, at=None, kept=0.0, broken="")
+    found = Layout(_degrees(job), job.gpus, rate=0.0, full=full, at=None, kept=0.0, broken="")
 
     def tried(rate: float) -> tuple[ServeResult, float]:
         result = demand.served(job, machine, f"poisson rate={rate:.6g}/s", cache, demand.requests)
@@ -162,17 +174,33 @@ def capacity(job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache 
             found = replace(found, rate=rate, at=result, kept=kept)
             low = rate
         else:
-            found = replace(found, broken=_worst(demand.slo, result))
+            found = replace(found, broken=_worst(demand.slo, result), above=rate)
             high = rate
         if low == full or (low and high / low < _CLOSE) or high < full * _LOWEST:
-            return found
+            spent = None if found.at is None else served_energy(found.at, job, machine, cache=cache)
+            return replace(found, energy=spent)
         rate = (low * high) ** 0.5 if low else high / 4
 
 
 def _one_replica(job: Job) -> Job:
-    if job.spec.parallelism.dp == 1 or job.spec.parallelism.ep > 1:
+    if job.spec.parallelism.dp == 1 or job.spec.parallelism.ep > 1 or _prefilling(job):
         return job
     return load_job(job, settings={"parallelism.dp": 1})
+
+
+def _prefilling(job: Job) -> int:
+    """Return how many replicas compute prompts alone."""
+    return (job.spec.serving.prefill_replicas or 0) if job.spec.serving is not None else 0
+
+
+def _degrees(job: Job) -> dict[str, int]:
+    """Return a layout in the words of `--layout`."""
+    split, prefilling = job.spec.parallelism, _prefilling(job)
+    degrees = {axis: getattr(split, axis) for axis in ("tp", "pp", "ep")}
+    degrees = {axis: size for axis, size in degrees.items() if size > 1 or axis == "tp"}
+    if split.ep > 1 and split.dp > 1:
+        degrees["dp"] = split.dp
+    return degrees | ({"prefill": prefilling, "decode": split.dp - prefilling} if prefilling else {})
 
 
 def _full_rate(job: Job, machine: Machine, demand: Demand, cache: BoundedCache) -> float:
@@ -192,20 +220,31 @@ def _worst(slo: Slo, result: ServeResult) -> str:
     return max(broken, key=broken.__getitem__)
 
 
+def _settings(text: str) -> dict[str, int | None]:
+    """Return the settings that a text such as `tp=4 prefill=1 decode=3` stands for."""
+    sizes = dict[str, int]()
+    for word in text.split():
+        axis, _, size = word.partition("=")
+        if axis not in _AXES or not size.isdigit() or not int(size):
+            problem = f"{word!r} is not one of {', '.join(f'{axis}=…' for axis in _AXES)} with a number"
+            raise ConfigError(problem, file=f"--layout {text!r}")
+        sizes[axis] = int(size)
+    prefill, decode = sizes.pop("prefill", 0), sizes.pop("decode", 0)
+    if bool(prefill) != bool(decode) or (prefill and ("dp" in sizes or sizes.get("ep", 1) > 1)):
+        problem = "prefill=… and decode=…, numbers of replicas, go together, without dp and ep"
+        raise ConfigError(problem, file=f"--layout {text!r}")
+    if sizes.get("dp", 1) > 1 and sizes.get("ep", 1) == 1:
+        problem = "one replica is looked at, the fleet counts them: dp goes with ep, which spans it"
+        raise ConfigError(problem, file=f"--layout {text!r}")
+    settings: dict[str, int | None] = {"parallelism.dp": prefill + decode or 1}
+    settings |= {f"parallelism.{axis}": size for axis, size in sizes.items()}
+    return settings | {"serving.prefill_replicas": prefill or None}
+
+
 def layouts(job: Job, machine: Machine, texts: Iterable[str]) -> Iterator[Job | tuple[str, str]]:
     """Yield a job for every text such as `tp=4 pp=2`, or (text, why there is none)."""
     for text in texts:
-        settings = {"parallelism.dp": 1}
-        for word in text.split():
-            axis, _, size = word.partition("=")
-            if axis not in ("tp", "pp", "ep", "dp") or not size.isdigit() or not int(size):
-                raise ConfigError(
-                    f"{word!r} is not tp=…, pp=…, ep=… or dp=… with a number", file=f"--layout {text!r}"
-                )
-            settings[f"parallelism.{axis}"] = int(size)
-        if settings["parallelism.dp"] > 1 and settings.get("parallelism.ep", 1) == 1:
-            problem = "one replica is looked at, the fleet counts them: dp goes with ep, which spans it"
-            raise ConfigError(problem, file=f"--layout {text!r}")
+        settings = _settings(text)
         try:
             found = load_job(job, settings=settings)
         except ConfigError as error:
@@ -215,6 +254,20 @@ def layouts(job: Job, machine: Machine, texts: Iterable[str]) -> Iterator[Job | 
             yield text, f"needs {found.gpus} GPUs, {machine.name} has {machine.fabric.gpus}"
         else:
             yield found
+
+
+def with_splits(texts: Sequence[str], replicas: int) -> tuple[str, ...]:
+    """Return the layouts, and each with so many replicas split into such for prompts and such for answers.
+
+    >>> with_splits(["tp=4"], 3)
+    ('tp=4', 'tp=4 prefill=1 decode=2', 'tp=4 prefill=2 decode=1')
+    """
+    split = (
+        f"{text} prefill={prefill} decode={replicas - prefill}"
+        for text in texts
+        for prefill in range(1, replicas)
+    )
+    return (*texts, *split)
 
 
 def all_layouts(machine: Machine) -> tuple[str, ...]:
@@ -237,15 +290,24 @@ class Fleets:
     """Layouts that can not be, and why."""
     load: float | None
     price: float | None
+    interrupted: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data."""
         rows = [
-            row.as_json() | ({"fleet": row.fleet(self.load, self.price)} if self.load else {})
+            row.as_json(self.price) | ({"fleet": row.fleet(self.load, self.price)} if self.load else {})
             for row in self.rows
         ]
         return {"rows": rows, "refused": [{"layout": text, "why": why} for text, why in self.refused],
-                "load_per_s": self.load}  # fmt: skip
+                "load_per_s": self.load, "interrupted": self.interrupted}  # fmt: skip
+
+
+def _fitting(job: Job, machine: Machine, demand: Demand, text: str) -> Layout | tuple[str, str]:
+    """Return the capacity of a layout, or (its text, why it does not fit into memory)."""
+    try:
+        return capacity(job, machine, demand)
+    except InfeasibleJobError as error:
+        return text, str(error).splitlines()[0]
 
 
 def fleets(  # noqa: PLR0913 - what is asked, by name
@@ -260,18 +322,21 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
 ) -> Fleets:
     """Return the capacity of each layout; `load` in requests a second, `price` of a GPU and hour.
 
-    `InfeasibleJobError` if none of them fits into memory or on the machine.
+    `InfeasibleJobError` if none of them fits into memory or on the machine. An interrupt (^C) ends it with
+    the layouts that are done, if there are any.
     """
-    rows, refused = list[Layout](), list[tuple[str, str]]()
-    for number, chosen in enumerate(layouts(job, machine, texts) if texts else (job,)):
-        if isinstance(chosen, tuple):
-            refused.append(chosen)
-            continue
-        told(f"layout {number + 1} of {max(len(texts), 1)}")
-        try:
-            rows.append(capacity(chosen, machine, demand))
-        except InfeasibleJobError as error:
-            refused.append((texts[number] if texts else "the job's own", str(error).splitlines()[0]))
+    found, interrupted = list[Layout | tuple[str, str]](), False
+    try:
+        for number, chosen in enumerate(layouts(job, machine, texts) if texts else (job,)):
+            told(f"layout {number + 1} of {max(len(texts), 1)}")
+            text = texts[number] if texts else "the job's own"
+            found.append(chosen if isinstance(chosen, tuple) else _fitting(chosen, machine, demand, text))
+    except KeyboardInterrupt:
+        if not any(isinstance(one, Layout) for one in found):
+            raise
+        interrupted = True
+    rows = [one for one in found if isinstance(one, Layout)]
+    refused = [one for one in found if isinstance(one, tuple)]
     if not rows:
         raise InfeasibleJobError("; ".join(f"{text}: {why}" for text, why in refused))
 
@@ -280,7 +345,7 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
             return 0, row.fleet(load, None)["gpus"], -row.output_tokens_per_gpu
         return 1, -row.output_tokens_per_gpu
 
-    return Fleets(tuple(sorted(rows, key=order)), tuple(refused), load, price)
+    return Fleets(tuple(sorted(rows, key=order)), tuple(refused), load, price, interrupted)
 
 
 def curve(
@@ -288,74 +353,11 @@ def curve(
 ) -> tuple[Point, ...]:
     """Return what users see and what a GPU yields at each of `CONCURRENCIES`, of one replica."""
     cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
-    split, found = job.spec.parallelism, []
-    name = " ".join(
-        f"{axis}={getattr(split, axis)}" for axis in ("tp", "pp", "ep") if getattr(split, axis) > 1
-    )
+    name, found = " ".join(f"{axis}={size}" for axis, size in _degrees(job).items()), []
     for count in CONCURRENCIES:
         result = demand.served(job, machine, f"clients count={count}", cache, max(32, 4 * count))
         if not len(result.tpot):
             raise InputError("requests of one token have no time between tokens: no curve of interactivity")
         per_gpu = result.throughput["output_tokens_per_s"] / job.gpus
-        found.append(Point(name or "tp=1", count, PS_PER_S / float(np.median(result.tpot)), per_gpu))
+        found.append(Point(name, count, PS_PER_S / float(np.median(result.tpot)), per_gpu))
     return tuple(found)
-
-
-def front(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points that no other beats in both, by rising interactivity.
-
-    >>> [point.concurrency for point in front([Point("", 1, 9, 1), Point("", 2, 5, 5), Point("", 3, 4, 4)])]
-    [2, 1]
-    """
-    best, kept = 0.0, list[Point]()
-    for point in sorted(points, key=lambda one: (-one.tokens_per_user, -one.tokens_per_gpu)):
-        if point.tokens_per_gpu > best:
-            best = point.tokens_per_gpu
-            kept.append(point)
-    return tuple(reversed(kept))
-
-
-def draw_front(points: Sequence[Point], path: Path, *, title: str) -> None:
-    """Draw interactivity against what a GPU yields, a line a layout, the front thick: PNG, SVG or PDF."""
-    from rapid_des.report.pictures import new_figure, save
-
-    figure = new_figure(path, figsize=(8, 5))
-    axes = figure.subplots()
-    best = front(points)
-    axes.plot(
-        [one.tokens_per_user for one in best], [one.tokens_per_gpu for one in best],
-        color="0.8", linewidth=7, zorder=1, label="Pareto front", solid_capstyle="round",
-    )  # fmt: skip
-    for name in dict.fromkeys(point.layout for point in points):
-        own = [point for point in points if point.layout == name]
-        axes.plot([one.tokens_per_user for one in own], [one.tokens_per_gpu for one in own], "o-", label=name)
-        for one in own:
-            axes.annotate(str(one.concurrency), (one.tokens_per_user, one.tokens_per_gpu), fontsize=7,
-                          xytext=(4, 4), textcoords="offset points")  # fmt: skip
-    axes.set(
-        xlabel="tokens/s a user (median)", ylabel="tokens/s a GPU", title=title, xscale="log", yscale="log"
-    )
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend(title="numbers: requests at a time")
-    save(figure, path)
-
-
-def capacity_lines(found: Fleets, demand: Demand, title: str) -> Iterator[str]:
-    """Yield the lines of a report."""
-    yield title
-    asked = f"{demand.share:.0%} of {demand.requests:,} requests within {demand.slo.text}"
-    yield f"  {asked}; one replica of each layout"
-    yield ""
-    heads = f"  {'layout':14}{'GPUs':>6}{'requests/s':>12}{'tokens/s/GPU':>14}{'limited by':>12}"
-    yield heads + (f"{'fleet':>12}" if found.load else "") + (f"{'cost/Mtoken':>13}" if found.price else "")
-    for row in found.rows:
-        limit = row.broken or "throughput"
-        line = f"  {row.name:14}{row.gpus:>6}{row.rate:>12.3g}{row.output_tokens_per_gpu:>14,.0f}{limit:>12}"
-        fleet = row.fleet(found.load, found.price) if found.load else {}
-        if fleet:
-            line += f"{fleet['gpus']:>7} GPUs"
-        if "cost_per_million_tokens" in fleet:
-            line += f"{fleet['cost_per_million_tokens']:>13.3f}"
-        yield line
-    for text, why in found.refused:
-        yield f"  {text:14}  -  {why}"

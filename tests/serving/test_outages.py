@@ -9,10 +9,10 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
 from rapid_des.serving.costs import of_replica
+from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.outages import events, parse_outage, startup_time
 from rapid_des.serving.policies import POLICIES
-from rapid_des.serving.replica import Engine
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.server import serve

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.intake import Habits
 from rapid_des.serving.policies import POLICIES
-from rapid_des.serving.replica import Engine
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths

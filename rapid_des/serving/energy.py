@@ -1,0 +1,130 @@
+"""Energy of a served workload: what boards draw idle, and what the iterations' kernels add to that.
+
+Kernels are priced as those of static passes are (`report.figures`), at powers of two of the tokens and linear
+between; a pass of decoding requests more by what each position that they attend to adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.arrays import Int64s
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.frontend import Job
+from rapid_des.frontend.inference import one_pass
+from rapid_des.frontend.operations import Group
+from rapid_des.machine import Machine
+from rapid_des.serving.costs import of_replica, prompts_of
+from rapid_des.serving.result import ServeResult
+from rapid_des.simulation import simulate
+from rapid_des.units import PS_PER_S
+
+_LENGTHS = 1024, 3072
+"""KV lengths of the passes that tell what decoding takes."""
+_WIDE = 64
+"""Requests of those that tell what a position takes."""
+_MILLIWATTS = 1000
+
+
+@dataclass(frozen=True)
+class ServedEnergy:
+    """Joules of all GPUs."""
+
+    kernels_j: float
+    idle_j: float
+    """What the boards draw in that time even if no kernel runs."""
+    output_tokens: int
+    gpu_seconds: float
+
+    @property
+    def joules(self) -> float:
+        """Of both parts."""
+        return self.kernels_j + self.idle_j
+
+    @property
+    def joules_per_output_token(self) -> float:
+        """Prompts and idle time among them."""
+        return self.joules / max(self.output_tokens, 1)
+
+    @property
+    def average_power_w(self) -> float:
+        """Of one GPU."""
+        return self.joules / self.gpu_seconds
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "modelled": True,
+            "joules": self.joules,
+            "joules_by_part": {"kernels": self.kernels_j, "idle": self.idle_j},
+            "joules_per_output_token": self.joules_per_output_token,
+            "average_power_w": self.average_power_w,
+        }
+
+
+def served_energy(
+    result: ServeResult, job: Job, machine: Machine, *, cache: BoundedCache | None = None
+) -> ServedEnergy | None:
+    """Return the energy of a served workload; None where the device file states no constants of it."""
+    passes = _Passes(of_replica(job), machine, BoundedCache() if cache is None else cache)
+    idle, seconds = machine.device.spec.idle_power, result.elapsed / PS_PER_S
+    if idle is None or passes.kernels((Group(1, 1, 1),)) is None:
+        return None
+    total = sum((float(passes.of(load).sum()) for load in result.loads), 0.0)
+    gpu_seconds = result.gpus * seconds
+    output = int(result.requests["output"].sum())
+    return ServedEnergy(total, int(idle) / _MILLIWATTS * gpu_seconds, output, max(gpu_seconds, 1e-12))
+
+
+@dataclass(frozen=True)
+class _Passes:
+    job: Job
+    machine: Machine
+    cache: BoundedCache
+
+    def of(self, load: Mapping[str, Int64s]) -> NDArray[np.float64]:
+        """Return the joules of every stretch of iterations that a replica has done."""
+        steps, decodes, prompts = (load[name] for name in ("steps", "decodes", "prompt_tokens"))
+        keys = load["keys"] * steps + decodes * (steps * (steps - 1) // 2)
+        lone, mixed = prompts == 0, prompts > 0
+        joules = np.zeros(len(steps))
+        joules[lone] = steps[lone] * self._between(decodes[lone], decoding=True)
+        joules[mixed] = self._between((decodes + prompts)[mixed], decoding=False)
+        return joules + np.where(decodes > 0, keys - np.where(lone, decodes * steps * _LENGTHS[0], 0), 0) * (
+            self._of_position()
+        )
+
+    def _between(self, tokens: Int64s, *, decoding: bool) -> NDArray[np.float64]:
+        """Return the joules of passes of so many tokens, decodes at the first of `_LENGTHS`, or prompts."""
+        if not len(tokens):
+            return np.zeros(0)
+        most = int(tokens.max())
+        corners = [1 << bit for bit in range(most.bit_length() + 1)]
+        known = [self._corner(corner, decoding=decoding) for corner in corners]
+        return np.interp(tokens, corners, known)
+
+    def _corner(self, tokens: int, *, decoding: bool) -> float:
+        if decoding:
+            return self.kernels((Group(tokens, 1, _LENGTHS[0] - 1),)) or 0.0
+        return self.kernels(prompts_of(self.job, tokens)) or 0.0
+
+    def _of_position(self) -> float:
+        """Return the joules of a position that a decoding request attends to."""
+        short, long = (self.kernels((Group(_WIDE, 1, length - 1),)) or 0.0 for length in _LENGTHS)
+        return (long - short) / (_WIDE * (_LENGTHS[1] - _LENGTHS[0]))
+
+    def kernels(self, groups: Sequence[Group]) -> float | None:
+        """Return the joules of a pass beyond what the boards draw idle; None: no constants."""
+
+        def make() -> float | None:
+            job = one_pass(self.job, groups)
+            result = simulate(job, self.machine, mode="analytical", allow_oom=True, cache=self.cache)
+            energy = result.figures.energy if result.figures else None
+            return None if energy is None else energy.arithmetic_j + energy.memory_j
+
+        return self.cache.get_or_make(("energy", self.job, self.machine, tuple(groups)), make)

@@ -1,0 +1,41 @@
+"""What the replicas of a server have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rapid_des.serving.adapters import Lora
+from rapid_des.serving.costs import Costs
+from rapid_des.serving.intake import Habits
+from rapid_des.serving.policies import Policy
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What replicas have in common."""
+
+    policy: Policy
+    costs: Costs
+    pages: int
+    """Of a replica's KV cache."""
+    page_size: int
+    max_batched_tokens: int
+    max_sequences: int
+    order: str = "fcfs"
+    """In which order requests wait (`rapid_des.serving.order`)."""
+    swap: int = 0
+    """Picoseconds a token of a preempted request takes to the host, and back; 0: it is computed again."""
+    lora: Lora | None = None
+    """Of adapters; None: requests name none."""
+    host_pages: int = 0
+    """Pages that idle sessions may have in the host's memory."""
+    fetch: int = 0
+    """Picoseconds a token of theirs takes back."""
+    habits: Habits = Habits()
+    stepwise: bool = False
+    """Wait for every iteration, also for those that could pass at once (the results are the same)."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether who waits is left waiting until somebody ends or comes."""
+        return self.policy.steady and self.order != "fair"

@@ -1,0 +1,77 @@
+"""Capacities in words, and what users see against what a GPU yields as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rapid_des.studies.capacity import Demand, Fleets, Layout, Point
+
+
+def front(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return the points that no other beats in both, by rising interactivity.
+
+    >>> [point.concurrency for point in front([Point("", 1, 9, 1), Point("", 2, 5, 5), Point("", 3, 4, 4)])]
+    [2, 1]
+    """
+    best, kept = 0.0, list[Point]()
+    for point in sorted(points, key=lambda one: (-one.tokens_per_user, -one.tokens_per_gpu)):
+        if point.tokens_per_gpu > best:
+            best = point.tokens_per_gpu
+            kept.append(point)
+    return tuple(reversed(kept))
+
+
+def draw_front(points: Sequence[Point], path: Path, *, title: str) -> None:
+    """Draw interactivity against what a GPU yields, a line a layout, the front thick: PNG, SVG or PDF."""
+    from rapid_des.report.pictures import new_figure, save
+
+    figure = new_figure(path, figsize=(8, 5))
+    axes = figure.subplots()
+    best = front(points)
+    axes.plot(
+        [one.tokens_per_user for one in best], [one.tokens_per_gpu for one in best],
+        color="0.8", linewidth=7, zorder=1, label="Pareto front", solid_capstyle="round",
+    )  # fmt: skip
+    for name in dict.fromkeys(point.layout for point in points):
+        own = [point for point in points if point.layout == name]
+        axes.plot([one.tokens_per_user for one in own], [one.tokens_per_gpu for one in own], "o-", label=name)
+        for one in own:
+            axes.annotate(str(one.concurrency), (one.tokens_per_user, one.tokens_per_gpu), fontsize=7,
+                          xytext=(4, 4), textcoords="offset points")  # fmt: skip
+    axes.set(
+        xlabel="tokens/s a user (median)", ylabel="tokens/s a GPU", title=title, xscale="log", yscale="log"
+    )
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend(title="numbers: requests at a time")
+    save(figure, path)
+
+
+def capacity_lines(found: Fleets, demand: Demand, title: str) -> Iterator[str]:
+    """Yield the lines of a report."""
+    yield title
+    asked = f"{demand.share:.0%} of {demand.requests:,} requests within {demand.slo.text}"
+    yield f"  {asked}; one replica of each layout" + (", interrupted" if found.interrupted else "")
+    yield ""
+    wide = max(14, 2 + max(len(row.name) for row in found.rows))
+    heads = f"  {'layout':{wide}}{'GPUs':>6}{'requests/s':>12}{'tokens/s/GPU':>14}{'J/token':>9}"
+    heads += f"{'limited by':>12}"
+    yield heads + (f"{'fleet':>12}" if found.load else "") + (f"{'cost/Mtoken':>13}" if found.price else "")
+    for row in found.rows:
+        yield f"  {row.name:{wide}}" + _line(row, found)
+    for text, why in found.refused:
+        yield f"  {text:{wide}}  -  {why}"
+
+
+def _line(row: Layout, found: Fleets) -> str:
+    joules = "–" if row.energy is None else f"{row.energy.joules_per_output_token:.3g}"
+    line = f"{row.gpus:>6}{row.rate:>12.3g}{row.output_tokens_per_gpu:>14,.0f}{joules:>9}"
+    line += f"{row.broken or 'throughput':>12}"
+    fleet = row.fleet(found.load, found.price) if found.load else {}
+    if found.load:
+        line += f"{fleet['gpus']:>7} GPUs" if fleet else f"{'–':>12}"
+    if found.price is not None:
+        alone = row.cost_per_million_tokens(found.price)
+        cost = fleet.get("cost_per_million_tokens") if found.load else alone
+        line += f"{'–' if cost is None else format(cost, '.3f'):>13}"
+    return line

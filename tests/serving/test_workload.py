@@ -1,0 +1,81 @@
+"""Named workloads have the figures that were published of their traces."""
+
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import load_job
+from rapid_des.frontend.servers import WorkloadName
+from rapid_des.machine import load_machine
+from rapid_des.serving.named import WORKLOADS
+from rapid_des.serving.server import serve
+from rapid_des.serving.workload import draw, parse_arrivals, parse_lengths
+from rapid_des.units import PS_PER_S
+from tests.cli.shell import call, refused
+
+# median, mean and 99th percentile of prompts, then of answers, in the released files
+AZURE = {
+    "azure_code_2023": (1469, 2048, 7436, 13, 28, 249),
+    "azure_conv_2023": (1020, 1155, 4142, 129, 211, 601),
+    "azure_code_2024": (1930, 2511, 7685, 8, 23, 271),
+    "azure_conv_2024": (928, 1632, 6683, 41, 106, 694),
+}
+
+
+def drawn(name, count=200_000):
+    shape = WORKLOADS[name]
+    lengths = parse_lengths(shape.prompt, "p"), parse_lengths(shape.output, "o")
+    return draw(parse_arrivals(shape.arrivals or "gamma rate=1/s cv=2"), lengths, count, 1)
+
+
+@pytest.mark.parametrize("name", AZURE)
+def test_azures_lengths_have_the_medians_means_and_tails_of_the_traces(name):
+    work = drawn(name)
+    for lengths, (median, mean, tail) in (
+        (work.prompt, AZURE[name][:3]),
+        (work.output, AZURE[name][3:]),
+    ):
+        assert np.median(lengths) == pytest.approx(median, rel=0.01)
+        assert lengths.mean() == pytest.approx(mean, rel=0.03)
+        assert np.quantile(lengths, 0.99) == pytest.approx(tail, rel=0.02)
+
+
+def test_the_week_of_2024_has_the_busiest_and_the_quietest_hour():
+    # conversations: 27,303,999 in seven days, the busiest hour 3.6 times as busy as the quietest
+    shape = WORKLOADS["azure_conv_2024"].arrivals.replace("45.1/s", "0.451/s")  # a hundredth of them
+    times = parse_arrivals(shape).times(100_000, np.random.default_rng(1)) / PS_PER_S / 3600
+    hours = np.bincount((times[times < 48] % 24).astype(int))
+    assert hours.max() / hours.min() == pytest.approx(3.6, rel=0.15)
+    assert pytest.approx(45.1, rel=0.002) == 27_303_999 / (7 * 86400)
+
+
+def test_burstgpts_lengths_have_the_medians_and_90th_percentiles_of_the_traces():
+    for name, figures in (("burstgpt_conv", (481, 1664, 229, 543)), ("burstgpt_api", (218, 2161, 26, 187))):
+        work = drawn(name)
+        found = [np.quantile(each, q) for each in (work.prompt, work.output) for q in (0.5, 0.9)]
+        assert found == pytest.approx(figures, rel=0.04)
+
+
+def test_a_job_names_a_workload_and_states_what_differs():
+    assert set(get_args(WorkloadName)) == set(WORKLOADS)
+    settings = {"model.layers": 2, "serving.workload": "azure_code_2023", "serving.output": "fixed tokens=5"}
+    job = load_job("llama2_7b_inference", settings=settings | {"model.max_positions": 8192})
+    result = serve(job, load_machine("dgx_a100"), requests=40)
+    assert set(result.requests["output"].tolist()) == {5} and result.requests["prompt"].max() > 2000
+    lone = load_job(job, settings={"serving.workload": "burstgpt_conv"})
+    with pytest.raises(ConfigError, match="nothing says when requests come"):
+        serve(lone, load_machine("dgx_a100"), requests=2)
+
+
+def test_the_command_takes_a_workload_and_names_those_there_are():
+    words = ("serve", "llama3_1_70b_serve", "--on", "dgx_h100", "--requests", "5")
+    assert call(*words, "--workload", "azure_conv_2023").code == 0
+    assert "azure_conv_2023" in refused(call(*words, "--workload", "azure"))
+
+
+@pytest.mark.parametrize("text", ["quantiles p50=9 p90=8 p99=10", "quantiles p50=9 p90=10"])
+def test_quantiles_that_are_not_ascending_or_missing_are_refused(text):
+    with pytest.raises(ConfigError):
+        parse_lengths(text, "--prompt")
