@@ -292,8 +292,9 @@ class Replica:
         batch = Batch(decodes, self._group.keys if decodes else 0, chunks)
         self._begin(plan)
         began = self._now
-        prompts = [request.adapter for request, _ in plan.chunks]
-        adapted = self.adapters.time(batch.tokens, prompts, decodes=decodes > 0)
+        adapted = self.adapters.time(
+            batch.tokens, (one.adapter for one, _ in plan.chunks), decodes=decodes > 0
+        )
         duration, self._loading = self.costs.time(batch) + adapted + self._loading, 0
         self.load.iteration(began, duration, batch, self)
         yield self._env.timeout(duration)
