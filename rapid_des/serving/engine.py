@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from rapid_des.serving.adapters import Lora
 from rapid_des.serving.costs import Costs
 from rapid_des.serving.intake import Habits
 from rapid_des.serving.policies import Policy
+
+Process: TypeAlias = Generator[Any, Any, None]
+MOST_STEPS = 1 << 12
+"""Decode steps that pass at once, at most."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import simpy
 
 from rapid_des.serving.costs import Costs
-from rapid_des.serving.engine import Engine
-from rapid_des.serving.replica import Process, Replica
+from rapid_des.serving.engine import Engine, Process
+from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.routers import Router
 from rapid_des.serving.transfers import Transfer

@@ -7,9 +7,8 @@ somebody comes, pass at once: their times are added up as if each had been waite
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
 
 import numpy as np
 import simpy
@@ -17,7 +16,7 @@ import simpy
 from rapid_des.frontend.operations import Group
 from rapid_des.serving.adapters import AdapterUse
 from rapid_des.serving.costs import Batch, Costs
-from rapid_des.serving.engine import Engine
+from rapid_des.serving.engine import MOST_STEPS, Engine, Process
 from rapid_des.serving.intake import Intake
 from rapid_des.serving.order import Fairness, in_turn
 from rapid_des.serving.policies import Plan
@@ -26,10 +25,7 @@ from rapid_des.serving.records import Load
 from rapid_des.serving.requests import NEVER, Decoding, Request
 from rapid_des.units import ceil_divide
 
-Process: TypeAlias = Generator[Any, Any, None]
 Deliver = Callable[[Request], None]
-MOST_STEPS = 1 << 12
-"""Decode steps that pass at once, at most."""
 
 
 class Replica:
