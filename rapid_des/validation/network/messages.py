@@ -16,7 +16,7 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.engines import compiled as engine
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, acknowledgement_time, effective_bandwidth, fluid_service
-from rapid_des.network.specs import Switching, Window
+from rapid_des.network.specs import Switching, Unheld, Window
 from rapid_des.program.program import (
     NONE,
     FluidTable,
@@ -32,10 +32,15 @@ from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.services import Sizes, hop_table, no_hops
 
 Mode: TypeAlias = Literal[
-    "fluid", "cut_through", "cut_through_window", "cut_through_whole", "store_and_forward"
+    "fluid",
+    "cut_through",
+    "cut_through_turns",
+    "cut_through_window",
+    "cut_through_whole",
+    "store_and_forward",
 ]
-"""`cut_through` sends messages in `PARTS` parts, `cut_through_window` too, held back by windows of
-`BANDWIDTH_DELAY_PRODUCTS`; `cut_through_whole` in one."""
+"""`cut_through` sends messages in `PARTS` parts; `cut_through_turns` too, whose queue pairs take turns, and
+`cut_through_window`, held back by windows of `BANDWIDTH_DELAY_PRODUCTS` too; `cut_through_whole` in one."""
 PARTS = 12
 """Parts of a message in the machine files that we ship."""
 BANDWIDTH_DELAY_PRODUCTS = 2.0
@@ -136,6 +141,9 @@ def program(traffic: Traffic, protocol: Protocol, mode: Mode | Switching) -> Pro
 
 _SWITCHING: Mapping[Mode, Callable[[Protocol], Switching]] = {
     "cut_through": lambda protocol: Switching(mode="cut_through", protocol=protocol, parts=PARTS),
+    "cut_through_turns": lambda protocol: Switching(
+        mode="cut_through", protocol=protocol, parts=PARTS, congestion=Unheld()
+    ),
     "cut_through_window": lambda protocol: Switching(
         mode="cut_through",
         protocol=protocol,

@@ -47,6 +47,7 @@ NS3_FOLDERS = ("ns3", "golden/ns3")
 NS3_CLASSES = ("clean", "contended", "cc-dominated")
 NS3_OTHER_MODES: tuple[Mode, ...] = (
     "cut_through",
+    "cut_through_turns",
     "cut_through_window",
     "cut_through_whole",
     "store_and_forward",
