@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from rapid_des.cli.executing import executor_options, mode_option
 from rapid_des.cli.options import (
     announce,
     echo,
@@ -17,7 +18,6 @@ from rapid_des.cli.options import (
     fault_option,
     job_options,
     json_option,
-    one_of,
     open_job,
     plot_option,
     together,
@@ -30,8 +30,7 @@ from rapid_des.report.pictures.overview import draw
 from rapid_des.report.pictures.sample import draw_sample
 from rapid_des.report.study_text import criticality_lines, sample_lines, scenario_lines
 from rapid_des.report.writing import check_outputs
-from rapid_des.simulation import MODES
-from rapid_des.studies.crews import EXECUTORS, executor_of
+from rapid_des.studies.crews import executor_of
 from rapid_des.studies.criticality import KINDS, PLURALS, criticality
 from rapid_des.studies.fault_sample import SAMPLINGS, faults_sample, study_points
 from rapid_des.studies.faults import How, scenario
@@ -40,13 +39,7 @@ from rapid_des.studies.points import Point
 _study_options = together(
     job_options,
     fault_option,
-    click.option(
-        "--mode",
-        default="flattened",
-        show_default=True,
-        shell_complete=one_of(MODES),
-        help=", ".join(MODES),
-    ),
+    mode_option("flattened"),
     engine_option,
     json_option,
 )
@@ -74,8 +67,7 @@ _draw_options = together(
     click.option(
         "-o", "--output", type=click.Path(path_type=Path), help="Folder of all draws; goes on there."
     ),
-    click.option("--executor", type=click.Choice(EXECUTORS), default=EXECUTORS[0], show_default=True),
-    click.option("--workers", type=click.IntRange(1), help="How many; all cores if absent."),
+    executor_options,
     plot_option,
     json_option,
 )
@@ -86,13 +78,7 @@ _sample_options = together(
     ),
     _draw_options,
     click.option("--replay", type=click.IntRange(0), metavar="ID", help="Run this draw alone, in full."),
-    click.option(
-        "--mode",
-        default="hierarchical",
-        show_default=True,
-        shell_complete=one_of(MODES),
-        help=", ".join(MODES),
-    ),
+    mode_option("hierarchical"),
     engine_option,
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from rapid_des.cli.executing import executor_options
 from rapid_des.cli.options import (
     announce,
     echo,
@@ -16,28 +17,16 @@ from rapid_des.cli.options import (
     one_of,
     open_job,
     plot_option,
-    together,
 )
 from rapid_des.cli.progress import progress
 from rapid_des.report.pictures.charts import draw_tornado
 from rapid_des.report.plan_text import plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, replacing
 from rapid_des.simulation import MODES
-from rapid_des.studies.crews import EXECUTORS, executor_of
+from rapid_des.studies.crews import executor_of
 from rapid_des.studies.plan import Wanted, plan
 from rapid_des.studies.sensitivity import How, sensitivity
 from rapid_des.studies.splits import CHOICES, choices_of
-
-_executors = together(
-    click.option(
-        "--executor",
-        type=click.Choice(EXECUTORS),
-        default="processes",
-        show_default=True,
-        help="Where simulations run; local is in this process.",
-    ),
-    click.option("--workers", type=click.IntRange(1), help="How many; unset: all cores."),
-)
 
 
 @click.command("plan")
@@ -64,7 +53,7 @@ _executors = together(
     "--write-job", type=click.Path(path_type=Path, dir_okay=False), help="Write the best way as a job file."
 )
 @force_option
-@_executors
+@executor_options
 @json_option
 def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """Find the best ways to split JOB over GPUs: model, batch and sequence length stay.
@@ -102,7 +91,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
 @click.option("--constants", is_flag=True, help="Move the constants of kernels too, one by one.")
 @click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Print only so many rows.")
 @plot_option
-@_executors
+@executor_options
 @json_option
 def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """Tell by how much the step of JOB changes with each rate, time and clock that it may depend on.

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from rapid_des.cli.executing import executor_options
 from rapid_des.cli.options import echo, json_option
 from rapid_des.cli.progress import progress
 from rapid_des.report.study_text import search_lines
-from rapid_des.studies.crews import EXECUTORS
 from rapid_des.studies.search import PRUNERS, SAMPLERS
 from rapid_des.studies.search import search as run_search
 
@@ -32,13 +32,12 @@ from rapid_des.studies.search import search as run_search
 @click.option(
     "--storage", metavar="URL", help="Optuna's; sqlite:///STUDY.search.db if absent. Goes on there."
 )
-@click.option("--executor", type=click.Choice(EXECUTORS), default=EXECUTORS[0], show_default=True)
-@click.option("--workers", type=click.IntRange(1), help="How many; all cores if absent.")
+@executor_options
 @json_option
 def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> None:
     """Look for the best points of STUDY (a file as `rapid-des sweep` has it) with Optuna."""
-    kept = storage or f"sqlite:///{study.stem}.search.db"
+    stored = storage or f"sqlite:///{study.stem}.search.db"
     with progress(study.stem) as bar:
-        searched = run_search(study, storage=kept, tell=bar.part, **options)
+        searched = run_search(study, storage=stored, tell=bar.part, **options)
     plain = searched.as_json()
     echo(as_json, plain, search_lines(plain))

@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from rapid_des.cli.executing import executor_options
 from rapid_des.cli.options import (
     echo,
     engine_choice,
@@ -29,16 +30,12 @@ from rapid_des.errors import InputError
 from rapid_des.report.sweep_text import cell, difference_lines, points_lines, sweep_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
-from rapid_des.studies.crews import EXECUTORS
 from rapid_des.studies.difference import difference
 from rapid_des.studies.figures import FIGURES
 from rapid_des.studies.results import Sweep
 from rapid_des.studies.store import Store
 from rapid_des.studies.sweep import Rerun, rerun
 from rapid_des.studies.sweep import sweep as run_sweep
-
-if TYPE_CHECKING:
-    pass
 
 _NUMBERS = [name for name, better in FIGURES.items() if better]
 
@@ -68,25 +65,12 @@ _report_options = together(
 )
 
 
-executor_options = together(
-    click.option(
-        "--executor",
-        type=click.Choice(EXECUTORS),
-        default=EXECUTORS[0],
-        show_default=True,
-        help="Where points run: processes of this machine, this process, or a Ray cluster.",
-    ),
-    click.option("--workers", type=click.IntRange(1), help="How many; all cores if absent."),
-    click.option("--address", metavar="HOST:PORT", help="With ray: of a cluster; else one is started here."),
-)
-"""Where the simulations of a study run."""
-
-
 @click.command("sweep")
 @click.argument("study", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of all results; goes on there.")
 @click.option("--limit", type=click.IntRange(1), help="Only so many points, the first.")
 @executor_options
+@click.option("--address", metavar="HOST:PORT", help="With ray: of a cluster; else one is started here.")
 @_report_options
 def sweep(study: Path, output: Path | None, **options: Any) -> None:
     """Simulate every point of STUDY (a file; `rapid-des schema study`): the best, the front, what matters.
