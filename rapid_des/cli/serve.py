@@ -18,11 +18,11 @@ from rapid_des.cli.options import (
 )
 from rapid_des.cli.progress import progress
 from rapid_des.frontend import load_job
+from rapid_des.report.serve_text import serve_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.named import WORKLOADS
 from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve as run_server
-from rapid_des.serving.text import serve_lines
 
 workload_option = click.option(
     "--workload",
@@ -85,4 +85,5 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
             write(options[name])
     if options["plot"] is not None:
         result.draw(options["plot"], title=title)
-    echo(options["as_json"], result.as_json(slo), serve_lines(result, title, slo))
+    plain = result.as_json(slo)
+    echo(options["as_json"], plain, serve_lines(plain, title, len(result.loads)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from rapid_des.serving.result import SHARES, ServeResult, Slo
 from rapid_des.units import PS_PER_S, Duration
 
 _ROWS = (
@@ -16,31 +16,32 @@ _ROWS = (
 )
 
 
-def serve_lines(result: ServeResult, title: str, slo: Slo | None = None) -> Iterator[str]:
-    """Yield the lines of a report."""
-    plain = result.as_json(slo)
+def serve_lines(plain: Mapping[str, Any], title: str, replicas: int) -> Iterator[str]:
+    """Yield the lines of a report: what a result's JSON says."""
     rates, held = plain["throughput"], plain["kv_occupancy"]
     yield title
-    yield f"  GPUs             {result.gpus}, in {len(result.loads)} replica{'s' * (len(result.loads) > 1)}"
-    yield f"  requests         {len(result):,} answered in {Duration(result.elapsed)}" + (
-        ", interrupted" if result.interrupted else ""
+    yield f"  GPUs             {plain['gpus']}, in {replicas} replica{'s' * (replicas > 1)}"
+    yield f"  requests         {plain['requests']:,} answered in {_time(plain['elapsed_s'])}" + (
+        ", interrupted" if plain["interrupted"] else ""
     )
     tokens = rates["output_tokens_per_s"]
     yield f"  throughput       {rates['requests_per_s']:.3g} requests/s, {tokens:,.0f} tokens/s out"
-    if slo is not None:
-        yield f"  goodput          {result.goodput(slo):.3g} requests/s within {slo.text}"
+    if plain["goodput"] is not None:
+        good = plain["goodput"]
+        yield f"  goodput          {good['requests_per_s']:.3g} requests/s within {good['slo']}"
     yield f"  KV cache         {held['mean']:.1%} of its pages held on average, at most {held['max']:.1%}"
     if plain["outages"]:
-        out = sum(min(end, result.elapsed) - begin for _, begin, end in result.stops)
-        share = out / len(result.loads) / max(result.elapsed, 1)
-        yield f"  outages          {len(result.stops)}, {share:.1%} of all replicas' time"
+        elapsed = plain["elapsed_s"]
+        out = sum(min(stop["until_s"], elapsed) - stop["from_s"] for stop in plain["outages"])
+        share = out / replicas / elapsed if elapsed else 0.0
+        yield f"  outages          {len(plain['outages'])}, {share:.1%} of all replicas' time"
         yield f"  sent again       {plain['retries']:,} requests"
-    if result.lost:
-        yield f"  lost             {result.lost:,} requests"
+    if plain["lost"]:
+        yield f"  lost             {plain['lost']:,} requests"
     if plain["preemptions"]:
         yield f"  preemptions      {plain['preemptions']:,}"
     yield ""
-    yield f"  {'':24}" + "".join(f"{name:>12}" for name in ("mean", *SHARES))
+    yield f"  {'':24}" + "".join(f"{name:>12}" for name in plain["ttft_s"])
     for _, label, key in _ROWS:
         yield f"  {label:24}" + "".join(f"{_time(value):>12}" for value in plain[key].values())
     if plain["transfer_s"]:
