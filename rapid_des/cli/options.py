@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from rapid_des.cli.main import printable
 from rapid_des.config import Spec
 from rapid_des.config.specs import Kind, preset_names, trace_names
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.faults import parse_fault
-from rapid_des.report.writing import check_outputs, printable
+from rapid_des.report.writing import check_outputs
 from rapid_des.units import whole_number
 
 if TYPE_CHECKING:
@@ -315,11 +316,9 @@ def require_outputs(options: dict[str, Any]) -> None:
             raise InputError(f"--{name} says what is on a timeline: it needs --timeline OUT.json")
     if options["timeline"] is not None:
         timeline_extract(options)
-    check_outputs(
-        [options["timeline"], options["links"]],
-        pictures=[options["links_plot"]],
-        replace=options["force"],
-    )
+    paths, pictures = [options["timeline"], options["links"]], [options["links_plot"]]
+    if any((*paths, *pictures)):
+        check_outputs(paths, pictures=pictures, replace=options["force"])
 
 
 def timeline_extract(options: dict[str, Any]) -> Extract:

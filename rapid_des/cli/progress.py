@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from threading import Lock, Timer
 from typing import Any, TypeVar
 
+from rapid_des.cli.main import printable
 from rapid_des.cli.options import announce
-from rapid_des.report.writing import printable
 
 AFTER_S = 2.0
 """How long a command runs before its bar is drawn."""

@@ -56,7 +56,9 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)
-    check_outputs([], pictures=[options[name] for name in _PICTURES], replace=options["force"])
+    pictures = [options[name] for name in _PICTURES if options[name]]
+    if pictures:
+        check_outputs([], pictures=pictures, replace=options["force"])
     analytic = options["mode"] == "analytical"
     wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=analytic)
     title = f"{job} on {loaded.name}"

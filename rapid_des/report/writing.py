@@ -1,4 +1,4 @@
-"""What is put out: files, checked before the work and written beside their place; text without escapes."""
+"""Files that are put out, checked before the work and written beside their place; a key in words."""
 
 from __future__ import annotations
 
@@ -17,21 +17,6 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".svg", ".pdf")
 """What the name of a picture may end in."""
-
-
-_HIDDEN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
-_HIDDEN |= {
-    code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-}
-
-
-def printable(text: str) -> str:
-    r"""Return text for a terminal: control characters that a file brought in are spelled, not obeyed.
-
-    >>> printable("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    return text.translate(_HIDDEN)
 
 
 @contextmanager

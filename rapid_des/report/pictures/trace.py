@@ -14,7 +14,6 @@ from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace
 from rapid_des.errors import TraceError
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.trace_text import node_rows
-from rapid_des.report.writing import printable
 
 MOST_NODES = 400
 _LABEL_ALL = 40
@@ -195,5 +194,5 @@ def _label(axes: Any, rank: RankTrace, layout: Layout) -> None:
 
 def _short(text: str) -> str:
     """Return a line of a label with its middle left out where it is too long."""
-    line = printable(" ".join(text.split()))
+    line = "".join(letter if letter.isprintable() else "·" for letter in " ".join(text.split()))
     return line if len(line) <= _LABEL else f"{line[: _LABEL // 2]}…{line[1 - _LABEL // 2 :]}"
