@@ -23,7 +23,7 @@ from rapid_des.frontend.groups import (
     Sharding,
     ShardingPolicy,
 )
-from rapid_des.frontend.layers.layer import Layer, LayerKind
+from rapid_des.frontend.layers.layer import Layer, LayerKind, numbered
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.operations import Shard
 from rapid_des.frontend.recompute import layer_kinds
@@ -168,13 +168,12 @@ class Job:
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The distinct layers, by the model's kind and what is recomputed, in order of first use."""
-        return tuple(dict.fromkeys(self._pattern))
+        return numbered(self._pattern)[0]
 
     @cached_property
     def kind_of_layer(self) -> tuple[int, ...]:
         """For each layer its place in `kinds`."""
-        numbers = {kind: number for number, kind in enumerate(self.kinds)}
-        return tuple(numbers[layer] for layer in self._pattern)
+        return numbered(self._pattern)[1]
 
     @property
     def predictions(self) -> int:

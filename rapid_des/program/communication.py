@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
@@ -75,6 +75,10 @@ def planner_of(machine: Machine, memory: BoundedCache | None = None, *, repeats:
 def _occupancy(cost: LibraryCost) -> Occupancy:
     """Return what a library takes of each GPU while it needs its time."""
     return Occupancy(cost.channels, cost.hbm_bytes * PS_PER_S // max(cost.duration, 1))
+
+
+Lasts: TypeAlias = tuple[int, Occupancy]
+"""Picoseconds, and what of a GPU is taken for so long."""
 
 
 class Communication:
@@ -153,6 +157,18 @@ class Communication:
         if self._machine.collectives.contention:
             self.occupancy[number] = _occupancy(cost)
         return number
+
+    def collective_lasts(self, call: Call, kind: str, ranks: Ranks) -> Lasts | None:
+        """Return what a collective takes of time and GPU alone if a library does it; None: routes decide."""
+        laid = self._laid_out(call, kind, ranks)
+        return None if laid is None else (laid.cost.duration, _occupancy(laid.cost))
+
+    def message_lasts(
+        self, size: int, kind: str, ends: tuple[int, int], within: Ranks | None
+    ) -> Lasts | None:
+        """Return the same of a message between two GPUs; `within` as templates of messages have it."""
+        cost = self._libraries.message(kind, size, ends, ends if within is None else within)
+        return None if cost is None else (cost.duration, _occupancy(cost))
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
         """Return the phases in which the machine's algorithms do a collective, and note these."""

@@ -36,7 +36,7 @@ from rapid_des.program.program import (
     RankProgram,
 )
 from rapid_des.program.queue_pairs import queue_pair_table
-from rapid_des.program.replicas import Replicas, link_orbits, require_alike
+from rapid_des.program.replicas import Replicas, link_orbits
 from rapid_des.program.routes import geometry, sprayed, ways_back
 from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
 
@@ -177,7 +177,7 @@ class _Lowering:
             hops, pairs = queue_pair_table(fabric, switching, routes, hops, back)
         route_links, links = routes.links.astype(np.int32, copy=False), routed.links
         if self.replicas is not None and self.communication.analytic:
-            require_alike(self.machine, self.replicas, self.groups.within_replica())
+            self.replicas.require_alike(self.machine, self.groups.within_replica())
         elif self.replicas is not None:
             number, links = link_orbits(self.machine, self.replicas, self.groups.proving_pairs(templates))
             route_links = number[routes.links]

@@ -64,13 +64,31 @@ class Replicas:
         """Return the members of a group that its cut has."""
         return ranks[: self.simulated(ranks, present)]
 
+    def require_alike(self, machine: Machine, lines: Iterable[tuple[int, ...]]) -> None:
+        """Raise `UnsupportedByEngine` unless groups of replica 0 have routes like those of all their images.
+
+        Where nothing takes a link that is all that may tell replicas apart.
+        """
+        for line in lines:
+            images = [np.array(line, np.int64)]
+            for _ in range(self.count - 1):
+                images.append(self.image[images[-1]])
+            if len(set(signatures(machine, [tuple(image.tolist()) for image in images]))) > 1:
+                raise UnsupportedByEngine(
+                    f"the routes among ranks {line[:8]} are not those of other replicas"
+                )
+
 
 @dataclass(frozen=True)
 class Mates(Replicas):
     """Ranks of which one stands for all of its stage, where nothing takes a link.
 
-    All run one program and reach what they share together; `image` goes round the ranks of a stage.
+    All run one program and reach what they share together; `image` goes round the ranks of a stage. Who makes
+    them has shown that what their groups do, and their messages, last as long (see `lasting`).
     """
+
+    def require_alike(self, machine: Machine, lines: Iterable[tuple[int, ...]]) -> None:
+        """Do nothing: that was shown before."""
 
     def simulated(self, ranks: tuple[int, ...], present: Int64s) -> int:
         """Return how many members of a group are in the program, wherever in it they stand."""
@@ -168,19 +186,6 @@ def _ring_cut(phase: Phase, members: int, simulated: int) -> Cut:
         sizes = np.full(len(source), bytes_each, np.int64)
         columns.append((source, np.full_like(source, direction), passed_on.astype(np.int32), sizes))
     return Cut(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-
-
-def require_alike(machine: Machine, replicas: Replicas, lines: Iterable[tuple[int, ...]]) -> None:
-    """Raise `UnsupportedByEngine` unless groups of replica 0 have routes like those of all their images.
-
-    Where nothing takes a link that is all that may tell replicas apart.
-    """
-    for line in lines:
-        images = [np.array(line, np.int64)]
-        for _ in range(replicas.count - 1):
-            images.append(replicas.image[images[-1]])
-        if len(set(signatures(machine, [tuple(image.tolist()) for image in images]))) > 1:
-            raise UnsupportedByEngine(f"the routes among ranks {line[:8]} are not those of other replicas")
 
 
 def link_orbits(machine: Machine, replicas: Replicas, pairs: Int64s) -> tuple[Int32s, int]:

@@ -1,11 +1,12 @@
 """Bounds from below for ways to split a training job: no simulation of one is faster, none needs less memory.
 
-    step >= on every stage: the forwards before its first + all its passes + the backwards after its last
-            and: all passes but the last backward + its gradients' reduction; the optimizer; the gathers
+    passes   on every stage: the forwards before its first + all its passes + the backwards after its last
+    step     and: all passes but the last backward + its gradients' reduction; the optimizer; the gathers
+    walked   the same, its passes in the order of the schedule with messages and gathers between them
 
-Passes are priced by the operator models, their messages alone in an idle fabric; what ways have in common
-(a layer of one split, the optimizer's part) is worked out once. What messages between stages take, waiting
-and queueing are left out.
+Each is tighter than the one before, and costs more. Kernels are priced by the operator models; messages (of
+which `passes` has none) alone in an idle fabric; what ways have in common (a layer of one split, the
+optimizer's part) is worked out once. Waiting and queueing are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ import numpy as np
 from msgspec import structs
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
@@ -28,9 +30,6 @@ from rapid_des.frontend.memory.events import SectionMemory, section_memory
 from rapid_des.frontend.memory.training import standing
 from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import (
-    EMBEDDING,
-    HEAD,
-    PREDICTION,
     Section,
     price_lists,
     section_parameters,
@@ -38,19 +37,20 @@ from rapid_des.frontend.parts import (
     training_lists,
 )
 from rapid_des.frontend.routing import exchanges, places
-from rapid_des.frontend.template import STREAMS, Column, Domain, Piece
+from rapid_des.frontend.template import STREAMS, Column, Domain, Node, Piece
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter, assemble
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.pricing import as_used, issued_on
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates
+from rapid_des.program.routes import signatures
+from rapid_des.studies.earliest import Alone, End, Times, can_be_walked, ends, walked
 
 _Made = TypeVar("_Made")
 _COMPUTE = STREAMS.index("compute")
 _SIMPY = EngineChoice("simpy", fold=False)
-Times = Mapping[tuple[Section, bool], int]
-"""Picoseconds of one pass of a section: forward, or (true) all of its backward."""
+_NOTHING = Node("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
 
 
 @dataclass
@@ -61,50 +61,83 @@ class Floors:
     cache: BoundedCache
     known: dict[Hashable, Any] = field(default_factory=dict)
 
+    def passes(self, job: Job, *, again: bool) -> int:
+        """Return picoseconds that no step goes below, by kernels alone; `again`: with what is recomputed."""
+        key = ("kernels", again, *(_kernels_key(job) if again else _plain_key(job)))
+        wanted = job if again else _plain(job)
+        times = self._once(("times", *key), lambda: self._times(wanted, messages=False))
+        return max(end.drained for end in self._ends(wanted, times, key))
+
     def step(self, job: Job) -> int:
-        """Return picoseconds that no simulation of a training step goes below."""
-        times = self._once(("times", *_layer_key(job)), lambda: self._times(job))
-        key = ("ends", *_layer_key(job), _pass_key(job))
+        """Return picoseconds that no simulation of a training step goes below, by closed forms."""
+        times = self._alone_times(job)
+        return self._step(job, self._ends(job, times, _layer_key(job)))
+
+    def walked(self, job: Job) -> int:
+        """Return the same by a walk through the schedule; 0 where it is not walked."""
+        if not can_be_walked(job):
+            return 0
+        gathers: dict[tuple[Section, bool], int] = {}
+        reduces: dict[Section, int] = {}
+        for section, size in self._sizes(job).items() if job.sharding.policy.by_unit else ():
+            gathered = self._travels(job, size, gathers=True)
+            near = any(sharding.reshard_ranks for sharding in job.shardings.values())
+            gathers |= {(section, False): gathered, (section, True): 0 if near else gathered}
+            if job.sharding.each:
+                reduces[section] = self._travels(job, size, gathers=False)
+        alone = Alone(self._alone_times(job), self._messages(job), gathers, reduces)
+        return self._step(job, walked(job, alone))
+
+    def _alone_times(self, job: Job) -> Times:
+        return self._once(("times", *_layer_key(job)), lambda: self._times(job, messages=True))
+
+    def _ends(self, job: Job, times: Times, key: tuple[Hashable, ...]) -> tuple[End, ...]:
         layers = self._once(("layers", *_layer_key(job)), lambda: job.kind_of_layer)
-        ends = self._once(key, lambda: _ends(job, times, layers))
+        return self._once(("ends", *key, _pass_key(job)), lambda: ends(job, times, layers))
+
+    def _step(self, job: Job, done: Sequence[End]) -> int:
+        """Return what a step takes at the least whose stages have run their passes so."""
         after, travels = self._once(("after", *_state_key(job)), lambda: self._after(job))
         reduced = [
             max(end.drained, end.last_backward + travel.once, job.micro_batches * travel.each)
-            for end, travel in zip(ends, travels, strict=True)
+            for end, travel in zip(done, travels, strict=True)
         ]
         return max(reduced) + after
 
     def memory(self, job: Job) -> int:
         """Return bytes that some rank needs at least: the first stage's."""
-        by_section = self._once(("memory", *_layer_key(job)), lambda: section_memory(job))
-        sizes = self._sizes(job)
+        layers, stages, state = _kernels_key(job), _stages_key(job), _state_key(job)
+        first = self._once(("first stage", *_model_key(job), *stages), lambda: self._first_stage(job))
         held = self._once(
-            (
-                "standing",
-                *_state_key(job)[:-5],
-                job.spec.parallelism.dp,
-                *_state_key(job)[-5:],
-                job.training.micro_batch,
-            ),
-            lambda: sum(tensor.size for tensor in standing(job, 0, _parameters(job, 0, sizes))),
+            ("standing", state, job.spec.parallelism.dp, job.training.micro_batch),
+            lambda: sum(tensor.size for tensor in standing(job, 0, first)),
         )
-        return held + _in_flight(job, by_section)
+        chunks = self._once(("chunks", layers, stages), lambda: _chunks(job, self._by_section(job)))
+        most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
+        moving = most * min(kept for kept, _ in chunks) + min(peak for _, peak in chunks)
+        return held + round(moving * (1 + job.spec.memory.fragmentation))
+
+    def _by_section(self, job: Job) -> Mapping[Section, SectionMemory]:
+        return self._once(("memory", *_kernels_key(job)), lambda: section_memory(job))
+
+    def _first_stage(self, job: Job) -> Counter[Domain]:
+        return _parameters(job, 0, self._sizes(job))
 
     def _once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
         if key not in self.known:
             self.known[key] = make()
-        made: _Made = self.known[key]
-        return made
+        found: _Made = self.known[key]
+        return found
 
     def _sizes(self, job: Job) -> Mapping[Section, Counter[Domain]]:
         return self._once(("sizes", *_model_key(job)), lambda: section_parameters(job))
 
-    def _times(self, job: Job) -> Times:
-        """Return what every section takes alone on a rank of the first stage, messages by closed forms."""
-        job = issued_on(job, self.machine)
+    def _times(self, job: Job, *, messages: bool) -> Times:
+        """Return what every section takes alone on a rank of the first stage, with messages or without."""
+        job = issued_on(_short(job), self.machine)
         job = replace(job, spec=structs.replace(job.spec, host=None))
         used = as_used(job, self.machine, self.machine.device)
-        operators, counts = operator_model(used, self.cache), Counter[tuple[Section, bool]]()
+        operators, found = operator_model(used, self.cache), Counter[tuple[Section, bool]]()
         of_places = [
             price_lists(training_lists(job, place), operators, None, exchanges(job))
             for place in range(places(job))
@@ -112,8 +145,9 @@ class Floors:
         for key in of_places[0]:
             if key.stage < 0 and key.phase in ("forward", "backward"):
                 piece = min((pieces[key] for pieces in of_places), key=_computes)
-                counts[key.section, key.phase == "backward"] = self._passes(job, piece)
-        return counts
+                passed = self._passes(job, piece) if messages else _computes(piece)
+                found[key.section, key.phase == "backward"] = passed
+        return found
 
     def _passes(self, job: Job, piece: Piece) -> int:
         """Return how long a piece takes: kernels one after the other, or what a run says."""
@@ -122,6 +156,34 @@ class Floors:
         program = ProgramWriter()
         program.writer.place(piece, {})
         return self._alone(job, program.finish())
+
+    def _messages(self, job: Job) -> dict[tuple[int, int], int]:
+        """Return how long a message takes from each stage to its neighbours, round the pipeline."""
+        found: dict[tuple[int, int], int] = {}
+        if job.stages == 1:
+            return found
+        firsts = _stride(job, "pp") * np.arange(job.stages)
+        for source in range(job.stages):
+            for target in {(source + 1) % job.stages, (source - 1) % job.stages}:
+                way = int(firsts[source]), int(firsts[target])
+                like = signatures(self.machine, [way])[0]
+                among = (job.stages, *_layout_key(job)) if job.batches_messages else ()
+                key = ("message", like, job.message_bytes, among)
+                found[source, target] = self._once(key, partial(self._message, job, source, target, way))
+        return found
+
+    def _message(self, job: Job, source: int, target: int, way: tuple[int, int]) -> int:
+        """Return how long a message between two stages takes alone."""
+        programs = [ProgramWriter(None, job.batches_messages) for _ in range(job.stages)]
+        for program in programs:
+            program.writer.append(_NOTHING, ())
+        programs[source].send("message", to=target, size=job.message_bytes, tag=0, after=0)
+        programs[target].receive("message", source=source, size=job.message_bytes, tag=0)
+        line = job.rows("stages")
+        ranks = line[(line == way[0]).any(axis=1)][0].tolist()
+        traces = assemble(job, [program.finish() for program in programs], ranks=ranks)
+        lowered = lower(traces, self.machine, analytic=True, cache=self.cache)
+        return execute(lowered.program, _SIMPY).records.makespan
 
     def _alone(self, job: Job, program: FinishedProgram) -> int:
         """Return how long one rank's program takes where all of its stage do the same and nothing queues."""
@@ -181,45 +243,10 @@ class _Travel:
     """For every micro-batch."""
 
 
-@dataclass(frozen=True)
-class _End:
-    """When a stage is done at the earliest, in picoseconds."""
+def _chunks(job: Job, by_section: Mapping[Section, SectionMemory]) -> list[tuple[int, int]]:
+    """Return bytes that each chunk of the first stage keeps of a micro-batch, and that its backward adds.
 
-    drained: int
-    """Its passes, and those of other stages that follow its last one."""
-    last_backward: int
-    """When its last micro-batch's backward begins."""
-
-
-def _ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[_End, ...]:
-    """Return when each stage is done at the earliest, given the kind of every layer."""
-    forward, backward = (_by_part(job, times, kinds, backward=back) for back in (False, True))
-    to, back = [0, *accumulate(forward)], [0, *accumulate(backward)]
-    defers = "input_gradient" in job.plan.phases
-    share = 1 if len(job.copies[0]) == 1 else len(job.copies[0])
-    ends = []
-    for own in job.placement:
-        passes = job.micro_batches * sum(forward[part] + backward[part] for part in own) // share
-        first, last = min(to[part] for part in own), min(back[part] for part in own)
-        drained = first + passes + (0 if defers else last)
-        ends.append(_End(drained, first + passes - sum(backward[part] for part in own)))
-    return tuple(ends)
-
-
-def _by_part(job: Job, times: Times, kinds: Sequence[int], *, backward: bool) -> list[int]:
-    """Return how long each part of the model takes in one direction."""
-    each = [times[Section("block", kind), backward] for kind in kinds]
-    ends = [0, *accumulate(job.layers)]
-    by_part = [sum(each[first:last]) for first, last in pairwise(ends)]
-    by_part[0] += times[EMBEDDING, backward]
-    by_part[-1] += times[HEAD, backward] + job.predictions * times.get((PREDICTION, backward), 0)
-    return by_part
-
-
-def _in_flight(job: Job, by_section: Mapping[Section, SectionMemory]) -> int:
-    """Return bytes that come and go on the first stage at its fullest, at the least.
-
-    That is when the first backward begins of all micro-batches that it holds: its own section's moment.
+    The stage is fullest when the first backward begins of all micro-batches that it holds.
     """
     chunks = []
     for part in job.placement[0]:
@@ -227,9 +254,7 @@ def _in_flight(job: Job, by_section: Mapping[Section, SectionMemory]) -> int:
         kept = [memory.activations + memory.logits for memory in held]
         peak = max(held[-1].highest["backward"] - kept[-1], 0) if held else 0
         chunks.append((sum(kept), peak))
-    most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
-    moving = most * min(kept for kept, _ in chunks) + min(peak for _, peak in chunks)
-    return round(moving * (1 + job.spec.memory.fragmentation))
+    return chunks
 
 
 def _parameters(job: Job, stage: int, sizes: Mapping[Section, Counter[Domain]]) -> Counter[Domain]:
@@ -249,6 +274,41 @@ def _model_key(job: Job) -> tuple[Hashable, ...]:
     split = job.spec.parallelism
     alone = split.pp == 1 and job.model.spec.tied_embeddings
     return split.tp, split.cp, split.ep, split.etp, alone
+
+
+def _short(job: Job) -> Job:
+    """Return a job of few micro-batches, whose plan is soon made: layers do not know how many there are."""
+    shape, count = job.shape, job.micro_batches
+    least = 2 * shape.stages * shape.chunks
+    fewer = least + (count - least) % (2 * shape.in_group)
+    if fewer >= count:
+        return job
+    batch = job.training.global_batch // count * fewer
+    training = structs.replace(job.training, global_batch=batch)
+    return replace(job, spec=structs.replace(job.spec, training=training))
+
+
+def _plain(job: Job) -> Job:
+    """Return the job without recomputation: each of its passes has all of these kernels."""
+    if job.training.recompute == "none":
+        return job
+    training = structs.replace(job.training, recompute="none", recompute_layers=None,
+                               recompute_method="uniform", recompute_kinds=())  # fmt: skip
+    return replace(job, spec=structs.replace(job.spec, training=training))
+
+
+def _plain_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what the kernels of a layer follow from that is not recomputed."""
+    split, training = job.spec.parallelism, job.training
+    replicas = split.dp if job.model.has_experts and places(job) > 1 else 1
+    two_ways = training.schedule in ("dualpipe", "dualpipe_v")
+    return (*_model_key(job), replicas, split.sequence_parallel, training.micro_batch, two_ways)
+
+
+def _kernels_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what the kernels of a layer follow from."""
+    of_parts = job.layers if job.training.recompute_method == "block" else ()
+    return (*_plain_key(job), job.training.recompute, of_parts)
 
 
 def _layout_key(job: Job) -> tuple[Hashable, ...]:
@@ -271,12 +331,17 @@ def _layer_key(job: Job) -> tuple[Hashable, ...]:
 def _stride(job: Job, axis: str) -> int:
     """Return how far neighbours along an axis are apart."""
     sizes = dict(zip(job.layout.axes, job.layout.sizes, strict=True))
-    return prod(sizes[inner] for inner in job.layout.axes[: job.layout.axes.index(axis)])
+    return prod(sizes[one] for one in job.layout.axes[: job.layout.axes.index(axis)])
+
+
+def _stages_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what the parts of each stage follow from."""
+    split = job.spec.parallelism
+    return split.pp, split.chunks, split.layers, job.training.schedule
 
 
 def _pass_key(job: Job) -> Hashable:
-    split, training = job.spec.parallelism, job.training
-    return split.pp, split.chunks, split.layers, training.schedule, job.micro_batches
+    return *_stages_key(job), job.micro_batches
 
 
 def _state_key(job: Job) -> tuple[Hashable, ...]:

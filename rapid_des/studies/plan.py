@@ -1,6 +1,6 @@
 """The best ways to split a job over GPUs, by successive refinement.
 
-    floor (bounds from below) ──► memory ──► analytical ──► hierarchical: a row of the plan
+    bounds (of kernels, with messages, by a walk), memory ──► analytical ──► hierarchical: a row of the plan
 
 All ways stand in one queue, the least first, each at what is known of it: no later figure of it is below. Who
 comes first is refined one step further; who comes first with its last figure is the next best for certain.
@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
-
-from msgspec import structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InfeasibleJobError, InputError
@@ -57,7 +55,7 @@ class PlanRow:
     def as_json(self, price: float | None = None) -> dict[str, Any]:
         """Return plain data; `price` of a GPU for an hour gives the cost of a step."""
         plain = self.result.as_json()
-        tree = {
+        found = {
             "step_time_s": plain["step_time_s"],
             "memory_bytes": self.memory_bytes,
             "mfu": plain["mfu"],
@@ -67,8 +65,8 @@ class PlanRow:
             "energy_j": (plain["energy"] or {}).get("joules"),
         }
         if price is not None:
-            tree["cost"] = price * self.job.gpus * seconds(self.step_time) / _S_PER_HOUR
-        return {**tree, **self.settings, "mode": self.result.mode, "certain": self.certain}
+            found["cost"] = price * self.job.gpus * seconds(self.step_time) / _S_PER_HOUR
+        return {**found, **self.settings, "mode": self.result.mode, "certain": self.certain}
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,8 @@ def plan(
         return search.run(crew)
 
 
-_FLOOR, _FITS, _FINAL = 0, 1, 3
+_PLAIN, _KERNELS, _FLOOR, _WALKED, _ESTIMATED, _FINAL = range(6)
+"""What is known of a way: bounds of kernels (not run again, all), with messages, by a walk; both steps."""
 
 
 @dataclass(order=True)
@@ -191,9 +190,31 @@ class _Entry:
     least: int
     """Picoseconds that it takes at least, by what is known."""
     number: int
-    level: int = field(default=_FLOOR, compare=False)
+    level: int = field(default=_PLAIN, compare=False)
     candidate: Candidate = field(default=None, compare=False)  # type: ignore[assignment]
     result: Result | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class _TooLarge:
+    """What a way needs that does not fit into memory."""
+
+    needed: int
+    text: str
+
+
+def _fitting(point: Point, cache: BoundedCache) -> Result | _TooLarge:
+    """Return the result of a point, or what its job needs where that is not there."""
+    job, machine = point.resolved(cache)
+    capacity = int(machine.device.spec.hbm.capacity)
+    needed = cache.get_or_make(("memory", job, None), lambda: memory(job))
+    if needed.fullest.peak > capacity:
+        return _TooLarge(needed.fullest.peak, shortage(needed, capacity))
+    return evaluate(point, cache)
+
+
+def _at_least(needed: int, capacity: int) -> str:
+    return f"stage 0 needs at least {shown(needed)} a GPU, there are {shown(capacity)}"
 
 
 @dataclass
@@ -208,25 +229,23 @@ class _Search:
     pruned: list[Pruned] = field(default_factory=list)
     nearest: tuple[int, Job] | None = None
     """Of those that do not fit: the least need, and who has it."""
-    fits: dict[Any, tuple[int, str]] = field(default_factory=dict)
-    """Memory of ways that differ in where ranks stand alone."""
 
     def __post_init__(self) -> None:
         self.floors = Floors(self.machine, self.cache)
         self.capacity = int(self.machine.device.spec.hbm.capacity)
-        self.modes = dict.fromkeys(("analytical", self.wanted.mode))
+        self.bounded = self.space.job.spec.training is not None and not self.machine.faults
 
     def run(self, executor: Executor) -> Plan:
         """Search, and return what was found."""
-        interrupted, count = False, 0
+        interrupted, ways = False, 0
         try:
-            count = self._fill()
+            ways = self._fill()
             while self.queue and len(self.rows) < self.wanted.top:
                 self._refine(executor)
         except KeyboardInterrupt:
             interrupted = True
         if not self.rows and not interrupted:
-            self._nothing_fits(count)
+            self._nothing_fits(ways)
         rows = [self._row(entry, certain=True) for entry in self.rows]
         if interrupted:
             rows += [self._row(entry, certain=False) for entry in self._so_far()]
@@ -234,80 +253,86 @@ class _Search:
                 raise KeyboardInterrupt
         if self.wanted.pruned:
             self._say_why()
-        return Plan(self.space.gpus, tuple(rows), count, self.counts, self.space.refused, tuple(self.pruned),
+        return Plan(self.space.gpus, tuple(rows), ways, self.counts, self.space.refused, tuple(self.pruned),
                     self.wanted.price, interrupted)  # fmt: skip
 
     def _fill(self) -> int:
         """Put all ways in the queue, at what they take at least."""
-        candidates, told = list(self.space), self.wanted.told
-        bounded = self.space.job.spec.training is not None and not self.machine.faults
-        for number, candidate in enumerate(candidates):
+        ways, told = list(self.space), self.wanted.told
+        for number, candidate in enumerate(ways):
             if number % 256 == 0:
-                told("bounds from below", number, len(candidates))
-            least = self.floors.step(candidate.job) if bounded else 0
-            self.queue.append(_Entry(least, number, _FLOOR, candidate))
+                told("bounds from below", number, len(ways))
+            least = self.floors.passes(candidate.job, again=False) if self.bounded else 0
+            self.queue.append(_Entry(least, number, _PLAIN, candidate))
         heapq.heapify(self.queue)
-        return len(candidates)
+        return len(ways)
 
     def _refine(self, executor: Executor) -> None:
         """Take those who come first one step further: as many simulations as there are workers."""
         batch: list[_Entry] = []
         while self.queue and len(batch) < executor.workers:
             entry = heapq.heappop(self.queue)
-            if entry.level == _FLOOR:
-                self._check(entry)
-            elif entry.level == _FINAL and not batch:
-                self.rows.append(entry)
-                return
-            elif entry.level == _FINAL:
+            if entry.level < _WALKED:
+                self._bound(entry)
+            elif entry.level < _FINAL:
+                batch.append(entry)
+            elif batch:
                 heapq.heappush(self.queue, entry)
                 break
             else:
-                batch.append(entry)
-        points = [Point(entry.candidate.job, self.machine, mode=self._mode(entry)) for entry in batch]
-        for place, outcome in executor.map(evaluate, points):
+                self.rows.append(entry)
+                return
+        points = [
+            Point(entry.candidate.job, self.machine, mode=self._mode(entry), allow_oom=True)
+            for entry in batch
+        ]
+        for place, outcome in executor.map(_fitting, points):
             self._take(batch[place], outcome)
         self.wanted.told("simulating", len(self.rows), self.wanted.top)
 
     def _mode(self, entry: _Entry) -> str:
-        return "analytical" if entry.level == _FITS else self.wanted.mode
+        return "analytical" if entry.level < _ESTIMATED else self.wanted.mode
 
-    def _check(self, entry: _Entry) -> None:
-        """Put a way back if the frontend takes it and it fits into memory."""
-        job = checked(entry.candidate, lambda why: self._drop(entry.candidate, "refused", why))
-        if job is None:
-            return
-        least = self.floors.memory(job) if job.spec.training is not None else 0
-        text = f"stage 0 needs at least {shown(least)} a GPU, there are {shown(self.capacity)}"
-        if least <= self.capacity:
-            least, text = self._needs(job)
-        if least > self.capacity:
-            self._drop(entry.candidate, "memory", text)
-            if self.nearest is None or least < self.nearest[0]:
-                self.nearest = least, job
-            return
-        heapq.heappush(self.queue, replace(entry, level=_FITS, candidate=Candidate(job)))
+    def _bound(self, entry: _Entry) -> None:
+        """Put a way back with the next tighter bound, if the frontend takes it and it may fit into memory."""
+        job = entry.candidate.job
+        if entry.level != _KERNELS:
+            level = _KERNELS if entry.level == _PLAIN else _WALKED
+            return self._put(entry, level, self._tighter(job, level) if self.bounded else 0)
+        needed = self.floors.memory(job) if job.spec.training is not None else 0
+        if needed > self.capacity:
+            return self._too_large(job, needed, _at_least(needed, self.capacity))
+        legal = checked(entry.candidate, lambda why: self._drop(entry.candidate, "refused", why))
+        if legal is None:
+            return None
+        return self._put(
+            replace(entry, candidate=Candidate(legal)), _FLOOR, self.floors.step(legal) if self.bounded else 0
+        )
 
-    def _needs(self, job: Job) -> tuple[int, str]:
-        split = structs.replace(job.spec.parallelism, order=("tp", "cp", "ep", "dp", "pp"))
-        key = split, job.spec.training, job.spec.inference
-        if key not in self.fits:
-            needed = memory(job)
-            peak = needed.fullest.peak
-            self.fits[key] = peak, shortage(needed, self.capacity) if peak > self.capacity else ""
-        return self.fits[key]
+    def _tighter(self, job: Job, level: int) -> int:
+        return self.floors.passes(job, again=True) if level == _KERNELS else self.floors.walked(job)
+
+    def _put(self, entry: _Entry, level: int, tighter: int) -> None:
+        heapq.heappush(self.queue, replace(entry, level=level, least=max(entry.least, tighter)))
+
+    def _too_large(self, job: Job, needed: int, text: str) -> None:
+        """Drop a way that does not fit into memory."""
+        self._drop(Candidate(job), "memory", text)
+        if self.nearest is None or needed < self.nearest[0]:
+            self.nearest = needed, job
 
     def _take(self, entry: _Entry, outcome: Any) -> None:
         """Put a way back with what a simulation says of it."""
         mode = self._mode(entry)
-        self.counts[mode] += 1
         if not isinstance(outcome, Done):
             self._drop(entry.candidate, "refused", f"{mode}: {outcome.text}")
-            return
-        last = mode == self.wanted.mode
-        least = max(entry.least, int(outcome.value.step_time)) if not last else int(outcome.value.step_time)
-        level = _FINAL if last else _FITS + 1
-        heapq.heappush(self.queue, replace(entry, least=least, level=level, result=outcome.value))
+        elif isinstance(outcome.value, _TooLarge):
+            self._too_large(entry.candidate.job, outcome.value.needed, outcome.value.text)
+        else:
+            self.counts[mode] += 1
+            step, last = int(outcome.value.step_time), mode == self.wanted.mode
+            entry = replace(entry, result=outcome.value, least=step if last else max(entry.least, step))
+            self._put(entry, _FINAL if last else _ESTIMATED, 0)
 
     def _drop(self, candidate: Candidate, why: Literal["memory", "bound", "refused"], text: str) -> None:
         self.counts[why] += 1
@@ -329,16 +354,15 @@ class _Search:
     def _say_why(self) -> None:
         """Say of all that is left in the queue why it is no row."""
         for entry in sorted(self.queue):
-            known = "simulated" if entry.level > _FITS else "at least"
-            if entry.level == _FLOOR and entry.candidate.job.spec.training is not None:
-                least = self.floors.memory(entry.candidate.job)
-                if least > self.capacity:
-                    text = f"stage 0 needs at least {shown(least)} a GPU, there are {shown(self.capacity)}"
-                    self._drop(entry.candidate, "memory", text)
+            known = "at least" if entry.result is None else "simulated"
+            if entry.level <= _KERNELS and entry.candidate.job.spec.training is not None:
+                needed = self.floors.memory(entry.candidate.job)
+                if needed > self.capacity:
+                    self._drop(entry.candidate, "memory", _at_least(needed, self.capacity))
                     continue
             self._drop(entry.candidate, "bound", f"{known} {Duration(entry.least)}")
 
-    def _nothing_fits(self, count: int) -> None:
+    def _nothing_fits(self, ways: int) -> None:
         """Raise what is missing, with the way that misses by least."""
         if self.nearest is None:
             first = next(iter(self.space.refused), "")
@@ -347,12 +371,13 @@ class _Search:
                 + (f"; as in {first}" if first else "")
             )
         least, job = self.nearest
-        settings = Candidate(job).settings
-        split = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "layers")
+        split = ", ".join(
+            f"{key} {value}" for key, value in Candidate(job).settings.items() if key != "layers"
+        )
         try:
             check_memory(job, self.capacity)
         except InfeasibleJobError as error:
             raise InfeasibleJobError(
-                f"none of {count:,} ways to split it over {self.space.gpus} GPUs fits; nearest "
+                f"none of {ways:,} ways to split it over {self.space.gpus} GPUs fits; nearest "
                 f"({split}): {error}"
             ) from None

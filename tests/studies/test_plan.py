@@ -52,15 +52,33 @@ def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
     machine, cache = machine_of(machine), BoundedCache()
     ways = list(Space(job, machine, gpus))
     floors, refusals = Floors(machine, cache), []
-    for way in random.Random(1).sample(ways, 6):
+    for way in random.Random(1).sample(ways, 8):
         legal = checked(way, refusals.append)
         if legal is None:
             continue
         assert floors.memory(legal) <= memory(legal).fullest.peak, way.settings
+        kernels = [floors.passes(legal, again=again) for again in (False, True)]
+        assert kernels[0] <= kernels[1] <= floors.step(legal), way.settings
         for mode in ("analytical", "hierarchical"):
             step = simulate(legal, machine, mode=mode, allow_oom=True, cache=cache).step_time
-            assert floors.step(way.job) <= step, (mode, way.settings)
-    assert len(refusals) < 6
+            assert max(floors.step(legal), floors.walked(legal)) <= step, (mode, way.settings)
+    assert len(refusals) < 8
+
+
+@pytest.mark.parametrize("overlap", ["true", "false"])
+@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize(("pp", "chunks"), [(1, 1), (2, 1), (4, 1), (2, 4)])
+def test_a_walk_through_the_schedule_is_a_bound_close_to_the_step(zero_stage, pp, chunks, overlap):
+    schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
+    job = job_of(**{
+        "parallelism": f"{{tp: 2, pp: {pp}, dp: {8 // pp}, chunks: {chunks}, sequence_parallel: true}}",
+        "training.zero_stage": zero_stage, "training.schedule": schedule, "training.micro_batch": 1,
+        "training.overlap_pipeline": overlap,
+    })  # fmt: skip
+    machine, cache = machine_of("dgx_a100_x2"), BoundedCache()
+    floors = Floors(machine, cache)
+    step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
+    assert 0.75 * step < floors.walked(job) <= step
 
 
 def test_the_best_is_what_trying_everything_finds():

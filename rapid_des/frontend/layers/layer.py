@@ -8,6 +8,7 @@ inside the fused kernel and is not charged; unfused it is a kernel.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Unpack
 
@@ -437,3 +438,17 @@ class AttentionCore:
             kv_dtype=shard.precision.kv_cache,
             fused=shard.flash,
         )  # fmt: skip
+
+
+def numbered(pattern: Sequence[LayerKind]) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """Return the distinct layers in order of first use, and for each layer its place among them."""
+    kinds: list[LayerKind] = []  # few: to look through them is quicker than to hash every layer
+    places: list[int] = []
+    for layer in pattern:
+        if places and layer == kinds[places[-1]]:
+            places.append(places[-1])
+            continue
+        if layer not in kinds:
+            kinds.append(layer)
+        places.append(kinds.index(layer))
+    return tuple(kinds), tuple(places)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from math import prod
 
@@ -15,6 +15,7 @@ from rapid_des.frontend.groups import PARTS, Layout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
+from rapid_des.program.lasting import Lasting
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates, Replicas
 from rapid_des.program.routes import signatures
@@ -84,8 +85,8 @@ def _run_mates(
 ) -> tuple[JobTrace, Run] | None:
     """Run one rank of each stage for all of its stage; None if some might live otherwise.
 
-    That needs that nothing takes a link, that all ranks of a stage run one program, and that the groups of a
-    kind in a stage are alike: then members reach everything together.
+    That needs that nothing takes a link, that all ranks of a stage run one program, and that what the groups
+    of a kind in a stage do, and its messages, last as long: then members reach everything together.
     """
     stages = np.array(trace.stage_of_rank)
     firsts = [int(np.flatnonzero(stages == stage)[0]) for stage in range(trace.job.stages)]
@@ -95,6 +96,8 @@ def _run_mates(
     numbers = np.array([rank.rank for rank in ranks], np.int64)
     lines = [numbers[stages == stage] for stage in range(trace.job.stages)]
     if len({len(line) for line in lines}) > 1 or not _groups_alike(trace, machine, stages, numbers):
+        return None
+    if not _messages_alike(trace, machine, stages):
         return None
     image = np.arange(trace.job.gpus)
     for line in lines:
@@ -110,15 +113,47 @@ def _run_mates(
 
 
 def _groups_alike(trace: JobTrace, machine: Machine, stages: Int64s, numbers: Int64s) -> bool:
-    """Tell whether the process groups of one kind and one set of stages lie alike in the fabric."""
+    """Tell whether what the process groups of one kind and one set of stages do takes all of them as long."""
     stage_of = np.full(trace.job.gpus, -1, np.int64)
     stage_of[numbers] = stages
-    kinds: dict[tuple[object, ...], dict[tuple[int, ...], None]] = {}
+    kinds: dict[tuple[object, ...], dict[tuple[int, ...], str]] = {}
     for name, ranks in trace.traces.groups.items():
         if len(ranks) > 1:
             where = tuple(sorted(set(stage_of[list(ranks)].tolist())))
-            kinds.setdefault((name.partition(".")[0], where, len(ranks)), {})[ranks] = None
-    return all(len(set(signatures(machine, list(groups)))) == 1 for groups in kinds.values())
+            kinds.setdefault((name.partition(".")[0], where, len(ranks)), {})[ranks] = name
+    return all(_last_alike(trace, machine, groups) for groups in kinds.values())
+
+
+def _last_alike(trace: JobTrace, machine: Machine, groups: Mapping[tuple[int, ...], str]) -> bool:
+    """Tell whether groups have equal routes, or what libraries do in them lasts as long on any routes."""
+    likes = dict(zip(signatures(machine, list(groups)), groups.items(), strict=True))
+    if len(likes) == 1:
+        return True
+    place = {rank.rank: number for number, rank in enumerate(trace.traces.ranks)}
+    by_stage: dict[int, set[tuple[object, ...]]] = {}
+    for ranks, name in likes.values():
+        for stage, rank in {trace.stage_of_rank[place[rank]]: rank for rank in ranks}.items():
+            lasting = Lasting(trace.traces, machine, trace.traces.ranks[place[rank]])
+            by_stage.setdefault(stage, set()).add(lasting.collectives(name))
+    return all(map(_known_to_be_one, by_stage.values()))
+
+
+def _messages_alike(trace: JobTrace, machine: Machine, stages: Int64s) -> bool:
+    """Tell whether the messages of all ranks of a stage to one other last as long."""
+    ranks = trace.traces.ranks
+    for stage in range(trace.job.stages):
+        own = [ranks[at] for at in np.flatnonzero(stages == stage).tolist()]
+        for peer in range(len(own[0].peers)):
+            pairs = {tuple(dict.fromkeys((rank.rank, rank.peers[peer]))): rank for rank in own}
+            likes = dict(zip(signatures(machine, list(pairs)), pairs.values(), strict=True))
+            lasts = {Lasting(trace.traces, machine, rank).messages(peer) for rank in likes.values()}
+            if len(likes) > 1 and not _known_to_be_one(lasts):
+                return False
+    return True
+
+
+def _known_to_be_one(found: Set[tuple[object, ...]]) -> bool:
+    return len(found) == 1 and None not in next(iter(found))
 
 
 def _replicas(layout: Layout) -> Replicas:

@@ -1,0 +1,189 @@
+"""When every stage of a pipeline is done at the earliest, given what passes, messages and gathers take alone.
+
+    closed form    the forwards before its first + all its passes + the backwards after its last
+    walk           its items in their order: each starts when the one before it is done, its input is there
+                   and, where units are gathered, its first unit is whole
+
+Both leave out what else a stage waits for, so neither is above what is simulated. The walk is the longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from rapid_des.frontend import Job
+from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, Section, sections
+from rapid_des.frontend.schedules.plan import Item, Result
+
+Times = Mapping[tuple[Section, bool], int]
+"""Picoseconds of one pass of a section: forward, or (true) all of its backward."""
+_WHOLE = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first")
+"""Schedules that never take a backward apart."""
+_MOST = 1 << 16
+"""Passes of units up to which a schedule is walked."""
+
+
+@dataclass(frozen=True)
+class End:
+    """When a stage is done at the earliest, in picoseconds."""
+
+    drained: int
+    """Its passes, and those of other stages that follow its last one."""
+    last_backward: int
+    """When its last micro-batch's backward begins."""
+
+
+def ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[End, ...]:
+    """Return when each stage is done at the earliest by closed forms, given the kind of every layer."""
+    forward, backward = (_by_part(job, times, kinds, backward=back) for back in (False, True))
+    to, back = [0, *accumulate(forward)], [0, *accumulate(backward)]
+    defers = not _passes_whole(job)
+    share = len(job.copies[0])
+    found = []
+    for own in job.placement:
+        passes = job.micro_batches * sum(forward[part] + backward[part] for part in own) // share
+        first, last = min(to[part] for part in own), min(back[part] for part in own)
+        drained = first + passes + (0 if defers else last)
+        found.append(End(drained, first + passes - sum(backward[part] for part in own)))
+    return tuple(found)
+
+
+def _by_part(job: Job, times: Times, kinds: Sequence[int], *, backward: bool) -> list[int]:
+    """Return how long each part of the model takes in one direction."""
+    each = [times[Section("block", kind), backward] for kind in kinds]
+    bounds = [0, *accumulate(job.layers)]
+    found = [sum(each[first:last]) for first, last in pairwise(bounds)]
+    found[0] += times[EMBEDDING, backward]
+    found[-1] += times[HEAD, backward] + job.predictions * times.get((PREDICTION, backward), 0)
+    return found
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What a job's passes and messages take alone, in picoseconds."""
+
+    times: Times
+    message: Mapping[tuple[int, int], int] = field(default_factory=dict, hash=False)
+    """From one stage to another."""
+    gathers: Mapping[tuple[Section, bool], int] = field(default_factory=dict, hash=False)
+    """Of a unit's parameters before each of its passes, as `times` has them; empty where none are."""
+    reduces: Mapping[Section, int] = field(default_factory=dict, hash=False)
+    """Of a unit's gradients after each of its backwards; empty where none are."""
+
+
+def _passes_whole(job: Job) -> bool:
+    """Tell whether a schedule never takes a backward apart; named ones tell without their plan."""
+    schedule = job.training.schedule
+    return schedule in _WHOLE if isinstance(schedule, str) else job.plan.phases <= {"forward", "backward"}
+
+
+def can_be_walked(job: Job) -> bool:
+    """Tell whether a schedule is one of whole passes, one after the other, and not too long."""
+    layers = sum(job.layers) + 2
+    return (
+        2 * layers * job.micro_batches <= _MOST
+        and _passes_whole(job)
+        and len(job.copies[0]) == 1
+        and not job.training.overlap_batches
+        and not job.training.offload_activations
+    )
+
+
+def walked(job: Job, alone: Alone) -> tuple[End, ...]:
+    """Return when each stage is done at the earliest, by its items in the order of its schedule."""
+    walk = _Walk(job, alone)
+    walk.run()
+    return tuple(End(max(one.free, one.stream), min(one.last_backward.values())) for one in walk.stages)
+
+
+@dataclass
+class _Stage:
+    free: int = 0
+    """When its newest item is done."""
+    gate: int = 0
+    """When its newest message has left, if it waits for that."""
+    sends: int = 0
+    """When its line of messages is free."""
+    stream: int = 0
+    """When its line of gathers and reductions is free."""
+    last_backward: dict[int, int] = field(default_factory=dict)
+    """By chunk: when its newest backward begins."""
+    whole: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By chunk and unit: since when its parameters are whole."""
+
+
+@dataclass
+class _Walk:
+    """The state of a walk: of its stages, and when what they made reached who needs it."""
+
+    job: Job
+    alone: Alone
+    made: dict[tuple[int, Result], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stages = [_Stage() for _ in self.job.placement]
+        self.units = [
+            [[section for section, _ in sections(self.job, part)] for part in parts]
+            for parts in self.job.placement
+        ]
+        self.waits = not self.job.overlaps_pipeline
+        self.keeps = not self.job.training.reshard
+        self.in_line = self.job.asks_by_need or self.job.stages <= 2
+
+    def run(self) -> None:
+        """Run all stages, each as far as it gets, until all are done."""
+        place = [0] * len(self.stages)
+        orders = self.job.plan.orders
+        moved = True
+        while moved:
+            moved = False
+            for stage, order in enumerate(orders):
+                while place[stage] < len(order) and self._ready(stage, order[place[stage]]):
+                    self._pass(stage, order[place[stage]])
+                    place[stage] += 1
+                    moved = True
+
+    def _ready(self, stage: int, item: Item) -> bool:
+        needed = self.job.plan.needs(stage, item)
+        return needed is None or needed in self.made
+
+    def _pass(self, number: int, item: Item) -> None:
+        """Run an item of a stage, and send on what it makes."""
+        stage, plan = self.stages[number], self.job.plan
+        needed = plan.needs(number, item)
+        there = None if needed is None else self.made[needed]
+        stage.free = end = self._units(stage, item, self.units[number][item.chunk], there)
+        target = plan.consumer(number, item)
+        if target is not None and target != number:
+            leaves = max(end, stage.sends) if self.in_line else end
+            end = leaves + self.alone.message.get((number, target), 0)
+            stage.sends = end
+            if self.waits:
+                stage.gate = end
+        self.made[number, Result(item.direction, item.micro_batch, item.chunk)] = end
+
+    def _units(self, stage: _Stage, item: Item, units: Sequence[Section], there: int | None) -> int:
+        """Return when an item's units are done, each after its parameters are whole."""
+        alone, backward = self.alone, item.phase == "backward"
+        newest = stage.gate if there is None else there
+        done = max(newest, stage.gate, stage.free)
+        if backward:
+            stage.last_backward[item.chunk] = done
+        if not alone.gathers:
+            return done + sum(alone.times[unit, backward] for unit in units)
+        order = range(len(units))[:: -1 if backward else 1]
+        ahead = self.job.training.prefetch
+        for place, unit in enumerate(order):
+            for other in order[place : place + ahead + 1]:
+                if (item.chunk, other) not in stage.whole:
+                    stage.stream = max(stage.stream, newest) + alone.gathers[units[other], backward]
+                    stage.whole[item.chunk, other] = stage.stream
+            begun = max(done, stage.whole[item.chunk, unit])
+            newest = done = begun + alone.times[units[unit], backward]
+            if backward or not self.keeps:
+                del stage.whole[item.chunk, unit]
+            if backward and alone.reduces:
+                stage.stream = max(stage.stream, begun) + alone.reduces[units[unit]]
+        return done
