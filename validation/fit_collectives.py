@@ -188,7 +188,7 @@ FIXED = (
     "tuner_",
     "tree.in_node",
     "to_point.channel",
-    ".largest",
+    ".limits.",
     "small.limit",
     "ll.exposed",
     "ll128.exposed",

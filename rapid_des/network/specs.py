@@ -521,16 +521,19 @@ class Nccl(Library, frozen=True, kw_only=True, tag="nccl"):
     Unset: the machine's `collectives.measured.nccl`."""
     multiprocessors: Annotated[int, Meta(ge=0, le=2**24)] | None = None
     """SMs that a collective or message takes; unset: one a channel. 0: copy engines move the data."""
+    registered: bool = False
+    """Whether the buffers are registered with NCCL, as in captured CUDA graphs or by NCCL's user buffers:
+    switches then reduce them where they are, without copies."""
 
 
 class CustomAllReduce(Library, frozen=True, kw_only=True, tag="custom_all_reduce"):
-    """A serving engine's own all-reduce, one-shot or two-shot in a node; NCCL does all else."""
+    """A serving engine's all-reduce in a node: one-shot, two-shot, symmetric memory; NCCL does all else."""
 
     kernels: str | None = None
     """The file of its constants: a path, or a name of topologies/fabrics/serving. Unset: the machine's
     `collectives.measured.kernels`."""
-    engine: Literal["vllm", "sglang", "trtllm"]
-    """Whose kernel."""
+    engine: Literal["vllm", "sglang", "trtllm", "trtllm-0.9"]
+    """Whose kernel; trtllm-0.9: as TensorRT-LLM had it to 0.10."""
 
 
 class DeepEp(Library, frozen=True, kw_only=True, tag="deepep"):

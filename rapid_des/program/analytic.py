@@ -37,6 +37,8 @@ _LARGE = 64
 """Members of a group from which on what takes no link is one task for all."""
 _INTERPRETED = 50_000
 """Tasks up to which the longest chain is walked in Python; above, compiled."""
+_SLACK = 1000
+"""A part of the links' own time, by which a pace may end later than that."""
 _TRIES = 8
 """Steps towards a lag, or towards the share of the library's pace that fits: few, as both are near linear."""
 
@@ -272,6 +274,9 @@ class _Alone:
             self._use_links_apart(schedule)
         level = finish_times(schedule, np.ones(len(schedule), np.int64))
         self._depth = int(level.max(initial=0))
+        through = np.zeros(int(self._nics.max(initial=0)) + 1, np.int64)
+        np.add.at(through, self._nics, ways.occupancy)
+        self._busiest = int(through.max())
         self._pace = np.where(level == 1, self._pace, 0)
         self._queues = any(
             _meet(port * self._depth + level) for port in (self._leaves, self._nics, self._comes)
@@ -308,11 +313,16 @@ class _Alone:
         return max(0, wanted - end), before, lag
 
     def _share(self, wanted: int) -> tuple[float, tuple[Int64s, int]]:
-        """Return the largest share of the library's pace that ends in time, and how it plays."""
+        """Return the largest share of the library's pace that ends in time, and how it plays.
+
+        Where links alone need longer than that, in (nearly) their time: sent all at once, transfers would
+        come in turns, and what waits for the first ones would wait for all.
+        """
         high, played = 1.0, self._played(0, 1.0)
         if played[1] <= wanted or not self._queues:
             return high, played
         low, played = 0.0, self._played(0, 0.0)
+        wanted = max(wanted, played[1] + played[1] // _SLACK)
         for _ in range(_TRIES):
             middle = (low + high) / 2
             other = self._played(0, middle)
@@ -343,7 +353,7 @@ class _Alone:
             behind = self._paths.crossing[tasks] - occupancy
             come = _one_by_one(self._comes[tasks], left + behind, occupancy, send_order) + occupancy
             done[tasks] = come + lag
-        return before, int(done.max(initial=0))
+        return before, max(int(done.max(initial=0)), self._busiest + self._depth * lag)
 
 
 def _meet(places: Int64s) -> bool:

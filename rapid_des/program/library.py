@@ -91,8 +91,12 @@ class LaidOut:
 
     @property
     def chunked(self) -> bool:
-        """Whether the schedule is cut already, so that its messages never go in parts."""
-        return self.cost.algorithm in ("nvls", "nvls_tree", "tree") and not self.as_rings
+        """Whether its messages never go in parts: cut already, or one behind the other to the next member.
+
+        Among uneven nodes a member has several blocks for the next one at once: in turns, all come last.
+        """
+        cut = self.cost.algorithm in ("nvls", "nvls_tree", "tree") and not self.as_rings
+        return cut or (self.cost.algorithm == "ring" and not self.request.even)
 
     @property
     def below(self) -> tuple[tuple[int, ...], ...]:
@@ -275,7 +279,8 @@ class Libraries:
         node = np.array(line) // self._node
         far = node != np.roll(node, -1)
         hops = np.where(far, self._hops(line, -(-block // place.per_node)), self._hops(line, block))
-        return 2 * int(hops.sum()) + cost.start // 2 <= cost.duration
+        steady = 2 * (place.ranks - 1) * int(hops.max())
+        return max(2 * int(hops.sum()), steady) + cost.start // 2 <= cost.duration
 
     def _peers(self, schedule: Schedule, members: Int64s) -> tuple[Bools, Int64s, Int64s]:
         """Return which transfers go to another node, by which NIC, and in which order a rank begins its own.

@@ -244,4 +244,11 @@ def _sent(ranks: Sequence[int], sizes: Sequence[int], machine: Machine) -> Itera
 
 @cache
 def _machine(name: str, library: tuple[tuple[str, object], ...]) -> Machine:
-    return load_machine(name, settings={"collectives.libraries.tp": dict(library)} if library else ())
+    if not library:
+        return load_machine(name)
+    captured = {
+        "library": "nccl",
+        "registered": True,
+    }  # kernels of serving engines are measured in CUDA graphs
+    libraries = {"default": captured, "tp": dict(library)}
+    return load_machine(name, settings={"collectives.libraries": libraries})

@@ -29,9 +29,9 @@ KERNELS: Mapping[str, str] = {
     "H100-SXM-80GB": "h100",
     "H200-SXM-141GB": "h100",
     "B200-SXM": "nvlink5",
-    "B300-SXM": "nvlink5",
+    "B300-SXM": "b300",
     "GB200-NVL72": "nvlink5",
-    "GB300-NVL72": "nvlink5",
+    "GB300-NVL72": "b300",
     "L40S": "l40s",
     "RTX-PRO-6000": "rtx_pro_6000",
 }

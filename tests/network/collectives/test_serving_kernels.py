@@ -9,15 +9,17 @@ import pytest
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collectives.libraries.nccl import nccl_time
-from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
+from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric, with_registered_buffers
 from rapid_des.network.collectives.libraries.serving_kernels import (
     ExpertExchange,
+    all_reduce_cost,
     all_reduce_time,
     load_kernels,
     low_latency_time,
     normal_time,
 )
 
+KIB, MIB = 2**10, 2**20
 TOKENS = ExpertExchange(tokens=4096, hidden=7168, topk=8, experts=256, nodes=1, per_node=8, element_bytes=1)
 
 
@@ -27,7 +29,7 @@ def test_small_all_reduces_are_one_shot_and_large_ones_are_ncclss():
     # one-shot of 64 KiB among 8: 7 buffers over one GPU's links
     wire = 7 * 65536 / kernel.link * 1e12
     assert all_reduce_time(kernels, "vllm", 8, 65536) == pytest.approx(kernel.base + 7 * kernel.rank + wire)
-    large = kernel.largest + 1
+    large = kernel.limits_of(8).below
     nccl = nccl_time(load_fabric("a100_nvswitch"), CollectiveType.ALL_REDUCE, 8, large)
     assert all_reduce_time(kernels, "vllm", 8, large) == nccl.duration
 
@@ -39,6 +41,51 @@ def test_two_shot_takes_over_where_it_moves_less():
     wire = 2 * 7 / 8 * 2**21 / kernel.link * 1e12
     expected = kernel.base + 7 * kernel.rank + kernel.second + wire
     assert all_reduce_time(kernels, "vllm", 8, 2**21) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("file", "engine", "ranks", "size", "serves"),
+    [
+        # vLLM's source: one-shot among two, below 512 KiB among four, below 256 KiB among eight
+        ("a100", "vllm", 2, 4 * MIB, "one_shot"),
+        ("a100", "vllm", 4, 512 * KIB - 16, "one_shot"),
+        ("a100", "vllm", 4, 512 * KIB, "two_shot"),
+        ("a100", "vllm", 8, 256 * KIB, "two_shot"),
+        ("a100", "vllm", 8, 8 * MIB, None),
+        # symmetric memory takes over at sizes that go by compute capability, and multicast by ranks
+        ("h100", "vllm", 8, 256 * KIB, "nvls"),
+        ("h100", "vllm", 2, 8 * MIB, "two_shot"),
+        ("h100", "vllm", 8, 64 * MIB, None),
+        ("nvlink5", "vllm", 4, 2 * MIB, "two_shot"),
+        ("nvlink5", "vllm", 8, MIB, "nvls"),
+        ("b300", "vllm", 8, MIB, "two_shot"),
+        # SGLang's sizes are served too, and groups of three; vLLM leaves these to NCCL
+        ("h100", "sglang", 8, 160 * KIB, "one_shot"),
+        ("h100", "sglang", 8, 160 * KIB + 16, "two_shot"),
+        ("h100", "sglang", 3, 16 * MIB, "two_shot"),
+        ("h100", "vllm", 3, KIB, None),
+        # TensorRT-LLM calls NCCL where there is no NVLink
+        ("l40s", "trtllm", 2, KIB, None),
+    ],
+)
+def test_engines_switch_kernels_where_their_source_says(file, engine, ranks, size, serves):
+    cost = all_reduce_cost(load_kernels(file), engine, ranks, size)
+    assert (cost.algorithm if cost else None) == serves
+
+
+def test_symmetric_memory_needs_one_switch_at_all_ranks():
+    kernels = load_kernels("h100")
+    assert all_reduce_cost(kernels, "vllm", 8, MIB, switched=False) is None
+    # its memory is read and written through the switch, 9/8 of it each way
+    cost, memory = all_reduce_cost(kernels, "vllm", 8, MIB), kernels.all_reduce["vllm"].symmetric
+    assert cost.duration == pytest.approx(memory.base + 9 / 8 * MIB / memory.multimem * 1e12)
+
+
+def test_switches_reduce_registered_buffers_faster():
+    plain = load_fabric("h100_nvswitch")
+    fast = with_registered_buffers(plain)
+    assert fast.node.nvls.link == plain.node.nvls.registered > plain.node.nvls.link
+    assert with_registered_buffers(load_fabric("a100_nvswitch")) == load_fabric("a100_nvswitch")
 
 
 def test_an_fp8_token_carries_scales_and_a_header():
@@ -71,5 +118,5 @@ def test_more_multiprocessors_move_more():
 def test_unknown_names_list_the_known():
     with pytest.raises(InputError, match="no all-reduce kernel of 'mpi'; allowed: vllm, sglang, trtllm"):
         all_reduce_time(load_kernels("a100"), "mpi", 8, 100)
-    with pytest.raises(ConfigError, match="no file of serving kernels 'k80'; presets: a100, h100"):
+    with pytest.raises(ConfigError, match="no file of serving kernels 'k80'; presets: a100, b300, h100"):
         load_kernels("k80")

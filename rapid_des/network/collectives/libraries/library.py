@@ -26,8 +26,18 @@ from rapid_des.network.collectives.libraries.nccl import (
     nccl_cost,
     send_cost,
 )
-from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, load_fabric, on_links
-from rapid_des.network.collectives.libraries.over_nodes import node_trees, rail_chains, rail_rings
+from rapid_des.network.collectives.libraries.nccl_fabric import (
+    NcclFabric,
+    load_fabric,
+    on_links,
+    with_registered_buffers,
+)
+from rapid_des.network.collectives.libraries.over_nodes import (
+    mesh_chains,
+    node_trees,
+    rail_chains,
+    rail_rings,
+)
 from rapid_des.network.collectives.libraries.samples import load_samples, sampled_cost, sampled_send
 from rapid_des.network.collectives.libraries.serving_kernels import (
     ONCE,
@@ -110,6 +120,7 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
         return None
     if isinstance(library, Nccl):
         fabric = _fabric(_file(library.constants), rates)
+        fabric = with_registered_buffers(fabric) if library.registered else fabric
         cost = nccl_cost(fabric, request.collective, place, request.busiest, switched=request.switched)
         return _on(library, cost)
     if isinstance(library, Sampled):
@@ -118,7 +129,7 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
     if isinstance(library, CustomAllReduce):
         if request.collective is not C.ALL_REDUCE or place.nodes > 1:
             return None
-        return all_reduce_cost(kernels, library.engine, place.ranks, request.size)
+        return all_reduce_cost(kernels, library.engine, place.ranks, request.size, switched=request.switched)
     if request.collective is not C.ALL_TO_ALL:
         return None
     return exchange_cost(kernels, library, place, request.busiest, request.exchange)
@@ -155,6 +166,9 @@ def library_name(library: AnyLibrary) -> str:
 
 def uses_switches(library: AnyLibrary, counts: Sequence[int]) -> bool:
     """Tell whether a library reduces in the switches of nodes that have so many ranks of a group."""
+    if isinstance(library, CustomAllReduce):
+        kernel = load_kernels(_file(library.kernels)).all_reduce.get(library.engine)
+        return len(counts) == 1 and kernel is not None and kernel.symmetric is not None
     if not isinstance(library, Nccl):
         return False
     fabric, least = load_fabric(_file(library.constants)), min(counts)
@@ -236,6 +250,9 @@ def _once(schedule: Schedule, request: Request, cost: LibraryCost) -> Schedule:
 def _chain(request: Request) -> Schedule:
     collective, size, place = request.collective, request.size, request.place
     chunks = chain_chunks(size)
+    if request.meshed and place.nodes == 1 and size >= place.ranks * chunks:
+        of = demand(collective, place.ranks, size)
+        return mesh_chains(of, ceil_divide(chunks, place.ranks - 1))
     if place.railed and size >= place.per_node * chunks:
         of = demand(collective, place.ranks, size)
         return rail_chains(of, request.counts, ceil_divide(chunks, place.per_node))

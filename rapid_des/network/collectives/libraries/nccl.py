@@ -56,7 +56,7 @@ class Place:
     nodes: int
     per_node: int
     nic_blocks: int = 0
-    """Blocks of an all-to-all that the busiest NIC sends; 0: one to each rank of other nodes."""
+    """Blocks of an all-to-all that the busiest NIC sends; it gets one of each rank of other nodes."""
 
     @property
     def railed(self) -> bool:
@@ -324,9 +324,10 @@ def _network_tree(tree: NetworkTree, ring: _Ring, per_node: int) -> float:
     nodes = ring.ranks // per_node
     passes = 1 if nodes == 2 else 2
     levels = 2 * math.ceil(math.log2(nodes))
-    nics = ring.size * passes / (per_node * tree.nic) * _slowdown(tree.ramp, ring.size)
+    slowest = max(ring.size * passes / (per_node * tree.nic), ring.size / tree.in_node)
+    filling = 1 + levels * (_slowdown(tree.ramp, ring.size) - 1)
     start = (tree.base + levels * tree.level) / PS_PER_US
-    return start + max(nics, ring.size / tree.in_node) * _MICRO
+    return start + slowest * filling * _MICRO
 
 
 def _small_tree(node: Node, network: Network, ring: _Ring, per_node: int) -> LibraryCost:
@@ -360,7 +361,7 @@ def _exchange(fabric: NcclFabric, size: int, place: Place) -> LibraryCost:
     nic = min(network.exchange_nic / crowding, _peer_rate(network, place) * far) / _MICRO
     far_each = block / nic * _slowdown(network.exchange_ramp, block)
     start = (network.exchange_base + far * network.exchange_peer) / PS_PER_US
-    wire = max((place.nic_blocks or far) * far_each, near * each)
+    wire = max(max(place.nic_blocks, far) * far_each, near * each)
     micros = start + wire + block / (network.exchange_copy_rate / _MICRO)
     rates = {"rate": block / each, "far_rate": block / far_each}
     return _cost(micros, _SENDS, start=start, channels=channels, hbm=hbm, **rates)

@@ -80,6 +80,8 @@ class InSwitch(Spec, frozen=True, kw_only=True):
     base: Duration
     link: Bandwidth
     """Each GPU sends (and receives) all data once and 1/n of it a second time at this rate."""
+    registered: Bandwidth | None = None
+    """As `link`, of registered buffers: nothing is copied to NCCL's own. Unset: not measured, as `link`."""
     ramp: Ramp
     least_ranks: int
 
@@ -143,6 +145,7 @@ class NetworkTree(Spec, frozen=True, kw_only=True):
     in_node: Bandwidth
     """The rate at which a node reduces and distributes the buffer (bytes of the buffer a second)."""
     ramp: Ramp
+    """Its loss is of each level, up and down: chunks have to fill all of them."""
 
 
 class SmallMessages(Spec, frozen=True, kw_only=True):
@@ -224,6 +227,15 @@ def fabric_names() -> list[str]:
     return sorted(path.stem for path in (preset_folder("machine") / "fabrics").glob("*.yaml"))
 
 
+def with_registered_buffers(fabric: NcclFabric) -> NcclFabric:
+    """Return what NCCL does with buffers that are registered with it."""
+    in_switch = fabric.node.nvls
+    if in_switch is None or in_switch.registered is None:
+        return fabric
+    node = structs.replace(fabric.node, nvls=structs.replace(in_switch, link=in_switch.registered))
+    return structs.replace(fabric, node=node)
+
+
 def on_links(fabric: NcclFabric, *, node: float, network: float) -> NcclFabric:
     """Return a fabric whose links in the node and whose NICs are so many times as fast as those measured.
 
@@ -248,7 +260,7 @@ def on_links(fabric: NcclFabric, *, node: float, network: float) -> NcclFabric:
 
 def _faster(part: _Part, by: float) -> _Part:
     """Return a part of a fabric with the rates at which it crosses links."""
-    return part if part is None else _times(part, by, ("link", "channel", "nic"))
+    return part if part is None else _times(part, by, ("link", "registered", "channel", "nic"))
 
 
 def _times(part: _Part, by: float, names: Iterable[str]) -> _Part:

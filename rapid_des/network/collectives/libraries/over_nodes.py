@@ -90,6 +90,28 @@ def rail_chains(of: Demand, counts: Sequence[int], chunks: int) -> Schedule:
     return draft.seal()
 
 
+def mesh_chains(of: Demand, chunks: int) -> Schedule:
+    """Return the transfers of a broadcast, or a reduction to one rank, where every two have a link.
+
+    Each other member passes its share on to the rest, or adds theirs up for the root: all links are as busy.
+    """
+    draft, reduces = Draft(of), of.collective is C.REDUCE
+    others = np.delete(np.arange(of.members), of.root)
+    bounds = even_bounds(int(of.size.sum()), len(others) * chunks).tolist()
+    for share, interval in enumerate(pairwise(bounds)):
+        own = others[[share % len(others)]]
+        rest = np.setdiff1d(others, own)
+        middle = np.repeat(own, len(rest))
+        if reduces:
+            first = draft.add(rest, middle, interval, reduces=True)
+            last = draft.add(own, np.array([of.root]), interval, reduces=True)
+            draft.wait(np.repeat(last, len(first)), first)
+        else:
+            first = draft.add(np.array([of.root]), own, interval)
+            draft.wait(last := draft.add(middle, rest, interval), np.repeat(first, len(last)))
+    return draft.seal()
+
+
 def _from_root(nodes: Sequence[Int64s], root: int, rail: int) -> Int64s:
     """Return the members as a broadcast passes them: round the root's node, then enters others at a rail."""
     home = _node_of(root, nodes)

@@ -1,7 +1,9 @@
 """The communication kernels of serving engines: one- and two-shot all-reduce, expert dispatch and combine.
 
-One-shot: every rank reads all of every other's buffer, (n - 1)·S. Two-shot: it reduces its share of all, and
-all read the shares, 2·(n - 1)/n·S with one more synchronisation. Above a size the library calls NCCL.
+One-shot: every rank reads all of every other's buffer, (n - 1)·S. Two-shot: it reduces its share of all,
+and all read the shares, 2·(n - 1)/n·S with one more synchronisation. Multimem: the switch adds up each rank's
+share as it reads it, and multicasts it, (n + 1)/n·S. Which serves which sizes of which groups stands in the
+engine's source, and in our files as `limits`; above them, and for other groups, the engine calls NCCL.
 
 Expert exchange: a rank sends each of its tokens to `topk` experts. The low-latency kernels send every copy by
 itself, over NVLink within the node and the NIC to other nodes; an expert's copies are moved by one group of
@@ -21,7 +23,7 @@ from rapid_des.config import Spec, decode, load_document
 from rapid_des.config.specs import preset_folder
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place, nccl_time
-from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
+from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric, with_registered_buffers
 from rapid_des.network.collectives.token_exchange import expected_places
 from rapid_des.network.specs import DeepEp
 from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size
@@ -36,6 +38,28 @@ _ALL_REDUCE_BLOCKS = 36
 """CTAs of vLLM's custom all-reduce (its own default); the other engines' are near."""
 
 
+class Limits(Spec, frozen=True, kw_only=True):
+    """Which kernel serves what sizes of a group of so many ranks."""
+
+    ranks: int
+    one_shot_below: Size
+    below: Size
+    """Two-shot serves the rest up to here."""
+    symmetric_below: Size = Size(0)
+    """PyTorch's kernels on symmetric memory serve from `below` up to here (0: they do not), and then NCCL."""
+
+
+class SymmetricMemory(Spec, frozen=True, kw_only=True):
+    """PyTorch's all-reduce on symmetric memory; what is summed is copied there, and back."""
+
+    base: Duration
+    two_shot: Bandwidth
+    """With the copies, and so is `multimem`."""
+    multimem: Bandwidth
+    least_multimem: int
+    """Ranks from which on the switch reduces and multicasts."""
+
+
 class AllReduceKernel(Spec, frozen=True, kw_only=True):
     """A library's own all-reduce."""
 
@@ -43,12 +67,15 @@ class AllReduceKernel(Spec, frozen=True, kw_only=True):
     rank: Duration
     """For each other rank (flags)."""
     second: Duration
-    """The second synchronisation of two-shot."""
+    """What two-shot takes more: its second synchronisation, and more of each step."""
     link: Bandwidth
-    largest: Size
-    """Above it the library calls NCCL."""
-    most_ranks: int
-    """Among more the library calls NCCL (engines want every pair linked by NVLink from three GPUs on)."""
+    limits: tuple[Limits, ...]
+    """One a group size; groups of other sizes are NCCL's."""
+    symmetric: SymmetricMemory | None = None
+
+    def limits_of(self, ranks: int) -> Limits | None:
+        """Return the limits of groups of so many ranks, if the library serves any."""
+        return next((limits for limits in self.limits if limits.ranks == ranks), None)
 
 
 class LowLatency(Spec, frozen=True, kw_only=True):
@@ -84,8 +111,8 @@ class ServingKernels(Spec, frozen=True, kw_only=True):
     source: str
     fabric: str
     """What NCCL uses above the libraries' limits; a file of `topologies/fabrics`."""
-    all_reduce: dict[str, AllReduceKernel]
-    """By library: vllm, sglang, trtllm."""
+    all_reduce: dict[str, AllReduceKernel | None]
+    """By library: vllm, sglang, trtllm. None: it calls NCCL here, whatever the size."""
     low_latency: dict[str, LowLatency] = {}
     """By direction: dispatch, combine."""
     normal: dict[str, Normal] = {}
@@ -139,32 +166,57 @@ def load_kernels(name: str) -> ServingKernels:
 
 
 def all_reduce_time(kernels: ServingKernels, library: str, ranks: int, size: int) -> int:
-    """Return the picoseconds of a library's all-reduce of `size` bytes on each rank of a node."""
+    """Return the picoseconds of a library's all-reduce of `size` bytes on each rank of a node.
+
+    It is in a CUDA graph, where NCCL's buffers are registered.
+    """
     own = all_reduce_cost(kernels, library, ranks, size)
     if own is not None:
         return own.duration
-    return nccl_time(load_fabric(kernels.fabric), CollectiveType.ALL_REDUCE, ranks, size).duration
+    fabric = with_registered_buffers(load_fabric(kernels.fabric))
+    return nccl_time(fabric, CollectiveType.ALL_REDUCE, ranks, size).duration
 
 
-def all_reduce_cost(kernels: ServingKernels, library: str, ranks: int, size: int) -> LibraryCost | None:
-    """Return what a library's own all-reduce takes in a node; None where it calls NCCL."""
-    kernel = kernels.all_reduce.get(library)
-    if kernel is None:
+def all_reduce_cost(
+    kernels: ServingKernels, library: str, ranks: int, size: int, *, switched: bool = True
+) -> LibraryCost | None:
+    """Return what a library's own all-reduce takes in a node; None where it calls NCCL.
+
+    Symmetric memory is used where one switch is at all ranks (`switched`), as its multicast needs.
+    """
+    if library not in kernels.all_reduce:
         known = ", ".join(kernels.all_reduce)
         raise InputError(f"{kernels.name}: no all-reduce kernel of {library!r}; allowed: {known}")
-    if size > kernel.largest or ranks > kernel.most_ranks:
+    kernel = kernels.all_reduce[library]
+    limits = None if kernel is None else kernel.limits_of(ranks)
+    if kernel is None or limits is None or size >= max(limits.below, limits.symmetric_below):
         return None
+    if size >= limits.below:
+        return _symmetric_cost(kernel.symmetric, ranks, size, switched=switched)
     share = load_fabric(kernels.fabric).node.share(ranks)
     others, rate = ranks - 1, kernel.link * share / _MICRO
-    shots = {
-        "one_shot": others * size / rate,
-        "two_shot": kernel.second / PS_PER_US + 2 * others / ranks * size / rate,
-    }
-    name = min(shots, key=lambda shot: shots[shot])
     start = (kernel.base + others * kernel.rank) / PS_PER_US
+    if size < limits.one_shot_below:
+        return _reduced("one_shot", size, start, others * size, rate)
+    return _reduced("two_shot", size, start + kernel.second / PS_PER_US, 2 * others / ranks * size, rate)
+
+
+def _symmetric_cost(
+    memory: SymmetricMemory | None, ranks: int, size: int, *, switched: bool
+) -> LibraryCost | None:
+    if memory is None or not switched:
+        return None
+    start = memory.base / PS_PER_US
+    if ranks >= memory.least_multimem:
+        return _reduced("nvls", size, start, (ranks + 1) / ranks * size, memory.multimem / _MICRO)
+    return _reduced("two_shot", size, start, 2 * (ranks - 1) / ranks * size, memory.two_shot / _MICRO)
+
+
+def _reduced(algorithm: str, size: int, start: float, wire: float, rate: float) -> LibraryCost:
+    """Return the cost of so many bytes over a GPU's links, after `start`; in microseconds."""
     return LibraryCost(
-        duration=math.ceil((start + shots[name]) * PS_PER_US),
-        algorithm=name,
+        duration=math.ceil((start + wire / rate) * PS_PER_US),
+        algorithm=algorithm,
         protocol="custom",
         start=math.ceil(start * PS_PER_US),
         rate=math.ceil(rate * _MICRO),
