@@ -275,7 +275,7 @@ class _Alone:
         level = finish_times(schedule, np.ones(len(schedule), np.int64))
         self._depth = int(level.max(initial=0))
         through = np.zeros(int(self._nics.max(initial=0)) + 1, np.int64)
-        np.add.at(through, self._nics, ways.occupancy)
+        np.add.at(through, self._nics, paths.occupancy)
         self._busiest = int(through.max())
         self._pace = np.where(level == 1, self._pace, 0)
         self._queues = any(
