@@ -169,7 +169,7 @@ def test_nodes_reduce_in_their_switches_while_these_reach_all_of_their_ranks():
 
 
 def test_rings_over_rails_load_every_rail_alike():
-    traces = one_collective(group((8,) * 4), C.ALL_REDUCE, 64 * MIB, stream="dp")
+    traces = one_collective(group((8,) * 4), C.ALL_GATHER, 64 * MIB, stream="dp")
     loads = [row.bytes for row in replay(traces, NODES).links() if row.dimension == "rail" and row.bytes]
     assert len(loads) >= 2 * 32  # up and down, of every GPU
     assert max(loads) <= 1.01 * min(loads)

@@ -325,9 +325,8 @@ def _network_tree(tree: NetworkTree, ring: _Ring, per_node: int) -> float:
     passes = 1 if nodes == 2 else 2
     levels = 2 * math.ceil(math.log2(nodes))
     slowest = max(ring.size * passes / (per_node * tree.nic), ring.size / tree.in_node)
-    filling = 1 + levels * (_slowdown(tree.ramp, ring.size) - 1)
     start = (tree.base + levels * tree.level) / PS_PER_US
-    return start + slowest * filling * _MICRO
+    return start + slowest * _MICRO * (1 + levels * (_slowdown(tree.ramp, ring.size) - 1))
 
 
 def _small_tree(node: Node, network: Network, ring: _Ring, per_node: int) -> LibraryCost:
