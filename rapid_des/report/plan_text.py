@@ -30,13 +30,20 @@ def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
     rows = [_cells(row) for row in plan["rows"]]
     header = [_SHORT.get(name, name) for name in rows[0]]
     yield from table("best first", ["", *header], ">" * (1 + len(header)), [
-        [f"{number}{'' if row['certain'] else '?'}", *cells.values()]
+        [f"{number}{'' if row['certain'] else '?'}{'~' * (number > 1 and _as_good(row))}", *cells.values()]
         for number, (row, cells) in enumerate(zip(plan["rows"], rows, strict=True), 1)
     ])  # fmt: skip
     yield ""
+    if any(map(_as_good, plan["rows"][1:])):
+        yield "  ~ not told apart from the first: of measured layouts of such jobs predictions were off by more"
     yield f"  {_counts(plan)}"
     if plan["pruned"]:
         yield from _pruned(plan["pruned"])
+
+
+def _as_good(row: Plain) -> bool:
+    """Return whether measurements do not tell a way from the best one."""
+    return row["told_apart"] is False
 
 
 def _cells(row: Plain) -> dict[str, str]:

@@ -109,7 +109,10 @@ class Plan:
         """Return plain data for JSON."""
         return {
             "gpus": self.gpus,
-            "rows": [row.as_json(self.price) for row in self.rows],
+            "rows": [
+                {**row.as_json(self.price), "told_apart": self.rows[0].result.told_apart(row.result)}
+                for row in self.rows
+            ],
             "ways": self.ways,
             "counts": dict(self.counts),
             "refused": dict(self.refused),
