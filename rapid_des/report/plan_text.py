@@ -35,7 +35,7 @@ def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
     ])  # fmt: skip
     yield ""
     if any(map(_as_good, plan["rows"][1:])):
-        yield "  ~ not told apart from the first: of measured layouts of such jobs predictions were off by more"
+        yield "  ~ not told apart from the first: predictions of measured layouts were off by more"
     yield f"  {_counts(plan)}"
     if plan["pruned"]:
         yield from _pruned(plan["pruned"])
