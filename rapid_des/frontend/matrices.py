@@ -271,7 +271,7 @@ def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> 
         _weight_gradient(operations, shard, linear, gathered)
     if shard.tp > 1:
         role = "sp.scatter" if shard.sequence_parallel else "tp.reduce_gradient"
-        after = (ready, operations.last)
+        after = tuple(dict.fromkeys((ready, operations.last)))
         ready = operations.message(
             f"{linear.name}.reduce_gradient", role, shard.message(role, elements), after=after
         )
