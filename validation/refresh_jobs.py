@@ -2,8 +2,8 @@
 
 `python validation/refresh_jobs.py` runs all of `validate training inference` (minutes on two cores) and
 writes `validation/figures/SET.png` and what stands between README's markers; given reports of `rapid-des
-validate TOPICS --data validation/data --json`, it takes the figures from there. No constant is fitted on
-these rows but hosts of engines (nanotron, NIM), on calibration halves: both splits count; the mean of the
+validate TOPICS --data validation/data --json`, it takes those sets from there and leaves the others. No
+constant is fitted on these rows but hosts of engines (nanotron, NIM), on calibration halves: both splits count; the mean of the
 test split stands beside.
 """
 
@@ -25,7 +25,7 @@ from rapid_des.validation.measurements import CHECKOUT_DATA
 
 README = Path(__file__).parents[1] / "README.md"
 FIGURES = Path(__file__).parent / "figures"
-TABLES = {area: re.compile(rf"(<!-- {area}:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
+TABLES = {area: re.compile(rf"(<!-- {area}:[^\n]*-->\n)(.*?)(<!-- end -->)", re.DOTALL)
           for area in ("training", "inference")}  # fmt: skip
 Report = Mapping[str, Any]
 NOTES = Path(__file__).parent / "README.md"
@@ -239,10 +239,19 @@ def refreshed(text: str, report: Report) -> str:
     return text
 
 
-def _filled(report: Report, area: str, found: re.Match[str]) -> str:
-    lines = [*table(report, area), ""]
-    lines += [f"![{path.stem}](validation/figures/{path.name})" for path in draw(report, FIGURES, area)]
-    return found[1] + "\n".join(lines) + "\n" + found[2]
+def _filled(report: Report, area: str, there: re.Match[str]) -> str:
+    """Return an area's table and pictures; sets that the report has not keep what stands there."""
+    draw(report, FIGURES, area)
+    known = {line.split(" | ")[0]: line for line in there[2].splitlines()}
+    made = list(table(report, area))
+    lines = made[:2]
+    rows = {line.split(" | ")[0]: line for line in made[2:]}
+    sets = [one for one in SETS if one.area == area]
+    for name in (f"| {one.name}" for one in sets):
+        lines += [line for line in (rows.get(name, known.get(name)),) if line]
+    files = dict.fromkeys(one.file for one in sets if (FIGURES / one.file).is_file())
+    lines += ["", *(f"![{Path(file).stem}](validation/figures/{file})" for file in files)]
+    return there[1] + "\n".join(lines) + "\n" + there[3]
 
 
 def annotated(text: str, report: Report) -> str:
