@@ -3,8 +3,8 @@
 `python validation/refresh_jobs.py` runs all of `validate training inference` (minutes on two cores) and
 writes `validation/figures/SET.png` and what stands between README's markers; given reports of `rapid-des
 validate TOPICS --data validation/data --json`, it takes those sets from there and leaves the others. No
-constant is fitted on these rows but hosts of engines (nanotron, NIM), on calibration halves: both splits count; the mean of the
-test split stands beside.
+constant is fitted on these rows but hosts of engines (nanotron, NIM), on calibration halves: both splits
+count; the mean of the test split stands beside.
 """
 
 from __future__ import annotations
