@@ -104,7 +104,7 @@ BAD_WORDS = [
     ("device show nope", "no device file 'nope'"),
     (
         "validate nope",
-        "no topic starts with 'nope'; topics: inference/, inference/silicon, inference/trtllm, inference/vllm",
+        "no topic starts with 'nope'; topics: inference/, inference/silicon, inference/trtllm",
     ),
     (
         "validate operators/gemx",
