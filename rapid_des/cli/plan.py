@@ -50,6 +50,13 @@ from rapid_des.studies.splits import CHOICES, choices_of
 @click.option("--pruned", is_flag=True, help="List every other way with the reason why it is no row.")
 @click.option("--price", type=click.FloatRange(0), help="Of a GPU for an hour: adds what a step costs.")
 @click.option(
+    "--sensitivity",
+    "strongest",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tell on which N rates, times and clocks the best way's step depends the most.",
+)
+@click.option(
     "--write-job", type=click.Path(path_type=Path, dir_okay=False), help="Write the best way as a job file."
 )
 @force_option
@@ -68,8 +75,13 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         names = ("gpus", "top", "mode", "pruned", "price")
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, told=bar.part)
         best = plan(wanted, loaded, asked, executor_of(options["executor"], options["workers"]))
-    plain = best.as_json()
-    echo(options["as_json"], plain, plan_lines(plain, wanted.name, loaded.name))
+        plain, lines = best.as_json(), list(plan_lines(best.as_json(), wanted.name, loaded.name))
+        if options["strongest"] is not None and best.rows:
+            effects = sensitivity(best.job, loaded, How(told=bar.part)).as_json()
+            plain["sensitivity"] = effects
+            title = f"the best way of {wanted.name}"
+            lines += ["", *sensitivity_lines(effects, title, loaded.name, top=options["strongest"])]
+    echo(options["as_json"], plain, lines)
     if options["write_job"] is not None:
         with replacing(options["write_job"]) as path:
             path.write_text(best.job.as_yaml(), encoding="utf-8")

@@ -161,3 +161,30 @@ def test_the_command_writes_the_best_way_as_a_job(tmp_path):
     again = simulate(load_job(target), load_machine("dgx_a100"), mode="analytical")
     assert again.as_json()["step_time_s"] == best["step_time_s"]
     assert (best["tp"], best["dp"], best["zero_stage"], best["mode"]) == (2, 2, 1, "analytical")
+
+
+ONE_WAY = (
+    "--vary",
+    "tp=1",
+    "--vary",
+    "cp=1",
+    "--vary",
+    "pp=1",
+    "--vary",
+    "recompute=none",
+    "--vary",
+    "micro_batch=1",
+)
+
+
+def test_a_plan_tells_what_its_best_way_depends_on_and_which_ways_measurements_do_not_tell_from_it():
+    command = ["plan", "llama2_7b_train", "--on", "dgx_a100", "--top", "2", "--mode", "analytical", *ONE_WAY]
+    answer = CliRunner().invoke(cli, [*command, "--sensitivity", "3", "--json"])
+    plain = json.loads(answer.stdout)
+    strongest = [row["knob"] for row in plain["sensitivity"]["rows"][:3]]
+    assert plain["sensitivity"]["step_time_s"] == plain["rows"][0]["step_time_s"]
+    assert plain["rows"][0]["told_apart"] is False
+    assert plain["rows"][1]["told_apart"] is False  # ZeRO stages are within a few percent
+    text = CliRunner().invoke(cli, [*command, "--sensitivity", "3"]).stdout
+    assert "2~" in text
+    assert all(knob in text for knob in strongest)
