@@ -173,7 +173,7 @@ class Machine:
         >>> torus.route(0, 1), len(torus.dead)
         (('gpu0>gpu8', 'gpu8>gpu9', 'gpu9>gpu1'), 2)
         """
-        faults = on_links(self.healthy, self.planned, faults)
+        faults = on_links(self.healthy, self.planned, faults) if faults else ()
         require_hits(self.healthy, faults, self.spec.gpus_per_node)
         every = (*self.faults, *faults)
         try:
@@ -329,7 +329,7 @@ def _built(spec: MachineSpec, document: Document, faults: tuple[Fault, ...], dev
     plan = _plan(spec, document)
     anywhere = AnyNodeRouter(plan.fabric, DimensionOrderRouter(plan))
     planned = by_waypoints(plan.fabric, anywhere, spec.routing.waypoints)
-    faults = on_links(plan.fabric, planned, faults)
+    faults = on_links(plan.fabric, planned, faults) if faults else ()
     return Machine(
         name=spec.name,
         path=document.path,

@@ -53,12 +53,13 @@ GEMM_DTYPES: Mapping[str, tuple[str, ...]] = {
 
 
 JOBS: Mapping[str, tuple[str, ...]] = {
-    "DeepSpeed": ("A100-SXM4-80GB",),
+    "DeepSpeed 2021": ("A100-SXM4-80GB",),
     "LLM Foundry 2023": ("A100-SXM4-40GB", "A100-SXM4-80GB", "H100-SXM-80GB"),
+    "Megatron-DeepSpeed 2021": ("A100-SXM4-80GB",),
     "Megatron-LM 2021": ("A100-SXM4-80GB",),
+    "Megatron-LM 2022": ("A100-SXM4-80GB",),
     "Megatron-LM 2025": (
-        "A100-SXM4-80GB", "B200-SXM-180GB", "B300-SXM-270GB", "GB200", "GB300", "H100-SXM-80GB",
-        "H200-SXM-141GB",
+        "B200-SXM-180GB", "B300-SXM-270GB", "GB200", "GB300", "H100-SXM-80GB", "H200-SXM-141GB",
     ),
     "NIM 1.x": ("A100-SXM4-80GB", "H100-SXM-80GB"),
     "PyTorch FSDP": ("A100-PCIE-80GB",),
