@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rapid_des.report import uncertainty
-from rapid_des.report.uncertainty import COMMUNICATION, LEVEL, interval, spread, told_apart
+from rapid_des.report.uncertainty import COMMUNICATION, LEVEL, interval, spread, stratum, told_apart
 from rapid_des.validation import all_topics, is_calibration, open_folder
 from rapid_des.validation.scoring import JobError, Row, Topic
 
@@ -114,7 +114,8 @@ def calibrated(errors: Sequence[JobError]) -> dict[str, dict[str, dict[str, list
     for each in errors:
         scale = spread(each.work, each.origin.device)
         if is_calibration(each.case_id) and scale:
-            devices = found.setdefault(each.origin.figure, {}).setdefault(each.origin.software, {})
+            group = stratum(each.origin.figure, each.work)
+            devices = found.setdefault(group, {}).setdefault(each.origin.software, {})
             devices.setdefault(each.origin.device, []).append(round(each.error / scale, 2))
     return found
 
@@ -160,7 +161,7 @@ def coverage(errors: Iterable[JobError]) -> Iterator[str]:
     for each in errors:
         found = interval(10**12, each.work, each.origin)
         if found is not None and not is_calibration(each.case_id):
-            name = each.origin.figure, each.origin.software, each.origin.device
+            name = stratum(each.origin.figure, each.work), each.origin.software, each.origin.device
             groups[name].append((found.holds(math.exp(each.error)), found.high / found.low))
     for name, held in sorted(groups.items()):
         inside, width = fmean(one for one, _ in held), fmean(width for _, width in held)

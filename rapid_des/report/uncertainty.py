@@ -119,7 +119,7 @@ def _factors(kind: str, device: str) -> tuple[float, ...]:
 
 def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | None:
     """Return where a time's measurement is expected; None where too few such jobs were measured."""
-    scale, (errors, source) = spread(work, origin.device), _errors(origin)
+    scale, (errors, source) = spread(work, origin.device), _errors(origin, stratum(origin.figure, work))
     if not scale or len(errors) < _ENOUGH:
         return None
     low, high = quantiles(errors)
@@ -165,9 +165,18 @@ def told_apart(
     return abs(math.log(times[0] / times[1])) > scale * sorted(errors)[place - 1]
 
 
-def _errors(origin: Origin) -> tuple[Sequence[float], str]:
+def stratum(figure: str, work: Mapping[str, int]) -> str:
+    """Return which jobs' errors a time's are like: mixtures of experts are predicted less well than others.
+
+    >>> stratum(STEP, {"gemm": 5, "experts": 3})
+    'step with experts'
+    """
+    return f"{figure} with experts" if work.get("experts") else figure
+
+
+def _errors(origin: Origin, group: str) -> tuple[Sequence[float], str]:
     """Return measured jobs' errors in spreads: of this software here, else anywhere, else of all."""
-    jobs = residuals()["jobs"].get(origin.figure, {})
+    jobs = residuals()["jobs"].get(group, {})
     mine = jobs.get(origin.software, {})
     here = mine.get(origin.device, [])
     if len(here) >= _ENOUGH:
