@@ -28,6 +28,8 @@ LEVEL = 0.8
 """Of how many like jobs an interval holds the measurement."""
 STEP, FIRST_TOKEN, PER_TOKEN = "step", "first_token", "per_token"
 COMMUNICATION = "communication"
+ROUTER = "router"
+"""Kernels that choose experts: of all mixtures, whatever computes their experts."""
 _ENOUGH = 9
 """Cases from which on the tenth and the ninetieth percentile are within a sample: 1 / (n + 1) is a tenth."""
 _DRAWS = 200
@@ -82,7 +84,7 @@ def work_of(
     """
     sums: dict[str, int] = {}
     for name, time in times.items():
-        kind = _CLASSES.get(models.get(name, "").partition(".")[0])
+        kind = ROUTER if ".router" in name else _CLASSES.get(models.get(name, "").partition(".")[0])
         if kind is not None and time:
             sums[kind] = sums.get(kind, 0) + time
     computed, shown = max(sum(times.values()), 1), breakdown.get("compute", 0)
@@ -168,10 +170,10 @@ def told_apart(
 def stratum(figure: str, work: Mapping[str, int]) -> str:
     """Return which jobs' errors a time's are like: mixtures of experts are predicted less well than others.
 
-    >>> stratum(STEP, {"gemm": 5, "experts": 3})
+    >>> stratum(STEP, {"gemm": 5, "router": 3})
     'step with experts'
     """
-    return f"{figure} with experts" if work.get("experts") else figure
+    return f"{figure} with experts" if ROUTER in work else figure
 
 
 def _errors(origin: Origin, group: str) -> tuple[Sequence[float], str]:
