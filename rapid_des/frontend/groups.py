@@ -177,6 +177,7 @@ TRAFFIC: Mapping[str, Role] = {
     "cp.gather": Role(_GATHER, "cp", "cp", _shard, "keys and values of the other sequence parts"),
     "cp.scatter": Role(_SCATTER, "cp", "cp", _whole, "key and value gradients of the other sequence parts"),
     "cp.ring": Role(None, "cp", "cp_ring", _whole, "keys, values or gradients of a sequence part, passed on"),
+    "cp.states": Role(_EXCHANGE, "cp", "cp", _whole, "positions for heads of a state space layer, and back"),
     "cp.heads": Role(
         _EXCHANGE, "cp", "cp_heads", _whole, "queries, keys and values to those of their heads, results back"
     ),

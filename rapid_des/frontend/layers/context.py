@@ -58,14 +58,14 @@ def core_forward(
         return
     inner, local = _by_heads(core, shard)
     if shard.cp_heads > 1:
-        _swap(operations, shard, "attention.qkv.to_heads", _inputs(core, shard))
+        swap(operations, shard, "attention.qkv.to_heads", _inputs(core, shard))
         counts["core"] = counts.get("core", 0) + counts.get("output", 0)  # the result in both layouts
     if local.cp > 1:
         _ring_forward(inner, operations, local, name, **counts)
     else:
         inner.append(operations, local, name, **counts)
     if shard.cp_heads > 1:
-        _swap(operations, shard, "attention.output.from_heads", core.result_width(shard))
+        swap(operations, shard, "attention.output.from_heads", core.result_width(shard))
 
 
 def core_backward(
@@ -83,13 +83,13 @@ def core_backward(
         core_forward(core, operations, shard, f"{CORE}.recompute", held=held)
     inner, local = _by_heads(core, shard)
     if shard.cp_heads > 1:
-        _swap(operations, shard, "attention.output.to_heads", core.result_width(shard))
+        swap(operations, shard, "attention.output.to_heads", core.result_width(shard))
     if local.cp > 1:
         _ring_backward(inner, operations, local, **counts)
     else:
         inner.append(operations, local, CORE, backward=True, **counts)
     if shard.cp_heads > 1:
-        _swap(operations, shard, "attention.qkv.from_heads", _inputs(core, shard))
+        swap(operations, shard, "attention.qkv.from_heads", _inputs(core, shard))
 
 
 def _inputs(core: AttentionCore, shard: Shard) -> int:
@@ -116,15 +116,15 @@ def _by_heads(core: AttentionCore, shard: Shard) -> tuple[AttentionCore, Shard]:
     return heads, replace(shard, query_length=shard.query_length * head_degree, cp=shard.cp_ring, cp_heads=1)
 
 
-def _swap(operations: OperationList, shard: Shard, name: str, columns: int) -> None:
-    """Append the exchange of positions for heads, or back.
+def swap(operations: OperationList, shard: Shard, name: str, columns: int, *, role: str = "cp.heads") -> None:
+    """Append the exchange of positions for heads, or back; `role` says among which ranks.
 
     What is sent is sorted by whom it goes to, what comes by position and head.
     """
-    size = shard.message("cp.heads", shard.tokens * columns)
+    size = shard.message(role, shard.tokens * columns)
     sort = shard.vector("transpose", shard.tokens, columns)
     operations.kernel(f"{name}.sort", sort, output=size)
-    operations.message(name, "cp.heads", size, output=size)
+    operations.message(name, role, size, output=size)
     operations.kernel(f"{name}.join", sort, output=size)
 
 

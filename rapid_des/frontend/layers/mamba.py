@@ -4,17 +4,20 @@ Training and prefill compute it in chunks, by the kernels of the authors' packag
 the state (a product a chunk and head), the states passed from chunk to chunk, the scores of each chunk (a
 product a chunk and group), results from scores and states (a product again; the causal mask leaves half of
 the scores). The backward runs convolution, states and scores again. A decode step reads and writes the
-state. tp splits heads and groups, and copies groups where there are fewer. None of these kernels was
-measured here: products are priced as batched GEMMs.
+state. tp splits heads and groups, and copies groups where there are fewer. Where cp splits sequences, however
+attention sees them, an all-to-all over its ranks gives each all positions of some heads between the
+projections, as Megatron-LM's MambaContextParallel does: all that the first one makes goes, results and gates
+come back. None of these kernels was measured here: products are priced as batched GEMMs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rapid_des.device.operators import Gemm, Vector
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
+from rapid_des.frontend.layers.context import swap
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
 from rapid_des.frontend.operations import OperationList, Shard
@@ -86,8 +89,13 @@ class Mamba:
         return None
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why sequences stay whole."""
-        return f"mamba2 passes its states from position to position: cp {split.cp} must be 1"
+        """Return why the ranks of cp can not share heads and groups."""
+        heads, groups, cp = self.heads // split.tp, max(1, self.groups // split.tp), split.cp
+        if heads % cp:
+            return f"mamba2 heads {heads} of a tp rank does not divide by cp {cp}, whose ranks share them"
+        if groups % cp and cp % groups:
+            return f"mamba2 groups {groups} of a tp rank and cp {cp}: one must divide by the other"
+        return None
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
         """Return the state, and the latest inputs of the convolution, however long the request is."""
@@ -98,12 +106,15 @@ class Mamba:
     def forward(self, operations: OperationList, shard: Shard) -> None:
         """Append projection, convolution, scan, gated norm, projection."""
         stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
-        projected = shard.activation_bytes(shard.tokens * self._projected_here(shard))
         inner = self._bytes(shard, self._inner)
         column_forward(operations, shard, self._input(shard), saved=stream)
-        self._convolve(operations, shard, "mamba.conv", saved=projected)
-        for kernel_shard in shard.of_kernels():
+        self._swap(operations, shard, "mamba.input.to_heads", self._projected_here(shard))
+        whole = _of_heads(shard)
+        projected = whole.activation_bytes(whole.tokens * self._projected_here(whole))
+        self._convolve(operations, whole, "mamba.conv", saved=projected)
+        for kernel_shard in whole.of_kernels():
             self._pass_on(operations, kernel_shard, output=inner)
+        self._swap(operations, shard, "mamba.output.from_heads", 2 * self._local(shard, self._inner))
         operations.kernel("mamba.norm", self._norm(shard), output=inner)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
@@ -119,20 +130,28 @@ class Mamba:
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the same from the end, after the convolution, states and scores once more."""
-        inner = self._bytes(shard, self._inner)
-        mixed = shard.activation_bytes(shard.tokens * self._mixed_here(shard))
+        whole, gains = _of_heads(shard), self._local(shard, self._inner)
+        mixed = whole.activation_bytes(whole.tokens * self._mixed_here(whole))
         row_backward(operations, shard, self._output(shard))
-        gains = self._local(shard, self._inner)
         norm = self._norm(shard, backward=True)
-        operations.kernel("mamba.norm", norm, output=2 * inner, parameters=gains)
-        self._convolve(operations, shard, "mamba.recompute.conv")
-        self._states(operations, shard, "mamba.recompute")
-        for name, kernel in self._gradients(shard):
+        output = 2 * self._bytes(shard, self._inner)
+        operations.kernel("mamba.norm", norm, output=output, parameters=gains)
+        self._swap(operations, shard, "mamba.output.to_heads", 2 * gains)
+        self._convolve(operations, whole, "mamba.recompute.conv")
+        self._states(operations, whole, "mamba.recompute")
+        for name, kernel in self._gradients(whole):
             operations.kernel(f"mamba.{name}", kernel, output=mixed)
-        steps = shard.vector("row_scalar", shard.tokens, self._local(shard, self.heads))
+        steps = whole.vector("row_scalar", whole.tokens, self._local(whole, self.heads))
         operations.kernel("mamba.steps", steps, parameters=3 * self._local(shard, self.heads))
-        self._convolve(operations, shard, "mamba.conv", backward=True)
+        convolved = self._mixed_here(shard) * (self.window + self.window_bias)
+        self._convolve(operations, whole, "mamba.conv", parameters=convolved)
+        self._swap(operations, shard, "mamba.input.from_heads", self._projected_here(shard))
         return column_backward(operations, shard, self._input(shard))
+
+    @staticmethod
+    def _swap(operations: OperationList, shard: Shard, name: str, columns: int) -> None:
+        if shard.cp > 1:
+            swap(operations, shard, name, columns, role="cp.states")
 
     @property
     def _state_size(self) -> int:
@@ -169,12 +188,12 @@ class Mamba:
         return shard.vector("gated_rms_norm", shard.tokens * groups, columns, backward=backward)
 
     def _convolve(
-        self, operations: OperationList, shard: Shard, name: str, *, saved: int = 0, backward: bool = False
+        self, operations: OperationList, shard: Shard, name: str, *, saved: int = 0, parameters: int = 0
     ) -> None:
+        """Append the convolution; with the parameters whose gradients it makes, its backward."""
         channels = self._mixed_here(shard)
-        kernel = shard.vector("conv_silu", shard.tokens, channels, backward=backward)
-        parameters = channels * (self.window + self.window_bias) * backward
-        width = self._projected_here(shard) if backward else channels
+        kernel = shard.vector("conv_silu", shard.tokens, channels, backward=parameters > 0)
+        width = self._projected_here(shard) if parameters else channels
         size = shard.activation_bytes(shard.tokens * width)
         operations.kernel(name, kernel, saved=saved, output=size, parameters=parameters)
 
@@ -238,6 +257,11 @@ class Mamba:
             ("scores_left", self._product(shard, self._groups_here(shard), length, self.state, half)),
             ("scores_right", self._product(shard, self._groups_here(shard), length, self.state, half)),
         )
+
+
+def _of_heads(shard: Shard) -> Shard:
+    """Return the shard between the exchanges over cp: all positions of as many heads less."""
+    return replace(shard, tp=shard.tp * shard.cp, query_length=shard.query_length * shard.cp, cp=1)
 
 
 def mamba(spec: MambaSpec, model: ModelSpec, file: str) -> Mamba:

@@ -364,9 +364,11 @@ def test_of_gemma_3_the_text_model_is_read_and_what_is_left_out_named(written):
 
 PRESETS = {
     "llama_3_1_8b": "llama3_1_8b", "llama_3_2_1b": "llama3_2_1b", "gemma_2_27b": "gemma2_27b",
+    "gemma_3_4b": "gemma3_4b", "glm_4_9b": "glm4_9b", "olmo_2_7b": "olmo2_7b",
     **{name: name for name in (
         "mistral_7b", "mixtral_8x7b", "qwen2_5_72b", "qwen3_30b_a3b", "qwen3_235b_a22b", "gpt_oss_120b",
-        "gpt_neox_20b", "deepseek_v2_lite", "deepseek_v3",
+        "gpt_neox_20b", "deepseek_v2_lite", "deepseek_v3", "gpt2", "opt_6_7b", "phi_3_mini", "falcon_40b",
+        "nemotron_h_8b",
     )},
 }  # fmt: skip
 

@@ -77,6 +77,30 @@ def test_the_backward_computes_every_product_twice_and_states_and_scores_again(t
     assert work(backward) == work(again) + 2 * work(projections) + 2 * work(scan) + 2 * 4 * 2 * 2 * 8 * 16 * 4
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "ring", "ulysses"])
+def test_ranks_of_cp_share_heads_between_the_projections(tiny, kind):
+    """Each computes a cp-th of everything; what the first projection makes goes, results and gates return."""
+
+    def kernels(operations):
+        gemms = {one.name: one.operator for one in operations if isinstance(one.operator, Gemm)}
+        return {name: prod((gemm.batch, gemm.m, gemm.n, gemm.k)) for name, gemm in gemms.items()}
+
+    alone = tiny(MAMBA, ALONE)
+    split = tiny(MAMBA, ALONE, ("parallelism.cp", "2"), ("parallelism.cp_kind", kind))
+    for phase in ("forward", "backward"):
+        whole = kernels(listed(alone, phase))
+        assert kernels(listed(split, phase)) == {name: work // 2 for name, work in whole.items()}
+    exchanged = {one.name: one.size for one in listed(split) if one.role == "cp.states"}
+    # 16 positions a rank, bf16.
+    assert exchanged == {
+        "mamba.input.to_heads": 16 * PROJECTED * 2,
+        "mamba.output.from_heads": 16 * 2 * 128 * 2,
+    }
+    assert section_parameters(split)[BLOCK] == section_parameters(alone)[BLOCK]
+    marked = sum(one.parameters for one in listed(split, "backward"))
+    assert marked == section_parameters(split)[BLOCK].total()
+
+
 def test_a_request_of_any_length_keeps_the_same_state(tiny_service):
     kept = [
         memory(tiny_service(MAMBA, ("inference.output_length", length))).stages[0].categories["kv_cache"]
@@ -114,7 +138,7 @@ def test_layers_of_one_half_have_one_norm_and_no_second_addition(tiny):
             ],
             "one must divide by the other",
         ),
-        ([MAMBA, ("parallelism.cp", "2")], "mamba2 passes its states from position to position"),
+        ([MAMBA, ("parallelism.cp", "8")], "mamba2 heads 4 of a tp rank does not divide by cp 8"),
         ([("model.attention", "{kind: mamba2, heads: 4, head_dim: 8, state: 8, groups: 3}")], "3 groups"),
         ([("model.attention", "{kind: none}"), ALONE], "a layer needs attention or feed_forward"),
         ([ALONE, ("model.block", "parallel")], "block parallel needs both"),
