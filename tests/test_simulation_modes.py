@@ -133,6 +133,17 @@ def test_what_shared_links_leave_out_is_bounded(job):
     assert int(flattened.step_time) <= (1 + most) * int(taken_apart.step_time)
 
 
+def test_what_groups_of_blocks_wait_for_one_another_is_bounded(job):
+    # ranks 0 and 2, and 1 and 3, share the links of a ring of four
+    crossing = job(tp=2, pp=2, order="[pp, tp, cp, ep, dp]")
+    shared = apart(ring(4, **SLOW))
+    flattened, taken_apart = (simulate(crossing, shared, mode=mode) for mode in ("flattened", "hierarchical"))
+    (note,) = (note for note in taken_apart.notes if "simulated apart" in note)
+    most = float(note.rpartition("(")[2].rstrip("%)")) / 100
+    assert int(flattened.step_time) > 1.05 * int(taken_apart.step_time)
+    assert int(flattened.step_time) <= (1 + most) * int(taken_apart.step_time)
+
+
 def test_compare_gives_every_mode_or_why_not(job):
     results = compare(job(tp=2, dp=2), apart(switch(4, **FAST)))
     assert tuple(results) == MODES

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int64s, digest
+from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.errors import UnsupportedByEngine
@@ -241,8 +241,8 @@ def _digest(table: NodeTable) -> bytes:
 class Sharing:
     """Which links carry what a block mode simulates apart: for each link of the fabric who takes it."""
 
-    inside: Bools
-    """Whether blocks take it."""
+    inside: Int64s
+    """How many inner groups' blocks take it."""
     places: Int64s
     """Of how many places of inner groups the pipelines and data-parallel groups take it."""
 
@@ -255,12 +255,14 @@ class Sharing:
         """Return the most picoseconds that a run leaves out because nobody waits for others on such links.
 
         `inside` is how long blocks keep their busiest link busy, `between` [link] how long the simulated
-        place keeps each. Two kinds of traffic delay each other at most as long as the shorter of them takes.
+        place keeps each. Two kinds of traffic delay each other at most as long as the shorter of them takes;
+        blocks of several groups, which all run at a time, as long as those of all but one.
         """
-        shared = self.links[between[self.links] > 0]
+        shared = self.links
         others = np.maximum(self.places[shared] - 1, 0) * between[shared]
-        blocks = np.minimum(between[shared], inside) * self.inside[shared]
-        return int((others + blocks).max(initial=0))
+        blocks = np.minimum(between[shared], inside) * (self.inside[shared] > 0)
+        groups = np.maximum(self.inside[shared] - 1, 0) * inside
+        return int((others + blocks + groups).max(initial=0))
 
 
 def sharing(
@@ -271,22 +273,26 @@ def sharing(
     `inner` are the inner groups. `outer` is, for each place in an inner group, the rings of ranks at that
     place that exchange data outside (data-parallel groups, pipelines).
     """
-    inside = np.zeros(len(machine.fabric), np.bool_)
+    inside = np.zeros(len(machine.fabric), np.int64)
     places = np.zeros(len(machine.fabric), np.int64)
     if len(inner[0]) > 1:
         _require_one_switch(machine, inner)
-        inside[_links(machine, np.concatenate((all_pairs(inner), tree_pairs(machine, inner))))] = True
+        inside[_links(machine, tree_pairs(machine, inner))] = 1
+        inside = np.maximum(inside, _groups_on(machine, all_pairs(inner), len(inner)))
     for rings in outer:
         branches = [tree_pairs(machine, table.tolist()) for table in rings if machine.in_switches]
         places[_links(machine, np.concatenate((_neighbours(rings), *branches)))] += 1
     shared = Sharing(inside, places)
     if strict and len(shared.links):
         link = int(shared.links[0])
-        other = "traffic inside blocks" if inside[link] else "that of another rank of its block"
+        others = "pipeline or data-parallel traffic"
+        both = f"{others} and that of another rank of its block"
+        if inside[link]:
+            both = f"{others} and traffic inside blocks" if places[link] else "blocks of several groups"
         raise UnsupportedByEngine(
-            f"{machine.path}: link {machine.fabric.link_name(link)} carries pipeline or data-parallel traffic"
-            f" and {other}; strict hierarchical execution needs them on links of their own: use --mode "
-            "flattened, or place the axes on other dimensions"
+            f"{machine.path}: link {machine.fabric.link_name(link)} carries {both}; strict hierarchical "
+            "execution needs them on links of their own: use --mode flattened, or place the axes on other "
+            "dimensions"
         )
     return shared
 
@@ -307,6 +313,29 @@ def _links(machine: Machine, pairs: Int64s) -> Int64s:
     for begin in range(0, len(pairs), _BATCH):
         blocks[machine.router.routes(pairs[begin : begin + _BATCH]).links] = True
     return np.flatnonzero(blocks)
+
+
+def _groups_on(machine: Machine, pairs: Int64s, groups: int) -> Int64s:
+    """Return for each link how many of so many groups take it, whose `pairs` follow one another in order."""
+    links = len(machine.fabric)
+    taken = [np.zeros(0, np.int64)]
+    for begin in range(0, len(pairs), _BATCH):
+        routes = machine.router.routes(pairs[begin : begin + _BATCH])
+        flow = begin + np.repeat(np.arange(len(routes)), np.diff(routes.starts))
+        taken.append(_distinct(flow // (len(pairs) // groups), routes.links, links))
+    return np.bincount(np.unique(np.concatenate(taken)) % links, minlength=links)
+
+
+def _distinct(groups: Int64s, links: Int64s, number: int) -> Int64s:
+    """Return each pair of a group (ascending) and a link once, as group · number + link.
+
+    NOTE: `np.unique` of all pairs sorts; most links have one group, which assignments tell.
+    """
+    first, last = np.full((2, number), -1)
+    last[links], first[links[::-1]] = groups, groups[::-1]
+    alone = np.flatnonzero((first == last) & (last >= 0))
+    several = first[links] != last[links]
+    return np.concatenate((last[alone] * number + alone, np.unique((groups * number + links)[several])))
 
 
 def _neighbours(rings: Rings) -> Int64s:
