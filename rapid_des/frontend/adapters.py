@@ -4,7 +4,8 @@ A matrix W of `columns` by `inner` stays as it is, and B·A of rank r is added t
 matrix B and the r-by-inner matrix A alone there are gradients. Lists of a model that trains everything are
 rewritten: gradients of frozen weights go, products with A and B stand beside those with W, and where W is
 stored narrow it is widened before each product. Of the two factors tp splits the one that it splits W
-along; what the other makes, or its gradient, is summed over tp.
+along; what the other makes, or its gradient, is summed over tp. Routed experts are frozen and have no
+adapters.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rapid_des.device.operators import DTYPE_BITS, Gemm, Vector
+from rapid_des.device.operators import DTYPE_BITS, Gemm, GroupedGemm, Vector
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.operations import Operation, Shard
 from rapid_des.frontend.spec import AdaptersSpec, TrainingSpec
@@ -24,25 +25,32 @@ INPUT_GRADIENT, WEIGHT_GRADIENT = ".input_gradient", ".weight_gradient"
 _NEEDED_FOR_WEIGHTS = (WEIGHT_GRADIENT, ".bias_gradient", ".regather")
 """Ends of the names of what only a weight's gradient needs."""
 _AGAIN = "recompute."
+_ROUTER = "ffn.router"
+_ROUTED = ("ffn.in", "ffn.out")
+"""The matrices of a layer with a router that are its routed experts'."""
 _MOST_SHARDED = 2
 _NARROW_BITS = 4
 
 
 def matrices(operations: Sequence[Operation]) -> tuple[str, ...]:
     """Return the names of the matrices in a forward's list that an adapter can stand beside."""
+    routed = _routed(operations)
     return tuple(
         operation.name
         for operation in operations
-        if operation.weights and isinstance(operation.operator, Gemm)
+        if operation.weights and isinstance(operation.operator, Gemm) and operation.name not in routed
     )
+
+
+def _routed(operations: Sequence[Operation]) -> tuple[str, ...]:
+    """Return the names of the matrices of routed experts in a list, forward or backward."""
+    return _ROUTED if any(_ROUTER in operation.name for operation in operations) else ()
 
 
 def refusals(
     adapters: AdaptersSpec, spec: TrainingSpec, layers: Sequence[Layer], shard: Shard
 ) -> Iterator[tuple[str, str]]:
     """Yield the keys of a training section that its adapters do not go with, and why."""
-    if any(half.parameters.experts for layer in layers for half in layer.halves):
-        yield "adapters", "routed experts have no adapters here: the model must be dense"
     if spec.zero_stage > _MOST_SHARDED:
         yield "zero_stage", f"frozen weights are not sharded here: with adapters at most {_MOST_SHARDED}"
     if spec.optimizer == "muon":
@@ -50,7 +58,9 @@ def refusals(
     known = {name: None for layer in layers for name in matrices(layer.forward(shard))}
     for name in adapters.matrices:
         if name not in known:
-            yield "adapters.matrices", f"{name!r} is no matrix of these layers; allowed: {', '.join(known)}"
+            routed = any(half.parameters.experts for layer in layers for half in layer.halves)
+            problem = f"{name!r} is no matrix of these layers" + " (routed experts have no adapters)" * routed
+            yield "adapters.matrices", f"{problem}; allowed: {', '.join(known)}"
     if adapters.weights is not None and DTYPE_BITS[adapters.weights] != _NARROW_BITS:
         yield "adapters.weights", f"{adapters.weights} has no kernel that widens it; allowed: fp4, int4"
 
@@ -66,7 +76,7 @@ def adapted(
     for operation in operations:
         if operation.name.endswith(_NEEDED_FOR_WEIGHTS):
             weights[_without(operation.name, _NEEDED_FOR_WEIGHTS)] += operation.parameters
-    return _Rewriting(spec, shard, rows, weights).rewritten(operations)
+    return _Rewriting(spec, shard, rows, weights, _routed(operations)).rewritten(operations)
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,8 @@ class _Rewriting:
     rows: frozenset[str]
     weights: Mapping[str, int]
     """Parameters of each matrix, in a backward."""
+    routed: tuple[str, ...]
+    """Matrices of routed experts."""
 
     def rewritten(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
         """Return the list with each operation in what takes its place, the last of which stands for it."""
@@ -93,11 +105,13 @@ class _Rewriting:
         again, _, name = operation.name.rpartition(_AGAIN)
         prefix = _AGAIN if again or operation.name.startswith(_AGAIN) else ""
         base = _without(name, (INPUT_GRADIENT, *_NEEDED_FOR_WEIGHTS))
-        has_adapter = base in self.spec.matrices
+        has_adapter = base in self.spec.matrices and base not in self.routed
         if name.endswith(_NEEDED_FOR_WEIGHTS) and isinstance(operation.operator, Gemm) and has_adapter:
             yield from self._factor_gradients(operation, base)
         elif name.endswith(_NEEDED_FOR_WEIGHTS) and not (has_adapter and name.endswith(".regather")):
             return
+        elif isinstance(operation.operator, GroupedGemm) or base in self.routed:
+            yield from self._experts(operation, base, start)
         elif operation.weights and isinstance(operation.operator, Gemm):
             yield from self._forward(operation, operation.operator, prefix, start, adapts=has_adapter)
         elif name.endswith(INPUT_GRADIENT) and isinstance(operation.operator, Gemm):
@@ -107,10 +121,23 @@ class _Rewriting:
 
     def _widened(self, operation: Operation, elements: int, name: str) -> Iterator[Operation]:
         """Yield the kernel that widens a matrix that is stored narrow, before its product."""
-        if self.spec.weights is not None:
+        if self.spec.weights is not None and _ROUTER not in name:
             kernel = Vector("dequantize", 1, elements, self.shard.precision.activations)
             output = self.shard.activation_bytes(elements)
             yield Operation(f"{name}.dequantize", operation.after, kernel, output=output)
+
+    def _experts(self, operation: Operation, base: str, start: int) -> Iterator[Operation]:
+        """Yield a product with frozen matrices of routed experts, forward or of their input's gradient."""
+        gemm = operation.operator
+        assert isinstance(gemm, Gemm | GroupedGemm)
+        number = gemm.batch if isinstance(gemm, Gemm) else len(gemm.rows)
+        widened = list(self._widened(operation, number * gemm.n * gemm.k, operation.name))
+        yield from widened
+        after = (start,) if widened else operation.after
+        if operation.name.endswith(INPUT_GRADIENT):
+            yield replace(operation, after=after, parameters=self.weights[base], frozen=True)
+        else:
+            yield replace(operation, after=after, saved=0)
 
     def _forward(
         self, operation: Operation, gemm: Gemm, prefix: str, start: int, *, adapts: bool

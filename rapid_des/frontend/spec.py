@@ -137,6 +137,9 @@ class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
     """Whether both matrices of an expert have biases."""
     router_bias: bool = False
     """Whether the router has a bias an expert."""
+    latent: Count | None = None
+    """Channels to which tokens are projected before they travel to the routed experts, and from which results
+    are projected back (latent experts, Nemotron 3). Unset: they travel whole."""
     capacity: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
     """Capacity factor: each expert takes this times its even share of a rank's tokens, padded or dropped.
     Unset: dropless."""

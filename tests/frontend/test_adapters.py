@@ -125,6 +125,20 @@ def test_it_runs_in_combination_and_replicas_sum_factors_alone(tiny, prices, set
     assert sum(reduced) == (4 * 4 * FACTORS if ("parallelism.dp", "2") in settings else 0)
 
 
+@pytest.mark.parametrize("software", ["torchtitan", "megatron-2025"])  # one grouped product, or one an expert
+def test_routed_experts_are_frozen_and_have_no_adapters(tiny, software):
+    experts = ("model.feed_forward", "{kind: experts, experts: 4, topk: 1, hidden: 8}")
+    settings = [("software", software), ("training.zero_stage", "1"), experts]
+    adapters = "{rank: 4, weights: fp4, matrices: [attention.qkv, attention.output]}"
+    plain, lora = tiny(*settings), tiny(*settings, ("training.adapters", adapters))
+    sizes, before = section_parameters(lora)[BLOCK], section_parameters(plain)[BLOCK]
+    assert sizes["frozen"] == before.total() and sizes["dense"] == 4 * (128 + 64 + 64 + 64)
+    names = [one.name for one in listed(lora, "backward")]
+    assert "ffn.in.input_gradient" in names and "ffn.in.weight_gradient" not in names
+    widened = {one.name: one.operator.columns for one in listed(lora) if one.name.endswith("dequantize")}
+    assert widened["ffn.in.dequantize"] == 4 * 64 * 16 and "ffn.router.dequantize" not in widened
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

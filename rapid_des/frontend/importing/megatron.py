@@ -304,12 +304,12 @@ def _attention(arguments: Arguments, hidden: int, position: str, *, bias: bool) 
 def _experts(arguments: Arguments, dense: Tree, layers: int) -> Tree:
     experts = sparse(
         kind="experts", experts=arguments.count("num-experts"), topk=arguments.count("moe-router-topk", 2),
-        hidden=arguments.count("moe-ffn-hidden-size", dense["hidden"]),
-        activation=dense["activation"],
+        hidden=arguments.count("moe-ffn-hidden-size", dense["hidden"]), activation=dense["activation"],
         shared_hidden=arguments.count("moe-shared-expert-intermediate-size", 0) or None,
         bias=dense["bias"] or None,
         router_bias=arguments.given("moe-router-enable-expert-bias") or None,
         capacity=arguments.get("moe-expert-capacity-factor", float, None),
+        latent=arguments.count("moe-latent-size", 0) or None,
     )  # fmt: skip
     arguments.ignore("moe-grouped-gemm", "moe-permute-fusion")
     sparse_layers = _expert_layers(arguments, layers)

@@ -2,7 +2,9 @@
 
 Tokens reach their experts as `dispatch` says. Where the ranks of a tp group hold the same tokens, as in
 serving, one sum over tp follows. Experts' biases are added in the products. Shared experts compute before
-the routed ones, or in halves while tokens travel.
+the routed ones, or in halves while tokens travel. Latent experts see tokens through a projection to fewer
+channels, in which these travel too, and a second one brings results back; each rank has both whole (Megatron
+Core's moe-latent-size).
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class Experts:
     router_bias: bool
     shared: DenseFeedForward | None
     shared_gate: bool
+    latent: int | None = None
+    """Channels in which tokens travel and are multiplied; None: all."""
     kernel_each: bool = False
     """Whether products are GEMMs of their own, one for each local expert."""
 
@@ -58,14 +62,24 @@ class Experts:
         return 2 if self.activation in GATED else 1
 
     @property
+    def _width(self) -> int:
+        """Channels that routed experts see."""
+        return self.latent or self.hidden
+
+    @property
     def _expert(self) -> int:
         """Weights of one routed expert."""
-        return self.hidden * self.inner * (self._projections + 1)
+        return self._width * self.inner * (self._projections + 1)
 
     @property
     def _biases(self) -> int:
         """Biases of one routed expert."""
-        return (self.inner * self._projections + self.hidden) * self.bias
+        return (self.inner * self._projections + self._width) * self.bias
+
+    @property
+    def _latent(self) -> int:
+        """Weights of the projections to latent channels and back."""
+        return 2 * self.hidden * (self.latent or 0)
 
     @property
     def _router(self) -> int:
@@ -76,15 +90,14 @@ class Experts:
         """The router, all routed experts, the shared ones and their gate."""
         return Parameters(
             matrices=self.shared.parameters.matrices if self.shared else 0,
-            whole_vectors=self._router + self.hidden * self.shared_gate,
-            experts=self.experts
-            * (self._expert + self.bias * (self.inner * self._projections + self.hidden)),
+            whole_vectors=self._router + self._latent + self.hidden * self.shared_gate,
+            experts=self.experts * (self._expert + self._biases),
         )
 
     def flops(self, sequence: int) -> int:
         """Return two for each weight that a token meets."""
         shared = self.shared.flops(sequence) if self.shared else 0
-        return 2 * (self.experts * self.hidden + self.dispatch.topk * self._expert) + shared
+        return 2 * (self.experts * self.hidden + self._latent + self.dispatch.topk * self._expert) + shared
 
     def refusal(self, split: ParallelismSpec) -> str | None:
         """Return why a job's axes can not spread or split the experts."""
@@ -112,12 +125,18 @@ class Experts:
         if self.shared and not self._beside(shard):
             self.shared.up(operations, shard, saved=0)
             self._shared_down(operations, shard, self.shared)
+        if self.latent:
+            column_forward(operations, _alone(shard), self._to_latent(shard), saved=0)
+            chosen = operations.last
         first, second = self._shared_forward(operations, shard, chosen)
         dispatch.forth(operations, shard, first)
         self._products(operations, shard)
         dispatch.back(operations, shard, second)
         if not dispatch.travels(shard):
-            reduce_output(operations, shard, self.name, shard.tokens * self.hidden)
+            reduce_output(operations, shard, self.name, shard.tokens * self._width)
+        if self.latent:
+            kept = shard.activation_bytes(rows * self.latent)
+            column_forward(operations, _alone(shard), self._from_latent(shard), saved=kept)
 
     def _beside(self, shard: Shard) -> bool:
         """Tell whether shared experts compute while tokens travel."""
@@ -152,6 +171,7 @@ class Experts:
         """Append the same from the end; gradients of copies travel as their results did."""
         dispatch, shared = self.dispatch, self.shared
         ready, sums = operations.last, list[int]()
+        self._from_latent_backward(operations, shard)
         beside = shared is not None and self._beside(shard)
 
         def down() -> None:
@@ -169,9 +189,9 @@ class Experts:
         self._product_gradients(operations, shard)
         dispatch.forth(operations, shard, Company(ready, up) if beside else None, backward=True)
         if not dispatch.travels(shard) and shard.tp > 1:
-            size = shard.message("tp.reduce_gradient", shard.tokens * self.hidden)
+            size = shard.message("tp.reduce_gradient", shard.tokens * self._width)
             operations.message("ffn.reduce_gradient", "tp.reduce_gradient", size)
-        routed = operations.last
+        routed = self._to_latent_backward(operations, shard)
         if shared is not None and not beside:
             down()
             sums[-1] = shared.up_backward(operations, shard)
@@ -201,6 +221,22 @@ class Experts:
             narrow=False,
         )
 
+    def _to_latent(self, shard: Shard) -> Linear:
+        return Linear("ffn.to_latent", self._width, self.hidden, False, self.dispatch.tokens(shard))
+
+    def _from_latent(self, shard: Shard) -> Linear:
+        return Linear("ffn.from_latent", self.hidden, self._width, False, self.dispatch.tokens(shard))
+
+    def _from_latent_backward(self, operations: OperationList, shard: Shard) -> None:
+        if self.latent:
+            operations.go_on_after(column_backward(operations, _alone(shard), self._from_latent(shard)))
+
+    def _to_latent_backward(self, operations: OperationList, shard: Shard) -> int:
+        """Append its backward, if there is one; return the position of the tokens' gradient."""
+        if not self.latent:
+            return operations.last
+        return column_backward(operations, _alone(shard), self._to_latent(shard))
+
     def _widths(self, shard: Shard) -> tuple[int, int]:
         """Return the columns of the first product and the inner ones of the second."""
         inner = self.inner // shard.etp
@@ -209,36 +245,36 @@ class Experts:
     def _products(self, operations: OperationList, shard: Shard) -> None:
         rows, (wide, inner) = self.dispatch.rows(shard), self._widths(shard)
         total, local = sum(rows), len(rows)
-        cast(operations, shard, Linear("ffn.in", wide, self.hidden, False, total), total)
+        cast(operations, shard, Linear("ffn.in", wide, self._width, False, total), total)
         operations.kernel(
             "ffn.in",
-            self._product(shard, rows, wide, self.hidden),
-            saved=shard.activation_bytes(total * self.hidden),
+            self._product(shard, rows, wide, self._width),
+            saved=shard.activation_bytes(total * self._width),
             output=shard.activation_bytes(total * wide),
-            weights=local * wide * self.hidden,
+            weights=local * wide * self._width,
         )
         kinds = fused((self.activation,), shard.fusion)
         middle = shard.activation_bytes(total * inner)
         for place, kind in enumerate(kinds):
             saved = shard.activation_bytes(total * wide) if place == 0 else middle
             operations.kernel(f"ffn.{kind}", shard.vector(kind, total, inner), saved=saved, output=middle)
-        cast(operations, shard, Linear("ffn.out", self.hidden, inner, False, total), total)
+        cast(operations, shard, Linear("ffn.out", self._width, inner, False, total), total)
         operations.kernel(
             "ffn.out",
-            self._product(shard, rows, self.hidden, inner),
+            self._product(shard, rows, self._width, inner),
             saved=middle,
-            output=shard.activation_bytes(total * self.hidden),
-            weights=local * self.hidden * inner,
+            output=shard.activation_bytes(total * self._width),
+            weights=local * self._width * inner,
         )
 
     def _product_gradients(self, operations: OperationList, shard: Shard) -> None:
         rows, (wide, inner) = self.dispatch.rows(shard), self._widths(shard)
         total = sum(rows)
-        self._gradients_of(operations, shard, "ffn.out", rows, (self.hidden, inner))
+        self._gradients_of(operations, shard, "ffn.out", rows, (self._width, inner))
         for kind in reversed(fused((self.activation,), shard.fusion)):
             size = shard.activation_bytes(total * wide)
             operations.kernel(f"ffn.{kind}", shard.vector(kind, total, inner, backward=True), output=size)
-        self._gradients_of(operations, shard, "ffn.in", rows, (wide, self.hidden))
+        self._gradients_of(operations, shard, "ffn.in", rows, (wide, self._width))
 
     def _gradients_of(
         self,
@@ -313,9 +349,10 @@ def mixture_of_experts(spec: ExpertsSpec, model: ModelSpec, file: str) -> Expert
         hidden=model.hidden,
         inner=spec.hidden,
         activation=spec.activation,
-        dispatch=Dispatch(model.hidden, spec.experts, spec.topk, spec.capacity),
+        dispatch=Dispatch(spec.latent or model.hidden, spec.experts, spec.topk, spec.capacity),
         bias=spec.bias,
         router_bias=spec.router_bias,
         shared=shared if spec.shared_hidden else None,
         shared_gate=spec.shared_gate,
+        latent=spec.latent,
     )

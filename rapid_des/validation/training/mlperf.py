@@ -28,8 +28,9 @@ _GPUS = {"H100": "H100-SXM-80GB", "H200": "H200-SXM-141GB", "B200": "B200-SXM", 
          "GB300": "GB300-NVL72"}  # fmt: skip
 _MICRO_BATCH_OF_LORA = 1
 """`MBS=1` in config_common.sh of submissions with NVIDIA's code (training_results_v4.0 and v5.1)."""
-_CHUNKS_OF_ROUND = {("v3.1", "gpt3"): (6, 12)}
-"""Where a round's configurations do not print how many chunks a stage has: what later rounds print."""
+_CHUNKS_OF_ROUND = {("v3.1", "gpt3"): (12,)}
+"""Where a round's configurations do not print how many chunks a stage has: what their default says
+(INTERLEAVED_PIPELINE in conf/custom.yaml of NVIDIA's submission)."""
 
 
 _LORA = "llama2_70b_lora"

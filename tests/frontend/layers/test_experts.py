@@ -86,6 +86,26 @@ def test_copies_travel_to_the_ranks_of_their_experts_and_back(tiny):
         assert sorted(found) == [("ep.combine", copies), ("ep.dispatch", copies)]
 
 
+def test_latent_experts_see_and_send_fewer_channels(tiny):
+    plain, latent = tiny(*SPREAD), tiny(*SPREAD, ("model.feed_forward.latent", "16"))
+    # 32 positions over two tp ranks; of 64 channels 16 travel.
+    for job, width in ((plain, 64), (latent, 16)):
+        travels = {one.name: one.size for one in forward(job) if one.role.startswith("ep.")}
+        assert set(travels.values()) == {16 * 2 * width * 2}
+    expert = {job: 3 * 32 * width for job, width in ((plain, 64), (latent, 16))}
+    here, before = section_parameters(latent)[BLOCK], section_parameters(plain)[BLOCK]
+    assert before["expert"] == 2 * expert[plain] and here["expert"] == 2 * expert[latent]
+    assert here["dense"] == before["dense"] + 2 * 64 * 16
+    layers = latent.model.pattern
+    assert layers[0].feed_forward.parameters.total == (
+        plain.model.pattern[0].feed_forward.parameters.total
+        - 8 * (expert[plain] - expert[latent])
+        + 2 * 64 * 16
+    )
+    marked = sum(one.parameters for one in listed(latent, "backward"))
+    assert marked == here.total()
+
+
 def test_ranks_that_share_experts_gather_and_reduce_copies(tiny):
     job = tiny(*SPREAD[:-2], ("parallelism.ep", "2"))  # etp as tp
     copies = 32 // 2 * 2 * 64 * 2
