@@ -20,11 +20,17 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
     ServingKernels,
     all_reduce_cost,
     all_reduce_time,
+    hybrid_time,
     load_kernels,
     low_latency_time,
     normal_time,
 )
-from rapid_des.validation.network.serving_kernels import KERNELS, exchange
+from rapid_des.validation.network.serving_kernels import (
+    KERNELS,
+    exchange,
+    hybrid_exchange,
+    hybrid_measured,
+)
 
 Row = dict[str, str]
 ALIKE = {"nvlink5": "b300"}
@@ -65,12 +71,25 @@ def exchanges(data: Path, name: str, part: str) -> list[Row]:
     ]
 
 
+def hybrids(data: Path, name: str, direction: str) -> list[Row]:
+    """Return Hybrid-EP's published kernels, with what their bandwidth comes to as `time_us`."""
+    return [
+        {**row, "time_us": str(hybrid_measured(row))}
+        for row in rows(data, "hybrid_ep_published.csv")
+        if KERNELS.get(row["gpu"]) == name and row["op"] == f"hybridep_{direction}"
+    ]
+
+
 def predict(kernels: ServingKernels, row: Row) -> float:
     """Return microseconds."""
     if row["op"].startswith("all_reduce"):
         library = row["kernel"].lower().split("_")[0]
         return all_reduce_time(kernels, library, int(row["ranks"]), int(row["bytes"])) / 1e6
-    what, direction = exchange(row), row["op"].rsplit("_", maxsplit=1)[-1]
+    direction = row["op"].rsplit("_", maxsplit=1)[-1]
+    if row["op"].startswith("hybridep"):
+        hybrid, sms = kernels.hybrid[direction], int(row["sms"])
+        return hybrid_time(hybrid, hybrid_exchange(row), multiprocessors=sms) / 1e6
+    what = exchange(row)
     if "low_latency" in row["op"]:
         return low_latency_time(kernels.low_latency[direction], what) / 1e6
     return normal_time(kernels.normal[direction], what, multiprocessors=int(float(row["sms"]))) / 1e6
@@ -81,6 +100,16 @@ def errors_of(measured: list[Row]) -> Callable[[ServingKernels], Any]:
     return lambda kernels: np.array(
         [math.log(predict(kernels, row) / float(row["time_us"])) for row in measured]
     )
+
+
+def fit_hybrids(data: Path, path: Path) -> None:
+    """Fit Hybrid-EP's kernels in one file; what is around them, and NICs without rows, stay as they are."""
+    for direction in ("dispatch", "combine"):
+        measured = hybrids(data, path.stem, direction)
+        names = ("link", "multiprocessor", *(["nic"] if any(row["nodes"] != "1" for row in measured) else []))
+        if measured:
+            free = tuple(f"hybrid.{direction}.{name}" for name in names)
+            print("hybrid", direction, fit(path, free, ServingKernels, errors_of(measured)))
 
 
 def main(data: Path, chosen: list[str]) -> None:
@@ -99,6 +128,7 @@ def main(data: Path, chosen: list[str]) -> None:
             key = part.replace("latency_", "latency.").replace("normal_", "normal.") + "."
             if measured:
                 print(part, fit(path, (key,), ServingKernels, errors_of(measured)))
+        fit_hybrids(data, path)
 
 
 if __name__ == "__main__":

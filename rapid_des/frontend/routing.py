@@ -20,7 +20,7 @@ from rapid_des.frontend.layers.layer import Layer
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.software import Software
 from rapid_des.frontend.spec import BalancedLoad, HistogramLoad, JobSpec, RoutingSpec
-from rapid_des.network.specs import DeepEp
+from rapid_des.network.specs import DeepEp, HybridEp
 
 
 def with_products(model: Model, software: Software) -> Model:
@@ -86,8 +86,8 @@ def _check(spec: JobSpec, file: str) -> None:
     if routing.redundant and spec.phase == "training":
         problem = "copies of an expert would need their gradients summed; redundant experts are for inference"
         raise ConfigError(problem, file=file, key="routing.redundant")
-    if routing.nodes is not None and routing.dispatcher != "deepep":
-        problem = f"{routing.dispatcher} sends every copy by itself; nodes are counted with dispatcher deepep"
+    if routing.nodes is not None and not routing.sends_once:
+        problem = f"{routing.dispatcher} sends every copy by itself; nodes count with deepep and hybridep"
         raise ConfigError(problem, file=file, key="routing.nodes")
 
 
@@ -179,9 +179,11 @@ def exchanges(job: Job) -> tuple[Exchange, ...]:
 
 def libraries_json(job: Job) -> str:
     """Return the communication libraries of a job's software, with what its dispatcher brings."""
-    if job.spec.routing.dispatcher != "deepep":
+    if not job.spec.routing.sends_once:
         return job.software.libraries_json()
     first = next(_experts(job)).dispatch
-    own = DeepEp(kernel="by_exchange", experts=first.physical, topk=first.topk)
+    own: DeepEp | HybridEp = DeepEp(kernel="by_exchange", experts=first.physical, topk=first.topk)
+    if job.spec.routing.dispatcher == "hybridep":
+        own = HybridEp()
     communication = structs.replace(job.software.communication, ep=own)
     return structs.replace(job.software, communication=communication).libraries_json()

@@ -271,16 +271,22 @@ class RoutingSpec(Spec, frozen=True):
     """Further copies of the experts that carry most (inference); ep divides all copies together."""
     pads: bool = True
     """With a capacity factor: experts with fewer tokens are padded; false: they compute what they get."""
-    dispatcher: Literal["all_to_all", "all_gather", "deepep"] = "all_to_all"
+    dispatcher: Literal["all_to_all", "all_gather", "deepep", "hybridep"] = "all_to_all"
     """How tokens travel: every copy by itself; all tokens to all ranks (Megatron's allgather); or as DeepEP's
     normal kernels: once to each node, and there once to each rank; decode steps take its low-latency
-    kernels, which send every copy by itself in the order of experts."""
+    kernels, which send every copy by itself in the order of experts. `hybridep`: once too, by Hybrid-EP's
+    kernels, whatever the phase (Megatron's moe-flex-dispatcher-backend)."""
     nodes: Count | None = None
-    """To how many nodes a token goes at most (DeepSeek-V3: 4); with dispatcher deepep. Unset: any number."""
+    """To how many nodes a token goes at most (DeepSeek-V3: 4); with deepep or hybridep. Unset: any."""
     dispatch: Dtype | None = None
     """Format in which copies travel; unset: as activations. Results come back as activations."""
     overlap_shared: bool = False
     """Shared experts compute while copies and results travel, as Megatron's moe-shared-expert-overlap."""
+
+    @property
+    def sends_once(self) -> bool:
+        """Whether a token travels once to each node, and to each rank there, for all of its experts."""
+        return self.dispatcher in ("deepep", "hybridep")
 
 
 class ParallelismSpec(Spec, frozen=True):

@@ -555,6 +555,16 @@ class DeepEp(Library, frozen=True, kw_only=True, tag="deepep"):
     """Which of both an all-to-all is; unset: the mean of both."""
 
 
+class HybridEp(Library, frozen=True, kw_only=True, tag="hybridep"):
+    """Hybrid-EP's exchange (DeepEP's branch of that name) where copies travel once; NCCL does all else."""
+
+    kernels: str | None = None
+    """The file of its constants: a path, or a name of topologies/fabrics/serving. Unset: the machine's
+    `collectives.measured.kernels`."""
+    multiprocessors: Annotated[int, Meta(ge=1, le=2**24)] = 32
+    """SMs that its kernels take (Megatron-Bridge's performance recipes: 32; its own default: 16)."""
+
+
 class Sampled(Library, frozen=True, kw_only=True, tag="samples"):
     """Times measured on groups of the same shape, between the sizes sampled; it serves no others."""
 
@@ -562,7 +572,7 @@ class Sampled(Library, frozen=True, kw_only=True, tag="samples"):
     """CSV with the columns op, nodes, gpus_per_node, bytes, time_us; a path."""
 
 
-AnyLibrary: TypeAlias = Native | Nccl | CustomAllReduce | DeepEp | Sampled
+AnyLibrary: TypeAlias = Native | Nccl | CustomAllReduce | DeepEp | HybridEp | Sampled
 
 
 class LibraryChoice(Spec, frozen=True, kw_only=True):

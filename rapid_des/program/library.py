@@ -32,6 +32,7 @@ from rapid_des.network.specs import (
     DeepEp,
     Dimension,
     FullyConnected,
+    HybridEp,
     InfraGraph,
     LibraryChoice,
     Native,
@@ -180,7 +181,11 @@ class Libraries:
         with self._naming_the_machine():
             for library in self._choice.of(kind):
                 cost = cost_of(library, request, self._rates_among(request.place))
-                if exchange is not None and exchange.once and not isinstance(library, DeepEp | Native):
+                if (
+                    exchange is not None
+                    and exchange.once
+                    and not isinstance(library, DeepEp | HybridEp | Native)
+                ):
                     problem = "no library here has measured kernels in which copies of a token travel once"
                     raise InputError(f"{problem} (collectives.measured.kernels: normal)")
                 if cost is not None:

@@ -43,7 +43,14 @@ def test_an_unknown_key_names_those_that_there_are():
 
 def test_what_tells_structs_apart_is_a_key_too():
     rows = explain(MachineSpec, "collectives.libraries.tp.library")
-    assert [row.allowed for row in rows] == ["native", "nccl", "custom_all_reduce", "deepep", "samples"]
+    assert [row.allowed for row in rows] == [
+        "native",
+        "nccl",
+        "custom_all_reduce",
+        "deepep",
+        "hybridep",
+        "samples",
+    ]
     assert rows[1].meaning.startswith("nccl: NCCL: rings") and rows[1].default == ""
     (whole,) = explain(MachineSpec, "collectives.libraries.tp")
     assert whole.allowed.startswith(

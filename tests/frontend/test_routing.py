@@ -145,7 +145,7 @@ def test_shared_experts_compute_in_halves_while_tokens_travel(tiny):
 
 
 @pytest.mark.parametrize("mode", ["flattened", "hierarchical"])
-@pytest.mark.parametrize("dispatcher", ["all_to_all", "all_gather", "deepep"])
+@pytest.mark.parametrize("dispatcher", ["all_to_all", "all_gather", "deepep", "hybridep"])
 def test_ranks_that_nobody_chooses_wait_for_the_others(tiny, mode, dispatcher):
     counts = [0, 0, 0, 0, 0, 0, 1, 1]
     load = ("routing.load", f"{{kind: histogram, counts: [{counts}]}}")
@@ -180,10 +180,11 @@ def test_copies_that_travel_once_need_less_time_on_the_network():
     }  # fmt: skip
     machine = load_machine("dgx_h100_x8")
     jobs = [load_job("llama2_7b_train", settings={**changes, "routing.dispatcher": how})
-            for how in ("all_to_all", "deepep")]  # fmt: skip
-    every, once = (simulate(job, machine) for job in jobs)
+            for how in ("all_to_all", "deepep", "hybridep")]  # fmt: skip
+    every, once, hybrid = (simulate(job, machine) for job in jobs)
     # Six copies of a token go to two nodes: 5/8 of them across (0.98 once), less than a third.
     assert int(once.breakdown["ep"]) < 0.6 * int(every.breakdown["ep"])
+    assert int(hybrid.breakdown["ep"]) < int(every.breakdown["ep"])
 
 
 def test_the_report_says_what_waiting_for_the_busiest_rank_takes(tiny, prices):
@@ -217,9 +218,10 @@ def test_routing_of_a_dense_model_is_refused(tiny):
         tiny(("routing.dispatcher", "all_gather"))
 
 
-def test_kernels_that_send_once_must_have_been_measured():
+@pytest.mark.parametrize("dispatcher", ["deepep", "hybridep"])
+def test_kernels_that_send_once_must_have_been_measured(dispatcher):
     changes = {"model": "mixtral_8x7b", "model.layers": 1, "parallelism": {"dp": 4, "ep": 4},
-               "training.global_batch": 4, "routing.dispatcher": "deepep"}  # fmt: skip
+               "training.global_batch": 4, "routing.dispatcher": dispatcher}  # fmt: skip
     with pytest.raises(InputError, match="no library here has measured kernels"):
         simulate(load_job("llama2_7b_train", settings=changes), load_machine("dgx_a100_x2"))
 

@@ -36,6 +36,8 @@ def known():
         ("network/custom-all-reduce/A100-SXM4-80GB", 15),
         ("network/custom-all-reduce/H100-SXM-80GB", 15),
         ("network/deepep/H100-SXM-80GB", 20),
+        ("network/hybrid-ep/B200-SXM", 8),
+        ("network/hybrid-ep/H100-SXM-80GB", 6),
         ("network/tc/all_reduce", 2),
         ("network/tc/broadcast", 10),
         ("network/tc/reduce", 10),

@@ -23,7 +23,7 @@ POSITIONS = {
     "learned_absolute": "learned", "rope": "rope", "mrope": "rope", "yarn": "rope", "none": "none",
 }  # fmt: skip
 DISPATCHERS = {
-    "allgather": "all_gather", "alltoall": "all_to_all", "alltoall_seq": "all_to_all", "flex": "deepep",
+    "allgather": "all_gather", "alltoall": "all_to_all", "alltoall_seq": "all_to_all", "flex": "flex",
 }  # fmt: skip
 RECIPES = {"delayed": "delayed", "tensorwise": "current", "blockwise": "blockwise", "mxfp8": "mxfp8"}
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -311,7 +311,7 @@ def _experts(arguments: Arguments, dense: Tree, layers: int) -> Tree:
         capacity=arguments.get("moe-expert-capacity-factor", float, None),
         latent=arguments.count("moe-latent-size", 0) or None,
     )  # fmt: skip
-    arguments.ignore("moe-grouped-gemm", "moe-permute-fusion")
+    arguments.ignore("moe-grouped-gemm", "moe-permute-fusion", "moe-enable-deepep")
     sparse_layers = _expert_layers(arguments, layers)
     plain = [layer for layer in range(layers) if layer not in sparse_layers]
     exceptions = [place | {"feed_forward": dense} for place in spread(plain, layers)] if plain else []
@@ -321,11 +321,11 @@ def _experts(arguments: Arguments, dense: Tree, layers: int) -> Tree:
 def _routing(arguments: Arguments) -> Tree:
     """Return how tokens travel to experts; allgather where nothing is said, as its parser has it."""
     dispatcher = arguments.choice("moe-token-dispatcher-type", DISPATCHERS, "allgather")
-    arguments.ignore("moe-enable-deepep", "moe-flex-dispatcher-backend")
-    nodes = arguments.count("moe-router-group-topk", 0) if dispatcher == "deepep" else 0
+    flex, backends = dispatcher == "flex", {"deepep": "deepep", "hybridep": "hybridep"}
+    backend = arguments.choice("moe-flex-dispatcher-backend", backends, "deepep")
     return sparse(
-        dispatcher=dispatcher,
-        nodes=nodes or None,
+        dispatcher=backend if flex else dispatcher,
+        nodes=(arguments.count("moe-router-group-topk", 0) or None) if flex else None,
         overlap_shared=arguments.given("moe-shared-expert-overlap") or None,
     )
 

@@ -6,7 +6,7 @@ Where every rank has tokens of its own (tp 1, or sequence parallelism), by one o
   share experts (etp) gather what came in and reduce what goes out; what a rank then has it sorts by expert;
 - `all_gather`, Megatron Core's: all ranks of a layer's experts gather all tokens, and which experts those
   chose; each copies what its own experts need, and partial sums are reduced to the tokens' ranks;
-- `deepep`: tokens travel as `Exchange.once` says and are copied where they have come.
+- `deepep` and `hybridep`: tokens travel as `Exchange.once` says and are copied where they have come.
 
 Where the ranks of a tp group hold the same tokens, as in serving, each computes what its experts add.
 
@@ -263,11 +263,11 @@ class Dispatch:
 
         DeepEP sends what is not `packed` by its low-latency kernels.
         """
-        deepep, copies = self.routing.dispatcher == "deepep", tuple[int, ...]()
-        once = deepep and packed
+        sends_once, copies = self.routing.sends_once, tuple[int, ...]()
+        once = sends_once and packed
         if self.uneven is not None:
             copies = self.uneven.of_ranks(self.capacity)
-        if not deepep and not copies:
+        if not sends_once and not copies:
             return None
         return Exchange(copies, self.topk, returns, once, self.routing.nodes or 0)
 
@@ -276,8 +276,9 @@ class Dispatch:
         if self.physical % ep:
             more = f" with {self.routing.redundant} redundant ones" if self.routing.redundant else ""
             return f"experts {self.experts}{more} does not divide by ep {ep}"
-        if self.routing.dispatcher == "deepep" and etp > 1:
-            return f"dispatcher deepep sends tokens to ranks with whole experts: etp {etp} must be 1"
+        if self.routing.sends_once and etp > 1:
+            dispatcher = f"dispatcher {self.routing.dispatcher}"
+            return f"{dispatcher} sends tokens to ranks with whole experts: etp {etp} must be 1"
         return None
 
     def forth(
@@ -315,7 +316,7 @@ class Dispatch:
             return [self._all_tokens, self._permute]
         if self._low_latency(shard):
             return [self._exchange]
-        if self.routing.dispatcher == "deepep" and spread:
+        if self.routing.sends_once and spread:
             return [self._exchange, self._permute]
         return [self._permute, self._exchange, self._gather, self._sort]
 

@@ -1,7 +1,9 @@
-"""Serving engines' all-reduce and DeepEP's dispatch and combine.
+"""Serving engines' all-reduce, and DeepEP's and Hybrid-EP's dispatch and combine.
 
 Low-latency DeepEP and the normal kernels on up to two nodes are scored; normal kernels on four and eight
 nodes are far below line rate for reasons that the files do not state and go to a topic that says so.
+Hybrid-EP's rows are its kernels alone; their bandwidth counts what every node (H100), or every rank, gets
+of a token.
 Constants come from `topologies/fabrics/serving`.
 """
 
@@ -15,6 +17,7 @@ import msgspec
 from rapid_des.network.collectives.libraries.serving_kernels import (
     ExpertExchange,
     all_reduce_time,
+    hybrid_time,
     load_kernels,
     low_latency_time,
     normal_time,
@@ -39,8 +42,8 @@ _NO_KERNELS = "no constants of this GPU's kernels"
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
-    """Yield `network/custom-all-reduce/GPU` and `network/deepep/GPU`."""
-    for rows in (reductions, exchanges):
+    """Yield `network/custom-all-reduce/GPU`, `network/deepep/GPU` and `network/hybrid-ep/GPU`."""
+    for rows in (reductions, exchanges, hybrid_exchanges):
         yield from grouped(((name, row) for name, row, _ in rows(data)), constants=_constants)
 
 
@@ -112,6 +115,51 @@ def _exchange_row(record: Record, why: str) -> Measured:
         predict=partial(exchange_time, KERNELS.get(record["gpu"], ""), record["op"], multiprocessors, what),
         unsupported=why,
     )
+
+
+def hybrid_exchanges(data: DataFolder) -> Iterator[tuple[str, Measured, Record]]:
+    """Yield topic, measurement and record of every kernel of Hybrid-EP."""
+    for record in data.read("collectives/hybrid_ep_published.csv"):
+        gpu, what = record["gpu"], hybrid_exchange(record)
+        row = Measured(
+            case_id=record["case_id"],
+            time=hybrid_measured(record),
+            wire=what.copies,
+            predict=partial(hybrid_predicted, KERNELS.get(gpu, ""), record),
+            unsupported="" if gpu in KERNELS else _NO_KERNELS,
+        )
+        yield f"network/hybrid-ep/{gpu}", row, record
+
+
+def hybrid_exchange(record: Mapping[str, str]) -> ExpertExchange:
+    """Return what a rank exchanges in a measurement of Hybrid-EP, in bf16."""
+    nodes = int(record["nodes"])
+    return ExpertExchange(
+        tokens=int(record["tokens"]),
+        hidden=int(record["hidden"]),
+        topk=int(record["topk"]),
+        experts=int(record["experts"]),
+        nodes=nodes,
+        per_node=int(record["ranks"]) // nodes,
+        element_bytes=2,
+    )
+
+
+def hybrid_measured(record: Mapping[str, str]) -> float:
+    """Return the microseconds that a printed bandwidth stands for."""
+    what = hybrid_exchange(record)
+    parts = what.nodes if record["counted"] == "network" else what.nodes * what.per_node
+    payload = what.tokens * what.hidden * what.element_bytes
+    return payload * what.distinct(parts) / float(record["algorithm_bandwidth_gb_s"]) / 1e3
+
+
+def hybrid_predicted(name: str, record: Mapping[str, str]) -> float:
+    """Return the predicted microseconds of one of Hybrid-EP's kernels."""
+    kernels, direction = load_kernels(name), record["op"].removeprefix("hybridep_")
+    if direction not in kernels.hybrid:
+        raise UnsupportedRow(f"{kernels.name}: no constants of Hybrid-EP")
+    what = hybrid_exchange(record)
+    return hybrid_time(kernels.hybrid[direction], what, multiprocessors=int(record["sms"])) / PS_PER_US
 
 
 def exchange_time(name: str, op: str, multiprocessors: int, what: ExpertExchange) -> float:

@@ -94,30 +94,55 @@ def _as_run(record: Record, layout: Layout) -> Tree:
     utils/precision.py and configs/*/*_llm_*.py: number formats, `grad_reduce_in_fp32 = False`, user buffers
     where tensor-parallel messages overlap (not in fp4); utils/overrides.py: Transformer Engine's loss;
     configs/*/*_workload_base_configs.py: CUDA graphs (of whole iterations for 8B; of the MLPs in fine-tuning,
-    which count as whole), dispatchers, pairs of batches; recipes/llama/llama3.py: rank 16, all four matrices.
+    which count as whole); recipes/llama/llama3.py: rank 16, all four matrices.
     """
     name, gpu = record["precision"], record["gpu"]
     formats = _FORMATS[_ALIASES.get(name, name)]
     training: Tree = {"zero_stage": 3} if _sharded(record) else dict(MEGATRON_2025_JOB["training"])
+    mixture = _mixture_as_run(record, layout) if _size(record).experts else {}
     if "/LoRA/" in record["case_id"]:
         training |= {"adapters": {"rank": 16}}
-    elif layout.tp > 1 and name != "NVFP4":
+    elif layout.tp > 1 and name != "NVFP4" and not mixture:
         training |= {"overlap_tp": "userbuffers"}
-    experts: Tree = {}
-    if _size(record).experts and (gpu != "DGX-H100" or layout.tp == layout.pp == 1):
-        experts = {"routing": {"dispatcher": "deepep"}}
-    elif record["model"].startswith("Qwen3_235B") and layout.chunks > 1:
-        training |= {"overlap_batches": True}
     graphs = gpu != "DGX-H100" and (
         record["model"] == "LLAMA3_8B" or "/Pre-Training/" not in record["case_id"]
     )
     return {
-        "training": training,
         "precision": {**formats, "gradients": "bf16", "gradient_reduce": "bf16"},
         "cross_entropy": "online",
-        **experts,
         **({"host": None} if graphs else {}),
+        **mixture,
+        "training": {**training, **mixture.get("training", {})},
     }
+
+
+_HYBRID_ON_8 = (26, 2)
+"""The release from which Hybrid-EP serves NVLink domains of eight (Megatron-Bridge, issue 1731)."""
+_WHOLE_ITERATIONS = (26, 6)
+"""The release from which MXFP8 is captured with whole iterations, and batches run in pairs."""
+
+
+def _mixture_as_run(record: Record, layout: Layout) -> Tree:
+    """Return the same for Qwen3's mixtures of experts.
+
+    scripts/performance/configs/qwen and src/megatron/bridge/perf_recipes/qwen, `common.py` too: exchanges by
+    Hybrid-EP but for pipelines on H100, which take NCCL's and run batches in pairs, if they interleave; from
+    26.06 on MXFP8 in graphs of whole iterations whose batches run in pairs. None of them overlaps tp.
+    """
+    gpu, release = record["gpu"], _release(record)
+    if gpu == "DGX-H100" and not layout.tp == layout.pp == 1:
+        pairs = layout.chunks > 1 and record["model"].startswith("Qwen3_235B")
+        return {"training": {"overlap_batches": pairs}}
+    far = gpu.startswith("DGX-G")
+    job: Tree = {"routing": {"dispatcher": "hybridep" if far or release >= _HYBRID_ON_8 else "deepep"}}
+    if "MXFP8" in record["precision"] and release >= _WHOLE_ITERATIONS:
+        return {**job, "training": {"overlap_batches": True}, "host": None}
+    return job
+
+
+def _release(record: Record) -> tuple[int, ...]:
+    """Return the release of a row by its name, `mbridge/26.04.01/…`."""
+    return tuple(int(part) for part in record["case_id"].split("/")[1].split("."))
 
 
 def _needs(record: Record) -> set[str]:

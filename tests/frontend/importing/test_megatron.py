@@ -122,6 +122,11 @@ def test_deepseek_v3_has_its_parameters(tmp_path):
         ("--no-gradient-accumulation-fusion", "training.fused_accumulation", False),
         ("--no-async-tensor-model-parallel-allreduce", "training.overlap_tp_gradients", False),
         ("--num-experts 4 --moe-token-dispatcher-type alltoall", "routing.dispatcher", "all_to_all"),
+        (
+            "--num-experts 4 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+            "routing.dispatcher",
+            "hybridep",
+        ),
         ("--num-experts 4 --moe-shared-expert-overlap", "routing.overlap_shared", True),
         ("--mtp-num-layers 2", "model.predictions", 2),
         ("--attention-backend unfused", "attention", "unfused"),

@@ -14,6 +14,7 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
     ExpertExchange,
     all_reduce_cost,
     all_reduce_time,
+    hybrid_time,
     load_kernels,
     low_latency_time,
     normal_time,
@@ -113,6 +114,16 @@ def test_more_multiprocessors_move_more():
     kernel = load_kernels("h100").normal["dispatch"]
     slow, fast = (normal_time(kernel, TOKENS, multiprocessors=count) for count in (10, 20))
     assert slow - kernel.base == pytest.approx(2 * (fast - kernel.base), rel=1e-6)
+
+
+def test_hybrid_ep_leaves_in_place_what_stays():
+    kernel = load_kernels("nvlink5").hybrid["dispatch"]
+    # a token meets 8 (1 - (7/8)^8) of 8 ranks, one of them its own
+    wire = 4096 * TOKENS.copy_bytes * 8 * (1 - (7 / 8) ** 8) * 7 / 8
+    assert hybrid_time(kernel, TOKENS, multiprocessors=32) == pytest.approx(wire / kernel.link * 1e12)
+    two = replace(TOKENS, nodes=2, per_node=1)
+    far = 4096 * TOKENS.copy_bytes * 2 * (1 - 2.0**-8) / 2
+    assert hybrid_time(kernel, two, multiprocessors=32) == pytest.approx(far / kernel.nic * 1e12)
 
 
 def test_unknown_names_list_the_known():

@@ -43,6 +43,7 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
     ONCE,
     all_reduce_cost,
     exchange_cost,
+    hybrid_cost,
     load_kernels,
 )
 from rapid_des.network.collectives.on_fabric import ShapedCollective, build_schedule
@@ -54,6 +55,7 @@ from rapid_des.network.specs import (
     Collectives,
     CustomAllReduce,
     DeepEp,
+    HybridEp,
     Native,
     Nccl,
     Sampled,
@@ -132,6 +134,9 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
         return all_reduce_cost(kernels, library.engine, place.ranks, request.size, switched=request.switched)
     if request.collective is not C.ALL_TO_ALL:
         return None
+    if isinstance(library, HybridEp):
+        how = request.exchange
+        return None if how is None else hybrid_cost(kernels, library, place, request.busiest, how)
     return exchange_cost(kernels, library, place, request.busiest, request.exchange)
 
 
@@ -200,7 +205,7 @@ def _check(library: AnyLibrary) -> None:
         load_fabric(_file(library.constants))
     elif isinstance(library, CustomAllReduce):
         all_reduce_cost(load_kernels(_file(library.kernels)), library.engine, 2, 1)
-    elif isinstance(library, DeepEp):
+    elif isinstance(library, (DeepEp, HybridEp)):
         load_kernels(_file(library.kernels))
     elif isinstance(library, Sampled):
         load_samples(library.file)

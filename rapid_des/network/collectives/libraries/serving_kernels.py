@@ -8,6 +8,7 @@ engine's source, and in our files as `limits`; above them, and for other groups,
 Expert exchange: a rank sends each of its tokens to `topk` experts. The low-latency kernels send every copy by
 itself, over NVLink within the node and the NIC to other nodes; an expert's copies are moved by one group of
 threads. The normal kernels send a token once to each node and, within it, once to each rank that needs it.
+Hybrid-EP's do so too, in pieces that pass through both at the same time, and leave in place what stays.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place, nccl_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric, with_registered_buffers
 from rapid_des.network.collectives.token_exchange import expected_places
-from rapid_des.network.specs import DeepEp
+from rapid_des.network.specs import DeepEp, HybridEp
 from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size
 
 ONCE = "normal"
@@ -104,6 +105,18 @@ class Normal(Spec, frozen=True, kw_only=True):
     nic: Bandwidth
 
 
+class Hybrid(Spec, frozen=True, kw_only=True):
+    """One direction of Hybrid-EP's exchange."""
+
+    base: Duration
+    """Around the kernel: maps of who gets what, flags."""
+    link: Bandwidth
+    """Of a GPU to others in its node, at most."""
+    multiprocessor: Bandwidth
+    """What one SM moves there."""
+    nic: Bandwidth
+
+
 class ServingKernels(Spec, frozen=True, kw_only=True):
     """The kernels of one GPU and its fabric."""
 
@@ -116,6 +129,7 @@ class ServingKernels(Spec, frozen=True, kw_only=True):
     low_latency: dict[str, LowLatency] = {}
     """By direction: dispatch, combine."""
     normal: dict[str, Normal] = {}
+    hybrid: dict[str, Hybrid] = {}
 
 
 @dataclass(frozen=True)
@@ -265,6 +279,37 @@ def exchange_cost(
         channels=library.multiprocessors if once else 0,
         hbm_bytes=2 * size,
     )
+
+
+def hybrid_cost(
+    kernels: ServingKernels, library: HybridEp, place: Place, size: int, how: Exchange
+) -> LibraryCost | None:
+    """Return what Hybrid-EP takes for `size` bytes a rank of copies; None where there are no constants."""
+    kernel = kernels.hybrid.get("combine" if how.returns else "dispatch")
+    if kernel is None or not how.once:
+        return None
+    exchange = ExpertExchange(
+        tokens=1, hidden=0, topk=how.topk, experts=0, nodes=place.nodes, per_node=place.per_node,
+        element_bytes=2, sent=float(size), most_nodes=how.nodes,
+    )  # fmt: skip
+    return LibraryCost(
+        duration=int(kernel.base) + hybrid_time(kernel, exchange, multiprocessors=library.multiprocessors),
+        algorithm="hybridep",
+        protocol=ONCE,
+        start=int(kernel.base),
+        channels=library.multiprocessors,
+        hbm_bytes=2 * size,
+    )
+
+
+def hybrid_time(kernel: Hybrid, exchange: ExpertExchange, *, multiprocessors: int) -> int:
+    """Return the picoseconds of Hybrid-EP's dispatch or combine kernel that runs on so many SMs."""
+    payload = exchange.copies / exchange.topk
+    nodes, per_node = exchange.nodes, exchange.per_node
+    inside = payload * exchange.distinct(nodes * per_node) * (1 - 1 / per_node)
+    outside = payload * exchange.distinct(nodes) * (1 - 1 / nodes)
+    link = min(int(kernel.link), int(kernel.multiprocessor) * multiprocessors) / _MICRO
+    return math.ceil(max(inside / link, outside / (kernel.nic / _MICRO)) * PS_PER_US)
 
 
 def low_latency_time(kernel: LowLatency, exchange: ExpertExchange) -> int:
