@@ -35,6 +35,7 @@ TOPICS = {
     "custom all-reduce, A100 node": "network/custom-all-reduce/A100-SXM4-80GB",
     "custom all-reduce, L40S over PCIe": "network/custom-all-reduce/L40S",
     "DeepEP dispatch and combine, H100": "network/deepep/H100-SXM-80GB",
+    "Hybrid-EP's kernels, H100": "network/hybrid-ep/H100-SXM-80GB",
     "NCCL all-gather as run, from 1 MiB, A100 node": "network/as-run/nccl/A100-SXM4-80GB/all_gather/large",
     "NCCL as run on 1 to 10 H100 nodes, from 256 MiB": "network/as-run/ndr/large",
     "NCCL as run, from 1 MiB to there": "network/as-run/ndr/medium",
