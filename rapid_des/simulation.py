@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, check_memory, memory
+from rapid_des.frontend.memory import in_passes
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
 from rapid_des.modes.pricing import pace, price, price_blocks
@@ -111,6 +112,9 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     capacity = int(machine.device.spec.hbm.capacity)
     remembered = BoundedCache() if cache is None else cache
+    if job.spec.inference is not None and not allow_oom:
+        asked_for = job
+        job = remembered.get_or_make(("passes", job, capacity), lambda: in_passes(asked_for, capacity))
     of_job = ("memory", job, None if allow_oom else capacity)
     needed = remembered.get_or_make(of_job, lambda: memory(job) if allow_oom else check_memory(job, capacity))
     asked = _Asked(mode, EngineChoice.of(engine), needed, trail, strict, cache)

@@ -260,16 +260,19 @@ def open_machine(
     return loaded
 
 
+_OF_SERVERS = ("--set job.serving.", "--set job.memory.", "--set job.host.")
+
+
 def open_job(
     job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = (), *, serves: bool = False
 ) -> tuple[Job, Machine]:
     """Return the job and the machine with --set and --fault; idle settings are named on stderr.
 
-    `serves`: the job's `serving` section is read, which no static run does.
+    `serves`: what the job says of its server is read, which no static run does.
     """
     wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults)
     for line in idle:
-        if not (serves and line.startswith("--set job.serving.")):
+        if not (serves and line.startswith(_OF_SERVERS)):
             announce(line)
     return wanted, loaded
 

@@ -112,7 +112,7 @@ def price_job(job: Job, operators: OperatorModel, decode_operators: OperatorMode
             lists = training_lists(job, place)
             of_places.append(price_lists(lists, operators, job.host, uneven))
     priced = (
-        _priced(key, name, operator, decode_operators if key.step else operators)
+        _priced(key, name, operator, decode_operators if key.step > 0 else operators)
         for key, name, operator in _kernels(job, lists)
     )
     return PricedJob(job, operators, tuple(of_places), tuple(priced))

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from msgspec import structs
@@ -64,7 +64,8 @@ class Pass:
     """One pass of requests through the model together."""
 
     step: int
-    """0 is the prefill, or a mix of prompts with what decodes; from 1 on all decode."""
+    """0 is the prefill, or a mix of prompts with what decodes; the last of several passes of prompts, those
+    before it being -1, -2 and so on; from 1 on all decode."""
     groups: tuple[Group, ...]
     """Of one micro-batch."""
     alike: int
@@ -89,7 +90,7 @@ class Pass:
     @property
     def name(self) -> str:
         """`prefill` or `decode`."""
-        return "decode" if self.step else "prefill"
+        return "decode" if self.step > 0 else "prefill"
 
 
 def one_pass(job: Job, groups: Sequence[Group]) -> Job:
@@ -101,23 +102,55 @@ def one_pass(job: Job, groups: Sequence[Group]) -> Job:
         RequestsSpec(group.key_length, min(1, group.samples), group.count, group.cached) for group in groups
     )
     lone = dict.fromkeys(("batch", "prompt_length", "output_length", "micro_batch", "speculative"))
+    lone["prefill_tokens"] = None
     inference = structs.replace(job.inference, **lone, requests=kinds, decode_steps="all")
     return with_spec(job, structs.replace(job.spec, inference=inference))
 
 
 def passes(job: Job) -> tuple[Pass, ...]:
-    """Return the prefill, which makes the first tokens, and the decode steps that are simulated.
+    """Return the prefill, one pass or several, which makes the first tokens, and the simulated decode steps.
 
     Requests that decode from the first pass on have no prefill: their passes are steps from 1 on.
     """
-    spec, distinct, alike = job.inference, list[Pass](), dict[tuple[Group, ...], int]()
-    first = int(all(group.cached and group.decodes for group in groups_of(job, 0)))
-    for step in (0, *_steps(spec)):
-        groups = groups_of(job, step)
+    distinct, alike = list[Pass](), dict[tuple[bool, tuple[Group, ...]], int]()
+    first, prompts = groups_of(job, 0), [groups_of(job, 0)]
+    decodes = int(all(group.cached and group.decodes for group in first))
+    if job.inference.prefill_tokens is not None and not decodes:
+        prompts = list(cut(first, job.inference.prefill_tokens))
+    every = [*enumerate(prompts, 1 - len(prompts)), *((n, groups_of(job, n)) for n in _steps(job.inference))]
+    for step, groups in every:
         composition = tuple(replace(group, cached=group.cached and 1) for group in groups)
-        number = alike.setdefault(composition, step + first)
-        distinct.append(Pass(step + first, groups, number))
+        number = alike.setdefault((step + decodes > 0, composition), step + decodes)
+        distinct.append(Pass(step + decodes, groups, number))
     return tuple(distinct)
+
+
+def cut(prompts: Sequence[Group], most: int) -> Iterator[tuple[Group, ...]]:
+    """Yield passes of at most so many tokens that compute prompts in their order, cut where a pass is full.
+
+    >>> [[(group.count, group.query_length, group.cached, group.samples) for group in each]
+    ...  for each in cut((Group(3, 10),), 16)]
+    [[(1, 10, 0, 1), (1, 6, 0, 0)], [(1, 4, 6, 1), (1, 10, 0, 1)]]
+    """
+    room, chosen = most, list[Group]()
+    for group in prompts:
+        for _ in range(group.count):
+            done = 0
+            while done < group.query_length:
+                tokens = min(room, group.query_length - done)
+                ends = done + tokens == group.query_length
+                chosen.append(Group(1, tokens, group.cached + done, group.samples if ends else 0))
+                done, room = done + tokens, room - tokens
+                if not room:
+                    yield _joined(chosen)
+                    room, chosen = most, []
+    if chosen:
+        yield _joined(chosen)
+
+
+def _joined(requests: Sequence[Group]) -> tuple[Group, ...]:
+    """Return neighbours that are alike as one group."""
+    return tuple(replace(one, count=sum(1 for _ in alike)) for one, alike in groupby(requests))
 
 
 def groups_of(job: Job, step: int) -> tuple[Group, ...]:
@@ -200,8 +233,12 @@ def shard_of_groups(job: Job, groups: tuple[Group, ...]) -> Shard:
 
 def serving_notes(job: Job) -> tuple[str, ...]:
     """Return what a user must know of the simulated passes."""
-    simulated, steps = len(passes(job)) - 1, job.inference.steps - 1
-    notes = []
+    every, steps, notes = passes(job), job.inference.steps - 1, list[str]()
+    prompts = max(0, -every[0].step)
+    simulated = len(every) - 1 - prompts
+    if prompts:
+        most = job.inference.prefill_tokens
+        notes.append(f"prompts: {prompts + 1} passes of at most {most:,} tokens (inference.prefill_tokens)")
     if simulated != steps:
         text = (
             f"decode: {simulated} of {steps} steps are simulated, spread evenly; the others are interpolated"
@@ -234,7 +271,7 @@ def serving_pieces(
     pieces: dict[PieceKey, Piece] = {}
     for key, operations in lists.items():
         host = None if captures(job, key.step) else job.host
-        piece = price(operations, decode_operators if key.step else operators, host, exchanges(job))
+        piece = price(operations, decode_operators if key.step > 0 else operators, host, exchanges(job))
         if key.step != alike[key.step]:
             piece = _recosted(pieces[replace(key, step=alike[key.step])], piece.rows[:, COSTS])
         pieces[key] = piece
@@ -251,7 +288,7 @@ def _issuing(server: _Server, step: int, micro_batch: int) -> None:
     """Have the host issue a pass when it has the tokens that the pass before made."""
     host, token = server.job.host, server.tokens.get(micro_batch)
     if host is not None:
-        first = step == micro_batch == server.stage == 0
+        first = step == server.first and micro_batch == server.stage == 0
         before = host.before(captured=captures(server.job, step), first=first)
         server.program.issuing(first=before, after=() if token is None else (token,))
 
@@ -284,14 +321,16 @@ class _Server:
     job: Job
     stage: int
     program: ProgramWriter
+    first: int
+    """The first pass of prompts; 0 where there is one."""
     tokens: dict[int, int] = field(default_factory=dict)
     """By micro-batch: the position that makes, or receives, its newest token."""
 
 
 def serving_program(job: Job, stage: int, pieces: Pieces) -> FinishedProgram:
     """Return the program that every rank of one stage runs, given the pieces of all passes."""
-    server = _Server(job, stage, ProgramWriter(job.host))
     simulated = passes(job)
+    server = _Server(job, stage, ProgramWriter(job.host), min(0, simulated[0].step))
     for current, piece in zip(simulated, _stage_passes(job, stage, pieces), strict=True):
         for micro_batch in range(job.micro_batches):
             _place_pass(server, current, piece, micro_batch, last=current is simulated[-1])
@@ -301,7 +340,7 @@ def serving_program(job: Job, stage: int, pieces: Pieces) -> FinishedProgram:
 def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, *, last: bool) -> None:
     job, stage, program = server.job, server.stage, server.program
     boundary = serving_shard(job, current).boundary_bytes
-    number = current.step * job.micro_batches + micro_batch
+    number = (current.step - server.first) * job.micro_batches + micro_batch
     ports: dict[int, int] = {}
     _issuing(server, current.step, micro_batch)
     if stage:
@@ -320,7 +359,7 @@ def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, 
     if stage < job.stages - 1:
         tag = number * job.stages + stage
         program.send("send.activation", to=stage + 1, size=boundary, tag=tag, after=done)
-    if not last and job.stages > 1:
+    if not last and job.stages > 1 and current.step >= 0:  # chunks of prompts wait for no token
         _pass_token(server, number, micro_batch, done)
 
 

@@ -233,6 +233,8 @@ def _context_of_requests(job: Job) -> Iterator[tuple[str, str]]:
     kinds = spec.kinds
     if len(kinds) > 1 or kinds[0].cached:
         yield "parallelism.cp", f"cp {cp} splits prompts of one length of which nothing is cached"
+    if spec.prefill_tokens is not None:
+        yield "inference.prefill_tokens", f"cp {cp} splits whole prompts, no chunks of them"
     if kinds[0].prompt_length % (2 * cp):
         problem = f"prompt_length {kinds[0].prompt_length} does not divide by two pieces for each of cp {cp}"
         yield "parallelism.cp", problem
@@ -318,7 +320,9 @@ def _too_long(job: Job) -> str | None:
     passes = job.micro_batches
     if job.spec.phase == "inference":
         steps = job.inference.decode_steps
-        passes *= job.inference.steps if steps == "all" else steps + 1
+        prompts = sum(kind.count * (kind.prompt_length - kind.cached) for kind in job.inference.kinds)
+        chunks = prompts // passes // (job.inference.prefill_tokens or prompts)
+        passes *= chunks + (job.inference.steps if steps == "all" else steps + 1)
     nodes = passes * max(job.layers) * len(job.placement[0]) * NODES_A_LAYER
     if nodes <= MOST_NODES:
         return None

@@ -566,6 +566,9 @@ class InferenceSpec(Spec, frozen=True):
     with its own last token, and the others go on without it."""
     micro_batch: Count | None = None
     """Requests that pass the pipeline together, of each kind as large a part; unset: all."""
+    prefill_tokens: Count | None = None
+    """Tokens of a pass of prompts at most: longer ones take several, in their order, that cut prompts. Unset:
+    one pass; where that does not fit into memory, passes of `memory.kv_pool.tokens`."""
     decode_steps: Literal["all"] | Count = "all"
     """How many decode steps are simulated, spread evenly from the first to the last; the report
     interpolates between them. Where requests end at different steps, first and last step between two ends

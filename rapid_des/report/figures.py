@@ -58,6 +58,9 @@ class RequestTimes:
     """A static batch of requests: picoseconds."""
 
     first_token: Duration
+    """Of the request that has it last."""
+    earliest: Duration
+    """Of the request that has it first: where prompts take several passes."""
     per_output_token: Duration
     """Mean over the tokens after the first, of all requests."""
     total: Duration
@@ -72,6 +75,8 @@ class RequestTimes:
             "time_per_output_token_s": seconds(self.per_output_token),
             "end_to_end_s": seconds(self.total),
         }
+        if self.earliest < self.first_token:
+            plain["earliest_token_s"] = seconds(self.earliest)
         if len(self.kinds) > 1:
             plain["requests"] = [kind.as_json() for kind in self.kinds]
         return plain
@@ -191,7 +196,7 @@ def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> Reques
             for segment in trace.segments[last]:
                 end = int(finish[segment.start : segment.stop].max())
                 ends[segment.step] = max(ends.get(segment.step, 0), end)
-    steps = sorted(ends)
+    steps = sorted(step for step in ends if step >= 0)
     samples = [(step, ends[step] - ends[before]) for before, step in zip(steps, steps[1:], strict=False)]
     first = Duration(ends[steps[0]])
     spec = trace.job.inference
@@ -200,6 +205,7 @@ def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> Reques
     tokens = sum(count for _, count in later)
     return RequestTimes(
         first_token=first,
+        earliest=Duration(min((ends[one.step] for one in passes(trace.job) if one.sampled), default=first)),
         per_output_token=Duration(
             sum(kind.count * (kind.total - first) for kind, _ in later) // max(tokens, 1)
         ),
@@ -380,20 +386,20 @@ def _of_step(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair:
 def _of_passes(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair:
     """Return the energy of prefill and all decode steps, linear between those that were priced.
 
-    Of decode steps after the first only the kernels that see the cache are listed: the others are as there.
+    Of passes like an earlier one only the kernels that see the cache are listed: the others are as there.
     """
     runs = _runs(job)
     by_step: defaultdict[int, dict[tuple[Section, str], _Pair]] = defaultdict(dict)
     for kernel, pair in costs:
         by_step[kernel.step][_section(kernel), kernel.name] = pair
-    prefill = by_step.pop(0, {})
     alike = {current.step: current.alike for current in passes(job)}
     whole = {step: by_step[alike[step]] | own for step, own in by_step.items()}
     parts = {step: _summed((runs[key[0]], pair) for key, pair in own.items()) for step, own in whole.items()}
-    total = _summed((runs[key[0]], pair) for key, pair in prefill.items())
+    prompts = [parts.pop(step) for step in sorted(parts) if step <= 0]
+    total = sum(pair[0] for pair in prompts), sum(pair[1] for pair in prompts)
     if not parts:
         return total
-    last = job.inference.steps - 1 + int(not prefill)
+    last = job.inference.steps - 1 + int(not prompts)
     arithmetic, memory = (
         decode_time([(step, round(pair[part])) for step, pair in parts.items()], 1, last) for part in (0, 1)
     )

@@ -185,6 +185,8 @@ def _interval_rows(intervals: Mapping[str, Interval]) -> dict[str, str]:
 
 def _request_rows(result: Result, requests: RequestTimes) -> dict[str, str]:
     rows = {"first token": f"{requests.first_token}"}
+    if requests.earliest < requests.first_token:
+        rows["first token"] += f" at the latest, {requests.earliest} at the earliest"
     if requests.per_output_token:
         rows["each next token"] = f"{requests.per_output_token}"
     rows["whole request"] = f"{result.step_time}"

@@ -7,13 +7,15 @@ from typing import Any
 
 from rapid_des.units import PS_PER_S, Duration
 
-_ROWS = (
-    ("ttft", "time to first token", "ttft_s"),
-    ("", "  queue", "queue_s"),
-    ("", "  prefill", "prefill_s"),
-    ("tpot", "time per output token", "tpot_s"),
-    ("e2e", "end to end", "e2e_s"),
-)
+_CLIENT = "  client"
+_ROWS = {
+    "time to first token": "ttft_s",
+    _CLIENT: "client_s",
+    "  queue": "queue_s",
+    "  prefill": "prefill_s",
+    "time per output token": "tpot_s",
+    "end to end": "e2e_s",
+}
 
 
 def serve_lines(plain: Mapping[str, Any], title: str, replicas: int) -> Iterator[str]:
@@ -29,6 +31,8 @@ def serve_lines(plain: Mapping[str, Any], title: str, replicas: int) -> Iterator
     if plain["goodput"] is not None:
         good = plain["goodput"]
         yield f"  goodput          {good['requests_per_s']:.3g} requests/s within {good['slo']}"
+    if plain["intervals"]:
+        yield f"  80% intervals    {_intervals(plain['intervals'])}"
     yield f"  KV cache         {held['mean']:.1%} of its pages held on average, at most {held['max']:.1%}"
     if plain["outages"]:
         elapsed = plain["elapsed_s"]
@@ -42,16 +46,30 @@ def serve_lines(plain: Mapping[str, Any], title: str, replicas: int) -> Iterator
         yield f"  preemptions      {plain['preemptions']:,}"
     yield ""
     yield f"  {'':24}" + "".join(f"{name:>12}" for name in plain["ttft_s"])
-    for _, label, key in _ROWS:
-        yield f"  {label:24}" + "".join(f"{_time(value):>12}" for value in plain[key].values())
+    yield from _latencies(plain)
+
+
+def _intervals(plain: Mapping[str, Any]) -> str:
+    names = {"first_token": "first token", "per_token": "per token"}
+    spans = [
+        f"{name} {' to '.join(map(_time, plain[key]['seconds']))}"
+        for key, name in names.items()
+        if key in plain
+    ]
+    one = plain["per_token"] if "per_token" in plain else plain["first_token"]
+    return f"of means: {'; '.join(spans)} (as {one['cases']} sets of measured servers)"
+
+
+def _latencies(plain: Mapping[str, Any]) -> Iterator[str]:
+    rows = {label: plain[key] for label, key in _ROWS.items()}
+    if not plain["client_s"]["mean"]:
+        del rows[_CLIENT]
     if plain["transfer_s"]:
-        yield f"  {'keys and values travel':24}" + "".join(
-            f"{_time(value):>12}" for value in plain["transfer_s"].values()
-        )
+        rows["keys and values travel"] = plain["transfer_s"]
     if plain["itl_s"]:
-        yield f"  {'between two tokens':24}{'':>12}" + "".join(
-            f"{_time(v):>12}" for v in plain["itl_s"].values()
-        )
+        rows["between two tokens"] = plain["itl_s"]
+    for label, times in rows.items():
+        yield f"  {label:24}" + "".join(f"{_time(value):>12}" for value in times.values())
 
 
 def _time(seconds: float | None) -> str:

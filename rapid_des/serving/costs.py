@@ -37,6 +37,8 @@ from rapid_des.units import Duration
 
 _CORNERS, _FEW = 64, 1 << 14
 """Passes that are simulated, about; prices of chunks that are kept: few come twice."""
+_USUAL = 64
+"""Tokens of a decode step, of which stages have their shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,15 @@ class PassCosts:
             low, high = (self._attention_at(decodes, corner, True).time for corner in (below, above))
             self._lines[key] = low + (high - low) * np.arange(above - below + 1) // (above - below)
         return self._lines[key]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Which part of an iteration each pipeline stage takes: as its kernels of a decode step do."""
+        lists, times = pass_lists(self._job, _pass_of(_USUAL, decoding=True)), []
+        for stage in range(self._job.stages):
+            parts = [(count, lists[section]) for section, count in stage_sections(self._job, stage).items()]
+            times.append(self._kernels(parts, self._operators[True], cached=False).time)
+        return tuple(time / sum(times) for time in times)
 
     def parts(self, batch: Batch) -> dict[str, int]:
         """Return what kernels, communication and the host take of an iteration in which all decode."""

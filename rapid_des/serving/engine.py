@@ -38,6 +38,8 @@ class Engine:
     fetch: int = 0
     """Picoseconds a token of theirs takes back."""
     habits: Habits = Habits()
+    shares: tuple[float, ...] = (1.0,)
+    """Of an iteration, by pipeline stage."""
     stepwise: bool = False
     """Wait for every iteration, also for those that could pass at once (the results are the same)."""
 

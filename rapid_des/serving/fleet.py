@@ -10,6 +10,7 @@ import simpy
 
 from rapid_des.serving.costs import Costs
 from rapid_des.serving.engine import Engine, Process
+from rapid_des.serving.pipelined import PipelinedReplica
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.routers import Router
@@ -63,8 +64,9 @@ class Fleet:
         self._stranded: list[Request] = []
         """Requests whose prompts are computed and whose keys and values no replica is there to take."""
         self._end = self.env.event()
+        kind = Replica if len(self.engine.shares) == 1 else PipelinedReplica
         self.members = [
-            Replica(
+            kind(
                 self.env,
                 number,
                 self.engine,
@@ -108,9 +110,13 @@ class Fleet:
         if self.client or self.tokenizing:
             now = int(self.env.now)
             self._front = max(self._front, now) + self.client + request.prompt * self.tokenizing
-            self.env.timeout(self._front - now).callbacks.append(lambda _: self._route(request))
+            self.env.timeout(self._front - now).callbacks.append(lambda _: self._receive(request))
         else:
-            self._route(request)
+            self._receive(request)
+
+    def _receive(self, request: Request) -> None:
+        request.received = int(self.env.now)
+        self._route(request)
 
     def _route(self, request: Request) -> None:
         alive = [member for member in self.members[: self.prompting or None] if member.alive]
@@ -192,6 +198,11 @@ class Fleet:
             self._end.succeed()
         elif self.workload.arrival is None and self._sent < len(self.workload):
             if self.workload.think:
-                self.env.timeout(self.workload.think).callbacks.append(lambda _: self._send_next())
+                self.env.timeout(self.workload.think).callbacks.append(lambda _: self._ask())
             else:
                 self._send_next()
+
+    def _ask(self) -> None:
+        """Have a client that has thought send its next request, unless others have sent all by now."""
+        if self._sent < len(self.workload):
+            self._send_next()

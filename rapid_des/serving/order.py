@@ -41,6 +41,10 @@ class Fairness:
         """Charge the tokens of a prompt."""
         self._settled[user] += _PROMPT * tokens
 
+    def make(self, user: int) -> None:
+        """Charge a token that a request has made."""
+        self._settled[user] += _OUTPUT
+
     def join(self, user: int, step: int) -> None:
         """Note that a request decodes from this step on."""
         self._decoding[user] += 1

@@ -36,12 +36,14 @@ class Load:
     _steps: list[tuple[Int64s, int]] = field(default_factory=list)
     """Steps that are not in `_gaps` yet: when they ended, and how many tokens each made."""
 
-    def iteration(self, began: int, duration: int, batch: Batch, watched: _Watched) -> None:
-        """Count one iteration."""
+    def iteration(
+        self, began: int, duration: int, batch: Batch, watched: _Watched, *, gap: int | None = None
+    ) -> None:
+        """Count one iteration; `gap` is between two tokens of a request, if not what it lasts."""
         prompts = batch.tokens - batch.decodes
         self._append((began, duration, 1, batch.decodes, batch.keys, prompts, *watched.sizes))
         if batch.decodes:
-            self._gaps[_bin(duration)] += batch.decodes
+            self._gaps[_bin(duration if gap is None else gap)] += batch.decodes
 
     def steps(self, began: int, ends: Int64s, batch: Batch, watched: _Watched) -> None:
         """Count decode steps that ended so long after they began, of the first of which this is the batch."""
@@ -80,6 +82,12 @@ def gap_quantiles(gaps: Int64s, shares: tuple[float, ...]) -> list[float]:
     wanted = np.array(shares) * total[-1]
     places: NDArray[np.float64] = np.searchsorted(total, wanted) + 0.5
     return [float(value) for value in 2 ** (places / PER_DOUBLING)] if total[-1] else []
+
+
+def mean_gap(gaps: Int64s) -> float:
+    """Return the mean of binned gaps in picoseconds, each taken at the middle of its bin; 0 of none."""
+    (bins,) = np.nonzero(gaps)
+    return float(np.average(2 ** ((bins + 0.5) / PER_DOUBLING), weights=gaps[bins])) if len(bins) else 0.0
 
 
 def _bin(duration: int) -> int:

@@ -180,11 +180,15 @@ class Replica:
             if self._pause:
                 pause, self._pause = self._pause, 0
                 yield self._env.timeout(pause)
-            unsteady = bool(self.waiting) and (self._intake.waited > 0 or not self.engine.is_steady)
-            if plan.chunks or unsteady or self.engine.stepwise:
-                yield from self._iterate(plan)
-            elif self._group:
-                yield from self._decode_on()
+            yield from self._pass(plan)
+
+    def _pass(self, plan: Plan) -> Process:
+        """Let what was planned pass."""
+        unsteady = bool(self.waiting) and (self._intake.waited > 0 or not self.engine.is_steady)
+        if plan.chunks or unsteady or self.engine.stepwise:
+            yield from self._iterate(plan)
+        elif self._group:
+            yield from self._decode_on()
 
     def _admit_carried(self) -> None:
         """Let decode on who comes with keys and values, as far as there are pages."""
@@ -193,7 +197,7 @@ class Replica:
             pages = self.pages_for(request, 0)
             full = len(self._group) + len(self.prefilling) >= self.max_sequences
             placed = list(self.adapters.candidates((request,)))
-            if full or not placed or pages > self.free_pages:
+            if full or not placed or self.pages_for(request, 1) > self.free_pages:
                 return
             self._admit(request)
             self._hold(request, pages)
@@ -280,14 +284,9 @@ class Replica:
 
     def _iterate(self, plan: Plan) -> Process:
         """Compute chunks of prompts, and a token each of who decodes."""
-        decodes = len(self._group) if plan.decodes else 0
-        chunks = tuple(
-            Group(1, tokens, request.computed, samples=tokens == request.missing)
-            for request, tokens in plan.chunks
-        )
-        batch = Batch(decodes, self._group.keys if decodes else 0, chunks)
+        batch, began = self._batch(plan), self._now
+        decodes = batch.decodes
         self._begin(plan)
-        began = self._now
         adapted = self.adapters.time(
             batch.tokens, (one.adapter for one, _ in plan.chunks), decodes=decodes > 0
         )
@@ -299,7 +298,16 @@ class Replica:
         if decodes:
             self._take_pages(1)
             self._end(self._advance(1))
-        self._computed(plan)
+        self._have_tokens(self._computed(plan))
+
+    def _batch(self, plan: Plan) -> Batch:
+        """Return what costs are asked for."""
+        chunks = tuple(
+            Group(1, tokens, request.computed, samples=tokens == request.missing)
+            for request, tokens in plan.chunks
+        )
+        decodes = len(self._group) if plan.decodes else 0
+        return Batch(decodes, self._group.keys if decodes else 0, chunks)
 
     def _begin(self, plan: Plan) -> None:
         for request, tokens in plan.chunks:
@@ -311,13 +319,18 @@ class Replica:
                 request.started = self._now
             self._hold(request, pages)
 
-    def _computed(self, plan: Plan) -> None:
-        """Bring chunks to account; whose prompt is complete has its next token."""
+    def _computed(self, plan: Plan) -> list[Request]:
+        """Bring chunks to account; return whose prompt is complete."""
         for request, tokens in plan.chunks:
             request.computed += tokens
-            if request.missing:
-                continue
+        complete = [request for request, _ in plan.chunks if not request.missing]
+        for request in complete:
             self.prefilling.remove(request)
+        return complete
+
+    def _have_tokens(self, complete: Iterable[Request]) -> None:
+        """Give those whose prompt is complete their next token."""
+        for request in complete:
             request.generated += 1
             if request.first_token == NEVER:
                 request.first_token = self._now

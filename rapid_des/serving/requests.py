@@ -42,6 +42,8 @@ class Request:
     carried: bool = False
     """Whether `computed` tokens of keys and values come with it: from the host, or from another replica."""
     replica: int = NEVER
+    received: int = 0
+    """When it had come from its client, and was first sent to a replica."""
     started: int = NEVER
     """When an iteration first computed something of it."""
     first_token: int = NEVER

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Int64s
 from rapid_des.errors import ConfigError
 from rapid_des.report.pictures.serving import draw_served, write_served
+from rapid_des.report.uncertainty import FIRST_TOKEN, PER_TOKEN, Interval
 from rapid_des.report.writing import replacing, require_extra
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.records import gap_quantiles
+from rapid_des.serving.records import gap_quantiles, mean_gap
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
+from rapid_des.serving.uncertainty import intervals as intervals_of
 from rapid_des.units import PS_PER_S, Duration
 
 Floats = NDArray[np.float64]
@@ -28,6 +30,7 @@ SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _BATCHES, _STUDENT = 20, 2.093
 """Batches of consecutive requests, and Student's quantile of 19 degrees of freedom."""
 _FEWEST = 20 * _BATCHES
+_QUEUED = 0.5
 INTERVALS = "half widths of 95 % intervals from 20 batches of consecutive requests"
 _COUNTS = ("number", "replica", "prompt", "output", "preemptions")
 _COLUMNS = (
@@ -36,6 +39,7 @@ _COLUMNS = (
     "prompt",
     "output",
     "replica",
+    "received",
     "started",
     "first_token",
     "transfer",
@@ -52,7 +56,6 @@ class Served(Protocol):
     members: list[Replica]
     engine: Engine
     env: simpy.Environment
-    client: int
     area: int
     lost: list[Request]
     stops: list[tuple[int, int, int]]
@@ -80,8 +83,6 @@ class ServeResult:
     gaps: Int64s
     """Tokens by the time since the one before, in bins."""
     pages: int
-    client: int
-    """What a request takes from its client to a replica."""
     elapsed: int
     """When the last one was answered, or the run interrupted."""
     interrupted: bool = False
@@ -89,6 +90,8 @@ class ServeResult:
     """Requests of replicas that stopped."""
     stops: Sequence[tuple[int, int, int]] = ()
     """Outages: of which replica, from when, until when it serves again."""
+    device: str = ""
+    """Whose measured servers tell how far means may be off."""
     inside: int = 0
     """Requests between sending and answer, summed over time: request-picoseconds."""
 
@@ -97,7 +100,9 @@ class ServeResult:
         assert self.interrupted or self.inside == int(self.e2e.sum()), "requests were lost on the way"
 
     @classmethod
-    def of(cls, fleet: Served, *, name: str, gpus: int, interrupted: bool = False) -> ServeResult:
+    def of(
+        cls, fleet: Served, *, name: str, gpus: int, device: str = "", interrupted: bool = False
+    ) -> ServeResult:
         """Return the result of the requests that a fleet has answered."""
         ordered = sorted(fleet.done, key=lambda request: request.number)
         columns = {
@@ -108,11 +113,11 @@ class ServeResult:
         return cls(
             name=name,
             gpus=gpus,
+            device=device,
             requests=columns,
             loads=[load.table() for load in loads],
             gaps=np.sum([load.gaps for load in loads], axis=0),
             pages=fleet.engine.pages,
-            client=fleet.client,
             elapsed=int(fleet.env.now),
             interrupted=interrupted,
             lost=len(fleet.lost),
@@ -129,9 +134,14 @@ class ServeResult:
         return self.requests["first_token"] - self.requests["arrival"]
 
     @cached_property
+    def client(self) -> Int64s:
+        """Of that, what it took from its client to a replica: the front end's line and its tokenizer."""
+        return self.requests["received"] - self.requests["arrival"]
+
+    @cached_property
     def queue(self) -> Int64s:
         """Of that, what it waited at its replica until an iteration took it up."""
-        return self.requests["started"] - self.requests["arrival"] - self.client
+        return self.requests["started"] - self.requests["received"]
 
     @cached_property
     def prefill(self) -> Int64s:
@@ -148,6 +158,19 @@ class ServeResult:
         """The mean time of a request's tokens after the first, of requests that have such."""
         later = self.requests["output"] - 1
         return ((self.e2e - self.ttft) / np.maximum(later, 1))[later > 0]
+
+    @property
+    def intervals(self) -> Mapping[str, Interval]:
+        """Where measured means of `first_token` and `per_token` are expected.
+
+        Of first tokens that are mostly queue there is none: at another rate that would be another.
+        """
+        times = {PER_TOKEN: self.tpot}
+        if self.queue.sum() < _QUEUED * self.ttft.sum():
+            times = {FIRST_TOKEN: self.ttft, **times}
+        return intervals_of(
+            {name: float(each.mean()) for name, each in times.items() if len(each)}, self.device
+        )
 
     @property
     def throughput(self) -> dict[str, float]:
@@ -173,7 +196,6 @@ class ServeResult:
 
     def as_json(self, slo: Slo | None = None) -> dict[str, Any]:
         """Return plain data; times are seconds."""
-        gaps = gap_quantiles(self.gaps, tuple(SHARES.values()))
         plain: dict[str, Any] = {
             "job": self.name,
             "gpus": self.gpus,
@@ -181,11 +203,11 @@ class ServeResult:
             "interrupted": self.interrupted,
             "elapsed_s": self.elapsed / PS_PER_S,
             "ttft_s": spread(self.ttft),
+            "client_s": spread(self.client),
             "queue_s": spread(self.queue),
             "prefill_s": spread(self.prefill),
-            "client_s": self.client / PS_PER_S,
             "tpot_s": spread(self.tpot),
-            "itl_s": {name: gap / PS_PER_S for name, gap in zip(SHARES, gaps, strict=False)},
+            "itl_s": self._gaps,
             "e2e_s": spread(self.e2e),
             "transfer_s": self._transfers,
             "throughput": self.throughput,
@@ -198,9 +220,19 @@ class ServeResult:
                 {"replica": replica, "from_s": begin / PS_PER_S, "until_s": end / PS_PER_S}
                 for replica, begin, end in self.stops
             ],
+            "intervals": {name: one.as_json() for name, one in self.intervals.items()},
             "ci95": {"method": INTERVALS, **{name: intervals(times) for name, times in self._times.items()}},
         }
         return plain
+
+    @property
+    def _gaps(self) -> dict[str, float]:
+        """Of all times between two tokens of a request; empty where there are none."""
+        shares = gap_quantiles(self.gaps, tuple(SHARES.values()))
+        if not shares:
+            return {}
+        every = dict(zip(("mean", *SHARES), (mean_gap(self.gaps), *shares), strict=True))
+        return {name: gap / PS_PER_S for name, gap in every.items()}
 
     @property
     def _transfers(self) -> dict[str, float | None] | None:
@@ -217,6 +249,7 @@ class ServeResult:
         later = np.maximum(self.requests["output"] - 1, 1)
         times = {
             "arrival_s": self.requests["arrival"],
+            "client_s": self.client,
             "queue_s": self.queue,
             "prefill_s": self.prefill,
             "transfer_s": self.requests["transfer"],

@@ -10,6 +10,7 @@ from msgspec import structs
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import Job
+from rapid_des.frontend.build import check_size
 from rapid_des.frontend.memory.serving import kv_capacity
 from rapid_des.frontend.parts import stage_sections
 from rapid_des.frontend.reserve import KvPool
@@ -71,6 +72,7 @@ def serve_workload(
 ) -> ServeResult:
     """Serve requests that are known one by one."""
     spec, host = job.spec.serving or ServingSpec(), job.host
+    check_size(job, machine.fabric.gpus)
     if spec.host_cache and "session" not in workload.marks:
         raise ConfigError(
             "is of idle sessions, and requests are of none: state serving.sessions",
@@ -95,7 +97,8 @@ def serve_workload(
     if spec.outages:
         _fail(fleet, job, steady, spec, cache)
     complete = fleet.run()
-    return ServeResult.of(fleet, name=job.name, gpus=job.gpus, interrupted=not complete)
+    device = machine.device.spec.name
+    return ServeResult.of(fleet, name=job.name, gpus=job.gpus, device=device, interrupted=not complete)
 
 
 def _fail(fleet: Fleet, job: Job, machine: Machine, spec: ServingSpec, cache: BoundedCache | None) -> None:
@@ -156,9 +159,11 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
     )
     lora = None if spec.lora is None else Lora(alone, machine, spec.lora)
     taken = 0 if lora is None else lora.slots * lora.bytes
+    costs = iteration_costs(alone, machine, cache)
     return Engine(
         policy=POLICIES[spec.policy],
-        costs=iteration_costs(alone, machine, cache),
+        costs=costs,
+        shares=costs.shares,
         pages=_pages(alone, machine, limits, workload, taken),
         page_size=pool.page,
         max_batched_tokens=limits.tokens,

@@ -29,22 +29,29 @@ Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Floats = NDArray[np.float64]
+_LATEST = 8.64e6
+"""Seconds."""
 
 
-class Poisson(Spec, frozen=True, tag_field="kind", tag="poisson"):
-    """Independent requests: exponential times between them."""
-
+class _Rated(Spec, frozen=True):
     rate: Rate
+
+    def __post_init__(self) -> None:
+        if not self.rate:
+            raise ValueError("rate 0/s: nobody would ever come; state one above 0")
+
+
+class Poisson(_Rated, frozen=True, tag_field="kind", tag="poisson"):
+    """Independent requests: exponential times between them."""
 
     def times(self, count: int, random: Generator) -> Int64s:
         """Return when requests come."""
         return _summed(random.exponential(1 / self.rate.per_second, count))
 
 
-class Gamma(Spec, frozen=True, tag_field="kind", tag="gamma"):
+class Gamma(_Rated, frozen=True, tag_field="kind", tag="gamma"):
     """Gamma times between requests; a coefficient of variation above 1 comes in bursts."""
 
-    rate: Rate
     cv: Positive
 
     def times(self, count: int, random: Generator) -> Int64s:
@@ -53,10 +60,8 @@ class Gamma(Spec, frozen=True, tag_field="kind", tag="gamma"):
         return _summed(random.gamma(shape, 1 / (shape * self.rate.per_second), count))
 
 
-class Constant(Spec, frozen=True, tag_field="kind", tag="constant"):
+class Constant(_Rated, frozen=True, tag_field="kind", tag="constant"):
     """Requests at equal distances."""
-
-    rate: Rate
 
     def times(self, count: int, random: Generator) -> Int64s:
         """Return when requests come: the first after one distance."""
@@ -73,14 +78,17 @@ class Clients(Spec, frozen=True, tag_field="kind", tag="clients"):
     """Between an answer and the next request of a client; unset: none."""
 
 
-class Diurnal(Spec, frozen=True, tag_field="kind", tag="diurnal"):
-    """Poisson at a rate that follows the day: rate · (1 + swing · sin(2π · time / period))."""
+class Diurnal(_Rated, frozen=True, tag_field="kind", tag="diurnal"):
+    """Poisson at a mean rate that follows the day: rate · (1 + swing · sin(2π · time / period))."""
 
-    rate: Rate
-    """The mean."""
     swing: Share
     """How far it goes up and down, as a share of the mean."""
     period: Duration
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.period:
+            raise ValueError("period 0 s: state one above 0")
 
     def times(self, count: int, random: Generator) -> Int64s:
         """Return when requests come: unit-rate ones at the inverse of the rate's integral."""
@@ -363,4 +371,7 @@ def _summed(between: Floats) -> Int64s:
 
 
 def _picoseconds(seconds: Floats) -> Int64s:
+    if len(seconds) and seconds[-1] > _LATEST:
+        problem = f"the last request comes after {seconds[-1] / 86400:,.0f} days"
+        raise ConfigError(f"{problem}; a clock of picoseconds lasts {_LATEST / 86400:.0f}", file="--arrivals")
     return np.ceil(seconds * PS_PER_S).astype(np.int64)

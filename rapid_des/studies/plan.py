@@ -18,7 +18,7 @@ from typing import Any, Literal
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InfeasibleJobError, InputError
 from rapid_des.frontend import Job, check_memory, memory
-from rapid_des.frontend.memory import shortage, shown
+from rapid_des.frontend.memory import in_passes, shortage, shown
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.studies.executors import Done, Executor, InProcess
@@ -210,7 +210,7 @@ def _fitting(point: Point, cache: BoundedCache) -> Result | _TooLarge:
     """Return the result of a point, or what its job needs where that is not there."""
     job, machine = point.resolved(cache)
     capacity = int(machine.device.spec.hbm.capacity)
-    needed = cache.get_or_make(("memory", job, None), lambda: memory(job))
+    needed = cache.get_or_make(("memory", job, None), lambda: memory(in_passes(job, capacity)))
     if needed.fullest.peak > capacity:
         return _TooLarge(needed.fullest.peak, shortage(needed, capacity))
     return evaluate(point, cache)

@@ -11,8 +11,9 @@ from rapid_des.device.operators import Estimate
 from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
-from rapid_des.frontend.inference import Group, decode_time, one_pass, pass_lists
+from rapid_des.frontend.inference import Group, cut, decode_time, one_pass, pass_lists
 from rapid_des.frontend.inference import passes as passes_of
+from rapid_des.frontend.memory import in_passes
 
 
 def named(table, text):
@@ -177,6 +178,60 @@ def test_a_chunk_that_leaves_some_prompt_over_makes_no_token(tiny_service, price
     assert not len(named(alone, "head"))
 
 
+@pytest.mark.parametrize("most", [1, 7, 16, 20, 33, 64, 1000])
+def test_prompts_that_take_several_passes_are_all_computed_in_their_order(most):
+    prompts = (Group(2, 16), Group(3, 5, cached=8), Group(1, 1))
+    every = list(cut(prompts, most))
+    sizes = [sum(group.count * group.query_length for group in groups) for groups in every]
+    assert sizes[:-1] == [most] * (len(sizes) - 1)
+    assert sum(sizes) == 2 * 16 + 3 * 5 + 1
+    assert sum(group.count * group.samples for groups in every for group in groups) == 2 + 3 + 1
+    ends = [
+        group.key_length for groups in every for group in groups if group.samples for _ in range(group.count)
+    ]
+    assert ends == [16, 16, 13, 13, 13, 1]
+
+
+def test_a_prefill_of_several_passes_takes_what_these_take_one_by_one(tiny_service, prices, replay):
+    # 2 prompts of 16 tokens in passes of 12: 12, 4 + 8, 8 tokens, then 4 steps.
+    job = tiny_service(("inference.prefill_tokens", "12"))
+    times = step_times(job, prices, replay)
+    assert [step for step, _ in times] == [-2, -1, 0, 1, 2, 3, 4]
+    mixes = [
+        [Group(1, 12, samples=0)],
+        [Group(1, 4, cached=12), Group(1, 8, samples=0)],
+        [Group(1, 8, cached=8)],
+    ]
+    for (_, took), groups in zip(times, mixes, strict=False):
+        assert [took] == [time for _, time in step_times(one_pass(job, groups), prices, replay)]
+    steps = dict(step_times(tiny_service(), prices, replay))
+    assert times[3:] == [(step, steps[step]) for step in (1, 2, 3, 4)]
+
+
+def test_stages_compute_chunks_of_prompts_beside_one_another(tiny_service, prices, replay):
+    def until_first_token(*settings):
+        job = tiny_service(("parallelism.pp", "2"), ("inference.output_length", "1"), *settings)
+        return max(map(max, replay(build(job, prices).traces, rendezvous=True).values()))
+
+    # Two stages, two equal passes: three halves of the time instead of two wholes.
+    assert until_first_token(("inference.prefill_tokens", "16")) < 0.8 * until_first_token()
+
+
+def test_prompts_that_do_not_fit_together_take_passes_of_the_engines_size(tiny_service):
+    pool = ("memory.kv_pool", "{share: 0.9, of: used, page: 16, tokens: 16, sequences: 2}")
+    job = tiny_service(("inference.batch", "64"), pool)
+    needed = memory(job).fullest.peak
+    assert in_passes(job, needed) is job
+    chunked = in_passes(job, needed - 1)
+    assert chunked.inference.prefill_tokens == 16
+    assert len([one for one in passes_of(chunked) if one.name == "prefill"]) == 64
+    # What stays is there in either: only a pass is smaller.
+    whole, small = (memory(one).fullest.categories for one in (job, chunked))
+    assert (whole["kv_cache"], whole["weights"]) == (small["kv_cache"], small["weights"])
+    assert small["activations"] * 64 == whole["activations"]
+    assert in_passes(stated := tiny_service(("inference.prefill_tokens", "8"), pool), 1) is stated
+
+
 def test_a_window_bounds_what_each_of_unlike_requests_sees(tiny_service):
     window = ("model.attention", "{kind: attention, heads: 4, kv_heads: 2, window: 32}")
     job = tiny_service(window, *UNLIKE)
@@ -241,6 +296,7 @@ def test_a_long_prompt_is_split_over_context_parallel_ranks(tiny_service, prices
         ([*PREFILL, ("inference.prompt_length", "20")], "prompt_length 20 does not divide by two pieces"),
         ([("parallelism.tp", "2"), ("parallelism.sequence_parallel", "true")], "the model is dense"),
         ([("inference.absorbs", "false")], "tiny.model has no latent attention"),
+        ([*PREFILL, ("inference.prefill_tokens", "16")], "cp 4 splits whole prompts, no chunks of them"),
     ],
 )
 def test_splits_that_can_not_serve_are_refused(tiny_service, settings, problem):

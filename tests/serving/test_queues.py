@@ -177,10 +177,27 @@ def test_tokens_and_pages_are_conserved(pages, policy):
     assert load["pages"].max() <= pages
 
 
+@pytest.mark.parametrize("pages", [20, 23, 30, 41])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_that_are_swapped_out_and_in_all_come_to_their_ends(pages, policy):
+    lengths = "uniform low=1 high=120", "uniform low=1 high=120"
+    fleet, result = served("clients count=16", 60, *lengths, pages=pages, policy=policy, swap=10**5)
+    assert len(result) == 60
+    assert fleet.members[0].sizes == (0, 0, 0)
+    assert result.loads[0]["pages"].max() <= pages
+
+
 def test_clients_of_a_closed_loop_have_one_request_each():
     # eight clients, ten iterations an answer: all in step, 8 answers each 10 ms
     _, result = served("clients count=8", 800, output="10")
     assert result.throughput["requests_per_s"] == pytest.approx(800)
+
+
+def test_clients_that_think_send_as_many_requests_as_there_are():
+    # a request takes 1 ms, a thought 9: eight clients have 8 answers each 10 ms
+    _, result = served("clients count=8 think=9ms", 804)
+    assert len(result) == 804
+    assert result.throughput["requests_per_s"] == pytest.approx(800, rel=0.01)
 
 
 def test_equal_seeds_give_equal_results_and_more_requests_leave_the_first():

@@ -41,6 +41,7 @@ __all__ = [
     "StageMemory",
     "Tensor",
     "check_memory",
+    "in_passes",
     "kv_capacity",
     "memory",
     "section_memory",
@@ -61,6 +62,25 @@ def memory(job: Job) -> JobMemory:
     (0, True)
     """
     return serving_memory(job) if job.spec.phase == "inference" else training_memory(job)
+
+
+def in_passes(job: Job, capacity: int) -> Job:
+    """Return a job whose prompts take passes of the engine's size, where all in one pass would not fit.
+
+    `capacity` is one GPU's memory in bytes.
+
+    >>> from rapid_des.frontend import load_job
+    >>> large = {"inference.batch": 96, "inference.prompt_length": 2700}
+    >>> in_passes(load_job("llama2_7b_inference", settings=large), 60 * 2**30).inference.prefill_tokens
+    8192
+    """
+    pool = job.spec.memory.kv_pool
+    if job.spec.inference is None or pool is None or job.inference.prefill_tokens is not None:
+        return job
+    if memory(job).fullest.peak <= capacity:
+        return job
+    chunked = _with(job.inference, prefill_tokens=pool.tokens)
+    return _tried(job, _with(job.spec, inference=chunked)) or job
 
 
 def check_memory(job: Job, capacity: int) -> JobMemory:

@@ -137,11 +137,19 @@ def _stage(job: Job, stage: int) -> StageMemory:
     standing = [
         Tensor("weights", "weights", _weights(job, counts)),
         Tensor("keys and values", "kv_cache", _cache_bytes(job, counts)),
-        *_active(job, counts, passes(job)[0]),
+        *_active(job, counts, _fullest(job)),
         *framework(job),
     ]
     tensors = merged([*standing, *fragments(job, standing)])
     return StageMemory(stage, stage_parameters(job, stage).total(), by_category(tensors), tensors)
+
+
+def _fullest(job: Job) -> Pass:
+    """Return the pass of prompts that takes most: of a batch that decodes already its first."""
+    every = passes(job)
+    return max(
+        (one for one in every if one.step <= max(0, every[0].step)), key=lambda p: (p.tokens, p.sampled)
+    )
 
 
 def _active(job: Job, counts: Mapping[Section, int], current: Pass) -> list[Tensor]:

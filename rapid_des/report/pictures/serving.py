@@ -38,11 +38,6 @@ class Drawn(Protocol):
         ...
 
     @property
-    def client(self) -> int:
-        """Picoseconds from a client to a replica."""
-        ...
-
-    @property
     def elapsed(self) -> int:
         """Picoseconds in all."""
         ...
@@ -142,7 +137,7 @@ def write_served(result: Drawn, path: Path) -> None:
     write_events(path, _events(result))
 
 
-_PHASES = (("client", "arrival", "sent"), ("queue", "sent", "started"),
+_PHASES = (("client", "arrival", "received"), ("queue", "received", "started"),
            ("prefill", "started", "first_token"), ("decode", "first_token", "finished"))  # fmt: skip
 
 
@@ -154,9 +149,8 @@ def _events(result: Drawn) -> Iterator[str]:
             counts = {"running": running, "waiting": waiting}
             yield _event(ph="C", name="requests", pid=number, ts=began / PS_PER_US, args=counts)
             yield _event(ph="C", name="pages", pid=number, ts=began / PS_PER_US, args={"held": pages})
-    table = dict(result.requests) | {"sent": result.requests["arrival"] + result.client}
-    for row in zip(*(column.tolist() for column in table.values()), strict=True):
-        request = dict(zip(table, row, strict=True))
+    for row in zip(*(column.tolist() for column in result.requests.values()), strict=True):
+        request = dict(zip(result.requests, row, strict=True))
         for phase, begin, end in _PHASES:
             yield from _slice(phase, request, begin, end)
 

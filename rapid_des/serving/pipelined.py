@@ -1,0 +1,167 @@
+"""A replica of several pipeline stages, which work on as many batches at a time.
+
+Its engine plans a batch of whoever is in none, until there is one a stage; then it waits for the oldest one,
+whose requests may be in the next: vLLM's `step_with_batch_queue` (vllm/v1/engine/core.py), TensorRT-LLM's and
+SGLang's loops over a micro-batch a stage. Who comes meanwhile is seen when that one ends. A batch passes a
+stage when it has passed the one before and the stage is done with the batch before; chunks of a prompt may
+follow one another.
+
+    stage 0   A A B B       A A B B          an iteration of A takes as long as alone,
+    stage 1       A A B B       A A B B      and two of them pass in three halves of the time of two
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from rapid_des.serving.costs import Batch
+from rapid_des.serving.engine import Process
+from rapid_des.serving.policies import Plan
+from rapid_des.serving.replica import Replica
+from rapid_des.serving.requests import Decoding, Request
+
+
+@dataclass
+class Stages:
+    """When each stage of a pipeline is done with what has been sent in.
+
+    >>> stages = Stages((0.5, 0.5))
+    >>> stages.enter(0, 100), stages.enter(0, 100), stages.enter(0, 40), stages.enter(500, 100)
+    (100, 150, 170, 600)
+    """
+
+    shares: Sequence[float]
+
+    def __post_init__(self) -> None:
+        self._free = [0] * len(self.shares)
+
+    def enter(self, now: int, duration: int) -> int:
+        """Send in a batch that takes so long alone; return when it has passed them all."""
+        cuts = [round(duration * share) for share in accumulate(self.shares, initial=0.0)]
+        for stage, (begin, end) in enumerate(pairwise(cuts)):
+            now = self._free[stage] = max(now, self._free[stage]) + end - begin
+        return now
+
+
+@dataclass
+class _Flight:
+    """A batch on its way."""
+
+    batch: Batch
+    began: int
+    end: int
+    group: Decoding
+    """Who gets a token at its end."""
+    complete: list[Request]
+    """Whose prompt is computed by then."""
+
+    @property
+    def requests(self) -> list[Request]:
+        """Who waits for its end."""
+        return [*self.complete, *self.group]
+
+
+class PipelinedReplica(Replica):
+    """One replica of several stages; what the base class says of who decodes is of those in no batch."""
+
+    def resume(self) -> None:
+        """Serve, with nothing in memory but weights."""
+        self._flights = deque[_Flight]()
+        self._stages, self._ended = Stages(self.engine.shares), 0
+        self.max_sequences = self.engine.max_sequences
+        super().resume()
+
+    @property
+    def _flying(self) -> list[Request]:
+        return [request for flight in self._flights for request in flight.requests]
+
+    @property
+    def to_come(self) -> int:
+        """Tokens that those have still to make, and who is in a batch."""
+        return super().to_come + sum(flight.group.to_come for flight in self._flights)
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that it has and has not answered."""
+        return super().outstanding + len(self._flying)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Tokens that it has to compute and to make for those."""
+        flying = sum(request.output - request.generated for request in self._flying)
+        return super().outstanding_tokens + flying
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Requests that wait, requests that run, pages held."""
+        waiting, running, held = super().sizes
+        return waiting, running + len(self._flying), held
+
+    def stop(self) -> list[Request]:
+        """Serve no more until `resume`; return the requests that it had."""
+        flying = self._flying
+        self._flights.clear()
+        return [*super().stop(), *flying]
+
+    def _is_stuck(self) -> bool:
+        return not self._flights and super()._is_stuck()
+
+    def _decode(self, request: Request) -> None:
+        self._group.join(request)
+        self.adapters.decode(request)
+
+    def _decodes_no_more(self, request: Request) -> None:
+        self.adapters.stop_decoding(request)
+
+    def _pass(self, plan: Plan) -> Process:
+        begins = bool(plan.chunks) or (plan.decodes and len(self._group) > 0)
+        if begins:
+            self._take_off(plan)
+        if self._flights and (not begins or len(self._flights) == len(self.engine.shares)):
+            yield from self._land()
+
+    def _take_off(self, plan: Plan) -> None:
+        """Send a batch into the first stage."""
+        batch, group = self._batch(plan), Decoding(self.page_size)
+        self._begin(plan)
+        if batch.decodes:
+            self._take_pages(1)
+            group, self._group = self._group, group
+        named = [request.adapter for request in (*(one for one, _ in plan.chunks), *group)]
+        adapted = self.adapters.time(batch.tokens, named, decodes=False)
+        duration, self._loading = self.costs.time(batch) + adapted + self._loading, 0
+        end = self._stages.enter(self._now, duration)
+        flight = _Flight(batch, self._now, end, group, self._computed(plan))
+        self.max_sequences -= len(flight.requests)
+        self._flights.append(flight)
+
+    def _land(self) -> Process:
+        """Wait for the oldest batch, and hand out its tokens."""
+        flight = self._flights[0]
+        yield self._env.timeout(max(0, flight.end - self._now))
+        began, gap = max(flight.began, self._ended), flight.end - flight.began
+        self.load.iteration(began, flight.end - began, flight.batch, self, gap=gap)
+        self._flights.popleft()
+        self._ended = flight.end
+        self.max_sequences += len(flight.requests)
+        self.calm += 1
+        self._intake.passed(1, prompts=bool(flight.batch.chunks))
+        for request in flight.group if self.engine.order == "fair" else ():
+            self.fairness.make(request.user)
+        ended = flight.group.advance(1)
+        for request in ended:
+            self._decodes_no_more(request)
+        self._join(flight.group)
+        self._end(ended)
+        self._have_tokens(flight.complete)
+
+    def _join(self, group: Decoding) -> None:
+        """Have a batch's requests decode with those that are in none."""
+        if not self._group:
+            group, self._group = self._group, group
+        for request in list(group):
+            group.leave(request)
+            self._group.join(request)

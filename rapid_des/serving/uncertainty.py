@@ -1,0 +1,38 @@
+"""How far a server's mean times may be off: the errors of measured servers.
+
+Of the calibration half's cases (a model on a GPU under an engine, closed loops) each brings as many quantiles
+of ln(measured / predicted) over its configurations, so that none outvotes others; an interval is made of
+their quantiles, as of jobs' errors (`report.uncertainty`). `validation/fit_served.py` wrote `residuals.json`.
+An engine alone has too few cases for intervals of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from rapid_des.report.uncertainty import Interval, quantiles
+from rapid_des.units import Duration
+
+
+def intervals(means: Mapping[str, float], device: str) -> dict[str, Interval]:
+    """Return where the measured means of a served workload are expected, by figure; none of other devices."""
+    known = residuals()
+    if device not in known["devices"]:
+        return {}
+    found = {}
+    for figure, mean in means.items():
+        ends = [Duration(round(mean * math.exp(error))) for error in quantiles(known["errors"][figure])]
+        found[figure] = Interval(Duration(round(mean)), ends[0], ends[1], known["cases"], known["source"])
+    return found
+
+
+@cache
+def residuals() -> Mapping[str, Any]:
+    """Return what the fit wrote."""
+    tree: Mapping[str, Any] = json.loads(files(__package__).joinpath("residuals.json").read_text("utf-8"))
+    return tree
