@@ -45,13 +45,10 @@ class Replica:
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self._intake, self.load = Intake(engine.habits), Load()
-        self.promised_pages = 0
-        self.calm = 0
-        self._queued = 0
+        self.promised_pages = self.calm = self._queued = self._pause = 0
         self._group = Decoding(engine.page_size)
         self._free = engine.pages
         self._empty()
-        self._pause = 0
         self._under_way = 0, np.zeros(0, np.int64)
         self._env, self._deliver, self._hand_over = env, deliver, hand_over
         self._come = env.event()
@@ -99,8 +96,8 @@ class Replica:
     @property
     def spare_pages(self) -> int:
         """Pages that are free, less those that waiting requests want."""
-        taken = self._group.pages_within(self._passed)
-        return self._free - taken - ceil_divide(self._queued, self.engine.page_size)
+        wanted = self._group.pages_within(self._passed) + ceil_divide(self._queued, self.engine.page_size)
+        return self._free - wanted
 
     @property
     def _passed(self) -> int:
@@ -194,13 +191,12 @@ class Replica:
         """Let decode on who comes with keys and values, as far as there are pages."""
         while self.waiting and self.waiting[0].carried:
             request = self.waiting[0]
-            pages = self.pages_for(request, 0)
             full = len(self._group) + len(self.prefilling) >= self.max_sequences
             placed = list(self.adapters.candidates((request,)))
             if full or not placed or self.pages_for(request, 1) > self.free_pages:
                 return
             self._admit(request)
-            self._hold(request, pages)
+            self._hold(request, self.pages_for(request, 0))
             self._pause += request.computed * self.engine.swap
             request.carried = False
             self._decode(request)
@@ -248,9 +244,8 @@ class Replica:
 
     def _is_stuck(self) -> bool:
         """Tell whether prompts that are half computed hold all pages and nobody decodes."""
-        if self._group or len(self.prefilling) < 2:
-            return False
-        return self.pages_for(self.prefilling[0], 1) > self._free
+        held = not self._group and len(self.prefilling) > 1
+        return held and self.pages_for(self.prefilling[0], 1) > self._free
 
     def _preempt(self, request: Request) -> None:
         """Take a request's pages: it is computed again from the start when its turn comes."""
@@ -285,17 +280,15 @@ class Replica:
     def _iterate(self, plan: Plan) -> Process:
         """Compute chunks of prompts, and a token each of who decodes."""
         batch, began = self._batch(plan), self._now
-        decodes = batch.decodes
         self._begin(plan)
-        adapted = self.adapters.time(
-            batch.tokens, (one.adapter for one, _ in plan.chunks), decodes=decodes > 0
-        )
+        prompts = (one.adapter for one, _ in plan.chunks)
+        adapted = self.adapters.time(batch.tokens, prompts, decodes=batch.decodes > 0)
         duration, self._loading = self.costs.time(batch) + adapted + self._loading, 0
         self.load.iteration(began, duration, batch, self)
         yield self._env.timeout(duration)
         self.calm += 1
         self._intake.passed(1, prompts=bool(plan.chunks))
-        if decodes:
+        if batch.decodes:
             self._take_pages(1)
             self._end(self._advance(1))
         self._have_tokens(self._computed(plan))
@@ -324,8 +317,7 @@ class Replica:
         for request, tokens in plan.chunks:
             request.computed += tokens
         complete = [request for request, _ in plan.chunks if not request.missing]
-        for request in complete:
-            self.prefilling.remove(request)
+        self.prefilling = [request for request in self.prefilling if request.missing]
         return complete
 
     def _have_tokens(self, complete: Iterable[Request]) -> None:
