@@ -165,9 +165,10 @@ class ServeResult:
 
         Of first tokens that are mostly queue there is none: at another rate that would be another.
         """
-        times = {PER_TOKEN: self.tpot}
+        times: dict[str, Int64s | Floats] = {}
         if self.queue.sum() < _QUEUED * self.ttft.sum():
-            times = {FIRST_TOKEN: self.ttft, **times}
+            times[FIRST_TOKEN] = self.ttft
+        times[PER_TOKEN] = self.tpot
         return intervals_of(
             {name: float(each.mean()) for name, each in times.items() if len(each)}, self.device
         )
