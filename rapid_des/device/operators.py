@@ -47,6 +47,9 @@ class Gemm:
     """Weight-only quantisation of B; None: as `dtype`."""
     quantised: bool = False
     """A is in `dtype` already, where a library would bring it there from 16 bit first."""
+    across: int = 0
+    """Elements of A and B that stand across K, as a framework has made them: a kernel of its own transposes
+    them where the library multiplies only what stands along it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,6 +227,8 @@ class KernelMenu(Spec, frozen=True):
     """Whether GEMMs of up to 16 rows or columns may run on a matrix-vector kernel."""
     quantise: bool = False
     """Whether the time includes a kernel that quantises the activations first."""
+    along_k: bool = False
+    """Whether both operands must stand along K, as 8-bit ones before Blackwell (cuBLASLt's TN format)."""
 
 
 class FamilySpec(Spec, frozen=True):

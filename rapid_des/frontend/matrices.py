@@ -267,8 +267,9 @@ def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> 
         gathered = operations.message(f"{linear.name}.regather", "sp.gather", size, output=output)
     gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
     ready = operations.kernel(f"{linear.name}.input_gradient", gemm, after=incoming, output=output)
+    across = elements if _stands_across(shard, linear, made_by_norm=True) else 0
     if not shard.overlap_tp_gradients:
-        _weight_gradient(operations, shard, linear, gathered)
+        _weight_gradient(operations, shard, linear, gathered, across)
     if shard.tp > 1:
         role = "sp.scatter" if shard.sequence_parallel else "tp.reduce_gradient"
         after = tuple(dict.fromkeys((ready, operations.last)))
@@ -276,7 +277,7 @@ def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> 
             f"{linear.name}.reduce_gradient", role, shard.message(role, elements), after=after
         )
     if shard.overlap_tp_gradients:
-        _weight_gradient(operations, shard, linear, gathered)
+        _weight_gradient(operations, shard, linear, gathered, across)
     return ready
 
 
@@ -289,7 +290,8 @@ def row_backward(operations: OperationList, shard: Shard, linear: Linear) -> Non
         incoming = _gathered(operations, shard, product, f"{linear.name}.gather_gradient")
     else:
         product.append(operations, shard)
-    _weight_gradient(operations, shard, linear, incoming)
+    across = linear.rows * linear.columns if _stands_across(shard, linear, made_by_norm=False) else 0
+    _weight_gradient(operations, shard, linear, incoming, across)
 
 
 def append_weight_gradient(
@@ -307,9 +309,21 @@ def append_weight_gradient(
     operations.kernel(f"{name}.add", add, **counts)
 
 
-def _weight_gradient(operations: OperationList, shard: Shard, linear: Linear, after: int) -> None:
+def _stands_across(shard: Shard, linear: Linear, *, made_by_norm: bool) -> bool:
+    """Tell whether an operand of a weight's gradient stands along its channels alone, and not along tokens.
+
+    Transformer Engine casts to both at once (`cast_transpose`), but the kernel of a norm writes one of them,
+    and one is gathered (`module/layernorm_linear.py`, `module/base.py`: `fp8_transpose`).
+    """
+    by_tensor = shard.recipe in ("delayed", "current") and linear.narrow
+    return by_tensor and (_gathers(shard) or (made_by_norm and shard.recipe == "delayed"))
+
+
+def _weight_gradient(
+    operations: OperationList, shard: Shard, linear: Linear, after: int, across: int
+) -> None:
     dtype = shard.gemm_dtype if linear.narrow else shard.precision.activations
-    gemm = Gemm(linear.columns, linear.inner, linear.rows, dtype=dtype)
+    gemm = Gemm(linear.columns, linear.inner, linear.rows, dtype=dtype, across=across)
     name = f"{linear.name}.weight_gradient"
     marked = 0 if linear.bias else linear.parameters
     append_weight_gradient(operations, shard, name, gemm, after=after, parameters=marked)

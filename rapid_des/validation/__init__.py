@@ -45,6 +45,7 @@ PROVIDERS: dict[str, str] = {
     "network.packets:grid_topics": "network/",
     "network.pauses:pause_topics": "network/",
     "training.published:topics": "training/",
+    "training.tables:topics": "training/",
     "training.dgxc:topics": "training/dgxc",
     "training.mlperf:topics": "training/mlperf",
     "training.bridge:topics": "training/megatron-bridge",

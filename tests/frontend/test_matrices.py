@@ -118,6 +118,27 @@ def test_pieces_hide_what_travels_and_blocks_say_the_same():
     assert results["ring"].breakdown["compute"] > results["none"].breakdown["compute"]  # smaller products
 
 
+@pytest.mark.parametrize(
+    ("recipe", "split", "expected"),
+    [
+        ("delayed", (), {"attention.qkv": 64, "ffn.in": 64}),  # what norms wrote
+        ("delayed", SPLIT, {"attention.qkv": 64, "attention.output": 64, "ffn.in": 64, "ffn.out": 64}),
+        ("current", (), {}),
+        ("current", SPLIT, {"attention.qkv": 64, "attention.output": 64, "ffn.in": 64, "ffn.out": 64}),
+        ("blockwise", SPLIT, {}),
+    ],
+)
+def test_what_norms_write_and_what_is_gathered_stands_across_tokens(tiny, recipe, split, expected):
+    narrow = ("precision.gemm", "fp8"), ("precision.recipe", recipe)
+    backward = training_lists(tiny(*narrow, *split))[PieceKey(Section("block", 0), "backward")]
+    across = {
+        one.name.removesuffix(".weight_gradient"): one.operator.across // one.operator.k
+        for one in backward
+        if isinstance(one.operator, Gemm) and one.operator.across
+    }
+    assert across == expected
+
+
 def test_a_kernel_adds_gradients_that_their_products_do_not(tiny):
     key = PieceKey(Section("block", 0), "backward")
     fused, apart = (

@@ -15,6 +15,7 @@ from rapid_des.validation.jobs.software import LACKS, SOFTWARE
 from rapid_des.validation.jobs.workers import FEW, NOT_RUN, Runs
 from rapid_des.validation.measurements import CHECKOUT_DATA
 from rapid_des.validation.training import bridge, dgxc, mlperf, nanotron, published, small
+from rapid_des.validation.training import tables as others
 
 pytestmark = pytest.mark.skipif(not CHECKOUT_DATA.is_dir(), reason="the data ships with a checkout only")
 TRTLLM = (
@@ -115,12 +116,9 @@ def test_every_software_is_a_profile_and_every_server_a_machine_file():
     )
 
 
-def test_what_a_submission_leaves_open_is_predicted_in_every_reading():
+def test_submissions_that_print_no_chunks_have_those_of_their_defaults():
     rows = [row for row in measured(mlperf, open_folder(None)) if "/v3.1/" in row.case_id and row.cases]
-    chunks = {case: set() for case in {row.case_id for row in rows}}
-    for row in rows:
-        chunks[row.case_id].add(job_of(row).shape.chunks)
-    assert list(chunks.values()) == [{6, 12}] * len(chunks)
+    assert rows and {job_of(row).shape.chunks for row in rows} == {12}
 
 
 def test_rows_of_adapters_train_them_beside_attention_with_one_sequence_a_micro_batch():
@@ -133,6 +131,30 @@ def test_rows_of_adapters_train_them_beside_attention_with_one_sequence_a_micro_
     others = [job_of(row) for row in measured(mlperf, open_folder(None)) if row.cases and row not in rows]
     assert {job.training.overlap_tp for job in others if job.spec.parallelism.tp == 1} == {"none"}
     assert "userbuffers" in {job.training.overlap_tp for job in others}
+
+
+def test_tokens_a_second_are_times_and_pipelines_have_as_many_micro_batches_as_stages(rows_of):
+    data = rows_of(published.FILE, case_id="torchtitan/405b-512gpu-1F1B")
+    (row,) = measured(others, data)
+    assert row.measured == pytest.approx(256 * 8192 / (100 * 512))
+    job = job_of(row)
+    assert (job.micro_batches, job.training.micro_batch, job.shape.chunks) == (8, 4, 1)
+    assert row.cases[0].place == Place("dgx_h100_x8", (("fabric.1.size", "64"), ("device", "h100_sxm_500w")))
+    rows = measured(others, open_folder(None))
+    assert (
+        sum(bool(row.unsupported) for row in rows) == 12
+    )  # of operators recomputed by halves, scales of rows
+
+
+def test_what_a_source_counts_as_flops_is_read_both_ways(rows_of):
+    data = rows_of(published.FILE, case_id="llama3-405b/16384gpu-seq8192")
+    rows = measured(others, data)
+    assert len({row.measured for row in rows}) == 2
+    assert {job_of(row).shape.chunks for row in rows} == {2, 4, 8}
+    causal, whole = sorted({row.measured for row in rows})
+    # 12 and 6 FLOPs a layer, channel and pair of positions, for 2,048 sequences
+    more = 6 * 126 * 16384 * 8192 * 8192 * 2048 / 16384 / 400e12
+    assert whole - causal == pytest.approx(more)
 
 
 def test_stages_of_nanotron_end_where_their_share_of_the_matrices_does():

@@ -12,7 +12,7 @@ the section `grouped_gemm` on top.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,9 @@ from rapid_des.device.gemm.candidates import (
     gemm_constants,
     time_candidates,
 )
-from rapid_des.device.operators import Bound, Dtype, Estimate, Gemm, GroupedGemm, width
+from rapid_des.device.operators import Bound, Dtype, Estimate, Gemm, GroupedGemm, Vector, width
 from rapid_des.device.spec import KernelMenu, operator_energy
+from rapid_des.device.vector import price_vector
 from rapid_des.units import PS_PER_US
 
 _GEMV_ROWS = 16
@@ -189,7 +190,16 @@ def _column(values: Sequence[float]) -> Floats:
 def price_gemm(gemm: Gemm, model: GemmModel, device: Device) -> Estimate:
     """Price one GEMM by the device's kernels for its types (`gemm_model`)."""
     work = gemm_work([gemm])
-    return _explained(model.price(work), work, model, device=device, name="gemm")
+    priced = _explained(model.price(work), work, model, device=device, name="gemm")
+    return _with_transpose(priced, gemm, device) if gemm.across and model.menu.along_k else priced
+
+
+def _with_transpose(priced: Estimate, gemm: Gemm, device: Device) -> Estimate:
+    """Return the estimate with that of the kernel which has operands stand along K first."""
+    first = price_vector(Vector("transpose", 1, gemm.across, gemm.dtype), device)
+    moved = {level: size + first.bytes.get(level, 0) for level, size in priced.bytes.items()}
+    detail = {**priced.detail, "transpose_ps": first.duration}
+    return replace(priced, duration=priced.duration + first.duration, bytes=moved, detail=detail)
 
 
 def price_grouped_gemm(gemm: GroupedGemm, model: GemmModel, device: Device) -> Estimate:

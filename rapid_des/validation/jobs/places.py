@@ -34,6 +34,7 @@ SERVERS: Mapping[str, Servers] = {
     "A100-PCIE-80GB": Servers("a100_pcie_x4", gpus=4, joined=4),
     "H100-SXM-80GB": Servers("dgx_h100", "dgx_h100_x8"),
     "H100-SXM-80GB (EFA)": Servers("dgx_h100", "aws_p5_x32"),
+    "H100-96GB": Servers("dgx_h100", "dgx_h100_x8", device="h100_sxm_500w"),
     "H100-NVL-94GB": Servers("h100_nvl_x8", joined=2),
     "H200-SXM-141GB": Servers("dgx_h200"),
     "GH200-120GB(96GB HBM3)": Servers("gh200_alps_x16", gpus=4, joined=4),
@@ -46,7 +47,8 @@ SERVERS: Mapping[str, Servers] = {
     "GB200-NVL72": _GB200,
     "GB300-NVL72": Servers("gb200_nvl72", "gb300_nvl72_x8", gpus=_RACK, device="gb300", joined=_RACK),
 }
-"""By GPU. Assumed: GH200 are joined as on Alps. Of NCCL between pairs of H100 NVL nothing was measured."""
+"""By GPU; H100-96GB are torchtitan's. Assumed: GH200 are joined as on Alps. Of NCCL between pairs of H100 NVL
+nothing was measured."""
 
 
 def place(gpu: str, gpus: int) -> Place:

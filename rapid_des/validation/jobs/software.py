@@ -26,6 +26,8 @@ SOFTWARE: Mapping[str, Profile] = {
     "uci-fsdp": "fsdp",
     "megascale": "megatron-2022",
     "llama3": "megatron-2025",
+    "torchtitan": "torchtitan",
+    "nemo": "megatron-2025",
     "dgxc": "megatron-2025",
     "mlperf": "megatron-2025",
     "megatron-bridge": "megatron-2025",

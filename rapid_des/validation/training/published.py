@@ -174,7 +174,6 @@ SOURCES: Mapping[str, Source] = {
     "sc21": Source("sc21", _named("sc21"), HALF),
     "mt-nlg": Source("mt-nlg", _named("mt-nlg"), {}),
     "megascale": Source("megascale", _named("megascale"), {}),
-    "llama3": Source("llama3", _named("llama3"), {}),
     "llm-foundry": Source(
         "llm-foundry",
         lambda record: f"training/llm-foundry/{record['gpu'].split(' ')[0]}",

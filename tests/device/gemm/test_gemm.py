@@ -150,3 +150,13 @@ def test_a_version_of_a_library_has_its_constants_where_it_states_none():
     assert version.constants("gemm", "fp8") == named.constants("gemm", "fp8")
     changed = {**named.constants("grouped_gemm", "bf16"), "tensor": 0.547}
     assert version.constants("grouped_gemm", "bf16") == changed
+
+
+def test_what_stands_across_k_is_transposed_first_where_the_unit_reads_along_k_alone():
+    plain, across = (Gemm(4096, 4096, 4096, dtype="fp8", across=size) for size in (0, 4096 * 4096))
+    # 16 MiB read and written at 3.35 TB/s or slower, and a launch
+    added = price(across, H100).duration - price(plain, H100).duration
+    assert added > 2 * 4096 * 4096 / 3.35e12 * 1e12
+    assert added == price(across, H100).detail["transpose_ps"]
+    blackwell = load_device("gb200")
+    assert price(across, blackwell).duration == price(plain, blackwell).duration
