@@ -24,7 +24,7 @@ from rapid_des.report.plan_text import plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, replacing
 from rapid_des.simulation import MODES
 from rapid_des.studies.crews import executor_of
-from rapid_des.studies.plan import Wanted, plan
+from rapid_des.studies.plan import AUTO, Wanted, plan
 from rapid_des.studies.sensitivity import How, sensitivity
 from rapid_des.studies.splits import CHOICES, choices_of
 
@@ -42,10 +42,10 @@ from rapid_des.studies.splits import CHOICES, choices_of
 )
 @click.option(
     "--mode",
-    type=click.Choice(list(MODES)),
-    default="hierarchical",
+    type=click.Choice([AUTO, *MODES]),
+    default=AUTO,
     show_default=True,
-    help="In which the rows are simulated.",
+    help="In which the rows are simulated; auto: hierarchical, experts on over 512 GPUs analytical.",
 )
 @click.option("--pruned", is_flag=True, help="List every other way with the reason why it is no row.")
 @click.option("--price", type=click.FloatRange(0), help="Of a GPU for an hour: adds what a step costs.")

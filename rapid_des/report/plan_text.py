@@ -37,6 +37,8 @@ def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
     if any(map(_as_good, plan["rows"][1:])):
         yield "  ~ not told apart from the first: predictions of measured layouts were off by more"
     yield f"  {_counts(plan)}"
+    if plan["mode"] == "analytical":
+        yield "  ranked by closed forms, which leave out waiting on links; --mode hierarchical simulates it"
     if plan["pruned"]:
         yield from _pruned(plan["pruned"])
 

@@ -39,7 +39,7 @@ def ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[End, ...]:
     """Return when each stage is done at the earliest by closed forms, given the kind of every layer."""
     forward, backward = (_by_part(job, times, kinds, backward=back) for back in (False, True))
     to, back = [0, *accumulate(forward)], [0, *accumulate(backward)]
-    defers = not _passes_whole(job)
+    defers = not passes_whole(job)
     share = len(job.copies[0])
     found = []
     for own in job.placement:
@@ -52,9 +52,9 @@ def ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[End, ...]:
 
 def _by_part(job: Job, times: Times, kinds: Sequence[int], *, backward: bool) -> list[int]:
     """Return how long each part of the model takes in one direction."""
-    each = [times[Section("block", kind), backward] for kind in kinds]
-    bounds = [0, *accumulate(job.layers)]
-    found = [sum(each[first:last]) for first, last in pairwise(bounds)]
+    of_kind = {kind: times[Section("block", kind), backward] for kind in set(kinds)}
+    done = [0, *accumulate(of_kind[kind] for kind in kinds)]
+    found = [done[last] - done[first] for first, last in pairwise((0, *accumulate(job.layers)))]
     found[0] += times[EMBEDDING, backward]
     found[-1] += times[HEAD, backward] + job.predictions * times.get((PREDICTION, backward), 0)
     return found
@@ -73,10 +73,15 @@ class Alone:
     """Of a unit's gradients after each of its backwards; empty where none are."""
 
 
-def _passes_whole(job: Job) -> bool:
+def passes_whole(job: Job) -> bool:
     """Tell whether a schedule never takes a backward apart; named ones tell without their plan."""
     schedule = job.training.schedule
     return schedule in _WHOLE if isinstance(schedule, str) else job.plan.phases <= {"forward", "backward"}
+
+
+def passes_alone(job: Job) -> bool:
+    """Tell whether nothing of a stage computes while a pass waits for its own messages."""
+    return passes_whole(job) and not job.training.overlap_batches
 
 
 def can_be_walked(job: Job) -> bool:
@@ -84,9 +89,8 @@ def can_be_walked(job: Job) -> bool:
     layers = sum(job.layers) + 2
     return (
         2 * layers * job.micro_batches <= _MOST
-        and _passes_whole(job)
+        and passes_alone(job)
         and len(job.copies[0]) == 1
-        and not job.training.overlap_batches
         and not job.training.offload_activations
     )
 

@@ -50,6 +50,10 @@ class Executor(Protocol):
 
     workers: int
 
+    def start(self) -> None:
+        """Begin to start all workers, for who needs them soon; without it they start as they are needed."""
+        ...
+
     def map(self, function: Work[Item, Value], items: Iterable[Item]) -> Iterator[tuple[int, Outcome[Value]]]:
         """Yield every item's position and outcome as they finish; items are taken as workers become free."""
         ...
@@ -89,6 +93,9 @@ class InProcess:
 
     def __init__(self, cache: BoundedCache | None = None) -> None:
         self._cache = BoundedCache(CACHE) if cache is None else cache
+
+    def start(self) -> None:
+        """Do nothing: it has started."""
 
     def map(self, function: Work[Item, Value], items: Iterable[Item]) -> Iterator[tuple[int, Outcome[Value]]]:
         """Yield every item's position and outcome, in order."""

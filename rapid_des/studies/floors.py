@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,13 +29,16 @@ from rapid_des.frontend.memory.events import SectionMemory, section_memory
 from rapid_des.frontend.memory.training import standing
 from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import (
+    EMBEDDING,
+    HEAD,
+    PREDICTION,
+    Lists,
     Section,
     price_lists,
     section_parameters,
-    sections,
     training_lists,
 )
-from rapid_des.frontend.routing import exchanges, places
+from rapid_des.frontend.routing import exchanges, heaviest_place, places
 from rapid_des.frontend.template import STREAMS, Column, Domain, Node, Piece
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter, assemble
 from rapid_des.machine import Machine
@@ -45,11 +47,32 @@ from rapid_des.modes.pricing import as_used, issued_on
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates
 from rapid_des.program.routes import signatures
-from rapid_des.studies.earliest import Alone, End, Times, can_be_walked, ends, walked
+from rapid_des.studies.earliest import (
+    Alone,
+    End,
+    Times,
+    can_be_walked,
+    ends,
+    passes_alone,
+    walked,
+)
+from rapid_des.studies.likeness import (
+    again_key,
+    kernels_key,
+    layer_key,
+    layout_key,
+    model_key,
+    pass_key,
+    stages_key,
+    state_key,
+    stride,
+)
 
 _Made = TypeVar("_Made")
 _COMPUTE = STREAMS.index("compute")
 _SIMPY = EngineChoice("simpy", fold=False)
+_MANY = ("block", "prediction")
+"""Sections whose messages count."""
 _NOTHING = Node("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
 
 
@@ -63,15 +86,19 @@ class Floors:
 
     def passes(self, job: Job, *, again: bool) -> int:
         """Return picoseconds that no step goes below, by kernels alone; `again`: with what is recomputed."""
-        key = ("kernels", again, *(_kernels_key(job) if again else _plain_key(job)))
         wanted = job if again else _plain(job)
-        times = self._once(("times", *key), lambda: self._times(wanted, messages=False))
+        times, key = self._kernel_times(wanted)
         return max(end.drained for end in self._ends(wanted, times, key))
+
+    def exchanged(self, job: Job) -> int:
+        """Return the same with the messages inside of layers."""
+        times, key = self._pass_times(job)
+        return max(end.drained for end in self._ends(job, times, key))
 
     def step(self, job: Job) -> int:
         """Return picoseconds that no simulation of a training step goes below, by closed forms."""
-        times = self._alone_times(job)
-        return self._step(job, self._ends(job, times, _layer_key(job)))
+        times, key = self._pass_times(job)
+        return self._step(job, self._ends(job, times, key))
 
     def walked(self, job: Job) -> int:
         """Return the same by a walk through the schedule; 0 where it is not walked."""
@@ -85,19 +112,30 @@ class Floors:
             gathers |= {(section, False): gathered, (section, True): 0 if near else gathered}
             if job.sharding.each:
                 reduces[section] = self._travels(job, size, gathers=False)
-        alone = Alone(self._alone_times(job), self._messages(job), gathers, reduces)
+        alone = Alone(self._pass_times(job)[0], self._messages(job), gathers, reduces)
         return self._step(job, walked(job, alone))
 
-    def _alone_times(self, job: Job) -> Times:
-        return self._once(("times", *_layer_key(job)), lambda: self._times(job, messages=True))
+    def _kernel_times(self, job: Job) -> tuple[Times, tuple[Hashable, ...]]:
+        key = ("kernels", *kernels_key(job))
+        return self._once(("times", *key), lambda: self._times(job, messages=False)), key
+
+    def _pass_times(self, job: Job) -> tuple[Times, tuple[Hashable, ...]]:
+        """Return what passes take with messages, but where another pass computes meanwhile."""
+        if not passes_alone(job):
+            return self._kernel_times(job)
+        key = layer_key(job)
+        return self._once(("times", *key), lambda: self._times(job, messages=True)), key
 
     def _ends(self, job: Job, times: Times, key: tuple[Hashable, ...]) -> tuple[End, ...]:
-        layers = self._once(("layers", *_layer_key(job)), lambda: job.kind_of_layer)
-        return self._once(("ends", *key, _pass_key(job)), lambda: ends(job, times, layers))
+        return self._once(("ends", *key, pass_key(job)), lambda: ends(job, times, self._kinds(job)))
+
+    def _kinds(self, job: Job) -> Sequence[int]:
+        """Return the kind of every layer, by what the job runs again."""
+        return self._once(("kinds", *again_key(job)), lambda: job.kind_of_layer)
 
     def _step(self, job: Job, done: Sequence[End]) -> int:
         """Return what a step takes at the least whose stages have run their passes so."""
-        after, travels = self._once(("after", *_state_key(job)), lambda: self._after(job))
+        after, travels = self._once(("after", *state_key(job)), lambda: self._after(job))
         reduced = [
             max(end.drained, end.last_backward + travel.once, job.micro_batches * travel.each)
             for end, travel in zip(done, travels, strict=True)
@@ -106,22 +144,67 @@ class Floors:
 
     def memory(self, job: Job) -> int:
         """Return bytes that some rank needs at least: the first stage's."""
-        layers, stages, state = _kernels_key(job), _stages_key(job), _state_key(job)
-        first = self._once(("first stage", *_model_key(job), *stages), lambda: self._first_stage(job))
-        held = self._once(
-            ("standing", state, job.spec.parallelism.dp, job.training.micro_batch),
-            lambda: sum(tensor.size for tensor in standing(job, 0, first)),
-        )
-        chunks = self._once(("chunks", layers, stages), lambda: _chunks(job, self._by_section(job)))
+        return self.standing(job) + self.moving(job)
+
+    def standing(self, job: Job) -> int:
+        """Return those of them that stand all the time, at the least: with the smallest messages.
+
+        They depend neither on what is recomputed nor, but for messages, on the micro-batch.
+        """
+        plain = _plain(job)
+        first = self._once(("first", *stages_key(job)), lambda: self._sections(plain, 0))
+        split, stage = job.spec.parallelism, job.training.zero_stage
+        key = (*model_key(job), split.dp, split.pp, len(job.copies[0]), split.sequence_parallel, stage)
+        return self._once(("standing", *key, *sorted(first.items())), lambda: self._stands(plain))
+
+    def _stands(self, job: Job) -> int:
+        training = structs.replace(job.training, micro_batch=1)
+        small = replace(job, spec=structs.replace(job.spec, training=training))
+        return sum(tensor.size for tensor in standing(small, 0, self._parameters(job, 0)))
+
+    def moving(self, job: Job) -> int:
+        """Return those of them that come and go, whatever replicas share."""
+        chunks = self._once(("chunks", kernels_key(job), stages_key(job)), lambda: self._chunks(job))
         most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
         moving = most * min(kept for kept, _ in chunks) + min(peak for _, peak in chunks)
-        return held + round(moving * (1 + job.spec.memory.fragmentation))
+        return round(moving * (1 + job.spec.memory.fragmentation))
 
-    def _by_section(self, job: Job) -> Mapping[Section, SectionMemory]:
-        return self._once(("memory", *_kernels_key(job)), lambda: section_memory(job))
+    def _chunks(self, job: Job) -> list[tuple[int, int]]:
+        """Return bytes that each chunk of the first stage keeps of a micro-batch, and that its backward adds.
 
-    def _first_stage(self, job: Job) -> Counter[Domain]:
-        return _parameters(job, 0, self._sizes(job))
+        The stage is fullest when the first backward begins of all micro-batches that it holds.
+        """
+        key, chunks = kernels_key(job), []
+        memory = self._once(("memory", *key), lambda: self._section_memory(job))
+        kept_of = {section: one.activations + one.logits for section, one in memory.items()}
+        for part in job.placement[0]:
+            held = _made_of(job, part, self._kinds(job))
+            peak = max(memory[held[-1]].highest["backward"] - kept_of[held[-1]], 0) if held else 0
+            chunks.append((sum(kept_of[section] for section in held), peak))
+        return chunks
+
+    def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:
+        place = heaviest_place(job) if job.model.has_experts else 0
+        return section_memory(job, self._lists(job, place))
+
+    def _lists(self, job: Job, place: int) -> Lists:
+        """Return the operators of all sections; those that stand once in a stage are not asked for."""
+        key = ("lists", *kernels_key(job), place)
+        return self._once(key, lambda: training_lists(job, place))
+
+    def _sections(self, job: Job, stage: int) -> Counter[Section]:
+        """Return how often a stage has each section."""
+        kinds = self._kinds(job)
+        return Counter(section for part in job.placement[stage] for section in _made_of(job, part, kinds))
+
+    def _parameters(self, job: Job, stage: int) -> Counter[Domain]:
+        """Return the parameters of a rank of a stage."""
+        plain, total = _plain(job), Counter[Domain]()
+        sizes = self._sizes(plain)
+        for section, count in self._sections(plain, stage).items():
+            for domain, elements in sizes[section].items():
+                total[domain] += count * elements
+        return total
 
     def _once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
         if key not in self.known:
@@ -130,7 +213,8 @@ class Floors:
         return found
 
     def _sizes(self, job: Job) -> Mapping[Section, Counter[Domain]]:
-        return self._once(("sizes", *_model_key(job)), lambda: section_parameters(job))
+        key = ("sizes", *model_key(job), *again_key(job))
+        return self._once(key, lambda: section_parameters(job))
 
     def _times(self, job: Job, *, messages: bool) -> Times:
         """Return what every section takes alone on a rank of the first stage, with messages or without."""
@@ -139,13 +223,14 @@ class Floors:
         used = as_used(job, self.machine, self.machine.device)
         operators, found = operator_model(used, self.cache), Counter[tuple[Section, bool]]()
         of_places = [
-            price_lists(training_lists(job, place), operators, None, exchanges(job))
+            price_lists(self._lists(job, place), operators, None, exchanges(job))
             for place in range(places(job))
         ]
         for key in of_places[0]:
             if key.stage < 0 and key.phase in ("forward", "backward"):
                 piece = min((pieces[key] for pieces in of_places), key=_computes)
-                passed = self._passes(job, piece) if messages else _computes(piece)
+                several = messages and key.section.name in _MANY  # the ends' are one of many layers'
+                passed = self._passes(job, piece) if several else _computes(piece)
                 found[key.section, key.phase == "backward"] = passed
         return found
 
@@ -162,12 +247,12 @@ class Floors:
         found: dict[tuple[int, int], int] = {}
         if job.stages == 1:
             return found
-        firsts = _stride(job, "pp") * np.arange(job.stages)
+        firsts = stride(job, "pp") * np.arange(job.stages)
         for source in range(job.stages):
             for target in {(source + 1) % job.stages, (source - 1) % job.stages}:
                 way = int(firsts[source]), int(firsts[target])
                 like = signatures(self.machine, [way])[0]
-                among = (job.stages, *_layout_key(job)) if job.batches_messages else ()
+                among = (job.stages, *layout_key(job)) if job.batches_messages else ()
                 key = ("message", like, job.message_bytes, among)
                 found[source, target] = self._once(key, partial(self._message, job, source, target, way))
         return found
@@ -198,8 +283,7 @@ class Floors:
 
     def _after(self, job: Job) -> tuple[int, tuple[_Travel, ...]]:
         """Return what follows all passes at the least, and how long each stage's gradients travel."""
-        sizes = self._sizes(job)
-        stages = [_parameters(job, stage, sizes) for stage in range(job.stages)]
+        stages = [self._parameters(job, stage) for stage in range(job.stages)]
         least = min(range(job.stages), key=lambda stage: stages[stage].total())
         used = as_used(job, self.machine, self.machine.device)
         operators = operator_model(used, self.cache)
@@ -228,8 +312,8 @@ class Floors:
             if role is not None and role and sharding.replicas > 1 and parameters[domain]:
                 size = message_size(role, parameters[domain], dtype, sharding.replicas)
                 program.message(f"{domain}.{role}", role, size, after=(), group=sharding.group)
-        key = ("travels", gathers, *_model_key(job), _layout_key(job), job.training.zero_stage,
-               tuple(sorted(parameters.items())))  # fmt: skip
+        key = ("travels", gathers, *model_key(job), layout_key(job), job.training.zero_stage,
+               len(job.copies[0]), tuple(sorted(parameters.items())))  # fmt: skip
         return self._once(key, lambda: self._alone(job, program.finish())) if len(program) else 0
 
 
@@ -243,37 +327,17 @@ class _Travel:
     """For every micro-batch."""
 
 
-def _chunks(job: Job, by_section: Mapping[Section, SectionMemory]) -> list[tuple[int, int]]:
-    """Return bytes that each chunk of the first stage keeps of a micro-batch, and that its backward adds.
-
-    The stage is fullest when the first backward begins of all micro-batches that it holds.
-    """
-    chunks = []
-    for part in job.placement[0]:
-        held = [by_section[section] for section, _ in sections(job, part)]
-        kept = [memory.activations + memory.logits for memory in held]
-        peak = max(held[-1].highest["backward"] - kept[-1], 0) if held else 0
-        chunks.append((sum(kept), peak))
-    return chunks
-
-
-def _parameters(job: Job, stage: int, sizes: Mapping[Section, Counter[Domain]]) -> Counter[Domain]:
-    total = Counter[Domain]()
-    for part in job.placement[stage]:
-        for section, _ in sections(job, part):
-            total.update(sizes[section])
-    return total
+def _made_of(job: Job, part: int, kinds: Sequence[int]) -> list[Section]:
+    """Return the sections of a part of the model, in forward order, given the kind of every layer."""
+    first = sum(job.layers[:part])
+    blocks = [Section("block", kind) for kind in kinds[first : first + job.layers[part]]]
+    before = [EMBEDDING] if part == 0 else []
+    after = [*[PREDICTION] * job.predictions, HEAD] if part == job.parts - 1 else []
+    return [*before, *blocks, *after]
 
 
 def _computes(piece: Piece) -> int:
     return int(piece.rows[:, Column.DURATION].sum())
-
-
-def _model_key(job: Job) -> tuple[Hashable, ...]:
-    """Return what a rank's share of a layer follows from."""
-    split = job.spec.parallelism
-    alone = split.pp == 1 and job.model.spec.tied_embeddings
-    return split.tp, split.cp, split.ep, split.etp, alone
 
 
 def _short(job: Job) -> Job:
@@ -295,55 +359,3 @@ def _plain(job: Job) -> Job:
     training = structs.replace(job.training, recompute="none", recompute_layers=None,
                                recompute_method="uniform", recompute_kinds=())  # fmt: skip
     return replace(job, spec=structs.replace(job.spec, training=training))
-
-
-def _plain_key(job: Job) -> tuple[Hashable, ...]:
-    """Return what the kernels of a layer follow from that is not recomputed."""
-    split, training = job.spec.parallelism, job.training
-    replicas = split.dp if job.model.has_experts and places(job) > 1 else 1
-    two_ways = training.schedule in ("dualpipe", "dualpipe_v")
-    return (*_model_key(job), replicas, split.sequence_parallel, training.micro_batch, two_ways)
-
-
-def _kernels_key(job: Job) -> tuple[Hashable, ...]:
-    """Return what the kernels of a layer follow from."""
-    of_parts = job.layers if job.training.recompute_method == "block" else ()
-    return (*_plain_key(job), job.training.recompute, of_parts)
-
-
-def _layout_key(job: Job) -> tuple[Hashable, ...]:
-    split = job.spec.parallelism
-    return split.order, split.dp, split.pp
-
-
-def _layer_key(job: Job) -> tuple[Hashable, ...]:
-    """Return what the passes of a layer follow from; of ranks' places what their groups notice."""
-    split, training = job.spec.parallelism, job.training
-    spread = split.cp > 1 or split.order[0] != "tp" or job.model.has_experts
-    where: tuple[int, ...] = (_stride(job, "tp"), _stride(job, "cp")) if spread else ()
-    if job.model.has_experts:
-        where = (*where, _stride(job, "dp"), split.dp)
-    of_parts = job.layers if training.recompute_method == "block" else ()
-    return (*_model_key(job), split.sequence_parallel, training.micro_batch, training.recompute, where,
-            of_parts, training.schedule in ("dualpipe", "dualpipe_v"))  # fmt: skip
-
-
-def _stride(job: Job, axis: str) -> int:
-    """Return how far neighbours along an axis are apart."""
-    sizes = dict(zip(job.layout.axes, job.layout.sizes, strict=True))
-    return prod(sizes[one] for one in job.layout.axes[: job.layout.axes.index(axis)])
-
-
-def _stages_key(job: Job) -> tuple[Hashable, ...]:
-    """Return what the parts of each stage follow from."""
-    split = job.spec.parallelism
-    return split.pp, split.chunks, split.layers, job.training.schedule
-
-
-def _pass_key(job: Job) -> Hashable:
-    return *_stages_key(job), job.micro_batches
-
-
-def _state_key(job: Job) -> tuple[Hashable, ...]:
-    return (*_model_key(job), *_layout_key(job), job.training.zero_stage, job.placement, job.layers,
-            job.spec.parallelism.sequence_parallel)  # fmt: skip

@@ -170,6 +170,11 @@ class Remote:
     def __exit__(self, *_: object) -> None:
         self._dismiss(list(self._hands))
 
+    def start(self) -> None:
+        """Begin to start all workers."""
+        while len(self._hands) < self.workers:
+            self._hands.append(_Hand(self._crew.hire()))
+
     def map(self, function: Work[Item, Value], items: Iterable[Item]) -> Iterator[tuple[int, Outcome[Value]]]:
         """Yield every item's position and outcome as they finish."""
         queue = _Queue(items)

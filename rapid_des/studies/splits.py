@@ -1,9 +1,10 @@
 """The ways to split a job over GPUs: which values each choice has, and which of their products are legal.
 
-    (tp, cp, pp) ──► ep, etp ──► micro-batch ──► schedule, chunks ──► recomputation, ZeRO, order
+    (tp, cp, pp) ──► ep, etp ──► micro-batch ──► schedule, chunks ──► a family: recomputation, ZeRO, order
 
 Whether a way is legal is asked of the frontend (`with_spec`), step by step: what it refuses of a split it
-refuses of all that would follow from it.
+refuses of all that would follow from it. What is left to choose in a family is a product, of which whoever
+looks for the best makes jobs only as far as needed.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -23,7 +25,7 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.schedules import SCHEDULES, schedule_of
-from rapid_des.frontend.spec import ExpertsSpec, JobSpec
+from rapid_des.frontend.spec import ExpertsSpec, JobSpec, TrainingSpec
 from rapid_des.machine import Machine
 
 CHOICES: Mapping[str, str] = {
@@ -75,6 +77,61 @@ class Candidate:
         return chosen | {"order": " ".join(split.order), "layers": split.layers}
 
 
+@dataclass(frozen=True)
+class Family:
+    """Ways that share split, micro-batch and schedule: all products of what else is chosen."""
+
+    base: Job
+    """With the mildest of all that is left to choose."""
+    own: TrainingSpec | None
+    """What the job that is split says itself."""
+    orders: tuple[Any, ...]
+    recomputes: tuple[Any, ...] = (None,)
+    zero_stages: tuple[int | None, ...] = (None,)
+    """Requests have neither."""
+
+    def __len__(self) -> int:
+        return len(self.orders) * len(self.recomputes) * len(self.zero_stages)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        for one in self.along("recomputes"):
+            for part in one.along("zero_stages"):
+                yield from (Candidate(way.job) for way in part.along("orders"))
+
+    def along(self, choice: Literal["orders", "recomputes", "zero_stages"]) -> Iterator[Family]:
+        """Yield the parts of the family that have one value of a choice each."""
+        values: tuple[Any, ...] = getattr(self, choice)
+        for value in values:
+            yield self if len(values) == 1 else replace(self, **{choice: (value,)})
+
+    @cached_property
+    def job(self) -> Job:
+        """The first way as a job; the frontend may still refuse it."""
+        spec, training = self.base.spec, self.base.spec.training
+        if training is not None:
+            training = self._chosen(training)
+        split = structs.replace(spec.parallelism, order=self.orders[0])
+        return replace(self.base, spec=structs.replace(spec, parallelism=split, training=training))
+
+    def _chosen(self, training: TrainingSpec) -> TrainingSpec:
+        """Return the training section with the first choices, and what the job says beside these."""
+        recompute, stage, own = self.recomputes[0], self.zero_stages[0], self.own
+        assert own is not None and stage is not None, "it trains"
+        policy = ZERO_STAGES[stage]
+        gathers = policy.gather is not None and not policy.by_unit
+        changed: dict[str, Any] = {
+            "recompute": recompute,
+            "zero_stage": stage,
+            "overlap_parameters": own.overlap_parameters and gathers,
+        }
+        if recompute == own.recompute:
+            names = ("recompute_method", "recompute_layers", "recompute_kinds")
+            changed |= {name: getattr(own, name) for name in names}
+        if own.schedule == training.schedule:
+            changed |= {name: getattr(own, name) for name in ("micro_batch_group", "overlap_batches")}
+        return structs.replace(training, **changed)
+
+
 @dataclass
 class Space:
     """The legal ways of a job on so many GPUs of a machine; iterating counts what the frontend refuses."""
@@ -88,9 +145,14 @@ class Space:
     """Why, by key, and how many splits or ways each refusal cut off."""
 
     def __iter__(self) -> Iterator[Candidate]:
+        for family in self.families():
+            yield from family
+
+    def families(self) -> Iterator[Family]:
+        """Yield all ways by family, those of one split by micro-batch, the smallest first."""
         for base in self._splits():
-            for candidate in self._passes(base):
-                yield from self._rest(candidate)
+            for placed in self._passes(base):
+                yield from self._rest(placed)
 
     def _values(self, name: str, usual: Iterable[Any], every: Iterable[Any]) -> list[Any]:
         """Return the values of one choice: stated, all, or the usual ones."""
@@ -175,7 +237,7 @@ class Space:
             return
         batch, dp = base.training.global_batch, base.spec.parallelism.dp
         sizes = [1 << n for n in range(20) if dp << n <= batch and batch % (dp << n) == 0]
-        for micro_batch in self._values("micro_batch", sizes, sizes):
+        for micro_batch in sorted(self._values("micro_batch", sizes, sizes)):
             for schedule, chunks in self._schedules(base):
                 training = structs.replace(base.training, micro_batch=micro_batch, schedule=schedule)
                 split = structs.replace(base.spec.parallelism, chunks=chunks)
@@ -197,58 +259,30 @@ class Space:
                 n for n in range(2, layers // pp + 1) if not layers % (pp * n) or not (layers + 2) % (pp * n)
             ]
             for chunks in self._values("chunks", even, even):
-                yield schedule, chunks
+                if pp * chunks <= layers:
+                    yield schedule, chunks
 
-    def _rest(self, base: Job) -> Iterator[Candidate]:
-        """Yield the ways of one split and schedule by what is left to choose."""
-        if base.spec.training is None:
-            for order in self._orders(base):
-                yield from self._candidate(base, order, base.spec.training, sequence_parallel=False)
+    def _rest(self, base: Job) -> Iterator[Family]:
+        """Yield the families of one split and schedule: with sequence parallelism and without."""
+        orders, split, own = tuple(self._orders(base)), base.spec.parallelism, self.job.spec.training
+        if own is None:
+            yield Family(base, None, orders)
             return
-        own, training = self.job.training, base.training
-        split = base.spec.parallelism
         again = [own.recompute] if not isinstance(own.recompute, str) else []
-        recomputes = self._values(
-            "recompute", ["none", "selective", "full", *again], ["none", "selective", "full", *again]
-        )
+        recomputes = ["none", "selective", "full", *again]
         stages = list(ZERO_STAGES) if split.dp * split.cp > 1 else [0]
         parallel = [True, False] if split.tp > 1 else [False]
         if self.job.model.has_experts and split.tp > 1:
             parallel = [True]  # what the frontend needs where tokens stand on one tp rank each
-        for order in self._orders(base):
-            for recompute in recomputes:
-                for stage in self._values("zero_stage", stages, stages):
-                    changed = self._chosen(training, recompute, stage)
-                    for chosen in self._values("sequence_parallel", parallel, parallel):
-                        yield from self._candidate(base, order, changed, sequence_parallel=chosen)
-
-    def _chosen(self, training: Any, recompute: Any, stage: int) -> Any:
-        """Return the training section with what the job itself says beside one choice, where it can."""
-        own = self.job.training
-        policy = ZERO_STAGES[stage]
-        gathers = policy.gather is not None and not policy.by_unit
-        changed = structs.replace(
-            training,
-            recompute=recompute,
-            zero_stage=stage,
-            overlap_parameters=own.overlap_parameters and gathers,
-        )
-        if recompute == own.recompute:
-            changed = structs.replace(
-                changed, recompute_method=own.recompute_method, recompute_layers=own.recompute_layers,
-                recompute_kinds=own.recompute_kinds,
-            )  # fmt: skip
-        if own.schedule == training.schedule:
-            changed = structs.replace(changed, micro_batch_group=own.micro_batch_group,
-                                      overlap_batches=own.overlap_batches)  # fmt: skip
-        return changed
-
-    def _candidate(
-        self, base: Job, order: Any, training: Any, *, sequence_parallel: bool
-    ) -> Iterator[Candidate]:
-        split = structs.replace(base.spec.parallelism, order=order, sequence_parallel=sequence_parallel)
-        job = replace(base, spec=structs.replace(base.spec, parallelism=split, training=training))
-        yield Candidate(job)
+        for chosen in self._values("sequence_parallel", parallel, parallel):
+            placed = structs.replace(split, sequence_parallel=chosen)
+            yield Family(
+                replace(base, spec=structs.replace(base.spec, parallelism=placed)),
+                own,
+                orders,
+                tuple(self._values("recompute", recomputes, recomputes)),
+                tuple(self._values("zero_stage", stages, stages)),
+            )
 
     def _orders(self, base: Job) -> list[Any]:
         """Return orders of the axes that differ in where ranks stand: usually dp inside pp, or outside."""

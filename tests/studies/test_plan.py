@@ -106,6 +106,44 @@ def test_every_other_way_says_why_it_is_no_row():
     assert row["cost"] == pytest.approx(2.0 * 4 * row["step_time_s"] / 3600)
 
 
+def test_a_pass_that_another_one_fills_is_bound_by_its_kernels_alone():
+    """DualPipe computes one micro-batch while the other one's tokens travel: messages may take no time."""
+    job = job_of(
+        "deepseek_v3_train_2048",
+        **{
+            "model.exceptions": "[]",
+            "parallelism": "{pp: 4, dp: 4, ep: 4, layers: even}",
+            "training.schedule": "dualpipe",
+            "training.global_batch": 64,
+        },
+    )
+    machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
+    floors = Floors(machine, cache)
+    step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
+    assert floors.passes(job, again=True) == floors.exchanged(job) <= floors.step(job) <= step
+    one_by_one = job.replace(schedule="1f1b")
+    assert floors.exchanged(one_by_one) > floors.passes(one_by_one, again=True)  # all-to-alls count there
+
+
+def test_a_family_is_the_product_of_what_is_left_to_choose():
+    space = Space(job_of(), machine_of(), 4, {"pp": [1], "cp": [1], "micro_batch": [1]})
+    families = list(space.families())
+    assert [len(list(family)) for family in families] == [len(family) for family in families]
+    assert sum(map(len, families)) == len(list(space))
+    recomputed = [one.job.training.recompute for one in families[0].along("recomputes")]
+    assert recomputed == ["none", "selective", "full"]
+
+
+def test_larger_micro_batches_need_no_less_memory():
+    floors = Floors(machine_of(), BoundedCache())
+    needed = {}
+    for family in Space(job_of(), machine_of(), 8, {"tp": [1, 2], "cp": [1]}).families():
+        split = family.base.spec.parallelism
+        needed.setdefault((split, family.base.training.schedule), []).append(floors.memory(family.job))
+    assert max(map(len, needed.values())) > 2
+    assert all(each == sorted(each) for each in needed.values())
+
+
 def test_requests_are_planned_too():
     job = load_job("llama2_7b_inference", settings={"inference.batch": "8", "inference.decode_steps": "2"})
     found = plan(job, machine_of(), Wanted(gpus=4, top=2, mode="analytical", vary={"pp": [1]}))

@@ -183,10 +183,13 @@ class SectionMemory:
         return {phase: sum(tensor.size for tensor in tensors) for phase, tensors in self.fullest.items()}
 
 
-def section_memory(job: Job) -> dict[Section, SectionMemory]:
-    """Return what each section of a training job keeps, under its recomputation."""
+def section_memory(job: Job, lists: Lists | None = None) -> dict[Section, SectionMemory]:
+    """Return what each section of a training job keeps, under its recomputation.
+
+    `lists` are the operators of ranks at the fullest place, where they are known already.
+    """
     place = heaviest_place(job) if job.model.has_experts else 0
-    lists = training_lists(job, place)
+    lists = training_lists(job, place) if lists is None else lists
     sections = [key.section for key in lists if key.phase == "forward"]
     share = job.training.offload_activations
     return {

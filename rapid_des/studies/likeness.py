@@ -1,0 +1,87 @@
+"""What the figures of a way to split a job follow from: ways with equal keys have a figure in common."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from math import prod
+
+from rapid_des.frontend import Job
+from rapid_des.frontend.routing import places
+from rapid_des.studies.earliest import passes_whole
+
+
+def model_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what a rank's share of a layer follows from."""
+    split = job.spec.parallelism
+    alone = split.pp == 1 and job.model.spec.tied_embeddings
+    return split.tp, split.cp, split.ep, split.etp, alone
+
+
+def plain_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what the kernels of a layer follow from that is not recomputed."""
+    split, training = job.spec.parallelism, job.training
+    replicas = split.dp if job.model.has_experts and places(job) > 1 else 1
+    return (*model_key(job), replicas, split.sequence_parallel, training.micro_batch, *halves_key(job))
+
+
+def halves_key(job: Job) -> tuple[bool, bool]:
+    """Tell whether a stage holds both ends of the model, and whether no backward is taken apart."""
+    return job.training.schedule in ("dualpipe", "dualpipe_v"), passes_whole(job)
+
+
+def kernels_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what the kernels of a layer follow from."""
+    return (*plain_key(job), *again_key(job))
+
+
+def again_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what is run again, which of layers as they stand in parts where these are counted or grouped."""
+    training = job.training
+    counted = training.recompute == "full" and training.recompute_layers is not None
+    return (
+        training.recompute,
+        training.recompute_method,
+        training.recompute_layers,
+        training.recompute_kinds,
+        job.layers if counted else (),
+    )
+
+
+def layout_key(job: Job) -> tuple[Hashable, ...]:
+    """Return where the ranks of a split stand."""
+    split = job.spec.parallelism
+    return split.order, split.dp, split.pp
+
+
+def layer_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what the passes of a layer follow from; of ranks' places what their groups notice."""
+    split, training = job.spec.parallelism, job.training
+    spread = split.cp > 1 or split.order[0] != "tp" or job.model.has_experts
+    where: tuple[int, ...] = (stride(job, "tp"), stride(job, "cp")) if spread else ()
+    if job.model.has_experts:
+        where = (*where, stride(job, "dp"), split.dp)
+    own = split.sequence_parallel, training.micro_batch, *halves_key(job)
+    return (*model_key(job), *own, *again_key(job), where)
+
+
+def stride(job: Job, axis: str) -> int:
+    """Return how far neighbours along an axis are apart."""
+    sizes = dict(zip(job.layout.axes, job.layout.sizes, strict=True))
+    return prod(sizes[one] for one in job.layout.axes[: job.layout.axes.index(axis)])
+
+
+def stages_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what the parts of each stage follow from."""
+    split = job.spec.parallelism
+    return split.pp, split.chunks, split.layers, job.training.schedule
+
+
+def pass_key(job: Job) -> Hashable:
+    """Return what the order of all passes follows from."""
+    return *stages_key(job), job.micro_batches
+
+
+def state_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what the exchange between replicas and the optimizer follow from."""
+    return (*model_key(job), *layout_key(job), job.training.zero_stage, job.placement, job.layers,
+            job.spec.parallelism.sequence_parallel)  # fmt: skip

@@ -1,0 +1,232 @@
+"""Which of many ways to split a job is the fastest: a queue of all of them, each at what is known of it.
+
+    families: memory, kernels ──► one recomputation ──► one order: messages ──► ways: memory, a walk ──► steps
+
+The least comes first: what is known of it is never above any step of it that a simulation finds. It is taken
+apart or looked at more closely; who comes first with its last figure is the next best for certain.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.frontend import Job, memory
+from rapid_des.frontend.memory import in_passes, shortage, shown
+from rapid_des.machine import Machine
+from rapid_des.report.result import Result
+from rapid_des.studies.executors import Done, Executor
+from rapid_des.studies.floors import Floors
+from rapid_des.studies.points import Point, evaluate
+from rapid_des.studies.splits import Candidate, Family, Space, checked
+from rapid_des.units import Duration
+
+Told = Callable[[str, int, int], None]
+Why = Literal["memory", "bound", "refused"]
+_PLAIN, _KERNELS, _EXCHANGED, _FLOOR, _WALKED, _ESTIMATED, _FINAL = range(7)
+"""What is known: bounds of kernels (not run again, all), with their layers' messages, those of replicas too,
+by a walk; both steps."""
+
+_LEAST_BATCH = 2
+"""Ways that are simulated at a time at least: so that one worker looks at the same ways as two."""
+
+
+@dataclass(order=True)
+class Entry:
+    """Ways in the queue."""
+
+    least: int
+    """Picoseconds that each takes at least, by what is known."""
+    number: tuple[int, ...]
+    """Of the family, and where in it: ties are broken by the order of the space."""
+    family: Family = field(compare=False)
+    level: int = field(default=_PLAIN, compare=False)
+    result: Result | None = field(default=None, compare=False)
+
+    @property
+    def certain(self) -> bool:
+        """Whether nothing is left to be found out."""
+        return self.level == _FINAL
+
+    def part(self, place: int, family: Family, *, level: int, least: int) -> Entry:
+        """Return a part of these ways, with a bound that holds for it."""
+        return Entry(max(self.least, least), (*self.number, place), family, level)
+
+
+@dataclass(frozen=True)
+class _TooLarge:
+    """What a way needs that does not fit into memory."""
+
+    needed: int
+    text: str
+
+
+def _fitting(point: Point, cache: BoundedCache) -> Result | _TooLarge:
+    """Return the result of a point, or what its job needs where that is not there."""
+    job, machine = point.resolved(cache)
+    capacity = int(machine.device.spec.hbm.capacity)
+    needed = cache.get_or_make(("memory", job, None), lambda: memory(in_passes(job, capacity)))
+    if needed.fullest.peak > capacity:
+        return _TooLarge(needed.fullest.peak, shortage(needed, capacity))
+    return evaluate(point, cache)
+
+
+@dataclass
+class Refinement:
+    """The search for the fastest ways of a space."""
+
+    space: Space
+    machine: Machine
+    mode: str
+    """Of the last figures."""
+    dropped: Callable[[Family, Why, str], None]
+    """Told of ways that are none, and why."""
+    cache: BoundedCache = field(default_factory=lambda: BoundedCache(1 << 28))
+    queue: list[Entry] = field(default_factory=list)
+    rows: list[Entry] = field(default_factory=list)
+    """The fastest, in order."""
+    counts: Counter[str] = field(default_factory=Counter)
+    nearest: tuple[int, Job] | None = None
+    """Of those that do not fit: the least need, and who has it."""
+
+    def __post_init__(self) -> None:
+        self.floors = Floors(self.machine, self.cache)
+        self.capacity = int(self.machine.device.spec.hbm.capacity)
+        self.trains = self.space.job.spec.training is not None
+        self.bounded = self.trains and not self.machine.faults
+
+    def fill(self, told: Told) -> int:
+        """Put all ways in the queue that may fit into memory, by family; return how many ways there are.
+
+        A larger micro-batch needs no less memory: fewer are held, of as many sequences together or more.
+        """
+        ways, full = 0, dict[Hashable, str]()
+        for number, family in enumerate(self.space.families()):
+            ways += len(family)
+            told("bounds from below", ways, ways)
+            alike = _but_micro_batch(family.base)
+            if alike not in full:
+                needed = self._least_memory(family)
+                if needed <= self.capacity:
+                    least = self._passes(family, again=False)
+                    heapq.heappush(self.queue, Entry(least, (number,), family))
+                    continue
+                full[alike] = self._at_least(needed, family.base)
+            self._drop(family, "memory", full[alike])
+        return ways
+
+    def next(self, executor: Executor) -> None:
+        """Look more closely at who comes first, at as many as there are workers, or take the next row."""
+        batch: list[Entry] = []
+        while self.queue and len(batch) < max(_LEAST_BATCH, executor.workers):
+            entry = heapq.heappop(self.queue)
+            if entry.level < _WALKED:
+                for part in self._closer(entry):
+                    heapq.heappush(self.queue, part)
+            elif not entry.certain:
+                batch.append(entry)
+            elif batch:
+                heapq.heappush(self.queue, entry)
+                break
+            else:
+                self.rows.append(entry)
+                return
+        points = [Point(one.family.job, self.machine, mode=self._mode(one), allow_oom=True) for one in batch]
+        for place, outcome in executor.map(_fitting, points):
+            self._take(batch[place], outcome)
+
+    def say_why(self) -> None:
+        """Say of all that is left in the queue why it is no row."""
+        for entry in sorted(self.queue):
+            known = "at least" if entry.result is None else "simulated"
+            for way in self._left(entry):
+                self._drop(way, "bound", f"{known} {Duration(entry.least)}")
+
+    def _left(self, entry: Entry) -> list[Family]:
+        """Return the parts of an entry that may fit into memory; others are dropped."""
+        if entry.level >= _FLOOR:
+            return [entry.family]
+        return [part for one in entry.family.along("recomputes") for part in self._fitting_parts(one)]
+
+    def _mode(self, entry: Entry) -> str:
+        return "analytical" if entry.level < _ESTIMATED else self.mode
+
+    def _closer(self, entry: Entry) -> Iterator[Entry]:
+        """Yield the parts of an entry, each with the next tighter bound; not those that are no ways."""
+        if entry.level == _PLAIN:
+            for place, family in enumerate(entry.family.along("recomputes")):
+                yield entry.part(place, family, level=_KERNELS, least=self._passes(family, again=True))
+        elif entry.level == _KERNELS:
+            for place, family in enumerate(entry.family.along("orders")):
+                least = self.floors.exchanged(family.job) if self.bounded else 0
+                yield entry.part(place, family, level=_EXCHANGED, least=least)
+        elif entry.level == _EXCHANGED:
+            for place, way in enumerate(self._fitting_parts(entry.family)):
+                if self._is_legal(way):
+                    least = self.floors.step(way.job) if self.bounded else 0
+                    yield entry.part(place, way, level=_FLOOR, least=least)
+        else:
+            least = self.floors.walked(entry.family.job) if self.bounded else 0
+            yield replace(entry, level=_WALKED, least=max(entry.least, least))
+
+    def _passes(self, family: Family, *, again: bool) -> int:
+        return self.floors.passes(family.job, again=again) if self.bounded else 0
+
+    def _is_legal(self, way: Family) -> bool:
+        return checked(Candidate(way.job), lambda why: self._drop(way, "refused", why)) is not None
+
+    def _least_memory(self, family: Family) -> int:
+        """Return bytes that no way of a family can do without."""
+        if not self.trains:
+            return 0
+        stands = min(self.floors.standing(one.job) for one in family.along("zero_stages"))
+        if stands > self.capacity:
+            return stands
+        return stands + min(self.floors.moving(one.job) for one in family.along("recomputes"))
+
+    def _fitting_parts(self, family: Family) -> Iterator[Family]:
+        """Yield the parts of one recomputation that may fit into memory."""
+        for part in family.along("zero_stages"):
+            needed = self.floors.memory(part.job) if self.trains else 0
+            if needed <= self.capacity:
+                yield part
+            else:
+                self._drop(part, "memory", self._at_least(needed, part.job))
+
+    def _at_least(self, needed: int, job: Job) -> str:
+        """Return what is said of a job that does not fit, which may be the nearest that does not."""
+        if self.nearest is None or needed < self.nearest[0]:
+            self.nearest = needed, job
+        each = f"stage 0 needs at least {shown(needed)} a GPU, there are {shown(self.capacity)}"
+        return f"{each} (micro-batch {job.training.micro_batch})" if self.trains else each
+
+    def _take(self, entry: Entry, outcome: Any) -> None:
+        """Put a way back with what a simulation says of it."""
+        mode = self._mode(entry)
+        if not isinstance(outcome, Done):
+            self._drop(entry.family, "refused", f"{mode}: {outcome.text}")
+        elif isinstance(outcome.value, _TooLarge):
+            self._drop(entry.family, "memory", outcome.value.text)
+            if self.nearest is None or outcome.value.needed < self.nearest[0]:
+                self.nearest = outcome.value.needed, entry.family.job
+        else:
+            self.counts[mode] += 1
+            step, last = int(outcome.value.step_time), mode == self.mode
+            level, least = (_FINAL, step) if last else (_ESTIMATED, max(entry.least, step))
+            heapq.heappush(self.queue, replace(entry, result=outcome.value, level=level, least=least))
+
+    def _drop(self, family: Family, why: Why, text: str) -> None:
+        self.counts[why] += len(family)
+        if why == "refused":
+            self.space.refused[text] += len(family)
+        self.dropped(family, why, text)
+
+
+def _but_micro_batch(base: Job) -> Hashable:
+    """Return what families have in common that differ in their micro-batch alone."""
+    training = base.training if base.spec.training is not None else None
+    return base.spec.parallelism, None if training is None else training.schedule
