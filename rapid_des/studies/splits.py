@@ -100,9 +100,12 @@ class Family:
 
     def along(self, choice: Literal["orders", "recomputes", "zero_stages"]) -> Iterator[Family]:
         """Yield the parts of the family that have one value of a choice each."""
-        values: tuple[Any, ...] = getattr(self, choice)
-        for value in values:
-            yield self if len(values) == 1 else replace(self, **{choice: (value,)})
+        if choice == "orders":
+            yield from (replace(self, orders=(value,)) for value in self.orders)
+        elif choice == "recomputes":
+            yield from (replace(self, recomputes=(value,)) for value in self.recomputes)
+        else:
+            yield from (replace(self, zero_stages=(value,)) for value in self.zero_stages)
 
     @cached_property
     def job(self) -> Job:
