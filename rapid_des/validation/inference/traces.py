@@ -28,6 +28,10 @@ _MODELS: Mapping[str, str] = {
     "Qwen3-30B-A3B-Instruct-2507": "qwen3_30b_a3b",
 }
 _GPUS: Mapping[str, str] = {"RTX4090": "RTX4090", "RTXPRO6000": "RTX-PRO-6000"}
+_FLAGS: Mapping[str, tuple[float, int]] = {"RTX4090": (0.9, 256), "RTXPRO6000": (0.92, 128)}
+"""vLLM's gpu_memory_utilization and max_num_seqs, as the meta.json beside each run's trace prints them
+(github.com/casys-kaist/LLMServingSim, bench); the shares are the defaults of vLLM 0.19 and 0.28."""
+_TOKENS = 2048
 _FIGURES: Mapping[str, Figure] = {"ttft": first_token_ms, "tpot": per_token_ms, "e2e": step_ms}
 
 
@@ -37,7 +41,7 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 
 def _traces(data: DataFolder) -> Iterator[MeasuredJob]:
-    """Yield the means of each case; the bench's flags: 128 sequences, 2,048 tokens."""
+    """Yield the means of each case."""
     cases: dict[str, list[Record]] = defaultdict(list)
     for record in data.read(TRACES):
         cases[record["case_id"]].append(record)
@@ -59,13 +63,23 @@ def _replayed(records: Sequence[Record]) -> Case:
     """Return the case of requests that come as they did; Qwen3 ran as two replicas that share experts."""
     first = records[0]
     replicas = 2 if first["model"].startswith("Qwen3") else 1
+    share, sequences = _FLAGS[first["gpu"]]
+    pool = {
+        "share": share,
+        "of": "used",
+        "page": 16,
+        "tokens": _TOKENS,
+        "sequences": sequences,
+        "sampling": 38,
+    }
     tree: Tree = {
         "model": _model(first["model"]),
         "phase": "inference",
         "software": "vllm-0.12",
         "parallelism": {"dp": replicas, "ep": replicas},
         "inference": _STATIC,
-        "serving": {"max_sequences": 128, "max_batched_tokens": 2048, "router": "least_requests"},
+        "memory": {"kv_pool": pool},
+        "serving": {"router": "least_requests", "schedule_ahead": True},
     }
     ordered = sorted(records, key=lambda record: _seconds(record["arrival_s"]))
     served = Served(
