@@ -104,7 +104,7 @@ class Machine:
     fabric: Fabric
     """The fabric that the constant faults leave; dead links stand in it and are never used."""
     planned: Router
-    """Dimension order and stated ways, blind to faults."""
+    """Dimension order and stated routes, blind to faults."""
     router: Router
     """Around the links that are down from beginning to end."""
     dead: frozenset[int]

@@ -40,7 +40,7 @@ def lower_with_network(traces: TraceSet, setup: Setup) -> tuple[Lowered, AstraNe
         table.bind(position, *programs.of(trace, number))
         for position, (trace, number) in enumerate(zip(traces.ranks, traces.table_numbers(), strict=True))
     )
-    routed = table.routed(templates.numbered, both_ways=False)
+    routed = table.routed(templates.numbered, both_directions=False)
     hops = astra_hop_table(network, templates.sizes.all())
     memories = np.full(routed.links - len(network.fabric), len(network.bandwidth), np.int32)
     program = Program(

@@ -357,7 +357,7 @@ def _with_base(document: Document, seen: tuple[Path, ...]) -> Document:
 
 
 def _without_clock_evidence(document: Document, stated: AbstractSet[str]) -> Document:
-    """Return a file without the evidence for its sustained clock if that clock is `stated` anew."""
+    """Return a file without the evidence for its sustained clock if that clock is `stated` by hand."""
     clock = document.tree.get("clock")
     if "clock.sustained" not in stated or not isinstance(clock, dict):
         return document

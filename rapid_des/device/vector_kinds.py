@@ -138,7 +138,7 @@ KINDS: Mapping[str, VectorKind] = {
     ),
     # Megatron-LM's tensor_parallel/cross_entropy.py on fp32 logits: maximum, subtracted, exponential, sum,
     # divided; backward: times the loss's gradient, and back to two bytes. Joined (fused_cross_entropy.py) the
-    # maximum is found by the cast, and what also reduces writes anew and copies back (a note there).
+    # maximum is found by the cast, and what also reduces writes a copy and copies back (a note there).
     "cross_entropy_separate": over_elements(
         "cross_entropy as PyTorch's kernels, one a step",
         Traffic(5, 3, 12),

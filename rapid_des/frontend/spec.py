@@ -306,7 +306,7 @@ class ParallelismSpec(Spec, frozen=True):
     """ulysses_ring: of cp the ways by heads, innermost; it divides cp."""
     ep: Count = 1
     """Expert parallel: ways that routed experts are spread; ep · etp divides tp · cp · dp. For experts the
-    ranks of a stage, as `order` has them, are laid out anew: etp innermost, then ep, then replicas."""
+    ranks of a stage, as `order` has them, are laid out apart: etp innermost, then ep, then replicas."""
     etp: Count | None = None
     """Expert tensor parallel: ways that each routed expert is split. Unset: as tp."""
     dp: Count = 1

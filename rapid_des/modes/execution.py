@@ -166,7 +166,7 @@ def execute_closing(
 ) -> Execution:
     """Play a program whose links close in mid-flight (R8), see `execute`.
 
-    Only SimPy plans collectives anew while it runs (policy `replan`).
+    Only SimPy replans collectives while it runs (policy `replan`).
     """
     began = time.perf_counter()
     engine: EngineName = "simpy"

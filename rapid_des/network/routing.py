@@ -1,6 +1,6 @@
 """Routers: dimension order, which is arithmetic without tables of pairs, and what goes before it.
 
-Between nodes that are no GPUs the shortest path, where the machine file states waypoints the way by them, and
+Between nodes that are no GPUs the shortest path, where the machine file states waypoints that by them, and
 around dead links what is left. All are pure and deterministic. A router may remember distances; a copy in
 another process starts without.
 """
@@ -199,7 +199,7 @@ class WaypointRouter:
 def by_waypoints(fabric: Fabric, planned: Router, waypoints: Sequence[Waypoint]) -> Router:
     """Return the router that comes by the stated nodes: planned up to there, and planned on from there.
 
-    Where that would come by a node twice, one of the two parts takes the shortest way that does not.
+    Where that would come by a node twice, one of the two parts takes the shortest path that does not.
     `TopologyError` names the waypoint that can not be.
     """
     stated: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -217,7 +217,7 @@ def by_waypoints(fabric: Fabric, planned: Router, waypoints: Sequence[Waypoint])
 def _check_waypoint(fabric: Fabric, nodes: tuple[int, int, int], *, on_path: bool) -> None:
     source, through, destination = nodes
     if source == destination:
-        raise TopologyError(f"{fabric.node_name(source)} needs no way to itself")
+        raise TopologyError(f"{fabric.node_name(source)} needs no route to itself")
     if through < fabric.gpus:
         raise TopologyError(f"through: {fabric.node_name(through)} is a GPU; allowed: a switch or a NIC")
     if on_path:
@@ -235,7 +235,7 @@ def _by(fabric: Fabric, planned: Router, nodes: tuple[int, int, int]) -> tuple[i
         return *_avoiding(fabric, planned, nodes[:2], fabric.destination[list(on)]), *on
     except FabricCutError:
         by, ends = fabric.node_name(through), f"{fabric.node_name(source)} to {fabric.node_name(destination)}"
-        raise TopologyError(f"no way leads by {by} from {ends} but twice by a node") from None
+        raise TopologyError(f"no route leads by {by} from {ends} but twice by a node") from None
 
 
 def _avoiding(fabric: Fabric, planned: Router, ends: tuple[int, int], nodes: Int32s) -> tuple[int, ...]:

@@ -80,9 +80,9 @@ class Twist(Spec, frozen=True, kw_only=True):
 
 
 class TwistedTorus(Dimension, frozen=True, kw_only=True, tag="twisted_torus"):
-    """A torus whose wrap-around links come in shifted: more bisection and shorter ways for oblong ones.
+    """A torus whose wrap-around links come in shifted: more bisection and shorter routes for oblong ones.
 
-    Routes are shortest, one axis after the other. There are often several shortest ways round: with
+    Routes are shortest, one axis after the other. There are often several shortest routes round: with
     `routing.tie: hash` they are used alike, with `positive` the one that goes furthest up the axes that
     come first. A k x k x 2k torus is twisted along its long axis by k on both short ones, a k x 2k x 2k one
     along both long axes by k on the short one (Camara et al., IEEE TPDS 21(12), 2010; Jouppi et al., ISCA
@@ -302,7 +302,7 @@ class NonMinimal(Spec, frozen=True, kw_only=True):
     """Some pairs of endpoints talk over a third place, which spreads what minimal routes would pile up.
 
     The place is a hash of seed, source and destination: Valiant's routing (SIAM J. Comput. 11(2), 1982) where
-    all pairs do so, and a fixed mixture in the place of an adaptive choice where some do. Ways that would
+    all pairs do so, and a fixed mixture in the place of an adaptive choice where some do. Routes that would
     come by a router twice leave out what lies between.
     """
 
@@ -336,9 +336,9 @@ class Routing(Spec, frozen=True, kw_only=True):
     ecmp: Literal["hash", "lowest_id"] = "hash"
     """Between equal routes over switches: a hash of source and destination, or the lowest id."""
     non_minimal: NonMinimal | None = None
-    """Longer ways that spread load, in hyperx, slim_fly and dragonfly_plus; unset: all routes are minimal."""
+    """Longer routes that spread load, in hyperx, slim_fly and dragonfly_plus; unset: all are minimal."""
     waypoints: tuple[Waypoint, ...] = ()
-    """Pairs of GPUs whose way is stated: as planned to a node, and as planned on from there."""
+    """Pairs of GPUs whose route is stated: as planned to a node, and as planned on from there."""
 
 
 class Pause(Spec, frozen=True, kw_only=True):
@@ -376,10 +376,10 @@ class Window(Congestion, frozen=True, kw_only=True, tag="window"):
 
 
 class Spray(Spec, frozen=True, kw_only=True):
-    """Messages of a pair of GPUs spread over equal ways: shortest paths over switches, NICs and planes.
+    """Messages of a pair of GPUs spread over equal routes: shortest paths over switches, NICs and planes.
 
-    The planned route is one of them; ways around dead links are as short as that one. Links from GPU to GPU
-    have no equal ways.
+    The planned route is one of them; routes around dead links are as short as that one. Links from GPU to GPU
+    have no equal routes.
     """
 
     ways: Annotated[int, Meta(ge=1, le=256)]
@@ -389,9 +389,9 @@ class Spray(Spec, frozen=True, kw_only=True):
     weights: Literal["equal", "bandwidth"] = "equal"
     """How often each is taken: alike, or by the bandwidth of its slowest link."""
     choose: Literal["oblivious", "least_loaded"] = "oblivious"
-    """Blindly as said above, or at the source the way with the least queued on it at that instant (R12)."""
+    """Blindly as said above, or at the source the route with the least queued on it at that instant (R12)."""
     detours: Annotated[int, Meta(ge=0, le=256)] = 0
-    """How many longer ways over a third switch stand beside them, with least_loaded (Valiant, SIAM J. Comput.
+    """How many longer ones over a third switch stand beside them, with least_loaded (Valiant, SIAM J. Comput.
     11(2), 1982; UGAL with all queues known: Kim, Dally, Scott and Abts, ISCA 2008)."""
     bias: Duration | None = None
     """By how much sooner a message must come over a detour; needed where there are detours."""
@@ -432,11 +432,11 @@ class Switching(Spec, frozen=True, kw_only=True):
     peer take turns like all others, as if each had a queue pair; in one part they leave in order, as on one.
     """
     spray: Spray | None = None
-    """Spread messages over equal ways, with cut_through only; unset: all messages of a pair take one."""
+    """Spread messages over equal routes, with cut_through only; unset: all messages of a pair take one."""
     congestion: Unheld | Window | None = None
     """What holds senders back, and with it acknowledgements on links; with cut_through only.
 
-    Unset: parts stand at their first link at the pace of the slowest link of their way, whoever else uses
+    Unset: parts stand at their first link at the pace of the slowest link of their route, whoever else uses
     that, and acknowledgements are free.
     """
 

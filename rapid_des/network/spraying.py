@@ -1,6 +1,6 @@
-"""Equal ways over switches, and longer ones beside them, for messages that are spread over several of them.
+"""Equal routes over switches, and longer ones beside them, for messages that are spread over several of them.
 
-An equal way comes by the GPUs by which the planned route comes. Between two of those it is any shortest path
+An equal route comes by the GPUs by which the planned one comes. Between two of those it is any shortest path
 over switches and NICs, where the planned one is as short; dead links are left out. A detour is a shortest
 path to a third switch and a shortest one on from there, longer than the plan and by no node twice.
 """
@@ -22,29 +22,31 @@ Path = tuple[int, ...]
 _PLACES = 64
 """Length of the sequence that stands for unequal shares."""
 _TRIES = 4
-"""Numbers that are tried for each way: some give one that is known."""
-_THIRD, _TURN = 21, 22
+"""Numbers that are tried for each route: some give one that is known."""
+_THIRD, _AFTER = 21, 22
 """What is hashed beside a flow's ends."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Routes with other ways behind them, and by row, one a route, which of all these stand for it."""
+    """Routes with others behind them, and by row, one a route, which of all these stand for it."""
 
     routes: Routes
     starts: Int64s
-    taken: Int32s
+    numbers: Int32s
+    """Of routes, row after row."""
     minimal: Int32s
     """[row] how many of its columns are no detours; these come first."""
 
 
 def spread(fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray) -> Spread:
-    """Return the ways of all routes: in the order in which parts take them, or each once to choose from."""
-    ways = _EqualRoutes(fabric, dead)
-    known, turns, minimal = [routes.of(route) for route in range(len(routes))], list[list[int]](), list[int]()
+    """Return what stands for each route: in the order of their use by parts, or each once to choose from."""
+    equal_routes = _EqualRoutes(fabric, dead)
+    known = [routes.of(route) for route in range(len(routes))]
+    rows, minimal = list[list[int]](), list[int]()
     for route, planned in enumerate(known[:]):
-        paths = ways.of(planned, spray.ways)
-        detours = ways.detours(planned, spray.detours)
+        paths = equal_routes.of(planned, spray.ways)
+        detours = equal_routes.detours(planned, spray.detours)
         others = [*paths[1:], *detours]
         numbers = [route, *range(len(known), len(known) + len(others))]
         known += others
@@ -52,20 +54,21 @@ def spread(fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray) -
         equal = spray.weights == "equal" or len(set(shares)) == 1
         minimal.append(len(paths))
         if detours:
-            turns.append(numbers)
+            rows.append(numbers)
         else:
-            turns.append([numbers[turn] for turn in _interleaved([1] * len(paths) if equal else shares)])
+            places = _interleaved([1] * len(paths) if equal else shares)
+            rows.append([numbers[place] for place in places])
     links = np.array([link for path in known for link in path], np.int64)
     return Spread(
         Routes(starts_of([len(path) for path in known]), links),
-        starts_of(list(map(len, turns))),
-        np.array([number for row in turns for number in row], np.int32),
+        starts_of(list(map(len, rows))),
+        np.array([number for row in rows for number in row], np.int32),
         np.array(minimal, np.int32),
     )
 
 
 def _interleaved(shares: Sequence[int]) -> Iterator[int]:
-    """Yield whose turn it is so that each gets its share: the one that is farthest behind, the first on ties.
+    """Yield who goes next so that each gets its share: the one that is farthest behind, the first on ties.
 
     >>> list(_interleaved([1, 1, 1])), list(_interleaved([2, 1]))[:6]
     ([0, 1, 2], [0, 1, 0, 0, 1, 0])
@@ -87,7 +90,7 @@ class _EqualRoutes:
         self._hops = cache(self._hops_to)
 
     def of(self, planned: Path, most: int) -> list[Path]:
-        """Return the planned route, and up to `most` ways with it."""
+        """Return the planned route, and up to `most` equal routes with it."""
         paths = {planned: None}
         for number in range(1, most * _TRIES):
             if len(paths) == most:
@@ -96,18 +99,18 @@ class _EqualRoutes:
         return list(paths)
 
     def detours(self, planned: Path, most: int) -> list[Path]:
-        """Return up to so many longer ways between the ends of a route that crosses no GPU."""
-        found, legs = dict[Path, None](), list(self._legs(planned))
+        """Return up to so many longer routes between the ends of a route that crosses no GPU."""
+        longer, legs = dict[Path, None](), list(self._legs(planned))
         if most == 0 or len(legs) != 1:
             return []
         thirds = self._thirds(planned)
         for number in range(2 * most * _TRIES if len(thirds) else 0):
             path = self._over(planned, thirds, number)
             if path is not None:
-                found[path] = None
-            if len(found) == most:
+                longer[path] = None
+            if len(longer) == most:
                 break
-        return list(found)
+        return list(longer)
 
     def _thirds(self, planned: Path) -> Int64s:
         """Return the switches where a route may turn: of the dimensions that it crosses between switches."""
@@ -118,13 +121,13 @@ class _EqualRoutes:
         return np.setdiff1d(there, fabric.destination[links]).astype(np.int64)
 
     def _over(self, planned: Path, thirds: Int64s, number: int) -> Path | None:
-        """Return a way over one of the third switches; None if that is no longer one, or comes back."""
+        """Return a route over one of the third switches; None if that is no longer one, or comes back."""
         fabric = self._fabric
         ends = int(fabric.source[planned[0]]), int(fabric.destination[planned[-1]])
         flow = np.array([ends[0]]), np.array([ends[1]])
         third = int(thirds[int(hashed(*flow, (number, _THIRD))[0]) % len(thirds)])
-        turn, other = (int(hashed(*flow, (number, _TURN, half))[0]) for half in (0, 1))
-        there, on = self._shortest((ends[0], third), turn), self._shortest((third, ends[1]), other)
+        draws = (int(hashed(*flow, (number, _AFTER, half))[0]) for half in (0, 1))
+        there, on = map(self._shortest, ((ends[0], third), (third, ends[1])), draws)
         path = (*there, *on)
         nodes = {ends[0], *fabric.destination[list(path)].tolist()}
         simple = len(nodes) == len(path) + 1
@@ -138,13 +141,13 @@ class _EqualRoutes:
             return ()
         while node != end:
             nearer = self._nearer(node, end, hops)
-            number, turn = divmod(number, len(nearer))
-            links.append(nearer[turn])
+            number, branch = divmod(number, len(nearer))
+            links.append(nearer[branch])
             node = int(self._fabric.destination[links[-1]])
         return tuple(links)
 
     def _route(self, planned: Path, number: int) -> Path:
-        """Return a way by its number: the digits say how far beside the plan it turns where ways part."""
+        """Return a route by its number: the digits say how far beside the plan it turns where routes part."""
         fabric, links = self._fabric, list[int]()
         for leg in self._legs(planned):
             node, end = int(fabric.source[leg[0]]), int(fabric.destination[leg[-1]])
@@ -155,8 +158,8 @@ class _EqualRoutes:
             for link in leg:
                 nearer = self._nearer(node, end, hops)
                 at = nearer.index(link) if link in nearer else 0
-                number, turn = divmod(number, len(nearer))
-                links.append(nearer[(at + turn) % len(nearer)])
+                number, branch = divmod(number, len(nearer))
+                links.append(nearer[(at + branch) % len(nearer)])
                 node = int(fabric.destination[links[-1]])
         return tuple(links)
 

@@ -49,10 +49,10 @@ def draw_of(seed: int, rank: int, visit: int, task: int, which: int) -> int:
     return mix(mix(mix(state ^ visit) ^ task) ^ which)
 
 
-def first_above(limits: Any, first: int, last: int, draw: int) -> int:
+def limit_above(limits: Any, first: int, last: int, draw: int) -> int:
     """Return the first place in first..last - 1, where limits ascend, at which the limit is above a draw.
 
-    >>> first_above([5, 9, 2**32], 0, 3, 4), first_above([5, 9, 2**32], 0, 3, 9)
+    >>> limit_above([5, 9, 2**32], 0, 3, 4), limit_above([5, 9, 2**32], 0, 3, 9)
     (0, 2)
     """
     while first < last:
@@ -124,7 +124,7 @@ def _losses(machine: Machine, routes: Routes) -> tuple[Int32s, list[tuple[Fault,
                 raise InputError(f"{machine.path}: {problem}")
             lossy[link] = fault
     if lossy and machine.switching.spray is not None:
-        problem = "faults with timeout do not go with switching.spray: which way's packets are lost is open"
+        problem = "faults with timeout do not go with switching.spray: which route's packets are lost is open"
         raise InputError(f"{machine.path}: {problem}")
     columns: dict[tuple[Fault, int], int] = {}
     column_of = np.full(len(routes), NONE, np.int32)
@@ -132,7 +132,7 @@ def _losses(machine: Machine, routes: Routes) -> tuple[Int32s, list[tuple[Fault,
         crossed = [lossy[link] for link in routes.of(route) if link in lossy]
         if any(fault != crossed[0] for fault in crossed):
             both = f"{crossed[0].words!r} and another one with timeout"
-            raise InputError(f"{machine.path}: a message crosses links of {both}; allowed: one for its way")
+            raise InputError(f"{machine.path}: a message crosses links of {both}; allowed: one for its route")
         if crossed:
             column_of[route] = columns.setdefault((crossed[0], len(crossed)), len(columns))
     return column_of, [(fault, 1 - (1 - float(fault.loss)) ** count) for fault, count in columns]

@@ -113,11 +113,11 @@ class _RoutedLoads:
         self.others: Floats = np.add.reduceat(inverse, first) - self.slowest
 
     def times(self, wire: Floats, head: Floats, places: Int64s | slice) -> Floats:
-        """Return how long messages take on some of the ways."""
+        """Return how long messages take on some of the routes."""
         return self.latency[places] + head * self.others[places] + wire * self.slowest[places]
 
     def load(self, wire: Floats) -> Load:
-        """Return what links serve if each way carries so many bytes."""
+        """Return what links serve if each route carries so many bytes."""
         work = self._inverse * np.repeat(wire, self._lengths)
         return Load(self._links, _summed(self._place, work, len(self._links)))
 
@@ -211,7 +211,7 @@ class Lines:
 
     @cached_property
     def _all(self) -> tuple[_RoutedLoads, float]:
-        """Return the ways from all members to those at each distance, and how many of these each stands for.
+        """Return routes from all members to those at each distance, and how many of these each stands for.
 
         Above `MOST_PAIRS` the distances are a sample: multiples of about the golden section of them all,
         which meet every row of a grid alike.
@@ -228,7 +228,7 @@ class Lines:
 
 
 class _Walked:
-    """An algorithm whose transfers are walked: its schedule for `_UNIT` bytes, and the ways that it takes."""
+    """An algorithm whose transfers are walked: its schedule for `_UNIT` bytes, and its routes."""
 
     def __init__(self, machine: Machine, members: Int64s, unit: ShapedCollective, name: str) -> None:
         schedule = build_schedule(name, unit)

@@ -240,8 +240,8 @@ class GroupTable:
     def proving_pairs(self, templates: Sequence[Template]) -> Int64s:
         """Return pairs of GPUs, as rows, from whose routes the links of all others' images follow.
 
-        In a group that all replicas share that is all pairs, or a ring's where every route is a way out of
-        its source and a way in to its destination; raises `UnsupportedByEngine` where those are too many.
+        In a group that all replicas share that is all pairs, or a ring's where every route leaves its source by one
+        link and comes to its destination by one; raises `UnsupportedByEngine` where those are too many.
         """
         rows = [np.zeros((0, 2), np.int64)]
         for (_, ranks), used in zip(self._ranks, self._used, strict=True):
@@ -257,16 +257,16 @@ class GroupTable:
                 )
         return np.unique(np.concatenate(rows), axis=0)
 
-    def routed(self, templates: Sequence[Template], *, both_ways: bool) -> Routed:
-        """Return all groups with the routes of their templates' pairs and of the ways back, each once.
+    def routed(self, templates: Sequence[Template], *, both_directions: bool) -> Routed:
+        """Return all groups with the routes of their templates' pairs and of the routes back, each once.
 
-        Without `both_ways` the ways back are left out.
+        Without `both_directions` the routes back are left out.
         """
         uses = [
             (ranks, () if number in self._memories else used)
             for number, ((_, ranks), used) in enumerate(zip(self._ranks, self._used, strict=True))
         ]
-        routed = routes_of_groups(uses, templates, self._machine, both_ways=both_ways)
+        routed = routes_of_groups(uses, templates, self._machine, both_directions=both_directions)
         routes, chosen, links = routed.routes, list(routed.of_group), len(self._fabric)
         if self._memories:
             shared = {memory: number for number, memory in enumerate(dict.fromkeys(self._memories.values()))}

@@ -37,7 +37,7 @@ from rapid_des.program.program import (
 )
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits
-from rapid_des.program.routes import geometry, sprayed, ways_back
+from rapid_des.program.routes import geometry, routes_back, sprayed
 from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
 
 
@@ -162,7 +162,7 @@ class _Lowering:
         templates, message_sizes = self.communication.templates.numbered, self.communication.sizes
         fluid_mode = self.machine.switching.mode == "fluid"
         held = self.machine.switching.congestion is not None
-        routed = self.groups.routed(templates, both_ways=fluid_mode or held)
+        routed = self.groups.routed(templates, both_directions=fluid_mode or held)
         routes, spray = sprayed(self.machine, routed.routes)
         sizes, whole = message_sizes.all(), message_sizes.whole()
         fluid = fluid_table(self.machine, routed, sizes) if fluid_mode else None
@@ -173,7 +173,7 @@ class _Lowering:
             hops, classes = hop_table(self.machine.fabric, self.machine.switching, routes, sizes, whole=whole)
         if held:
             fabric, switching = self.machine.fabric, self.machine.switching
-            back = ways_back(routed.return_routes, len(routes), spray)
+            back = routes_back(routed.return_routes, len(routes), spray)
             hops, pairs = queue_pair_table(fabric, switching, routes, hops, back)
         route_links, links = routes.links.astype(np.int32, copy=False), routed.links
         if self.replicas is not None and self.communication.analytic:

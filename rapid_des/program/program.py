@@ -55,7 +55,7 @@ R8  Closing links. At a step of a fault timetable that closes a link, the visit 
     waits for the link, and who comes to it while it is closed, stops, and is given a new route when the
     closure is noticed (at once where it already is), from the last GPU that holds it where links store and
     forward, else from its source. A fluid flow ends likewise, with the whole packets (bytes where there are
-    none) that were out, when a link of its route or of its acknowledgements' way back closes. New routes come
+    none) that were out, when a link of its route, or of its acknowledgements', closes. New routes come
     from a pure function of (what remains, surviving fabric), for all together that stopped until the end of
     the instant at which they set off, which is before links choose: first for what is rerouted, each on its
     own, then, under policy `replan`, together; both in the order of (rank's position, injection, visit,
@@ -69,9 +69,9 @@ R9  Queue pairs. Where the machine states how senders are held back, each messag
     such part which the link took, and of its message's part before plus that one's service (start-time fair
     queueing). What comes from other links goes as R3 says. Of equal priority the one of these two classes
     goes first that the link has served less, where an idle one keeps no claim; transit on ties. A part's
-    acknowledgements go on the links of its way back as it arrives, before data: who is served next there
+    acknowledgements go on the links of its route back as it arrives, before data: who is served next there
     waits for what is left of them. The last byte of a message is followed over all hops, as in R6.
-R10 Ways. Where messages are spread over equal ways, part k of a message takes the k-th route of the row that
+R10 Spraying. Where messages are spread over equal routes, part k of a message takes the k-th of the row that
     its pair has, from the row's begin again at its end; or all its parts take one, by a hash of the position
     of its rank, the time of its injection and its number in the collective.
 
@@ -81,8 +81,8 @@ R11 Delays. Where the machine states how late messages come, a message that cros
     and one for retries after losses, by that and the size. Its links, and what waits for its injection, know
     nothing of that.
 
-R12 Load. Where ways are chosen by load, a message at its injection, or each part as it sets off, takes the
-    way of its row that costs least: its own time over that way when idle (a message: that of its first
+R12 Load. Where routes are chosen by load, a message at its injection, or each part as it sets off, takes the
+    route of its row that costs least: its own time over that one when idle (a message: that of its first
     part); of each link of it what is left of the visit in service and the services, at rate 1, of those that
     asked at earlier instants and wait; and on a detour the bias. So what sets off at one instant does not
     see each other. Of equal ones the first is taken, where those that are no detours come first, both kinds
@@ -306,7 +306,7 @@ class Template:
     shape: Hashable = None
     """Templates of one shape differ in sizes and names only; who changes more takes it away (None)."""
     ahead: bool = False
-    """Whether parts of messages are handed over at the rate of the first link of their way (`PartTable`)."""
+    """Whether parts of messages are handed over at the rate of their first link (`PartTable`)."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -349,7 +349,7 @@ class Group:
 class PartTable:
     """By size row: the parts that a message of that size is sent in (1: whole), which have rows themselves.
 
-    Part k stands at the first link k times the longest `occupancy` of a part on its way after the message
+    Part k stands at the first link k times the longest `occupancy` of a part on its route after the message
     does: senders, whom acknowledgements clock, hand a message over at the rate of its slowest link, whoever
     else uses that. In a template that is `ahead` it is the first link's `occupancy`: what a library keeps in
     order on one queue pair, and whose rate its lags hold. All but the last part have the same row. The
@@ -401,7 +401,7 @@ class FluidTable:
     wire: Int64s
     """[size row] bytes that links carry."""
     ratio: Int64s
-    """[size row, profile] acknowledgement load on the way back, as `protocol.FluidService` has it."""
+    """[size row, profile] acknowledgement load on the route back, as `protocol.FluidService` has it."""
     before: Int64s
     after: Int64s
     profile: Int32s
@@ -411,7 +411,7 @@ class FluidTable:
 
 
 class LoadTable(NamedTuple):
-    """R12: how a way is chosen by load."""
+    """R12: how a route is chosen by load."""
 
     minimal: Int32s
     """[route of a pair] how many columns of its row are no detours."""

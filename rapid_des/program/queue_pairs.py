@@ -32,7 +32,7 @@ def queue_pair_table(
 ) -> tuple[HopTable, QueuePairTable]:
     """Return the hop table with its last bytes followed, and what holds senders back.
 
-    `back` is the way back of each route. A round trip is counted with the latencies of the way there.
+    `back` is the route back of each route. A round trip is counted with the latencies of the route there.
     """
     protocol, sizes = packets(switching), hops.bytes.tolist()
     profiles = profiles_of(fabric, routes)

@@ -97,9 +97,9 @@ def routes_of_groups(
     templates: Sequence[Template],
     machine: Wired,
     *,
-    both_ways: bool,
+    both_directions: bool,
 ) -> GroupRoutes:
-    """Return the routes of all templates, and with `both_ways` the ways back.
+    """Return the routes of all templates, and with `both_directions` the routes back.
 
     `uses` are the members of each group and the templates that it runs.
     """
@@ -114,10 +114,12 @@ def routes_of_groups(
                 patterns[shape] = _Pattern(*ends, template.members, template.below, {})
             patterns[shape].lines[line] = None
     large = {
-        name: pattern for name, pattern in patterns.items() if len(pattern.source) >= _LARGE and not both_ways
-    }  # ways back are looked for among all routes
+        name: pattern
+        for name, pattern in patterns.items()
+        if len(pattern.source) >= _LARGE and not both_directions
+    }  # routes back are looked for among all routes
     small = {name: pattern for name, pattern in patterns.items() if name not in large}
-    rows, distinct, return_routes = _numbered(small, machine, both_ways=both_ways)
+    rows, distinct, return_routes = _numbered(small, machine, both_directions=both_directions)
     count = len(distinct)
     for (name, _), pattern in large.items():
         for line in pattern.lines:
@@ -132,17 +134,17 @@ def routes_of_groups(
 
 
 def _numbered(
-    patterns: Mapping[_Shape, _Pattern], machine: Wired, *, both_ways: bool
+    patterns: Mapping[_Shape, _Pattern], machine: Wired, *, both_directions: bool
 ) -> tuple[dict[tuple[bytes, Line], Int32s], Int64s, Int32s]:
-    """Return the number of each pair of each line, the distinct pairs in order, and their ways back."""
+    """Return the number of each pair of each line, the distinct pairs in order, and their routes back."""
     nodes = machine.fabric.nodes
     keys = [pattern.pairs(list(pattern.lines), machine) for pattern in patterns.values()]
     pairs = np.concatenate([np.zeros(0, np.int64), *[part.reshape(-1) for part in keys]])
-    reverse = pairs % nodes * nodes + pairs // nodes if both_ways else pairs[:0]
+    reverse = pairs % nodes * nodes + pairs // nodes if both_directions else pairs[:0]
     distinct, places = _distinct(np.concatenate((pairs, reverse)), nodes)
     there, back = np.split(places, [len(pairs)])
-    return_routes = np.zeros(len(distinct) if both_ways else 0, np.int32)
-    if both_ways:
+    return_routes = np.zeros(len(distinct) if both_directions else 0, np.int32)
+    if both_directions:
         return_routes[there], return_routes[back] = back, there
     flat, begin = there, 0
     rows: dict[tuple[bytes, Line], Int32s] = {}
@@ -226,7 +228,7 @@ def compared_pairs(groups: Sequence[Sequence[int]]) -> Int64s:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """Which links are on the way of which user (a group, or a place): one row for each that is."""
+    """Which links are on the routes of which user (a group, or a place): one row for each that is."""
 
     links: Int64s
     users: Int64s
@@ -242,7 +244,7 @@ class Reach:
         return cls(table[:, 0], table[:, 1])
 
     def users_of(self, links: Int64s) -> list[int]:
-        """Return the users on whose way one of some links is, ascending."""
+        """Return the users on whose routes one of some links is, ascending."""
         positions: list[int] = np.unique(self.users[np.isin(self.links, links)]).tolist()
         return positions
 
@@ -327,13 +329,13 @@ def sprayed(machine: Machine, routes: Routes) -> tuple[Routes, SprayTable | None
     spray = machine.switching.spray
     if spray is None:
         return routes, None
-    ways = spread(machine.fabric, machine.dead, routes, spray)
-    load = LoadTable(ways.minimal, int(spray.bias or 0)) if spray.choose == "least_loaded" else None
-    return ways.routes, SprayTable(spray.per == "message", ways.starts, ways.taken, load)
+    sprayed = spread(machine.fabric, machine.dead, routes, spray)
+    load = LoadTable(sprayed.minimal, int(spray.bias or 0)) if spray.choose == "least_loaded" else None
+    return sprayed.routes, SprayTable(spray.per == "message", sprayed.starts, sprayed.numbers, load)
 
 
-def ways_back(back: Int32s, routes: int, spray: SprayTable | None) -> Int32s:
-    """Return the way back of each of so many routes: that of a pair's route for all its other ways."""
+def routes_back(back: Int32s, routes: int, spray: SprayTable | None) -> Int32s:
+    """Return the route back of each of so many routes: that of its pair's planned one."""
     if spray is None:
         return back
     known = np.zeros(routes, np.int32)

@@ -319,7 +319,7 @@ def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> Fluid
 
 
 def widest(program: Program) -> int:
-    """Return the most links that a route and its way back have together."""
+    """Return the most links that a route and its route back have together."""
     lengths = np.diff(program.route_starts)
     table = program.fluid
     assert table is not None

@@ -1,4 +1,4 @@
-"""Which of several ways a message takes; shared by every engine, so plain integers."""
+"""Which of several routes a message takes; shared by every engine, so plain integers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def message_hash(position: int, injected: int, task: int) -> int:
 
 
 def column_of(number: int, place: int, minimal: int, count: int) -> int:
-    """Return which column of a row of ways is looked at: those that are no detours first, each from a number.
+    """Return which column of a row is looked at: those that are no detours first, each from a number.
 
     >>> [column_of(7, place, 2, 5) for place in range(5)]
     [1, 0, 2, 3, 4]

@@ -82,7 +82,7 @@ def test_a_dead_link_on_a_stated_way_is_gone_around():
 @pytest.mark.parametrize(
     ("waypoints", "says"),
     [
-        ([(0, 0, "switch4")], r"waypoints\[0\]: gpu0 needs no way to itself"),
+        ([(0, 0, "switch4")], r"waypoints\[0\]: gpu0 needs no route to itself"),
         ([(0, 1, "gpu2")], "through: gpu2 is a GPU; allowed: a switch or a NIC"),
         ([(0, 1, "switch9")], "there is no switch 9; allowed: switch0 to switch5"),
         ([(0, "switch0", "switch4")], "switch0 is no GPU"),
@@ -95,5 +95,7 @@ def test_a_waypoint_that_can_not_be_is_one_line(waypoints, says):
 
 
 def test_a_leaf_that_only_its_own_spine_joins_is_no_waypoint():
-    with pytest.raises(TopologyError, match="no way leads by switch1 from gpu0 to gpu7 but twice by a node"):
+    with pytest.raises(
+        TopologyError, match="no route leads by switch1 from gpu0 to gpu7 but twice by a node"
+    ):
         machine((0, 7, "switch1"), fabric=CLOS | {"spines": 1})

@@ -181,5 +181,5 @@ def test_two_faults_with_timeouts_on_one_way_are_refused():
     where = machine(ring(4)).with_faults(
         [parse_fault(LOSSY + "go_back_n"), parse_fault(LOSSY.replace("0-1", "1-2") + "selective_repeat")]
     )
-    with pytest.raises(InputError, match="a message crosses links of .* allowed: one for its way"):
+    with pytest.raises(InputError, match="a message crosses links of .* allowed: one for its route"):
         run_traces(one_message(100, peer=2, ranks=4), where, EngineChoice("simpy"))

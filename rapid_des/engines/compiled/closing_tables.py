@@ -34,7 +34,7 @@ class Tables:
         return tuple(self.flat.network.route_links[starts[route] : starts[route + 1]].tolist())
 
     def crossed(self, route: int) -> Links:
-        """Return the links that a message of a route needs: in the fluid mode also those of the way back."""
+        """Return the links that a message of a route needs: in the fluid mode also those back."""
         back = self.links_of(int(self.flat.network.back[route])) if self._fluid else ()
         return self.links_of(route) + back
 
@@ -72,7 +72,7 @@ class Tables:
         return self._rows[size]
 
     def route(self, links: Links, back: Links = ()) -> int:
-        """Return the number of a route, and of its acknowledgements' way back; any message can take it."""
+        """Return the number of a route, and of its acknowledgements' route back; any message can take it."""
         if (links, back) not in self._routes:
             return_route = self.route(back) if back else 0
             self._routes[links, back] = route = self._added(links, return_route)

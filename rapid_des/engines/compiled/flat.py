@@ -152,7 +152,7 @@ class Network(NamedTuple):
     profile: Array
     """The fluid mode's table (`FluidTable`), else empty."""
     back: Array
-    """By route its way back, in the fluid mode and with queue pairs."""
+    """By route its route back, in the fluid mode and with queue pairs."""
     allowance: Array
     answer: Array
     acknowledgements: Array
@@ -171,7 +171,7 @@ class Network(NamedTuple):
     """As `LoadTable` has them, else empty."""
     bias: Array
     sprays: Array
-    """Whether parts take several ways in turn, whether messages do blindly, and both by load."""
+    """Whether parts take several routes in turn, whether messages do blindly, and both by load."""
 
 
 class Companies(NamedTuple):
@@ -359,7 +359,7 @@ def _network(program: Program) -> Network:
 
 
 def _sprays(spray: SprayTable | None) -> Array:
-    """Return whether parts take ways in turn, messages blindly, parts by load, messages by load."""
+    """Return whether parts take routes in turn, messages blindly, parts by load, messages by load."""
     kinds = np.zeros(4, np.bool_)
     if spray is not None:
         kinds[2 * (spray.load is not None) + spray.per_message] = True

@@ -23,6 +23,16 @@ from rapid_des.engines.compiled.pools import (
     State,
 )
 from rapid_des.engines.compiled.queue_pairs import acknowledge, hand_over, open_pair, stop_or_go
+from rapid_des.engines.compiled.spraying import (
+    choose_route,
+    count_asking,
+    lateness,
+    least_loaded,
+    message_hash,
+    service_of,
+    set_off,
+    sprayed_route,
+)
 from rapid_des.engines.compiled.steps import (
     NONE,
     ascend,
@@ -44,16 +54,6 @@ from rapid_des.engines.compiled.steps import (
     touch,
     use_of,
     visit_end,
-)
-from rapid_des.engines.compiled.ways import (
-    choose_way,
-    count_asking,
-    lateness,
-    least_loaded,
-    message_hash,
-    service_of,
-    set_off,
-    sprayed_route,
 )
 
 READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE, LATE, PAUSE_LINK = range(12)
@@ -481,7 +481,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             if transfers.hop[a] < transfers.end[a]:
                 transfers.ready[a] = now
                 if parts_choose and transfers.hop[a] == transfers.begin[a]:
-                    choose_way(network, state, transfers, a, now)
+                    choose_route(network, state, transfers, a, now)
                 if transfers.parts[a] > 0 and not paired:
                     # Parts are handed over at a link's pace; each makes the next, so that a message of a
                     # million parts needs room for those that are on their way only.

@@ -27,6 +27,7 @@ from rapid_des.engines.compiled.kernel import (
 )
 from rapid_des.engines.compiled.pools import TRAIL, Pools, State
 from rapid_des.engines.compiled.queue_pairs import NONE, fills, hold, insert_local, owed, take
+from rapid_des.engines.compiled.spraying import count_asking, service_of
 from rapid_des.engines.compiled.steps import (
     insert_waiting,
     last_byte_arrives,
@@ -34,7 +35,6 @@ from rapid_des.engines.compiled.steps import (
     rank_decides,
     sort_asked,
 )
-from rapid_des.engines.compiled.ways import count_asking, service_of
 
 _EVENTS = 5
 """At most these come of a visit that a link takes: its end, the link's, a next part, an acknowledgement.

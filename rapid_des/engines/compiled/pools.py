@@ -180,7 +180,7 @@ class State(NamedTuple):
     """Links whose buffers changed at this instant."""
     is_changed: Array
     waits: Array
-    """Link to the services of those that wait for it, where ways are chosen by load and it has a queue."""
+    """Link to the services of those that wait for it, where routes are chosen by load and it has a queue."""
     touched: Array
     touched_servers: Array
     touched_count: Array

@@ -49,7 +49,7 @@ def hand_over(transfers: Transfers, counts: Array, message: int) -> int:
 
 @compilable
 def acknowledge(network: Network, state: State, transfers: Transfers, part: int, now: int) -> None:
-    """Post the acknowledgements of a part that arrives on the links of its way back."""
+    """Post the acknowledgements of a part that arrives on the links of its route back."""
     if transfers.begin[part] == transfers.end[part]:
         return
     back = network.back[transfers.route[transfers.message[part]]]

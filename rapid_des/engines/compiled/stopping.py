@@ -92,7 +92,7 @@ class StoppingSimulation(CompiledSimulation):
             super()._answer(status, wanted)
 
     def _detour(self, route: int) -> None:
-        """Find a way around closed links for messages of a route that set off from now on."""
+        """Find a route around closed links for messages of a route that set off from now on."""
         now, links = int(self._state.cursor[kernel.NOW]), self._tables.links_of(route)
         whole = self._closures.left_of(links[:1], links, 0)
         (around,) = replan_at(now, [whole], self._closures, self._avoided, together=False)

@@ -220,7 +220,7 @@ def legs_of(closures: Closures, route: tuple[int, ...], size: int) -> Legs:
 
 
 class ClosingFlows:
-    """Stops flows where links of their route, or of the way back, close, and finds another route for them."""
+    """Stops flows where links of their route, or of that back, close, and finds another for them."""
 
     def __init__(self, fluid: FluidLinks, closures: Closures) -> None:
         self.env = fluid.env

@@ -11,7 +11,7 @@ from simpy.events import Event
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.engines.simpy.links import Links, Message, Parts
 from rapid_des.errors import TraceError
-from rapid_des.program.delays import NOISE, RETRIES, draw_of, first_above
+from rapid_des.program.delays import NOISE, RETRIES, draw_of, limit_above
 from rapid_des.program.program import NONE, Program, Template
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Collectives:
         delays = self.program.delays
         assert delays is not None, "who asks has looked"
         first, last = delays.starts[row : row + 2].tolist()
-        return int(delays.values[first_above(delays.limits, first, last, draw)])
+        return int(delays.values[limit_above(delays.limits, first, last, draw)])
 
     def _wait(self, late: int, arrives: Callable[[], None]) -> None:
         self.env.at(self.env.now + late, arrives)

@@ -18,7 +18,7 @@ from simpy.exceptions import Interrupt
 
 from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Request, Server
-from rapid_des.engines.simpy.ways import Ways
+from rapid_des.engines.simpy.spraying import SprayedRoutes
 from rapid_des.program.program import NONE, Program, Trail
 from rapid_des.program.services import services_of
 from rapid_des.program.spraying import message_hash
@@ -162,7 +162,7 @@ class Links:
         }
         self.payload: list[int] = program.hops.bytes.tolist()
         self.closing: Closing | None = None
-        self.ways = None if program.spray is None else Ways(program, program.spray, self.load)
+        self.sprayed = None if program.spray is None else SprayedRoutes(program, program.spray, self.load)
         self.trail = trail
         self.ties = ties
         self.hops = 0
@@ -194,19 +194,19 @@ class Links:
 
     def part_route(self, route: int, part: int) -> int:
         """Return the route that a part of a message takes, if its number says so."""
-        ways = self.ways
-        if ways is None or ways.per_message or ways.by_load:
+        sprayed = self.sprayed
+        if sprayed is None or sprayed.per_message or sprayed.by_load:
             return route
-        return ways.choose(route, NONE, part)
+        return sprayed.choose(route, NONE, part)
 
     def message_route(self, route: int, size: int, who: tuple[int, int]) -> int:
         """Return the route that a message takes which begins now; `who` are its rank's position and task."""
-        ways = self.ways
-        if ways is None or not ways.per_message:
+        sprayed = self.sprayed
+        if sprayed is None or not sprayed.per_message:
             return route
         table, (position, task) = self.program.hops.parts, who
         first = size if table is None else int(table.first[size])
-        return ways.choose(route, first, message_hash(position, self.env.now, task))
+        return sprayed.choose(route, first, message_hash(position, self.env.now, task))
 
     def load(self, link: int) -> int:
         """Return what a link has left of what it serves, and of who waits since an earlier instant (R12)."""
@@ -217,14 +217,14 @@ class Links:
         waiting = (hop for _, hop in server.queue if hop.ready < now)
         return left + sum(service_time_of(hop.piece, hop.place) for hop in waiting)
 
-    def way_of(self, message: Message, journey: Journey, part: int) -> tuple[int, Legs]:
+    def route_of(self, message: Message, journey: Journey, part: int) -> tuple[int, Legs]:
         """Return the route that a part takes which sets off now, and its legs."""
-        legs, ways = journey[part][1], self.ways
-        if ways is None or ways.per_message or not ways.by_load or not legs:
+        legs, sprayed = journey[part][1], self.sprayed
+        if sprayed is None or sprayed.per_message or not sprayed.by_load or not legs:
             return self.part_route(journey.route, part), legs
         position, injected, _, _, task = message.order
         number, row = message_hash(position, injected, task) + part, journey.rows[part]
-        route = ways.choose(journey.route, row, number)
+        route = sprayed.choose(journey.route, row, number)
         return route, self._legs(route, row)
 
     def _legs(self, route: int, size: int) -> Legs:
@@ -236,9 +236,9 @@ class Links:
         """Have a message set off."""
         if self.closing is not None:
             parts = self.closing.around(message, parts)
-        # a sender hands parts over at the rate of a link of their way, whoever else uses that
+        # a sender hands parts over at the rate of a link of their route, whoever else uses that
         message.pieces = len(parts)
-        if self.ways is not None and isinstance(parts, Journey):
+        if self.sprayed is not None and isinstance(parts, Journey):
             self.env.process(self._part_by_part(message, parts))
             return
         wait = 0
@@ -247,9 +247,9 @@ class Links:
             wait += _pace(message, legs)
 
     def _part_by_part(self, message: Message, journey: Journey) -> Steps:
-        """Have parts set off one after the other, each on the way that it takes then."""
+        """Have parts set off one after the other, each on the route that it chooses then."""
         for part, (size, _) in enumerate(journey):
-            _, legs = self.way_of(message, journey, part)
+            _, legs = self.route_of(message, journey, part)
             self.start(Piece(message, legs, size, part))
             if part + 1 < len(journey):
                 yield Timeout(self.env, _pace(message, legs))
@@ -365,7 +365,7 @@ class Links:
 
 
 def _pace(message: Message, legs: Legs) -> int:
-    """Return how long after a part the next one is handed over: at the rate of a link of its way."""
+    """Return how long after a part the next one is handed over: at the rate of a link of its route."""
     return max((occupancy for _, (occupancy, *_) in legs[: 1 if message.ahead else None]), default=0)
 
 

@@ -192,7 +192,7 @@ class PairedLinks(Links):
     def _hand_over(self, flow: Flow) -> None:
         """Have the next part set off, if the flow may send one."""
         if flow.idle and flow.credits and flow.handed < len(flow.parts):
-            route, legs = self.way_of(flow.message, flow.parts, flow.handed)
+            route, legs = self.route_of(flow.message, flow.parts, flow.handed)
             part = Part(flow.message, legs, flow.parts[flow.handed][0], flow.handed, flow=flow)
             part.answer = self._answer(flow.parts.rows[flow.handed], route)
             self.start(part)

@@ -1,7 +1,7 @@
 """Networks of few hops between routers: HyperX, a lattice whose lines are all linked, and Slim Fly.
 
 Slim Fly is the McKay-Miller-Siran graph of diameter two, by arithmetic in a finite field. Both, and
-Dragonfly+, are routers with endpoints at them, and may take the way over a third router.
+Dragonfly+, are routers with endpoints at them, and may go over a third router.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def require_room(dimension: LowDiameter, routers: int) -> None:
 
 
 def require_routers(dimension: LowDiameter, detour: NonMinimal | None) -> None:
-    """Refuse ways through groups where there are none."""
+    """Refuse routes through groups where there are none."""
     if detour is not None and detour.through == "group":
         problem = f"dimension {dimension.name} has no groups; allowed: router"
         raise TopologyError(f"routing.non_minimal.through: group: {problem}")
@@ -104,7 +104,7 @@ class OverRouters:
 
 
 def takes_detour(detour: NonMinimal, flow: tuple[Int64s, Int64s]) -> Bools:
-    """Return which flows do not go the minimal way, if they can."""
+    """Return which flows do not go the minimal route, if they can."""
     return hashed(*flow, (detour.seed, _WHETHER)) % _PARTS < round(detour.share * _PARTS)
 
 
@@ -215,7 +215,7 @@ def _generators(field: Field) -> tuple[Int64s, Int64s]:
 
 @dataclass(frozen=True, eq=False)
 class _AtMostTwo:
-    """The link to the goal, or a way over one of the neighbours that both have."""
+    """The link to the goal, or a route over one of the neighbours that both have."""
 
     neighbours: Int64s
     """[router] its neighbours, ascending."""

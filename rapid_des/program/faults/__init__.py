@@ -1,1 +1,1 @@
-"""Faults that come and go: timetables, closures and what is planned anew."""
+"""Faults that come and go: timetables, closures and replanning."""

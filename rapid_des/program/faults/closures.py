@@ -167,7 +167,7 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     switching, late = machine.switching, draws_delays(machine.spec.jitter, machine.faults)
     if late and any(closure.together for closure in closures):
         problem = (
-            "messages that draw delays do not go with policy=replan in mid-flight, which numbers them anew"
+            "messages that draw delays do not go with policy=replan in mid-flight, which numbers them again"
         )
         raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=reroute")
     if switching.congestion is not None or switching.spray is not None:

@@ -1,13 +1,13 @@
 """Collectives planned for what survives of a fabric: rings laid along it, or the plan as it was.
 
 A group that no dead link concerns keeps the machine's plan. Otherwise every line along a dimension (or the
-one ring of all members) that lost a planned way takes, of the algorithm as stated and those of `REPAIRS` for
+one ring of all members) that lost a route takes, of the algorithm as stated and those of `REPAIRS` for
 it in an order repaired for what survives (`ordering.repaired`), the one that would end first alone (see
 `side_by_side`; ties in this order). A group over several dimensions does so line by line; or it does as
 stated, or leaves the dimensions, all members on one repaired ring, if alone the group would end earlier so.
 Algorithms of other kinds stay as they are, and what is stated as one ring does not become two.
 
-Collectives that begin while a closure is noticed are planned anew by `CollectiveReplanner`, rank by rank.
+Collectives that begin while a closure is noticed are replanned by `CollectiveReplanner`, rank by rank.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FaultPlanner(Planner):
         return machine
 
     def _concern(self, ranks: Ranks) -> bool:
-        """Tell whether any two of a group lost their planned way; if not, its plans stay as they were."""
+        """Tell whether any two of a group lost their planned route; if not, its plans stay as they were."""
         return len(ranks) > LARGEST_RING or (len(ranks) > 1 and self._lose_routes(all_pairs([ranks])))
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:

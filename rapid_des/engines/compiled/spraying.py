@@ -1,4 +1,4 @@
-"""R10 to R12 in the compiled engine: which of several ways a transfer takes, and how late it comes."""
+"""R10 to R12 in the compiled engine: which of several routes a transfer takes, and how late it comes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ message_hash = compilable(spraying.message_hash)
 column_of = compilable(spraying.column_of)
 compilable(delays.mix)
 draw_of = compilable(delays.draw_of)
-first_above = compilable(delays.first_above)
+limit_above = compilable(delays.limit_above)
 
 
 @compilable
@@ -34,11 +34,11 @@ def set_off(network: Network, transfers: Transfers, transfer: int, route: int) -
 def least_loaded(  # noqa: PLR0913 - flat arrays
     network: Network, state: State, route: int, size: int, number: int, now: int
 ) -> int:
-    """Return the way that a part or a message takes by what is queued on each (R12)."""
+    """Return the route that a part or a message takes by what is queued on each (R12)."""
     first, count = network.spray_starts[route], network.spray_starts[route + 1] - network.spray_starts[route]
     if count == 1:
         return network.spray_routes[first]
-    minimal, taken, least = network.minimal_routes[route], NONE, 0
+    minimal, chosen, least = network.minimal_routes[route], NONE, 0
     for place in range(count):
         column = column_of(number, place, minimal, count)
         other = network.spray_routes[first + column]
@@ -49,14 +49,14 @@ def least_loaded(  # noqa: PLR0913 - flat arrays
             crossing = network.occupancy[size, service] if hop == last else network.head[size, service]
             cost += crossing + network.lag[size, service]
             cost += max(0, state.busy[link] - now) + state.waits[link]
-        if taken == NONE or cost < least:
-            taken, least = other, cost
-    return taken
+        if chosen == NONE or cost < least:
+            chosen, least = other, cost
+    return chosen
 
 
 @compilable
-def choose_way(network: Network, state: State, transfers: Transfers, part: int, now: int) -> None:
-    """Put a part that sets off at the begin of the way that it chooses by load."""
+def choose_route(network: Network, state: State, transfers: Transfers, part: int, now: int) -> None:
+    """Put a part that sets off at the begin of the route that it chooses by load."""
     message = transfers.message[part]
     sent = message_hash(transfers.rank[part], transfers.injected[part], transfers.task[part])
     number, size = sent + transfers.part[part], transfers.size[part]
@@ -90,9 +90,9 @@ def lateness(known: DelayTable, transfers: Transfers, transfer: int, route: int,
     row, column = known.noise[route], known.losses[route]
     if row >= 0:
         draw = draw_of(known.seed[0], rank, visit, transfers.task[transfer], NOISE)
-        late += known.values[first_above(known.limits, known.starts[row], known.starts[row + 1], draw)]
+        late += known.values[limit_above(known.limits, known.starts[row], known.starts[row + 1], draw)]
     if column >= 0:
         row = known.retries[size, column]
         draw = draw_of(known.loss_seed[column], rank, visit, transfers.task[transfer], RETRIES)
-        late += known.values[first_above(known.limits, known.starts[row], known.starts[row + 1], draw)]
+        late += known.values[limit_above(known.limits, known.starts[row], known.starts[row + 1], draw)]
     return late

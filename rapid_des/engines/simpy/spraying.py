@@ -1,4 +1,4 @@
-"""R10 and R12: which of the ways of its pair a message takes, or a part of it."""
+"""R10 and R12: which of the routes of its pair a message takes, or a part of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Load = Callable[[int], int]
 """A link to the picoseconds of what is ahead there."""
 
 
-class Ways:
-    """The ways of every pair's route."""
+class SprayedRoutes:
+    """The routes that stand for every pair's planned one."""
 
     def __init__(self, program: Program, spray: SprayTable, load: Load) -> None:
         self.per_message, self.by_load = spray.per_message, spray.load is not None
@@ -23,7 +23,7 @@ class Ways:
         self._rows = [routes[first:last] for first, last in zip(starts, starts[1:], strict=False)]
 
     def choose(self, route: int, size: int, number: int) -> int:
-        """Return the way of a number: that column of a pair's row, or the least loaded from there on.
+        """Return the route of a number: that column of a pair's row, or the least loaded from there on.
 
         `size` is the size row of what is to take it.
         """
@@ -39,9 +39,9 @@ class Ways:
         return row[column_of(number, place, minimal, len(row))]
 
     def _crossing(self, route: int, size: int) -> int:
-        """Return what a way takes when idle, and what is ahead on its links."""
+        """Return what a route takes when idle, and what is ahead on its links."""
         program = self._program
         hops = slice(*program.route_starts[route : route + 2].tolist())
         rows = list(services_of(program.hops, size, program.route_class[hops]))
-        own = sum(head + lag for _, head, lag, *_ in rows[:-1]) + rows[-1][0] + rows[-1][2]
-        return own + sum(map(self._load, program.route_links[hops].tolist()))
+        idle = sum(head + lag for _, head, lag, *_ in rows[:-1]) + rows[-1][0] + rows[-1][2]
+        return idle + sum(map(self._load, program.route_links[hops].tolist()))
