@@ -224,8 +224,8 @@ class Machine:
     @cached_property
     def native(self) -> Machine:
         """The machine without communication libraries."""
-        own = structs.replace(self.collectives, libraries=LibraryChoice(), measured=Measured())
-        return replace(self, spec=structs.replace(self.spec, collectives=own))
+        closed_forms = structs.replace(self.collectives, libraries=LibraryChoice(), measured=Measured())
+        return replace(self, spec=structs.replace(self.spec, collectives=closed_forms))
 
     @property
     def replans(self) -> bool:
@@ -441,8 +441,12 @@ def _check_switches(machine: Machine) -> None:
     dimensions = list(range(len(fabric.extents)))
     axes = [place for place, extent in enumerate(fabric.extents) for _ in extent]
     for key, names in _stated(machine.collectives):
-        places = next((own for own in (dimensions, axes) if len(own) == len(names) > 1), [])
-        without = [p for p, one in zip(places, names, strict=False) if one in IN_SWITCH and p not in switched]
+        places = next((sizes for sizes in (dimensions, axes) if len(sizes) == len(names) > 1), [])
+        without = [
+            p
+            for p, algorithm in zip(places, names, strict=False)
+            if algorithm in IN_SWITCH and p not in switched
+        ]
         if without or (not switched and not IN_SWITCH.keys().isdisjoint(names)):
             name = next(name for name in names if name in IN_SWITCH)
             where = f"dimension {fabric.dimensions[without[0]]}" if without else "the fabric"

@@ -187,8 +187,8 @@ def _read(document: Document, spec: type[S], notes: list[str]) -> S:
         near = difflib.get_close_matches(key, known - document.tree.keys(), n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         notes.append(f"{document.path}: the key {key!r} is not used{hint}")
-    kept: dict[str, Any] = {key: value for key, value in document.tree.items() if key in known}
-    return decode(Document(document.path, kept), spec)
+    used: dict[str, Any] = {key: value for key, value in document.tree.items() if key in known}
+    return decode(Document(document.path, used), spec)
 
 
 def _check_network(network: NetworkFile, path: Path) -> None:

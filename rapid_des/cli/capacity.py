@@ -76,23 +76,23 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:
-        found = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], told=bar.name)
+        plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], told=bar.name)
         points = list[Point]()
-        if path is not None and not found.interrupted:
-            chosen = [one for one in layouts(wanted, loaded, [row.name for row in found.rows])
-                      if not isinstance(one, tuple)]  # fmt: skip
-            for one in chosen:
+        if path is not None and not plans.interrupted:
+            chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])
+                      if not isinstance(layout, tuple)]  # fmt: skip
+            for layout in chosen:
                 bar.name("curves")
-                points += curve(one, loaded, demand)
+                points += curve(layout, loaded, demand)
             draw_front(points, path, title=title)
-    plain = found.as_json()
+    plain = plans.as_json()
     if points:
         plain |= {
             "points": [vars(point) for point in points],
             "front": [vars(point) for point in front(points)],
         }
     drawn = [f"  wrote {path}"] if points else []
-    echo(options["as_json"], plain, chain(capacity_lines(found, demand, title), drawn))
+    echo(options["as_json"], plain, chain(capacity_lines(plans, demand, title), drawn))
 
 
 def _rate(text: str) -> float:

@@ -123,8 +123,8 @@ class Device:
         clock = self.spec.clock
         if self.conditions.clock == "boost" or dtype not in clock.sustained_by_dtype:
             return self
-        own = structs.replace(clock, sustained=clock.sustained_by_dtype[dtype], sustained_by_dtype={})
-        return replace(self, spec=structs.replace(self.spec, clock=own))
+        chosen = structs.replace(clock, sustained=clock.sustained_by_dtype[dtype], sustained_by_dtype={})
+        return replace(self, spec=structs.replace(self.spec, clock=chosen))
 
     @property
     def clock_ratio(self) -> float:
@@ -193,8 +193,8 @@ class Device:
 
     def _scopes(self, dtype: str, section: str = "") -> tuple[str, ...]:
         used = self.conditions
-        own = used.attention if section in ATTENTION else used.experts if section in EXPERTS else None
-        named = dict.fromkeys(((own or used.library).partition("-")[0], own or used.library))
+        library = used.attention if section in ATTENTION else used.experts if section in EXPERTS else None
+        named = dict.fromkeys(((library or used.library).partition("-")[0], library or used.library))
         return "default", dtype, *(scope for name in named for scope in (name, f"{name}/{dtype}"))
 
 
@@ -301,9 +301,9 @@ def _with_their_rates(spec: DeviceSpec, factor: Fraction, stated: AbstractSet[st
     """Return a device whose SMs grew by a factor with the rates that all of them have together."""
 
     def peaks(name: str) -> dict[Dtype, FlopRate]:
-        kept = stated if name not in stated else {f"{name}.{dtype}" for dtype in getattr(spec, name)}
+        fixed = stated if name not in stated else {f"{name}.{dtype}" for dtype in getattr(spec, name)}
         return {
-            dtype: peak if f"{name}.{dtype}" in kept else _scaled(peak, factor)
+            dtype: peak if f"{name}.{dtype}" in fixed else _scaled(peak, factor)
             for dtype, peak in getattr(spec, name).items()
         }
 
@@ -323,7 +323,7 @@ def _with_their_rates(spec: DeviceSpec, factor: Fraction, stated: AbstractSet[st
 
 
 def _slower_clock(clock: Clock, share: Fraction) -> Clock:
-    by_dtype = {dtype: _scaled(own, share) for dtype, own in clock.sustained_by_dtype.items()}
+    by_dtype = {dtype: _scaled(rate, share) for dtype, rate in clock.sustained_by_dtype.items()}
     plain = {name: _scaled(getattr(clock, name), share) for name in ("peak", "boost", "sustained")}
     return structs.replace(clock, **plain, sustained_by_dtype=by_dtype)
 
@@ -351,9 +351,9 @@ def _with_base(document: Document, seen: tuple[Path, ...]) -> Document:
             f"the chain of bases runs in a circle: {chain}", file=str(document.path), key="base"
         )
     below = _with_base(load_document(path), (*seen, path))
-    own = list(_leaves(tree))
-    above = _without_clock_evidence(Document(document.path, below.tree), {key for key, _ in own})
-    return Document(document.path, apply_overrides(above, own).tree)
+    leaves = list(_leaves(tree))
+    above = _without_clock_evidence(Document(document.path, below.tree), {key for key, _ in leaves})
+    return Document(document.path, apply_overrides(above, leaves).tree)
 
 
 def _without_clock_evidence(document: Document, stated: AbstractSet[str]) -> Document:

@@ -85,8 +85,10 @@ def update_of(name: str) -> VectorKind | None:
         return None
     count, flops = _PLAIN[optimizer]
     alone = master == "none"
-    kept = count * width(states) + (_WEIGHT if alone else width(master))
-    traffic = Traffic(1, 0, flops, read_bytes=kept, write_bytes=kept + (0 if alone else _WEIGHT))
+    state_bytes = count * width(states) + (_WEIGHT if alone else width(master))
+    traffic = Traffic(
+        1, 0, flops, read_bytes=state_bytes, write_bytes=state_bytes + (0 if alone else _WEIGHT)
+    )
     return over_elements(f"{optimizer} with {states} states and {master} master weights", traffic)
 
 

@@ -293,7 +293,7 @@ def _block(job: Job, key: PieceKey, places: Sequence[Piece], inside: frozenset[s
         frozenset(exchanges.tolist()),
         tail,
         gate,
-        tuple(one.finish() for one in hosted) if issues else (),
+        tuple(issuer.finish() for issuer in hosted) if issues else (),
     )
 
 

@@ -220,7 +220,7 @@ def serving_shard(job: Job, current: Pass) -> Shard:
 
 def shard_of_groups(job: Job, groups: tuple[Group, ...]) -> Shard:
     """Return a rank's dimensions in a pass of these requests."""
-    queries, keys = (max(getattr(one, f"{what}_length") for one in groups) for what in ("query", "key"))
+    queries, keys = (max(getattr(group, f"{what}_length") for group in groups) for what in ("query", "key"))
     shard = job.shard(
         sum(group.count for group in groups), ceil_divide(queries, job.spec.parallelism.cp), keys
     )

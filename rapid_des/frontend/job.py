@@ -396,7 +396,8 @@ class Job:
         """Tokens that a step trains on, or that the requests of all replicas generate."""
         if self.spec.phase == "training":
             return self.training.global_batch * self.training.sequence_length
-        return self.spec.parallelism.dp * sum(one.count * one.output_length for one in self.inference.kinds)
+        generated = sum(kind.count * kind.output_length for kind in self.inference.kinds)
+        return self.spec.parallelism.dp * generated
 
     def _forward_flops(self, length: int) -> int:
         """Return those of one document of every sequence of a training step."""

@@ -75,10 +75,10 @@ class Activations:
 
         `place` is its place in the forward; the copies begin after given positions.
         """
-        for own in range(place, max(place - _AHEAD, 0) - 1, -1):
-            key = (item.micro_batch, item.chunk, own)
+        for earlier in range(place, max(place - _AHEAD, 0) - 1, -1):
+            key = (item.micro_batch, item.chunk, earlier)
             if key in self.stored and key not in self.fetched:
-                work = HostWork(self._sizes[self._sections(item.chunk)[own]], "from_host")
+                work = HostWork(self._sizes[self._sections(item.chunk)[earlier]], "from_host")
                 waits = (self.stored[key], *after)
                 self.fetched[key] = program.with_host("fetch.activations", work, self.operators, after=waits)
         return self.fetched.get((item.micro_batch, item.chunk, place), -1)

@@ -238,7 +238,7 @@ def _equal(groups: Sequence[Group], seen: Callable[[int], int]) -> Group:
         groups = [replace(group, cached=_cut(group, seen)) for group in groups]
     count = sum(group.count for group in groups)
     tokens = ceil_divide(sum(group.count * group.query_length for group in groups), count)
-    pairs = sum(one.count * one.query_length * (2 * one.cached + one.query_length + 1) for one in groups)
+    pairs = sum(g.count * g.query_length * (2 * g.cached + g.query_length + 1) for g in groups)
     spare = max(0, pairs - count * tokens * (tokens + 1))
     return Group(count, tokens, ceil_divide(spare, 2 * count * tokens))
 

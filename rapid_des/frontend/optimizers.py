@@ -92,7 +92,7 @@ def _orthogonal(job: Job, stage: int, domain: Domain) -> int:
     if job.training.optimizer != "muon":
         return 0
     counted = matrices(job, stage)
-    return sum(n * one.rows * one.columns for one, n in counted.items() if one.domain == domain)
+    return sum(n * matrix.rows * matrix.columns for matrix, n in counted.items() if matrix.domain == domain)
 
 
 def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, Operator]:
@@ -112,11 +112,13 @@ def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> di
     if not any(orthogonal.values()):
         kind = update_kind(job.training.optimizer, precision.optimizer, precision.master_weights)
         return {"optimizer": Vector(kind, 1, plain, dtype)}
-    own = sum(job.shardings[domain].held("optimizer", count) for domain, count in orthogonal.items())
+    orthogonal_parameters = sum(
+        job.shardings[domain].held("optimizer", count) for domain, count in orthogonal.items()
+    )
     return {
-        "optimizer.momentum": Vector("muon_momentum", 1, own, dtype),
+        "optimizer.momentum": Vector("muon_momentum", 1, orthogonal_parameters, dtype),
         **_newton_schulz(job, matrices(job, stage)),
-        "optimizer.update": Vector("muon", 1, own, dtype),
+        "optimizer.update": Vector("muon", 1, orthogonal_parameters, dtype),
         "optimizer": Vector("adamw", 1, max(plain, 1), dtype),
     }
 
@@ -179,10 +181,10 @@ def reduce_buckets(
         if sharding.replicas * sharding.instances == 1 or not sharding.policy.reduce:
             continue
         role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
-        own = [mark for mark in marks if mark.domain == domain]
-        for index, bucket in enumerate(gradient_buckets(own, bucket_parameters(job))):
+        of_domain = [mark for mark in marks if mark.domain == domain]
+        for index, bucket in enumerate(gradient_buckets(of_domain, bucket_parameters(job))):
             size = message_size(role, bucket.parameters, dtype, sharding.replicas)
-            ready = own[bucket.last_mark].position if after is None else after
+            ready = of_domain[bucket.last_mark].position if after is None else after
             waiting.append((ready, f"gradients.{role}.{index}", size, sharding, bucket.parameters))
     return tuple(
         _reduce_bucket(program, job, sharding, parameters, (name, size, ready))
@@ -213,10 +215,11 @@ def gather_buckets(
     """Append the gathers of a chunk's updated parameters in forward order; return a position per mark."""
     position = [0] * len(marks)
     for domain, sharding in job.shardings.items():
-        role, own = sharding.gathers, [number for number, mark in enumerate(marks) if mark.domain == domain]
+        role = sharding.gathers
+        of_domain = [number for number, mark in enumerate(marks) if mark.domain == domain]
         if role is None:
             continue
-        buckets = gradient_buckets([marks[number] for number in own], bucket_parameters(job))
+        buckets = gradient_buckets([marks[number] for number in of_domain], bucket_parameters(job))
         for index in reversed(range(len(buckets))):
             first = buckets[index - 1].last_mark + 1 if index else 0
             size = message_size(
@@ -224,7 +227,7 @@ def gather_buckets(
             )
             name = f"{'parameters' if domain == 'dense' else 'experts'}.gather.{index}"
             gathered = program.message(name, role, size, after=after, group=sharding.group)
-            for mark in own[first : buckets[index].last_mark + 1]:
+            for mark in of_domain[first : buckets[index].last_mark + 1]:
                 position[mark] = gathered
     return tuple(position)
 
@@ -238,13 +241,13 @@ def gather_unit(
     """
     done = -1
     for domain, sharding in job.shardings.items():
-        role, own = sharding.unit_gathers, [mark.parameters for mark in marks if mark.domain == domain]
+        role, units = sharding.unit_gathers, [mark.parameters for mark in marks if mark.domain == domain]
         resharded = again and sharding.reshard_ranks > 0
         members, group = sharding.replicas, sharding.group
         if resharded:
             members, group = sharding.reshard_ranks, sharding.reshard_group
         name = ("parameters.gather" if domain == "dense" else "experts.gather") + ".resharded" * resharded
-        for elements in filter(None, own if job.training.gather_singly else [sum(own)]):
+        for elements in filter(None, units if job.training.gather_singly else [sum(units)]):
             if role is not None:
                 size = message_size(role, elements, job.spec.precision.gathers, members)
                 if program.host is not None and "gathers" in program.host.waits:

@@ -206,12 +206,12 @@ def section_parameters(job: Job) -> dict[Section, Counter[Domain]]:
     }
     if job.predictions:
         lists[PREDICTION] = _predictions(job, shard)[PieceKey(PREDICTION, "backward")]
-    own = None if job.spec.speculative is None else drafting(job)
-    if job.spec.speculative is not None and own is None:
+    draft = None if job.spec.speculative is None else drafting(job)
+    if job.spec.speculative is not None and draft is None:
         lists[DRAFT] = prediction_backward(shard, LayerKind(job.model.pattern[-1]), has_table=True)
     sizes: dict[Section, Counter[Domain]] = {section: Counter() for section in lists}
-    if own is not None:
-        sizes[DRAFT] = stage_parameters(own, 0)
+    if draft is not None:
+        sizes[DRAFT] = stage_parameters(draft, 0)
     spec = None if job.spec.training is None else job.training.adapters
     if spec is not None:
         forward = {key.section: operations for key, operations in _layer_lists(job, shard, "forward").items()}

@@ -138,8 +138,8 @@ def names(name: str, operation: Operation) -> bool:
     >>> [names(name, Operation("ffn.norm", ())) for name in ("ffn.norm", "norm", "ffn", "no")]
     [True, True, True, False]
     """
-    own = operation.name
-    return own == name or own.startswith(f"{name}.") or own.endswith(f".{name}")
+    repeated = operation.name
+    return repeated == name or repeated.startswith(f"{name}.") or repeated.endswith(f".{name}")
 
 
 def _again(operations: Sequence[Operation], recomputed: Sequence[str]) -> frozenset[int]:
@@ -201,8 +201,8 @@ def _stopped(forward: Sequence[Operation]) -> Sequence[Operation]:
     last = max((place for place, each in enumerate(forward) if each.saved + each.core), default=0)
     if not last or forward[last].core:
         return forward[: last + 1]
-    *kept, end = forward[:last]
-    return [*kept, replace(end, saved=end.saved + forward[last].saved)]
+    *forwards, end = forward[:last]
+    return [*forwards, replace(end, saved=end.saved + forward[last].saved)]
 
 
 def _remade(operation: Operation, label: str, after: tuple[int, ...], held: int) -> Operation:

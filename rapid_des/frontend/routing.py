@@ -145,8 +145,11 @@ def layer_loads(job: Job) -> tuple[LayerLoad, ...]:
     for kind, layer in enumerate(job.model.kinds):
         half = layer.feed_forward
         if isinstance(half, Experts) and half.dispatch.uneven is not None:
-            own, capacity = half.dispatch.uneven, half.dispatch.capacity
-            ranks, experts = own.of_ranks(capacity), replace(own, ranks=len(own.weights)).of_ranks(capacity)
+            placed, capacity = half.dispatch.uneven, half.dispatch.capacity
+            ranks, experts = (
+                placed.of_ranks(capacity),
+                replace(placed, ranks=len(placed.weights)).of_ranks(capacity),
+            )
             layers = tuple(n for n, number in enumerate(job.model.kind_of_layer) if number == kind)
             mean = sum(ranks) / len(ranks)
             most = max(experts) * len(experts) / sum(experts)
@@ -182,8 +185,8 @@ def libraries_json(job: Job) -> str:
     if not job.spec.routing.sends_once:
         return job.software.libraries_json()
     first = next(_experts(job)).dispatch
-    own: DeepEp | HybridEp = DeepEp(kernel="by_exchange", experts=first.physical, topk=first.topk)
+    buffer: DeepEp | HybridEp = DeepEp(kernel="by_exchange", experts=first.physical, topk=first.topk)
     if job.spec.routing.dispatcher == "hybridep":
-        own = HybridEp()
-    communication = structs.replace(job.software.communication, ep=own)
+        buffer = HybridEp()
+    communication = structs.replace(job.software.communication, ep=buffer)
     return structs.replace(job.software, communication=communication).libraries_json()

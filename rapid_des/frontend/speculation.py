@@ -50,10 +50,10 @@ def draft_list(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[
     """Return what drafts the next tokens after a pass of these requests, one run behind the other."""
     spec = job.spec.speculative
     assert spec is not None
-    own = drafting(job)
+    draft = drafting(job)
     runs: tuple[Operation, ...] = ()
     for number, some in enumerate(_runs(groups, spec)):
-        once = _of_model(own, shard_of(own, some)) if own else _of_module(job, shard_of(job, some))
+        once = _of_model(draft, shard_of(draft, some)) if draft else _of_module(job, shard_of(job, some))
         groups_now = once if number == 0 else tuple(replace(each, weights=0) for each in once)
         runs = following(runs, groups_now)
     return tuple(replace(each, name=f"draft.{each.name}") for each in runs)
@@ -90,14 +90,14 @@ def _joined(lists: Sequence[Sequence[Operation]]) -> tuple[Operation, ...]:
 
 def draft_cache_bytes(job: Job, shard: Shard, positions: int) -> int:
     """Return what a rank keeps of one request for its draft."""
-    own = drafting(job)
-    layers = job.model.pattern[-1:] if own is None else own.model.pattern
+    draft = drafting(job)
+    layers = job.model.pattern[-1:] if draft is None else draft.model.pattern
     return sum(layer.mixer.cache_bytes(shard, positions) for layer in layers)
 
 
 def speculation_refusals(job: Job) -> Iterator[tuple[str, str]]:
     """Yield why a job can not draft as it says."""
-    spec, key, own = job.spec.speculative, "inference.speculative", drafting(job)
+    spec, key, draft = job.spec.speculative, "inference.speculative", drafting(job)
     if spec is None:
         return
     if job.stages > 1:
@@ -109,19 +109,19 @@ def speculation_refusals(job: Job) -> Iterator[tuple[str, str]]:
         )
     if spec.method == "mtp" and not job.model.spec.predictions:
         yield f"{key}.method", f"{job.model.name} has no module that predicts further tokens (predictions: 0)"
-    models = (job.model,) if own is None else (job.model, own.model)
+    models = (job.model,) if draft is None else (job.model, draft.model)
     if any(layer.mixer.name == "mamba" for model in models for layer in model.kinds):
         yield key, "a Mamba-2 state that went on with tokens that are not kept does not come back"
-    if own is not None:
-        yield from _draft_refusals(job, own)
+    if draft is not None:
+        yield from _draft_refusals(job, draft)
 
 
-def _draft_refusals(job: Job, own: Job) -> Iterator[tuple[str, str]]:
+def _draft_refusals(job: Job, draft: Job) -> Iterator[tuple[str, str]]:
     """Yield why a smaller model can not draft for a job's."""
-    key, ours, theirs = "inference.speculative.model", own.model.spec.vocabulary, job.model.spec.vocabulary
+    key, ours, theirs = "inference.speculative.model", draft.model.spec.vocabulary, job.model.spec.vocabulary
     if ours != theirs:
         yield key, f"the draft has a vocabulary of {ours}, {job.model.name} of {theirs}"
-    for half in (half for layer in own.model.kinds for half in layer.halves):
+    for half in (half for layer in draft.model.kinds for half in layer.halves):
         refusal = half.refusal(job.spec.parallelism)
         if refusal:
             yield key, f"the draft: {refusal}"

@@ -203,7 +203,9 @@ def assemble(
     kinds = dict.fromkeys(kind for program in programs for kind in program.groups)
     by_kind = {kind: groups_by_rank(job, kind, present) for kind in kinds}
     stages = job.layout.coordinates("pp")
-    own = (stages + job.stages * place_of_ranks(job) if len(programs) > job.stages else stages).tolist()
+    program_numbers = (
+        stages + job.stages * place_of_ranks(job) if len(programs) > job.stages else stages
+    ).tolist()
     others = {
         peer: _counterparts(job, peer)
         for peer in dict.fromkeys(peer for program in programs for peer in program.peers)
@@ -211,7 +213,7 @@ def assemble(
     traces = []
     groups: dict[str, tuple[int, ...]] = {"world": tuple(chosen)}
     for rank in chosen:
-        program = programs[own[rank]]
+        program = programs[program_numbers[rank]]
         joined = [by_kind[kind][rank] for kind in program.groups]
         groups.update(joined)
         peers = tuple(int(others[peer][rank]) for peer in program.peers)

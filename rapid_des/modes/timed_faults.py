@@ -98,9 +98,9 @@ def with_timetables(
     for position, binding in enumerate(program.bindings):
         table = gpus.get(binding.rank)
         if table is not None:
-            own = program.programs[binding.program]
+            rank_program = program.programs[binding.program]
             before = machine.slowed.get(binding.rank, GpuFactors.whole())
-            for visit, rates in _visit_timetables(own, table, position, before, pace).items():
+            for visit, rates in _visit_timetables(rank_program, table, position, before, pace).items():
                 visits[position, visit] = rates
     hops = program.hops
     if links and program.fluid is None and program.queue_pairs is None:

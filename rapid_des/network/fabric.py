@@ -371,8 +371,8 @@ def _beside(plane: Block, planes: int, *, apart: bool) -> Block:
     for number in range(planes):
         ends = np.arange(plane.positions)
         shared = ends * planes + number if apart else ends
-        own = endpoints + number * switches + np.arange(switches)
-        node = np.concatenate([shared, own])
+        plane_switches = endpoints + number * switches + np.arange(switches)
+        node = np.concatenate([shared, plane_switches])
         laid.append(Wires(node[plane.source], node[plane.destination], plane.bandwidth, plane.latency))
     next_node = _InPlane(plane.next_node, planes, plane.positions, switches, apart)
     return block(endpoints, endpoints + planes * switches, laid, next_node)

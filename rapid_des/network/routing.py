@@ -183,8 +183,8 @@ class WaypointRouter:
     def joins_arms(self, gpus: Int64s) -> bool:
         """Tell what the planned router tells; not if a pair among the GPUs has a route of its own."""
         group = set(gpus.tolist())
-        own = any(group.issuperset(pair) for pair in self.stated)
-        return not own and self.planned.joins_arms(gpus)
+        is_stated = any(group.issuperset(pair) for pair in self.stated)
+        return not is_stated and self.planned.joins_arms(gpus)
 
     def routes(self, pairs: Iterable[tuple[int, int]]) -> Routes:
         """Return the routes of many pairs of nodes at once."""
@@ -192,8 +192,8 @@ class WaypointRouter:
         ends = [np.isin(table[:, side], [pair[side] for pair in self.stated]) for side in (0, 1)]
         rows = np.flatnonzero(ends[0] & ends[1]).tolist()
         keys = {row: (int(table[row, 0]), int(table[row, 1])) for row in rows}
-        own = {row: self.stated[key] for row, key in keys.items() if key in self.stated}
-        return replaced(self.planned.routes(table), own)
+        stated = {row: self.stated[key] for row, key in keys.items() if key in self.stated}
+        return replaced(self.planned.routes(table), stated)
 
 
 def by_waypoints(fabric: Fabric, planned: Router, waypoints: Sequence[Waypoint]) -> Router:

@@ -597,8 +597,8 @@ class LibraryChoice(Spec, frozen=True, kw_only=True):
         What follows a hyphen tells streams of one kind apart.
         """
         kind = kind.partition("-")[0]
-        own = getattr(self, kind) if kind in self.__struct_fields__ and kind != "default" else None
-        asked = (own,) if isinstance(own, Native) else (own, self.default)
+        choice = getattr(self, kind) if kind in self.__struct_fields__ and kind != "default" else None
+        asked = (choice,) if isinstance(choice, Native) else (choice, self.default)
         return tuple(library for library in asked if library is not None)
 
     def stated(self) -> dict[str, AnyLibrary]:
@@ -669,8 +669,8 @@ class Collectives(Spec, frozen=True, kw_only=True):
     def libraries_for(self, asked: LibraryChoice) -> LibraryChoice:
         """Return the libraries of software that asks for some, each with its file of constants."""
         chosen = asked.with_others(self.libraries).stated()
-        found = {kind: self.measured.of(library) for kind, library in chosen.items()}
-        return LibraryChoice(**{kind: library for kind, library in found.items() if library is not None})
+        measured = {kind: self.measured.of(library) for kind, library in chosen.items()}
+        return LibraryChoice(**{kind: library for kind, library in measured.items() if library is not None})
 
     @property
     def operations(self) -> tuple[str, ...]:

@@ -166,8 +166,8 @@ def fixed_template(members: int, duration: int, sizes: Sizes, *, name: str) -> T
     tasks, every = (members if members <= _LARGE else 1), np.arange(members)
     task, member = np.divmod(np.arange(tasks * members), members)
     lag = np.full(members, duration, np.int64)
-    own = Edges(every % tasks, tasks + every, lag)
-    return _linkless((members, tasks), own, Edges(member, task), sizes, name)
+    edges = Edges(every % tasks, tasks + every, lag)
+    return _linkless((members, tasks), edges, Edges(member, task), sizes, name)
 
 
 def fixed_message(duration: int, sizes: Sizes) -> Template:

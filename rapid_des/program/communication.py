@@ -322,8 +322,8 @@ def with_company(
     recorded duration holds already what ran beside it.
     """
     kernels = np.flatnonzero((nodes.kind == NodeKind.COMPUTE) & (nodes.bound != UNSTATED) & ~nodes.on_cpu)
-    own = np.flatnonzero(program.node != NONE)
-    streams = _digits(program.server[own], occupancy)
+    visits = np.flatnonzero(program.node != NONE)
+    streams = _digits(program.server[visits], occupancy)
     if not streams or not len(kernels):
         return program
     which, takers = occupancy
@@ -331,13 +331,13 @@ def with_company(
     for server, kinds in streams.items():
         digit = {occupant: _digit(occupant, kinds) * len(states) for occupant in dict.fromkeys(takers)}
         digits = [digit[occupant] for occupant in takers]
-        on_it = np.flatnonzero(program.server[own] == server)
-        weight[own[on_it]] = np.array([*digits, 0])[which[on_it]]
+        on_it = np.flatnonzero(program.server[visits] == server)
+        weight[visits[on_it]] = np.array([*digits, 0])[which[on_it]]
         states = [_together(state, kind) for kind in (NOTHING, *kinds) for state in states]
     kind = np.full(len(program), NONE, np.int32)
     different, kind_of = _distinct_rows(nodes.bound[kernels], durations[kernels], nodes.tensor_bytes[kernels])
     shares = np.stack([_shares(device, row, states) for row in different.tolist()]).astype(np.int32)
-    kind[own[kernels]] = kind_of
+    kind[visits[kernels]] = kind_of
     return replace(program, company=Company(weight, kind, shares))
 
 

@@ -166,10 +166,10 @@ class Lines:
                 alone = routed.times(wire, head, slice(None)).reshape(self._members.shape)
                 walk = times * _line(alone) if name == "bucket" else _walk(alone, rounds * times)
                 chain = max(chain, walk)
-                one = (
+                load = (
                     self._line_load(collective, direction) if name == "bucket" else self._ring_load(direction)
                 )
-                loads.append(one.times(float(wire[0]) * (1 if name == "bucket" else rounds * times)))
+                loads.append(load.times(float(wire[0]) * (1 if name == "bucket" else rounds * times)))
         return Traffic(chain, together(loads))
 
     def _ring_load(self, direction: int) -> Load:

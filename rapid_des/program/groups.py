@@ -240,8 +240,9 @@ class GroupTable:
     def proving_pairs(self, templates: Sequence[Template]) -> Int64s:
         """Return pairs of GPUs, as rows, from whose routes the links of all others' images follow.
 
-        In a group that all replicas share that is all pairs, or a ring's where every route leaves its source by one
-        link and comes to its destination by one; raises `UnsupportedByEngine` where those are too many.
+        In a group that all replicas share that is all pairs, or a ring's where every route leaves its
+        source by one link and comes to its destination by one; raises `UnsupportedByEngine` where those are
+        too many.
         """
         rows = [np.zeros((0, 2), np.int64)]
         for (_, ranks), used in zip(self._ranks, self._used, strict=True):

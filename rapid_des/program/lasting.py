@@ -28,7 +28,7 @@ class Lasting:
 
     def collectives(self, name: str) -> tuple[Lasts | None, ...]:
         """Return what each distinct collective of a group takes alone; None where its routes decide."""
-        rank, nodes, found = self._rank, self._rank.nodes, list[Lasts | None]()
+        rank, nodes, durations = self._rank, self._rank.nodes, list[Lasts | None]()
         members = self._groups.members(name)
         extents, axes = geometry(self._machine, members)
         here = (nodes.kind == NodeKind.COLLECTIVE) & (nodes.group == rank.groups.index(name))
@@ -37,15 +37,15 @@ class Lasting:
         )
         for kind, size, stream, tag in sorted(set(zip(*columns, strict=True))):
             if UNSTATED in (kind, size) or tag or self._machine.in_switches:
-                found.append(None)
+                durations.append(None)
                 continue
             call = Call(CollectiveType(kind), size, extents, axes, NO_TREES)
-            found.append(self._communication.collective_lasts(call, nodes.streams[stream], members))
-        return tuple(found)
+            durations.append(self._communication.collective_lasts(call, nodes.streams[stream], members))
+        return tuple(durations)
 
     def messages(self, peer: int) -> tuple[Lasts | None, ...]:
         """Return what each distinct message to or from one of the rank's peers, by slot, takes alone."""
-        rank, nodes, found = self._rank, self._rank.nodes, list[Lasts | None]()
+        rank, nodes, durations = self._rank, self._rank.nodes, list[Lasts | None]()
         here = ((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV)) & (nodes.peer == peer)
         columns = (column[here].tolist() for column in (nodes.kind, nodes.size, nodes.stream, nodes.group))
         for kind, size, stream, group in sorted(set(zip(*columns, strict=True))):
@@ -53,5 +53,5 @@ class Lasting:
             within = None if group == UNSTATED else self._groups.members(rank.groups[group])
             name = nodes.streams[stream].removesuffix("-send").removesuffix("-recv")
             sent = ends if kind == NodeKind.SEND else ends[::-1]
-            found.append(self._communication.message_lasts(size, name, sent, within))
-        return tuple(found)
+            durations.append(self._communication.message_lasts(size, name, sent, within))
+        return tuple(durations)

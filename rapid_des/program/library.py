@@ -204,10 +204,10 @@ class Libraries:
 
     def _nic_blocks(self, ranks: Sequence[int]) -> int:
         """Return the blocks of an all-to-all that the busiest NIC sends: those of its node to its place."""
-        own = {divmod(rank, self._node) for rank in ranks}
-        nodes, places = Counter(node for node, _ in own), Counter(place for _, place in own)
+        blocks = {divmod(rank, self._node) for rank in ranks}
+        nodes, places = Counter(node for node, _ in blocks), Counter(place for _, place in blocks)
         return max(
-            count * (peers - ((node, place) in own))
+            count * (peers - ((node, place) in blocks))
             for node, count in nodes.items()
             for place, peers in places.items()
         )

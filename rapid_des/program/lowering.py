@@ -226,7 +226,7 @@ class _Lowering:
                 unordered=self.traces.unordered_streams,
                 overlap=self.overlap,
             )
-            occupancy = expansions.of_node, [one.occupancy for one in expansions.distinct]
+            occupancy = expansions.of_node, [expansion.occupancy for expansion in expansions.distinct]
             device = self.machine.device
             self.programs.append(with_company(program, trace.nodes, durations, occupancy, device))
             self.shared[key] = len(self.programs) - 1, expansions.slots.table()

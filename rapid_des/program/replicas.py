@@ -122,8 +122,8 @@ class Cut:
         tasks = len(self.source)
         receiver = (self.source + self.distance) % simulated
         last = self.passed_on == NONE
-        own = np.arange(tasks)
-        origin = np.concatenate((own, own))
+        identity = np.arange(tasks)
+        origin = np.concatenate((identity, identity))
         target = np.concatenate((np.where(last, tasks + receiver, self.passed_on), tasks + self.source))
         gates: Int64s = np.concatenate((self.source, np.arange(simulated)))
         ends, pair = np.unique(np.stack((self.source, self.distance), 1), axis=0, return_inverse=True)
@@ -132,7 +132,7 @@ class Cut:
             (self.source, np.zeros(tasks, np.int32)),
             (pair.reshape(-1), ends[:, 0].copy(), ends.sum(axis=1) % members),
             edges=Edges(origin, target),
-            arrivals=Edges(gates, np.concatenate((own, tasks + np.arange(simulated)))),
+            arrivals=Edges(gates, np.concatenate((identity, tasks + np.arange(simulated)))),
         )
 
 

@@ -313,14 +313,14 @@ def geometry(machine: Machine, gpus: Sequence[int]) -> tuple[tuple[int, ...], tu
         levels = [(0, node), (0, fabric.gpus // node)]
     for axis, extent in levels:
         blocks = blocks[:: len(blocks) // count] // extent  # one member of each block of the axis before
-        above = len(set(blocks.tolist()))  # np.unique imports numpy.ma
-        rows = blocks.reshape(above, -1) if count % above == 0 else blocks[None, :]
+        distinct_blocks = len(set(blocks.tolist()))  # np.unique imports numpy.ma
+        rows = blocks.reshape(distinct_blocks, -1) if count % distinct_blocks == 0 else blocks[None, :]
         if (rows != rows[:, :1]).any():
             return one_ring
-        if count > above:
-            extents.append(count // above)
+        if count > distinct_blocks:
+            extents.append(count // distinct_blocks)
             axes.append(axis)
-        count = above
+        count = distinct_blocks
     return tuple(extents), tuple(axes)
 
 
@@ -329,9 +329,9 @@ def sprayed(machine: Machine, routes: Routes) -> tuple[Routes, SprayTable | None
     spray = machine.switching.spray
     if spray is None:
         return routes, None
-    sprayed = spread(machine.fabric, machine.dead, routes, spray)
-    load = LoadTable(sprayed.minimal, int(spray.bias or 0)) if spray.choose == "least_loaded" else None
-    return sprayed.routes, SprayTable(spray.per == "message", sprayed.starts, sprayed.numbers, load)
+    several = spread(machine.fabric, machine.dead, routes, spray)
+    load = LoadTable(several.minimal, int(spray.bias or 0)) if spray.choose == "least_loaded" else None
+    return several.routes, SprayTable(spray.per == "message", several.starts, several.numbers, load)
 
 
 def routes_back(back: Int32s, routes: int, spray: SprayTable | None) -> Int32s:

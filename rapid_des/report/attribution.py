@@ -103,6 +103,6 @@ def _fitted(named: Mapping[str, int], spent: int, *, stretched: bool) -> dict[st
     `stretched` tells that the run left decode steps out, which are like those that it has.
     """
     scale = spent / max(sum(named.values()), 1) if stretched else 1
-    own = {name: round(time * scale) for name, time in named.items() if time > 0}
-    own[OTHER] = own.get(OTHER, 0) + spent - sum(own.values())
-    return {name: time for name, time in sorted(own.items(), key=lambda part: -abs(part[1])) if time}
+    scaled = {name: round(time * scale) for name, time in named.items() if time > 0}
+    scaled[OTHER] = scaled.get(OTHER, 0) + spent - sum(scaled.values())
+    return {name: time for name, time in sorted(scaled.items(), key=lambda part: -abs(part[1])) if time}

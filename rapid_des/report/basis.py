@@ -196,7 +196,7 @@ def _sustained_as_json(device: Device) -> dict[str, Any]:
     if device.conditions.clock == "boost":
         return {}
     return {
-        "clock_hz_by_dtype": {dtype: int(own) for dtype, own in clock.sustained_by_dtype.items()},
+        "clock_hz_by_dtype": {dtype: int(rate) for dtype, rate in clock.sustained_by_dtype.items()},
         "clock_from": clock.sustained_from,
         "clock_within": clock.sustained_within,
     }
@@ -218,7 +218,7 @@ def clock_text(device: Device) -> str:
 def sustained_text(clock: Clock) -> str:
     """Return a sustained clock, where it is from, how far off it may be, and those of other dtypes."""
     within = "" if clock.sustained_within is None else f", within {clock.sustained_within:.0%}"
-    by_dtype = "".join(f"; {dtype} {own}" for dtype, own in clock.sustained_by_dtype.items())
+    by_dtype = "".join(f"; {dtype} {rate}" for dtype, rate in clock.sustained_by_dtype.items())
     return f"{clock.sustained} ({clock.sustained_from}{within}{by_dtype})"
 
 

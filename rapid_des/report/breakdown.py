@@ -55,11 +55,11 @@ def rank_times(lowered: Lowered, records: Records, position: int) -> RankTimes:
     binding = program.bindings[position]
     table = program.programs[binding.program]
     offset = int(program.visits()[position])
-    own = np.flatnonzero(table.node != NONE)
-    first_step = np.where(table.kind[own] == VisitKind.HOLD, own + 1, own)
+    visits = np.flatnonzero(table.node != NONE)
+    first_step = np.where(table.kind[visits] == VisitKind.HOLD, visits + 1, visits)
     return RankTimes(
-        start=records.start[offset + own],
-        finish=records.finish[offset + own],
+        start=records.start[offset + visits],
+        finish=records.finish[offset + visits],
         met=records.met[offset + first_step],
     )
 
@@ -284,17 +284,17 @@ def in_whole_step(
 def _inside_times(done: BlockRun, position: int, end: int | None) -> Counter[str]:
     """Return how long a rank computes each operator in what starts before `end`."""
     rank, stage = done.trace.traces.ranks[position].rank, done.trace.stage_of_rank[position]
-    own = done.slow.get(rank, done.blocks)
+    blocks = done.slow.get(rank, done.blocks)
     totals = operator_times(done.run.lowered, done.run.execution.records, position, end=end)
     start = rank_times(done.run.lowered, done.run.execution.records, position).start
-    for key in own.blocks:
+    for key in blocks.blocks:
         totals.pop(f"{direction_of(key.phase)}.{key.section.name}", None)
     counts: Counter[PieceKey] = Counter()
     for segment, key, count in block_uses(done, stage):
         if end is None or start[segment.start] < end:
             counts[key] += count
     for key, count in counts.items():
-        table = own.blocks[key].table
+        table = blocks.blocks[key].table
         for row in (table.kind == NodeKind.COMPUTE).nonzero()[0].tolist():
             totals[f"{direction_of(key.phase)}.{table.names[table.name[row]]}"] += count * int(
                 table.duration[row]
@@ -334,13 +334,13 @@ def company_notes(
 ) -> Iterator[str]:
     """Yield a line if a rank's kernels take longer beside collectives; nothing where faults slow them too."""
     program = lowered.program
-    own = program.programs[program.bindings[position].program]
-    if own.company is None or program.visit_timetables:
+    rank_program = program.programs[program.bindings[position].program]
+    if rank_program.company is None or program.visit_timetables:
         return
-    slowed = np.flatnonzero(own.company.kind != NONE)
+    slowed = np.flatnonzero(rank_program.company.kind != NONE)
     visits = slowed + int(program.visits()[position])
     start = records.start[visits]
-    longer = records.finish[visits] - start - np.maximum(own.work[slowed], 1)
+    longer = records.finish[visits] - start - np.maximum(rank_program.work[slowed], 1)
     whole = in_whole_step(
         lambda end: {"longer": int(longer[start < end].sum() if end is not None else longer.sum())}, repeated
     )["longer"]

@@ -150,8 +150,8 @@ def _folded(result: Result, messages: Sequence[MessageKind]) -> Iterator[_Messag
     alike: dict[tuple[str, str, str, int], list[MessageKind]] = {}
     for message in messages:
         numberless = _NUMBERED.sub(".*", message.name)
-        own = message.size if numberless == message.name else 0
-        alike.setdefault((numberless, message.what, message.group, own), []).append(message)
+        size = message.size if numberless == message.name else 0
+        alike.setdefault((numberless, message.what, message.group, size), []).append(message)
     for (name, what, group, _), members in alike.items():
         by = dict.fromkeys(how for member in members for how in _served_by(result, member))
         sizes = tuple(sorted({member.size for member in members}))

@@ -289,7 +289,7 @@ class Result:
                 for part, names in self.attribution.items()
                 if names
             },
-            "intervals": {figure: one.as_json() for figure, one in self.intervals.items()},
+            "intervals": {figure: interval.as_json() for figure, interval in self.intervals.items()},
             "bound": self.bound,
             "critical_rank": self.critical_rank,
             "busiest_operators_s": {name: seconds(spent) for name, spent in self.busiest.items()},
@@ -354,7 +354,7 @@ def result_of(
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         work={}
         if trace is None
-        else uncertainty.work_of(times, {one.name: one.model for one in trace.operators}, spent),
+        else uncertainty.work_of(times, {row.name: row.model for row in trace.operators}, spent),
         run=run if blocks is None else None,
         stream_kinds=kinds,
         computed=times,

@@ -178,7 +178,7 @@ def _interval_rows(intervals: Mapping[str, Interval]) -> dict[str, str]:
     """Return where measurements of the times above are expected, in their order."""
     if not intervals:
         return {}
-    spans = "; ".join(f"{one.low} to {one.high}" for one in in_order(intervals))
+    spans = "; ".join(f"{interval.low} to {interval.high}" for interval in in_order(intervals))
     last = in_order(intervals)[-1]
     return {f"{LEVEL:.0%} interval": f"{spans} (as {last.cases} measured jobs of {last.source})"}
 

@@ -99,10 +99,11 @@ def difference_lines(plain: Plain, names: tuple[str, str]) -> Iterator[str]:
     yield f"step time {time_text(before)} to {time_text(after)}: {_signed(plain['added_ps'])} ({share:+.2%})"
     figures = plain["figures"].items()
     rows = [
-        [_NAMES.get(name, name), cell(name, one["before"]), cell(name, one["after"])] for name, one in figures
+        [_NAMES.get(name, name), cell(name, figure["before"]), cell(name, figure["after"])]
+        for name, figure in figures
     ]
     yield from table("figures", ["", "A", "B"], "<>>", [row for row in rows if row[1] != row[2]])
-    parts = [[one["part"], _signed(one["added_ps"])] for one in plain["parts"] if one["added_ps"]]
+    parts = [[part["part"], _signed(part["added_ps"])] for part in plain["parts"] if part["added_ps"]]
     yield from table("where the difference is; the rows add up to it", ["part", "added"], "<>", parts)
     yield from table(
         "what makes it", ["part", "name", "A", "B", "added"], "<<>>>", _term_rows(plain["terms"])

@@ -64,7 +64,7 @@ class Slots:
         if missing:
             self.loads += 1
             if len(self._there) == self.most:
-                del self._there[next(one for one in self._there if not self.running[one])]
+                del self._there[next(adapter for adapter in self._there if not self.running[adapter])]
         self._there.pop(adapter, None)
         self._there[adapter] = None
         self.running[adapter] += 1
@@ -139,9 +139,9 @@ def _products(job: Job, spec: LoraSpec) -> Iterator[Counter[tuple[int, int]]]:
     for stage in range(job.stages):
         shapes: Counter[tuple[int, int]] = Counter()
         for section, count in stage_sections(job, stage).items():
-            for one in blocks.get(section, ()):
-                if one.name in spec.matrices and isinstance(one.operator, Gemm):
-                    shapes[one.operator.n, one.operator.k] += count
+            for operation in blocks.get(section, ()):
+                if operation.name in spec.matrices and isinstance(operation.operator, Gemm):
+                    shapes[operation.operator.n, operation.operator.k] += count
         yield shapes
 
 

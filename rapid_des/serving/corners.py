@@ -31,21 +31,21 @@ class Refined:
     def __call__(self, number: int) -> int:
         """Return the value."""
         below = 1 << (number.bit_length() - 1)
-        above = 2 * below
+        upper = 2 * below
         while below < number:
-            if self._is_straight(below, above):
-                low, high = self._at(below)[0], self._at(above)[0]
-                return low + (high - low) * (number - below) // (above - below)
-            middle = (below + above) // 2
-            below, above = (middle, above) if middle <= number else (below, middle)
+            if self._is_straight(below, upper):
+                low, high = self._at(below)[0], self._at(upper)[0]
+                return low + (high - low) * (number - below) // (upper - below)
+            middle = (below + upper) // 2
+            below, upper = (middle, upper) if middle <= number else (below, middle)
         return self._at(below)[0]
 
-    def _is_straight(self, below: int, above: int) -> bool:
-        span = below, above
+    def _is_straight(self, below: int, upper: int) -> bool:
+        span = below, upper
         if span not in self._spans:
-            middle = (below + above) // 2
+            middle = (below + upper) // 2
             value, total = self._at(middle)
-            line = (self._at(below)[0] + self._at(above)[0]) / 2
+            line = (self._at(below)[0] + self._at(upper)[0]) / 2
             self._spans[span] = abs(value - line) <= _TOLERANCE * total
         return self._spans[span]
 
@@ -82,8 +82,8 @@ def fineness(length: int) -> int:
 
 def stretch(number: int, step: int) -> tuple[int, int]:
     """Return the first and the last number of the stretch of so many that a number lies in."""
-    above = ceil_divide(number, step) * step
-    return above - step + 1, above
+    upper = ceil_divide(number, step) * step
+    return upper - step + 1, upper
 
 
 def _corner_or_both(number: int, ends: tuple[int, int]) -> tuple[int, int]:

@@ -131,12 +131,12 @@ class PassCosts:
 
     def _attention_from(self, decodes: int, first: int, steps: int) -> Int64s:
         """Return decode attention of so many steps, the first at this mean KV length, each one longer."""
-        found, length = list[Int64s](), first
+        tables, length = list[Int64s](), first
         while length < first + steps:
             below, above = stretch(length, fineness(length))
-            found.append(self._line(decodes, below, above)[length - below :])
+            tables.append(self._line(decodes, below, above)[length - below :])
             length = above + 1
-        return (found[0] if len(found) == 1 else np.concatenate(found))[:steps]
+        return (tables[0] if len(tables) == 1 else np.concatenate(tables))[:steps]
 
     def _line(self, decodes: int, below: int, above: int) -> Int64s:
         """Return decode attention of every mean KV length from one corner to the next."""
@@ -214,10 +214,12 @@ class PassCosts:
     def _opening(self, lists: Mapping[Section, Sequence[Operation]], decoding: bool) -> _Opening:
         """Return embedding and first layer in order."""
         first = next(section for section, _ in self._sections if section.name == "block")
-        operations = [one for section in (EMBEDDING, first) for one in lists[section]]
-        count = sum(n * sum(_kind(one) == "message" for one in lists[each]) for each, n in self._sections)
-        kernels = [self._kernel(one, self._operators[decoding]) for one in operations]
-        return _Opening.of(kernels, [_kind(one) for one in operations], max(1, count))
+        operations = [operation for section in (EMBEDDING, first) for operation in lists[section]]
+        count = sum(
+            n * sum(_kind(operation) == "message" for operation in lists[each]) for each, n in self._sections
+        )
+        kernels = [self._kernel(operation, self._operators[decoding]) for operation in operations]
+        return _Opening.of(kernels, [_kind(operation) for operation in operations], max(1, count))
 
     def _head(self, sampled: int, decoding: bool) -> _Kernels:
         """Return the kernels of the head, which choose so many tokens.
@@ -237,13 +239,13 @@ class PassCosts:
         self, parts: Iterable[tuple[int, Sequence[Operation]]], operators: OperatorModel, *, cached: bool
     ) -> _Kernels:
         """Return what operator lists, each so many times, hold of operations that see the KV cache or not."""
-        found = _Kernels(0, 0)
+        total = _Kernels(0, 0)
         for count, operations in parts:
-            for one in operations:
-                if one.sees_cache == cached:
-                    kernel = self._kernel(one, operators)
-                    found = found.then(_Kernels(count * kernel.time, count * kernel.issue))
-        return found
+            for operation in operations:
+                if operation.sees_cache == cached:
+                    kernel = self._kernel(operation, operators)
+                    total = total.then(_Kernels(count * kernel.time, count * kernel.issue))
+        return total
 
     def _kernel(self, operation: Operation, operators: OperatorModel) -> _Kernels:
         host = self._host
@@ -310,7 +312,7 @@ class PassCosts:
         """Return what a simulated pass of so many tokens takes beyond its kernels, and what it takes."""
         groups = (Group(tokens, 1, 1),) if decoding else prompts_of(self._job, tokens)
         job = self._job if decoding and self._graph else self._idle
-        taken = simulate(
+        result = simulate(
             one_pass(job, groups),
             self._machine,
             mode="hierarchical",
@@ -321,7 +323,7 @@ class PassCosts:
         sampled = sum(group.count for group in groups)
         kernels = self._body_at(tokens, decoding)[0].time + self._head(sampled, decoding).time
         attention = self._attend(groups, decoding, self._operators).time
-        return int(taken) - kernels - attention, int(taken)
+        return int(result) - kernels - attention, int(result)
 
 
 class _Kernels(NamedTuple):
@@ -358,12 +360,12 @@ class _Opening(NamedTuple):
     def of(cls, kernels: Sequence[_Kernels], kinds: Sequence[str], messages: int) -> _Opening:
         """Return what these kernels, in order, come to."""
         kind = np.array(kinds)
-        times = np.array([one.time for one in kernels], np.int64)
+        times = np.array([kernel.time for kernel in kernels], np.int64)
         before = [
             np.cumsum(each) - each
             for each in (np.where(kind == "kernel", times, 0), kind == "attention", kind == "message")
         ]
-        issued = np.cumsum(np.array([one.issue for one in kernels], np.int64))
+        issued = np.cumsum(np.array([kernel.issue for kernel in kernels], np.int64))
         return cls(issued, before[0], before[1], before[2], messages)
 
     def late(self, attention: int, message: int) -> int:

@@ -130,8 +130,8 @@ def vllm_v1(view: View) -> Plan:
 
 def vllm_v0(view: View) -> Plan:
     """Take whole prompts by themselves, else decodes."""
-    kept = int(_WATERMARK * view.pages)
-    chunks = tuple(_chunks(view, view.max_batched_tokens, whole=True, kept=kept))
+    reserved = int(_WATERMARK * view.pages)
+    chunks = tuple(_chunks(view, view.max_batched_tokens, whole=True, reserved=reserved))
     return Plan(chunks, decodes=not chunks)
 
 
@@ -174,12 +174,12 @@ def static(view: View) -> Plan:
 
 
 def _chunks(
-    view: View, budget: int, admits: Admits = lambda _: True, *, whole: bool = False, kept: int = 0
+    view: View, budget: int, admits: Admits = lambda _: True, *, whole: bool = False, reserved: int = 0
 ) -> Iterator[tuple[Request, int]]:
     """Yield prompts in their order and how much of each fits into the budget, the sequences and the pages.
 
-    `whole`: a prompt is not cut, unless it is longer than what decodes leave of an iteration; `kept` pages
-    stay free of new ones.
+    `whole`: a prompt is not cut, unless it is longer than what decodes leave of an iteration; `reserved`
+    pages stay free of new ones.
     """
     free, places = view.free_pages, view.max_sequences - view.decoding
     begun, all_budget = len(view.prefilling), budget
@@ -187,7 +187,7 @@ def _chunks(
         tokens = min(request.missing, budget)
         pages = view.pages_for(request, tokens)
         cut = whole and tokens < min(request.missing, all_budget) and number >= begun
-        short = pages > free - (kept if number >= begun else 0)
+        short = pages > free - (reserved if number >= begun else 0)
         if tokens < 1 or places < 1 or cut or short or (number >= begun and not admits(request)):
             return
         yield request, tokens

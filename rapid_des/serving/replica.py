@@ -281,7 +281,7 @@ class Replica:
         """Compute chunks of prompts, and a token each of who decodes."""
         batch, began = self._batch(plan), self._now
         self._begin(plan)
-        prompts = (one.adapter for one, _ in plan.chunks)
+        prompts = (request.adapter for request, _ in plan.chunks)
         adapted = self.adapters.time(batch.tokens, prompts, decodes=batch.decodes > 0)
         duration, self._loading = self.costs.time(batch) + adapted + self._loading, 0
         self.load.iteration(began, duration, batch, self)

@@ -89,7 +89,12 @@ class _Planner:
         node = gpu // self.gpus_per_node
         source = min(
             owners,
-            key=lambda one: (one != gpu, one // self.gpus_per_node != node, self.sent.get(one, 0), one),
+            key=lambda sender: (
+                sender != gpu,
+                sender // self.gpus_per_node != node,
+                self.sent.get(sender, 0),
+                sender,
+            ),
         )
         if source == gpu:
             self.transfers.within[gpu] = self.transfers.within.get(gpu, 0) + amount

@@ -185,7 +185,7 @@ class ServeResult:
 
     def goodput(self, slo: Slo) -> float:
         """Return how many requests a second are answered within all limits."""
-        return float(slo.kept(self).sum()) / (max(self.elapsed, 1) / PS_PER_S)
+        return float(slo.met_by(self).sum()) / (max(self.elapsed, 1) / PS_PER_S)
 
     @property
     def kv_occupancy(self) -> dict[str, float]:
@@ -318,14 +318,14 @@ class Slo:
             raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"--slo {text!r}")
         return cls(text, limits)
 
-    def kept(self, result: ServeResult) -> NDArray[np.bool_]:
+    def met_by(self, result: ServeResult) -> NDArray[np.bool_]:
         """Return which requests keep them; one of a single token keeps any time per token."""
         later = np.maximum(result.requests["output"] - 1, 1)
         times = {"ttft": result.ttft, "e2e": result.e2e, "tpot": (result.e2e - result.ttft) / later}
-        kept = np.ones(len(result), np.bool_)
+        within = np.ones(len(result), np.bool_)
         for name, limit in self.limits.items():
-            kept &= times[name] <= limit
-        return kept
+            within &= times[name] <= limit
+        return within
 
 
 def intervals(times: Int64s | Floats) -> dict[str, float] | None:

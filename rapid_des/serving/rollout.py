@@ -98,8 +98,8 @@ def load_rollout(
     pairs = as_pairs(settings)
     below = {root: [(key.removeprefix(f"{root}."), text) for key, text in pairs if key.startswith(f"{root}.")]
              for root in ("training", "serving")}  # fmt: skip
-    own = [pair for pair in pairs if pair[0].partition(".")[0] not in below or "." not in pair[0]]
-    spec = decode(apply_overrides(document, own, root="rollout"), RolloutSpec)
+    specific = [pair for pair in pairs if pair[0].partition(".")[0] not in below or "." not in pair[0]]
+    spec = decode(apply_overrides(document, specific, root="rollout"), RolloutSpec)
     path = document.path
     jobs = {
         root: load_job(getattr(spec, root), settings=changes, folder=path.parent)

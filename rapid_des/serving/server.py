@@ -214,10 +214,10 @@ def cached_bytes(job: Job, tokens: int) -> int:
     )
 
 
-def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, taken: int) -> int:
+def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapters: int) -> int:
     """Return how many pages the KV cache of a replica has; `InfeasibleJobError` if there is room for none.
 
-    `taken`: bytes of a GPU that adapters take.
+    `adapters`: bytes of a GPU that they take.
     """
     longest = structs.replace(
         job.inference,
@@ -229,11 +229,11 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, taken: 
     )
     memory = structs.replace(job.spec.memory, kv_pool=pool)
     asked = replace(job, spec=structs.replace(job.spec, inference=longest, memory=memory))
-    found = kv_capacity(asked, int(machine.device.spec.hbm.capacity) - taken)
-    assert found is not None, "the pool is stated"
-    if found.size < 0 or not found.pages:
-        raise InfeasibleJobError(f"{job.name}: {found.shortage}")
-    return found.pages
+    capacity = kv_capacity(asked, int(machine.device.spec.hbm.capacity) - adapters)
+    assert capacity is not None, "the pool is stated"
+    if capacity.size < 0 or not capacity.pages:
+        raise InfeasibleJobError(f"{job.name}: {capacity.shortage}")
+    return capacity.pages
 
 
 def _check_lengths(job: Job, workload: Workload, engine: Engine) -> None:

@@ -113,19 +113,19 @@ class Links:
         self._horizon = 2 * max(moment, 100 * PS_PER_S)
         faults = [fault for fault in self.machine.faults if fault.timed]
         machine = self.machine
-        found = link_timetables(machine.fabric, faults, self._horizon, machine.spec.gpus_per_node)
-        for link, rows in found.items():
+        timetables = link_timetables(machine.fabric, faults, self._horizon, machine.spec.gpus_per_node)
+        for link, rows in timetables.items():
             times, rates, lags = zip(*rows, strict=True)
             self._tables[link] = times, rates, lags
 
 
 def _hops(rows: Sequence[tuple[int, int, int, int]]) -> list[_Hop]:
     """Return the links of one message, given of each its number, occupancy, head and lag."""
-    found, rest = list[_Hop](), 0
+    hops, rest = list[_Hop](), 0
     for number, (link, occupancy, head, lag) in enumerate(reversed(rows)):
         rest = rest + head + lag if number else occupancy + lag
-        found.append(_Hop(link, occupancy, head, lag, max(0, rest - occupancy)))
-    return found[::-1]
+        hops.append(_Hop(link, occupancy, head, lag, max(0, rest - occupancy)))
+    return hops[::-1]
 
 
 def for_iterations(machine: Machine, *, sends: bool) -> Machine:

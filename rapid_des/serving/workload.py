@@ -324,7 +324,7 @@ def _traced(trace: Trace, count: int) -> Workload:
     order = np.argsort(arrival, kind="stable")[:count]
     times = _picoseconds((arrival[order] - arrival[order[0]]) / trace.faster)
     prompt, output = (table[name][order].astype(np.int64) for name in ("prompt_tokens", "output_tokens"))
-    marks = {own: table[name][order].astype(np.int64) for name, own in _MARKS.items() if name in table}
+    marks = {mark: table[name][order].astype(np.int64) for name, mark in _MARKS.items() if name in table}
     return Workload(prompt, output, times, marks=marks)
 
 

@@ -299,7 +299,7 @@ def growth(measured: Sequence[Measurement]) -> list[Growth]:
 
 
 def _slope(steps: Sequence[Measurement]) -> float:
-    points = [(math.log(one.hops), math.log(one.wall_s)) for one in steps]
+    points = [(math.log(step.hops), math.log(step.wall_s)) for step in steps]
     x, y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
     spread = sum((one - x) ** 2 for one, _ in points)
     slope: float = sum((one - x) * (other - y) for one, other in points) / spread

@@ -61,9 +61,9 @@ class Demand:
             raise KeyboardInterrupt
         return result
 
-    def kept(self, result: ServeResult) -> float:
+    def attainment(self, result: ServeResult) -> float:
         """Return which share of the requests keeps all limits."""
-        return float(self.slo.kept(result).mean())
+        return float(self.slo.met_by(result).mean())
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Layout:
     """At which rate a server that always has enough requests answers them."""
     at: ServeResult | None
     """What became of the requests at the capacity."""
-    kept: float
+    attainment: float
     """The share of them that kept the limits."""
     broken: str
     """Which limit is broken most above the capacity; empty: none up to the full rate."""
@@ -124,7 +124,7 @@ class Layout:
             "gpus": self.gpus,
             "rate_per_s": self.rate,
             "full_rate_per_s": self.full,
-            "kept": self.kept,
+            "kept": self.attainment,
             "broken_above": self.broken,
             "broken_from_rate_per_s": self.above,
             "output_tokens_per_s_per_gpu": self.output_tokens_per_gpu,
@@ -160,25 +160,25 @@ def capacity(job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache 
     """
     cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
     full = _full_rate(job, machine, demand, cache)
-    found = Layout(_degrees(job), job.gpus, rate=0.0, full=full, at=None, kept=0.0, broken="")
+    layout = Layout(_degrees(job), job.gpus, rate=0.0, full=full, at=None, attainment=0.0, broken="")
 
     def tried(rate: float) -> tuple[ServeResult, float]:
         result = demand.served(job, machine, f"poisson rate={rate:.6g}/s", cache, demand.requests)
-        return result, demand.kept(result)
+        return result, demand.attainment(result)
 
     low, high = 0.0, full
     rate = full
     while True:
-        result, kept = tried(rate)
-        if kept >= demand.share:
-            found = replace(found, rate=rate, at=result, kept=kept)
+        result, attained = tried(rate)
+        if attained >= demand.share:
+            layout = replace(layout, rate=rate, at=result, attainment=attained)
             low = rate
         else:
-            found = replace(found, broken=_worst(demand.slo, result), above=rate)
+            layout = replace(layout, broken=_worst(demand.slo, result), above=rate)
             high = rate
         if low == full or (low and high / low < _CLOSE) or high < full * _LOWEST:
-            spent = None if found.at is None else served_energy(found.at, job, machine, cache=cache)
-            return replace(found, energy=spent)
+            spent = None if layout.at is None else served_energy(layout.at, job, machine, cache=cache)
+            return replace(layout, energy=spent)
         rate = (low * high) ** 0.5 if low else high / 4
 
 
@@ -215,7 +215,7 @@ def _full_rate(job: Job, machine: Machine, demand: Demand, cache: BoundedCache) 
 def _worst(slo: Slo, result: ServeResult) -> str:
     """Return the limit that most requests break."""
     broken = {
-        name: 1 - float(Slo("", {name: limit}).kept(result).mean()) for name, limit in slo.limits.items()
+        name: 1 - float(Slo("", {name: limit}).met_by(result).mean()) for name, limit in slo.limits.items()
     }
     return max(broken, key=broken.__getitem__)
 
@@ -325,18 +325,18 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     `InfeasibleJobError` if none of them fits into memory or on the machine. An interrupt (^C) ends it with
     the layouts that are done, if there are any.
     """
-    found, interrupted = list[Layout | tuple[str, str]](), False
+    outcomes, interrupted = list[Layout | tuple[str, str]](), False
     try:
         for number, chosen in enumerate(layouts(job, machine, texts) if texts else (job,)):
             told(f"layout {number + 1} of {max(len(texts), 1)}")
             text = texts[number] if texts else "the job's own"
-            found.append(chosen if isinstance(chosen, tuple) else _fitting(chosen, machine, demand, text))
+            outcomes.append(chosen if isinstance(chosen, tuple) else _fitting(chosen, machine, demand, text))
     except KeyboardInterrupt:
-        if not any(isinstance(one, Layout) for one in found):
+        if not any(isinstance(outcome, Layout) for outcome in outcomes):
             raise
         interrupted = True
-    rows = [one for one in found if isinstance(one, Layout)]
-    refused = [one for one in found if isinstance(one, tuple)]
+    rows = [outcome for outcome in outcomes if isinstance(outcome, Layout)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
     if not rows:
         raise InfeasibleJobError("; ".join(f"{text}: {why}" for text, why in refused))
 

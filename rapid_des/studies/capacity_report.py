@@ -14,12 +14,12 @@ def front(points: Sequence[Point]) -> tuple[Point, ...]:
     >>> [point.concurrency for point in front([Point("", 1, 9, 1), Point("", 2, 5, 5), Point("", 3, 4, 4)])]
     [2, 1]
     """
-    best, kept = 0.0, list[Point]()
-    for point in sorted(points, key=lambda one: (-one.tokens_per_user, -one.tokens_per_gpu)):
+    best, front_points = 0.0, list[Point]()
+    for point in sorted(points, key=lambda each: (-each.tokens_per_user, -each.tokens_per_gpu)):
         if point.tokens_per_gpu > best:
             best = point.tokens_per_gpu
-            kept.append(point)
-    return tuple(reversed(kept))
+            front_points.append(point)
+    return tuple(reversed(front_points))
 
 
 def draw_front(points: Sequence[Point], path: Path, *, title: str) -> None:
@@ -30,15 +30,16 @@ def draw_front(points: Sequence[Point], path: Path, *, title: str) -> None:
     axes = figure.subplots()
     best = front(points)
     axes.plot(
-        [one.tokens_per_user for one in best], [one.tokens_per_gpu for one in best],
+        [point.tokens_per_user for point in best], [point.tokens_per_gpu for point in best],
         color="0.8", linewidth=7, zorder=1, label="Pareto front", solid_capstyle="round",
     )  # fmt: skip
     for name in dict.fromkeys(point.layout for point in points):
-        own = [point for point in points if point.layout == name]
-        axes.plot([one.tokens_per_user for one in own], [one.tokens_per_gpu for one in own], "o-", label=name)
-        for one in own:
-            axes.annotate(str(one.concurrency), (one.tokens_per_user, one.tokens_per_gpu), fontsize=7,
-                          xytext=(4, 4), textcoords="offset points")  # fmt: skip
+        shown = [point for point in points if point.layout == name]
+        places = [(point.tokens_per_user, point.tokens_per_gpu) for point in shown]
+        axes.plot(*zip(*places, strict=True), "o-", label=name)
+        for point, place in zip(shown, places, strict=True):
+            axes.annotate(str(point.concurrency), place, fontsize=7, xytext=(4, 4),
+                          textcoords="offset points")  # fmt: skip
     axes.set(
         xlabel="tokens/s a user (median)", ylabel="tokens/s a GPU", title=title, xscale="log", yscale="log"
     )

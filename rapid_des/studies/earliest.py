@@ -41,13 +41,13 @@ def ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[End, ...]:
     to, back = [0, *accumulate(forward)], [0, *accumulate(backward)]
     defers = not passes_whole(job)
     share = len(job.copies[0])
-    found = []
-    for own in job.placement:
-        passes = job.micro_batches * sum(forward[part] + backward[part] for part in own) // share
-        first, last = min(to[part] for part in own), min(back[part] for part in own)
+    stage_passes = []
+    for parts in job.placement:
+        passes = job.micro_batches * sum(forward[part] + backward[part] for part in parts) // share
+        first, last = min(to[part] for part in parts), min(back[part] for part in parts)
         drained = first + passes + (0 if defers else last)
-        found.append(End(drained, first + passes - sum(backward[part] for part in own)))
-    return tuple(found)
+        stage_passes.append(End(drained, first + passes - sum(backward[part] for part in parts)))
+    return tuple(stage_passes)
 
 
 def _by_part(job: Job, times: Times, kinds: Sequence[int], *, backward: bool) -> list[int]:
@@ -99,7 +99,9 @@ def walked(job: Job, alone: Alone) -> tuple[End, ...]:
     """Return when each stage is done at the earliest, by its items in the order of its schedule."""
     walk = _Walk(job, alone)
     walk.run()
-    return tuple(End(max(one.free, one.stream), min(one.last_backward.values())) for one in walk.stages)
+    return tuple(
+        End(max(walked.free, walked.stream), min(walked.last_backward.values())) for walked in walk.stages
+    )
 
 
 @dataclass

@@ -111,7 +111,7 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     text = "" if wanted is None else f"{wanted.figure} ±{wanted.share:.3%}"
     if folder is not None:
         check_store(folder)
-    with executor or InProcess() as opened, study.kept(folder, sampling) as store:
+    with executor or InProcess() as opened, study.stored(folder, sampling) as store:
         rows, left, met = study.run(opened, draws, wanted, tell, tasks, store)
     texts = tuple(model.text for model in models)
     names = tuple(study.points)
@@ -152,7 +152,7 @@ class _Study:
                 self.refused[name] = str(error)
                 continue
             self.points[name] = point
-            same = [own for other, own in known if other.healthy == machine.healthy]
+            same = [stored for other, stored in known if other.healthy == machine.healthy]
             if not same:
                 same = [FaultDraws(models, machine.healthy, machine.spec.gpus_per_node)]
                 known.append((machine, same[0]))
@@ -170,7 +170,7 @@ class _Study:
                 yield _Task(name, point, weighted, alone=len(self.points) == 1)
 
     @contextmanager
-    def kept(self, folder: Path | None, sampling: Sampling) -> Iterator[Store | None]:
+    def stored(self, folder: Path | None, sampling: Sampling) -> Iterator[Store | None]:
         """Give what keeps rows in a folder."""
         if folder is None:
             yield None
@@ -311,9 +311,9 @@ def _row(
     parts = {**before, **faulty.breakdown}
     added = {part: int(faulty.breakdown.get(part, 0)) - int(before.get(part, 0)) for part in parts}
     why = why_faster(healthy, faulty, machine, hurt) if faulty.step_time < healthy.step_time else ""
-    kept = {part: time for part, time in added.items() if time}
+    positive = {part: time for part, time in added.items() if time}
     return DrawRow(
-        name, number, words, int(faulty.step_time), int(healthy.step_time), rank, kept, weight, faster=why
+        name, number, words, int(faulty.step_time), int(healthy.step_time), rank, positive, weight, faster=why
     )
 
 

@@ -114,7 +114,10 @@ class Plan:
             "ways": self.ways,
             "counts": dict(self.counts),
             "refused": dict(self.refused),
-            "pruned": [{**one.settings, "why": one.why, "text": one.text} for one in self.pruned],
+            "pruned": [
+                {**candidate.settings, "why": candidate.why, "text": candidate.text}
+                for candidate in self.pruned
+            ],
             "interrupted": self.interrupted,
             "mode": self.mode,
         }

@@ -103,7 +103,7 @@ def _split(settings: Iterable[tuple[str, str]]) -> dict[str, _Pairs]:
     for key, text in settings:
         root, _, rest = key.partition(".")
         if root not in split or not rest:
-            raise ConfigError(f"no such key; allowed: {', '.join(f'{one}.KEY' for one in ROOTS)}", key=key)
+            raise ConfigError(f"no such key; allowed: {', '.join(f'{root}.KEY' for root in ROOTS)}", key=key)
         split[root] = (*split[root], (rest, text))
     return split
 

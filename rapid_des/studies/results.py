@@ -88,10 +88,10 @@ class Sweep:
         expression = Expression.parse(condition, known=tuple(self.columns), file="where")
         used = [self.columns[name].tolist() for name in expression.names]
         rows = zip(*used, strict=True) if used else (() for _ in range(len(self)))
-        kept = np.array(
+        columns = np.array(
             [bool(expression(dict(zip(expression.names, row, strict=True)))) for row in rows], bool
         )
-        return replace(self, columns={name: values[kept] for name, values in self.columns.items()})
+        return replace(self, columns={name: values[columns] for name, values in self.columns.items()})
 
     def sorted_by(self, column: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return points by a column, of `-column` the largest first; what has no value comes last."""

@@ -69,14 +69,14 @@ class Search:
         """The points that no other one beats in all objectives, by the first."""
         done = [row for row in self.rows if row["status"] == "ok"]
         costs = [tuple(_cost(row, name) for name in self.objectives) for row in done]
-        kept = [
+        better = [
             row
-            for row, own in zip(done, costs, strict=True)
+            for row, cost in zip(done, costs, strict=True)
             if not any(
-                all(a <= b for a, b in zip(other, own, strict=True)) and other != own for other in costs
+                all(a <= b for a, b in zip(other, cost, strict=True)) and other != cost for other in costs
             )
         ]
-        return tuple(sorted(kept, key=lambda row: (_cost(row, self.objectives[0]), row["id"])))
+        return tuple(sorted(better, key=lambda row: (_cost(row, self.objectives[0]), row["id"])))
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data."""

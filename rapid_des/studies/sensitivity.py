@@ -259,9 +259,9 @@ class _Library:
     def all_faster(self, every: Sequence[Knob]) -> Settings:
         """Return the settings with which all takes as many times less."""
         factors = {"rate": _SCALE, "clock": _SCALE, "time": 1 / _SCALE}
-        own = [setting for knob in every if knob.kind in factors and knob.keys != (_LIBRARY,)
+        applicable = [setting for knob in every if knob.kind in factors and knob.keys != (_LIBRARY,)
                for setting in self.settings(knob, factors[knob.kind])]  # fmt: skip
-        return (*own, *(() if self._tree is None else ((_LIBRARY, str(self._scaled(factors))),)))
+        return (*applicable, *(() if self._tree is None else ((_LIBRARY, str(self._scaled(factors))),)))
 
     def _scaled(self, factors: Mapping[str, float]) -> Path:
         key = (factors.get("rate", 1.0), factors.get("time", 1.0))

@@ -93,8 +93,8 @@ class Study:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that tell points apart."""
-        own = tuple(name for axis in self.axes for name in axis.names)
-        return (*own, "repeat") if self.spec.repeat > 1 else own
+        names = tuple(name for axis in self.axes for name in axis.names)
+        return (*names, "repeat") if self.spec.repeat > 1 else names
 
     def count(self) -> int:
         """Return how many points there are."""
@@ -181,8 +181,8 @@ def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Pat
 
 def _with_conditions(study: Study) -> Study:
     spec, file = study.spec, study.reader.file
-    own = () if "job" in study.columns else tuple(study.base)
-    known = tuple(dict.fromkeys((*study.columns, *own)))
+    fixed = () if "job" in study.columns else tuple(study.base)
+    known = tuple(dict.fromkeys((*study.columns, *fixed)))
 
     def parsed(text: str, key: str) -> Expression:
         return Expression.parse(text, known=known, file=file, key=key)

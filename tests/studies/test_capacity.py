@@ -31,7 +31,7 @@ def node():
 def share(job, node, demand, rate):
     """Which share of the requests keeps the limits at a rate."""
     arrivals = f"poisson rate={rate:.6g}/s"
-    return demand.kept(serve(job, node, arrivals=arrivals, requests=demand.requests, seed=demand.seed))
+    return demand.attainment(serve(job, node, arrivals=arrivals, requests=demand.requests, seed=demand.seed))
 
 
 def test_limits_are_kept_at_the_capacity_and_broken_above(job, node):

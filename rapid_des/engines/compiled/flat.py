@@ -259,7 +259,7 @@ def _ranks(program: Program) -> Ranks:
         for part in program.programs
     ]
     servers = [len(part.server_capacity) for part in parts]
-    kept = [waiting[binding.program] for binding in program.bindings]
+    rank_waiting = [waiting[binding.program] for binding in program.bindings]
     return Ranks(
         program=first_visit[np.array([binding.program for binding in program.bindings], np.int64)],
         flat=program.visits().astype(np.int64),
@@ -270,7 +270,7 @@ def _ranks(program: Program) -> Ranks:
         of_server=np.repeat(np.arange(len(parts)), servers).astype(np.int32),
         capacity=joined([part.server_capacity for part in parts], np.int32),
         level=joined([part.server_level for part in parts], np.int8),
-        heap=starts_of(joined(kept, np.int64).tolist()),
+        heap=starts_of(joined(rank_waiting, np.int64).tolist()),
     )
 
 

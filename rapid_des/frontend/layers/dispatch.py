@@ -149,7 +149,7 @@ def _packed(physical: Sequence[int], each: Sequence[int], ranks: int) -> list[in
         rank = min((rank for rank in range(ranks) if len(held[rank]) < room), key=lambda r: (carried[r], r))
         held[rank].append(expert)
         carried[rank] += each[expert]
-    return [expert for own in held for expert in own]
+    return [expert for experts in held for expert in experts]
 
 
 _SCALED = 128
@@ -238,8 +238,8 @@ class Dispatch:
             local = self.uneven.local
             first = shard.expert_place * local
             every = self._of_experts(shard, self.uneven)
-            own = tuple(copies * shared for copies in every[first : first + local])
-            return own if any(own) else (shared, *own[1:])
+            routed = tuple(copies * shared for copies in every[first : first + local])
+            return routed if any(routed) else (shared, *routed[1:])
         copies = self.copies(shard) * shared
         copies = copies if self.travels(shard) else ceil_divide(copies, shard.ep)
         local, reached = self.physical // shard.ep, self._reached(shard)
@@ -395,13 +395,13 @@ class Dispatch:
     def _all_tokens(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
         """Append the gather of the tokens of all ranks of a layer's experts, or their sums' way back."""
         gathers = (role == "dispatch") != backward
-        own, ranks = self.tokens(shard) * self.hidden, shard.ep * shard.etp
+        local, ranks = self.tokens(shard) * self.hidden, shard.ep * shard.etp
         what = "experts.gather" if gathers else "experts.scatter"
-        size = shard.message(what, own * ranks)
+        size = shard.message(what, local * ranks)
         if gathers and self.routing.dispatch is not None:
-            size = self._narrow(operations, shard, f"ffn.{role}.quantize", own)
+            size = self._narrow(operations, shard, f"ffn.{role}.quantize", local)
         if role == "dispatch" and not backward:
             size += self.tokens(shard) * self.experts * _CHOICE_BYTES
         name = f"ffn.{role}.{'gather' if gathers else 'scatter'}"
-        output = shard.activation_bytes(own * ranks if gathers else own)
+        output = shard.activation_bytes(local * ranks if gathers else local)
         operations.message(name, what, size, output=output)

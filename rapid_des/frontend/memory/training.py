@@ -222,8 +222,8 @@ def _model(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[Tens
     if job.training.offload_optimizer:
         return
     if precision.master_weights is not None:
-        own = byte_count(held("optimizer"), precision.master_weights)
-        yield Tensor(f"{of}master weights", "optimizer", own)
+        bytes_held = byte_count(held("optimizer"), precision.master_weights)
+        yield Tensor(f"{of}master weights", "optimizer", bytes_held)
     for name, size in states(job, stage, domain, elements):
         yield Tensor(f"{of}{name}", "optimizer", size)
 
@@ -315,8 +315,8 @@ def updating(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
     for domain, elements in parameters.items():
         sharding = job.shardings[domain]
         if sharding.gathers is not None:
-            own = sharding.held("optimizer", elements)
-            size = byte_count(elements + own, job.spec.precision.gathers)
+            elements_held = sharding.held("optimizer", elements)
+            size = byte_count(elements + elements_held, job.spec.precision.gathers)
             yield Tensor(f"{_OF[domain]}updated parameters", "temporary", size)
 
 

@@ -195,8 +195,8 @@ class Plan:
     def _is_ready(self, stage: int, item: Item, done: set[tuple[int, Result]]) -> bool:
         needed = self.needs(stage, item)
         if item.direction == "backward" and item.phase != "wait":
-            own = (stage, Result("forward", item.micro_batch, item.chunk))
-            return needed in done and own in done
+            made = (stage, Result("forward", item.micro_batch, item.chunk))
+            return needed in done and made in done
         return needed is None or needed in done
 
     def _blocked(self, position: list[int]) -> str:
@@ -250,7 +250,9 @@ def order_of(runs: Iterable[Run], micro_batches: Sequence[Sequence[int]]) -> Ord
     >>> [str(item) for item in order_of([("F0", 1), ("F0 I0 W", 2)], [range(2)])]
     ['F0', 'F1', 'I0', 'W0', 'I1', 'W1']
     """
-    left = {(letter, chunk): deque(own) for chunk, own in enumerate(micro_batches) for letter in "FB"}
+    left = {
+        (letter, chunk): deque(remaining) for chunk, remaining in enumerate(micro_batches) for letter in "FB"
+    }
     deferred: deque[tuple[int, int]] = deque()
     items: list[Item] = []
     for pattern, times in runs:
@@ -260,9 +262,9 @@ def order_of(runs: Iterable[Run], micro_batches: Sequence[Sequence[int]]) -> Ord
                     if deferred:
                         items.append(Item(phase, *deferred.popleft()))
                     continue
-                own = left["F" if phase == "forward" else "B", chunk]
-                if own:
-                    items.append(Item(phase, own.popleft(), chunk, paired))
+                remaining = left["F" if phase == "forward" else "B", chunk]
+                if remaining:
+                    items.append(Item(phase, remaining.popleft(), chunk, paired))
                     if phase == "input_gradient":
                         deferred.append(items[-1][1:3])
     return tuple(items)

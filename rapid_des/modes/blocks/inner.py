@@ -149,8 +149,8 @@ def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
 
 def _traces(block: Block, inputs: _Inputs, *, hosted: bool) -> TraceSet:
     """Return the traces of a block on all of its ranks."""
-    own = {rank: other.on(inputs.ranks, hosted=hosted) for rank, other in inputs.slowed.items()}
-    return on_slow_gpus(block.on(inputs.ranks, hosted=hosted), own)
+    slowed = {rank: other.on(inputs.ranks, hosted=hosted) for rank, other in inputs.slowed.items()}
+    return on_slow_gpus(block.on(inputs.ranks, hosted=hosted), slowed)
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,10 @@ def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) ->
         lowered = _lowered(traces, inputs, cache)
         records = execute(lowered.program, choice, name=lowered.name).records
         visits = [_visits_of_nodes(lowered, rank) for rank in range(len(traces.ranks))]
-        finish = np.max([records.finish[own] for own in visits], axis=0)
+        finish = np.max([records.finish[rank_visits] for rank_visits in visits], axis=0)
         return _Passed(
             passed=block.passed(finish.tolist(), hosted=hosted),
-            starts=np.min([records.start[own] for own in visits], axis=0),
+            starts=np.min([records.start[rank_visits] for rank_visits in visits], axis=0),
             compute=_computes(lowered, records),
             hops=records.hops,
             served=lowered.served,
@@ -223,9 +223,9 @@ def key_of(traces: TraceSet, choice: EngineChoice, *, analytic: bool) -> Hashabl
     """
     contents: dict[int, bytes] = {}
     ranks = []
-    for one, table in zip(traces.ranks, traces.table_numbers(), strict=True):
-        content = contents.get(table) or contents.setdefault(table, _digest(one.nodes))
-        ranks.append((one.rank, content, tuple(traces.groups[name] for name in one.groups), one.peers))
+    for rank, table in zip(traces.ranks, traces.table_numbers(), strict=True):
+        content = contents.get(table) or contents.setdefault(table, _digest(rank.nodes))
+        ranks.append((rank.rank, content, tuple(traces.groups[name] for name in rank.groups), rank.peers))
     how = (traces.unordered_streams, traces.libraries, traces.exchanges)
     return ("run", tuple(ranks), *how, choice.engine, choice.fold, analytic)
 

@@ -163,9 +163,9 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
 
     def at(place: int) -> BlockRun:
         def run_of(job: Job, *, trail: bool) -> tuple[JobTrace, Run]:
-            own = {rank: other.of(job) for rank, other in slow.items()}
+            slowed = {rank: other.of(job) for rank, other in slow.items()}
             mine = blocks if job is blocks.job else blocks.of(job)
-            trace = _outer(mine, kinds, times, own, cache, place=place)
+            trace = _outer(mine, kinds, times, slowed, cache, place=place)
             trace = replace(trace, notes=(*trace.notes, *priced.notes))
             return _run(trace, machine, mode, choice, cache, trail=trail)
 

@@ -74,7 +74,7 @@ def places_reached(machine: Machine, places: Sequence[Rings], cache: BoundedCach
 
     def make() -> Reach:
         pairs = [[compared_pairs(table.tolist()).reshape(-1, 2) for table in lines] for lines in places]
-        return Reach.of(healthy, [np.concatenate([np.zeros((0, 2), np.int64), *own]) for own in pairs])
+        return Reach.of(healthy, [np.concatenate([np.zeros((0, 2), np.int64), *lines]) for lines in pairs])
 
     healthy = healthy_of(machine, cache)
     key = ("reach", healthy, digest(*(table for lines in places for table in lines)), len(places))

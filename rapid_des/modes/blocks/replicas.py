@@ -43,8 +43,10 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     kinds = {group.partition(".")[0] for group in trace.traces.groups}
     if any(PARTS[kind][0] != "cp" for kind in kinds & PARTS.keys()):
         return None  # some replicas share a state, or part of it, and others another
-    own = switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
-    if replicas.count < 3 or machine.faults or machine.slowed or own:
+    shares_links = (
+        switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
+    )
+    if replicas.count < 3 or machine.faults or machine.slowed or shares_links:
         return None
     traces = trace.traces
     tables = {rank.rank: rank.nodes for rank in traces.ranks}
@@ -91,7 +93,7 @@ def _run_mates(
     stages = np.array(trace.stage_of_rank)
     firsts = [int(np.flatnonzero(stages == stage)[0]) for stage in range(trace.job.stages)]
     ranks = trace.traces.ranks
-    if machine.faults or any(one.nodes is not ranks[firsts[at]].nodes for one, at in zip(ranks, stages)):  # noqa: B905
+    if machine.faults or any(rank.nodes is not ranks[firsts[at]].nodes for rank, at in zip(ranks, stages)):  # noqa: B905
         return None
     numbers = np.array([rank.rank for rank in ranks], np.int64)
     lines = [numbers[stages == stage] for stage in range(trace.job.stages)]
@@ -133,8 +135,8 @@ def _last_alike(trace: JobTrace, machine: Machine, groups: Mapping[tuple[int, ..
     by_stage: dict[int, set[tuple[object, ...]]] = {}
     for ranks, name in likes.values():
         for stage, rank in {trace.stage_of_rank[place[rank]]: rank for rank in ranks}.items():
-            lasting = Lasting(trace.traces, machine, trace.traces.ranks[place[rank]])
-            by_stage.setdefault(stage, set()).add(lasting.collectives(name))
+            durations = Lasting(trace.traces, machine, trace.traces.ranks[place[rank]])
+            by_stage.setdefault(stage, set()).add(durations.collectives(name))
     return all(map(_known_to_be_one, by_stage.values()))
 
 
@@ -142,9 +144,9 @@ def _messages_alike(trace: JobTrace, machine: Machine, stages: Int64s) -> bool:
     """Tell whether the messages of all ranks of a stage to one other last as long."""
     ranks = trace.traces.ranks
     for stage in range(trace.job.stages):
-        own = [ranks[at] for at in np.flatnonzero(stages == stage).tolist()]
-        for peer in range(len(own[0].peers)):
-            pairs = {tuple(dict.fromkeys((rank.rank, rank.peers[peer]))): rank for rank in own}
+        stage_ranks = [ranks[at] for at in np.flatnonzero(stages == stage).tolist()]
+        for peer in range(len(stage_ranks[0].peers)):
+            pairs = {tuple(dict.fromkeys((rank.rank, rank.peers[peer]))): rank for rank in stage_ranks}
             likes = dict(zip(signatures(machine, list(pairs)), pairs.values(), strict=True))
             lasts = {Lasting(trace.traces, machine, rank).messages(peer) for rank in likes.values()}
             if len(likes) > 1 and not _known_to_be_one(lasts):
@@ -152,8 +154,8 @@ def _messages_alike(trace: JobTrace, machine: Machine, stages: Int64s) -> bool:
     return True
 
 
-def _known_to_be_one(found: Set[tuple[object, ...]]) -> bool:
-    return len(found) == 1 and None not in next(iter(found))
+def _known_to_be_one(signatures: Set[tuple[object, ...]]) -> bool:
+    return len(signatures) == 1 and None not in next(iter(signatures))
 
 
 def _replicas(layout: Layout) -> Replicas:

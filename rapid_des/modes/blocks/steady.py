@@ -109,27 +109,27 @@ def _region(short: Shortened, stage: int, segments: Sequence[Segment], rank: _Ra
     if rows <= 0 or low + rows >= high:
         return None
     same = _Same(rank.nodes, low, high, rows)
-    own = np.append(np.flatnonzero(rank.visits != NONE), len(rank.visits))
-    shifted = own[low + rows : high] - own[low : high - rows]
+    visits = np.append(np.flatnonzero(rank.visits != NONE), len(rank.visits))
+    shifted = visits[low + rows : high] - visits[low : high - rows]
     issuing = same.issued()
     if issuing is None or not same.holds() or (shifted != shifted[0]).any():
         return None
     host, growth = issuing
-    own += rank.offset
+    visits += rank.offset
     heads = starts[first : short.last[stage] - _MARGIN - each]
     ends = [low + int(np.flatnonzero(rank.nodes.stream[low:high] == stream)[-1])
             for stream in distinct(rank.nodes.stream[low:high]).tolist()]  # fmt: skip
     issued = low + np.flatnonzero((rank.nodes.issuer[low:] == host) & (host != NONE))
     return _Region(
-        low=int(own[low]),
-        high=int(own[high]),
+        low=int(visits[low]),
+        high=int(visits[high]),
         each=int(shifted[0]),
-        heads=own[heads[heads < high - rows]],
-        tails=own[ends],
+        heads=visits[heads[heads < high - rows]],
+        tails=visits[ends],
         begin=rank.offset,
-        end=int(own[-1]),
-        host=NONE if host == NONE else int(own[host]),
-        issued=own[issued],
+        end=int(visits[-1]),
+        host=NONE if host == NONE else int(visits[host]),
+        issued=visits[issued],
         lag=rank.nodes.issued[issued],
         growth=growth,
     )
@@ -234,8 +234,8 @@ class _Seen:
         self._later = np.full(len(records.start), NONE)
         self._before = np.ones(len(records.start), np.bool_)
         for region in regions:
-            own = np.arange(region.low, region.high - region.each)
-            self._later[own] = own + region.each
+            repeated = np.arange(region.low, region.high - region.each)
+            self._later[repeated] = repeated + region.each
             self._before[region.low : region.end] = False
             if region.host != NONE:
                 self._before[region.host] = False  # see `_issued_in_time`
@@ -313,9 +313,9 @@ class _Seen:
 
     def issuing(self, region: _Region, rank: _Rank, begin: int, end: int) -> int:
         """Return how long the host of a rank issues from `begin` to `end`."""
-        own = rank.offset + np.flatnonzero(rank.visits != NONE)
+        visits = rank.offset + np.flatnonzero(rank.visits != NONE)
         hosts = distinct(rank.nodes.issuer[rank.nodes.issuer != UNSTATED])
-        start = self._records.start[own[hosts]]
+        start = self._records.start[visits[hosts]]
         return int(rank.nodes.duration[hosts][(start >= begin) & (start < end)].sum()) + region.growth
 
     def link_busy(self, begin: int, end: int, links: int) -> Int64s:

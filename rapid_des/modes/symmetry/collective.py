@@ -202,7 +202,7 @@ class _Comparison:
         lengths = starts[1:][rows[0]] - starts[rows[0]]
         if not np.array_equal(starts[1:][rows[1]] - starts[rows[1]], lengths):
             return False
-        here, there = (entries_of(starts, own) for own in rows)
+        here, there = (entries_of(starts, row) for row in rows)
         expected, other = self._targets(target[here]), target[there]
         if not np.array_equal(expected, other):  # perhaps only in another order
             row = rows_of(lengths)
@@ -312,8 +312,8 @@ def with_used_pairs(template: Template) -> tuple[Template, Int64s]:
     number[used] = np.arange(len(used))
     ends = template.pair_source[used], template.pair_destination[used]
     if rounds is not None:
-        kept = replace(rounds, pair=number[rounds.pair])
-        return rounds_template(kept, *ends, template.name, ahead=template.ahead), used
+        renumbered = replace(rounds, pair=number[rounds.pair])
+        return rounds_template(renumbered, *ends, template.name, ahead=template.ahead), used
     left = replace(template, pair=number[pair], pair_source=ends[0], pair_destination=ends[1], shape=None)
     return left, used
 

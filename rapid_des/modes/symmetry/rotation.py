@@ -221,9 +221,9 @@ def _keeps_order(uses: Uses, shift: Shift, blocks: Iterable[Int64s]) -> bool:
     program = uses.program
     starts, lengths = program.route_starts, np.diff(program.route_starts)
     span = shift.stride * shift.extent
-    above = -(-len(program.bindings) // span)
-    above = above if above * program.links <= _MOST_PLACES else 1  # fewer places tell less apart: stricter
-    digit_of = np.full(program.links * above, NONE, np.int32)  # by link and c
+    spans = -(-len(program.bindings) // span)
+    spans = spans if spans * program.links <= _MOST_PLACES else 1  # fewer places tell less apart: stricter
+    digit_of = np.full(program.links * spans, NONE, np.int32)  # by link and c
     for entries in blocks:
         source, routes = uses.sources(entries), uses.routes[entries]
         if (source == SEVERAL).any():
@@ -231,7 +231,7 @@ def _keeps_order(uses: Uses, shift: Shift, blocks: Iterable[Int64s]) -> bool:
         sources = np.repeat(source, lengths[routes])
         sent = sources != NONE
         links, sources = program.route_links[entries_of(starts, routes)][sent], sources[sent]
-        places = links.astype(np.int64) * above + (sources // span if above > 1 else 0)
+        places = links.astype(np.int64) * spans + (sources // span if spans > 1 else 0)
         digits = shift.digit(sources)
         new = digit_of[places] == NONE
         digit_of[places[new]] = digits[new]

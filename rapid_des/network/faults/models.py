@@ -253,7 +253,7 @@ class FaultDraws:
         links = [(part, self._links(part)) for part in parts]
         for domain in self._candidates(cast(Kind, model.within), None):
             inside = self._links(domain)
-            inside_parts = tuple(part for part, own in links if own and own <= inside)
+            inside_parts = tuple(part for part, part_links in links if part_links and part_links <= inside)
             if inside_parts and len(inside_parts) >= least:
                 yield inside_parts
 

@@ -146,8 +146,8 @@ def _line(sizes: tuple[int, ...], axis: int, rate: Rate, cables: int) -> Wires:
     digit = router // stride % size
     offset = np.tile(np.arange(1, size), math.prod(sizes))
     other = router + ((digit + offset) % size - digit) * stride
-    one = wires(router, other, rate)
-    return Wires(one.source, one.destination, one.bandwidth * cables, one.latency)
+    single = wires(router, other, rate)
+    return Wires(single.source, single.destination, single.bandwidth * cables, single.latency)
 
 
 @dataclass(frozen=True)

@@ -241,8 +241,8 @@ class CollectiveReplanner:
         for chunk in plan:
             phases = range(first, first + len(chunk))
             rank_steps = [
-                self._rank_phase(one, phase, call, (ranks, place), (dead, cut_in_chunks(plan)))
-                for one, phase in zip(phases, chunk, strict=True)
+                self._rank_phase(schedule, phase, call, (ranks, place), (dead, cut_in_chunks(plan)))
+                for schedule, phase in zip(phases, chunk, strict=True)
             ]
             chunks.append(rank_steps)
             first += len(chunk)

@@ -394,12 +394,12 @@ def _draw_nodes(axes: Any, picture: Picture, points: Points, scale: float) -> No
 def _filling(picture: Picture, nodes: range, colour: str) -> dict[str, Any]:
     """Return how nodes of one kind are filled and outlined: by their load where it is given."""
     loads, on_gpus = picture.node_load or {}, nodes.start < picture.fabric.gpus
-    own = picture.gpu_load if on_gpus and picture.gpu_load is not None else loads
+    node_loads = picture.gpu_load if on_gpus and picture.gpu_load is not None else loads
     style: dict[str, Any] = {"edgecolors": "black", "linewidths": 0.6, "c": colour}
-    if not own.keys().isdisjoint(nodes):
-        shares = [own.get(node, 0.0) for node in nodes]
+    if not node_loads.keys().isdisjoint(nodes):
+        shares = [node_loads.get(node, 0.0) for node in nodes]
         style |= {"c": shares, "cmap": busy_colours(), "vmin": 0.0, "vmax": picture.most}
-    if own is not loads and not loads.keys().isdisjoint(nodes):
+    if node_loads is not loads and not loads.keys().isdisjoint(nodes):
         outline = busy_colours()(np.array([loads.get(node, 0.0) for node in nodes]) / picture.most)
         style |= {"edgecolors": outline, "linewidths": 2.2}
     return style

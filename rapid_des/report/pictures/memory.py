@@ -53,7 +53,7 @@ def draw_memory(
     for box in boxes(trace, run):
         drawn.setdefault(box.stage, []).append(box)
     stages = _chosen(memory)
-    end = max(box.finish for own in drawn.values() for box in own)
+    end = max(box.finish for boxes in drawn.values() for box in boxes)
     unit, name = (1e9, "ms") if end < 10 * PS_PER_S else (1e12, "s")
     figure = new_figure(path, figsize=(_WIDTH, 1.9 * len(stages) + 1.2), layout="constrained")
     panels = figure.subplots(len(stages), 1, sharex=True, sharey=True, squeeze=False)[:, 0]

@@ -131,8 +131,8 @@ def _by_colour(drawn: Sequence[Box]) -> dict[tuple[float, float, float], list[Bo
 
 def _draw_boxes(axes: Any, alike: Sequence[Box], colour: tuple[float, float, float], *, unit: float) -> None:
     for middle, height in sorted({(box.middle, box.height) for box in alike}):
-        own = [box for box in alike if box.middle == middle]
-        spans = [(box.start / unit, (box.finish - box.start) / unit) for box in own]
+        at_middle = [box for box in alike if box.middle == middle]
+        spans = [(box.start / unit, (box.finish - box.start) / unit) for box in at_middle]
         axes.broken_barh(
             spans,
             (middle - height / 2, height),

@@ -28,13 +28,13 @@ def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path,
 
 
 def _draw_front(axes: Any, plain: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-    one, two = plain["pareto"]["columns"]
-    x, y = (columns[name] / _unit(name) for name in (one, two))
+    across, upwards = plain["pareto"]["columns"]
+    x, y = (columns[name] / _unit(name) for name in (across, upwards))
     axes.plot(x, y, ".", color="#999999", markersize=5, label="points")
     points = plain["pareto"]["points"]
     axes.plot(
-        [point[one] / _unit(one) for point in points],
-        [point[two] / _unit(two) for point in points],
+        [point[across] / _unit(across) for point in points],
+        [point[upwards] / _unit(upwards) for point in points],
         "o-",
         color=PALETTE[0],
         markersize=5,
@@ -44,8 +44,8 @@ def _draw_front(axes: Any, plain: Mapping[str, Any], columns: Mapping[str, Any])
     if plain["best"]:
         best = int(np.flatnonzero(columns["id"] == plain["best"][0]["id"])[0])
         axes.plot(x[best], y[best], "*", color=PALETTE[1], markersize=14, label="best")
-    _scale(axes.xaxis, one)
-    _scale(axes.yaxis, two)
+    _scale(axes.xaxis, across)
+    _scale(axes.yaxis, upwards)
     axes.tick_params(axis="x", labelrotation=20)
     axes.legend(fontsize=8)
     axes.grid(visible=True, alpha=0.3)
@@ -90,11 +90,11 @@ def _draw_pair(figure: Any, axes: Any, plain: Mapping[str, Any], columns: Mappin
     if not plain["interactions"]:
         axes.axis("off")
         return
-    one, two = plain["interactions"][0]["axes"]
+    across, upwards = plain["interactions"][0]["axes"]
     objective = plain["objective"]
     values = columns[objective]
-    rows, row = np.unique(columns[one], return_inverse=True)
-    places, place = np.unique(columns[two], return_inverse=True)
+    rows, row = np.unique(columns[across], return_inverse=True)
+    places, place = np.unique(columns[upwards], return_inverse=True)
     best = np.full((len(rows), len(places)), np.nan)
     more = _more(plain)
     (np.fmax if more else np.fmin).at(best, (row, place), values)
@@ -102,8 +102,8 @@ def _draw_pair(figure: Any, axes: Any, plain: Mapping[str, Any], columns: Mappin
     for ticks, labels in ((axes.set_xticks, places), (axes.set_yticks, rows)):
         step = max(1, len(labels) // _MOST_TICKS)
         ticks(range(0, len(labels), step), [str(label) for label in labels[::step]], fontsize=8)
-    axes.set_xlabel(two)
-    axes.set_ylabel(one)
+    axes.set_xlabel(upwards)
+    axes.set_ylabel(across)
     axes.set_title(f"best {objective}; blank: none ran", fontsize=9)
     bar = figure.colorbar(image, ax=axes)
     bar.ax.yaxis.set_major_formatter(lambda value, _: cell(objective, value))

@@ -151,8 +151,8 @@ def _profile(name: str, expert_kernels: str | None) -> dict[str, Any]:
     tree = open_document(name, "software", folder=Path()).tree
     memory = tree["defaults"]["memory"]
     copied = {**memory, "kv_pool": dict(memory["kv_pool"])}
-    own = {} if expert_kernels is None else {"expert_kernels": expert_kernels}
-    return {**tree, **own, "defaults": {**tree["defaults"], "memory": copied}}
+    experts = {} if expert_kernels is None else {"expert_kernels": expert_kernels}
+    return {**tree, **experts, "defaults": {**tree["defaults"], "memory": copied}}
 
 
 def _precision(record: Record) -> Tree:

@@ -108,10 +108,10 @@ def _measured(record: Record) -> tuple[str, ...]:
 def _told_apart(records: Sequence[Record], plain: set[tuple[str, ...]]) -> Iterator[Configuration]:
     """Yield the rows of DeepSeek-R1 that are not V3's again, where its engine and GPU has any of V3."""
     known = {measured[:2] for measured in plain}
-    own = [record for record in records if _measured(record) not in plain]
-    if own:
-        speculative = _measured(own[0])[:2] in known
-        yield own, SPECULATIVE if speculative else case_of(own[0])
+    fused = [record for record in records if _measured(record) not in plain]
+    if fused:
+        speculative = _measured(fused[0])[:2] in known
+        yield fused, SPECULATIVE if speculative else case_of(fused[0])
 
 
 def _apart(records: Sequence[Record], case: Case | str) -> str:

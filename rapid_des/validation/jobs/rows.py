@@ -170,9 +170,11 @@ def _best(runs: Runs, row: MeasuredJob) -> Outcome | str:
     if row.unsupported:
         return row.unsupported
     outcomes = [runs.outcome(case) for case in row.cases]
-    feasible = [one for one in outcomes if not one.refusal]
+    feasible = [outcome for outcome in outcomes if not outcome.refusal]
     if not feasible:
-        return next((one.refusal for one in outcomes if one.refusal != TOO_LARGE), outcomes[0].refusal)
+        return next(
+            (outcome.refusal for outcome in outcomes if outcome.refusal != TOO_LARGE), outcomes[0].refusal
+        )
     return min(feasible, key=row.figure)
 
 

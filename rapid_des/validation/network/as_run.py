@@ -226,8 +226,8 @@ def _simulated(case: Collective, sizes: Sequence[int]) -> Iterator[tuple[int, fl
         traces = collectives(ranks, case.kind, some, stream="tp" if case.library else "dp")
         run = run_traces(traces, machine, EngineChoice("compiled"))
         times = [rank_times(run.lowered, run.execution.records, place) for place in range(len(ranks))]
-        ended = np.max([one.finish for one in times], axis=0)
-        met = np.max([one.met for one in times], axis=0)
+        ended = np.max([record.finish for record in times], axis=0)
+        met = np.max([record.met for record in times], axis=0)
         for size, time in zip(some, (ended - met).tolist(), strict=True):
             yield size, time / PS_PER_US
 

@@ -99,15 +99,15 @@ def mesh_chains(of: Demand, chunks: int) -> Schedule:
     others = np.delete(np.arange(of.members), of.root)
     bounds = even_bounds(int(of.size.sum()), len(others) * chunks).tolist()
     for share, interval in enumerate(pairwise(bounds)):
-        own = others[[share % len(others)]]
-        rest = np.setdiff1d(others, own)
-        middle = np.repeat(own, len(rest))
+        partner = others[[share % len(others)]]
+        rest = np.setdiff1d(others, partner)
+        middle = np.repeat(partner, len(rest))
         if reduces:
             first = draft.add(rest, middle, interval, reduces=True)
-            last = draft.add(own, np.array([of.root]), interval, reduces=True)
+            last = draft.add(partner, np.array([of.root]), interval, reduces=True)
             draft.wait(np.repeat(last, len(first)), first)
         else:
-            first = draft.add(np.array([of.root]), own, interval)
+            first = draft.add(np.array([of.root]), partner, interval)
             draft.wait(last := draft.add(middle, rest, interval), np.repeat(first, len(last)))
     return draft.seal()
 
@@ -156,9 +156,9 @@ class _Rings:
         self._begins = np.flatnonzero(begins)
         self._transfer = np.empty(key.shape, np.int64)  # [member, ring], flat: in which transfer it goes
         self._transfer[self._order] = np.cumsum(begins) - 1
-        kept = self._order[self._begins]
-        self.source = (kept // len(self._rings)).astype(np.int32)
-        self.destination = after.ravel()[kept].astype(np.int32)
+        leading = self._order[self._begins]
+        self.source = (leading // len(self._rings)).astype(np.int32)
+        self.destination = after.ravel()[leading].astype(np.int32)
         bounds = np.stack([even_bounds(int(size), len(self._rings)) for size in of.size])
         self._offset = of.offset[:, None] + bounds[:, :-1]  # [block, ring]
         self._size = np.diff(bounds, axis=1)

@@ -184,9 +184,9 @@ def all_reduce_time(kernels: ServingKernels, library: str, ranks: int, size: int
 
     It is in a CUDA graph, where NCCL's buffers are registered.
     """
-    own = all_reduce_cost(kernels, library, ranks, size)
-    if own is not None:
-        return own.duration
+    custom = all_reduce_cost(kernels, library, ranks, size)
+    if custom is not None:
+        return custom.duration
     fabric = with_registered_buffers(load_fabric(kernels.fabric))
     return nccl_time(fabric, CollectiveType.ALL_REDUCE, ranks, size).duration
 
