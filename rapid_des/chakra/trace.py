@@ -81,9 +81,11 @@ class Exchange:
     """To how many nodes a token goes at most; 0: any number."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodeTable:
     """The nodes of one rank's program, in program order, as read-only columns of length n.
+
+    Ranks share one object where they do the same; a table is equal to itself alone.
 
     Dependencies are rows of a compressed sparse table: node i waits for the finish of
     `dependencies[dependency_starts[i] : dependency_starts[i + 1]]`, positions in this table, not ids.
@@ -148,9 +150,12 @@ class RankTrace:
     """Slot to rank."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TraceSet:
-    """All ranks of one job, ascending by rank, with their process groups and what reading had to decide."""
+    """All ranks of one job, ascending by rank, with their process groups and what reading had to decide.
+
+    Equal to itself alone, as its tables are.
+    """
 
     ranks: tuple[RankTrace, ...]
     groups: Mapping[str, tuple[int, ...]]
@@ -166,8 +171,8 @@ class TraceSet:
 
     def table_numbers(self) -> list[int]:
         """Return by position the number of each rank's table: one for all ranks that share one."""
-        numbers: dict[int, int] = {}
-        return [numbers.setdefault(id(rank.nodes), len(numbers)) for rank in self.ranks]
+        numbers: dict[NodeTable, int] = {}
+        return [numbers.setdefault(rank.nodes, len(numbers)) for rank in self.ranks]
 
 
 Severity = Literal["error", "repaired", "warning"]

@@ -133,9 +133,9 @@ class Block:
         return tuple(finish[cut + hosted] for cut in self.cuts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Blocks:
-    """A job taken apart: see the module's text."""
+    """A job taken apart: see the module's text. Equal to itself alone."""
 
     priced: PricedJob
     blocks: Mapping[PieceKey, Block]

@@ -500,9 +500,12 @@ NO_QUEUE_PAIRS = QueuePairTable(_TABLE, _TABLE, _ROW, _ROW, _ROUTES)
 NO_PAUSE = PauseTable(0, 0, _ROW)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timetable:
-    """R6: from each time on a server works at `rate` / `FULL_RATE` and adds `lag`; before at 1, without."""
+    """R6: from each time on a server works at `rate` / `FULL_RATE` and adds `lag`; before at 1, without.
+
+    Visits that slow alike share one object; a timetable is equal to itself alone.
+    """
 
     time: Int64s
     rate: Int64s

@@ -89,7 +89,7 @@ class _Outbox:
     """Packs messages for one worker: a job or a machine goes once, however many items have it."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, tuple[int, object]] = OrderedDict()
+        self._known: deque[tuple[int, object]] = deque()
         self._count = 0
 
     def pack(self, function: Work[Any, Any] | None, items: list[tuple[int, Any]]) -> bytes:
@@ -99,16 +99,19 @@ class _Outbox:
         _Pickler(body, lambda thing: self._number(thing, new)).dump((function, items))
         dropped = []
         while len(self._known) > _MOST:
-            dropped.append(self._known.popitem(last=False)[1][0])
+            dropped.append(self._known.popleft()[0])
         return pickle.dumps((new, dropped, body.getvalue()), pickle.HIGHEST_PROTOCOL)
 
     def _number(self, thing: object, new: dict[int, bytes]) -> int:
-        known = self._known.pop(id(thing), None)
+        """Return the number of this very object: equal jobs may have different names."""
+        known = next((pair for pair in reversed(self._known) if pair[1] is thing), None)
         if known is None:
             known = self._count, thing
             new[self._count] = pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
             self._count += 1
-        self._known[id(thing)] = known
+        else:
+            self._known.remove(known)
+        self._known.append(known)
         return known[0]
 
 
@@ -182,9 +185,9 @@ class Remote:
             hand.has_function = False
         try:
             while self._give(function, queue):
-                busy = {id(hand.worker): hand for hand in self._hands if hand.holds}
-                for worker, said in self._crew.listen([hand.worker for hand in busy.values()]):
-                    hand = busy[id(worker)]
+                busy = {hand.worker: hand for hand in self._hands if hand.holds}
+                for worker, said in self._crew.listen(list(busy)):
+                    hand = busy[worker]
                     if isinstance(said, str):
                         yield from self._lost(hand, said, queue)
                         continue

@@ -208,7 +208,7 @@ def _lowered(traces: TraceSet, machine: Machine, cache: BoundedCache, *, analyti
     def make() -> Lowered:
         return lower(traces, machine, analytic=analytic, cache=cache)
 
-    key = ("lowered", machine, id(traces), analytic)
+    key = ("lowered", machine, traces, analytic)
     return cache.get_or_make(key, make, weight=lambda _: 1000 * len(traces.ranks))
 
 

@@ -372,11 +372,10 @@ def _of_visits(program: Program) -> tuple[Array, list[Timetable]]:
         return np.zeros(0, np.int32), []
     offsets = program.visits()
     rows = np.full(int(offsets[-1]), NONE, np.int32)
-    numbers: dict[int, int] = {}
+    numbers: dict[Timetable, int] = {}
     for (position, visit), table in program.visit_timetables.items():
-        rows[offsets[position] + visit] = numbers.setdefault(id(table), len(numbers))
-    different = {id(table): table for table in program.visit_timetables.values()}
-    return rows, [different[identity] for identity in numbers]
+        rows[offsets[position] + visit] = numbers.setdefault(table, len(numbers))
+    return rows, list(numbers)
 
 
 def _by_time(server: str, tables: Sequence[Timetable | None]) -> dict[str, Array]:

@@ -133,7 +133,7 @@ def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
     would then start, that makes no further difference: all goes on as if issued, so much later. Streams
     in program order keep it; ways that messages take by the clock do not.
     """
-    tables = {id(rank.nodes): rank.nodes for rank in hosted.ranks}.values()
+    tables = dict.fromkeys(rank.nodes for rank in hosted.ranks)
     if hosted.unordered_streams or machine.switching.spray is not None:
         return None
     begins = set()

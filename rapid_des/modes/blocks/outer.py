@@ -244,8 +244,8 @@ def _run_again(
         return trace.traces, Run(lowered, done, machine)
 
     ranks = trace.traces.ranks
-    weight = sum({id(rank.nodes): _BYTES_A_NODE * len(rank.nodes) for rank in ranks}.values())
-    tables = tuple((rank.rank, id(rank.nodes)) for rank in ranks)  # kept by what is made of them
+    weight = sum(_BYTES_A_NODE * len(table) for table in dict.fromkeys(rank.nodes for rank in ranks))
+    tables = tuple((rank.rank, rank.nodes) for rank in ranks)
     healthy = in_health(machine, cache, (tables, repeats), make, weight)
     links, fabric = healthy.program.route_links, machine.fabric
     if len(links) and int(links.max()) >= len(fabric):
@@ -372,8 +372,8 @@ def _outer_program(
 ) -> FinishedProgram:
     """Return a stage's program, the same object for the same blocks and durations."""
 
-    def make() -> tuple[Blocks, FinishedProgram]:  # an id is of these blocks as long as they are kept
-        return blocks, blocks.outer_program(stage, durations)
+    def make() -> FinishedProgram:
+        return blocks.outer_program(stage, durations)
 
-    key = ("outer", id(blocks), stage, tuple(durations.items()))
-    return cache.get_or_make(key, make, weight=lambda made: _BYTES_A_NODE * len(made[1].table))[1]
+    key = ("outer", blocks, stage, tuple(durations.items()))
+    return cache.get_or_make(key, make, weight=lambda made: _BYTES_A_NODE * len(made.table))

@@ -102,15 +102,12 @@ def link_timetables(
             spans.setdefault(link, []).extend([*spanned, *drawn])
     tables = {}
     for link in sorted(spans):
-        steps, known = [], dict[int, tuple[int, int]]()  # many bursts have few effects
-        for time, effect in _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.combined):
-            if id(effect) not in known:
-                known[id(effect)] = (
-                    _rate(effect.left, fabric.link_name(link)),
-                    _lag(effect.latency, fabric, link),
-                )
-            steps.append((time, *known[id(effect)]))
-        tables[link] = tuple(steps)
+        swept = _swept(spans[link], LinkEffect(ONE, 0), LinkEffect.combined)
+        done = {
+            effect: (_rate(effect.left, fabric.link_name(link)), _lag(effect.latency, fabric, link))
+            for effect in dict.fromkeys(effect for _, effect in swept)  # many bursts have few effects
+        }
+        tables[link] = tuple((time, *done[effect]) for time, effect in swept)
     return tables
 
 
@@ -223,16 +220,15 @@ def _swept(
     waiting = sorted(spans, key=lambda span: span.start, reverse=True)
     ends = {span.end for span in spans if span.end is not None}
     active: list[_Span[_Effect]] = []
-    known: dict[tuple[int, ...], _Effect] = {}
+    known: dict[tuple[_Effect, ...], _Effect] = {}
     table: list[tuple[int, _Effect]] = []
     for time in sorted({0, *ends, *(span.start for span in spans)}):
         active = [span for span in active if span.end is None or span.end > time]
         while waiting and waiting[-1].start <= time:
             active.append(waiting.pop())
-        which = tuple(id(span.effect) for span in active)
-        if which not in known:
-            left = reduce(joined, (span.effect for span in active), healthy)
-            known[which] = next((equal for equal in known.values() if equal == left), left)
-        if not table or table[-1][1] is not known[which]:
-            table.append((time, known[which]))
+        effects = tuple(span.effect for span in active)
+        if effects not in known:
+            known[effects] = reduce(joined, effects, healthy)
+        if not table or table[-1][1] != known[effects]:
+            table.append((time, known[effects]))
     return table
