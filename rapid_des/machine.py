@@ -121,7 +121,7 @@ class Machine:
         return self is other or (isinstance(other, Machine) and self._content() == other._content())
 
     def __hash__(self) -> int:
-        return hash((self.name, self.healthy.gpus, len(self.healthy)))
+        return hash((self.name, self.device, self.healthy, self.faults))
 
     def _content(self) -> tuple[object, ...]:
         stated = structs.replace(self.spec, device="", fabric=(), faults=())

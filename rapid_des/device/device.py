@@ -69,8 +69,9 @@ class Device:
     family: FamilySpec = field(repr=False)
 
     def __hash__(self) -> int:
-        sustained = self.spec.clock.sustained
-        return hash((self.spec.name, sustained, self.spec.hbm, self.conditions, self.family.name))
+        spec = self.spec
+        chip = spec.name, spec.sms, spec.clock.sustained, spec.l2, spec.hbm, spec.launch
+        return hash((*chip, self.conditions, self.family.name))
 
     def as_yaml(self) -> str:
         """Return a device file, its family's constants in it, that loads to an equal device."""

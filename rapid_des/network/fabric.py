@@ -79,7 +79,13 @@ class Fabric:
         return self is other or all(_equal(*pair) for pair in pairs)
 
     def __hash__(self) -> int:
-        return hash((self.name, self.extents, self.gpus, self.nodes, len(self)))
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of rates too: studies hold many fabrics that differ in nothing else."""
+        rates = self.bandwidth.tobytes(), self.latency.tobytes()
+        return hash((self.name, self.extents, self.gpus, self.nodes, len(self), *rates))
 
     def __reduce__(self) -> tuple[type[Fabric], tuple[Any, ...]]:
         return Fabric, self._values()  # without the tables that follow from them
