@@ -148,9 +148,9 @@ def cut_through_time(protocol: Protocol, size: int, hops: Hops) -> int:
 
 
 def _in_parts(protocol: Protocol, payloads: tuple[int, int], hops: Hops) -> tuple[int, list[int], list[int]]:
-    """Return a number of parts of a picosecond, and in these how long packets of two payloads take on each hop.
+    """Return how many parts a picosecond has, and by hop how many of these packets of two payloads take.
 
-    Whole numbers are as exact as fractions, and a tenth of the work.
+    Such whole numbers are as exact as fractions, and a fraction of the work.
     """
     exact = protocol.packet_time == "exact"
     parts = lcm(*(rate for rate, _ in hops)) if exact else 1

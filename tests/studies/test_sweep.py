@@ -197,6 +197,18 @@ def test_other_tools_read_the_parts(kept):
     assert list(kept.to_pandas()["tp"]) == [1, 2, 2, 4, 4, 8]
 
 
+@pytest.mark.parametrize("tool", ["polars", "duckdb"])
+def test_polars_and_duckdb_read_the_parts(tool, kept):
+    module, parts = pytest.importorskip(tool), str(kept.store.folder / "points" / "*.parquet")
+    columns = ["id", "step_time_ps"]
+    rows = (
+        module.read_parquet(parts, columns=columns).rows()
+        if tool == "polars"
+        else module.sql(f"select {', '.join(columns)} from '{parts}'").fetchall()
+    )
+    assert sorted(rows) == [(number, kept.result(number)["step_time_ps"]) for number in range(1, 7)]
+
+
 def test_an_interrupt_keeps_what_is_finished_and_the_same_study_goes_on(kept, tmp_path):
     told = []
 
