@@ -69,8 +69,7 @@ class Device:
     family: FamilySpec = field(repr=False)
 
     def __hash__(self) -> int:
-        spec = self.spec
-        chip = spec.name, spec.sms, spec.clock.sustained, spec.l2, spec.hbm, spec.launch
+        chip = self.spec.name, self.spec.sms, self.spec.clock.sustained, self.spec.l2, self.spec.hbm
         return hash((*chip, self.conditions, self.family.name))
 
     def as_yaml(self) -> str:

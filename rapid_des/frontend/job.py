@@ -50,13 +50,9 @@ class Job:
     """What it was read from, for errors."""
     spec: JobSpec
     """The job file with its model and software in place of their names."""
-    model: Model
+    model: Model = field(hash=False)  # the spec holds what it follows from, and knows its hash
     changed: Callable[[Job, Mapping[str, object]], Job] = field(compare=False, repr=False)
     """What reads it again with other values; reading stands above what is read."""
-
-    def __hash__(self) -> int:
-        spec = self.spec  # the whole of it takes 0.1 ms, and studies look jobs up all the time
-        return hash((spec.parallelism, spec.training, spec.inference, self.model.spec.hidden))
 
     def replace(self, **changes: object) -> Job:
         """Return the job with other values, checked as a file is: keys of parallelism, training or inference.
