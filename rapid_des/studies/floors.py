@@ -67,6 +67,7 @@ from rapid_des.studies.likeness import (
     state_key,
     stride,
 )
+from rapid_des.studies.warm_up import fullest_stages, held, is_usual
 
 _Made = TypeVar("_Made")
 _COMPUTE = STREAMS.index("compute")
@@ -143,44 +144,50 @@ class Floors:
         return max(reduced) + after
 
     def memory(self, job: Job) -> int:
-        """Return bytes that some rank needs at least: the first stage's."""
-        return self.standing(job) + self.moving(job)
+        """Return bytes that some rank needs at least."""
+        return max(self.standing(job, stage) + self.moving(job, stage) for stage in fullest_stages(job))
 
-    def standing(self, job: Job) -> int:
-        """Return those of them that stand all the time, at the least: with the smallest messages.
+    def standing(self, job: Job, stage: int) -> int:
+        """Return those of a stage's ranks that stand all the time, at the least: with the smallest messages.
 
         They depend neither on what is recomputed nor, but for messages, on the micro-batch.
         """
         plain = _plain(job)
-        first = self._once(("first", *stages_key(job)), lambda: self._sections(plain, 0))
-        split, stage = job.spec.parallelism, job.training.zero_stage
+        made_of = self._once(("made of", stage, *stages_key(job)), lambda: self._sections(plain, stage))
+        split, training = job.spec.parallelism, job.training
         key = (*model_key(job), split.dp, split.pp, len(job.copies[0]), split.sequence_parallel, stage)
-        return self._once(("standing", *key, *sorted(first.items())), lambda: self._stands(plain))
+        key = (*key, training.zero_stage, *sorted(made_of.items()))
+        return self._once(("standing", *key), lambda: self._stands(plain, stage))
 
-    def _stands(self, job: Job) -> int:
+    def _stands(self, job: Job, stage: int) -> int:
         training = structs.replace(job.training, micro_batch=1)
         small = replace(job, spec=structs.replace(job.spec, training=training))
-        return sum(tensor.size for tensor in standing(small, 0, self._parameters(job, 0)))
+        return sum(tensor.size for tensor in standing(small, stage, self._parameters(job, stage)))
 
-    def moving(self, job: Job) -> int:
+    def moving(self, job: Job, stage: int) -> int:
         """Return those of them that come and go, whatever replicas share."""
-        chunks = self._once(("chunks", kernels_key(job), stages_key(job)), lambda: self._chunks(job))
-        most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
-        moving = most * min(kept for kept, _ in chunks) + min(peak for _, peak in chunks)
+        key = ("chunks", stage, kernels_key(job), stages_key(job))
+        chunks = self._once(key, lambda: self._chunks(job, stage))
+        if is_usual(job):
+            begun = zip(held(job, stage), chunks, strict=True)
+            moving = sum(count * kept for count, (kept, _) in begun) + chunks[-1][1]
+        else:
+            most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
+            moving = most * min(kept for kept, _ in chunks) + min(peak for _, peak in chunks)
         return round(moving * (1 + job.spec.memory.fragmentation))
 
-    def _chunks(self, job: Job) -> list[tuple[int, int]]:
-        """Return bytes that each chunk of the first stage keeps of a micro-batch, and that its backward adds.
+    def _chunks(self, job: Job, stage: int) -> list[tuple[int, int]]:
+        """Return bytes that each chunk of a stage keeps of a micro-batch, and that its backward adds.
 
         The stage is fullest when the first backward begins of all micro-batches that it holds.
         """
         key, chunks = kernels_key(job), []
         memory = self._once(("memory", *key), lambda: self._section_memory(job))
         kept_of = {section: one.activations + one.logits for section, one in memory.items()}
-        for part in job.placement[0]:
-            held = _made_of(job, part, self._kinds(job))
-            peak = max(memory[held[-1]].highest["backward"] - kept_of[held[-1]], 0) if held else 0
-            chunks.append((sum(kept_of[section] for section in held), peak))
+        for part in job.placement[stage]:
+            there = _made_of(job, part, self._kinds(job))
+            peak = max(memory[there[-1]].highest["backward"] - kept_of[there[-1]], 0) if there else 0
+            chunks.append((sum(kept_of[section] for section in there), peak))
         return chunks
 
     def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:

@@ -23,6 +23,7 @@ from rapid_des.studies.executors import Done, Executor
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.splits import Candidate, Family, Space, checked
+from rapid_des.studies.warm_up import fullest_stages
 from rapid_des.units import Duration
 
 Told = Callable[[str, int, int], None]
@@ -183,10 +184,18 @@ class Refinement:
         """Return bytes that no way of a family can do without."""
         if not self.trains:
             return 0
-        stands = min(self.floors.standing(one.job) for one in family.along("zero_stages"))
+        needed = 0
+        for stage in fullest_stages(family.job):
+            needed = max(needed, self._of_stage(family, stage))
+            if needed > self.capacity:
+                break
+        return needed
+
+    def _of_stage(self, family: Family, stage: int) -> int:
+        stands = min(self.floors.standing(one.job, stage) for one in family.along("zero_stages"))
         if stands > self.capacity:
             return stands
-        return stands + min(self.floors.moving(one.job) for one in family.along("recomputes"))
+        return stands + min(self.floors.moving(one.job, stage) for one in family.along("recomputes"))
 
     def _fitting_parts(self, family: Family) -> Iterator[Family]:
         """Yield the parts of one recomputation that may fit into memory."""
@@ -201,7 +210,7 @@ class Refinement:
         """Return what is said of a job that does not fit, which may be the nearest that does not."""
         if self.nearest is None or needed < self.nearest[0]:
             self.nearest = needed, job
-        each = f"stage 0 needs at least {shown(needed)} a GPU, there are {shown(self.capacity)}"
+        each = f"a stage needs at least {shown(needed)} a GPU, there are {shown(self.capacity)}"
         return f"{each} (micro-batch {job.training.micro_batch})" if self.trains else each
 
     def _take(self, entry: Entry, outcome: Any) -> None:

@@ -15,6 +15,7 @@ from rapid_des.simulation import simulate
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.plan import Wanted, plan
 from rapid_des.studies.splits import Space, checked, choices_of
+from rapid_des.studies.warm_up import held
 
 SMALL = {"model.layers": 8, "training.global_batch": 16, "training.sequence_length": 2048}
 FEW = {"recompute": ["none", "full"], "zero_stage": [0, 1, 3], "order": [("tp", "cp", "ep", "dp", "pp")]}
@@ -123,6 +124,20 @@ def test_a_pass_that_another_one_fills_is_bound_by_its_kernels_alone():
     assert floors.passes(job, again=True) == floors.exchanged(job) <= floors.step(job) <= step
     one_by_one = job.replace(schedule="1f1b")
     assert floors.exchanged(one_by_one) > floors.passes(one_by_one, again=True)  # all-to-alls count there
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
+@pytest.mark.parametrize(("pp", "chunks", "batch"), [(2, 2, 8), (4, 2, 16), (4, 2, 4), (2, 4, 64)])
+def test_a_stage_begins_as_many_micro_batches_before_its_first_backward_as_its_order_says(
+    schedule, pp, chunks, batch
+):
+    split = f"{{pp: {pp}, chunks: {chunks if schedule != '1f1b' else 1}}}"
+    settings = {"parallelism": split, "training.schedule": schedule, "training.global_batch": batch}
+    job = job_of(**settings, **{"training.micro_batch": 1})
+    for stage, order in enumerate(job.plan.orders):
+        first = next(place for place, item in enumerate(order) if item.phase == "backward")
+        begun = [item.chunk for item in order[:first]]
+        assert held(job, stage) == tuple(map(begun.count, range(len(job.placement[stage]))))
 
 
 def test_a_family_is_the_product_of_what_is_left_to_choose():
