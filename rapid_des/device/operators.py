@@ -206,7 +206,26 @@ class HostWork:
     dtype: Dtype = "fp32"
 
 
-Operator = Gemm | GroupedGemm | Attention | Vector | HostWork
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """What so many kernels take besides their work, one after the other: to be issued and to begin.
+
+    >>> Starts(16, 14_000_000).duration / 1e6  # microseconds
+    224.0
+    """
+
+    count: int
+    each: int
+    """Picoseconds."""
+    dtype: Dtype = "bf16"
+
+    @property
+    def duration(self) -> int:
+        """Picoseconds of all."""
+        return self.count * self.each
+
+
+Operator = Gemm | GroupedGemm | Attention | Vector | HostWork | Starts
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,10 @@ from rapid_des.device.operators import (
     HostWork,
     Operator,
     OperatorModel,
+    Starts,
     Vector,
 )
-from rapid_des.device.roofline import price_host
+from rapid_des.device.roofline import price_host, price_starts
 from rapid_des.device.spec import LEARNED
 from rapid_des.device.vector import price_vector
 from rapid_des.errors import InputError
@@ -126,6 +127,8 @@ class NativeOperators:
                 return price_vector(operator, device)
             case HostWork():
                 return price_host(operator, device)
+            case Starts():
+                return price_starts(operator)
 
 
 def price_attention(attention: Attention, device: Device, scheduler: BlockScheduler) -> Estimate:

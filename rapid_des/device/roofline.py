@@ -16,6 +16,7 @@ from rapid_des.device.operators import (
     GroupedGemm,
     HostWork,
     Operator,
+    Starts,
     Vector,
     width,
 )
@@ -36,6 +37,8 @@ def price(operator: Operator, device: Device) -> Estimate:
             return price_vector(operator, device)
         case HostWork():
             return price_host(operator, device)
+        case Starts():
+            return price_starts(operator)
 
 
 def price_gemm(gemm: Gemm, device: Device) -> Estimate:
@@ -96,6 +99,11 @@ def _slower(device: Device, work: tuple[float, Bound], flops: int, moved: int) -
         bound = "launch"
     detail = {"model": "roofline", "launch_ps": device.launch_overhead}
     return Estimate(busy + device.launch_overhead, bound, flops, {"hbm": moved}, detail, "roofline")
+
+
+def price_starts(starts: Starts) -> Estimate:
+    """Price kernels' starts, which the software states."""
+    return Estimate(starts.duration, "launch", 0, {}, {"model": "software"}, "software")
 
 
 def price_host(work: HostWork, device: Device) -> Estimate:

@@ -118,6 +118,9 @@ CASTS: Mapping[Recipe, tuple[str, ...]] = {
     "nvfp4": ("amax", "quantize4_transpose"),
 }
 """The kernels that make an operand narrow, along both of its axes, for the products of a training step."""
+LAUNCHES: Mapping[Recipe, int] = {"delayed": 1, "current": 4, "blockwise": 1, "mxfp8": 1, "nvfp4": 4}
+"""What Transformer Engine launches for each of these casts. Its largest value: set to zero, found, made a
+scale (common/recipe/current_scaling.cu), and the cast."""
 
 
 def cast(

@@ -27,8 +27,9 @@ def with_products(model: Model, software: Software) -> Model:
     """Return a model whose experts multiply as software does it."""
     if software.experts == "one_kernel":
         return model
+    start = int(software.expert_start or 0)
     pattern = tuple(
-        replace(layer, feed_forward=replace(layer.feed_forward, kernel_each=True))
+        replace(layer, feed_forward=replace(layer.feed_forward, kernel_each=True, start=start))
         if isinstance(layer.feed_forward, Experts)
         else layer
         for layer in model.pattern

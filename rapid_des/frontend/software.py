@@ -27,7 +27,7 @@ from msgspec import structs
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.config import Document, Spec, decode, load_document, resolve
-from rapid_des.device.operators import Attention, Operator, Vector
+from rapid_des.device.operators import Attention, Operator, Starts, Vector
 from rapid_des.device.spec import DecodePolicy
 from rapid_des.device.vector_kinds import kind_of
 from rapid_des.network.specs import LibraryChoice
@@ -60,6 +60,9 @@ class Software(Spec, frozen=True):
     experts: Literal["one_kernel", "kernel_each"] = "one_kernel"
     """Whether one kernel multiplies for all experts of a rank, or a GEMM of the library for each of them,
     some beside each other."""
+    expert_start: Duration | None = None
+    """What each kernel of its own that an expert needs takes besides its work, in training: issued and begun
+    one after the other, products and casts alike. Unset: nothing."""
     expert_kernels: str | None = None
     """Whose kernels multiply for experts in that one kernel, where not the library's: a scope too
     (`trtllm_min_latency`). Unset: as `kernels`."""
@@ -73,7 +76,7 @@ class Software(Spec, frozen=True):
 
     def __hash__(self) -> int:
         parts = self.kernels, self.attention, self.expert_kernels, self.decode, self.experts
-        return hash((self.name, *parts, self.communication))
+        return hash((self.name, *parts, self.expert_start, self.communication))
 
     def libraries_json(self) -> str:
         """Return the communication libraries as a trace carries them."""
@@ -197,6 +200,8 @@ class HostSpec(Spec, frozen=True):
 
     def of_kernel(self, operator: Operator, duration: int) -> tuple[int, int]:
         """Return the picoseconds that issuing an operator of this duration takes, and its lead."""
+        if isinstance(operator, Starts):
+            return 0, 0
         count = kernels_of(operator)
         return count * self.kernel, min((count - 1) * self.kernel, duration - duration // count)
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rapid_des.device.operators import Gemm, GroupedGemm
+from rapid_des.device.operators import Gemm, GroupedGemm, Starts
 from rapid_des.device.vector import fused
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layers.dispatch import Company, Dispatch
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.layers.transformer import GATED, DenseFeedForward
 from rapid_des.frontend.matrices import (
+    LAUNCHES,
     Linear,
     append_weight_gradient,
     cast,
@@ -47,6 +48,8 @@ class Experts:
     """Channels in which tokens travel and are multiplied; None: all."""
     kernel_each: bool = False
     """Whether products are GEMMs of their own, one for each local expert."""
+    start: int = 0
+    """Picoseconds that each kernel of theirs takes besides, casts too."""
 
     name = "ffn"
     output_bias = False
@@ -245,6 +248,7 @@ class Experts:
     def _products(self, operations: OperationList, shard: Shard) -> None:
         rows, (wide, inner) = self.dispatch.rows(shard), self._widths(shard)
         total, local = sum(rows), len(rows)
+        self._start(operations, shard, "ffn.in", products=1)
         cast(operations, shard, Linear("ffn.in", wide, self._width, False, total), total)
         operations.kernel(
             "ffn.in",
@@ -258,6 +262,7 @@ class Experts:
         for place, kind in enumerate(kinds):
             saved = shard.activation_bytes(total * wide) if place == 0 else middle
             operations.kernel(f"ffn.{kind}", shard.vector(kind, total, inner), saved=saved, output=middle)
+        self._start(operations, shard, "ffn.out", products=1)
         cast(operations, shard, Linear("ffn.out", self._width, inner, False, total), total)
         operations.kernel(
             "ffn.out",
@@ -286,6 +291,7 @@ class Experts:
     ) -> None:
         """Append the gradients of a product of `shape` (columns, inner), and of its biases."""
         columns, inner = shape
+        self._start(operations, shard, name, products=2)
         cast(operations, shard, Linear(name, columns, inner, False, sum(rows)), sum(rows), gradient=True)
         incoming, local = operations.last, len(rows)
         each = max(1, ceil_divide(sum(rows), local))
@@ -309,6 +315,13 @@ class Experts:
             after=incoming,
             output=output,
         )
+
+    def _start(self, operations: OperationList, shard: Shard, name: str, *, products: int) -> None:
+        """Append the starts of the kernels of one matrix' products, and of the cast of what they multiply."""
+        if self.start and not shard.serving:
+            casts = 0 if shard.recipe is None else LAUNCHES[shard.recipe]
+            local = self.dispatch.physical // shard.ep
+            operations.kernel(f"{name}.starts", Starts(local * (products + casts), self.start))
 
     def _product(self, shard: Shard, rows: tuple[int, ...], columns: int, inner: int) -> GroupedGemm | Gemm:
         """Return the product of each expert's rows with its matrix; of GEMMs as many mean ones."""

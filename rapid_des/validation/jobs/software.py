@@ -74,6 +74,15 @@ def with_attention(name: str, attention: str) -> Profile:
     return {**open_document(name, "software", folder=Path()).tree, "attention": attention}
 
 
+@cache
+def with_fused_experts(name: str) -> Profile:
+    """Return a profile whose experts start no kernels one by one.
+
+    >>> with_fused_experts("megatron-2025")["expert_start"]
+    """
+    return {**open_document(name, "software", folder=Path()).tree, "expert_start": None}
+
+
 LACKS: Mapping[str, str] = {
     "mamba": "state-space layers",
     "megascale": "a window that is not printed, and overlap within matrices",

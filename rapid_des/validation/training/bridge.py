@@ -16,7 +16,7 @@ from rapid_des.validation.jobs.decoders import (
 )
 from rapid_des.validation.jobs.places import place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
-from rapid_des.validation.jobs.software import SOFTWARE, lacking
+from rapid_des.validation.jobs.software import SOFTWARE, lacking, with_fused_experts
 from rapid_des.validation.jobs.training_trees import (
     MEGATRON_2025_JOB,
     Batch,
@@ -81,6 +81,8 @@ def _case(record: Record) -> Case:
     if not record["precision"]:
         raise UnsupportedRow("the precision is not printed")
     layout, software = _layout(record), SOFTWARE["megatron-bridge"]
+    if _size(record).experts and _whole_iterations(record):
+        software = with_fused_experts(str(software))
     length = record.count("seq")
     model = decoder(STYLES.get(_name(record), LLAMA), _size(record), positions=length)
     batch = Batch(record.count("gbs"), record.count("mbs"), length)
@@ -119,7 +121,15 @@ def _as_run(record: Record, layout: Layout) -> Tree:
 _HYBRID_ON_8 = (26, 2)
 """The release from which Hybrid-EP serves NVLink domains of eight (Megatron-Bridge, issue 1731)."""
 _WHOLE_ITERATIONS = (26, 6)
-"""The release from which MXFP8 is captured with whole iterations, and batches run in pairs."""
+"""The release from which MXFP8 is captured with whole iterations, and batches run in pairs.
+
+`_enable_hybridep_full_iteration_mxfp8`, with NVTE_CUTEDSL_FUSED_GROUPED_MLP: grouped products in one kernel
+with activation and casts."""
+
+
+def _whole_iterations(record: Record) -> bool:
+    """Return whether a mixture of experts is captured whole; its experts' kernels are joined then, too."""
+    return record["precision"] == "MXFP8" and _release(record) >= _WHOLE_ITERATIONS
 
 
 def _mixture_as_run(record: Record, layout: Layout) -> Tree:
@@ -135,7 +145,7 @@ def _mixture_as_run(record: Record, layout: Layout) -> Tree:
         return {"training": {"overlap_batches": pairs}}
     far = gpu.startswith("DGX-G")
     job: Tree = {"routing": {"dispatcher": "hybridep" if far or release >= _HYBRID_ON_8 else "deepep"}}
-    if "MXFP8" in record["precision"] and release >= _WHOLE_ITERATIONS:
+    if _whole_iterations(record):
         return {**job, "training": {"overlap_batches": True}, "host": None}
     return job
 
