@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from rapid_des.chakra.trace import NodeKind, TraceSet
-from rapid_des.device.operators import Attention, Estimate, Gemm, GroupedGemm, HostWork, Operator
+from rapid_des.device.operators import (
+    Attention,
+    Estimate,
+    Gemm,
+    GroupedGemm,
+    HostWork,
+    Operator,
+    Starts,
+)
 from rapid_des.frontend import Job, load_job
 
 TINY_MODEL = """\
@@ -56,6 +64,8 @@ class UnitPrices:
             return 40 * operator.batch * operator.heads * pairs * operator.head_dim
         if isinstance(operator, HostWork):
             return operator.size
+        if isinstance(operator, Starts):
+            return operator.duration
         return operator.rows * operator.columns
 
 

@@ -3,7 +3,9 @@
 import pytest
 
 from rapid_des.chakra.trace import CollectiveType
+from rapid_des.device import load_device
 from rapid_des.device.operators import GroupedGemm
+from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, load_model, memory
 from rapid_des.frontend.blocks import blocks
@@ -206,6 +208,30 @@ def test_software_decides_whether_one_kernel_multiplies_for_all_experts(tiny):
     assert (products["ffn.in"].batch, products["ffn.in"].m, products["ffn.in"].n) == (2, 16, 64)
     assert (products["ffn.out"].batch, products["ffn.out"].m, products["ffn.out"].k) == (2, 16, 32)
     assert grouped(tiny(*SPREAD)) == [(16, 16)] * 2
+
+
+@pytest.mark.parametrize(
+    ("precision", "forward_kernels", "backward_kernels"),
+    [
+        ("{}", 1, 2),  # products alone
+        ("{gemm: fp8, recipe: mxfp8}", 2, 3),  # and a cast
+        (
+            "{gemm: fp8, recipe: current}",
+            5,
+            6,
+        ),  # its largest value zeroed, found, made a scale
+    ],
+)
+def test_kernels_of_single_experts_start_one_by_one(tiny, precision, forward_kernels, backward_kernels):
+    software = "{name: own, experts: kernel_each, expert_start: 10 us}"
+    job = tiny(*SPREAD, ("software", software), ("precision", precision))
+    for phase, kernels in (("forward", forward_kernels), ("backward", backward_kernels)):
+        starts = {one.name: one.operator for one in listed(job, phase) if one.name.endswith(".starts")}
+        assert {name: operator.count for name, operator in starts.items()} == {
+            "ffn.in.starts": 2 * kernels,
+            "ffn.out.starts": 2 * kernels,  # two local experts
+        }
+        assert estimate(starts["ffn.in.starts"], load_device("h100_sxm")).duration == 20_000_000 * kernels
 
 
 SERVED = [("model.feed_forward", "{kind: experts, experts: 8, topk: 2, hidden: 32}")]
