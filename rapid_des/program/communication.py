@@ -77,7 +77,7 @@ def _occupancy(cost: LibraryCost) -> Occupancy:
     return Occupancy(cost.channels, cost.hbm_bytes * PS_PER_S // max(cost.duration, 1))
 
 
-Lasts: TypeAlias = tuple[int, Occupancy]
+TimeAlone: TypeAlias = tuple[int, Occupancy]
 """Picoseconds, and what of a GPU is taken for so long."""
 
 
@@ -158,14 +158,14 @@ class Communication:
             self.occupancy[number] = _occupancy(cost)
         return number
 
-    def collective_lasts(self, call: Call, kind: str, ranks: Ranks) -> Lasts | None:
+    def collective_alone(self, call: Call, kind: str, ranks: Ranks) -> TimeAlone | None:
         """Return what a collective takes of time and GPU alone if a library does it; None: routes decide."""
         laid = self._laid_out(call, kind, ranks)
         return None if laid is None else (laid.cost.duration, _occupancy(laid.cost))
 
-    def message_lasts(
+    def message_alone(
         self, size: int, kind: str, ends: tuple[int, int], within: Ranks | None
-    ) -> Lasts | None:
+    ) -> TimeAlone | None:
         """Return the same of a message between two GPUs; `within` as templates of messages have it."""
         cost = self._libraries.message(kind, size, ends, ends if within is None else within)
         return None if cost is None else (cost.duration, _occupancy(cost))
@@ -204,7 +204,7 @@ class Communication:
         if cost is None:
             return number(("message", size), lambda: self.templates.message(size, self._segment))
         if self.analytic:
-            key = ("message lasting", cost.duration, _occupancy(cost))
+            key = ("timed message", cost.duration, _occupancy(cost))
             return self._taking(number(key, lambda: fixed_message(cost.duration, self.sizes)), cost)
         key = ("library message", cost, size, self.likeness(ends))
         template = number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
@@ -244,7 +244,7 @@ class Communication:
     def _fixed(self, laid: LaidOut, members: int) -> int:
         duration = laid.cost.duration
         return self.templates.number(
-            ("lasting", duration, members, _occupancy(laid.cost)),
+            ("timed collective", duration, members, _occupancy(laid.cost)),
             lambda: fixed_template(members, duration, self.sizes, name=laid.name),
         )
 

@@ -84,7 +84,7 @@ class Mates(Replicas):
     """Ranks of which one stands for all of its stage, where nothing takes a link.
 
     All run one program and reach what they share together; `image` goes round the ranks of a stage. Who makes
-    them has shown that what their groups do, and their messages, last as long (see `lasting`).
+    them has shown that what their groups do, and their messages, last as long.
     """
 
     def require_alike(self, machine: Machine, lines: Iterable[tuple[int, ...]]) -> None:

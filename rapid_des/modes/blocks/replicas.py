@@ -10,15 +10,19 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.groups import PARTS, Layout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
-from rapid_des.program.lasting import Lasting
+from rapid_des.program.communication import Communication, TimeAlone
+from rapid_des.program.groups import GroupTable
+from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
+from rapid_des.program.plans import NO_TREES, Call
 from rapid_des.program.replicas import Mates, Replicas
-from rapid_des.program.routes import signatures
+from rapid_des.program.routes import geometry, signatures
 
 
 def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by name
@@ -135,9 +139,9 @@ def _last_alike(trace: JobTrace, machine: Machine, groups: Mapping[tuple[int, ..
     by_stage: dict[int, set[tuple[object, ...]]] = {}
     for ranks, name in likes.values():
         for stage, rank in {trace.stage_of_rank[place[rank]]: rank for rank in ranks}.items():
-            durations = Lasting(trace.traces, machine, trace.traces.ranks[place[rank]])
-            by_stage.setdefault(stage, set()).add(durations.collectives(name))
-    return all(map(_known_to_be_one, by_stage.values()))
+            times = _TimesAlone(trace.traces, machine, trace.traces.ranks[place[rank]])
+            by_stage.setdefault(stage, set()).add(times.collectives(name))
+    return all(map(_are_known_and_equal, by_stage.values()))
 
 
 def _messages_alike(trace: JobTrace, machine: Machine, stages: Int64s) -> bool:
@@ -148,14 +152,14 @@ def _messages_alike(trace: JobTrace, machine: Machine, stages: Int64s) -> bool:
         for peer in range(len(stage_ranks[0].peers)):
             pairs = {tuple(dict.fromkeys((rank.rank, rank.peers[peer]))): rank for rank in stage_ranks}
             likes = dict(zip(signatures(machine, list(pairs)), pairs.values(), strict=True))
-            lasts = {Lasting(trace.traces, machine, rank).messages(peer) for rank in likes.values()}
-            if len(likes) > 1 and not _known_to_be_one(lasts):
+            times = {_TimesAlone(trace.traces, machine, rank).messages(peer) for rank in likes.values()}
+            if len(likes) > 1 and not _are_known_and_equal(times):
                 return False
     return True
 
 
-def _known_to_be_one(signatures: Set[tuple[object, ...]]) -> bool:
-    return len(signatures) == 1 and None not in next(iter(signatures))
+def _are_known_and_equal(times: Set[tuple[object, ...]]) -> bool:
+    return len(times) == 1 and None not in next(iter(times))
 
 
 def _replicas(layout: Layout) -> Replicas:
@@ -163,3 +167,48 @@ def _replicas(layout: Layout) -> Replicas:
     count, digit = layout.size("dp"), layout.coordinates("dp")
     stride = prod(layout.sizes[: layout.axes.index("dp")])
     return Replicas(count, np.arange(layout.ranks) + stride * np.where(digit == count - 1, 1 - count, 1))
+
+
+class _TimesAlone:
+    """What collectives and messages of one rank take alone, where that does not depend on where groups lie.
+
+    What libraries do follows from sizes and counts of ranks and nodes. Ranks whose routes are unlike, as
+    where the groups of some cross one switch more, still live alike if all that they do lasts as long.
+    """
+
+    def __init__(self, traces: TraceSet, machine: Machine, rank: RankTrace) -> None:
+        self._rank, self._groups, self._machine = rank, GroupTable(traces, machine), machine
+        libraries = libraries_of(traces, machine)
+        self._communication = Communication(
+            machine, self._groups, BoundedCache(), analytic=True, libraries=libraries
+        )
+
+    def collectives(self, name: str) -> tuple[TimeAlone | None, ...]:
+        """Return what each distinct collective of a group takes alone; None where its routes decide."""
+        rank, nodes, durations = self._rank, self._rank.nodes, list[TimeAlone | None]()
+        members = self._groups.members(name)
+        extents, axes = geometry(self._machine, members)
+        here = (nodes.kind == NodeKind.COLLECTIVE) & (nodes.group == rank.groups.index(name))
+        columns = (
+            column[here].tolist() for column in (nodes.collective, nodes.size, nodes.stream, nodes.tag)
+        )
+        for kind, size, stream, tag in sorted(set(zip(*columns, strict=True))):
+            if UNSTATED in (kind, size) or tag or self._machine.in_switches:
+                durations.append(None)
+                continue
+            call = Call(CollectiveType(kind), size, extents, axes, NO_TREES)
+            durations.append(self._communication.collective_alone(call, nodes.streams[stream], members))
+        return tuple(durations)
+
+    def messages(self, peer: int) -> tuple[TimeAlone | None, ...]:
+        """Return what each distinct message to or from one of the rank's peers, by slot, takes alone."""
+        rank, nodes, durations = self._rank, self._rank.nodes, list[TimeAlone | None]()
+        here = ((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV)) & (nodes.peer == peer)
+        columns = (column[here].tolist() for column in (nodes.kind, nodes.size, nodes.stream, nodes.group))
+        for kind, size, stream, group in sorted(set(zip(*columns, strict=True))):
+            ends = (rank.rank, rank.peers[peer])
+            within = None if group == UNSTATED else self._groups.members(rank.groups[group])
+            name = nodes.streams[stream].removesuffix("-send").removesuffix("-recv")
+            sent = ends if kind == NodeKind.SEND else ends[::-1]
+            durations.append(self._communication.message_alone(size, name, sent, within))
+        return tuple(durations)
