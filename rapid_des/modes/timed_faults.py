@@ -36,7 +36,7 @@ def execute_under_timed_faults(
     Steps and progress are placed by a run without the timed faults. Flaps and jitter are laid out up to a
     horizon, and again up to a farther one as long as the run outlasts it.
     """
-    run = _Run(lowered, machine, choice, pace, trail)
+    attempt = _Attempt(lowered, machine, choice, pace, trail)
     faults = tuple(fault for fault in machine.faults if fault.timed)
     horizon = 1
     if any(fault.relative or _repeats(fault) for fault in faults):
@@ -44,7 +44,7 @@ def execute_under_timed_faults(
         faults = placed_in_time(faults, steady)
         horizon = 2 * max(steady, 1)
     while True:
-        execution = run.up_to(horizon, faults)
+        execution = attempt.up_to(horizon, faults)
         if execution.records.makespan <= horizon or not any(map(_repeats, faults)):
             return execution
         horizon = 2 * execution.records.makespan
@@ -55,7 +55,7 @@ def _repeats(fault: Fault) -> bool:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Attempt:
     """What every try has in common."""
 
     lowered: Lowered

@@ -16,27 +16,27 @@ ROOT = Path(__file__).parents[2]
 def test_a_pattern_sends_forward_in_time_between_different_gpus(pattern: str) -> None:
     script = Script(16)
     PATTERNS[pattern](script, 1 << 20)
-    assert script.steps
-    for number, step in enumerate(script.steps):
-        assert step.source != step.destination
-        assert all(before < number for before in step.after)
+    assert script.messages
+    for number, sent in enumerate(script.messages):
+        assert sent.source != sent.destination
+        assert all(before < number for before in sent.after)
 
 
 def test_a_ring_all_reduce_sends_its_two_passes_of_shares() -> None:
     script = Script(8)
     PATTERNS["all_reduce-ring"](script, 1 << 20)
     # 2 (n - 1) steps of n messages of size / n.
-    assert len(script.steps) == 14 * 8
-    assert {step.size for step in script.steps} == {(1 << 20) // 8}
+    assert len(script.messages) == 14 * 8
+    assert {sent.size for sent in script.messages} == {(1 << 20) // 8}
 
 
 def test_the_mix_holds_gradients_back_until_the_activations_are_in() -> None:
     script = Script(8)
     PATTERNS["mix-tp_dp"](script, 1 << 20)
-    first = next(number for number, step in enumerate(script.steps) if step.destination == step.source + 4)
+    first = next(number for number, sent in enumerate(script.messages) if sent.destination == sent.source + 4)
     # Before it, 2 rings of 4 with 6 steps each; it waits for what its source sent and received there.
     assert first == 2 * 4 * 6
-    assert len(script.steps[first].after) == 12
+    assert len(script.messages[first].after) == 12
 
 
 def test_the_stored_grid_is_the_grid() -> None:

@@ -20,7 +20,7 @@ FORMATS = {0.5: "fp4", 1: "fp8", 2: "bf16", 4: "fp32"}
 
 
 @dataclass(frozen=True)
-class ImportedRun:
+class ImportedFiles:
     """A run of RAPID-LLM: its job, and the machine and device files that go with it."""
 
     job: ImportedJob
@@ -39,7 +39,7 @@ class ImportedRun:
         }
 
 
-def import_rapid_llm(hardware: str | Path, model: str | Path) -> ImportedRun:
+def import_rapid_llm(hardware: str | Path, model: str | Path) -> ImportedFiles:
     """Return what the two files describe; a `ConfigError` names what is missing, unknown or does not fit."""
     machine_file, model_file = Path(hardware), Path(model)
     hard = Section(load_document(machine_file).tree, str(machine_file))
@@ -49,7 +49,7 @@ def import_rapid_llm(hardware: str | Path, model: str | Path) -> ImportedRun:
     job = _job(hard, soft, split, notes)
     device = device_of(hard, notes)
     machine = machine_of(hard, split, notes)
-    return ImportedRun(imported(job, model_file, "RAPID-LLM", notes), machine, device, machine_file.name)
+    return ImportedFiles(imported(job, model_file, "RAPID-LLM", notes), machine, device, machine_file.name)
 
 
 def _training(soft: Section) -> bool:

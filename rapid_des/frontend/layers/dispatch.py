@@ -170,7 +170,7 @@ class Company:
 Beside: TypeAlias = Company | None
 
 
-class _Step(Protocol):
+class _TokenMove(Protocol):
     def __call__(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None: ...
 
 
@@ -301,16 +301,16 @@ class Dispatch:
     ) -> None:
         """Append the steps, and what runs beside the one that travels; what follows waits for both."""
         away = (role == "dispatch") != backward
-        for step in self._steps(shard)[:: 1 if away else -1]:
-            step(operations, shard, role, backward=backward)
-            if beside is not None and step in (self._exchange, self._all_tokens):
+        for move in self._moves(shard)[:: 1 if away else -1]:
+            move(operations, shard, role, backward=backward)
+            if beside is not None and move in (self._exchange, self._all_tokens):
                 sent = operations.last
                 operations.go_on_after(beside.start)
                 beside.append()
                 operations.go_on_after(sent, operations.last)
 
-    def _steps(self, shard: Shard) -> list[_Step]:
-        """Return the steps from the tokens to their experts."""
+    def _moves(self, shard: Shard) -> list[_TokenMove]:
+        """Return the moves from the tokens to their experts."""
         spread = shard.ep * shard.etp > 1 and self.travels(shard)
         if self.routing.dispatcher == "all_gather" and spread:
             return [self._all_tokens, self._permute]

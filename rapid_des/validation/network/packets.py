@@ -202,14 +202,14 @@ def traffic(fabric: str, pattern: str, size: int) -> Traffic:
     PATTERNS[pattern](script, size)
     messages = tuple(
         Message(
-            size=step.size,
-            route=route(step.source, step.destination),
-            back=route(step.destination, step.source),
-            after_arrival=step.after,
+            size=sent.size,
+            route=route(sent.source, sent.destination),
+            back=route(sent.destination, sent.source),
+            after_arrival=sent.after,
         )
-        for step in script.steps
+        for sent in script.messages
     )
-    return Traffic(chosen.fabric, messages, tuple(step.source for step in script.steps))
+    return Traffic(chosen.fabric, messages, tuple(sent.source for sent in script.messages))
 
 
 def cases(fabric: str) -> Iterator[tuple[str, int]]:

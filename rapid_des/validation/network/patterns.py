@@ -25,7 +25,7 @@ TP = 4
 
 
 @dataclass(frozen=True)
-class Step:
+class SentMessage:
     """One message and the earlier ones it waits for."""
 
     source: int
@@ -39,12 +39,12 @@ class Script:
     """Messages in the making."""
 
     gpus: int
-    steps: list[Step] = field(default_factory=list)
+    messages: list[SentMessage] = field(default_factory=list)
 
     def send(self, source: int, destination: int, size: int, after: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Add one message; return its number."""
-        self.steps.append(Step(source, destination, max(1, size), tuple(sorted(set(after)))))
-        return (len(self.steps) - 1,)
+        self.messages.append(SentMessage(source, destination, max(1, size), tuple(sorted(set(after)))))
+        return (len(self.messages) - 1,)
 
     def collective(self, schedule: Schedule, ranks: Sequence[int], held: Held | None = None) -> Held:
         """Add a schedule among `ranks`; return what each of them has to wait for afterwards."""
