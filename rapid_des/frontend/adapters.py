@@ -51,14 +51,15 @@ def refusals(
     adapters: AdaptersSpec, spec: TrainingSpec, layers: Sequence[Layer], shard: Shard
 ) -> Iterator[tuple[str, str]]:
     """Yield the keys of a training section that its adapters do not go with, and why."""
-    if spec.zero_stage > _MOST_SHARDED:
-        yield "zero_stage", f"frozen weights are not sharded here: with adapters at most {_MOST_SHARDED}"
+    routed = any(half.parameters.experts for layer in layers for half in layer.halves)
+    if spec.zero_stage > _MOST_SHARDED and routed and shard.ep * shard.etp > 1:
+        problem = f"frozen experts of several ranks are not sharded here: at most {_MOST_SHARDED}"
+        yield "zero_stage", problem
     if spec.optimizer == "muon":
         yield "optimizer", "muon is for the model's own matrices, which are frozen with adapters"
     known = {name: None for layer in layers for name in matrices(layer.forward(shard))}
     for name in adapters.matrices:
         if name not in known:
-            routed = any(half.parameters.experts for layer in layers for half in layer.halves)
             problem = f"{name!r} is no matrix of these layers" + " (routed experts have no adapters)" * routed
             yield "adapters.matrices", f"{problem}; allowed: {', '.join(known)}"
     if adapters.weights is not None and DTYPE_BITS[adapters.weights] != _NARROW_BITS:

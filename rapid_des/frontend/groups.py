@@ -246,6 +246,10 @@ class ShardingPolicy:
         gather = None if self.gather is None else f"e{self.gather}"
         return replace(self, reduce=f"e{self.reduce}", gather=gather)
 
+    def for_frozen(self) -> ShardingPolicy:
+        """Return the policy of weights that are not trained: split by unit, or whole on every replica."""
+        return replace(self, reduce="") if self.by_unit else FROZEN
+
 
 REPLICATED = ShardingPolicy(split=frozenset(), reduce="dp.reduce")
 DISTRIBUTED_OPTIMIZER = ShardingPolicy(

@@ -15,7 +15,6 @@ from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import (
     EXPERT_AXES,
-    FROZEN,
     GROUPS,
     PARTS,
     ZERO_STAGES,
@@ -322,7 +321,7 @@ class Job:
         policy = ZERO_STAGES[self.training.zero_stage]
         dense = self._sharding(policy, "gradient", "")
         if self.training.adapters is not None:
-            return {"dense": dense, "frozen": self._sharding(FROZEN, "gradient", "")}
+            return {"dense": dense, "frozen": self._sharding(policy.for_frozen(), "gradient", "")}
         if not self.model.has_experts:
             return {"dense": dense}
         return {"dense": dense, "expert": self._sharding(policy.for_experts(), "expert_gradient", "expert_")}

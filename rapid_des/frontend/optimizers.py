@@ -232,6 +232,20 @@ def gather_buckets(
     return tuple(position)
 
 
+_GATHERS: Mapping[Domain, str] = {
+    "dense": "parameters.gather",
+    "expert": "experts.gather",
+    "frozen": "frozen.gather",
+}
+
+
+def gathered_as(job: Job, domain: Domain, *, layer: bool) -> str:
+    """Return the format in which parameters are gathered: as stored, of layers whose adapters are trained."""
+    adapters = job.training.adapters
+    stored = None if adapters is None or domain != "frozen" or not layer else adapters.weights
+    return stored or job.spec.precision.gathers
+
+
 def gather_unit(
     program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int], again: bool = False
 ) -> int:
@@ -239,17 +253,17 @@ def gather_unit(
 
     `again`: after the forward, since when they may have been split over fewer ranks.
     """
-    done = -1
+    done, layer = -1, any(mark.domain == "dense" for mark in marks)
     for domain, sharding in job.shardings.items():
         role, units = sharding.unit_gathers, [mark.parameters for mark in marks if mark.domain == domain]
         resharded = again and sharding.reshard_ranks > 0
         members, group = sharding.replicas, sharding.group
         if resharded:
             members, group = sharding.reshard_ranks, sharding.reshard_group
-        name = ("parameters.gather" if domain == "dense" else "experts.gather") + ".resharded" * resharded
+        name = _GATHERS[domain] + ".resharded" * resharded
         for elements in filter(None, units if job.training.gather_singly else [sum(units)]):
             if role is not None:
-                size = message_size(role, elements, job.spec.precision.gathers, members)
+                size = message_size(role, elements, gathered_as(job, domain, layer=layer), members)
                 if program.host is not None and "gathers" in program.host.waits:
                     program.issuing(after=after)
                 done = program.message(name, role, size, after=after, group=group, parts=members)

@@ -192,7 +192,11 @@ def part_pieces(job: Job, part: int, phase: Phase, pieces: Pieces) -> tuple[Piec
     named = []
     for section, label in order if direction == "forward" else order[::-1]:
         prefix = f"{direction}.{label}." if label else f"{direction}."
-        named.append(renamed(pieces[PieceKey(section, phase)], prefix))
+        piece = renamed(pieces[PieceKey(section, phase)], prefix)
+        if section == EMBEDDING and phase == "backward" and not len(piece) and job.sharding.policy.by_unit:
+            frozen = section_parameters(job)[EMBEDDING]["frozen"]
+            piece = replace(piece, marks=(Mark(0, frozen, "frozen"),))  # it is gathered, though never run
+        named.append(piece)
     return tuple(named)
 
 

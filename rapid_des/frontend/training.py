@@ -350,7 +350,7 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     newest, output = list(ports.values())[-1:], ports.get(INPUT, -1)
     for place, unit in enumerate(units):
         for ahead in units[place : place + job.training.prefetch + 1] if gathers else ():
-            if (chunk, ahead) not in state.held:
+            if (chunk, ahead) not in state.held and (forward or len(backward[ahead])):
                 unsharded = gather_unit(program, job, backward[ahead].marks, after=newest, again=not forward)
                 state.held[chunk, ahead] = unsharded
         piece, gathered = state.pieces[item.phase, chunk][place], state.held.get((chunk, unit), -1)
@@ -360,7 +360,7 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
             output = program.writer.place(piece, {**ports, **whole})
             ports, newest = {INPUT: output}, [output]
         if gathers and (job.training.reshard or not forward):
-            del state.held[chunk, unit]
+            state.held.pop((chunk, unit), None)
         marks = [replace(mark, position=mark.position + start) for mark in piece.marks
                  if _reduces(state, item, mark)]  # fmt: skip
         state.reduced += reduce_buckets(program, job, marks, after=None)

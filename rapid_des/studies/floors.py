@@ -27,7 +27,7 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.memory.events import SectionMemory, section_memory
 from rapid_des.frontend.memory.training import standing
-from rapid_des.frontend.optimizers import step_kernels
+from rapid_des.frontend.optimizers import gathered_as, step_kernels
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
@@ -110,6 +110,7 @@ class Floors:
         for section, size in self._sizes(job).items() if job.sharding.policy.by_unit else ():
             gathered = self._travels(job, size, gathers=True)
             near = any(sharding.reshard_ranks for sharding in job.shardings.values())
+            near |= job.training.adapters is not None  # whose tables are gathered for forwards alone
             gathers |= {(section, False): gathered, (section, True): 0 if near else gathered}
             if job.sharding.each:
                 reduces[section] = self._travels(job, size, gathers=False)
@@ -306,17 +307,17 @@ class Floors:
         reduced, sharding = self._travels(job, parameters, gathers=False), job.sharding
         if not sharding.policy.by_unit:
             return _Travel(0, reduced) if sharding.each else _Travel(reduced, 0)
-        times = 2 if job.training.reshard is True else 1
+        times = 2 if job.training.reshard is True and job.training.adapters is None else 1
         each = times * self._travels(job, parameters, gathers=True) + (reduced if sharding.each else 0)
         return _Travel(0 if sharding.each else reduced, each)
 
     def _travels(self, job: Job, parameters: Counter[Domain], *, gathers: bool) -> int:
         """Return how long a stage's gradients are reduced, or its parameters gathered, in one message."""
         precision, program = job.spec.precision, ProgramWriter()
-        dtype = precision.gathers if gathers else precision.gradient_reduce
         for domain, sharding in job.shardings.items():
             role = sharding.unit_gathers if gathers else sharding.policy.reduce
             if role is not None and role and sharding.replicas > 1 and parameters[domain]:
+                dtype = gathered_as(job, domain, layer=True) if gathers else precision.gradient_reduce
                 size = message_size(role, parameters[domain], dtype, sharding.replicas)
                 program.message(f"{domain}.{role}", role, size, after=(), group=sharding.group)
         key = ("travels", gathers, *model_key(job), layout_key(job), job.training.zero_stage,

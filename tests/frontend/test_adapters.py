@@ -7,7 +7,14 @@ import pytest
 from rapid_des.device.operators import Gemm
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
-from rapid_des.frontend.parts import EMBEDDING, PieceKey, Section, section_parameters, training_lists
+from rapid_des.frontend.parts import (
+    EMBEDDING,
+    HEAD,
+    PieceKey,
+    Section,
+    section_parameters,
+    training_lists,
+)
 
 BLOCK = Section("block", 0)
 LORA = ("training.adapters", "{rank: 4}")
@@ -125,6 +132,26 @@ def test_it_runs_in_combination_and_replicas_sum_factors_alone(tiny, prices, set
     assert sum(reduced) == (4 * 4 * FACTORS if ("parallelism.dp", "2") in settings else 0)
 
 
+@pytest.mark.parametrize(("adapters", "bits"), [(LORA, 16), (QLORA, 4)])
+def test_replicas_split_frozen_weights_and_gather_them_as_stored(tiny, prices, adapters, bits):
+    shared = ("parallelism.dp", "2"), ("training.zero_stage", "3"), ("training.global_batch", "2")
+    whole, split = tiny(adapters), tiny(adapters, *shared)
+    sizes = section_parameters(split)
+    weights = [memory(job).stages[0].categories["weights"] for job in (whole, split)]
+    assert weights[1] == weights[0] // 2
+    (table,) = build(split, prices).tables
+    gathered = [
+        int(table.size[row])
+        for row, name in enumerate(table.name)
+        if table.names[name].startswith("frozen.gather")
+    ]
+    layers, (before, after) = 4, (sizes[section]["frozen"] for section in (EMBEDDING, HEAD))
+    # a rank's half: of layers and head each way, of the embedding, which has no backward, once
+    assert sorted(gathered) == sorted(
+        [before, after, after] + 2 * layers * [sizes[BLOCK]["frozen"] * bits // 16]
+    )
+
+
 @pytest.mark.parametrize("software", ["torchtitan", "megatron-2025"])  # one grouped product, or one an expert
 def test_routed_experts_are_frozen_and_have_no_adapters(tiny, software):
     experts = ("model.feed_forward", "{kind: experts, experts: 4, topk: 1, hidden: 8}")
@@ -143,7 +170,16 @@ def test_routed_experts_are_frozen_and_have_no_adapters(tiny, software):
     ("settings", "problem"),
     [
         ([("training.adapters", "{rank: 4, matrices: [ffn.up]}")], "'ffn.up' is no matrix of these layers"),
-        ([LORA, ("training.zero_stage", "3")], "frozen weights are not sharded here"),
+        (
+            [
+                ("training.adapters", "{rank: 4, matrices: [attention.qkv]}"),
+                ("training.zero_stage", "3"),
+                ("parallelism.dp", "2"),
+                ("parallelism.ep", "2"),
+                ("model.feed_forward", "{kind: experts, experts: 4, topk: 1, hidden: 8}"),
+            ],
+            "frozen experts of several ranks are not sharded here",
+        ),
         ([("training.adapters", "{rank: 4, weights: fp8}")], "fp8 has no kernel that widens it"),
         ([LORA, ("model.feed_forward", "{kind: experts, experts: 4, topk: 1, hidden: 8}")], "routed experts"),
     ],

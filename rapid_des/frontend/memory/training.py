@@ -22,7 +22,7 @@ from rapid_des.frontend.memory.events import (
     section_memory,
     size_of,
 )
-from rapid_des.frontend.optimizers import bucket_parameters, states
+from rapid_des.frontend.optimizers import bucket_parameters, gathered_as, states
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
@@ -234,7 +234,9 @@ def _frozen(job: Job, stage: int, elements: int) -> Iterator[Tensor]:
     ends = sum(sizes[section]["frozen"] * counts[section] for section in (EMBEDDING, HEAD))
     adapters, wide = job.training.adapters, job.spec.precision.activations
     stored = wide if adapters is None or adapters.weights is None else adapters.weights
-    size = byte_count(ends, wide) + byte_count(elements - ends, stored)
+    own, sharding = elements - ends, job.shardings["frozen"]
+    parts = (sharding.held("parameters", ends), wide), (sharding.held("parameters", own), stored)
+    size = sum(byte_count(count, dtype) for count, dtype in parts)
     yield Tensor("frozen weights", "weights", size)
 
 
@@ -248,15 +250,25 @@ def _unsharded(job: Job, stage: int) -> Iterator[Tensor]:
     if not job.sharding.policy.by_unit or not is_replicated(job):
         return
     sizes, counts = section_parameters(job), stage_sections(job, stage)
-    units = sorted((sizes[section].total() for section in counts.elements()), reverse=True)
+    units = sorted((_unit_bytes(job, section, sizes) for section in counts.elements()), reverse=True)
     whole = units[: training.prefetch + 1] if training.reshard else units
-    yield Tensor("gathered units", "unsharded", byte_count(sum(whole), precision.gathers), len(whole))
+    yield Tensor("gathered units", "unsharded", sum(whole), len(whole))
     if job.sharding.reshard_ranks:
         resharded = ceil_divide(sum(units), job.sharding.reshard_ranks)
-        yield Tensor("resharded units", "unsharded", byte_count(resharded, precision.gathers), len(units))
+        yield Tensor("resharded units", "unsharded", resharded, len(units))
     if job.sharding.each:
-        travelling = byte_count(sum(units[:2]), precision.gradients)
-        yield Tensor("gradients of whole units", "unsharded", travelling, len(units[:2]))
+        trained = (sizes[section].total() - sizes[section]["frozen"] for section in counts.elements())
+        largest = sorted(trained, reverse=True)[:2]
+        travelling = byte_count(sum(largest), precision.gradients)
+        yield Tensor("gradients of whole units", "unsharded", travelling, len(largest))
+
+
+def _unit_bytes(job: Job, section: Section, sizes: Mapping[Section, Counter[Domain]]) -> int:
+    """Return the bytes of a unit's parameters once gathered."""
+    layer = section.name == "block"
+    return sum(
+        byte_count(count, gathered_as(job, domain, layer=layer)) for domain, count in sizes[section].items()
+    )
 
 
 def is_replicated(job: Job) -> bool:
