@@ -114,3 +114,26 @@ def test_the_best_of_a_group_is_chosen_by_prediction(shipped, known, monkeypatch
     (topic,) = silicon._ranking(configurations)
     (chosen,) = topic.rows()
     assert (chosen.measured, chosen.predicted) == (5.0, 5.0)
+
+
+def test_workers_for_prompts_and_for_answers_are_replicas_of_one_job(shipped, known):
+    row = one_of(
+        shipped,
+        "DeepSeek-V3",
+        mode="disagg",
+        backend="sglang",
+        system="b200_sxm",
+        isl="8192",
+        concurrency="64",
+    )
+    wider = row | {"decode_tp_size": "4"}
+    unstated = row | {"prefill_num_workers": "0"}
+    refused, unlike, case = (
+        known([one])[0][1] for one in (unstated, wider, row | {"decode_num_workers": "1"})
+    )
+    assert "does not state" in refused
+    assert unlike == "disaggregated workers of unlike layouts"
+    job = load_job(json.loads(case.job))
+    split = job.spec.parallelism
+    assert (split.tp, split.dp, job.spec.serving.prefill_replicas) == (8, 2, 1)
+    assert job.gpus == 16

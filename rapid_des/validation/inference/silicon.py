@@ -137,23 +137,49 @@ def case_of(record: Record) -> Case | str:
 
 
 def _closed_loop(record: Record) -> Case:
-    if record["mode"] != "agg":
-        raise UnsupportedRow("disaggregated workers")
+    apart = record["mode"] != "agg"
+    workers = _workers(record) if apart else (0, 0)
+    record = _one_worker(record) if apart else record
     clients = _count(record, "concurrency", MOST_CLIENTS + 1)
     if clients > MOST_CLIENTS:
         raise UnsupportedRow("overload")
     model = _model(record["model_path"])
     split = _parallelism(record)
+    engine = engine_tree(record)
+    if apart:
+        split["dp"] = sum(workers)
+        engine["serving"]["prefill_replicas"] = workers[0]
     tree = {
         "model": model,
         "phase": "inference",
         "parallelism": split,
         "inference": {"batch": 1, "prompt_length": 128, "output_length": 2},  # the server reads none of it
-        **engine_tree(record),
+        **engine,
     }
     where = place(_GPUS[record["system"]], split["tp"] * split["dp"] * split["pp"])
     prompts, outputs = (_lengths(record, column, clients) for column in ("isl", "osl"))
     return replace(Case.of(tree, where), served=Served(prompts, outputs, clients=clients))
+
+
+_LAYOUT = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+
+
+def _workers(record: Record) -> tuple[int, int]:
+    """Return how many workers compute prompts, and how many answer."""
+    workers = _count(record, "prefill_num_workers", 0), _count(record, "decode_num_workers", 0)
+    if 0 in workers:
+        raise UnsupportedRow("disaggregated workers whose numbers the file does not state")
+    return workers
+
+
+def _one_worker(record: Record) -> Record:
+    """Return the row of one of several workers, which must be alike, for prompts and for answers."""
+    layout = {name: record[f"prefill_{name}"] for name in _LAYOUT}
+    if any(_count(record, f"decode_{name}") != _count(record, f"prefill_{name}") for name in _LAYOUT):
+        raise UnsupportedRow("disaggregated workers of unlike layouts")
+    if _count(record, "prefill_attention_dp_size") > 1:
+        raise UnsupportedRow("disaggregated workers with attention data parallelism")
+    return Record({**record, **layout}, record.where)
 
 
 def _parallelism(record: Record) -> dict[str, int]:

@@ -170,7 +170,7 @@ def _served(job: Job, machine: Machine, served: Served) -> Outcome:
 
 def _steps(job: Job, machine: Machine, result: ServeResult) -> dict[str, float]:
     """Return the parts of a mean request's decoding, and the wait for its first token."""
-    load = result.loads[0]
+    load = result.loads[-1]
     steps = int((load["steps"] * (load["decodes"] > 0)).sum())
     size = max(1, round(int((load["decodes"] * load["steps"]).sum()) / max(1, steps)))
     lengths = result.requests["prompt"] + result.requests["output"] / 2
