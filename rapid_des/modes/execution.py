@@ -12,7 +12,7 @@ import numpy as np
 
 from rapid_des.compiling import Kernel
 from rapid_des.engines.deadlock import why_unfinished
-from rapid_des.errors import InputError, UnsupportedByEngine
+from rapid_des.errors import InputError
 from rapid_des.program.program import NONE, Namer, Program, Progress, Records
 
 if TYPE_CHECKING:
@@ -164,22 +164,13 @@ def execute_closing(
     trail: bool = False,
     name: Namer | None = None,
 ) -> Execution:
-    """Play a program whose links close in mid-flight (R8), see `execute`.
-
-    Only SimPy replans collectives while it runs (policy `replan`).
-    """
+    """Play a program whose links close in mid-flight (R8), see `execute`."""
     began = time.perf_counter()
-    engine: EngineName = "simpy"
-    if closures.collectives is None:
-        engine = choice.engine_for(program, closing=True)
-    elif choice.engine == "compiled":
-        raise UnsupportedByEngine(
-            "engine compiled does not replan collectives in mid-flight: use --engine simpy"
-        )
+    engine = choice.engine_for(program, closing=True)
     if engine == "compiled":
-        from rapid_des.engines.compiled import closing
+        from rapid_des.engines.compiled import replanning
 
-        records = closing.run(program, closures, trail=trail, progress=_teller(program, choice))
+        records = replanning.run(program, closures, trail=trail, progress=_teller(program, choice))
     else:
         from rapid_des.engines.simpy import engine as simpy_engine
 

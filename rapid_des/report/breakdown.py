@@ -22,6 +22,7 @@ from rapid_des.program.program import NONE, Records, VisitKind
 if TYPE_CHECKING:
     from rapid_des.modes.blocks import BlockRun
     from rapid_des.modes.blocks.steady import Repetition
+    from rapid_des.modes.execution import Run
 
 
 from rapid_des.units import Duration
@@ -349,3 +350,16 @@ def company_notes(
             f"kernels take {Duration(whole)} longer beside collectives and messages, which take SMs and "
             "memory bandwidth from them (collectives.contention: false leaves that out)"
         )
+
+
+def pause_notes(run: Run) -> Iterator[str]:
+    """Yield a line if priority flow control held links."""
+    fabric, stopped = run.machine.fabric, run.execution.records.link_stopped
+    if stopped is None or not (stopped > 0).any():
+        return
+    link, links = int(stopped.argmax()), np.count_nonzero(stopped)
+    longest, total = Duration(int(stopped[link])), Duration(int(stopped.sum()))
+    yield (
+        f"priority flow control held {links} of {len(fabric):,} links: {total} in all, "
+        f"{fabric.link_name(link)} longest, {longest}"
+    )

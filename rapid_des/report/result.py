@@ -30,6 +30,7 @@ from rapid_des.report.breakdown import (
     in_whole_step,
     inside_times,
     operator_times,
+    pause_notes,
     with_inside,
 )
 from rapid_des.report.figures import (
@@ -330,7 +331,7 @@ def result_of(
     notes = lowered.traces.notes if trace is None else trace.notes
     issuing = 0 if repeated is None else repeated.times * int(repeated.host[position])
     notes = (*notes, *host_notes(spent, host_busy(lowered, position) + issuing))
-    notes = (*notes, *company_notes(lowered, records, position, repeated))
+    notes = (*notes, *pause_notes(run), *company_notes(lowered, records, position, repeated))
     figures = None
     if trace is not None and memory is not None:
         device = as_used(trace.job, run.machine, run.machine.device)

@@ -155,6 +155,8 @@ class LinkRow:
     """The sum of all transfers' waits."""
     utilisation: float
     """Busy time over the makespan."""
+    stopped_s: float = 0.0
+    """How long priority flow control held it, whatever it carries."""
 
 
 COLUMNS = tuple(field.name for field in fields(LinkRow))
@@ -181,6 +183,7 @@ def link_rows(program: Program, records: Records, fabric: Fabric) -> Iterator[Li
             seconds(busy),
             seconds(int(records.link_wait[link, label])) if carries else 0.0,
             busy / makespan,
+            0.0 if records.link_stopped is None else seconds(int(records.link_stopped[link])),
         )
 
 
@@ -207,7 +210,7 @@ def _write_parquet(path: Path, rows: list[tuple[object, ...]]) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    kinds = ("string", "int32", "int32", "string", "string", "int64", "float64", "float64", "float64")
+    kinds = ("string", "int32", "int32", "string", "string", "int64", *["float64"] * 4)
     columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
     arrays = [
         pyarrow.array(column, getattr(pyarrow, kind)()) for column, kind in zip(columns, kinds, strict=True)

@@ -3,6 +3,8 @@
 import pytest
 
 from rapid_des.errors import ConfigError, DeadlockError
+from rapid_des.simulation import replay
+from rapid_des.units import PS_PER_S, Duration
 from tests.program.machines import dimension, machine, ring
 from tests.program.tracing import Nodes, trace_set
 from tests.semantics.messages import LATENCY, PARTS, one_message
@@ -31,6 +33,17 @@ def incast_and_victim():
     programs[2].send(6, 640, after=gate)
     programs[6].recv(2, 640)
     return trace_set(programs)
+
+
+def test_a_report_tells_which_links_were_stopped_and_how_long():
+    paused = replay(incast_and_victim(), one_spine(pausing()))
+    stopped = {row.link: row.stopped_s for row in paused.links() if row.stopped_s}
+    longest = max(stopped, key=stopped.get)
+    (note,) = [line for line in paused.notes if "priority flow control" in line]
+    assert f"held {len(stopped)} of 20 links" in note
+    assert f"{longest} longest, {Duration(round(stopped[longest] * PS_PER_S))}" in note
+    free = replay(incast_and_victim(), one_spine(PARTS | {"congestion": {"control": "none"}}))
+    assert not any("priority flow control" in line for line in free.notes)
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.errors import FabricCutError, TraceError, UnsupportedByEngine
+from rapid_des.errors import FabricCutError, TraceError
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.breakdown import rank_times
 from rapid_des.simulation import replay
+from tests.engines.agreement import assert_same
 from tests.engines.random_programs import machines, traces
 from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import (
@@ -31,8 +32,13 @@ STATIC = "policy=replan"
 REPLAN = "policy=replan detection=50ns"
 
 
-def result(subject, where, *faults, engine="auto"):
-    return replay(subject, where.with_faults(list(map(parse_fault, faults))), engine=engine, trail=True)
+def result(subject, where, *faults):
+    """What both engines say, to the tick."""
+    broken = where.with_faults(list(map(parse_fault, faults)))
+    done, other = (replay(subject, broken, engine=engine, trail=True) for engine in ("simpy", "compiled"))
+    records = (one.run.execution.records for one in (done, other))
+    assert_same(*records, ties=False, trail=where.switching.mode != "fluid")
+    return done
 
 
 def assert_same_run(one, other):
@@ -281,12 +287,16 @@ def test_members_that_disagree_are_named_as_ever():
         result(trace_set(rows), RING, "link=1-2 down=true from=0ns policy=replan detection=0ns")
 
 
-def test_the_compiled_engine_takes_a_constant_fault_and_refuses_a_timed_one():
-    subject = waiting(0, 0, 0, 0, after=500)
-    constant = f"link=1-2 down=true {STATIC}"
-    assert_same_run(result(subject, RING, constant, engine="compiled"), result(subject, RING, constant))
-    with pytest.raises(UnsupportedByEngine, match="does not replan"):
-        result(subject, RING, f"link=1-2 down=true from=0ns {REPLAN}", engine="compiled")
+def test_what_is_planned_once_serves_all_collectives_that_are_alike():
+    nodes = Nodes()
+    after = ()
+    for _ in range(40):
+        after = nodes.collective(ALL_REDUCE, 4000, after=after)
+    fault = f"link=1-2 down=true from=200ns until=150us {REPLAN}"
+    done = result(trace_set([nodes] * 4), RING, fault)
+    assert done.run.execution.records.finished
+    # the first goes on its way, then as many as fit as lines, then rings again
+    assert crossed(done, "gpu1>gpu2") == pytest.approx(6000 * 40 / 2, rel=0.5)
 
 
 PARTS = {**CUT, "segment": "64 B", "parts": 4}

@@ -18,7 +18,7 @@ from rapid_des.engines.compiled.stopping import Hop, StoppingSimulation
 from rapid_des.network.fluid import Fluid, end_flow, remaining
 from rapid_des.network.fluid.state import bytes_out
 from rapid_des.program.faults.closures import Closures
-from rapid_des.program.program import NONE, Program, Progress, Records, Timetable
+from rapid_des.program.program import NONE, Program, Progress, Timetable
 from rapid_des.program.timetable import FULL_RATE, hop_times, tail_crosses, work_done
 
 _ALWAYS = Timetable(*np.zeros((3, 0), np.int64))
@@ -211,12 +211,3 @@ class ClosingSimulation(StoppingSimulation):
         self._flat = self._tables.flat
         self._leave_room()
         leave(self._flat, self._state, self._pools, flow, now)
-
-
-def run(
-    program: Program, closures: Closures, *, trail: bool = False, progress: Progress | None = None
-) -> Records:
-    """Play a program to its end; visits that never finish are left at NONE in the records."""
-    simulation = ClosingSimulation(program, closures, trail=trail, progress=progress)
-    simulation.run()
-    return simulation.records()

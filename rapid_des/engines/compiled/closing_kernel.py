@@ -127,7 +127,7 @@ def _links_choose(flat: Flat, state: State, pools: Pools, served: Served) -> Non
         state.asked[link] = NONE
         if first != NONE and transfers.next[first] >= 0:
             first = sort_asked(transfers, first)
-        insert_waiting(flat.visits, flat.ranks, transfers, state, link, first)
+        insert_waiting(transfers, state, link, first)
         first = state.queue[link]
         if first != NONE and state.busy[link] <= now:
             state.queue[link] = transfers.next[first]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rapid_des.compiling import Kernel
-from rapid_des.engines.compiled import kernel, pools
+from rapid_des.engines.compiled import kernel, pools, room
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
 from rapid_des.engines.compiled.flat import flatten
 from rapid_des.engines.deadlock import explain_disagreement
@@ -73,7 +73,7 @@ class CompiledSimulation:
         records = np.flatnonzero(self._state.pending == 0)
         ranks = np.searchsorted(self._flat.ranks.flat, records, side="right") - 1
         within = records - self._flat.ranks.flat[ranks]
-        self._pools = pools.with_stack(self._pools, len(records))
+        self._pools = room.with_stack(self._pools, len(records))
         self._pools.stack_kind[: len(records)] = kernel.READY
         self._pools.stack_a[: len(records)] = ranks
         self._pools.stack_b[: len(records)] = within
@@ -89,7 +89,7 @@ class CompiledSimulation:
             for link, table in self.program.link_timetables.items()
             for moment in table.time.tolist()
         ]
-        self._pools = pools.with_events(self._pools, len(steps) + 1)
+        self._pools = room.with_events(self._pools, len(steps) + 1)
         for moment, link in steps:
             push(self._pools.calendar, moment, kernel.CAPACITY, link, 0)
 
@@ -98,9 +98,9 @@ class CompiledSimulation:
             paired = self.program.queue_pairs is not None
             kernel_of(paired=paired)(self._flat, self._state, self._pools, limit)
             return
-        room = len(self._pools.transfers.next)
-        if len(self._fluid.hops) < room:
-            self._fluid = widened(self._fluid, room)
+        slots = len(self._pools.transfers.next)
+        if len(self._fluid.hops) < slots:
+            self._fluid = widened(self._fluid, slots)
         kernel_of(fluid=True)(self._flat, self._state, self._pools, self._fluid, self._noticed, limit)
 
     def run(self, until: int | None = None) -> None:
@@ -169,14 +169,14 @@ class CompiledSimulation:
 def _with_room(had: pools.Pools, status: int, wanted: int) -> pools.Pools:
     """Return larger pools of the kind that the kernel ran out of."""
     if status == kernel.MORE_EVENTS:
-        return pools.with_events(had, wanted)
+        return room.with_events(had, wanted)
     if status == kernel.MORE_STACK:
-        return pools.with_stack(had, wanted)
+        return room.with_stack(had, wanted)
     if status == kernel.MORE_INSTANCES:
-        return pools.with_instances(had, wanted)
+        return room.with_instances(had, wanted)
     if status == kernel.MORE_TRANSFERS:
-        return pools.with_transfers(had)
-    return pools.with_trail(had, wanted)
+        return room.with_transfers(had)
+    return room.with_trail(had, wanted)
 
 
 def run(program: Program, *, trail: bool = False, progress: Progress | None = None) -> Records:

@@ -13,11 +13,21 @@ from __future__ import annotations
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, USED, pop, push, recycle, recycle_bucket
 from rapid_des.engines.compiled.flat import Flat
+from rapid_des.engines.compiled.parts import (
+    AS_LOWERED,
+    begin_part,
+    call_of,
+    caller_of,
+    group_of,
+    plan_of,
+    stands_for,
+)
 from rapid_des.engines.compiled.pools import (
     ARENA,
     FREE_TRANSFER,
     MADE,
     MEMBERS,
+    PARTS,
     TRAIL,
     Pools,
     State,
@@ -55,13 +65,15 @@ from rapid_des.engines.compiled.steps import (
     use_of,
     visit_end,
 )
+from rapid_des.program.builders import LINK_ORDERS
 
-READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE, LATE, PAUSE_LINK = range(12)
+READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE, LATE, PAUSE_LINK, STEP = range(13)
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
 node; a link is free; a flow joins (b = 1) or may end (0), or a transfer that a closing link may cut is due at
 a node (2); a link's rate changes (fluid mode); a message may hand over one part more (b = 1), or its first
 link is done with the last one (R9); what closed links stopped may set off again (R8); a message that
-comes late arrives (R11: instance, task); a link is stopped (b = 1) or let go (R13)."""
+comes late arrives (R11: instance, task); a link is stopped (b = 1) or let go (R13); a rank's part in a
+collective that is planned anew comes to a step."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
@@ -70,19 +82,22 @@ LINKS_APART = 7
 `closing_kernel`)."""
 PAUSED = 8
 """Enough events for one call (`cursor[PAUSE]`): Python looks for signals, and calls again."""
-STOPPED_WAKES, DETOUR = 9, 10
-"""Closed links: what they stopped may set off again; a message needs a route around them."""
+STOPPED_WAKES, DETOUR, NO_SCORE, MORE_PARTS = 9, 10, 11, 12
+"""Closed links: what they stopped may set off again; a message needs a route around them; a rank comes to a
+collective and it is not known what it does there under a plan, or there is no room to note that it is there.
+"""
 SENT, RECEIVED, TIES, WORKED = 7, 8, 9, 10
 """In `State.totals`; WORKED are visits that ended and tasks that fired, see `expected_hops`."""
 WANTED = 2
 """In `State.totals`: how much more room is needed."""
 PHASE, DEPTH, LINKS, SERVER, ASKING, NOW, JOINING, ENDING, PAUSE = 0, 1, 2, 3, 4, 5, 6, 7, 8
-STOPPED, WAKING = 9, 10
+STOPPED, WAKING, PLAN = 9, 10, 11
 """In `State.cursor`: where the loop stands, so that it can go on after a call that ended for want of room.
 
 Phase 0 is between instants, 1 works off what happens, 2 and 3 let streams and slots choose, 4 links. JOINING,
 ENDING and STOPPED begin lists of transfers; PAUSE is the count of events made at which a call ends, between
-instants; WAKING is 1 if stopped transfers may set off again before links choose, 2 if they have."""
+instants; WAKING is 1 if stopped transfers may set off again before links choose, 2 if they have; PLAN is that
+of collectives that begin now, 0 for none."""
 _SPARE = 4
 FREED = -2
 """In `State.asked`: a link that nobody asked, but that became free."""
@@ -92,16 +107,17 @@ FREED = -2
 def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
     """Play until nothing is left to happen, past `until`, to a pause, or until room is wanted."""
     visits, ranks, tasks, network = flat.visits, flat.ranks, flat.tasks, flat.network
-    company = flat.company
+    company, replans = flat.company, flat.replans
     calendar, instances, transfers, trail = pools.calendar, pools.instances, pools.transfers, pools.trail
     pending, ready = pools.pending, pools.ready
     member_rank, member_visit = pools.member_rank, pools.member_visit
+    parts, member_part, member_step = pools.parts, pools.member_part, pools.member_step
     counts, totals, cursor = pools.counts, state.totals, state.cursor
     stack_kind, stack_a, stack_b = pools.stack_kind, pools.stack_a, pools.stack_b
     fifo, recording, fluid, tails = state.flags[0], state.flags[1], state.flags[2], state.flags[3]
     paired, closing, contends = state.flags[4], state.flags[5], state.flags[6]
     parts_spray, messages_spray, delayed = state.flags[7], state.flags[8], state.flags[9]
-    parts_choose, messages_choose = state.flags[10], state.flags[11]
+    parts_choose, messages_choose, replanning = state.flags[10], state.flags[11], state.flags[12]
     listed = fluid or closing
     phase, depth, touched_links = cursor[PHASE], cursor[DEPTH], cursor[LINKS]
     server_index, asking, now = cursor[SERVER], cursor[ASKING], cursor[NOW]
@@ -166,7 +182,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 if not fifo:
                     if parts_choose or messages_choose:
                         count_asking(network, state, transfers, link, first)
-                    insert_waiting(visits, ranks, transfers, state, link, first)
+                    insert_waiting(transfers, state, link, first)
                     first = state.queue[link] if state.busy[link] <= now else NONE
                     if first != NONE:
                         state.queue[link] = transfers.next[first]
@@ -236,6 +252,8 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         row = 0
         visit = 0
         starts = False
+        opens, member = NONE, 0  # the template of the instance that a member comes to
+        part, score, call, plan = NONE, NONE, NONE, AS_LOWERED
         if kind <= END:
             visit = ranks.program[a] + b
             starts = kind == START or (kind == READY and visits.server[visit] == NONE)
@@ -243,22 +261,35 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             if contends:  # and an event for each server of the rank that now works faster or slower
                 row += ranks.server[a + 1] - ranks.server[a]
             if starts and visits.kind[visit] == MEMBER:
-                slot = ranks.slot[a] + visits.slot[visit]
-                template = visits.template[visit]
-                entry = tasks.first_member[template] + ranks.slot_member[slot]
-                row += tasks.arrival_starts[entry + 1] - tasks.arrival_starts[entry]
-                members = tasks.members[template]
-                wanted = tasks.tasks[template] + members
-                if state.free[template] == NONE and (
-                    counts[MADE] == len(instances.group)
-                    or counts[ARENA] + wanted > len(pending)
-                    or counts[MEMBERS] + members > len(member_rank)
-                ):
-                    totals[STATUS], totals[WANTED] = MORE_INSTANCES, wanted
-                    break
+                opens = visits.template[visit]
+                member = ranks.slot_member[ranks.slot[a] + visits.slot[visit]]
+                if replanning and replans.stands[visit] != NONE:
+                    # R8: the first member to come fixes the plan; of another than the program's the rank
+                    # follows its score, whose steps come to instances of their own.
+                    call = call_of(flat, state, a, visit)
+                    plan = plan_of(state, call, opens, cursor[PLAN])
+                    record = ranks.flat[a] + b
+                    if plan != AS_LOWERED:
+                        part = state.part[ranks.flat[a] + caller_of(flat, a, visit)]
+                        score = state.score[record]
+                        if part == NONE and state.score_plan[record] != plan:
+                            totals[STATUS] = NO_SCORE
+                            totals[WANTED], totals[3], totals[4] = a, b, plan
+                            break
+                        if part == NONE and counts[PARTS] == len(parts.rank):
+                            totals[STATUS] = MORE_PARTS
+                            break
+                        opens = NONE
+                        if part == NONE:
+                            row += replans.scores[score + 1] - replans.scores[score]
+        elif kind == STEP:
+            opens, member = replans.template[b], replans.member[b]
         elif kind == FIRE:
             template = instances.template[a]
-            if b < tasks.tasks[template]:
+            if b >= tasks.tasks[template]:
+                if instances.turn[a] != NONE:
+                    row = parts.visits[member_part[instances.member[a] + b - tasks.tasks[template]]]
+            else:
                 entry = tasks.first_task[template] + b
                 row = tasks.edge_starts[entry + 1] - tasks.edge_starts[entry]
                 if counts[FREE_TRANSFER] == NONE:
@@ -279,6 +310,18 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         elif kind == LATE:
             entry = tasks.first_task[instances.template[a]] + b
             row = tasks.edge_starts[entry + 1] - tasks.edge_starts[entry]
+        if opens != NONE:
+            entry = tasks.first_member[opens] + member
+            row += tasks.arrival_starts[entry + 1] - tasks.arrival_starts[entry]
+            members = tasks.members[opens]
+            wanted = tasks.tasks[opens] + members
+            if state.free[opens] == NONE and (
+                counts[MADE] == len(instances.group)
+                or counts[ARENA] + wanted > len(pending)
+                or counts[MEMBERS] + members > len(member_rank)
+            ):
+                totals[STATUS], totals[WANTED] = MORE_INSTANCES, wanted
+                break
         if depth + row + _SPARE >= len(stack_kind):
             totals[STATUS], totals[WANTED] = MORE_STACK, depth + row + _SPARE
             break
@@ -291,6 +334,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         visit_first, visit_last = 0, 0
         edge_instance, edge_first, edge_last = NONE, 0, 0
         deliver, at_injection, arrives = False, False, False
+        group, number, sub, turn, meets, come_rank, come_visit = 0, 0, 0, NONE, True, 0, 0
         added = 0  # to what rank a serves
 
         if starts:
@@ -320,59 +364,34 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                     number = number_of(flat, state, a, visit, record)
                 else:
                     number = state.number[ranks.flat[a] + visits.parent[visit]]
-                slot = ranks.slot[a] + visits.slot[visit]
-                group, member = ranks.slot_group[slot], ranks.slot_member[slot]
-                template, sub = visits.template[visit], visits.sub[visit]
-                # R5: the k-th use of a slot by each member of a group is one collective, the instance k. The
-                # first member to come opens it; an instance of this template that is over is used again,
-                # with its stretch of the arena, which is as long as the template has tasks and members.
-                instance = find_instance(instances, state, group, number, sub)
-                if instance == NONE:
-                    members = tasks.members[template]
-                    wanted = tasks.tasks[template] + members
-                    instance = state.free[template]
-                    if instance != NONE:
-                        state.free[template] = instances.next[instance]
-                    else:
-                        instance = counts[MADE]
-                        instances.template[instance] = template
-                        instances.arena[instance] = counts[ARENA]
-                        instances.member[instance] = counts[MEMBERS]
-                        counts[MADE] += 1
-                        counts[ARENA] += wanted
-                        counts[MEMBERS] += members
-                    instances.group[instance] = group
-                    instances.number[instance] = number
-                    instances.sub[instance] = sub
-                    instances.absent[instance] = members
-                    instances.left[instance] = wanted
-                    instances.use[instance] = use_of(network, group, template)
-                    instances.next[instance] = state.active[group]
-                    state.active[group] = instance
-                    base, entry = instances.arena[instance], tasks.first_task[template]
-                    for task in range(tasks.tasks[template]):
-                        pending[base + task] = tasks.need[entry + task]
-                        ready[base + task] = 0
-                    base, entry = base + tasks.tasks[template], tasks.first_member[template]
-                    for other in range(members):
-                        pending[base + other] = tasks.member_need[entry + other]
-                        ready[base + other] = 0
-                elif instances.template[instance] != template:
-                    totals[STATUS] = DISAGREES
-                    totals[2], totals[3], totals[4] = group, number, sub
-                    totals[5], totals[6] = instances.template[instance], template
-                    break
-                entry = instances.member[instance]
-                member_rank[entry + member] = a
-                member_visit[entry + member] = b
-                instances.absent[instance] -= 1
-                if instances.absent[instance] == 0:
-                    for other in range(entry, entry + tasks.members[template]):
-                        state.met[ranks.flat[member_rank[other]] + member_visit[other]] = now
-                arrives = True
-                edge_instance = instance
-                entry = tasks.first_member[template] + member
-                edge_first, edge_last = tasks.arrival_starts[entry], tasks.arrival_starts[entry + 1]
+                if opens != NONE:
+                    group = ranks.slot_group[ranks.slot[a] + visits.slot[visit]]
+                    sub, turn, meets = visits.sub[visit], NONE, True
+                    come_rank, come_visit = a, b
+                elif part == NONE:
+                    if state.called[call] != visits.template[visit]:
+                        totals[STATUS] = DISAGREES
+                        totals[2], totals[3], totals[4] = group_of(flat, a, visit), number, 0
+                        totals[5], totals[6] = state.called[call], visits.template[visit]
+                        break
+                    part = begin_part(flat, state, parts, counts[PARTS], a, visit, number)
+                    counts[PARTS] += 1
+                    for place in range(replans.scores[score], replans.scores[score + 1]):
+                        stack_kind[depth] = STEP
+                        stack_a[depth], stack_b[depth] = part, replans.first[place]
+                        depth += 1
+                else:
+                    stands_for(state, parts, ranks.flat[a], part, b)
+                    if parts.left[part] == 0 and visits.server[visit] != NONE:
+                        push(calendar, now + 1, END, a, b)
+                    elif parts.left[part] == 0:
+                        stack_kind[depth], stack_a[depth], stack_b[depth] = END, a, b
+                        depth += 1
+
+        elif kind == STEP:
+            group, number, sub = parts.group[a], parts.number[a], replans.sub[b]
+            turn, meets = replans.turn[b], replans.meets[b]
+            come_rank, come_visit = parts.rank[a], parts.visit[a]
 
         elif kind == READY:
             enqueue(visits, ranks, state, a, b)
@@ -413,12 +432,28 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             if b >= tasks.tasks[template]:  # a member has all that it waits for: its visit ends
                 entry = instances.member[a] + b - tasks.tasks[template]
                 rank, visit = member_rank[entry], member_visit[entry]
-                served = visits.server[ranks.program[rank] + visit] != NONE
-                if served and state.start[ranks.flat[rank] + visit] == now:
-                    push(calendar, now + 1, END, rank, visit)
-                else:
-                    stack_kind[depth], stack_a[depth], stack_b[depth] = END, rank, visit
-                    depth += 1
+                following = NONE
+                if instances.turn[a] != NONE:  # or it goes on with its next step, and ends with the last one
+                    part, step = member_part[entry], replans.next[member_step[entry]]
+                    if step != NONE:
+                        stack_kind[depth], stack_a[depth], stack_b[depth] = STEP, part, step
+                        depth += 1
+                        visit = NONE
+                    else:
+                        parts.left[part] -= 1
+                        visit = NONE if parts.left[part] > 0 else parts.arrived[part]
+                while visit != NONE:
+                    if instances.turn[a] != NONE:
+                        following = state.beside[ranks.flat[rank] + visit]
+                        met = state.met[ranks.flat[rank] + parts.visit[part]]
+                        state.met[ranks.flat[rank] + visit] = met
+                    served = visits.server[ranks.program[rank] + visit] != NONE
+                    if served and state.start[ranks.flat[rank] + visit] == now:
+                        push(calendar, now + 1, END, rank, visit)
+                    else:
+                        stack_kind[depth], stack_a[depth], stack_b[depth] = END, rank, visit
+                        depth += 1
+                    visit = following
                 instances.left[a] -= 1
                 if instances.left[a] == 0:
                     close_instance(instances, state, a)
@@ -452,6 +487,11 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 entry = instances.member[a] + tasks.source[entry]
                 transfers.rank[transfer] = member_rank[entry]
                 transfers.visit[transfer] = member_visit[entry]
+                transfers.sub[transfer] = instances.sub[a]
+                priority = visits.link_priority[ranks.program[member_rank[entry]] + member_visit[entry]]
+                if instances.turn[a] != NONE:
+                    priority += instances.turn[a] - priority % LINK_ORDERS
+                transfers.priority[transfer] = priority
                 if messages_spray:
                     route = sprayed_route(network, route, message_hash(member_rank[entry], now, b))
                 if messages_choose:
@@ -570,6 +610,62 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 state.asked[a] = FREED
                 state.touched[touched_links] = a
                 touched_links += 1
+
+        if opens != NONE:
+            # R5: the k-th use of a slot by each member of a group is one collective, the instance k. The
+            # first member to come opens it; an instance of this template that is over is used again, with its
+            # stretch of the arena, which is as long as the template has tasks and members.
+            template = opens
+            instance = find_instance(instances, state, group, number, sub)
+            if instance == NONE:
+                members = tasks.members[template]
+                wanted = tasks.tasks[template] + members
+                instance = state.free[template]
+                if instance != NONE:
+                    state.free[template] = instances.next[instance]
+                else:
+                    instance = counts[MADE]
+                    instances.template[instance] = template
+                    instances.arena[instance] = counts[ARENA]
+                    instances.member[instance] = counts[MEMBERS]
+                    counts[MADE] += 1
+                    counts[ARENA] += wanted
+                    counts[MEMBERS] += members
+                instances.group[instance] = group
+                instances.number[instance] = number
+                instances.sub[instance] = sub
+                instances.turn[instance] = turn
+                instances.absent[instance] = members
+                instances.left[instance] = wanted
+                instances.use[instance] = use_of(network, group, template) if turn == NONE else replans.use[b]
+                instances.next[instance] = state.active[group]
+                state.active[group] = instance
+                base, entry = instances.arena[instance], tasks.first_task[template]
+                for task in range(tasks.tasks[template]):
+                    pending[base + task] = tasks.need[entry + task]
+                    ready[base + task] = 0
+                base, entry = base + tasks.tasks[template], tasks.first_member[template]
+                for other in range(members):
+                    pending[base + other] = tasks.member_need[entry + other]
+                    ready[base + other] = 0
+            elif instances.template[instance] != template:
+                totals[STATUS] = DISAGREES
+                totals[2], totals[3], totals[4] = group, number, sub
+                totals[5], totals[6] = instances.template[instance], template
+                break
+            entry = instances.member[instance]
+            member_rank[entry + member] = come_rank
+            member_visit[entry + member] = come_visit
+            if turn != NONE:
+                member_part[entry + member], member_step[entry + member] = a, b
+            instances.absent[instance] -= 1
+            if instances.absent[instance] == 0 and meets:
+                for other in range(entry, entry + tasks.members[template]):
+                    state.met[ranks.flat[member_rank[other]] + member_visit[other]] = now
+            arrives = True
+            edge_instance = instance
+            entry = tasks.first_member[template] + member
+            edge_first, edge_last = tasks.arrival_starts[entry], tasks.arrival_starts[entry + 1]
 
         if (
             added != 0 and state.computing[a] > 0

@@ -69,7 +69,7 @@ def _links_choose(flat: Flat, state: State, pools: Pools) -> None:
         link = state.touched[index]
         changed = _enqueue(flat, state, pools, link, changed)
         if state.busy[link] <= now and not (pauses and state.stopped[link]):
-            transfer = take(flat.visits, flat.ranks, flat.network, transfers, state, link)
+            transfer = take(flat.network, transfers, state, link)
             if transfer != NONE:
                 if len(state.waits):
                     state.waits[link] -= service_of(flat.network, transfers, transfer)
@@ -101,7 +101,7 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int, changed: int) ->
 
     Of as many buffers as `changed` says is known that they have changed; returns that of all.
     """
-    transfers, visits, ranks = pools.transfers, flat.visits, flat.ranks
+    transfers = pools.transfers
     first = state.asked[link]
     state.asked[link] = NONE
     if first == FREED:
@@ -116,10 +116,10 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int, changed: int) ->
         if len(flat.network.pauses):
             changed = hold(flat.network, transfers, state, first, 1, changed)
         if transfers.hop[first] == transfers.begin[first]:
-            insert_local(visits, ranks, flat.network, transfers, state, link, first)
+            insert_local(flat.network, transfers, state, link, first)
         else:
             transfers.next[first] = NONE
-            insert_waiting(visits, ranks, transfers, state, link, first)
+            insert_waiting(transfers, state, link, first)
         first = following
     return changed
 

@@ -2,8 +2,8 @@
 
 The kernel can't allocate. Whatever it makes more of, it takes from a pool: rows of parallel columns, the
 free ones linked through one of them (`next`, or `first` of buckets) with the first free row in `counts`. When
-a pool is empty, the kernel returns between two work items, gets a larger one (`with_…`; rows keep their
-numbers) and goes on as if nothing had been.
+a pool is empty, the kernel returns between two work items, gets a larger one (see `room`) and goes on as if
+nothing had been.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from rapid_des.engines.compiled.flat import Array, Flat
+from rapid_des.engines.compiled.plan_tables import Parts
 from rapid_des.program.program import NONE
 
 TIME_CACHE = 4096
@@ -52,6 +53,8 @@ class Instances(NamedTuple):
     left: Array
     """Tasks not yet delivered plus members not yet done."""
     use: Array
+    turn: Array
+    """Of a step of a collective that is planned anew the number of its chunk, else NONE."""
     next: Array
     """The next active instance of the group, or the next free one of the template."""
 
@@ -75,6 +78,9 @@ class Transfers(NamedTuple):
     rank: Array
     visit: Array
     """Who injected it: orders ties on links."""
+    priority: Array
+    sub: Array
+    """That of its instance, which tells the steps of one visit apart."""
     part: Array
     """Which part of its message it is."""
     parts: Array
@@ -115,7 +121,7 @@ class Trail(NamedTuple):
     position: Array
 
 
-_Columns = TypeVar("_Columns", Instances, Transfers, Trail)
+_Columns = TypeVar("_Columns", Instances, Parts, Transfers, Trail)
 
 
 class State(NamedTuple):
@@ -185,6 +191,17 @@ class State(NamedTuple):
     touched_servers: Array
     touched_count: Array
     """By level."""
+    planned: Array
+    """Collective (`Replans.calls`) to the plan that it follows, 0 before its first member comes."""
+    called: Array
+    """Collective to the template of the visit that came first."""
+    score: Array
+    """By row of the records, as the next three: a rank's score in a collective under `score_plan`."""
+    score_plan: Array
+    part: Array
+    """A collective's visit to the rank's part in it, or NONE."""
+    beside: Array
+    """A visit to the next one that stands for the same part, or NONE."""
     link_bytes: Array
     link_busy: Array
     link_wait: Array
@@ -195,7 +212,7 @@ class State(NamedTuple):
     flags: Array
     """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed,
     messages have queue pairs, links close, visits slow each other, parts are sprayed, messages are, messages
-    come late, parts choose by load, messages do]."""
+    come late, parts choose by load, messages do, collectives are planned anew]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -269,11 +286,17 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         touched=np.zeros(links, np.int32),
         touched_servers=np.zeros((2, servers), np.int32),
         touched_count=np.zeros(2, np.int64),
+        planned=np.zeros(0, np.int32),
+        called=np.zeros(0, np.int32),
+        score=np.zeros(0, np.int32),
+        score_plan=np.zeros(0, np.int32),
+        part=np.zeros(0, np.int32),
+        beside=np.zeros(0, np.int32),
         link_bytes=np.zeros((links, labels), np.int64),
         link_busy=np.zeros((links, labels), np.int64),
         link_wait=np.zeros((links, labels), np.int64),
         totals=np.zeros(11, np.int64),
-        cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE, _UNPAUSED, NONE, 0], np.int64),
+        cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE, _UNPAUSED, NONE, 0, 0], np.int64),
         flags=np.array(
             [
                 in_order and not (adaptive and flat.network.link_time.size),
@@ -288,6 +311,7 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
                 flat.delays.noise.size,
                 sprays[2],
                 sprays[3],
+                flat.replans.stands.size,
             ],
             np.bool_,
         ),
@@ -302,7 +326,7 @@ def _rows(kind: type[_Columns], room: int, wide: str) -> _Columns:
 
 def new_transfers(room: int = 256) -> Transfers:
     """Return room for transfers, all free."""
-    transfers = _rows(Transfers, room, wide="hop end begin injected ready crossed tag end_tag due")
+    transfers = _rows(Transfers, room, wide="hop end begin injected ready crossed priority tag end_tag due")
     transfers.next[:] = np.arange(1, room + 1)
     transfers.next[-1] = NONE
     return transfers
@@ -319,6 +343,10 @@ class Pools(NamedTuple):
     member_rank: Array
     member_visit: Array
     """Which visit each member of an instance is."""
+    member_part: Array
+    member_step: Array
+    """And of a step of a collective that is planned anew, which part and step."""
+    parts: Parts
     transfers: Transfers
     trail: Trail
     stack_kind: Array
@@ -326,10 +354,10 @@ class Pools(NamedTuple):
     stack_b: Array
     """Work items of the current instant."""
     counts: Array
-    """[instances made, arena used, members used, first free transfer, trail length]."""
+    """[instances made, arena used, members used, first free transfer, trail length, parts made]."""
 
 
-MADE, ARENA, MEMBERS, FREE_TRANSFER, TRAIL = 0, 1, 2, 3, 4
+MADE, ARENA, MEMBERS, FREE_TRANSFER, TRAIL, PARTS = 0, 1, 2, 3, 4, 5
 
 
 def new_pools(*, trail: bool) -> Pools:
@@ -341,76 +369,13 @@ def new_pools(*, trail: bool) -> Pools:
         ready=np.zeros(1024, np.int64),
         member_rank=np.zeros(256, np.int32),
         member_visit=np.zeros(256, np.int32),
+        member_part=np.zeros(256, np.int32),
+        member_step=np.zeros(256, np.int32),
+        parts=_rows(Parts, 16, wide=""),
         transfers=new_transfers(),
         trail=_rows(Trail, 1024 if trail else 0, wide="start finish arrival visit"),
         stack_kind=np.zeros(2048, np.int8),
         stack_a=np.zeros(2048, np.int32),
         stack_b=np.zeros(2048, np.int32),
-        counts=np.zeros(5, np.int64),
+        counts=np.zeros(6, np.int64),
     )
-
-
-def _wider(column: Array, room: int) -> Array:
-    copy = np.zeros(room, column.dtype)
-    copy[: len(column)] = column
-    return copy
-
-
-def with_events(pools: Pools, least: int) -> Pools:
-    """Return pools with room for at least `least` more events."""
-    calendar = pools.calendar
-    had = len(calendar.next)
-    room = max(2 * had, had + least + 1)
-    columns = {
-        name: _wider(getattr(calendar, name), room)
-        for name in ("time", "bucket", "first", "kind", "a", "b", "next")
-    }
-    for name, free in (("first", 1), ("next", 2)):
-        columns[name][had:] = np.arange(had + 1, room + 1)
-        columns[name][-1] = calendar.counts[free]
-        calendar.counts[free] = had
-    return pools._replace(calendar=calendar._replace(**columns))
-
-
-def with_stack(pools: Pools, least: int) -> Pools:
-    """Return pools with room for at least `least` work items."""
-    room = max(2 * len(pools.stack_kind), least + 1)
-    names = ("stack_kind", "stack_a", "stack_b")
-    kind, a, b = (_wider(getattr(pools, name), room) for name in names)
-    return pools._replace(stack_kind=kind, stack_a=a, stack_b=b)
-
-
-def with_instances(pools: Pools, wanted: int) -> Pools:
-    """Return pools with room for an instance of `wanted` tasks and members; only what is short grows."""
-    made, arena, members = (int(pools.counts[index]) for index in (MADE, ARENA, MEMBERS))
-    instances = pools.instances
-    if made == len(instances.group):
-        instances = Instances(*(_wider(column, 2 * made) for column in instances))
-    arena_room, member_room = len(pools.pending), len(pools.member_rank)
-    if arena + wanted > arena_room:
-        arena_room = max(arena_room + arena_room // 2, arena + wanted)
-    if members + wanted > member_room:
-        member_room = max(2 * member_room, members + min(wanted, 2**20))
-    return pools._replace(
-        instances=instances,
-        pending=_wider(pools.pending, arena_room),
-        ready=_wider(pools.ready, arena_room),
-        member_rank=_wider(pools.member_rank, member_room),
-        member_visit=_wider(pools.member_visit, member_room),
-    )
-
-
-def with_transfers(pools: Pools) -> Pools:
-    """Return pools with twice the room for transfers on their way."""
-    had = len(pools.transfers.next)
-    transfers = Transfers(*(_wider(column, 2 * had) for column in pools.transfers))
-    transfers.next[had:] = np.arange(had + 1, 2 * had + 1)
-    transfers.next[-1] = pools.counts[FREE_TRANSFER]
-    pools.counts[FREE_TRANSFER] = had
-    return pools._replace(transfers=transfers)
-
-
-def with_trail(pools: Pools, least: int) -> Pools:
-    """Return pools with room for at least `least` more hops in the trail."""
-    room = 2 * len(pools.trail.link) + least
-    return pools._replace(trail=Trail(*(_wider(column, room) for column in pools.trail)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
-from rapid_des.engines.compiled.flat import Array, Network, Ranks, Visits
+from rapid_des.engines.compiled.flat import Array, Network
 from rapid_des.engines.compiled.pools import FREE_TRANSFER, State, Transfers
 
 NONE = -1
@@ -39,6 +39,8 @@ def hand_over(transfers: Transfers, counts: Array, message: int) -> int:
     transfers.injected[part] = transfers.injected[message]
     transfers.rank[part] = transfers.rank[message]
     transfers.visit[part] = transfers.visit[message]
+    transfers.priority[part] = transfers.priority[message]
+    transfers.sub[part] = transfers.sub[message]
     transfers.message[part] = message
     transfers.crossed[part] = transfers.parts[part] = 0
     transfers.part[part] = transfers.newest[message]
@@ -68,18 +70,15 @@ def owed(state: State, link: int, moment: int) -> int:
 
 
 @compilable
-def insert_local(  # noqa: PLR0913 - flat arrays
-    visits: Visits, ranks: Ranks, network: Network, transfers: Transfers, state: State, link: int, part: int
-) -> None:
+def insert_local(network: Network, transfers: Transfers, state: State, link: int, part: int) -> None:
     """Give a part at its first hop a start tag, and its place among those that wait there."""
     message = transfers.message[part]
     tag = max(state.local_tag[link], transfers.end_tag[message])
     service = network.occupancy[transfers.size[part], network.route_class[transfers.hop[part]]]
     transfers.tag[part], transfers.end_tag[message] = tag, tag + service
-    mine = link_priority(visits, ranks, transfers, part)
     ahead, other = NONE, state.local[link]
     while other != NONE:
-        theirs = link_priority(visits, ranks, transfers, other)
+        mine, theirs = transfers.priority[part], transfers.priority[other]
         if theirs > mine or (theirs == mine and transfers.tag[other] > tag):
             break
         ahead, other = other, transfers.next[other]
@@ -91,17 +90,14 @@ def insert_local(  # noqa: PLR0913 - flat arrays
 
 
 @compilable
-def take(  # noqa: PLR0913 - flat arrays
-    visits: Visits, ranks: Ranks, network: Network, transfers: Transfers, state: State, link: int
-) -> int:
+def take(network: Network, transfers: Transfers, state: State, link: int) -> int:
     """Take the first of the class that a link has served less; NONE if nobody waits."""
     transit, local = state.queue[link], state.local[link]
     if transit == NONE and local == NONE:
         return NONE
     chosen = TRANSIT if local == NONE else LOCAL
     if transit >= 0 and local >= 0:
-        first = link_priority(visits, ranks, transfers, transit)
-        second = link_priority(visits, ranks, transfers, local)
+        first, second = transfers.priority[transit], transfers.priority[local]
         behind = state.served[link, LOCAL] < state.served[link, TRANSIT]
         chosen = LOCAL if second < first or (second == first and behind) else TRANSIT
     elif state.served[link, 1 - chosen] < state.served[link, chosen]:
@@ -116,12 +112,6 @@ def take(  # noqa: PLR0913 - flat arrays
         state.local_tag[link] = transfers.tag[transfer]
     transfers.next[transfer] = NONE
     return transfer
-
-
-@compilable
-def link_priority(visits: Visits, ranks: Ranks, transfers: Transfers, transfer: int) -> int:
-    """Return a transfer's priority on links."""
-    return visits.link_priority[ranks.program[transfers.rank[transfer]] + transfers.visit[transfer]]
 
 
 @compilable

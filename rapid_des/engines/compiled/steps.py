@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
-from rapid_des.engines.compiled.flat import Array, Flat, Network, Ranks, Visits
+from rapid_des.engines.compiled.columns import Ranks, Visits
+from rapid_des.engines.compiled.flat import Array, Flat, Network
 from rapid_des.engines.compiled.pools import FREE_TRANSFER, Instances, State, Transfers
 from rapid_des.program import timetable
 
@@ -238,6 +239,8 @@ def next_part(transfers: Transfers, counts: Array, before: int) -> int:
     transfers.injected[part] = transfers.injected[before]
     transfers.rank[part] = transfers.rank[before]
     transfers.visit[part] = transfers.visit[before]
+    transfers.priority[part] = transfers.priority[before]
+    transfers.sub[part] = transfers.sub[before]
     transfers.last[part] = transfers.last[before]
     transfers.message[part] = transfers.message[before]
     transfers.route[part] = transfers.route[before]
@@ -267,7 +270,7 @@ def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
 
 @compilable
 def goes_first(transfers: Transfers, one: int, other: int) -> bool:
-    """Order transfers of equal priority and ready time by (part, source, injected, visit, task) (R3).
+    """Order transfers of equal priority and ready time by (part, source, injected, visit, phase, task) (R3).
 
     Pieces of one message, which closed links made (R8), go by how far they are, then by their numbers.
     """
@@ -279,6 +282,8 @@ def goes_first(transfers: Transfers, one: int, other: int) -> bool:
         return transfers.injected[one] < transfers.injected[other]
     if transfers.visit[one] != transfers.visit[other]:
         return transfers.visit[one] < transfers.visit[other]
+    if transfers.sub[one] != transfers.sub[other]:
+        return transfers.sub[one] < transfers.sub[other]
     if transfers.task[one] != transfers.task[other]:
         return transfers.task[one] < transfers.task[other]
     places = transfers.hop[one] - transfers.begin[one], transfers.hop[other] - transfers.begin[other]
@@ -332,17 +337,13 @@ def rank_decides(transfers: Transfers, first: int) -> bool:
 
 
 @compilable
-def insert_waiting(  # noqa: PLR0913 - flat arrays
-    visits: Visits, ranks: Ranks, transfers: Transfers, state: State, link: int, first: int
-) -> None:
+def insert_waiting(transfers: Transfers, state: State, link: int, first: int) -> None:
     """Merge transfers that ask now, in order, into a link's queue by priority; earlier ones stay before."""
     while first != NONE:
         following = transfers.next[first]
-        mine = visits.link_priority[ranks.program[transfers.rank[first]] + transfers.visit[first]]
         ahead, other = NONE, state.queue[link]
         while other != NONE:
-            theirs = visits.link_priority[ranks.program[transfers.rank[other]] + transfers.visit[other]]
-            if theirs > mine:
+            if transfers.priority[other] > transfers.priority[first]:
                 break
             ahead, other = other, transfers.next[other]
         transfers.next[first] = other

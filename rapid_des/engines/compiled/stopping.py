@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rapid_des.engines.compiled import kernel, pools
+from rapid_des.engines.compiled import kernel, pools, room
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.closing_kernel import Served
 from rapid_des.engines.compiled.closing_tables import Links, Tables
@@ -70,11 +70,11 @@ class StoppingSimulation(CompiledSimulation):
 
     def _make_room(self) -> None:
         """Have what stands beside transfers be as long, and as wide as routes are."""
-        room = len(self._pools.transfers.next)
+        slots = len(self._pools.transfers.next)
         longest = int(np.diff(self._flat.network.route_starts).max(initial=1))
-        if self._served.start.shape[0] < room or self._served.start.shape[1] < longest:
+        if self._served.start.shape[0] < slots or self._served.start.shape[1] < longest:
             start, size, row = (
-                np.pad(had, ((0, room - had.shape[0]), (0, max(0, longest - had.shape[1]))))
+                np.pad(had, ((0, slots - had.shape[0]), (0, max(0, longest - had.shape[1]))))
                 for had in (self._served.start, self._served.size, self._served.row)
             )
             self._served = self._served._replace(start=start, size=size, row=row)
@@ -111,7 +111,7 @@ class StoppingSimulation(CompiledSimulation):
     def _leave_room(self) -> None:
         """Have room for an event."""
         if self._pools.calendar.counts[USED] + 2 >= len(self._pools.calendar.next):
-            self._pools = pools.with_events(self._pools, 1)
+            self._pools = room.with_events(self._pools, 1)
 
     def _listed(self, which: int) -> Iterator[int]:
         """Yield the transfers of a list in `cursor`, each may be put elsewhere."""
@@ -204,7 +204,7 @@ class StoppingSimulation(CompiledSimulation):
     def _set_off(self, message: int, route: int, row: int, now: int) -> None:
         """Make a transfer of what stopped of a message."""
         if self._pools.counts[pools.FREE_TRANSFER] == NONE:
-            self._pools = pools.with_transfers(self._pools)
+            self._pools = room.with_transfers(self._pools)
         transfers, network = self._pools.transfers, self._tables.flat.network
         piece = int(self._pools.counts[pools.FREE_TRANSFER])
         self._pools.counts[pools.FREE_TRANSFER] = transfers.next[piece]
@@ -215,6 +215,8 @@ class StoppingSimulation(CompiledSimulation):
             transfers.injected,
             transfers.rank,
             transfers.visit,
+            transfers.priority,
+            transfers.sub,
         ):
             column[piece] = column[message]
         transfers.message[piece], transfers.number[piece] = message, self._again

@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
 from rapid_des.machine import Machine
@@ -27,7 +27,7 @@ from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.program.choosing import Planner
 from rapid_des.program.plans import Call, Phase, Plan, TreesOverGroups, cut_in_chunks, with_switches
-from rapid_des.program.program import Template
+from rapid_des.program.program import NONE, Template
 from rapid_des.program.routes import all_pairs, geometry
 from rapid_des.program.services import Sizes, part_sizes
 from rapid_des.program.side_by_side import duration_alone
@@ -223,6 +223,16 @@ class CollectiveReplanner:
     def is_collective(self, position: int, node: int) -> bool:
         """Tell whether a rank's node is a collective."""
         return bool(self._traces.ranks[position].nodes.kind[node] == NodeKind.COLLECTIVE)
+
+    def kinds(self, position: int, nodes: Int32s) -> Int64s:
+        """Return a number for each of a rank's nodes that is a collective, else NONE.
+
+        Of equal numbers are those of which `steps_of` says the same.
+        """
+        table = self._traces.ranks[position].nodes
+        asked = np.stack([column[nodes] for column in (table.collective, table.group, table.size)], 1)
+        numbers = np.unique(asked, axis=0, return_inverse=True)[1].reshape(-1)
+        return np.where(table.kind[nodes] == NodeKind.COLLECTIVE, numbers, NONE)
 
     def steps_of(self, position: int, node: int, dead: frozenset[int]) -> list[list[RankPhase]]:
         """Return a rank's phases in the collective of one of its nodes, one after the other for each chunk.

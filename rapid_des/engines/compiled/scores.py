@@ -1,0 +1,101 @@
+"""R8: what ranks do in collectives that are planned anew, as columns that grow while a program runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import numpy as np
+
+from rapid_des.engines.compiled.closing_tables import Column, Tables
+from rapid_des.engines.compiled.columns import Tasks
+from rapid_des.engines.compiled.plan_tables import Replans
+from rapid_des.program.faults.closures import Closures
+from rapid_des.program.faults.planning import RankPhase, RoutedPhase
+from rapid_des.program.program import NONE, Template
+
+_SHARED = ("pair", "source", "need", "edge_target", "edge_lag", "edge_at_injection", "arrival_target",
+           "arrival_lag", "member_need")  # fmt: skip
+_STARTS = ("edge_starts", "arrival_starts")
+
+
+class Scores:
+    """The steps of ranks, and the templates that they are steps of, behind those of the program."""
+
+    def __init__(self, tables: Tables, closures: Closures, *, fluid: bool) -> None:
+        self._tables, self._closures, self._fluid = tables, closures, fluid
+        self._tasks = {name: Column(getattr(tables.flat.tasks, name)) for name in Tasks._fields}
+        self._replans = {name: Column(getattr(tables.flat.replans, name)) for name in Replans._fields}
+        self._shapes: dict[bytes, tuple[int, int]] = {}
+        self._phases: dict[RoutedPhase, tuple[int, int]] = {}
+
+    @property
+    def templates(self) -> int:
+        """How many there are."""
+        return len(self._tasks["members"].values)
+
+    def add(self, chunks: list[list[RankPhase]]) -> int:
+        """Add what a rank does in a collective; return the number of that score."""
+        firsts = [
+            self._add_chunk(turn, chunk, begins=chunk is chunks[0]) for turn, chunk in enumerate(chunks)
+        ]
+        self._replans["first"].extend(firsts)
+        score = self._replans["scores"].extend([len(self._replans["first"].values)]) - 1
+        columns = {name: column.values for name, column in self._replans.items()}
+        tasks = Tasks(**{name: column.values for name, column in self._tasks.items()})
+        self._tables.flat = self._tables.flat._replace(replans=Replans(**columns), tasks=tasks)
+        return score
+
+    def _add_chunk(self, turn: int, chunk: list[RankPhase], *, begins: bool) -> int:
+        """Add steps that follow one another; return the first."""
+        known = [self._phase(step.phase) for step in chunk]
+        first, steps = len(self._replans["next"].values), len(chunk)
+        rows: dict[str, Sequence[int]] = {
+            "template": [template for template, _ in known],
+            "use": [use for _, use in known],
+            "member": [step.member for step in chunk],
+            "sub": [step.number for step in chunk],
+            "turn": [turn] * steps,
+            "meets": [begins and step is chunk[0] for step in chunk],
+            "next": [*range(first + 1, first + steps), NONE],
+        }
+        for name, values in rows.items():
+            self._replans[name].extend(values)
+        return first
+
+    def _phase(self, phase: RoutedPhase) -> tuple[int, int]:
+        """Return the number of a phase's template, and where the routes of its pairs begin."""
+        if phase not in self._phases:
+            routes = [self._tables.route(links, self._back(links)) for links in phase.routes]
+            self._phases[phase] = self._template(phase), self._tables.pairs(routes)
+        return self._phases[phase]
+
+    def _back(self, links: tuple[int, ...]) -> tuple[int, ...]:
+        """Return how acknowledgements of flows go back while nothing is closed."""
+        return self._closures.return_route(links, frozenset(), 0) if self._fluid and links else ()
+
+    def _template(self, phase: RoutedPhase) -> int:
+        template, tasks = phase.template.expanded(), self._tasks
+        rows = np.array([self._tables.message(parts) for parts in phase.parts], np.int32)
+        first_task, first_member = self._shape(template)
+        tasks["first_size"].extend([len(tasks["size"].values) + len(template)])
+        tasks["size"].extend(rows[template.size])
+        tasks["first_task"].extend([first_task])
+        tasks["first_member"].extend([first_member])
+        tasks["tasks"].extend([len(template)])
+        tasks["ahead"].extend([template.ahead])
+        return tasks["members"].extend([template.members])
+
+    def _shape(self, template: Template) -> tuple[int, int]:
+        """Return where the columns of a template begin, by task and by member, but those of sizes."""
+        columns = [getattr(template, name) for name in (*_SHARED, *_STARTS)]
+        digest = sha256(b"".join(np.int64(len(column)).tobytes() + column.tobytes() for column in columns))
+        key = digest.digest()
+        if key not in self._shapes:
+            self._shapes[key] = len(self._tasks["pair"].values), len(self._tasks["member_need"].values)
+            for name in _STARTS:
+                starts, had = getattr(template, name), self._tasks[name]
+                had.extend(had.values[-1] + starts[1:] - starts[0])
+            for name in _SHARED:
+                self._tasks[name].extend(getattr(template, name))
+        return self._shapes[key]
