@@ -13,15 +13,7 @@ from __future__ import annotations
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, USED, pop, push, recycle, recycle_bucket
 from rapid_des.engines.compiled.flat import Flat
-from rapid_des.engines.compiled.parts import (
-    AS_LOWERED,
-    begin_part,
-    call_of,
-    caller_of,
-    group_of,
-    plan_of,
-    stands_for,
-)
+from rapid_des.engines.compiled.plan_tables import AS_LOWERED
 from rapid_des.engines.compiled.pools import (
     ARENA,
     FREE_TRANSFER,
@@ -253,7 +245,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         visit = 0
         starts = False
         opens, member = NONE, 0  # the template of the instance that a member comes to
-        part, score, call, plan = NONE, NONE, NONE, AS_LOWERED
+        part, score, call, plan, caller, group, number = NONE, NONE, NONE, AS_LOWERED, 0, 0, 0
         if kind <= END:
             visit = ranks.program[a] + b
             starts = kind == START or (kind == READY and visits.server[visit] == NONE)
@@ -266,11 +258,21 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 if replanning and replans.stands[visit] != NONE:
                     # R8: the first member to come fixes the plan; of another than the program's the rank
                     # follows its score, whose steps come to instances of their own.
-                    call = call_of(flat, state, a, visit)
-                    plan = plan_of(state, call, opens, cursor[PLAN])
+                    caller = b if visits.parent[visit] == NONE else visits.parent[visit]
+                    slot = ranks.slot[a] + visits.slot[ranks.program[a] + caller]
+                    number = visits.occurrence[visit]
+                    if caller != b:
+                        number = state.number[ranks.flat[a] + caller]
+                    elif number == NONE:
+                        number = state.counter[slot]
+                    group = ranks.slot_group[slot]
+                    call = replans.calls[group] + number
+                    if state.planned[call] == 0:
+                        state.planned[call], state.called[call] = max(AS_LOWERED, cursor[PLAN]), opens
+                    plan = state.planned[call]
                     record = ranks.flat[a] + b
                     if plan != AS_LOWERED:
-                        part = state.part[ranks.flat[a] + caller_of(flat, a, visit)]
+                        part = state.part[ranks.flat[a] + caller]
                         score = state.score[record]
                         if part == NONE and state.score_plan[record] != plan:
                             totals[STATUS] = NO_SCORE
@@ -334,7 +336,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         visit_first, visit_last = 0, 0
         edge_instance, edge_first, edge_last = NONE, 0, 0
         deliver, at_injection, arrives = False, False, False
-        group, number, sub, turn, meets, come_rank, come_visit = 0, 0, 0, NONE, True, 0, 0
+        sub, turn, meets, come_rank, come_visit = 0, NONE, True, 0, 0
         added = 0  # to what rank a serves
 
         if starts:
@@ -371,17 +373,24 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 elif part == NONE:
                     if state.called[call] != visits.template[visit]:
                         totals[STATUS] = DISAGREES
-                        totals[2], totals[3], totals[4] = group_of(flat, a, visit), number, 0
+                        totals[2], totals[3], totals[4] = group, number, 0
                         totals[5], totals[6] = state.called[call], visits.template[visit]
                         break
-                    part = begin_part(flat, state, parts, counts[PARTS], a, visit, number)
+                    part = counts[PARTS]
                     counts[PARTS] += 1
+                    parts.rank[part], parts.group[part], parts.number[part] = a, group, number
+                    parts.visit[part], parts.arrived[part], parts.visits[part] = replans.stands[visit], b, 1
+                    parts.left[part] = replans.scores[score + 1] - replans.scores[score]
+                    state.part[ranks.flat[a] + caller], state.beside[record] = part, NONE
                     for place in range(replans.scores[score], replans.scores[score + 1]):
                         stack_kind[depth] = STEP
                         stack_a[depth], stack_b[depth] = part, replans.first[place]
                         depth += 1
                 else:
-                    stands_for(state, parts, ranks.flat[a], part, b)
+                    state.beside[record] = parts.arrived[part]
+                    state.met[record] = state.met[ranks.flat[a] + parts.visit[part]]
+                    parts.arrived[part] = b
+                    parts.visits[part] += 1
                     if parts.left[part] == 0 and visits.server[visit] != NONE:
                         push(calendar, now + 1, END, a, b)
                     elif parts.left[part] == 0:

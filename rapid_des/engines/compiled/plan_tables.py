@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+AS_LOWERED = 1
+"""The plan of collectives that nothing asks to plan anew."""
 
 
 class Replans(NamedTuple):

@@ -11,8 +11,7 @@ import numpy as np
 from rapid_des.arrays import Int64s, starts_of
 from rapid_des.engines.compiled import kernel, room
 from rapid_des.engines.compiled.closing import ClosingSimulation
-from rapid_des.engines.compiled.parts import AS_LOWERED
-from rapid_des.engines.compiled.plan_tables import NO_REPLANS
+from rapid_des.engines.compiled.plan_tables import AS_LOWERED, NO_REPLANS
 from rapid_des.engines.compiled.scores import Scores
 from rapid_des.errors import FabricCutError
 from rapid_des.program.faults.closures import Closures, cut_at
