@@ -8,7 +8,8 @@
 ('compute', 8)
 
 Load: load_job, load_machine, load_device, load_model (a path, a preset's name, a mapping, or what was
-loaded before, with settings over it), load_rollout and load_trace. Run: simulate, compare, replay, serve,
+loaded before, with settings over it), load_rollout, load_study
+and load_trace. Run: simulate, compare, replay, serve,
 simulate_rollout; a BoundedCache shares work. Read: Result, its rows (operators, messages, links) and
 pictures, ServeResult. Ask: estimate (an operator's time), bench (a collective's), memory, machine.route,
 machine.check, machine.summary. Break: Fault, parse_fault, machine.with_faults, scenario, criticality,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from rapid_des.studies.points import Point
     from rapid_des.studies.results import Sweep
     from rapid_des.studies.search import Search, search
+    from rapid_des.studies.spaces import load_study
     from rapid_des.studies.sweep import sweep
     from rapid_des.units import Bandwidth, Duration, Size, seconds
 
@@ -133,6 +135,7 @@ _HOMES = {
     "load_machine": "rapid_des.machine",
     "load_model": "rapid_des.frontend.loading",
     "load_rollout": "rapid_des.serving.rollout",
+    "load_study": "rapid_des.studies.spaces",
     "load_trace": "rapid_des.simulation",
     "memory": "rapid_des.frontend.memory",
     "parse_fault": "rapid_des.network.faults.specs",
@@ -211,6 +214,7 @@ __all__ = [
     "load_machine",
     "load_model",
     "load_rollout",
+    "load_study",
     "load_trace",
     "memory",
     "parse_fault",
@@ -238,4 +242,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the public names, also those that are not imported yet."""
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -67,7 +67,7 @@ def _step(outcome: Outcome[Any]) -> float:
 
 def larger(study: Study) -> Study:
     """Return the same study with micro-batch and recomputation as axes too."""
-    axes = {**study.spec.axes, "micro_batch": [1, 2], "recompute": ["none", "full"]}
+    axes = {**study.spec.axes, "job.training.micro_batch": [1, 2], "job.training.recompute": ["none", "full"]}
     return load_study({**structs.asdict(study.spec), "axes": axes})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import html
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -96,6 +97,14 @@ class Study:
         names = tuple(name for axis in self.axes for name in axis.names)
         return (*names, "repeat") if self.spec.repeat > 1 else names
 
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(', '.join(axis.names))}</td><td>{len(axis.choices)}</td></tr>"
+            for axis in self.axes
+        )
+        head = f"<caption>{html.escape(self.name)}</caption><tr><th>axis</th><th>values</th></tr>"
+        return f"<table>{head}{rows}</table>"
+
     def count(self) -> int:
         """Return how many points there are."""
         return self.spec.repeat * sum(1 for _ in self._combined(0, Choice()))
@@ -151,6 +160,9 @@ def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Pat
 
     A mapping's references start from `folder` (default: the working directory). A `ConfigError` names the
     file, the key, the value and what is allowed.
+
+    >>> load_study("splits_64").columns
+    ('tp', 'cp', 'pp', 'dp')
     """
     if isinstance(reference, Study):
         return reference

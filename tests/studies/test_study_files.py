@@ -21,3 +21,10 @@ def test_the_fabrics_cost_the_same_in_links():
     for case in load_study("fabrics_64").cases():
         _, machine = case.point.resolved(BoundedCache())
         assert int(machine.fabric.bandwidth.sum()) == pytest.approx(64 * 300e9, rel=1e-3), case.labels
+
+
+def test_a_notebook_shows_the_axes_of_a_study():
+    axes = {"tp": [1, 2], "a<b": {"one": {}, "two": {"job.training.micro_batch": 2}}}
+    shown = load_study({"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes})._repr_html_()
+    assert "<td>tp</td><td>2</td>" in shown
+    assert "a&lt;b" in shown
