@@ -226,7 +226,7 @@ class Floors:
 
     def _times(self, job: Job, *, messages: bool) -> Times:
         """Return what every section takes alone on a rank of the first stage, with messages or without."""
-        job = issued_on(_short(job), self.machine)
+        job = issued_on(_one_replica(_short(job)), self.machine)
         job = replace(job, spec=structs.replace(job.spec, host=None))
         used = as_used(job, self.machine, self.machine.device)
         operators, found = operator_model(used, self.cache), Counter[tuple[Section, bool]]()
@@ -358,6 +358,17 @@ def _short(job: Job) -> Job:
     batch = job.training.global_batch // count * fewer
     training = structs.replace(job.training, global_batch=batch)
     return replace(job, spec=structs.replace(job.spec, training=training))
+
+
+def _one_replica(job: Job) -> Job:
+    """Return a job without other replicas, with which layers exchange nothing, if ranks stay in place."""
+    order = job.spec.parallelism.order
+    if job.model.has_experts or order.index("dp") < max(order.index("tp"), order.index("cp")):
+        return job
+    split = structs.replace(job.spec.parallelism, dp=1, dp_replicate=1)
+    batch = job.training.global_batch // job.spec.parallelism.dp
+    training = structs.replace(job.training, global_batch=batch)
+    return replace(job, spec=structs.replace(job.spec, parallelism=split, training=training))
 
 
 def _plain(job: Job) -> Job:
