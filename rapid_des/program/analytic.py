@@ -43,19 +43,23 @@ _TRIES = 8
 """Steps towards a lag, or towards the share of the library's pace that fits: few, as both are near linear."""
 
 
-def alone(schedule: Schedule, machine: Machine, ranks: Sequence[int]) -> int:
+def alone(
+    schedule: Schedule, machine: Machine, ranks: Sequence[int], *, below: Sequence[Sequence[int]] = ()
+) -> int:
     """Return the picoseconds of a collective among `ranks` that all arrive at once, without congestion.
 
     The longer of the longest chain of transfers at zero load, and the busiest link's service of all that
-    crosses it.
+    crosses it. `below`, see `with_switches`.
     """
-    chain, load = chain_and_load(schedule, machine, ranks)
+    chain, load = chain_and_load(schedule, machine, ranks, below=below)
     return max(chain, int(load.max(initial=0)))
 
 
-def chain_and_load(schedule: Schedule, machine: Machine, ranks: Sequence[int]) -> tuple[int, Int64s]:
+def chain_and_load(
+    schedule: Schedule, machine: Machine, ranks: Sequence[int], *, below: Sequence[Sequence[int]] = ()
+) -> tuple[int, Int64s]:
     """Return the longest chain of transfers at zero load, and every link's service of all that crosses it."""
-    members = with_switches(machine.switch_trees, ranks) if schedule.switches else tuple(ranks)
+    members = with_switches(machine.switch_trees, ranks, below) if schedule.switches else tuple(ranks)
     crossed = crossings(schedule, machine, members)
     return int(finish_times(schedule, crossed.time).max(initial=0)), crossed.load
 

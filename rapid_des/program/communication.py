@@ -113,6 +113,12 @@ class Communication:
         self._segment = machine.switching.segment if stores else None
 
     @cached_property
+    def _slowed(self) -> bool:
+        """Whether closed forms of libraries, which know the links of health alone, may be too short."""
+        machine = self._machine
+        return self.analytic and bool(machine.faults) and machine.fabric != machine.healthy
+
+    @cached_property
     def planner(self) -> Planner:
         """What plans the collectives that no library does."""
         return planner_of(self._machine, self._remembered, repeats=self._repeats)
@@ -142,9 +148,7 @@ class Communication:
         if laid is not None:
             self.served.add(laid.served)
             fixed = self.analytic or not laid.takes_links
-            number = (
-                self._fixed(laid, self._groups.simulated(ranks)) if fixed else self._by_library(laid, ranks)
-            )
+            number = self._fixed(laid, ranks) if fixed else self._by_library(laid, ranks)
             return self._taking(number, laid.cost)
         if not self.analytic:
             return None
@@ -204,8 +208,9 @@ class Communication:
         if cost is None:
             return number(("message", size), lambda: self.templates.message(size, self._segment))
         if self.analytic:
-            key = ("timed message", cost.duration, _occupancy(cost))
-            return self._taking(number(key, lambda: fixed_message(cost.duration, self.sizes)), cost)
+            lasts = max(cost.duration, message_alone(size, self._machine, *ends) if self._slowed else 0)
+            key = ("timed message", lasts, _occupancy(cost))
+            return self._taking(number(key, lambda: fixed_message(lasts, self.sizes)), cost)
         key = ("library message", cost, size, self.likeness(ends))
         template = number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
         return self._taking(template, cost)
@@ -241,8 +246,10 @@ class Communication:
 
         return self.templates.number(key, sent)
 
-    def _fixed(self, laid: LaidOut, members: int) -> int:
-        duration = laid.cost.duration
+    def _fixed(self, laid: LaidOut, ranks: Ranks) -> int:
+        members, duration = self._groups.simulated(ranks), laid.cost.duration
+        if self._slowed and laid.takes_links:
+            duration = max(duration, alone(laid.schedule(), self._machine, ranks, below=laid.below))
         return self.templates.number(
             ("timed collective", duration, members, _occupancy(laid.cost)),
             lambda: fixed_template(members, duration, self.sizes, name=laid.name),

@@ -34,3 +34,13 @@ def test_a_rank_of_which_another_place_was_simulated_has_a_breakdown():
     assert hurt.critical_rank % 4 == 1 and healthy.critical_rank % 4 == 0
     parts = healthy.rank_breakdown(hurt.critical_rank)
     assert sum(parts.values()) == healthy.step_time
+
+
+def test_closed_forms_of_libraries_know_slow_links():
+    machine = load_machine("dgx_a100")
+    job = load_job("llama2_7b_train").replace(tp=1, pp=1, dp=8, sequence_parallel=False)
+    slow = machine.with_faults([parse_fault("link=gpu2-switch0 bandwidth=0.3")])
+    healthy, faulty = (simulate(job, on, mode="analytical").step_time for on in (machine, slow))
+    simulated = simulate(job, slow, mode="hierarchical").step_time
+    # NCCL's rings go at 230 GB/s of 300: at 90 they wait for the link
+    assert 1.02 < faulty / healthy <= simulated / healthy < 1.04
