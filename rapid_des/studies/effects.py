@@ -140,10 +140,27 @@ def _explained(logs: Floats, levels: Sequence[Int64s]) -> float:
     whole = float(((logs - logs.mean()) ** 2).sum()) if len(logs) else 0.0
     if whole <= 0:
         return 0.0
-    design = np.concatenate([np.eye(int(level.max()) + 1)[level] for level in levels], axis=1)
-    if len(levels) == 1:
-        means = design.T @ logs / design.sum(axis=0)
-        fitted = means[levels[0]]
-    else:
-        fitted = design @ np.linalg.lstsq(design, logs, rcond=None)[0]
+    fitted = _means(logs, levels[0])[levels[0]] if len(levels) == 1 else _sums(logs, *levels)
     return 1 - float(((logs - fitted) ** 2).sum()) / whole
+
+
+def _means(logs: Floats, level: Int64s) -> Floats:
+    means: Floats = np.bincount(level, weights=logs) / np.bincount(level)
+    return means
+
+
+def _sums(logs: Floats, one: Int64s, two: Int64s) -> Floats:
+    """Return the least squares' sums of a term for a level of each of two axes.
+
+    The axis with more levels is eliminated from the normal equations: a table of all points and levels would
+    not fit into memory where there are many of both.
+    """
+    if one.max() < two.max():
+        one, two = two, one
+    counts = np.zeros((int(one.max()) + 1, int(two.max()) + 1))
+    np.add.at(counts, (one, two), 1.0)
+    means, shares = _means(logs, one), counts / counts.sum(axis=1)[:, None]
+    matrix = np.diag(counts.sum(axis=0)) - counts.T @ shares
+    terms = np.linalg.lstsq(matrix, np.bincount(two, weights=logs) - counts.T @ means, rcond=None)[0]
+    fitted: Floats = (means - shares @ terms)[one] + terms[two]
+    return fitted
