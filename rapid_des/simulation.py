@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, check_memory, memory
@@ -24,7 +26,7 @@ from rapid_des.modes.pricing import pace, price, price_blocks
 from rapid_des.network.faults import drawn_names
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.report.result import Result, result_of
-from rapid_des.report.result_text import drawn_line, jitter_lines, late_lines
+from rapid_des.report.result_text import drawn_line, jitter_lines, late_lines, unmarked_line
 
 if TYPE_CHECKING:
     from rapid_des.chakra import ReadOptions, TraceSet
@@ -119,11 +121,23 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     needed = remembered.get_or_make(of_job, lambda: memory(job) if allow_oom else check_memory(job, capacity))
     asked = _Asked(mode, EngineChoice.of(engine), needed, trail, strict, cache)
     result = _noted(_result(job, machine, asked), machine)
+    congestion = machine.switching.congestion
+    if congestion is not None and congestion.dcqcn is not None:
+        without = _result(job, unmarked(machine), replace(asked, trail=False)).step_time
+        result = replace(result, notes=(*result.notes, unmarked_line(result.step_time, without)))
     if machine.spec.jitter is None:
         return result
     even = _result(job, machine.even, replace(asked, trail=False))
     lines = jitter_lines(machine, job.gpus, result.step_time, even.step_time)
     return replace(result, notes=(*result.notes, *lines))
+
+
+def unmarked(machine: Machine) -> Machine:
+    """Return a machine without marks and the rates that they cut."""
+    assert machine.switching.congestion is not None, "who asks has looked"
+    congestion = structs.replace(machine.switching.congestion, dcqcn=None)
+    switching = structs.replace(machine.switching, congestion=congestion)
+    return replace(machine, spec=structs.replace(machine.spec, switching=switching))
 
 
 @dataclass(frozen=True)

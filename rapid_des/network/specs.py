@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, structs
 
 from rapid_des.config import Spec
+from rapid_des.network.dcqcn import Dcqcn
 from rapid_des.network.protocol import Protocol
 from rapid_des.units import Bandwidth, Duration, Size
 
@@ -359,6 +360,8 @@ class Congestion(Spec, frozen=True, kw_only=True, tag_field="control"):
 
     pause: Pause | None = None
     """Links that stop while too much waits behind them; unset: there is room for all that comes."""
+    dcqcn: Dcqcn | None = None
+    """Rates that fall where queues grow; unset: every message is sent as fast as it can."""
 
 
 class Unheld(Congestion, frozen=True, kw_only=True, tag="none"):
@@ -462,6 +465,10 @@ class Switching(Spec, frozen=True, kw_only=True):
         pause = congestion.pause
         if pause is not None and not 0 <= pause.go_at < pause.stop_above:
             yield "congestion.pause.go_at", f"{pause.go_at}; allowed: from 0 to below {pause.stop_above}"
+        if congestion.dcqcn is not None:
+            if self.parts == 1:
+                yield "congestion.dcqcn", "stated with parts 1; allowed: more parts, between which rates act"
+            yield from ((f"congestion.dcqcn.{key}", said) for key, said in congestion.dcqcn.problems())
 
     def _spraying(self, spray: Spray) -> Iterator[tuple[str, str]]:
         if self.mode != "cut_through":

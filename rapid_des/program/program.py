@@ -94,6 +94,15 @@ R13 Pause. Where nodes stop links, a part that came over a link lies in that lin
     and let go as long after no more than the lower one does. A stopped link finishes what it serves and takes
     nothing, wherever it goes; acknowledgements cross it.
 
+R14 Rates. Where marks slow senders, a part that came over a link is marked when its next link takes it, by a
+    draw of 24 bits of (seed, position of its rank, visit, number in the collective, part, hop) below the
+    probability (`rates.chance`) that what waits gives: the services, at rate 1, of the others that came over
+    links. When a marked part arrives, and no notice went out on its message's route for the interval, one
+    goes, and is `echo` later at the sender, where `rates.cut` cuts the rate of that route, which all messages
+    share that have it. A message hands its next part over no earlier than its newest one, from its start at
+    the first link on, takes at that rate as it is then. Rates rise by timers and by bytes that set off at
+    earlier instants (`rates.advance`): before a cut of the same instant, and before the pace of a part.
+
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
 file or of hashes, nor on the engine. `engines.simpy` is the definition, `engines.compiled` the same rules
 as one loop; `tests/semantics` holds both to each rule by its name.
@@ -468,6 +477,23 @@ class PauseTable(NamedTuple):
     """[link] picoseconds, at least one, from the node behind it to the one that stops sending."""
 
 
+class RateTable(NamedTuple):
+    """R14: when parts are marked, and the rates of routes (`rates` names the columns)."""
+
+    first: Int64s
+    """[link] picoseconds that wait from which parts are marked with a probability; NONE: it marks nothing."""
+    full: Int64s
+    """[link] picoseconds from which all are."""
+    packets: Int64s
+    """[size row] of a part."""
+    echo: Int64s
+    """[route] picoseconds, at least one, that a notice takes back."""
+    control: Int64s
+    """What is alike for all."""
+    rows: Int64s
+    """[route, column] the state of each rate at the begin."""
+
+
 @dataclass(frozen=True)
 class QueuePairTable:
     """R9: how far the queue pairs of messages run ahead, and what their acknowledgements cost.
@@ -488,6 +514,8 @@ class QueuePairTable:
     """[route] the route of its acknowledgements."""
     pause: PauseTable | None = None
     """None: no link is stopped."""
+    rates: RateTable | None = None
+    """None: nothing is marked."""
 
 
 _ROW, _TABLE, _ROUTES = np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int32)
@@ -498,6 +526,7 @@ NO_SPRAY = SprayTable(per_message=False, starts=_ROW, routes=_ROUTES)
 NO_DELAYS = DelayTable(_ROW, _ROUTES, _ROW, _ROW, _ROW, _ROUTES, _ROUTES, _TABLE.astype(np.int32), _ROW)
 NO_QUEUE_PAIRS = QueuePairTable(_TABLE, _TABLE, _ROW, _ROW, _ROUTES)
 NO_PAUSE = PauseTable(0, 0, _ROW)
+NO_RATES = RateTable(_ROW, _ROW, _ROW, _ROW, _ROW, _TABLE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -570,6 +599,8 @@ class Records:
     received: int
     link_stopped: Int64s | None = None
     """[link] picoseconds that it was stopped (R13), NONE if it still is; None where no link can be."""
+    rates: RateRecords | None = None
+    """What marks did (R14); None where nothing is marked."""
     ties: int = 0
     """How often a link chose by rank among transfers that became ready at one instant (R3)."""
     trail: Trail | None = None
@@ -585,6 +616,19 @@ class Records:
     def makespan(self) -> int:
         """The finish of the last visit."""
         return int(self.finish.max(initial=0))
+
+
+class RateRecords(NamedTuple):
+    """R14: what was marked, and what became of rates."""
+
+    marks: Int64s
+    """[link] parts that it marked."""
+    cuts: Int64s
+    """[route]"""
+    held: Int64s
+    """[route] picoseconds by which parts were handed over later than their first link would have let them."""
+    slowest: Int64s
+    """[route] the least rate, in 1 / `timetable.FULL_RATE` of the first link's."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rapid_des.network.protocol import (
     window_bytes,
 )
 from rapid_des.network.specs import Switching, Window
-from rapid_des.program.program import HopTable, PauseTable, QueuePairTable, TailTable
+from rapid_des.program.program import HopTable, PauseTable, QueuePairTable, RateTable, TailTable
 from rapid_des.program.services import packets, profiles_of
 from rapid_des.units import ceil_divide
 
@@ -60,6 +60,7 @@ def queue_pair_table(
         acknowledgement_time=np.array([times[rate] for rate in fabric.bandwidth.tolist()], np.int64),
         back=back,
         pause=_pauses(fabric, switching),
+        rates=_rates(fabric, switching, routes, (sizes, back)),
     )
     return replace(hops, lag=lag, tails=TailTable(lag, _columns(crossed, len(sizes)))), table
 
@@ -70,6 +71,17 @@ def _pauses(fabric: Fabric, switching: Switching) -> PauseTable | None:
         return None
     latency = np.maximum(fabric.latency, 1).astype(np.int64)
     return PauseTable(int(pause.stop_above), int(pause.go_at), latency)
+
+
+def _rates(
+    fabric: Fabric, switching: Switching, routes: Routes, parts: tuple[Sequence[int], Int32s]
+) -> RateTable | None:
+    """Return what marks which parts (bytes by size row; ways back), if anything does."""
+    if switching.congestion is None or switching.congestion.dcqcn is None:
+        return None
+    from rapid_des.program.rate_tables import rate_table
+
+    return rate_table(fabric, switching.congestion.dcqcn.whole(), packets(switching), routes, parts)
 
 
 def _answers(protocol: Protocol, size: int) -> int:

@@ -352,7 +352,16 @@ def company_notes(
         )
 
 
-def pause_notes(run: Run) -> Iterator[str]:
+def congestion_notes(run: Run) -> Iterator[str]:
+    """Yield what priority flow control held, and what marks made of rates."""
+    yield from _pauses(run)
+    if run.execution.records.rates is not None:
+        from rapid_des.report.rates_text import rate_notes
+
+        yield from rate_notes(run.lowered.program, run.execution.records.rates, run.machine)
+
+
+def _pauses(run: Run) -> Iterator[str]:
     """Yield a line if priority flow control held links."""
     fabric, stopped = run.machine.fabric, run.execution.records.link_stopped
     if stopped is None or not (stopped > 0).any():

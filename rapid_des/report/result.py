@@ -22,7 +22,6 @@ from rapid_des.report.basis import Basis, measured_topics
 from rapid_des.report.breakdown import (
     breakdown,
     busiest,
-    company_notes,
     critical_position,
     finish_times,
     host_busy,
@@ -30,7 +29,6 @@ from rapid_des.report.breakdown import (
     in_whole_step,
     inside_times,
     operator_times,
-    pause_notes,
     with_inside,
 )
 from rapid_des.report.figures import (
@@ -331,7 +329,7 @@ def result_of(
     notes = lowered.traces.notes if trace is None else trace.notes
     issuing = 0 if repeated is None else repeated.times * int(repeated.host[position])
     notes = (*notes, *host_notes(spent, host_busy(lowered, position) + issuing))
-    notes = (*notes, *pause_notes(run), *company_notes(lowered, records, position, repeated))
+    notes = (*notes, *congestion_notes(run), *company_notes(lowered, records, position, repeated))
     figures = None
     if trace is not None and memory is not None:
         device = as_used(trace.job, run.machine, run.machine.device)

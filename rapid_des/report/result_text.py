@@ -73,6 +73,11 @@ def jitter_lines(machine: Machine, gpus: int, step: Duration, even: Duration) ->
     yield f"on the even machine the step takes {even} ({_change(step, even)} with jitter)"
 
 
+def unmarked_line(step: Duration, without: Duration) -> str:
+    """Return what a step takes longer than on the same machine without `dcqcn`."""
+    return f"without dcqcn the step takes {without} ({_change(step, without)} with it)"
+
+
 def _change(after: int, before: int) -> str:
     return f"{after / max(before, 1) - 1:+.2%}"
 

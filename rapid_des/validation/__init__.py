@@ -44,6 +44,7 @@ PROVIDERS: dict[str, str] = {
     "network.packets:ns3_topics": "network/",
     "network.packets:grid_topics": "network/",
     "network.pauses:pause_topics": "network/",
+    "network.marks:mark_topics": "network/",
     "training.published:topics": "training/",
     "training.tables:topics": "training/",
     "training.dgxc:topics": "training/dgxc",

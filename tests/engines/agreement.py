@@ -21,6 +21,9 @@ def assert_same(one: Records, other: Records, *, ties=True, trail=True) -> None:
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
     np.testing.assert_array_equal(one.link_stopped, other.link_stopped)
+    assert (one.rates is None) == (other.rates is None)
+    for own, others in zip(one.rates or (), other.rates or (), strict=True):
+        np.testing.assert_array_equal(own, others)
     for name in (*NUMBERS, *(["ties"] if ties else [])):
         assert getattr(one, name) == getattr(other, name), name
     if not trail:

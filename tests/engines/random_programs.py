@@ -53,6 +53,31 @@ PAUSING = [
     for above, at in (("40 B", "0 B"), ("200 B", "120 B"))
 ]
 """Links that nodes stop (R13)."""
+DCQCN = {
+    "kmin": "30 B",
+    "kmax": "250 B",
+    "pmax": 0.3,
+    "cnp_interval": "150 ns",
+    "gain": 0.1,
+    "alpha_timer": "130 ns",
+    "rate_timer": "170 ns",
+    "byte_counter": "300 B",
+    "fast_recovery": 1,
+    "additive_increase": "9 MB/s",
+    "hyper_increase": "50 MB/s",
+    "minimum_rate": "20 MB/s",
+    "clamp": "every_cut",
+}
+SLOWING = [
+    one | {"congestion": one["congestion"] | {"dcqcn": DCQCN | other}}
+    for one in (*PAIRS, PAUSING[1])
+    for other in (
+        {},
+        {"clamp": "after_timer", "kmin": "0 B", "kmax": "60 B", "fast_recovery": 0, "seed": 7},
+        {"byte_counter": "0 B", "cnp_interval": "1 ns", "pmax": 1.0, "dimensions": ["d0"]},
+    )
+]
+"""Senders that marks slow (R14)."""
 BY_LOAD = {"ways": 2, "choose": "least_loaded", "detours": 2, "bias": "20 ns"}
 CHOOSING = [
     PARTS | {"spray": BY_LOAD | {"per": "part"}},
@@ -183,10 +208,12 @@ def programs(  # noqa: PLR0913 - what programs have, by name
     late=False,
     choosing=False,
     pausing=False,
+    slowing=False,
 ):
     """A lowered program."""
-    kinds = CHOOSING if choosing else PAUSING if pausing else FLUID if fluid else HOPS
-    where = draw(machines(kinds, [*FABRICS, *WITH_WAYS] if pausing else WITH_WAYS if choosing else FABRICS))
+    kinds = CHOOSING if choosing else PAUSING if pausing else SLOWING if slowing else FLUID if fluid else HOPS
+    some = [*FABRICS, *WITH_WAYS] if pausing or slowing else WITH_WAYS if choosing else FABRICS
+    where = draw(machines(kinds, some))
     program = lower(
         draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
     ).program

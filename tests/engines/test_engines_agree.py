@@ -92,6 +92,12 @@ def test_links_that_nodes_stop_r13(program):
 
 
 @FEW
+@given(programs(unordered=True, timetables=True, slowing=True))
+def test_rates_that_marks_cut_r14(program):
+    assert_engines_agree(program, trail=True)
+
+
+@FEW
 @given(st.data())
 def test_timetables_that_change_no_rate_change_nothing(data):
     where = data.draw(machines())

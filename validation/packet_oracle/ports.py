@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from simpy import Environment
 from simpy.events import Timeout
 
+from validation.packet_oracle.rate_control import RateMachine
+
 
 @dataclass(slots=True)
 class Packet:
@@ -20,6 +22,7 @@ class Packet:
     route: tuple[int, ...]
     is_answer: bool
     hop: int = 0
+    is_marked: bool = False
 
 
 @dataclass(slots=True)
@@ -39,10 +42,14 @@ class Flow:
     answered: int = 0
     """Data packets that arrived and are not acknowledged yet."""
     waits_at_port: bool = False
+    rate: RateMachine | None = None
+    """None: as fast as its port."""
+    not_before: int = 0
+    """When its rate lets it send the next packet."""
 
-    def may_send(self) -> bool:
-        """Return whether something is left and the window has room."""
-        return self.left >= 0 and self.in_flight < self.window
+    def may_send(self, now: int) -> bool:
+        """Return whether something is left, the window has room and the rate allows."""
+        return self.left >= 0 and self.in_flight < self.window and now >= self.not_before
 
     def next_wire(self) -> int:
         """Return the wire bytes of the next packet."""
@@ -81,6 +88,8 @@ class Port:
     busy_until: int = 0
     woken: bool = False
     transit_next: bool = True
+    queued: int = 0
+    """Wire bytes of `transit`."""
     served: Flow | None = None
     """The own flow that sent last."""
 
@@ -113,16 +122,26 @@ class Port:
             return None
         if self.transit and (self.transit_next or not self.own) and self._fits(self.transit[0].wire):
             self.transit_next = False
-            return self.transit.popleft()
+            packet = self.transit.popleft()
+            self.queued -= packet.wire
+            return packet
         self.transit_next = True
         if not self.own or not self._fits(self.own[0].next_wire()):
             return None
         own = self.served = self.own.popleft()
         packet = own.next_packet()
-        own.waits_at_port = own.may_send()
+        if own.rate is not None:
+            own.not_before = self.env.now + own.rate.pace(packet.wire)
+            Timeout(self.env, own.not_before - self.env.now, own).callbacks.append(self._paced)
+        own.waits_at_port = own.may_send(self.env.now)
         if own.waits_at_port:
             self.own.append(own)
         return packet
+
+    def _paced(self, event: Timeout) -> None:
+        flow: Flow = event.value
+        if not flow.waits_at_port and flow.may_send(self.env.now):
+            self.join(flow)
 
     def _fits(self, wire: int) -> bool:
         return self.room is None or wire <= self.room

@@ -4,17 +4,20 @@
 
 writes the rows of these fabrics (all without any, which takes about half an hour) into
 `validation/data/packet_oracle/grid.csv`; with `pauses` as FABRIC those of incasts with pauses, in
-`pauses.csv` beside it, which takes two minutes.
+`pauses.csv` beside it, which takes two minutes; with `marks` those with rates that marks cut, in `marks.csv`,
+which takes one.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rapid_des.validation.network.marks import SIZE, STATED, mark_cases
+from rapid_des.validation.network.marks import Case as MarkCase
 from rapid_des.validation.network.packets import FABRICS, PROTOCOL, cases, traffic
 from rapid_des.validation.network.pauses import Case, incast, pause_cases
 from validation.packet_oracle.simulation import simulate_packets
@@ -32,6 +35,8 @@ PAUSE_COLUMNS = (
     "victim_ps",
     "makespan_ps",
 )
+MARKS = GRID.with_name("marks.csv")
+MARK_COLUMNS = ("case_id", "fabric", "senders", "constants", "stop_above", "victim_ps", "all_ps")
 COLUMNS = ("case_id", "fabric", "pattern", "bytes", "gpus", "messages", "makespan_ps")
 TRANSPORT = Transport(
     protocol=PROTOCOL,
@@ -65,18 +70,37 @@ def pause_answer(case: Case) -> dict[str, object]:
     return dict(zip(PAUSE_COLUMNS, cells, strict=True))
 
 
-def write_pauses() -> None:
-    """Store every answer with pauses."""
-    with PAUSES.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, PAUSE_COLUMNS, lineterminator="\n")
+def mark_answer(case: MarkCase) -> dict[str, object]:
+    """Return the row of an incast with rates that marks cut."""
+    fabric, senders, constants, threshold = case
+    flows = incast(fabric, senders, SIZE)
+    transport = replace(
+        TRANSPORT,
+        window_in_bdp=None,
+        flow_control=Pause(stop_above=threshold, go_at=threshold // 2) if threshold else None,
+        rate_control=STATED[constants].whole(),
+    )
+    arrival = simulate_packets(transport, flows.links, flows.messages).arrival
+    name = f"{fabric}/{senders}/{constants}/{threshold}"
+    cells = (name, fabric, senders, constants, threshold, int(arrival[-1]), int(arrival.max()))
+    return dict(zip(MARK_COLUMNS, cells, strict=True))
+
+
+def write(path: Path, columns: Sequence[str], rows: Iterable[dict[str, object]]) -> None:
+    """Store answers."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(map(pause_answer, pause_cases()))
+        writer.writerows(rows)
 
 
 def main(fabrics: Sequence[str]) -> None:
     """Replace the rows of these fabrics in the stored grid."""
     if list(fabrics) == ["pauses"]:
-        write_pauses()
+        write(PAUSES, PAUSE_COLUMNS, map(pause_answer, pause_cases()))
+        return
+    if list(fabrics) == ["marks"]:
+        write(MARKS, MARK_COLUMNS, map(mark_answer, mark_cases()))
         return
     rows = list(csv.DictReader(GRID.open(encoding="utf-8"))) if GRID.exists() else []
     stored = {name: [row for row in rows if row["fabric"] == name] for name in FABRICS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 
 import numpy as np
 from simpy import Environment
@@ -12,9 +13,10 @@ from simpy.events import Timeout
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import DeadlockError
-from rapid_des.network.protocol import Hops, packet_time, units
+from rapid_des.network.protocol import Hops, acknowledgement_time, packet_time, units
 from rapid_des.validation.network.messages import Message
 from validation.packet_oracle.ports import Flow, Packet, Port
+from validation.packet_oracle.rate_control import RateMachine, is_marked
 from validation.packet_oracle.transport import Credits, Pause, Transport, window
 
 
@@ -37,6 +39,7 @@ class _Network:
         self.env = Environment()
         self.ports = [self._port(link) for link in range(len(links))]
         self.flows: dict[int, Flow] = {}
+        self.random = Random(0)
         self.occupied = [0] * len(links)
         self.stops = [False] * len(links)
         self.start = np.full(len(messages), -1, dtype=np.int64)
@@ -85,10 +88,12 @@ class _Network:
             message.route,
             units(message.size, protocol.payload)[0],
         )
+        if self.transport.rate_control is not None:
+            flow.rate = RateMachine(self.env, self.transport.rate_control, there[0][0])
         self._open(flow)
 
     def _open(self, flow: Flow) -> None:
-        if not flow.waits_at_port and flow.may_send():
+        if not flow.waits_at_port and flow.may_send(self.env.now):
             self.ports[flow.route[0]].join(flow)
 
     def _arrive(self, packet: Packet) -> None:
@@ -106,6 +111,7 @@ class _Network:
         port = self.ports[packet.route[packet.hop]]
         first = packet.is_answer and self.transport.acknowledgements_first
         (port.urgent if first else port.transit).append(packet)
+        port.queued += 0 if first else packet.wire
         if not packet.is_answer:
             self._occupy(packet.route[packet.hop - 1], packet.wire)
         port.wake()
@@ -114,6 +120,9 @@ class _Network:
         flow, protocol = packet.flow, self.transport.protocol
         flow.packets -= 1
         flow.answered += packet.payload
+        if packet.is_marked and flow.rate is not None and flow.rate.notices():
+            back = [self.links[link] for link in self.messages[flow.number].back]
+            self._after(acknowledgement_time(protocol, back), partial(flow.rate.cut))
         if flow.packets == 0:
             self.arrival[flow.number] = self.env.now
             self._done(flow.number, answered=False)
@@ -151,7 +160,11 @@ class _Network:
                 self._after(self.links[link][1], partial(self._halt, link, stopped=True))
 
     def _leave(self, packet: Packet) -> None:
-        """Free the place that a packet had behind the link before, as it starts on its next one."""
+        """Mark a packet that starts on its next link, and free its place behind the one before."""
+        stated = self.transport.rate_control
+        if stated is not None and not packet.is_answer:
+            queued = self.ports[packet.route[packet.hop]].queued
+            packet.is_marked |= is_marked(stated, queued, self.random)
         control = self.transport.flow_control
         if control is None or packet.is_answer:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rapid_des.network.dcqcn import Dcqcn
 from rapid_des.network.protocol import Hops, Protocol
 from rapid_des.units import PS_PER_S
 
@@ -34,6 +35,8 @@ class Transport:
     acknowledgements_first: bool
     """Acknowledgements have their own queue, served before data."""
     flow_control: Credits | Pause | None = None
+    rate_control: Dcqcn | None = None
+    """Whole; None: nothing is marked."""
 
 
 def window(transport: Transport, there: Hops, latency_back: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -230,5 +231,5 @@ class Tables:
                 changed[name] = np.pad(table, ((0, more[0]), (0, more[1])))
         self._replace(changed)
 
-    def _replace(self, columns: dict[str, Array]) -> None:
+    def _replace(self, columns: dict[str, Any]) -> None:
         self.flat = self.flat._replace(network=self.flat.network._replace(**columns))

@@ -15,7 +15,8 @@ from rapid_des.engines.compiled.flat import flatten
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
 from rapid_des.network.fluid.state import never_end, new_fluid, widened
-from rapid_des.program.program import NONE, Program, Progress, Records, Trail
+from rapid_des.program import rates
+from rapid_des.program.program import NONE, Program, Progress, RateRecords, Records, Trail
 from rapid_des.program.services import widest
 from rapid_des.program.timetable import FOREVER
 
@@ -32,7 +33,7 @@ def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = Fals
     package = Path(__file__).parents[2]
     sources = [
         *package.glob("engines/compiled/*.py"),
-        *(package / "program" / f"{name}.py" for name in ("delays", "spraying", "timetable")),
+        *(package / "program" / f"{name}.py" for name in ("delays", "rates", "spraying", "timetable")),
     ]
     if paired:
         from rapid_des.engines.compiled.paired_kernel import play_paired
@@ -148,6 +149,7 @@ class CompiledSimulation:
             sent=int(state.totals[kernel.SENT]),
             received=int(state.totals[kernel.RECEIVED]),
             link_stopped=np.where(state.stopped, NONE, state.link_stopped) if len(state.stopped) else None,
+            rates=_rates(state),
             ties=int(state.totals[kernel.TIES]),
             events=int(self._pools.calendar.counts[PUSHED]),
             trail=self._trail() if state.flags[1] else None,
@@ -164,6 +166,14 @@ class CompiledSimulation:
     def _trail(self) -> Trail:
         rows, trail = int(self._pools.counts[pools.TRAIL]), self._pools.trail
         return Trail(*(column[:rows] for column in trail))
+
+
+def _rates(state: pools.State) -> RateRecords | None:
+    """Return what marks did; None where nothing is marked."""
+    if not len(state.marks):
+        return None
+    cuts, held, slowest = (state.rates[:, which] for which in (rates.CUTS, rates.HELD, rates.SLOWEST))
+    return RateRecords(state.marks, cuts, held, slowest)
 
 
 def _with_room(had: pools.Pools, status: int, wanted: int) -> pools.Pools:

@@ -24,13 +24,16 @@ from rapid_des.program.program import (
     NO_LOAD,
     NO_PAUSE,
     NO_QUEUE_PAIRS,
+    NO_RATES,
     NO_SPRAY,
     NO_TAILS,
     NONE,
     DelayTable,
     PartTable,
+    PauseTable,
     Program,
     RankProgram,
+    RateTable,
     SprayTable,
     Template,
     Timetable,
@@ -91,9 +94,10 @@ class Network(NamedTuple):
     acknowledgements: Array
     acknowledgement_time: Array
     """As `QueuePairTable` has them, else empty."""
-    pauses: Array
-    """[stop above, go at] as `PauseTable` has them, else empty."""
-    pause_latency: Array
+    pause: PauseTable
+    """Where nothing pauses, it has no latencies."""
+    rates: RateTable
+    """Without marks its arrays are empty."""
     detour: Array
     """Where links close (R8): the route that messages of a route take now, or below 0 if that is not known;
     else empty."""
@@ -245,7 +249,7 @@ def _network(program: Program) -> Network:
     visit_table, work_tables = _of_visits(program)
     fluid, pairs = program.fluid or NO_FLUID, program.queue_pairs or NO_QUEUE_PAIRS
     tails, spray = program.hops.tails or NO_TAILS, program.spray or NO_SPRAY
-    load, pause = spray.load or NO_LOAD, pairs.pause or NO_PAUSE
+    load = spray.load or NO_LOAD
     rows = np.arange(len(program.hops.bytes), dtype=np.int32)
     parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
     return Network(
@@ -281,8 +285,8 @@ def _network(program: Program) -> Network:
         answer=np.ascontiguousarray(pairs.answer, np.int64),
         acknowledgements=pairs.acknowledgements,
         acknowledgement_time=pairs.acknowledgement_time,
-        pauses=np.array(pause[:2] if pairs.pause else [], np.int64),
-        pause_latency=pause.latency,
+        pause=pairs.pause or NO_PAUSE,
+        rates=pairs.rates or NO_RATES,
         detour=np.zeros(0, np.int32),
         spray_starts=spray.starts,
         spray_routes=spray.routes,
@@ -294,10 +298,7 @@ def _network(program: Program) -> Network:
 
 def _sprays(spray: SprayTable | None) -> Array:
     """Return whether parts take routes in turn, messages blindly, parts by load, messages by load."""
-    kinds = np.zeros(4, np.bool_)
-    if spray is not None:
-        kinds[2 * (spray.load is not None) + spray.per_message] = True
-    return kinds
+    return np.arange(4) == (NONE if spray is None else 2 * (spray.load is not None) + spray.per_message)
 
 
 def _of_visits(program: Program) -> tuple[Array, list[Timetable]]:

@@ -24,7 +24,14 @@ from rapid_des.engines.compiled.pools import (
     Pools,
     State,
 )
-from rapid_des.engines.compiled.queue_pairs import acknowledge, hand_over, open_pair, stop_or_go
+from rapid_des.engines.compiled.queue_pairs import (
+    acknowledge,
+    cut,
+    hand_over,
+    open_pair,
+    stop_or_go,
+    tells,
+)
 from rapid_des.engines.compiled.spraying import (
     choose_route,
     count_asking,
@@ -63,9 +70,9 @@ READY, START, END, FIRE, HOP, FREE, FLOW, CAPACITY, HAND, WAKE, LATE, PAUSE_LINK
 """Work items: a visit is ready, is taken by its server, ends; a task or member fires; a transfer stands at a
 node; a link is free; a flow joins (b = 1) or may end (0), or a transfer that a closing link may cut is due at
 a node (2); a link's rate changes (fluid mode); a message may hand over one part more (b = 1), or its first
-link is done with the last one (R9); what closed links stopped may set off again (R8); a message that
-comes late arrives (R11: instance, task); a link is stopped (b = 1) or let go (R13); a rank's part in a
-collective that is planned anew comes to a step."""
+link is done with the last one (R9), or a notice comes to a route's sender (b = 2, R14); what closed links
+stopped may set off again (R8); a message that comes late arrives (R11: instance, task); a link is stopped
+(b = 1) or let go (R13); a rank's part in a collective that is planned anew comes to a step."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6
@@ -90,6 +97,7 @@ Phase 0 is between instants, 1 works off what happens, 2 and 3 let streams and s
 ENDING and STOPPED begin lists of transfers; PAUSE is the count of events made at which a call ends, between
 instants; WAKING is 1 if stopped transfers may set off again before links choose, 2 if they have; PLAN is that
 of collectives that begin now, 0 for none."""
+NOTICE = 2
 _SPARE = 4
 FREED = -2
 """In `State.asked`: a link that nobody asked, but that became free."""
@@ -563,6 +571,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             totals[RECEIVED] += network.payload[transfers.size[a]]
             if paired:
                 acknowledge(network, state, transfers, a, now)
+                if tells(network, state, transfers, a, now):
+                    route = transfers.route[transfers.message[a]]
+                    push(calendar, now + network.rates.echo[route], HAND, route, NOTICE)
             deliver = part_arrives(transfers, counts, a)
             if not deliver:
                 continue
@@ -595,6 +606,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             touched_links += 1
 
         elif kind == HAND:
+            if b == NOTICE:
+                cut(state.rates[a], network.rates.control, now)
+                continue
             if b == 1:
                 transfers.credits[a] += 1
             else:

@@ -1,10 +1,10 @@
-"""R9 in the compiled engine: at an instant's end links choose between own parts and transit."""
+"""R9, R13 and R14 in the compiled engine: at an instant's end links choose between own parts and transit."""
 
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import USED, push
-from rapid_des.engines.compiled.flat import Flat
+from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import (
     ASKING,
     DONE,
@@ -26,7 +26,17 @@ from rapid_des.engines.compiled.kernel import (
     play,
 )
 from rapid_des.engines.compiled.pools import TRAIL, Pools, State
-from rapid_des.engines.compiled.queue_pairs import NONE, fills, hold, insert_local, owed, take
+from rapid_des.engines.compiled.queue_pairs import (
+    NONE,
+    count_transit,
+    fills,
+    goes_on,
+    hold,
+    insert_local,
+    mark,
+    owed,
+    take,
+)
 from rapid_des.engines.compiled.spraying import count_asking, service_of
 from rapid_des.engines.compiled.steps import (
     insert_waiting,
@@ -64,7 +74,7 @@ def play_paired(flat: Flat, state: State, pools: Pools, until: int) -> None:
 def _links_choose(flat: Flat, state: State, pools: Pools) -> None:
     """Let every link that was asked, or is free again, take one visit."""
     transfers, cursor, now = pools.transfers, state.cursor, state.cursor[NOW]
-    network, changed, pauses = flat.network, 0, len(flat.network.pauses) > 0
+    network, changed, pauses = flat.network, 0, len(flat.network.pause.latency) > 0
     for index in range(cursor[LINKS]):
         link = state.touched[index]
         changed = _enqueue(flat, state, pools, link, changed)
@@ -73,6 +83,8 @@ def _links_choose(flat: Flat, state: State, pools: Pools) -> None:
             if transfer != NONE:
                 if len(state.waits):
                     state.waits[link] -= service_of(flat.network, transfers, transfer)
+                if len(state.marks):
+                    mark(flat.network, transfers, state, link, transfer)
                 if pauses:
                     changed = hold(network, transfers, state, transfer, -1, changed)
                 _serve(flat, state, pools, link, transfer)
@@ -91,7 +103,7 @@ def _tell(flat: Flat, state: State, pools: Pools, changed: int) -> None:
         link = state.changed[index]
         news = fills(flat.network, state, link)
         if news != NONE:
-            moment = state.cursor[NOW] + flat.network.pause_latency[link]
+            moment = state.cursor[NOW] + flat.network.pause.latency[link]
             push(pools.calendar, moment, PAUSE_LINK, link, news)
 
 
@@ -109,11 +121,13 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int, changed: int) ->
     if transfers.next[first] >= 0:
         state.totals[TIES] += rank_decides(transfers, first)
         first = sort_asked(transfers, first)
+    if len(state.marks):
+        count_transit(flat.network, transfers, state, link, first)
     if len(state.waits):
         count_asking(flat.network, state, transfers, link, first)
     while first != NONE:
         following = transfers.next[first]
-        if len(flat.network.pauses):
+        if len(flat.network.pause.latency):
             changed = hold(flat.network, transfers, state, first, 1, changed)
         if transfers.hop[first] == transfers.begin[first]:
             insert_local(flat.network, transfers, state, link, first)
@@ -137,8 +151,8 @@ def _serve(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> 
     transfers.hop[transfer] = hop + 1
     push(pools.calendar, arrival if is_last else forward, HOP, transfer, 0)
     state.busy[link], state.owed[link] = free, 0
-    if hop == transfers.begin[transfer] and transfers.parts[message] > 0:
-        push(pools.calendar, free, HAND, message, 0)
+    if hop == transfers.begin[transfer]:
+        _follow(network, state, pools, transfer, start, free)
     if is_last and transfers.awaited[message] > 0:
         transfers.awaited[message] -= 1
         push(pools.calendar, max(now + 1, arrival + network.answer[size, service]), HAND, message, 1)
@@ -155,3 +169,14 @@ def _serve(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> 
         trail.visit[row] = flat.ranks.flat[transfers.rank[transfer]] + transfers.visit[transfer]
         trail.task[row] = transfers.task[transfer]
         trail.position[row] = hop - transfers.begin[transfer]
+
+
+@compilable
+def _follow(network: Network, state: State, pools: Pools, part: int, start: int, free: int) -> None:  # noqa: PLR0913 - flat arrays
+    """Have what comes after a part that its first link serves be handed over when that is done with it."""
+    transfers, moment = pools.transfers, free
+    message = transfers.message[part]
+    if len(state.marks):
+        moment = goes_on(network, state, transfers, part, state.cursor[NOW], start, free)
+    if transfers.parts[message] > 0:
+        push(pools.calendar, moment, HAND, message, 0)

@@ -102,6 +102,8 @@ class Transfers(NamedTuple):
     """Of a part on a queue pair: its start tag."""
     end_tag: Array
     """Of a message: the start tag of its newest part, and that one's service."""
+    marked: Array
+    """Of a part on a queue pair: a queue has marked it (R14)."""
     due: Array
     """Where links close: when it stands at the next node, or has arrived; events for other times are void."""
     number: Array
@@ -185,6 +187,12 @@ class State(NamedTuple):
     changed: Array
     """Links whose buffers changed at this instant."""
     is_changed: Array
+    marks: Array
+    """Link to the parts that it marked (R14)."""
+    backlog: Array
+    """Link to the services of those that came over links and wait for it."""
+    rates: Array
+    """[route, column] of `program.rates`."""
     waits: Array
     """Link to the services of those that wait for it, where routes are chosen by load and it has a queue."""
     touched: Array
@@ -237,7 +245,8 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
     """Return the records and server states of a program at time 0."""
     visits, ranks, paired = flat.visits, flat.ranks, len(flat.network.acknowledgements) > 0
     ports = links if paired else 0
-    buffers = links if len(flat.network.pauses) else 0
+    buffers = links if len(flat.network.pause.latency) else 0
+    marking = links if len(flat.network.rates.control) else 0
     total, servers = int(ranks.flat[-1]), int(ranks.server[-1])
     contends, sprays = bool(flat.company.weight.size), flat.network.sprays
     adaptive = bool(sprays[2] or sprays[3])
@@ -282,6 +291,9 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
         link_stopped=np.zeros(buffers, np.int64),
         changed=np.zeros(buffers, np.int32),
         is_changed=np.zeros(buffers, np.bool_),
+        marks=np.zeros(marking, np.int64),
+        backlog=np.zeros(marking, np.int64),
+        rates=flat.network.rates.rows.copy(),
         waits=np.zeros(links * adaptive, np.int64),
         touched=np.zeros(links, np.int32),
         touched_servers=np.zeros((2, servers), np.int32),

@@ -1,13 +1,26 @@
-"""The steps of R9 in the compiled engine: what queue pairs hand over, and which part a link takes."""
+"""The steps of R9, R13 and R14 in the compiled engine: what queue pairs hand over, links take and mark."""
 
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.flat import Array, Network
 from rapid_des.engines.compiled.pools import FREE_TRANSFER, State, Transfers
+from rapid_des.engines.compiled.spraying import draw_of
+from rapid_des.program import rates
 
 NONE = -1
 TRANSIT, LOCAL = 0, 1
+MOST, SEED, HELD, UNUSED = rates.MOST, rates.SEED, rates.HELD, rates.UNUSED
+
+compilable(rates.power)
+compilable(rates.rise)
+compilable(rates.advance)
+compilable(rates.lasts)
+chance = compilable(rates.chance)
+cut = compilable(rates.cut)
+notifies = compilable(rates.notifies)
+paced = compilable(rates.paced)
+which = compilable(rates.which)
 
 
 @compilable
@@ -19,6 +32,7 @@ def open_pair(network: Network, transfers: Transfers, message: int) -> None:
     transfers.awaited[message] = max(0, transfers.missing[message] - allowance)
     transfers.newest[message] = transfers.idle[message] = 0
     transfers.end_tag[message] = 0
+    transfers.marked[message] = 0
 
 
 @compilable
@@ -42,7 +56,7 @@ def hand_over(transfers: Transfers, counts: Array, message: int) -> int:
     transfers.priority[part] = transfers.priority[message]
     transfers.sub[part] = transfers.sub[message]
     transfers.message[part] = message
-    transfers.crossed[part] = transfers.parts[part] = 0
+    transfers.crossed[part] = transfers.parts[part] = transfers.marked[part] = 0
     transfers.part[part] = transfers.newest[message]
     is_last = transfers.parts[message] == 0
     transfers.size[part] = transfers.last[message] if is_last else transfers.size[message]
@@ -146,10 +160,61 @@ def hold(  # noqa: PLR0913 - flat arrays
 def fills(network: Network, state: State, link: int) -> int:
     """Return 1 if a link's buffer is now too full, 0 if it is no more, NONE if neither is news."""
     state.is_changed[link] = False
-    if not state.full[link] and state.held[link] > network.pauses[0]:
+    if not state.full[link] and state.held[link] > network.pause.stop_above:
         state.full[link] = True
         return 1
-    if state.full[link] and state.held[link] <= network.pauses[1]:
+    if state.full[link] and state.held[link] <= network.pause.go_at:
         state.full[link] = False
         return 0
     return NONE
+
+
+@compilable
+def count_transit(network: Network, transfers: Transfers, state: State, link: int, first: int) -> None:
+    """Add those of the linked transfers that came over links to what waits for one."""
+    while first != NONE:
+        hop = transfers.hop[first]
+        if hop > transfers.begin[first]:
+            state.backlog[link] += network.occupancy[transfers.size[first], network.route_class[hop]]
+        first = transfers.next[first]
+
+
+@compilable
+def mark(network: Network, transfers: Transfers, state: State, link: int, part: int) -> None:
+    """Mark a part that came over links and that one takes, or not, by what waits there."""
+    hop, size = transfers.hop[part], transfers.size[part]
+    place = hop - transfers.begin[part]
+    if place == 0:
+        return
+    state.backlog[link] -= network.occupancy[size, network.route_class[hop]]
+    thresholds = network.rates.first[link], network.rates.full[link]
+    limit = chance(state.backlog[link], thresholds, network.rates.control[MOST], network.rates.packets[size])
+    if limit > 0:
+        seed, kind = network.rates.control[SEED], which(transfers.part[part], place)
+        rank, visit, task = transfers.rank[part], transfers.visit[part], transfers.task[part]
+        if draw_of(seed, rank, visit, task, kind) >> UNUSED < limit:
+            transfers.marked[part] = 1
+            state.marks[link] += 1
+
+
+@compilable
+def tells(network: Network, state: State, transfers: Transfers, part: int, now: int) -> bool:
+    """Tell whether the receiver of a part that arrives sends its sender a notice of marks."""
+    if len(state.marks) == 0 or transfers.begin[part] == transfers.end[part] or transfers.marked[part] == 0:
+        return False
+    return notifies(state.rates[transfers.route[transfers.message[part]]], network.rates.control, now)
+
+
+@compilable
+def goes_on(  # noqa: PLR0913 - flat arrays
+    network: Network, state: State, transfers: Transfers, part: int, now: int, start: int, free: int
+) -> int:
+    """Return when what follows a part at its first link, which takes it now, may be handed over."""
+    message = transfers.message[part]
+    row, size = state.rates[transfers.route[message]], transfers.size[part]
+    service = network.occupancy[size, network.route_class[transfers.begin[part]]]
+    pace = paced(row, network.rates.control, now, (network.payload[size], service))
+    moment = max(free, start + pace)
+    if transfers.parts[message] > 0:
+        row[HELD] += moment - free
+    return moment

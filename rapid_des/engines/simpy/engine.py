@@ -167,6 +167,7 @@ class Simulation:
             events=self.env.actions,
             sent=self.collectives.sent,
             link_stopped=self.links.stopped(),
+            rates=self.links.rates(),
             received=self.links.received,
             ties=0 if self.ties is None else self.ties.count,
             trail=None if self.links.trail is None else trail_of(self.links.trail),

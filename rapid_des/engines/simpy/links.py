@@ -19,7 +19,7 @@ from simpy.exceptions import Interrupt
 from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Request, Server
 from rapid_des.engines.simpy.spraying import SprayedRoutes
-from rapid_des.program.program import NONE, Program, Trail
+from rapid_des.program.program import NONE, Program, RateRecords, Trail
 from rapid_des.program.services import services_of
 from rapid_des.program.spraying import message_hash
 from rapid_des.program.timetable import hop_times, tail_crosses
@@ -345,6 +345,10 @@ class Links:
 
     def stopped(self) -> Int64s | None:
         """Return how long each link was stopped (R13); None where none can be."""
+        return None
+
+    def rates(self) -> RateRecords | None:
+        """Return what marks did (R14); None where nothing is marked."""
         return None
 
     def _new_server(self, link: int) -> Server[Hop]:

@@ -1,4 +1,4 @@
-"""R9: every message has a queue pair; those of a GPU take kinds, and windows hold them back.
+"""R9, R13 and R14: every message has a queue pair; those of a GPU take kinds, and windows hold them back.
 
 part 0 ──► first link ──► … ──► last link ──► arrived
               │ done with it        │ its acknowledgement is back, a window later
@@ -26,8 +26,9 @@ from rapid_des.engines.simpy.links import (
     TieCounter,
     service_time_of,
 )
+from rapid_des.engines.simpy.rates import PairRates
 from rapid_des.engines.simpy.servers import Arbiter, Key, Server
-from rapid_des.program.program import NONE, Level, PauseTable, Program, QueuePairTable
+from rapid_des.program.program import NONE, Level, PauseTable, Program, QueuePairTable, RateRecords
 
 TRANSIT, LOCAL = 0, 1
 """What waits for a link: what came over another one, and parts at their first hop."""
@@ -151,6 +152,7 @@ class Part(Piece):
     """Its start tag at the first link."""
     answer: int = 0
     """Picoseconds from its arrival until the window moves on."""
+    marked: bool = False
 
 
 class PairedLinks(Links):
@@ -164,6 +166,8 @@ class PairedLinks(Links):
         self._table: QueuePairTable = program.queue_pairs
         self._nodes = Arbiter(arbiter.env, Level.BUFFER)
         self._buffers: dict[int, Buffer] = {}
+        table = self._table.rates
+        self._rates = None if table is None else PairRates(program, table, self.env)
 
     def send(self, message: Message, parts: Parts) -> None:
         """Have a message set off, to others on a queue pair of its own."""
@@ -207,22 +211,38 @@ class PairedLinks(Links):
         piece.flow.end = piece.tag + service_time_of(piece, 0)
         return (priority, LOCAL, piece.tag, *rest)
 
+    def _waiting(self, link: int) -> int:
+        """Return the services of those that came over other links and wait for one."""
+        waiting = (hop for _, hop in self._port(link).queue if hop.place)
+        return sum(service_time_of(hop.piece, hop.place) for hop in waiting)
+
     def _held_up(self, link: int) -> int:
         return self._port(link).left(self.env.now)
 
     def serve(self, piece: Piece, hop: Hop) -> int:
         """Begin a hop; what its sender waits for follows."""
         delay = super().serve(piece, hop)
+        if hop.place and self._rates is not None and isinstance(piece, Part):
+            piece.marked |= self._rates.marks(piece, hop, self._waiting(hop.link))
         self._hold(piece, hop.place, -piece.size)
         self._port(hop.link).take(hop.free)
         flow = piece.flow if isinstance(piece, Part) else None
-        if flow is not None and hop.place == 0 and flow.handed < len(flow.parts):
-            self.env.at(hop.free, lambda: self._left(flow))
+        if flow is not None and hop.place == 0:
+            self._sent(piece, flow, hop)
         if isinstance(piece, Part) and flow is not None and hop.place == len(piece.legs) - 1 and flow.awaited:
             flow.awaited -= 1
             moment = max(self.env.now + 1, hop.arrival + piece.answer)
             self.env.at(moment, lambda: self._answered(flow))
         return delay
+
+    def _sent(self, piece: Piece, flow: Flow, hop: Hop) -> None:
+        """Have a flow go on when its first link is done with its newest part, and its rate allows."""
+        moment, more = hop.free, flow.handed < len(flow.parts)
+        if self._rates is not None:
+            part = piece.size, service_time_of(piece, 0)
+            moment = self._rates.goes_on(flow.parts.route, part, hop, more=more)
+        if more:
+            self.env.at(moment, lambda: self._left(flow))
 
     def _hold(self, piece: Piece, place: int, size: int) -> None:
         """Have so much more of a piece that stands before a hop in the buffer of the link that it came by."""
@@ -243,6 +263,10 @@ class PairedLinks(Links):
             times[link] = NONE if port.stopped else port.stopped_for
         return times
 
+    def rates(self) -> RateRecords | None:
+        """Return what marks did; None where nothing is marked."""
+        return None if self._rates is None else self._rates.records()
+
     def _left(self, flow: Flow) -> None:
         flow.idle = True
         self._hand_over(flow)
@@ -258,6 +282,8 @@ class PairedLinks(Links):
             for link in piece.flow.back:
                 time = count * int(self._table.acknowledgement_time[link])
                 self._port(link).owe(time)
+            if self._rates is not None and piece.marked:
+                self._rates.arrives_marked(piece.flow.parts.route)
         super().arrive(piece)
 
     def _port(self, link: int) -> Port:

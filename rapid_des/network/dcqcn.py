@@ -1,0 +1,123 @@
+"""The `dcqcn` block of a machine file: what marks messages, and how fast senders fall back and recover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, structs
+
+from rapid_des.config import Spec
+from rapid_des.errors import ConfigError
+from rapid_des.units import Bandwidth, Duration, Size
+
+PRESETS = MappingProxyType(
+    {
+        # Figure 14 and Section 5 of the paper, which states no hyper increase and no least rate: these are of
+        # its authors' ns-3 (RATE_HAI in bobzhuyb/ns3-rdma, mix/config.txt) and of ns-3's RdmaHw.
+        "zhu_2015": {
+            "kmin": Size.parse("5 KB"),
+            "kmax": Size.parse("200 KB"),
+            "pmax": 0.01,
+            "cnp_interval": Duration.parse("50 us"),
+            "gain": 1 / 256,
+            "alpha_timer": Duration.parse("55 us"),
+            "rate_timer": Duration.parse("55 us"),
+            "byte_counter": Size.parse("10 MB"),
+            "fast_recovery": 5,
+            "additive_increase": Bandwidth.parse("40 Mb/s"),
+            "hyper_increase": Bandwidth.parse("200 Mb/s"),
+            "minimum_rate": Bandwidth.parse("100 Mb/s"),
+            "clamp": "every_cut",
+        },
+        # Defaults of ConnectX-4 and later (NVIDIA, "DCQCN CC Parameters" of the DOCA documentation, and what
+        # mlxconfig lists): dce_tcp_g 1019, dce_tcp_rtt 1, rpg_time_reset 300, rpg_byte_reset 32767 (blocks of
+        # 64 B), rpg_threshold 1, rpg_ai_rate 5, rpg_hai_rate 50, rpg_min_rate 1, clamp_tgt_rate 0 and
+        # clamp_tgt_rate_after_time_inc 1, min_time_between_cnps 4.
+        "connectx": {
+            "cnp_interval": Duration.parse("4 us"),
+            "gain": 5 / 1024,
+            "alpha_timer": Duration.parse("1 us"),
+            "rate_timer": Duration.parse("300 us"),
+            "byte_counter": Size(32_767 * 64),
+            "fast_recovery": 1,
+            "additive_increase": Bandwidth.parse("5 Mb/s"),
+            "hyper_increase": Bandwidth.parse("50 Mb/s"),
+            "minimum_rate": Bandwidth.parse("1 Mb/s"),
+            "clamp": "after_timer",
+        },
+    }
+)
+"""What each preset states; `connectx` is a NIC's, so no thresholds of switches."""
+
+
+class Dcqcn(Spec, frozen=True, kw_only=True):
+    """DCQCN: queues mark, receivers tell senders, those cut the rate of their messages to that GPU.
+
+    Messages of a GPU to another share a rate, which outlives them; it acts between the parts of a message
+    (rule R14). Keys are as Zhu et al. (SIGCOMM 2015) call them; what a preset states may be overruled.
+    """
+
+    preset: Literal["zhu_2015", "connectx"] | None = None
+    """The paper's constants, or the defaults of NVIDIA's NICs, without thresholds; unset: all are stated."""
+    kmin: Size | None = None
+    """What is queued at a port, in wire bytes, from which it marks."""
+    kmax: Size | None = None
+    """From which it marks everything."""
+    pmax: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """The probability that a packet is marked just below that; from `kmin` on it rises in proportion."""
+    cnp_interval: Duration | None = None
+    """How long a receiver that told a sender of marks tells it nothing more."""
+    gain: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """How fast alpha, of which a cut takes half, follows: g."""
+    alpha_timer: Duration | None = None
+    """How long after a notice alpha begins to fall, and by what steps."""
+    rate_timer: Duration | None = None
+    """One step of recovery."""
+    byte_counter: Size | None = None
+    """What is sent from one step of recovery to the next, besides; 0 B: time alone counts."""
+    fast_recovery: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    """How many steps lead back towards the rate before the cut, before that rate itself is raised."""
+    additive_increase: Bandwidth | None = None
+    """By how much, a step."""
+    hyper_increase: Bandwidth | None = None
+    """By how much once both time and bytes have counted more steps than those of fast recovery."""
+    minimum_rate: Bandwidth | None = None
+    """What no cut goes below."""
+    clamp: Literal["every_cut", "after_timer"] | None = None
+    """Whether recovery aims at the rate before the last cut, or at that before the first one of several
+    between which the timer did not run out."""
+    dimensions: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
+    """Whose links mark: NVLink has none of this; unset: all."""
+    seed: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    """Of the draws of what is marked."""
+
+    def whole(self) -> Dcqcn:
+        """Return it with what its preset states."""
+        preset: dict[str, Any] = dict(PRESETS[self.preset]) if self.preset is not None else {}
+        return structs.replace(self, **{key: at for key, at in preset.items() if getattr(self, key) is None})
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, what is wrong with it and what is allowed)."""
+        whole = self.whole()
+        for key in (*PRESETS["zhu_2015"],):
+            if getattr(whole, key) is None:
+                missing = "missing: thresholds are the switches', which connectx does not state"
+                if self.preset is None:
+                    missing = f"missing; allowed: stated, or a preset: {', '.join(PRESETS)}"
+                yield key, missing
+                return
+        assert whole.kmin is not None and whole.kmax is not None, "looked at above"
+        if whole.kmax <= whole.kmin:
+            yield "kmax", f"{whole.kmax}; allowed: above kmin, {whole.kmin}"
+        for key in ("cnp_interval", "alpha_timer", "rate_timer", "minimum_rate"):
+            if getattr(whole, key) <= 0:
+                yield key, f"{getattr(whole, key)}; allowed: above 0"
+
+    def check(self, dimensions: tuple[str, ...], *, file: str) -> None:
+        """Refuse dimensions that a machine has not: `ConfigError` names the allowed ones."""
+        for name in self.dimensions or ():
+            if name not in dimensions:
+                key = "switching.congestion.dcqcn.dimensions"
+                raise ConfigError(f"{name}; allowed: {', '.join(dimensions)}", file=file, key=key)

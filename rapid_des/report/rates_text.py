@@ -1,0 +1,55 @@
+"""What a run says of marks, and of the rates that they cut (R14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rapid_des.machine import Machine
+from rapid_des.network.fabric import Fabric
+from rapid_des.program.program import Program, RateRecords
+from rapid_des.program.services import packets
+from rapid_des.program.timetable import FULL_RATE
+from rapid_des.units import Duration, Size
+
+
+def rate_notes(program: Program, rates: RateRecords, machine: Machine) -> Iterator[str]:
+    """Yield what was marked and what became of rates; where there was nothing to do, that."""
+    yield _rates(program, rates, machine.healthy)
+    yield from _coarse(program, machine)
+
+
+def _coarse(program: Program, machine: Machine) -> Iterator[str]:
+    """Yield a line if parts are more than a packet, and than what queues mark from."""
+    congestion, parts = machine.switching.congestion, program.hops.parts
+    assert congestion is not None and congestion.dcqcn is not None and parts is not None, "it marks"
+    kmin, largest = congestion.dcqcn.whole().kmin, int(program.hops.bytes[parts.first].max(initial=0))
+    if largest > max(kmin or 0, packets(machine.switching).payload):
+        yield (
+            f"dcqcn: parts of up to {Size(largest)} are more than kmin, {kmin}: two that meet mark, and "
+            "rates act late (switching.parts: as many as a message has packets come near to packets)"
+        )
+
+
+def _rates(program: Program, rates: RateRecords, fabric: Fabric) -> str:
+    marks, cuts = int(rates.marks.sum()), int(rates.cuts.sum())
+    if not marks:
+        return "dcqcn: nothing was marked"
+    link, cut = int(rates.marks.argmax()), rates.cuts > 0
+    links, most = np.count_nonzero(rates.marks), int(rates.marks[link])
+    line = (
+        f"dcqcn: {marks:,} parts marked on {links} links, most ({most:,}) on {fabric.link_name(link)}; "
+        f"{cuts:,} cuts of {np.count_nonzero(cut)} rates"
+    )
+    if not cuts:
+        return line
+    least, held = int(rates.slowest[cut].min()), int(rates.held.argmax())
+    first, last = program.route_starts[held : held + 2].tolist()
+    ends = fabric.source[program.route_links[first]], fabric.destination[program.route_links[last - 1]]
+    names = " to ".join(fabric.node_name(int(node)) for node in ends)
+    return (
+        f"{line}, the least to {least / FULL_RATE:.2%} of its first link; parts set off "
+        f"{Duration(int(rates.held.sum()))} later in all, those from {names} "
+        f"{Duration(int(rates.held[held]))}"
+    )
