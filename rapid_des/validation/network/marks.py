@@ -17,10 +17,12 @@ from rapid_des.units import Size
 from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.network.messages import PARTS, Traffic, alone, arrivals
 from rapid_des.validation.network.packets import PROTOCOL
-from rapid_des.validation.network.pauses import FABRICS, FINE, SENDERS, incast
+from rapid_des.validation.network.pauses import FINE, incast
 from rapid_des.validation.scoring import Row, Topic
 
 ANSWERS = "packet_oracle/marks.csv"
+FABRIC = "fat_tree16"
+SENDERS = (3, 7)
 SIZE = 1 << 22
 THRESHOLDS = (0, 1 << 20)
 STATED: Mapping[str, Dcqcn] = MappingProxyType(
@@ -29,10 +31,9 @@ STATED: Mapping[str, Dcqcn] = MappingProxyType(
         "zhu_2015_at_400g": Dcqcn(
             preset="zhu_2015", kmin=Size.parse("100 KB"), kmax=Size.parse("400 KB"), pmax=0.2
         ),
-        "connectx": Dcqcn(preset="connectx", kmin=Size.parse("150 KB"), kmax=Size.parse("1.5 MB"), pmax=1.0),
     }
 )
-"""The paper's constants, which are for 40 Gb/s; with thresholds for such links as have 400; a NIC's."""
+"""The paper's constants, which are for 40 Gb/s, and with thresholds for links of 400."""
 _PACKETS = SIZE // int(PROTOCOL.payload)
 _SCORED = {
     "packets": (_PACKETS, True),
@@ -48,7 +49,7 @@ Case = tuple[str, int, str, int]
 
 def mark_cases() -> Iterator[Case]:
     """Yield every case."""
-    yield from product(FABRICS, SENDERS, STATED, THRESHOLDS)
+    yield from product((FABRIC,), SENDERS, STATED, THRESHOLDS)
 
 
 def mark_topics(data: DataFolder) -> Iterator[Topic]:
