@@ -4,8 +4,7 @@
 
 writes the rows of these fabrics (all without any, which takes about half an hour) into
 `validation/data/packet_oracle/grid.csv`; with `pauses` as FABRIC those of incasts with pauses, in
-`pauses.csv` beside it, which takes two minutes; with `marks` those with rates that marks cut, in `marks.csv`,
-which takes one.
+`pauses.csv` beside it, which takes two minutes; with `marks` those with rates that marks cut, in `marks.csv`.
 """
 
 from __future__ import annotations
