@@ -1,7 +1,7 @@
 """Rates that marks cut: the stored answers are the oracle's, and parts of a packet come near to them."""
 
 from rapid_des.validation.measurements import CHECKOUT_DATA, DataFolder
-from rapid_des.validation.network.marks import mark_cases
+from rapid_des.validation.network.marks import mark_cases, mark_topics
 from validation.packet_oracle.regenerate import mark_answer
 
 
@@ -21,6 +21,7 @@ def test_rates_that_are_stated_make_the_difference_in_parts_of_a_packet():
         if kind in ("packets", "unstated"):
             errors[kind] = [abs(row.predicted / row.measured - 1) for row in topic.rows()]
     mean = {name: 100 * sum(each) / len(each) for name, each in errors.items()}
-    assert mean["packets"] < 5 < 30 < mean["unstated"]
+    assert mean["packets"] < 5
+    assert mean["unstated"] > 30
     # one row, a victim among seven with pauses, hangs on single draws
     assert sorted(errors["packets"])[-2] < 0.07
