@@ -22,6 +22,8 @@ from rapid_des.report.basis import Basis, measured_topics
 from rapid_des.report.breakdown import (
     breakdown,
     busiest,
+    company_notes,
+    congestion_notes,
     critical_position,
     finish_times,
     host_busy,
