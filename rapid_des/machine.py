@@ -282,8 +282,7 @@ def load_machine(
         raise TopologyError(f"{document.path}: {error}") from None
     _check_counts(machine)
     _check_switches(machine)
-    if spec.switching.congestion and spec.switching.congestion.dcqcn:
-        spec.switching.congestion.dcqcn.check(machine.healthy.dimensions, file=str(document.path))
+    spec.switching.check(machine.healthy.dimensions, file=str(document.path))
     if spec.jitter:
         check_jitter(spec.jitter, machine.healthy.dimensions, spec.gpus_per_node, file=str(document.path))
     if not any(key.startswith("fabric") for key, _ in chosen):

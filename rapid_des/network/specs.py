@@ -459,6 +459,11 @@ class Switching(Spec, frozen=True, kw_only=True):
         if self.congestion is not None:
             yield from self._held_back(self.congestion)
 
+    def check(self, dimensions: tuple[str, ...], *, file: str) -> None:
+        """Refuse names of dimensions that a machine has not: `ConfigError` names the allowed ones."""
+        if self.congestion is not None and self.congestion.dcqcn is not None:
+            self.congestion.dcqcn.check(dimensions, file=file)
+
     def _held_back(self, congestion: Congestion) -> Iterator[tuple[str, str]]:
         if self.mode != "cut_through":
             yield "congestion", f"stated with mode {self.mode}; allowed: mode cut_through"
