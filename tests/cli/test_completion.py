@@ -24,7 +24,7 @@ def completed(*typed):
         (["run", "llama2_7b_train", "--set", "job.training.zero"], ["job.training.zero_stage="]),
         (["run", "llama2_7b_train", "--set", "machine.fabric.0.band"], ["machine.fabric.0.bandwidth="]),
         (["explain", "job.paralleli"], ["job.parallelism."]),
-        (["device", "show", "h100_s"], ["h100_sxm"]),
+        (["device", "show", "h100_s"], ["h100_sxm", "h100_sxm_500w"]),
         (["faults", "run", "llama2_7b_train", "--mode", "fl"], ["flattened"]),
         (["replay", "two_s"], ["two_stages"]),
     ],
