@@ -39,7 +39,7 @@ PRUNERS: Mapping[str, str] = {
 """Names of Optuna's pruners: a simulation has one intermediate value, its analytical estimate."""
 _ONE_ONLY = ("cmaes", "gp")
 _PATIENCE = 50
-"""Suggestions of points that are known already before the next one by estimate is taken."""
+"""Suggestions that the pruner leaves out before the next point by estimate is taken."""
 
 
 @dataclass(frozen=True)
@@ -255,15 +255,38 @@ class _Asked:
         for _ in range(_PATIENCE):
             trial = self.optuna.ask()
             labels = tuple(trial.suggest_categorical(name, self.choices[name]) for name in self.study.columns)
-            case = self.by_labels.get(labels)
-            if case is not None and case.id not in self.known and not self._pruned(case, trial):
-                self.known.add(case.id)
+            case = self._nearest(labels)
+            if labels != self._labels(case):
+                self.optuna.tell(trial, state=_state("FAIL"))
+                case, trial = self._enqueued(case)
+            self.known.add(case.id)
+            if not self._pruned(case, trial):
                 return case, trial
-            if case is not None and case.id not in self.known:
-                self.optuna.tell(trial, state=_state("PRUNED"))
-                continue
-            self.optuna.tell(trial, state=_state("FAIL"))
+            self.known.remove(case.id)
+            self.optuna.tell(trial, state=_state("PRUNED"))
         return self._enqueued(next(fresh))
+
+    def _nearest(self, labels: Sequence[Any]) -> Case:
+        """Return the point not asked yet that differs from these labels in the fewest axes, and there least.
+
+        Conditions leave most combinations out: a sampler that asks for what is no point would learn nothing.
+        """
+        named = self.by_labels.get(tuple(labels))
+        if named is not None and named.id not in self.known:
+            return named
+        places = {
+            name: {value: place for place, value in enumerate(self.choices[name])} for name in self.choices
+        }
+
+        def distance(case: Case) -> tuple[int, int]:
+            pairs = zip(self.study.columns, labels, self._labels(case), strict=True)
+            steps = [abs(places[name][one] - places[name][other]) for name, one, other in pairs]
+            return sum(map(bool, steps)), sum(steps)
+
+        return min((case for case in self.ranked if case.id not in self.known), key=distance)
+
+    def _labels(self, case: Case) -> tuple[Any, ...]:
+        return tuple(case.labels[name] for name in self.study.columns)
 
     def _pruned(self, case: Case, trial: Any) -> bool:
         """Whether the pruner leaves a point out, by its estimate."""
