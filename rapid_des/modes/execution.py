@@ -212,8 +212,8 @@ def _compiling(kernel: Kernel) -> str:
     try:
         kernel.ask()
     except OSError as error:
-        return f"compiling the replay kernel (about 20 s; ^C waits for it), which no cache will keep: {error}"
-    return "compiling the replay kernel, once for this installation (about 20 s; ^C waits for it) …"
+        return f"compiling the replay kernel (about a minute; ^C waits for it), which no cache will keep: {error}"
+    return "compiling the replay kernel, once for this installation (about a minute; ^C waits for it) …"
 
 
 @cache
@@ -230,7 +230,7 @@ def _is_put_off(kernel: Kernel, announce: Announce | None) -> bool:
     except OSError:
         return True
     if announce is not None:
-        announce("interpreted; the next run will compile the replay kernel first, once (about 20 s)")
+        announce("interpreted; the next run will compile the replay kernel first, once (about a minute)")
     return True
 
 

@@ -8,8 +8,8 @@ from rapid_des.program.lowering import lower
 from tests.program.machines import machine, ring
 from tests.program.tracing import ALL_REDUCE, Nodes, same_everywhere
 
-COMPILES = "compiling the replay kernel, once for this installation (about 20 s; ^C waits for it) …"
-INTERPRETED = "interpreted; the next run will compile the replay kernel first, once (about 20 s)"
+COMPILES = "compiling the replay kernel, once for this installation (about a minute; ^C waits for it) …"
+INTERPRETED = "interpreted; the next run will compile the replay kernel first, once (about a minute)"
 
 
 class ColdKernel:
@@ -74,7 +74,7 @@ def test_small_programs_are_interpreted_for_ever_where_nothing_can_be_kept(monke
     full = ColdKernel(problem=OSError(errno.ENOSPC, "disk full"))
     assert chosen(monkeypatch, full) == ("simpy", [])
     text = (
-        "compiling the replay kernel (about 20 s; ^C waits for it), which no cache will keep: "
+        "compiling the replay kernel (about a minute; ^C waits for it), which no cache will keep: "
         "[Errno 28] disk full"
     )
     assert chosen(monkeypatch, full, engine="compiled") == ("compiled", [text] * 2)
