@@ -212,7 +212,8 @@ def _compiling(kernel: Kernel) -> str:
     try:
         kernel.ask()
     except OSError as error:
-        return f"compiling the replay kernel (about a minute; ^C waits for it), which no cache will keep: {error}"
+        told = "compiling the replay kernel (about a minute; ^C waits for it)"
+        return f"{told}, which no cache will keep: {error}"
     return "compiling the replay kernel, once for this installation (about a minute; ^C waits for it) …"
 
 
