@@ -57,6 +57,17 @@ class LoraSpec(Spec, frozen=True):
     """Which matrices of every layer have one, by the names of their operators."""
 
 
+class PromptLayoutSpec(Spec, frozen=True):
+    """How replicas are split that compute prompts alone, in the words of `parallelism`."""
+
+    tp: Count = 1
+    dp: Count = 1
+    """How many replicas there are."""
+    ep: Count = 1
+    etp: Count | None = None
+    sequence_parallel: bool = False
+
+
 class ServingSpec(Spec, frozen=True):
     """A server that takes requests as they come (`rapid-des serve`); the job's `dp` are its replicas."""
 
@@ -89,6 +100,9 @@ class ServingSpec(Spec, frozen=True):
     prefill_replicas: Count | None = None
     """Of the replicas those that compute prompts alone; keys and values then go to one of the others, GPU to
     GPU over the machine's links, where messages wait for one another. Unset: all do both."""
+    prefill_parallelism: PromptLayoutSpec | None = None
+    """Layout of the replicas that compute prompts alone, if another than the job's, whose `parallelism` is
+    that of those that answer; its `dp` is how many, and they have GPUs of their own. Unset: all are alike."""
     prefix: str | None = None
     """Tokens of prompts that the KV cache holds when they come, as `prompt` states lengths; they take pages
     like any. Unset: none."""

@@ -10,17 +10,21 @@ _KEYS, _FINE = 64, 32
 """Decode kernels take keys in blocks of so many; corners of long KV lengths in each doubling."""
 _EXACT_TOKENS, _MANY_TOKENS = 256, 2048
 """Tokens up to which every count is a corner, and from which on corners are farther apart."""
-_FEW_ROWS, _MANY_ROWS = 16, 64
+_FEW_ROWS, _MANY_ROWS = 32, 64
 """Tiles of matrix products end at such multiples of rows: first and last row of each are corners."""
 _TOLERANCE = 0.002
 """Of a pass: how far the rest may be from the line between two corners, in their middle."""
+
+_CLOSE = 1 / 16
+"""Of a number: corners of what jumps between them are no closer."""
 
 
 class Refined:
     """A function of a whole number, linear between corners that are added where it is not.
 
     `exact` returns its value and a total of which an error counts; corners are powers of two, and halves of
-    what lies between while the middle is farther than `_TOLERANCE` of the total from the line.
+    what lies between while the middle is farther than `_TOLERANCE` of the total from the line, unless they
+    are as close as `_CLOSE` of the number: there it jumps.
     """
 
     def __init__(self, exact: Callable[[int], tuple[int, int]]) -> None:
@@ -42,6 +46,8 @@ class Refined:
 
     def _is_straight(self, below: int, upper: int) -> bool:
         span = below, upper
+        if upper - below <= _CLOSE * upper:
+            return True
         if span not in self._spans:
             middle = (below + upper) // 2
             value, total = self._at(middle)
@@ -59,7 +65,7 @@ def token_corners(tokens: int) -> tuple[int, int]:
     """Return the corners of the token count below and above, the same at a corner.
 
     >>> token_corners(100), token_corners(300), token_corners(321), token_corners(3000)
-    ((100, 100), (289, 304), (321, 321), (2945, 3008))
+    ((100, 100), (289, 320), (321, 321), (2945, 3008))
     """
     if tokens <= _EXACT_TOKENS:
         return tokens, tokens

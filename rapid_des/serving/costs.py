@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from msgspec import structs
@@ -32,6 +32,7 @@ from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on
 from rapid_des.serving.corners import Refined, around, fineness, stretch, token_corners
+from rapid_des.serving.kernels import Body, Kernels, Opening, kind_of, of_all
 from rapid_des.simulation import simulate
 from rapid_des.units import Duration
 
@@ -79,6 +80,18 @@ class Costs(Protocol):
         ...
 
 
+class SharedCosts(Costs, Protocol):
+    """What iterations of replicas take that share experts, each with a batch of its own."""
+
+    def together(self, batches: Sequence[Batch]) -> int:
+        """Return how long one lasts."""
+        ...
+
+    def ends_together(self, decoding: Sequence[tuple[int, int]], steps: int) -> Int64s:
+        """Return when each of so many pure decode steps ends, given each one's requests and keys."""
+        ...
+
+
 class PassCosts:
     """Costs of a job's replica on a machine."""
 
@@ -96,17 +109,17 @@ class PassCosts:
         self._passing_operators = {
             key: operator_model(device, BoundedCache(_FEW)) for key, device in devices.items()
         }
-        self._bodies: dict[tuple[int, bool], tuple[_Kernels, _Opening]] = {}
-        self._steps: dict[int, _Kernels] = {}
-        self._heads: dict[tuple[int, bool], _Kernels] = {}
+        self._bodies: dict[tuple[int, bool], Body] = {}
+        self._steps: dict[int, Kernels] = {}
+        self._heads: dict[tuple[int, bool], Kernels] = {}
         self._rests = {decoding: Refined(partial(self._rest_at, decoding)) for decoding in (False, True)}
-        self._attention: dict[tuple[Group, bool], _Kernels] = {}
+        self._attention: dict[tuple[Group, bool], Kernels] = {}
         self._lines: dict[tuple[int, int], Int64s] = {}
 
     def time(self, batch: Batch) -> int:
         """Return how long an iteration lasts."""
         decoding = not batch.chunks
-        passed, seen = self._base(batch.tokens, batch.sampled, decoding), _Kernels(0, 0)
+        passed, seen = self._base(batch.tokens, batch.sampled, decoding), Kernels(0, 0)
         if batch.decodes:
             seen = self._decode_attention(batch.decodes, batch.keys, decoding)
         if batch.chunks:
@@ -128,6 +141,45 @@ class PassCosts:
             issue = base.issue + self._attention_at(decodes, first, True).issue
             on_gpu = self._host.before() + np.maximum(on_gpu + each, issue)
         return np.cumsum(on_gpu)
+
+    def together(self, batches: Sequence[Batch]) -> int:
+        """Return how long an iteration lasts of replicas that share experts, each with its own batch.
+
+        Attention and what else each computes for itself lasts as long as the longest; experts compute the
+        tokens of all, and messages carry them. Captured graphs are padded to the largest batch.
+        """
+        at_work = [batch for batch in batches if batch.tokens]
+        if not any(batch.chunks for batch in at_work) and self._graph:
+            most = max(batch.decodes for batch in at_work)
+            seen = (self._decode_attention(batch.decodes, batch.keys, True).time for batch in at_work)
+            return self._base(most, most, decoding=True).time + max(seen)
+        return max(self._beside(batch, len(batches), at_work) for batch in at_work)
+
+    def _beside(self, batch: Batch, replicas: int, at_work: Sequence[Batch]) -> int:
+        """Return how long an iteration lasts if this is the batch that all wait for."""
+        decoding = not any(each.chunks for each in at_work)
+        mean = -(-sum(each.tokens for each in at_work) // replicas)
+        seen = Kernels(0, 0)
+        if batch.decodes:
+            seen = self._decode_attention(batch.decodes, batch.keys, decoding)
+        if batch.chunks:
+            seen = seen.then(self._prompt_attention(batch.chunks, decoding))
+        own = self._body(batch.tokens, decoding).less(self._experts(batch.tokens, decoding))
+        rest = Kernels(self._rests[decoding](self._passing(mean, decoding)), 0)
+        passed = own.then(self._experts(mean, decoding)).then(self._head(batch.sampled, decoding)).then(rest)
+        return self._issued(passed.then(seen), self._late(batch.tokens, seen.time, decoding))
+
+    def ends_together(self, decoding: Sequence[tuple[int, int]], steps: int) -> Int64s:
+        """Return when each of so many pure decode steps ends, given each replica's requests and keys."""
+        most = max(decodes for decodes, _ in decoding)
+        alone = {
+            (decodes, -(-keys // decodes)): np.diff(self.ends(decodes, keys, steps), prepend=0)
+            for decodes, keys in decoding
+        }
+        base = {decodes: self._steps[decodes].time for decodes, _ in alone}
+        return np.cumsum(
+            np.max([each + base[most] - base[decodes] for (decodes, _), each in alone.items()], axis=0)
+        )
 
     def _attention_from(self, decodes: int, first: int, steps: int) -> Int64s:
         """Return decode attention of so many steps, the first at this mean KV length, each one longer."""
@@ -167,9 +219,9 @@ class PassCosts:
             "host": self.time(batch) - kernels - messages,
         }
 
-    def _base(self, tokens: int, sampled: int, decoding: bool) -> _Kernels:
+    def _base(self, tokens: int, sampled: int, decoding: bool) -> Kernels:
         """Return all but attention."""
-        rest = _Kernels(self._rests[decoding](self._passing(tokens, decoding)), 0)
+        rest = Kernels(self._rests[decoding](self._passing(tokens, decoding)), 0)
         return self._body(tokens, decoding).then(self._head(sampled, decoding)).then(rest)
 
     def _passing(self, tokens: int, decoding: bool) -> int:
@@ -177,7 +229,7 @@ class PassCosts:
         host = self._host
         return tokens + host.padding(tokens) if decoding and host is not None else tokens
 
-    def _issued(self, passed: _Kernels, late: int) -> int:
+    def _issued(self, passed: Kernels, late: int) -> int:
         """Return how long a pass lasts that the host issues kernel by kernel."""
         host = self._host
         return passed.time if host is None else host.before() + max(passed.time + late, passed.issue)
@@ -187,41 +239,52 @@ class PassCosts:
 
         Attention and messages are taken as alike in all layers.
         """
-        opening = self._body_at(token_corners(tokens)[1], decoding)[1]
+        opening = self._body_at(token_corners(tokens)[1], decoding).opening
         message = self._rests[decoding](self._passing(tokens, decoding)) // opening.messages
         return opening.late(attention // self._layers, message)
 
-    def _body(self, tokens: int, decoding: bool) -> _Kernels:
+    def _body(self, tokens: int, decoding: bool) -> Kernels:
         """Return the kernels of embedding and layers that no KV length changes.
 
         Linear between the corners of `_token_corners`.
         """
         below, above = token_corners(tokens)
-        low = self._body_at(below, decoding)[0]
+        low = self._body_at(below, decoding).kernels
         if below == tokens:
             return low
-        return low.between(self._body_at(above, decoding)[0], tokens - below, above - below)
+        return low.between(self._body_at(above, decoding).kernels, tokens - below, above - below)
 
-    def _body_at(self, tokens: int, decoding: bool) -> tuple[_Kernels, _Opening]:
+    def _experts(self, tokens: int, decoding: bool) -> Kernels:
+        """Return those of them that compute the tokens of all replicas that share experts."""
+        below, above = token_corners(tokens)
+        low, high = (self._body_at(corner, decoding).experts for corner in (below, above))
+        return low.between(high, tokens - below, max(1, above - below))
+
+    def _body_at(self, tokens: int, decoding: bool) -> Body:
         key = tokens, decoding
         if key not in self._bodies:
             lists = pass_lists(self._job, _pass_of(tokens, decoding))
             parts = [(count, lists[section]) for section, count in self._sections if section != HEAD]
-            kernels = self._kernels(parts, self._operators[decoding], cached=False)
-            self._bodies[key] = kernels, self._opening(lists, decoding)
+            operators = self._operators[decoding]
+            self._bodies[key] = Body(
+                self._kernels(parts, operators, cached=False),
+                self._kernels([(count, of_all(each)) for count, each in parts], operators, cached=False),
+                self._opening(lists, decoding),
+            )
         return self._bodies[key]
 
-    def _opening(self, lists: Mapping[Section, Sequence[Operation]], decoding: bool) -> _Opening:
+    def _opening(self, lists: Mapping[Section, Sequence[Operation]], decoding: bool) -> Opening:
         """Return embedding and first layer in order."""
         first = next(section for section, _ in self._sections if section.name == "block")
         operations = [operation for section in (EMBEDDING, first) for operation in lists[section]]
         count = sum(
-            n * sum(_kind(operation) == "message" for operation in lists[each]) for each, n in self._sections
+            n * sum(kind_of(operation) == "message" for operation in lists[each])
+            for each, n in self._sections
         )
         kernels = [self._kernel(operation, self._operators[decoding]) for operation in operations]
-        return _Opening.of(kernels, [_kind(operation) for operation in operations], max(1, count))
+        return Opening.of(kernels, [kind_of(operation) for operation in operations], max(1, count))
 
-    def _head(self, sampled: int, decoding: bool) -> _Kernels:
+    def _head(self, sampled: int, decoding: bool) -> Kernels:
         """Return the kernels of the head, which choose so many tokens.
 
         They are the last, so that who is late with issuing still waits for them to end.
@@ -232,27 +295,27 @@ class PassCosts:
             shard = serving_shard(self._job, Pass(1, (group,), 1))
             head = self._kernels([(1, sampling(shard))], self._operators[decoding], cached=False)
             ends = 0 if self._host is None else head.time + int(self._host.kernel)
-            self._heads[key] = _Kernels(head.time, max(head.issue, ends))
+            self._heads[key] = Kernels(head.time, max(head.issue, ends))
         return self._heads[key]
 
     def _kernels(
         self, parts: Iterable[tuple[int, Sequence[Operation]]], operators: OperatorModel, *, cached: bool
-    ) -> _Kernels:
+    ) -> Kernels:
         """Return what operator lists, each so many times, hold of operations that see the KV cache or not."""
-        total = _Kernels(0, 0)
+        total = Kernels(0, 0)
         for count, operations in parts:
             for operation in operations:
                 if operation.sees_cache == cached:
                     kernel = self._kernel(operation, operators)
-                    total = total.then(_Kernels(count * kernel.time, count * kernel.issue))
+                    total = total.then(Kernels(count * kernel.time, count * kernel.issue))
         return total
 
-    def _kernel(self, operation: Operation, operators: OperatorModel) -> _Kernels:
+    def _kernel(self, operation: Operation, operators: OperatorModel) -> Kernels:
         host = self._host
         if operation.operator is None:
-            return _Kernels(0, 0 if host is None else int(host.collective))
+            return Kernels(0, 0 if host is None else int(host.collective))
         time = operators.estimate(operation.operator).duration
-        return _Kernels(time, 0 if host is None else host.of_kernel(operation.operator, time)[0])
+        return Kernels(time, 0 if host is None else host.of_kernel(operation.operator, time)[0])
 
     @cached_property
     def _layers(self) -> int:
@@ -264,7 +327,7 @@ class PassCosts:
             item for stage in range(self._job.stages) for item in stage_sections(self._job, stage).items()
         ]
 
-    def _decode_attention(self, decodes: int, keys: int, decoding: bool) -> _Kernels:
+    def _decode_attention(self, decodes: int, keys: int, decoding: bool) -> Kernels:
         """Return attention of so many new tokens, linear between corners of their mean KV length."""
         length = -(-keys // decodes)
         below, above = around(length)
@@ -274,10 +337,10 @@ class PassCosts:
         high = self._attention_at(decodes, above, decoding)
         return low.between(high, length - below, above - below)
 
-    def _attention_at(self, decodes: int, length: int, decoding: bool) -> _Kernels:
+    def _attention_at(self, decodes: int, length: int, decoding: bool) -> Kernels:
         return self._remembered(Group(decodes, 1, length - 1), decoding)
 
-    def _prompt_attention(self, chunks: tuple[Group, ...], decoding: bool) -> _Kernels:
+    def _prompt_attention(self, chunks: tuple[Group, ...], decoding: bool) -> Kernels:
         """Return attention of chunks; of a whole prompt alone linear between corners of its length."""
         if len(chunks) > 1 or chunks[0].cached:
             return self._attend(chunks, decoding, self._passing_operators)
@@ -289,7 +352,7 @@ class PassCosts:
         )
         return low.between(high, chunk.query_length - below, max(1, above - below))
 
-    def _remembered(self, group: Group, decoding: bool) -> _Kernels:
+    def _remembered(self, group: Group, decoding: bool) -> Kernels:
         key = group, decoding
         if key not in self._attention:
             self._attention[key] = self._attend((group,), decoding, self._operators)
@@ -297,7 +360,7 @@ class PassCosts:
 
     def _attend(
         self, groups: tuple[Group, ...], decoding: bool, operators: Mapping[bool, OperatorModel]
-    ) -> _Kernels:
+    ) -> Kernels:
         """Return the kernels that see the KV cache in one pass."""
         shard = serving_shard(self._job, Pass(0, groups, 0))
         kinds = self._job.kinds
@@ -321,66 +384,20 @@ class PassCosts:
             cache=self._cache,
         ).step_time
         sampled = sum(group.count for group in groups)
-        kernels = self._body_at(tokens, decoding)[0].time + self._head(sampled, decoding).time
+        kernels = self._body_at(tokens, decoding).kernels.time + self._head(sampled, decoding).time
         attention = self._attend(groups, decoding, self._operators).time
         return int(result) - kernels - attention, int(result)
 
 
-class _Kernels(NamedTuple):
-    """Some kernels of a pass."""
-
-    time: int
-    issue: int
-    """What the host needs to issue them one by one."""
-
-    def then(self, other: _Kernels) -> _Kernels:
-        """Return these and others."""
-        return _Kernels(self.time + other.time, self.issue + other.issue)
-
-    def between(self, other: _Kernels, part: int, whole: int) -> _Kernels:
-        """Return what lies that part of the way between these and others."""
-        return _Kernels(self.time + (other.time - self.time) * part // whole, self.issue)
-
-
-class _Opening(NamedTuple):
-    """What a pass begins with, until its first layer is over: of each kernel what came before it, and it."""
-
-    issued: Int64s
-    """What the host needs until it has issued the kernel."""
-    kernels: Int64s
-    """What the GPU needs for the kernels before, but attention."""
-    attention: Int64s
-    """How many attention kernels are before."""
-    message: Int64s
-    """How many messages."""
-    messages: int
-    """Of a whole pass."""
-
-    @classmethod
-    def of(cls, kernels: Sequence[_Kernels], kinds: Sequence[str], messages: int) -> _Opening:
-        """Return what these kernels, in order, come to."""
-        kind = np.array(kinds)
-        times = np.array([kernel.time for kernel in kernels], np.int64)
-        before = [
-            np.cumsum(each) - each
-            for each in (np.where(kind == "kernel", times, 0), kind == "attention", kind == "message")
-        ]
-        issued = np.cumsum(np.array([kernel.issue for kernel in kernels], np.int64))
-        return cls(issued, before[0], before[1], before[2], messages)
-
-    def late(self, attention: int, message: int) -> int:
-        """Return how long the GPU waits in all, given what each attention kernel and message takes."""
-        passed = self.kernels + self.attention * attention + self.message * message
-        return max(0, int((self.issued - passed).max()))
+def sharing(job: Job) -> int:
+    """Return how many replicas of a job share experts, and step together."""
+    split = job.spec.parallelism
+    return max(1, split.ep * split.expert_ways // (split.tp * split.cp))
 
 
 def of_replica(job: Job) -> Job:
-    """Return the job of one replica: data parallelism is how many there are.
-
-    Replicas that share experts are run together, as if all had the same batch at once.
-    """
-    split = job.spec.parallelism
-    together = max(1, split.ep * split.expert_ways // (split.tp * split.cp))
+    """Return the job of one replica, or of those that share its experts, each with the same batch."""
+    split, together = job.spec.parallelism, sharing(job)
     if split.dp == together:
         return job
     return replace(job, spec=structs.replace(job.spec, parallelism=structs.replace(split, dp=together)))
@@ -406,9 +423,3 @@ def without_host(job: Job) -> Job:
 def _pass_of(tokens: int, decoding: bool) -> Pass:
     """Return a pass of so many tokens, each of a request of its own."""
     return Pass(1, (Group(tokens, 1, int(decoding)),), 1)
-
-
-def _kind(operation: Operation) -> str:
-    if operation.operator is None:
-        return "message"
-    return "attention" if operation.sees_cache else "kernel"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import Group
 from rapid_des.machine import Machine
-from rapid_des.serving.costs import of_replica, prompts_of
+from rapid_des.serving.costs import prompts_of, sharing
+from rapid_des.serving.pools import pools_of
 from rapid_des.serving.result import ServeResult
 from rapid_des.simulation import simulate
 from rapid_des.units import PS_PER_S
@@ -71,11 +73,16 @@ def served_energy(
     result: ServeResult, job: Job, machine: Machine, *, cache: BoundedCache | None = None
 ) -> ServedEnergy | None:
     """Return the energy of a served workload; None where the device file states no constants of it."""
-    passes = _Passes(of_replica(job), machine, BoundedCache() if cache is None else cache)
+    cache, loads, total = BoundedCache() if cache is None else cache, iter(result.loads), 0.0
     idle, seconds = machine.device.spec.idle_power, result.elapsed / PS_PER_S
-    if idle is None or passes.kernels((Group(1, 1, 1),)) is None:
-        return None
-    total = sum((float(passes.of(load).sum()) for load in result.loads), 0.0)
+    for pool in pools_of(job):
+        passes = _Passes(pool.alone, machine, cache)
+        if idle is None or passes.kernels((Group(1, 1, 1),)) is None:
+            return None
+        # a pass of replicas that share experts is of them all
+        spent = sum(float(passes.of(load).sum()) for load in islice(loads, pool.replicas))
+        total += spent / sharing(pool.job)
+    assert idle is not None
     gpu_seconds = result.gpus * seconds
     output = int(result.requests["output"].sum())
     return ServedEnergy(total, int(idle) / _MILLIWATTS * gpu_seconds, output, max(gpu_seconds, 1e-12))

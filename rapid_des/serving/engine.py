@@ -40,6 +40,8 @@ class Engine:
     habits: Habits = Habits()
     shares: tuple[float, ...] = (1.0,)
     """Of an iteration, by pipeline stage."""
+    together: int = 1
+    """Replicas that share experts, and step together."""
     stepwise: bool = False
     """Wait for every iteration, also for those that could pass at once (the results are the same)."""
 

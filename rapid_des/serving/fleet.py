@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import simpy
 
+from rapid_des.serving.company import Company, Member
 from rapid_des.serving.costs import Costs
 from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.pipelined import PipelinedReplica
@@ -31,11 +32,14 @@ class Fleet:
     """Replicas of one engine, who sends requests to them, and what has come of it."""
 
     engine: Engine
+    """Of replicas that answer."""
     workload: Workload
     router: Router
     replicas: int = 1
     prompting: int = 0
     """Replicas, the first ones, that compute prompts alone; 0: all do both."""
+    prompting_engine: Engine | None = None
+    """Of those; None: as the others."""
     transfer: Transfer = lambda env, *_: env.timeout(0)
     """Moves keys and values from one replica to another."""
     client: int = 0
@@ -49,8 +53,8 @@ class Fleet:
     """Picoseconds from the end of an outage until a replica serves."""
     lose: bool = False
     """Whether requests of a replica that stops are lost."""
-    slowed: Callable[[str], Costs] | None = None
-    """Tells what iterations take under a fault."""
+    slowed: Callable[[str, int], Costs] | None = None
+    """Tells what iterations of a replica take under a fault."""
     done: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
     stops: list[tuple[int, int, int]] = field(default_factory=list)
@@ -64,17 +68,8 @@ class Fleet:
         self._stranded: list[Request] = []
         """Requests whose prompts are computed and whose keys and values no replica is there to take."""
         self._end = self.env.event()
-        kind = Replica if len(self.engine.shares) == 1 else PipelinedReplica
-        self.members = [
-            kind(
-                self.env,
-                number,
-                self.engine,
-                self._deliver,
-                self._hand_over if number < self.prompting else None,
-            )
-            for number in range(self.replicas)
-        ]
+        self.members = self._begun(range(self.prompting), self.prompting_engine or self.engine)
+        self.members += self._begun(range(self.prompting, self.replicas), self.engine)
         if self.workload.arrival is None:
             for _ in range(min(self.workload.clients, len(self.workload))):
                 self._send_next()
@@ -87,6 +82,21 @@ class Fleet:
         except KeyboardInterrupt:
             return False
         return True
+
+    def _begun(self, numbers: Sequence[int], engine: Engine) -> list[Replica]:
+        """Return replicas of an engine that serve."""
+        members = [
+            _kind_of(engine)(
+                self.env, number, engine, self._deliver, self._hand_over if number < self.prompting else None
+            )
+            for number in numbers
+        ]
+        if engine.together > 1 and len(engine.shares) == 1:
+            for begin in range(0, len(members), engine.together):
+                Company(self.env, cast(list[Member], members[begin : begin + engine.together]))
+        for member in members:
+            member.resume()
+        return members
 
     def _count(self, change: int) -> None:
         """Note that so many more requests are between sending and answer."""
@@ -133,16 +143,19 @@ class Fleet:
             member = self.members[event.replica]
             if event.fault is not None:
                 assert self.slowed is not None
-                member.price(self.slowed(event.fault))
+                member.price(self.slowed(event.fault, event.replica))
                 yield self.env.timeout(event.down)
-                member.price(self.engine.costs)
+                member.price(member.engine.costs)
             elif member.alive:
                 back = int(self.env.now) + event.down + self.startup
-                self.stops.append((event.replica, int(self.env.now), back))
-                for request in member.stop():
+                mates = member.mates
+                self.stops += [(mate.number, int(self.env.now), back) for mate in mates]
+                had = [request for mate in mates for request in mate.stop()]
+                for request in had:
                     self._leave(request)
                 yield self.env.timeout(event.down + self.startup)
-                member.resume()
+                for mate in mates:
+                    mate.resume()
                 self._go_on()
 
     def _go_on(self) -> None:
@@ -206,3 +219,9 @@ class Fleet:
         """Have a client that has thought send its next request, unless others have sent all by now."""
         if self._sent < len(self.workload):
             self._send_next()
+
+
+def _kind_of(engine: Engine) -> type[Replica]:
+    if len(engine.shares) > 1:
+        return PipelinedReplica
+    return Replica if engine.together == 1 else Member

@@ -6,30 +6,28 @@ somebody comes, pass at once: their times are added up as if each had been waite
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import simpy
 
+from rapid_des.arrays import Int64s
 from rapid_des.frontend.operations import Group
-from rapid_des.serving.adapters import AdapterUse
 from rapid_des.serving.costs import Batch, Costs
 from rapid_des.serving.engine import MOST_STEPS, Engine, Process
-from rapid_des.serving.intake import Intake
-from rapid_des.serving.order import Fairness, in_turn
+from rapid_des.serving.order import in_turn
 from rapid_des.serving.policies import Plan
-from rapid_des.serving.prefixes import Prefixes
 from rapid_des.serving.records import Load
 from rapid_des.serving.requests import NEVER, Decoding, Request
-from rapid_des.units import ceil_divide
+from rapid_des.serving.standing import Standing
 
 Deliver = Callable[[Request], None]
 
 
-class Replica:
-    """One replica, which policies look at (`policies.View`)."""
+class Replica(Standing):
+    """One replica."""
 
     def __init__(
         self,
@@ -39,81 +37,16 @@ class Replica:
         deliver: Deliver,
         hand_over: Deliver | None = None,
     ) -> None:
-        self.number, self.engine = number, engine
-        self.pages, self.page_size = engine.pages, engine.page_size
-        self.max_batched_tokens, self.max_sequences = engine.max_batched_tokens, engine.max_sequences
-        self.waiting: deque[Request] = deque()
-        self.prefilling: list[Request] = []
-        self._intake, self.load = Intake(engine.habits), Load()
-        self.promised_pages = self.calm = self._queued = self._pause = 0
-        self._group = Decoding(engine.page_size)
-        self._free = engine.pages
-        self._empty()
-        self._under_way = 0, np.zeros(0, np.int64)
-        self._env, self._deliver, self._hand_over = env, deliver, hand_over
+        super().__init__(env, engine)
+        self.number, self.load, self._pause = number, Load(), 0
+        self._deliver, self._hand_over = deliver, hand_over
         self._come = env.event()
         self.costs = engine.costs
-        self.resume()
-
-    def _empty(self) -> None:
-        """Hold nothing besides weights."""
-        engine = self.engine
-        self.prefixes, self.fairness = Prefixes(engine.page_size, engine.host_pages), Fairness()
-        self.adapters = AdapterUse(engine.lora)
-        self._loading = 0
 
     @property
-    def candidates(self) -> Iterable[Request]:
-        """Who waits and may run beside those that run."""
-        return self.adapters.candidates(self.waiting)
-
-    @property
-    def decoding(self) -> int:
-        """How many requests decode."""
-        return len(self._group)
-
-    @property
-    def to_come(self) -> int:
-        """Tokens that those have still to make."""
-        return self._group.to_come
-
-    @property
-    def free_pages(self) -> int:
-        """Pages that are free once the decoding requests have theirs."""
-        return self._free - self._group.new_pages()
-
-    @property
-    def outstanding(self) -> int:
-        """Requests that it has and has not answered."""
-        return len(self._intake) + len(self.waiting) + len(self.prefilling) + len(self._group)
-
-    @property
-    def outstanding_tokens(self) -> int:
-        """Tokens that it has to compute and to make for those."""
-        begun = sum(request.missing + request.output - request.generated for request in self.prefilling)
-        return self._queued + begun + self._group.to_come - self._passed * len(self._group)
-
-    @property
-    def spare_pages(self) -> int:
-        """Pages that are free, less those that waiting requests want."""
-        wanted = self._group.pages_within(self._passed) + ceil_divide(self._queued, self.engine.page_size)
-        return self._free - wanted
-
-    @property
-    def _passed(self) -> int:
-        """Of the decode steps that pass at once, how many have by now."""
-        began, ends = self._under_way
-        return int(np.searchsorted(ends, self._now - began, side="right"))
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Requests that wait, requests that run, pages held."""
-        running = len(self.prefilling) + len(self._group)
-        return len(self._intake) + len(self.waiting), running, self.engine.pages - self._free
-
-    def pages_for(self, request: Request, tokens: int) -> int:
-        """Return how many more pages a request needs for so many further tokens."""
-        return ceil_divide(request.computed + tokens, self.engine.page_size) - request.pages
+    def mates(self) -> Sequence[Replica]:
+        """Who stops and comes back with it, itself among them."""
+        return (self,)
 
     def submit(self, request: Request) -> None:
         """Take a request."""
@@ -123,6 +56,10 @@ class Replica:
         self._intake.add(request)
         self.fairness.arrive(request.user, self._group.step)
         self._queued += request.to_do
+        self._wake()
+
+    def _wake(self) -> None:
+        """End a wait for who comes."""
         if not self._come.triggered:
             self._come.succeed()
 
@@ -130,6 +67,9 @@ class Replica:
         """Serve, with nothing in memory but weights."""
         self.alive = True
         self.process = self._env.process(self._serve())
+
+    def _halt(self) -> None:
+        self.process.interrupt()
 
     def stop(self) -> list[Request]:
         """Serve no more until `resume`; return the requests that it had."""
@@ -141,14 +81,13 @@ class Replica:
         self._empty()
         self._under_way = 0, np.zeros(0, np.int64)
         self.alive = False
-        self.process.interrupt()
+        self._halt()
         return had
 
     def price(self, costs: Costs) -> None:
         """Have iterations take what these costs say, from the next one on."""
         self.costs = costs
-        if not self._come.triggered:
-            self._come.succeed()
+        self._wake()
 
     def _serve(self) -> Process:
         with suppress(simpy.Interrupt):
@@ -159,33 +98,42 @@ class Replica:
         most = request.prompt - 1
         return max(min(request.prefix, most), self.prefixes.hit(request.session, most))
 
-    @property
-    def _now(self) -> int:
-        return int(self._env.now)
-
     def _run(self) -> Process:
         while True:
             while not self.outstanding:
                 self._come = self._env.event()
                 yield self._come
             yield self._env.timeout(0)  # whatever happens at this instant happens before the choice
-            self.waiting.extend(self._intake.take(decodes=bool(self._group), idle=not self.prefilling))
-            self._make_room()
-            in_turn(self.waiting, self.engine.order, self.fairness, self._group.step)
-            self._admit_carried()
-            plan = self._intake.gathered(self.engine.policy.plan(self), len(self._group), self.prefilling)
-            if self._pause:
-                pause, self._pause = self._pause, 0
+            plan = self.look()
+            pause = self.paused()
+            if pause:
                 yield self._env.timeout(pause)
             yield from self._pass(plan)
 
+    def look(self) -> Plan:
+        """Take in who has come, and plan the next iteration."""
+        self.waiting.extend(self._intake.take(decodes=bool(self._group), idle=not self.prefilling))
+        self._make_room()
+        in_turn(self.waiting, self.engine.order, self.fairness, self._group.step)
+        self._admit_carried()
+        return self._intake.gathered(self.engine.policy.plan(self), len(self._group), self.prefilling)
+
+    def paused(self) -> int:
+        """Return how long swapped keys and values travel before the next iteration."""
+        pause, self._pause = self._pause, 0
+        return pause
+
     def _pass(self, plan: Plan) -> Process:
         """Let what was planned pass."""
-        unsteady = bool(self.waiting) and (self._intake.waited > 0 or not self.engine.is_steady)
-        if plan.chunks or unsteady or self.engine.stepwise:
+        if self.iterates(plan):
             yield from self._iterate(plan)
         elif self._group:
             yield from self._decode_on()
+
+    def iterates(self, plan: Plan) -> bool:
+        """Tell whether the next iteration passes by itself: not one of many decode steps at once."""
+        unsteady = bool(self.waiting) and (self._intake.waited > 0 or not self.engine.is_steady)
+        return bool(plan.chunks) or unsteady or self.engine.stepwise
 
     def _admit_carried(self) -> None:
         """Let decode on who comes with keys and values, as far as there are pages."""
@@ -279,13 +227,23 @@ class Replica:
 
     def _iterate(self, plan: Plan) -> Process:
         """Compute chunks of prompts, and a token each of who decodes."""
-        batch, began = self._batch(plan), self._now
+        batch, besides = self.begin(plan)
+        duration = self.costs.time(batch) + besides
+        self.load.iteration(self._now, duration, batch, self)
+        yield self._env.timeout(duration)
+        self.complete(plan, batch)
+
+    def begin(self, plan: Plan) -> tuple[Batch, int]:
+        """Begin an iteration; return what costs are asked for, and what adapters and loads add."""
+        batch = self._batch(plan)
         self._begin(plan)
         prompts = (request.adapter for request, _ in plan.chunks)
         adapted = self.adapters.time(batch.tokens, prompts, decodes=batch.decodes > 0)
-        duration, self._loading = self.costs.time(batch) + adapted + self._loading, 0
-        self.load.iteration(began, duration, batch, self)
-        yield self._env.timeout(duration)
+        besides, self._loading = adapted + self._loading, 0
+        return batch, besides
+
+    def complete(self, plan: Plan, batch: Batch) -> None:
+        """Hand out the tokens of an iteration that has ended."""
         self.calm += 1
         self._intake.passed(1, prompts=bool(plan.chunks))
         if batch.decodes:
@@ -336,26 +294,42 @@ class Replica:
 
     def _decode_on(self) -> Process:
         """Let decode steps pass until one of the requests ends, pages run short, or somebody comes."""
-        group, env = self._group, self._env
-        steps = group.steps_within(self._free, min(group.steps_to_end(), self._intake.steps, MOST_STEPS))
-        began, keys = self._now, group.keys
-        ends = self.costs.ends(len(group), keys, steps)
-        ends = ends + self.adapters.time(len(group)) * np.arange(1, steps + 1) + self._loading
-        self._loading = 0
-        self._under_way = began, ends
-        self._come = env.event()
-        last = env.timeout(int(ends[-1]))
-        yield last if self.engine.habits.looks_seldom else last | self._come
-        if self._now < began + ends[-1]:
-            steps = 1 + int(np.searchsorted(ends, self._now - began))
-            if began + int(ends[steps - 1]) > self._now:
-                yield env.timeout(began + int(ends[steps - 1]) - self._now)
+        steps = self.steps_at_once
+        ends = self.costs.ends(len(self._group), self._group.keys, steps) + self.added(steps)
+        self._come = self._env.event()
+        self.decode_until(ends)
+        steps = yield from passed(self._env, ends, None if self.engine.habits.looks_seldom else self._come)
+        self.decoded(ends[:steps])
+
+    @property
+    def steps_at_once(self) -> int:
+        """How many decode steps pass before one of the requests ends, or pages run short."""
+        group = self._group
+        return group.steps_within(self._free, min(group.steps_to_end(), self._intake.steps, MOST_STEPS))
+
+    @property
+    def keys(self) -> int:
+        """Positions that the next tokens of decoding requests attend to."""
+        return self._group.keys
+
+    def added(self, steps: int) -> Int64s:
+        """Return by how much later each of so many decode steps ends, for adapters and loads."""
+        loading, self._loading = self._loading, 0
+        return self.adapters.time(len(self._group)) * np.arange(1, steps + 1) + loading
+
+    def decode_until(self, ends: Int64s) -> None:
+        """Note that decode steps have begun, which will end so long from now."""
+        self._under_way = self._now, ends
+
+    def decoded(self, ends: Int64s) -> None:
+        """Hand out the tokens of decode steps that ended so long after they began."""
+        began, _ = self._under_way
         self._under_way = began, ends[:0]
-        self.load.steps(began, ends[:steps], Batch(len(group), keys), self)
-        self.calm += steps
-        self._intake.passed(steps)
-        self._take_pages(steps)
-        self._end(self._advance(steps))
+        self.load.steps(began, ends, Batch(len(self._group), self._group.keys), self)
+        self.calm += len(ends)
+        self._intake.passed(len(ends))
+        self._take_pages(len(ends))
+        self._end(self._advance(len(ends)))
 
     def _take_pages(self, steps: int) -> None:
         self._free -= self._group.pages_within(steps)
@@ -384,3 +358,17 @@ class Replica:
         self.adapters.leave(request)
         self.promised_pages -= request.pages_at_end(self.page_size)
         self.fairness.answer(request.user)
+
+
+def passed(
+    env: simpy.Environment, ends: Int64s, come: simpy.Event | None
+) -> Generator[simpy.Event, Any, int]:
+    """Let steps pass that end so long from now, to the end of the one in which somebody comes; how many."""
+    began, steps = int(env.now), len(ends)
+    last = env.timeout(int(ends[-1]))
+    yield last if come is None else last | come
+    if env.now < began + ends[-1]:
+        steps = 1 + int(np.searchsorted(ends, int(env.now) - began))
+        if began + int(ends[steps - 1]) > env.now:
+            yield env.timeout(began + int(ends[steps - 1]) - int(env.now))
+    return steps

@@ -82,7 +82,8 @@ class ServeResult:
     """Of each replica what its iterations did (`records.COLUMNS`)."""
     gaps: Int64s
     """Tokens by the time since the one before, in bins."""
-    pages: int
+    pages: Sequence[int]
+    """Of each replica's KV cache."""
     elapsed: int
     """When the last one was answered, or the run interrupted."""
     interrupted: bool = False
@@ -117,7 +118,7 @@ class ServeResult:
             requests=columns,
             loads=[load.table() for load in loads],
             gaps=np.sum([load.gaps for load in loads], axis=0),
-            pages=fleet.engine.pages,
+            pages=[member.engine.pages for member in fleet.members],
             elapsed=int(fleet.env.now),
             interrupted=interrupted,
             lost=len(fleet.lost),
@@ -191,9 +192,12 @@ class ServeResult:
     def kv_occupancy(self) -> dict[str, float]:
         """Share of the pages that are held: over the time of iterations, and at most."""
         time = sum(int(load["duration"].sum()) for load in self.loads)
-        held = sum(float((load["duration"] * (load["pages"] / self.pages)).sum()) for load in self.loads)
-        most = max((int(load["pages"].max(initial=0)) for load in self.loads), default=0)
-        return {"mean": held / max(time, 1), "max": most / self.pages}
+        shares = [load["pages"] / pages for load, pages in zip(self.loads, self.pages, strict=True)]
+        held = sum(
+            float((load["duration"] * share).sum()) for load, share in zip(self.loads, shares, strict=True)
+        )
+        most = max((float(share.max(initial=0)) for share in shares), default=0.0)
+        return {"mean": held / max(time, 1), "max": most}
 
     def as_json(self, slo: Slo | None = None) -> dict[str, Any]:
         """Return plain data; times are seconds."""

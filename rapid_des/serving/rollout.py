@@ -24,6 +24,7 @@ from rapid_des.frontend import Job, load_job
 from rapid_des.frontend.spec import Count
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
+from rapid_des.serving.pools import pools_of
 from rapid_des.serving.resharding import Transfers, as_traces, reshard
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.server import serve
@@ -124,10 +125,18 @@ def _check(rollout: Rollout) -> None:
         )
     if training.training.adapters is not None:
         refuse("training", "adapters leave the weights where they are: there is nothing to move")
+    if pools_of(server)[0].job is not server:
+        refuse("serving", "weights go to replicas of one layout: state no serving.prefill_parallelism")
+    _check_texts(rollout)
+
+
+def _check_texts(rollout: Rollout) -> None:
+    """Raise `ConfigError` for lengths that are none, and for an overlap that can not be."""
     for key in ("prompt", "output"):
         parse_lengths(getattr(rollout.spec, key), f"{rollout.file}: {key}")
     if rollout.spec.overlap == "one_step" and rollout.spec.placement == "shared":
-        refuse("overlap", "one_step needs GPUs of its own for the server: placement apart")
+        problem = "one_step needs GPUs of its own for the server: placement apart"
+        raise ConfigError(problem, file=rollout.file, key="overlap")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,17 +13,17 @@ from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import Job
 from rapid_des.frontend.build import check_size
 from rapid_des.frontend.memory.serving import kv_capacity
-from rapid_des.frontend.parts import stage_sections
 from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.servers import ServingSpec
 from rapid_des.machine import Machine
 from rapid_des.serving.adapters import Lora
-from rapid_des.serving.costs import PassCosts, of_replica
+from rapid_des.serving.costs import PassCosts, of_replica, sharing
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet, Watch
 from rapid_des.serving.intake import Habits
 from rapid_des.serving.named import WORKLOADS
 from rapid_des.serving.policies import POLICIES
+from rapid_des.serving.pools import Pool, pools_of
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.transfers import Links, for_iterations
@@ -71,50 +72,63 @@ def serve_workload(
     cache: BoundedCache | None = None,
 ) -> ServeResult:
     """Serve requests that are known one by one."""
-    spec, host = job.spec.serving or ServingSpec(), job.host
-    check_size(job, machine.fabric.gpus)
+    spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
+    _check_size(job, pools, machine.fabric.gpus)
     if spec.host_cache and "session" not in workload.marks:
         raise ConfigError(
             "is of idle sessions, and requests are of none: state serving.sessions",
             file=job.file,
             key="serving.host_cache",
         )
-    steady = for_iterations(machine, sends=bool(spec.prefill_replicas))
+    steady = for_iterations(machine, sends=len(pools) > 1)
     engine = _engine(job, steady, workload, cache)
-    _check_lengths(job, workload, engine)
+    of_prompts = engine if pools[0].job is job else _engine(pools[0].job, steady, workload, cache)
+    for each in (engine, of_prompts):
+        _check_lengths(job, workload, each)
     fleet = Fleet(
         engine,
         workload,
         ROUTERS[spec.router],
-        replicas=job.spec.parallelism.dp,
-        prompting=spec.prefill_replicas or 0,
-        transfer=_links(of_replica(job), machine, engine.page_size).send,
+        replicas=sum(pool.replicas for pool in pools),
+        prompting=pools[0].replicas if len(pools) > 1 else 0,
+        prompting_engine=of_prompts,
+        transfer=Links(machine, engine.page_size, partial(_messages, pools)).send,
         client=int((host.request if host else None) or 0),
         tokenizing=int((host.prompt_token if host else None) or 0),
         watch=watch,
         lose=spec.on_outage == "lose",
     )
     if spec.outages:
-        _fail(fleet, job, steady, spec, cache)
+        _fail(fleet, pools, steady, cache)
     complete = fleet.run()
     device = machine.device.spec.name
-    return ServeResult.of(fleet, name=job.name, gpus=job.gpus, device=device, interrupted=not complete)
+    return ServeResult.of(fleet, name=job.name, gpus=pools[-1].end, device=device, interrupted=not complete)
 
 
-def _fail(fleet: Fleet, job: Job, machine: Machine, spec: ServingSpec, cache: BoundedCache | None) -> None:
+def _messages(pools: Sequence[Pool], source: int, target: int, tokens: int) -> Iterable[tuple[int, int, int]]:
+    """Return who sends how many bytes to whom as a request goes from a replica to one that answers."""
+    return pools[0].messages(pools[-1], source, target - pools[0].replicas, tokens)
+
+
+def _fail(fleet: Fleet, pools: Sequence[Pool], machine: Machine, cache: BoundedCache | None) -> None:
     """Have a fleet's replicas fail as the job says."""
     from rapid_des.serving.outages import events, parse_outage, slowed, startup_time
 
-    alone, outages = of_replica(job), [parse_outage(text) for text in spec.outages]
+    answering = pools[-1]
+    spec = answering.job.spec.serving or ServingSpec()
+    outages = [parse_outage(text) for text in spec.outages]
     if spec.startup is not None:
-        fleet.startup = startup_time(job, machine, spec.startup, alone, cache)
+        fleet.startup = max(
+            startup_time(pool.job, machine, spec.startup, pool.alone, cache) for pool in pools
+        )
     fleet.outages = tuple(events(outages, fleet.replicas, fleet.startup))
-    priced = {
-        outage.fault: iteration_costs(alone, slowed(machine, outage.fault), cache)
-        for outage in outages
-        if outage.fault is not None
-    }
-    fleet.slowed = priced.__getitem__
+    machines = {outage.fault: slowed(machine, outage.fault) for outage in outages if outage.fault}
+
+    def costs(fault: str, replica: int) -> PassCosts:
+        pool = pools[0] if replica < pools[0].replicas else answering
+        return iteration_costs(pool.alone, machines[fault], cache)
+
+    fleet.slowed = costs
 
 
 def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: tuple[int, int]) -> Workload:
@@ -177,6 +191,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         ),
         swap=_swap(alone, machine, "serving.preemption") if spec.preemption == "swap" else 0,
         lora=lora,
+        together=sharing(job),
         host_pages=_host_pages(alone, pool.page, spec),
         fetch=_swap(alone, machine, "serving.host_cache") if spec.host_cache else 0,
     )
@@ -184,7 +199,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
 
 def _host_pages(job: Job, page: int, spec: ServingSpec) -> int:
     """Return how many pages of idle sessions the host's memory holds."""
-    return int(spec.host_cache or 0) // max(1, cached_bytes(job, page))
+    return int(spec.host_cache or 0) // max(1, Pool(job, 1).held(page))
 
 
 def _swap(job: Job, machine: Machine, key: str) -> int:
@@ -194,24 +209,17 @@ def _swap(job: Job, machine: Machine, key: str) -> int:
         problem = f"device {machine.device.spec.name} states no bandwidths of its `host`, to swap to"
         raise ConfigError(problem, file=job.file, key=key)
     many = 1 << 12
-    return max(1, serialization_time(cached_bytes(job, many), min(host.to_host, host.from_host)) // many)
+    return max(1, serialization_time(Pool(job, 1).held(many), min(host.to_host, host.from_host)) // many)
 
 
-def _links(job: Job, machine: Machine, page: int) -> Links:
-    return Links(machine, job.gpus, page, partial(cached_bytes, job))
-
-
-def cached_bytes(job: Job, tokens: int) -> int:
-    """Return what keys and values of a request of so many tokens take of a GPU, of the stage with most."""
-    shard = job.shard(1, 1, 1)
-    return max(
-        sum(
-            count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, tokens)
-            for section, count in stage_sections(job, stage).items()
-            if section.name == "block"
-        )
-        for stage in range(job.stages)
-    )
+def _check_size(job: Job, pools: Sequence[Pool], gpus: int) -> None:
+    """Raise a `ConfigError` if the machine has too few GPUs."""
+    if pools[0].job is job:
+        check_size(job, gpus)
+    elif pools[-1].end > gpus:
+        counts = " and ".join(f"{pool.replicas} replicas of {pool.each}" for pool in pools)
+        problem = f"{counts} take {pools[-1].end} GPUs, the machine has {gpus}"
+        raise ConfigError(problem, file=job.file, key="serving.prefill_parallelism")
 
 
 def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapters: int) -> int:
@@ -238,10 +246,6 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapter
 
 def _check_lengths(job: Job, workload: Workload, engine: Engine) -> None:
     """Raise `ConfigError` for a request that no replica could ever answer, or for a pool that is empty."""
-    split, spec = job.spec.parallelism, job.spec.serving
-    if spec is not None and spec.prefill_replicas and spec.prefill_replicas >= split.dp:
-        problem = f"{spec.prefill_replicas} of dp {split.dp} replicas leave none to decode"
-        raise ConfigError(problem, file=job.file, key="serving.prefill_replicas")
     total = workload.prompt + workload.output
     longest = int(total.argmax())
     room, most = engine.pages * engine.page_size, job.model.spec.max_positions

@@ -1,6 +1,7 @@
 """Keys and values on their way from replicas that compute prompts to those that decode, over the fabric.
 
-Every GPU sends its part to the GPU of its place in the other replica, all at once when a prompt is computed.
+Every GPU gets its part from the GPU of its place in the other replica, or, of another layout, from those that
+have it (`pools`), all at once when a prompt is computed.
 A message goes through the links of its route as it does alone (`program.analytic.message_alone`), but that a
 link serves whole messages one after the other, in the order in which they reach it. Faults of links that come
 and go change what a link takes by their timetables (rule R6), on the server's clock; constant ones are in the
@@ -9,7 +10,7 @@ fabric.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,6 +28,8 @@ from rapid_des.units import PS_PER_S, ceil_divide
 
 Transfer = Callable[[simpy.Environment, int, int, int], simpy.Event]
 """Begins to move keys and values of so many tokens from one replica to another; tells when they are there."""
+Messages: TypeAlias = Callable[[int, int, int], Iterable[tuple[int, int, int]]]
+"""Tells of two replicas and so many tokens which GPU sends how many bytes to which, all alike."""
 _Table: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int]]
 _KEPT = 1 << 12
 """Ways of messages that are remembered."""
@@ -49,12 +52,9 @@ class Links:
     """The links of a fabric, on a server's clock, with what the messages on them leave."""
 
     machine: Machine
-    gpus: int
-    """Of a replica: those of the first one are the first GPUs, and so on."""
     page: int
     """Tokens of a page: whole pages travel."""
-    size: Callable[[int], int]
-    """Tells the bytes that a GPU holds of so many tokens."""
+    messages: Messages
     free: dict[int, int] = field(default_factory=dict)
     """By link: when it will have served all that has reached it."""
     _ways: BoundedCache = field(default_factory=lambda: BoundedCache(_KEPT))
@@ -68,12 +68,11 @@ class Links:
         return env.all_of([env.process(self._travel(env, hops)) for hops in ways])
 
     def _routed(self, pages: int, source: int, target: int) -> list[list[_Hop]]:
-        """Return the hops of every GPU's message."""
-        first = np.arange(self.gpus)
-        pairs = np.stack((source * self.gpus + first, target * self.gpus + first), 1)
-        routes = self.machine.router.routes(pairs)
+        """Return the hops of every GPU's message, all of which are as large."""
+        messages = np.array(list(self.messages(source, target, pages * self.page)), np.int64)
+        routes = self.machine.router.routes(messages[:, :2])
         switching = uncongested(self.machine.switching)
-        hops, classes = hop_table(self.machine.fabric, switching, routes, [self.size(pages * self.page)])
+        hops, classes = hop_table(self.machine.fabric, switching, routes, [int(messages[0, 2])])
         rows = zip(
             routes.links.tolist(),
             *(table[0, classes].tolist() for table in (hops.occupancy, hops.head, hops.lag)),

@@ -21,6 +21,7 @@ from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
 from rapid_des.serving.energy import ServedEnergy, served_energy
+from rapid_des.serving.pools import pools_of, server_gpus
 from rapid_des.serving.result import ServeResult, Slo, spread
 from rapid_des.serving.server import serve
 from rapid_des.units import PS_PER_S
@@ -29,7 +30,7 @@ _CLOSE = 1.03
 """A capacity is known when the next higher rate that fails is nearer than this factor."""
 _LOWEST = 2**-10
 """Of the rate at which a full server answers: what fails there fails alone."""
-_AXES = ("tp", "pp", "ep", "dp", "prefill", "decode")
+_AXES = ("tp", "pp", "ep", "dp", "prefill", "decode", "prefill_tp")
 CONCURRENCIES = (1, 4, 16, 64, 256)
 """Requests at a time of one replica, of which `curve` has a point each."""
 Told = Callable[[str], None]
@@ -160,7 +161,7 @@ def capacity(job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache 
     """
     cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
     full = _full_rate(job, machine, demand, cache)
-    layout = Layout(_degrees(job), job.gpus, rate=0.0, full=full, at=None, attainment=0.0, broken="")
+    layout = Layout(_degrees(job), server_gpus(job), rate=0.0, full=full, at=None, attainment=0.0, broken="")
 
     def tried(rate: float) -> tuple[ServeResult, float]:
         result = demand.served(job, machine, f"poisson rate={rate:.6g}/s", cache, demand.requests)
@@ -190,7 +191,8 @@ def _one_replica(job: Job) -> Job:
 
 def _prefilling(job: Job) -> int:
     """Return how many replicas compute prompts alone."""
-    return (job.spec.serving.prefill_replicas or 0) if job.spec.serving is not None else 0
+    pools = pools_of(job)
+    return pools[0].replicas if len(pools) > 1 else 0
 
 
 def _degrees(job: Job) -> dict[str, int]:
@@ -200,7 +202,11 @@ def _degrees(job: Job) -> dict[str, int]:
     degrees = {axis: size for axis, size in degrees.items() if size > 1 or axis == "tp"}
     if split.ep > 1 and split.dp > 1:
         degrees["dp"] = split.dp
-    return degrees | ({"prefill": prefilling, "decode": split.dp - prefilling} if prefilling else {})
+    if not prefilling:
+        return degrees
+    prompting, answering = pools_of(job)
+    degrees |= {"prefill": prefilling, "decode": answering.replicas}
+    return degrees if prompting.each == answering.each else degrees | {"prefill_tp": prompting.each}
 
 
 def _full_rate(job: Job, machine: Machine, demand: Demand, cache: BoundedCache) -> float:
@@ -220,7 +226,7 @@ def _worst(slo: Slo, result: ServeResult) -> str:
     return max(broken, key=broken.__getitem__)
 
 
-def _settings(text: str) -> dict[str, int | None]:
+def _settings(text: str) -> dict[str, object]:
     """Return the settings that a text such as `tp=4 prefill=1 decode=3` stands for."""
     sizes = dict[str, int]()
     for word in text.split():
@@ -229,16 +235,21 @@ def _settings(text: str) -> dict[str, int | None]:
             problem = f"{word!r} is not one of {', '.join(f'{axis}=…' for axis in _AXES)} with a number"
             raise ConfigError(problem, file=f"--layout {text!r}")
         sizes[axis] = int(size)
-    prefill, decode = sizes.pop("prefill", 0), sizes.pop("decode", 0)
+    prefill, decode, apart = (sizes.pop(axis, 0) for axis in ("prefill", "decode", "prefill_tp"))
     if bool(prefill) != bool(decode) or (prefill and ("dp" in sizes or sizes.get("ep", 1) > 1)):
         problem = "prefill=… and decode=…, numbers of replicas, go together, without dp and ep"
         raise ConfigError(problem, file=f"--layout {text!r}")
+    if apart and not prefill:
+        raise ConfigError("prefill_tp=… is of prefill=… replicas", file=f"--layout {text!r}")
     if sizes.get("dp", 1) > 1 and sizes.get("ep", 1) == 1:
         problem = "one replica is looked at, the fleet counts them: dp goes with ep, which spans it"
         raise ConfigError(problem, file=f"--layout {text!r}")
-    settings: dict[str, int | None] = {"parallelism.dp": prefill + decode or 1}
+    alike = prefill if not apart else 0
+    settings: dict[str, object] = {"parallelism.dp": alike + decode or 1}
     settings |= {f"parallelism.{axis}": size for axis, size in sizes.items()}
-    return settings | {"serving.prefill_replicas": prefill or None}
+    settings["serving.prefill_replicas"] = alike or None
+    settings["serving.prefill_parallelism"] = {"tp": apart, "dp": prefill} if apart else None
+    return settings
 
 
 def layouts(job: Job, machine: Machine, texts: Iterable[str]) -> Iterator[Job | tuple[str, str]]:
@@ -250,8 +261,8 @@ def layouts(job: Job, machine: Machine, texts: Iterable[str]) -> Iterator[Job | 
         except ConfigError as error:
             yield text, error.message
             continue
-        if found.gpus > machine.fabric.gpus:
-            yield text, f"needs {found.gpus} GPUs, {machine.name} has {machine.fabric.gpus}"
+        if server_gpus(found) > machine.fabric.gpus:
+            yield text, f"needs {server_gpus(found)} GPUs, {machine.name} has {machine.fabric.gpus}"
         else:
             yield found
 

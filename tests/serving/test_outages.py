@@ -31,7 +31,7 @@ def served(*outages, replicas=2, startup=0, arrivals="constant rate=100/s", lose
     stated = [parse_outage(text) for text in outages]
     fleet = Fleet(
         engine, work, ROUTERS["round_robin"], replicas=replicas, lose=lose, startup=startup,
-        outages=tuple(events(stated, replicas, startup)), slowed=lambda _: Affine(slow * SERVICE),
+        outages=tuple(events(stated, replicas, startup)), slowed=lambda *_: Affine(slow * SERVICE),
     )  # fmt: skip
     assert fleet.run()
     return ServeResult.of(fleet, name="test", gpus=replicas)  # which holds Little's law to the picosecond

@@ -27,9 +27,15 @@ def nodes():
     return load_machine("dgx_h100_x8")
 
 
+def at_its_place(source, target, gpus):
+    """Each GPU sends its part to that of its place."""
+    return [(source * gpus + gpu, target * gpus + gpu, SIZE) for gpu in range(gpus)]
+
+
 def arrivals(machine, *sends, gpus=8, begin=0):
     """When keys and values arrive that are sent at once, each (source, target)."""
-    env, links, found = simpy.Environment(begin), Links(machine, gpus, 16, lambda _: SIZE), []
+    env, found = simpy.Environment(begin), []
+    links = Links(machine, 16, lambda source, target, _: at_its_place(source, target, gpus))
     for source, target in sends:
         links.send(env, TOKENS, source, target).callbacks.append(lambda _: found.append(env.now - begin))
     env.run()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rapid_des.frontend import load_job
+from rapid_des.serving.pools import pools_of
 from rapid_des.validation import DataFolder, open_folder
 from rapid_des.validation.inference import silicon
 from rapid_des.validation.inference.recipes import recipe_of
@@ -116,7 +117,7 @@ def test_the_best_of_a_group_is_chosen_by_prediction(shipped, known, monkeypatch
     assert (chosen.measured, chosen.predicted) == (5.0, 5.0)
 
 
-def test_workers_for_prompts_and_for_answers_are_replicas_of_one_job(shipped, known):
+def test_workers_for_prompts_and_for_answers_have_layouts_of_their_own(shipped, known):
     row = one_of(
         shipped,
         "DeepSeek-V3",
@@ -126,14 +127,14 @@ def test_workers_for_prompts_and_for_answers_are_replicas_of_one_job(shipped, kn
         isl="8192",
         concurrency="64",
     )
-    wider = row | {"decode_tp_size": "4"}
     unstated = row | {"prefill_num_workers": "0"}
-    refused, unlike, case = (
-        known([one])[0][1] for one in (unstated, wider, row | {"decode_num_workers": "1"})
-    )
+    apart = {"prefill_tp_size": "1", "prefill_attention_dp_size": "4", "prefill_moe_tp_size": "1",
+             "prefill_moe_ep_size": "4", "decode_num_workers": "2"}  # fmt: skip
+    refused, case = (known([one])[0][1] for one in (unstated, row | apart))
     assert "does not state" in refused
-    assert unlike == "disaggregated workers of unlike layouts"
     job = load_job(json.loads(case.job))
-    split = job.spec.parallelism
-    assert (split.tp, split.dp, job.spec.serving.prefill_replicas) == (8, 2, 1)
-    assert job.gpus == 16
+    prompting, answering = pools_of(job)
+    split = prompting.job.spec.parallelism
+    assert (split.tp, split.dp, split.ep) == (1, 4, 4)  # a worker of four replicas that share experts
+    assert (answering.each, answering.replicas, answering.first, answering.end) == (8, 2, 8, 24)
+    assert case.place.settings[0] == ("fabric.1.size", "3")

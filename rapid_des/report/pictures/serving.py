@@ -33,8 +33,8 @@ class Drawn(Protocol):
         ...
 
     @property
-    def pages(self) -> int:
-        """Of a replica."""
+    def pages(self) -> Sequence[int]:
+        """Of each replica."""
         ...
 
     @property
@@ -99,7 +99,7 @@ def _over_time(result: Drawn, load: Any, rate: Any) -> None:
         load.plot(middles, means, label=name, linewidth=1)
     held = sum(_mean(each, each["pages"], edges) for each in result.loads)
     share = load.twinx()
-    share.plot(middles, 100 * held / (result.pages * len(result.loads)), color="C2", linewidth=1)
+    share.plot(middles, 100 * held / (sum(result.pages)), color="C2", linewidth=1)
     share.set_ylabel("KV cache held (%)", color="C2")
     share.set_ylim(0, None)
     load.set_ylabel("requests")

@@ -14,6 +14,7 @@ from statistics import fmean
 
 import numpy as np
 
+from rapid_des.units import ceil_divide
 from rapid_des.validation.inference import runs
 from rapid_des.validation.inference.recipes import engine_tree, is_swept
 from rapid_des.validation.jobs.cases import Case, Served
@@ -138,17 +139,21 @@ def case_of(record: Record) -> Case | str:
 
 def _closed_loop(record: Record) -> Case:
     apart = record["mode"] != "agg"
-    workers = _workers(record) if apart else (0, 0)
-    record = _one_worker(record) if apart else record
+    workers = _workers(record) if apart else (0, 1)
+    of_prompts, record = _one_worker(record, "prefill"), _one_worker(record, "decode")
     clients = _count(record, "concurrency", MOST_CLIENTS + 1)
     if clients > MOST_CLIENTS:
         raise UnsupportedRow("overload")
     model = _model(record["model_path"])
     split = _parallelism(record)
     engine = engine_tree(record)
+    split["dp"] *= workers[1]
+    gpus = split["tp"] * split["dp"] * split["pp"]
     if apart:
-        split["dp"] = sum(workers)
-        engine["serving"]["prefill_replicas"] = workers[0]
+        others = _parallelism(of_prompts)
+        others["dp"] *= workers[0]
+        gpus = _gpus_of(others, split, workers[1])
+        engine["serving"]["prefill_parallelism"] = {axis: n for axis, n in others.items() if axis != "pp"}
     tree = {
         "model": model,
         "phase": "inference",
@@ -156,7 +161,7 @@ def _closed_loop(record: Record) -> Case:
         "inference": {"batch": 1, "prompt_length": 128, "output_length": 2},  # the server reads none of it
         **engine,
     }
-    where = place(_GPUS[record["system"]], split["tp"] * split["dp"] * split["pp"])
+    where = place(_GPUS[record["system"]], gpus)
     prompts, outputs = (_lengths(record, column, clients) for column in ("isl", "osl"))
     return replace(Case.of(tree, where), served=Served(prompts, outputs, clients=clients))
 
@@ -172,14 +177,17 @@ def _workers(record: Record) -> tuple[int, int]:
     return workers
 
 
-def _one_worker(record: Record) -> Record:
-    """Return the row of one of several workers, which must be alike, for prompts and for answers."""
-    layout = {name: record[f"prefill_{name}"] for name in _LAYOUT}
-    if any(_count(record, f"decode_{name}") != _count(record, f"prefill_{name}") for name in _LAYOUT):
-        raise UnsupportedRow("disaggregated workers of unlike layouts")
-    if _count(record, "prefill_attention_dp_size") > 1:
-        raise UnsupportedRow("disaggregated workers with attention data parallelism")
-    return Record({**record, **layout}, record.where)
+def _one_worker(record: Record, role: str) -> Record:
+    """Return the row of one of several workers, for prompts (`prefill`) or for answers."""
+    if record["mode"] == "agg":
+        return record
+    return Record({**record, **{name: record[f"{role}_{name}"] for name in _LAYOUT}}, record.where)
+
+
+def _gpus_of(prompting: Mapping[str, int], answering: Mapping[str, int], workers: int) -> int:
+    """Return the GPUs of workers for prompts and for answers, which begin at a multiple of one of theirs."""
+    of_prompts, of_answers = (split["tp"] * split["dp"] for split in (prompting, answering))
+    return ceil_divide(of_prompts, of_answers // workers) * (of_answers // workers) + of_answers
 
 
 def _parallelism(record: Record) -> dict[str, int]:

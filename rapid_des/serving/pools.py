@@ -1,0 +1,121 @@
+"""Replicas of a server by what they do: those that compute prompts alone, and those that answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from msgspec import structs
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import Job
+from rapid_des.frontend.loading import with_spec
+from rapid_des.frontend.parts import stage_sections
+from rapid_des.serving.costs import of_replica, sharing
+from rapid_des.units import ceil_divide
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Replicas of one layout, one after the other on a machine's GPUs."""
+
+    job: Job
+    replicas: int
+    first: int = 0
+    """Their first GPU."""
+
+    @cached_property
+    def alone(self) -> Job:
+        """The job of one of them, or of those that share its experts."""
+        return of_replica(self.job)
+
+    @property
+    def each(self) -> int:
+        """GPUs of a replica."""
+        split = self.job.spec.parallelism
+        return split.tp * split.cp * split.pp
+
+    @property
+    def end(self) -> int:
+        """The first GPU after theirs."""
+        return self.first + self.replicas * self.each
+
+    def held(self, tokens: int) -> int:
+        """Return what keys and values of a request of so many tokens take of a GPU, of the fullest stage."""
+        shard = self.alone.shard(1, 1, 1)
+        return max(
+            sum(
+                count * self.job.kinds[section.kind].layer.mixer.cache_bytes(shard, tokens)
+                for section, count in stage_sections(self.alone, stage).items()
+                if section.name == "block"
+            )
+            for stage in range(self.job.stages)
+        )
+
+    def messages(self, target: Pool, source: int, into: int, tokens: int) -> Iterator[tuple[int, int, int]]:
+        """Yield who sends to whom how many bytes as keys and values go to a replica of another pool.
+
+        `source` and `into`: which of the replicas of each. A GPU gets its part from the GPU at its place
+        along tp, or from as many as its part is spread over there.
+        """
+        wanted = target.held(tokens)
+        spread = min(self.each, max(1, ceil_divide(wanted, max(1, self.held(tokens)))))
+        for place in range(target.each):
+            begin = min(place * self.each // target.each, self.each - spread)
+            for part in range(spread):
+                sender = self.first + source * self.each + begin + part
+                yield sender, target.first + into * target.each + place, ceil_divide(wanted, spread)
+
+
+def pools_of(job: Job) -> tuple[Pool, ...]:
+    """Return a server's replicas: all together, or those that compute prompts and those that answer.
+
+    Those of another layout begin at a GPU where one of their replicas, or those that share experts, could if
+    they were alone on the machine.
+    """
+    spec, split = job.spec.serving, job.spec.parallelism
+    if spec is not None and spec.prefill_parallelism is not None:
+        prompting = _of_prompts(job)
+        together = of_replica(job).gpus
+        first = ceil_divide(prompting.end, together) * together
+        return prompting, Pool(job, split.dp, first)
+    number = 0 if spec is None else spec.prefill_replicas or 0
+    if not number:
+        return (Pool(job, split.dp),)
+    if number >= split.dp:
+        problem = f"{number} of dp {split.dp} replicas leave none to decode"
+        raise ConfigError(problem, file=job.file, key="serving.prefill_replicas")
+    if number % sharing(job):
+        problem = f"{number} replicas do not divide by the {sharing(job)} that share experts"
+        raise ConfigError(problem, file=job.file, key="serving.prefill_replicas")
+    prompting = Pool(job, number)
+    return prompting, Pool(job, split.dp - number, prompting.end)
+
+
+def server_gpus(job: Job) -> int:
+    """Return how many GPUs a server takes, from the machine's first on."""
+    return pools_of(job)[-1].end
+
+
+def _of_prompts(job: Job) -> Pool:
+    """Return the replicas of a layout of their own, checked as a job's layout is."""
+    assert job.spec.serving is not None
+    stated, key = job.spec.serving.prefill_parallelism, "serving.prefill_parallelism"
+    assert stated is not None
+    split = structs.replace(job.spec.parallelism, **structs.asdict(stated))
+    if split.pp * split.cp > 1:
+        problem = (
+            f"keys and values go between layouts that tp splits: pp {split.pp} and cp {split.cp} must be 1"
+        )
+        raise ConfigError(problem, file=job.file, key=key)
+    if job.spec.serving.prefill_replicas:
+        problem = f"its dp {split.dp} says how many replicas compute prompts; state no prefill_replicas"
+        raise ConfigError(problem, file=job.file, key=key)
+    serving = structs.replace(job.spec.serving, prefill_parallelism=None)
+    try:
+        prompting = with_spec(job, structs.replace(job.spec, parallelism=split, serving=serving))
+    except ConfigError as error:
+        inner = (error.key or "").removeprefix("parallelism.")
+        raise ConfigError(error.message, file=error.file, key=f"{key}.{inner}") from None
+    return Pool(prompting, split.dp)

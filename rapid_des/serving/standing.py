@@ -1,0 +1,98 @@
+"""What a replica has at a moment, as policies (`policies.View`) and routers see it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import simpy
+
+from rapid_des.serving.adapters import AdapterUse
+from rapid_des.serving.engine import Engine
+from rapid_des.serving.intake import Intake
+from rapid_des.serving.order import Fairness
+from rapid_des.serving.prefixes import Prefixes
+from rapid_des.serving.requests import Decoding, Request
+from rapid_des.units import ceil_divide
+
+
+class Standing:
+    """Requests that wait and that run, and the pages that they hold."""
+
+    def __init__(self, env: simpy.Environment, engine: Engine) -> None:
+        self._env, self.engine = env, engine
+        self.pages, self.page_size = engine.pages, engine.page_size
+        self.max_batched_tokens, self.max_sequences = engine.max_batched_tokens, engine.max_sequences
+        self.waiting: deque[Request] = deque()
+        self.prefilling: list[Request] = []
+        self._intake = Intake(engine.habits)
+        self.promised_pages = self.calm = self._queued = 0
+        self._group = Decoding(engine.page_size)
+        self._free = engine.pages
+        self._empty()
+        self._under_way = 0, np.zeros(0, np.int64)
+
+    def _empty(self) -> None:
+        """Hold nothing besides weights."""
+        engine = self.engine
+        self.prefixes, self.fairness = Prefixes(engine.page_size, engine.host_pages), Fairness()
+        self.adapters = AdapterUse(engine.lora)
+        self._loading = 0
+
+    @property
+    def _now(self) -> int:
+        return int(self._env.now)
+
+    @property
+    def candidates(self) -> Iterable[Request]:
+        """Who waits and may run beside those that run."""
+        return self.adapters.candidates(self.waiting)
+
+    @property
+    def decoding(self) -> int:
+        """How many requests decode."""
+        return len(self._group)
+
+    @property
+    def to_come(self) -> int:
+        """Tokens that those have still to make."""
+        return self._group.to_come
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that are free once the decoding requests have theirs."""
+        return self._free - self._group.new_pages()
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that it has and has not answered."""
+        return len(self._intake) + len(self.waiting) + len(self.prefilling) + len(self._group)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Tokens that it has to compute and to make for those."""
+        begun = sum(request.missing + request.output - request.generated for request in self.prefilling)
+        return self._queued + begun + self._group.to_come - self._passed * len(self._group)
+
+    @property
+    def spare_pages(self) -> int:
+        """Pages that are free, less those that waiting requests want."""
+        wanted = self._group.pages_within(self._passed) + ceil_divide(self._queued, self.page_size)
+        return self._free - wanted
+
+    @property
+    def _passed(self) -> int:
+        """Of the decode steps that pass at once, how many have by now."""
+        began, ends = self._under_way
+        return int(np.searchsorted(ends, self._now - began, side="right"))
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Requests that wait, requests that run, pages held."""
+        running = len(self.prefilling) + len(self._group)
+        return len(self._intake) + len(self.waiting), running, self.pages - self._free
+
+    def pages_for(self, request: Request, tokens: int) -> int:
+        """Return how many more pages a request needs for so many further tokens."""
+        return ceil_divide(request.computed + tokens, self.page_size) - request.pages
