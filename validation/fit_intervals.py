@@ -19,12 +19,12 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
-from rapid_des.report import uncertainty
-from rapid_des.report.uncertainty import COMMUNICATION, LEVEL, interval, spread, stratum, told_apart
+from rapid_des.report import evidence
+from rapid_des.report.evidence import COMMUNICATION, LEVEL, interval, spread, stratum, told_apart
 from rapid_des.validation import all_topics, is_calibration, open_folder
 from rapid_des.validation.scoring import JobError, Row, Topic
 
-FILE = Path(uncertainty.__file__).with_name("residuals.json")
+FILE = Path(evidence.__file__).with_name("residuals.json")
 KERNELS = {
     "gemm": ("operators/gemm/",),
     "experts": ("operators/moe/",),
@@ -152,7 +152,7 @@ def _thinned(ranked: Sequence[float], most: int = 200) -> list[float]:
 def write(tree: object) -> None:
     """Write what intervals read, and have them read it."""
     FILE.write_text(json.dumps(tree, separators=(",", ":")).replace("},", "},\n") + "\n", encoding="utf-8")
-    uncertainty.forget()
+    evidence.forget()
 
 
 def coverage(errors: Iterable[JobError]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from statistics import fmean
 
 import numpy as np
 
-from rapid_des.report.uncertainty import FIRST_TOKEN, LEVEL, PER_TOKEN, quantiles
+from rapid_des.report.evidence import FIRST_TOKEN, LEVEL, PER_TOKEN, quantiles
 from rapid_des.serving import uncertainty
 from rapid_des.validation import all_topics, is_calibration, open_folder
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from rapid_des.cli.main import progress
 from rapid_des.cli.options import echo, job_options, json_option, open_job, plot_option
-from rapid_des.cli.progress import progress
 from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs

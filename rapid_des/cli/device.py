@@ -7,15 +7,8 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.options import (
-    announce,
-    echo,
-    force_option,
-    json_option,
-    names_or_files,
-    set_option,
-    split_settings,
-)
+from rapid_des.cli.main import announce
+from rapid_des.cli.options import echo, force_option, json_option, names_or_files, set_option, split_settings
 from rapid_des.device.learned import FALLBACKS
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs, replacing

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from rapid_des.cli.executing import executor_options, mode_option
+from rapid_des.cli.main import Bar, announce, progress
 from rapid_des.cli.options import (
-    announce,
     echo,
     engine_choice,
     engine_option,
@@ -22,7 +22,6 @@ from rapid_des.cli.options import (
     plot_option,
     together,
 )
-from rapid_des.cli.progress import Bar, progress
 from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import FaultDraws, Variates, parse_model

@@ -1,4 +1,9 @@
-"""The entry point: commands are imported only when they are called, errors become one line and a code."""
+"""The entry point, and what all commands say in the same way: errors, announcements, how far they are.
+
+Commands are imported only when they are called; errors become one line and a code. A bar on the terminal says
+how far a command is to whoever waits, nothing where nobody looks. Rich draws it, imported two seconds after a
+command began, if it still runs; colours as NO_COLOR says.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,10 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock, Timer
+from typing import Any, TypeVar
 
 import click
 
@@ -55,6 +63,10 @@ _NEW_OBJECTS = 50_000
 run, which makes many objects that stay and few circles."""
 _MOST_LINES = 40
 _FRAMES = 6
+AFTER_S = 2.0
+"""How long a command runs before its bar is drawn."""
+
+_Item = TypeVar("_Item")
 
 
 class LazyGroup(click.Group):
@@ -147,6 +159,104 @@ def _report(defect: Exception) -> str:
     places = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
     what = f"{type(defect).__name__}: {defect}".splitlines()[0]
     return "\n".join([f"error: a defect of rapid_des, please report it: {what}", *places])
+
+
+def announce(text: str) -> None:
+    """Say on stderr what is going on."""
+    click.echo(printable(text), err=True)
+
+
+class Bar:
+    """What a command is doing, and how much of it is done; it is told from one thread, drawn by another."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._done, self._expected = 0, 0
+        self._lock = Lock()
+        self._drawn: Any = None
+        self._closed = False
+
+    def __call__(self, done: int, expected: int) -> None:
+        """Take how much of one simulation is done, and about how much there is."""
+        self._done, self._expected = min(done, expected), expected
+        self._update()
+
+    def name(self, title: str) -> None:
+        """Say what is done now; how much of it there is comes later."""
+        self.title, self._done, self._expected = title, 0, 0
+        self._update()
+
+    def part(self, title: str, number: int, parts: int) -> None:
+        """Say which part is done now, after how many of how many."""
+        self.title, self._done, self._expected = title, number, parts
+        self._update()
+
+    def draw(self) -> None:
+        """Begin to draw."""
+        from rich import progress
+        from rich.console import Console
+
+        with self._lock:
+            if self._closed:
+                return
+            self._drawn = progress.Progress(
+                progress.SpinnerColumn("line"),
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(),
+                progress.TextColumn("{task.percentage:>3.0f} %", justify="right"),
+                progress.TextColumn("{task.fields[rate]}"),
+                progress.TimeRemainingColumn(elapsed_when_finished=True),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._drawn.add_task(printable(self.title), total=None, rate="")
+            self._drawn.start()
+        self._update()
+
+    def close(self) -> None:
+        """Take the bar off the terminal."""
+        with self._lock:
+            self._closed = True
+            if self._drawn is not None:
+                self._drawn.stop()
+
+    def _update(self) -> None:
+        if self._drawn is None:
+            return
+        (task,) = self._drawn.tasks
+        if self._done < task.completed or self._expected != (task.total or 0):
+            self._drawn.reset(task.id, total=self._expected or None)
+        rate = f"{task.speed:,.0f}/s" if task.speed else ""
+        self._drawn.update(task.id, description=printable(self.title), completed=self._done, rate=rate)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Bar]:
+    """Show a bar while the block lasts, if stderr is a terminal."""
+    bar = Bar(title)
+    timer = Timer(AFTER_S, bar.draw)
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield bar
+    finally:
+        timer.cancel()
+        bar.close()
+
+
+def until_interrupted(items: Iterable[_Item]) -> tuple[list[_Item], bool]:
+    """Return all items, or those that were there at ^C and True; without any the interrupt goes on."""
+    gathered: list[_Item] = []
+    try:
+        for item in items:
+            gathered.append(item)  # noqa: PERF402 - extend would lose what is finished
+    except KeyboardInterrupt:
+        if not gathered:
+            raise
+        announce("interrupted: what is finished follows")
+        return gathered, True
+    return gathered, False
 
 
 if __name__ == "__main__":

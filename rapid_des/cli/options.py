@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from rapid_des.cli.main import printable
+from rapid_des.cli.main import announce, printable
 from rapid_des.config import Spec
 from rapid_des.config.specs import Kind, preset_names, trace_names
 from rapid_des.errors import ConfigError, InputError
@@ -363,11 +363,6 @@ def fitted(lines: Iterable[str], width: int) -> Iterator[str]:
         else:
             indent = line[: len(line) - len(line.lstrip())]
             yield from textwrap.wrap(words, width, initial_indent=indent, subsequent_indent=f"{indent}  ")
-
-
-def announce(text: str) -> None:
-    """Say on stderr what is going on."""
-    click.echo(printable(text), err=True)
 
 
 def engine_choice(

@@ -8,17 +8,8 @@ from typing import Any
 import click
 
 from rapid_des.cli.executing import executor_options
-from rapid_des.cli.options import (
-    announce,
-    echo,
-    force_option,
-    job_options,
-    json_option,
-    one_of,
-    open_job,
-    plot_option,
-)
-from rapid_des.cli.progress import progress
+from rapid_des.cli.main import announce, progress
+from rapid_des.cli.options import echo, force_option, job_options, json_option, one_of, open_job, plot_option
 from rapid_des.report.pictures.charts import draw_tornado
 from rapid_des.report.plan_text import plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, replacing

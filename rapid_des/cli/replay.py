@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rapid_des.chakra import ReadOptions
+from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
     echo,
     engine_options,
@@ -22,7 +23,6 @@ from rapid_des.cli.options import (
     trace_options,
     write_outputs,
 )
-from rapid_des.cli.progress import progress
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.report.result import Result
 from rapid_des.report.result_text import astra_lines, result_lines

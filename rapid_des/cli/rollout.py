@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
     echo,
     fault_option,
@@ -17,7 +18,6 @@ from rapid_des.cli.options import (
     open_machine,
     split_settings,
 )
-from rapid_des.cli.progress import progress
 from rapid_des.serving.rollout import load_rollout, rollout_lines, simulate_rollout
 from rapid_des.simulation import MODES
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.cli.main import announce, progress, until_interrupted
 from rapid_des.cli.options import (
-    announce,
     echo,
     engine_options,
     fault_option,
@@ -22,7 +22,6 @@ from rapid_des.cli.options import (
     run_choice,
     write_outputs,
 )
-from rapid_des.cli.progress import progress, until_interrupted
 from rapid_des.errors import InputError
 from rapid_des.report.result_text import modes_lines, result_lines
 from rapid_des.report.writing import check_outputs

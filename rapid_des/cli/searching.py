@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from rapid_des.cli.executing import executor_options
+from rapid_des.cli.main import progress
 from rapid_des.cli.options import echo, json_option
-from rapid_des.cli.progress import progress
 from rapid_des.report.study_text import search_lines
 from rapid_des.studies.search import PRUNERS, SAMPLERS
 from rapid_des.studies.search import search as run_search

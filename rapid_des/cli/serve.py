@@ -7,16 +7,8 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.options import (
-    announce,
-    echo,
-    fault_option,
-    force_option,
-    job_options,
-    json_option,
-    open_job,
-)
-from rapid_des.cli.progress import progress
+from rapid_des.cli.main import announce, progress
+from rapid_des.cli.options import echo, fault_option, force_option, job_options, json_option, open_job
 from rapid_des.frontend import load_job
 from rapid_des.report.serve_text import serve_lines
 from rapid_des.report.writing import check_outputs

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from rapid_des.cli.executing import executor_options
+from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
     echo,
     engine_choice,
@@ -24,7 +25,6 @@ from rapid_des.cli.options import (
     plot_option,
     together,
 )
-from rapid_des.cli.progress import progress
 from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import InputError
 from rapid_des.report.sweep_text import cell, difference_lines, points_lines, sweep_lines

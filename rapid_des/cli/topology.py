@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from rapid_des.cli.main import progress, until_interrupted
 from rapid_des.cli.options import (
     echo,
     engine_choice,
@@ -16,7 +17,6 @@ from rapid_des.cli.options import (
     open_machine,
     plot_option,
 )
-from rapid_des.cli.progress import progress, until_interrupted
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.network.checks import check_routes

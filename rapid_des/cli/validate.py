@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from rapid_des.cli.main import printable
+from rapid_des.cli.main import printable, progress
 from rapid_des.cli.options import force_option
-from rapid_des.cli.progress import progress
 from rapid_des.report.pictures.charts import draw_residuals
 from rapid_des.report.study_text import validation_lines
 from rapid_des.report.writing import refuse_present, require_extra

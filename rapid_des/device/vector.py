@@ -5,9 +5,9 @@ The third is what makes small and badly vectorised kernels slow: a block of `blo
 row in steps of `access_bytes` a thread, each step waits for memory once (`step_us`), and an SM holds
 `sm_threads` threads; rows beyond that wait for the next wave.
 
-What each kernel reads, writes and computes stands in `vector_kinds`. `EXPANSIONS` says what an unfused
-framework launches for a composite operator; a policy's `FUSIONS` say which runs of operators it has a single
-kernel for. `fused` expands, then fuses greedily, the longest run first.
+What each kernel reads, writes and computes is the table `vector_kinds.KINDS`. `EXPANSIONS` says what an
+unfused framework launches for a composite operator; a policy's `FUSIONS` say which runs of operators it has
+a single kernel for. `fused` expands, then fuses greedily, the longest run first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 from rapid_des.device.device import Device, miss_share, transfer
 from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
 from rapid_des.device.spec import split_kernel
-from rapid_des.device.vector_kinds import KINDS, Traffic, VectorKind, kind_of, traffic_of
+from rapid_des.device.vector_kinds import KINDS, Traffic, VectorKind, over_elements
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.units import PS_PER_S
 
@@ -69,6 +69,61 @@ FUSIONS: Mapping[str, Mapping[tuple[str, ...], str]] = {
     "trtllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
 }
 """Runs of operators that a policy executes as one kernel."""
+
+
+_WEIGHT = 2
+"""Bytes of a weight as kernels read it."""
+_PLAIN: Mapping[str, tuple[int, int]] = {"adam": (2, 14), "adamw": (2, 15), "sgd": (1, 4)}
+"""States of an element, and FLOPs."""
+
+
+def kind_of(name: str) -> VectorKind:
+    """Return a registered kernel, or an update in stated formats; an `InputError` lists all names."""
+    kind = KINDS.get(name) or update_of(name)
+    if kind is None:
+        raise InputError(f"vector kernel {name!r} is not one of {', '.join(KINDS)}")
+    return kind
+
+
+def traffic_of(name: str, phase: str) -> Traffic:
+    """Return the traffic of a pass; a kernel without a backward pass has none to price."""
+    kind = kind_of(name)
+    if phase == "forward":
+        return kind.forward
+    if kind.backward is None:
+        raise InputError(f"vector kernel {name!r} has no backward pass; state the kernel that runs there")
+    return kind.backward
+
+
+def bytes_per_element(traffic: Traffic, width: float) -> float:
+    """Return what an element of an operator's dtype, of so many bytes, moves in all, in bytes."""
+    return (traffic.reads + traffic.writes) * width + traffic.read_bytes + traffic.write_bytes
+
+
+def update_kind(optimizer: str, states: str, master: str | None) -> str:
+    """Return the kernel of an update whose states and master weights have these formats (None: no master).
+
+    >>> update_kind("adamw", "fp32", "fp32"), update_kind("adamw", "bf16", None)
+    ('adamw', 'adamw_bf16_none')
+    """
+    if optimizer not in _PLAIN or (states, master) == ("fp32", "fp32"):
+        return optimizer
+    return f"{optimizer}_{states}_{master or 'none'}"
+
+
+def update_of(name: str) -> VectorKind | None:
+    """Return the kernel that such a name stands for: states and master, or the weight, read and written."""
+    optimizer, _, formats = name.partition("_")
+    states, _, master = formats.partition("_")
+    if optimizer not in _PLAIN or states not in DTYPE_BITS or master not in (*DTYPE_BITS, "none"):
+        return None
+    count, flops = _PLAIN[optimizer]
+    alone = master == "none"
+    state_bytes = count * width(states) + (_WEIGHT if alone else width(master))
+    traffic = Traffic(
+        1, 0, flops, read_bytes=state_bytes, write_bytes=state_bytes + (0 if alone else _WEIGHT)
+    )
+    return over_elements(f"{optimizer} with {states} states and {master} master weights", traffic)
 
 
 def fused(kinds: Sequence[str], policy: Policy) -> tuple[str, ...]:
@@ -171,7 +226,7 @@ def vector_bytes(vector: Vector) -> float:
     600.0
     """
     traffic = traffic_of(vector.kind, vector.phase)
-    return vector.rows * vector.columns * traffic.bytes_per_element(width(vector.dtype))
+    return vector.rows * vector.columns * bytes_per_element(traffic, width(vector.dtype))
 
 
 def _row_block(vector: Vector, kernel: VectorKernel) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """What each kernel on the vector unit reads, writes and computes, an element of its result.
 
-To add one, add a line to `KINDS`. `columns` is the width of the result: `swiglu` reads 2 x columns,
-`embedding` reads the rows it looks up, optimizers and norms of gradients have one row. Updates of optimizers
-have kinds of their own by the formats of their states and master weights.
+A table and no more: to add a kernel, add a line to `KINDS`; `rapid_des.device.vector` prices what it says.
+`columns` is the width of the result: `swiglu` reads 2 x columns, `embedding` reads the rows it looks up,
+optimizers and norms of gradients have one row. Updates in other formats of states and master weights are
+made from their names (`vector.update_of`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-from rapid_des.device.operators import DTYPE_BITS, width
-from rapid_des.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +28,6 @@ class Traffic:
     read_bytes: float = 0.0
     write_bytes: float = 0.0
     row_reads: int = 1
-
-    def bytes_per_element(self, width: float) -> float:
-        """Return what an element moves in all, in bytes."""
-        return (self.reads + self.writes) * width + self.read_bytes + self.write_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +52,6 @@ def over_elements(
 def by_rows(summary: str, forward: Traffic, backward: Traffic | None = None) -> VectorKind:
     """Return a kernel that gives each row a thread block."""
     return VectorKind(summary, "rows", forward, backward)
-
-
-_WEIGHT = 2
-"""Bytes of a weight as kernels read it."""
-_PLAIN: Mapping[str, tuple[int, int]] = {"adam": (2, 14), "adamw": (2, 15), "sgd": (1, 4)}
-"""States of an element, and FLOPs."""
-
-
-def update_kind(optimizer: str, states: str, master: str | None) -> str:
-    """Return the kernel of an update whose states and master weights have these formats (None: no master).
-
-    >>> update_kind("adamw", "fp32", "fp32"), update_kind("adamw", "bf16", None)
-    ('adamw', 'adamw_bf16_none')
-    """
-    if optimizer not in _PLAIN or (states, master) == ("fp32", "fp32"):
-        return optimizer
-    return f"{optimizer}_{states}_{master or 'none'}"
-
-
-def update_of(name: str) -> VectorKind | None:
-    """Return the kernel that such a name stands for: states and master, or the weight, read and written."""
-    optimizer, _, formats = name.partition("_")
-    states, _, master = formats.partition("_")
-    if optimizer not in _PLAIN or states not in DTYPE_BITS or master not in (*DTYPE_BITS, "none"):
-        return None
-    count, flops = _PLAIN[optimizer]
-    alone = master == "none"
-    state_bytes = count * width(states) + (_WEIGHT if alone else width(master))
-    traffic = Traffic(
-        1, 0, flops, read_bytes=state_bytes, write_bytes=state_bytes + (0 if alone else _WEIGHT)
-    )
-    return over_elements(f"{optimizer} with {states} states and {master} master weights", traffic)
 
 
 UPDATES: Mapping[str, VectorKind] = {
@@ -266,21 +228,3 @@ KINDS: Mapping[str, VectorKind] = {
     "gradient_norm": over_elements("sum of squares", Traffic(1, 0, 2), kernels=2),
     "gradient_clip": over_elements("scaled in place", Traffic(1, 1, 1)),
 }
-
-
-def kind_of(name: str) -> VectorKind:
-    """Return a registered kernel, or an update in stated formats; an `InputError` lists all names."""
-    kind = KINDS.get(name) or update_of(name)
-    if kind is None:
-        raise InputError(f"vector kernel {name!r} is not one of {', '.join(KINDS)}")
-    return kind
-
-
-def traffic_of(name: str, phase: str) -> Traffic:
-    """Return the traffic of a pass; a kernel without a backward pass has none to price."""
-    kind = kind_of(name)
-    if phase == "forward":
-        return kind.forward
-    if kind.backward is None:
-        raise InputError(f"vector kernel {name!r} has no backward pass; state the kernel that runs there")
-    return kind.backward

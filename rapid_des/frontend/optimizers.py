@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rapid_des.device.operators import Gemm, HostWork, Operator, OperatorModel, Vector, width
-from rapid_des.device.vector_kinds import kind_of, update_kind
+from rapid_des.device.vector import bytes_per_element, kind_of, update_kind
 from rapid_des.frontend.groups import Sharding, byte_count, message_size
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey, narrow_weights, stage_sections, training_lists
@@ -376,7 +376,7 @@ def _host_optimizer(
     """Append the update on the host, a bucket after the other; return where the last weights are back."""
     precision, last = job.spec.precision, after[-1]
     kind = update_kind(job.training.optimizer, precision.optimizer, precision.master_weights)
-    traffic = kind_of(kind).forward.bytes_per_element(width(precision.gradients))
+    traffic = bytes_per_element(kind_of(kind).forward, width(precision.gradients))
     for elements in _host_buckets(job, parameters):
         there = HostWork(byte_count(elements, precision.gradients), "to_host")
         sent = program.with_host("offload.gradients", there, operators, after=after)

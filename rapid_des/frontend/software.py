@@ -29,7 +29,7 @@ from rapid_des.chakra.trace import NodeKind
 from rapid_des.config import Document, Spec, decode, load_document, resolve
 from rapid_des.device.operators import Attention, Operator, Starts, Vector
 from rapid_des.device.spec import DecodePolicy
-from rapid_des.device.vector_kinds import kind_of
+from rapid_des.device.vector import kind_of
 from rapid_des.network.specs import LibraryChoice
 from rapid_des.units import PS_PER_S, Duration
 

@@ -17,8 +17,7 @@ from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import Served
-from rapid_des.report import uncertainty
-from rapid_des.report.basis import Basis, measured_topics
+from rapid_des.report import evidence
 from rapid_des.report.breakdown import (
     breakdown,
     busiest,
@@ -33,6 +32,7 @@ from rapid_des.report.breakdown import (
     operator_times,
     with_inside,
 )
+from rapid_des.report.evidence import Basis, measured_topics
 from rapid_des.report.figures import (
     JobFigures,
     RequestTimes,
@@ -136,27 +136,27 @@ class Result:
         return attribution(run, position, self.breakdown, kinds=self.stream_kinds, inside=inside)
 
     @cached_property
-    def intervals(self) -> Mapping[str, uncertainty.Interval]:
+    def intervals(self) -> Mapping[str, evidence.Interval]:
         """Where the measurements of the job's times are expected; nothing on devices that were not measured.
 
         `step`, and of requests `first_token` and `per_token`.
         """
         requests = self.figures.requests if self.figures else None
-        times = {uncertainty.STEP: self.step_time}
+        times = {evidence.STEP: self.step_time}
         if requests is not None:
             times |= {
-                uncertainty.FIRST_TOKEN: requests.first_token,
-                uncertainty.PER_TOKEN: requests.per_output_token,
+                evidence.FIRST_TOKEN: requests.first_token,
+                evidence.PER_TOKEN: requests.per_output_token,
             }
-        return {} if self.origin is None else uncertainty.intervals(times, self.work, self.origin)
+        return {} if self.origin is None else evidence.intervals(times, self.work, self.origin)
 
     @property
-    def origin(self) -> uncertainty.Origin | None:
+    def origin(self) -> evidence.Origin | None:
         """Whose measurements the times are like; None on devices that were not measured."""
         basis = self.basis
         if basis is None or basis.device is None or not basis.validated:
             return None
-        return uncertainty.Origin(basis.device.spec.name, basis.software)
+        return evidence.Origin(basis.device.spec.name, basis.software)
 
     def told_apart(self, other: Result) -> bool | None:
         """Return whether who is faster as predicted is the faster as measured too, in so many cases as LEVEL.
@@ -164,7 +164,7 @@ class Result:
         None where no layouts of such jobs were measured.
         """
         times, works = (self.step_time, other.step_time), (self.work, other.work)
-        return None if self.origin is None else uncertainty.told_apart(times, works, self.origin)
+        return None if self.origin is None else evidence.told_apart(times, works, self.origin)
 
     @property
     def light(self) -> Result:
@@ -355,7 +355,7 @@ def result_of(
         notes=notes if blocks is None else (blocks.mode.note, *notes),
         work={}
         if trace is None
-        else uncertainty.work_of(times, {row.name: row.model for row in trace.operators}, spent),
+        else evidence.work_of(times, {row.name: row.model for row in trace.operators}, spent),
         run=run if blocks is None else None,
         stream_kinds=kinds,
         computed=times,

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 from rapid_des.network.faults import Fault, GpuFactors
 from rapid_des.network.jitter import delay_text
 from rapid_des.program.plans import Served
-from rapid_des.report.basis import Basis, clock_text, host_line, jobs_text, validation_text
+from rapid_des.report.evidence import (
+    LEVEL,
+    Basis,
+    Interval,
+    clock_text,
+    host_line,
+    in_order,
+    jobs_text,
+    validation_text,
+)
 from rapid_des.report.figures import JobFigures, RequestTimes
 from rapid_des.report.result import Result
-from rapid_des.report.uncertainty import LEVEL, Interval, in_order
 from rapid_des.units import Duration, Size
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import ConfigError
+from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, Interval
 from rapid_des.report.pictures.serving import draw_served, write_served
-from rapid_des.report.uncertainty import FIRST_TOKEN, PER_TOKEN, Interval
 from rapid_des.report.writing import replacing, require_extra
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.records import gap_quantiles, mean_gap

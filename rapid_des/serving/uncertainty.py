@@ -2,7 +2,7 @@
 
 Of the calibration half's cases (a model on a GPU under an engine, closed loops) each brings as many quantiles
 of ln(measured / predicted) over its configurations, so that none outvotes others; an interval is made of
-their quantiles, as of jobs' errors (`report.uncertainty`). `validation/fit_served.py` wrote `residuals.json`.
+their quantiles, as of jobs' errors (`report.evidence`). `validation/fit_served.py` wrote `residuals.json`.
 An engine alone has too few cases for intervals of its own.
 """
 
@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from rapid_des.report.uncertainty import Interval, quantiles
+from rapid_des.report.evidence import Interval, quantiles
 from rapid_des.units import Duration
 
 

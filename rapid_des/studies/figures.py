@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.report.evidence import STEP
 from rapid_des.report.result import Result
-from rapid_des.report.uncertainty import STEP
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.units import seconds
 

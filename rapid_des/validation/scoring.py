@@ -15,7 +15,7 @@ from statistics import fmean
 import numpy as np
 import numpy.typing as npt
 
-from rapid_des.report.uncertainty import Origin
+from rapid_des.report.evidence import Origin
 
 Floats = npt.NDArray[np.float64]
 Report = dict[str, object]

@@ -3,7 +3,7 @@
 import pytest
 
 from rapid_des.device.operators import Vector
-from rapid_des.device.vector_kinds import kind_of, update_kind
+from rapid_des.device.vector import kind_of, update_kind
 from rapid_des.errors import InputError
 from rapid_des.frontend import load_job
 from rapid_des.frontend.optimizers import update_kernels

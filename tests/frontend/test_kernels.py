@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from rapid_des.device.operators import Attention, Vector
-from rapid_des.device.vector import FUSIONS
-from rapid_des.device.vector_kinds import traffic_of
+from rapid_des.device.vector import FUSIONS, traffic_of
 from rapid_des.frontend.inference import serving_lists
 from rapid_des.frontend.parts import training_lists
 

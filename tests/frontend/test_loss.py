@@ -2,7 +2,7 @@
 
 import pytest
 
-from rapid_des.device.vector_kinds import traffic_of
+from rapid_des.device.vector import bytes_per_element, traffic_of
 from rapid_des.frontend.parts import EMBEDDING, HEAD, PieceKey, training_lists
 from rapid_des.frontend.software import kernels_of
 
@@ -21,7 +21,7 @@ def moved(tiny, way, phase):
             vector = one.operator
             assert (vector.rows, vector.columns) == (ROWS, COLUMNS)
             width = 4 if vector.dtype == "fp32" else 2
-            total += traffic_of(vector.kind, vector.phase).bytes_per_element(width)
+            total += bytes_per_element(traffic_of(vector.kind, vector.phase), width)
     return total
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.report import uncertainty
+from rapid_des.report import evidence
+from rapid_des.report.evidence import Origin, interval, quantiles, residuals, spread, told_apart
 from rapid_des.report.result_text import result_lines
-from rapid_des.report.uncertainty import Origin, interval, quantiles, residuals, spread, told_apart
 from rapid_des.simulation import simulate
 from rapid_des.validation import all_topics, open_folder
 from validation.fit_intervals import kernels
@@ -53,7 +53,7 @@ def test_quantiles_hold_the_next_case_as_often_as_they_say(cases):
     for _ in range(2000):
         low, high = quantiles([drawn.gauss(0, 1) for _ in range(cases)])
         held += low <= drawn.gauss(0, 1) <= high
-    assert uncertainty.LEVEL - 0.03 < held / 2000 < uncertainty.LEVEL + 0.06
+    assert evidence.LEVEL - 0.03 < held / 2000 < evidence.LEVEL + 0.06
 
 
 def test_a_run_on_a_measured_device_tells_where_its_measurement_is_expected(result):

@@ -7,7 +7,7 @@ import pytest
 
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.report.uncertainty import quantiles
+from rapid_des.report.evidence import quantiles
 from rapid_des.serving.server import serve
 from rapid_des.serving.uncertainty import intervals, residuals
 

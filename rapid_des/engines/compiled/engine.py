@@ -1,4 +1,7 @@
-"""Running a program on the compiled kernel."""
+"""Running a program on the compiled kernel, which gets larger pools of what it runs out of.
+
+Rows of a pool keep their numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from rapid_des.compiling import Kernel
-from rapid_des.engines.compiled import kernel, pools, room
+from rapid_des.engines.compiled import kernel, pools
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
-from rapid_des.engines.compiled.flat import flatten
+from rapid_des.engines.compiled.flat import Array, flatten
+from rapid_des.engines.compiled.plan_tables import Parts
+from rapid_des.engines.compiled.pools import Pools, State
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
 from rapid_des.network.fluid.state import never_end, new_fluid, widened
@@ -74,7 +79,7 @@ class CompiledSimulation:
         records = np.flatnonzero(self._state.pending == 0)
         ranks = np.searchsorted(self._flat.ranks.flat, records, side="right") - 1
         within = records - self._flat.ranks.flat[ranks]
-        self._pools = room.with_stack(self._pools, len(records))
+        self._pools = _with_stack(self._pools, len(records))
         self._pools.stack_kind[: len(records)] = kernel.READY
         self._pools.stack_a[: len(records)] = ranks
         self._pools.stack_b[: len(records)] = within
@@ -90,7 +95,7 @@ class CompiledSimulation:
             for link, table in self.program.link_timetables.items()
             for moment in table.time.tolist()
         ]
-        self._pools = room.with_events(self._pools, len(steps) + 1)
+        self._pools = with_events(self._pools, len(steps) + 1)
         for moment, link in steps:
             push(self._pools.calendar, moment, kernel.CAPACITY, link, 0)
 
@@ -168,7 +173,7 @@ class CompiledSimulation:
         return Trail(*(column[:rows] for column in trail))
 
 
-def _rates(state: pools.State) -> RateRecords | None:
+def _rates(state: State) -> RateRecords | None:
     """Return what marks did; None where nothing is marked."""
     if not len(state.marks):
         return None
@@ -176,17 +181,91 @@ def _rates(state: pools.State) -> RateRecords | None:
     return RateRecords(state.marks, cuts, held, slowest)
 
 
-def _with_room(had: pools.Pools, status: int, wanted: int) -> pools.Pools:
+def _wider(column: Array, room: int) -> Array:
+    copy = np.zeros(room, column.dtype)
+    copy[: len(column)] = column
+    return copy
+
+
+def with_events(small: Pools, least: int) -> Pools:
+    """Return pools with room for at least `least` more events."""
+    calendar = small.calendar
+    had = len(calendar.next)
+    room = max(2 * had, had + least + 1)
+    columns = {
+        name: _wider(getattr(calendar, name), room)
+        for name in ("time", "bucket", "first", "kind", "a", "b", "next")
+    }
+    for name, free in (("first", 1), ("next", 2)):
+        columns[name][had:] = np.arange(had + 1, room + 1)
+        columns[name][-1] = calendar.counts[free]
+        calendar.counts[free] = had
+    return small._replace(calendar=calendar._replace(**columns))
+
+
+def _with_stack(small: Pools, least: int) -> Pools:
+    """Return pools with room for at least `least` work items."""
+    room = max(2 * len(small.stack_kind), least + 1)
+    names = ("stack_kind", "stack_a", "stack_b")
+    kind, a, b = (_wider(getattr(small, name), room) for name in names)
+    return small._replace(stack_kind=kind, stack_a=a, stack_b=b)
+
+
+def _with_instances(small: Pools, wanted: int) -> Pools:
+    """Return pools with room for an instance of `wanted` tasks and members; only what is short grows."""
+    made, arena, members = (int(small.counts[index]) for index in (pools.MADE, pools.ARENA, pools.MEMBERS))
+    instances = small.instances
+    if made == len(instances.group):
+        instances = pools.Instances(*(_wider(column, 2 * made) for column in instances))
+    arena_room, member_room = len(small.pending), len(small.member_rank)
+    if arena + wanted > arena_room:
+        arena_room = max(arena_room + arena_room // 2, arena + wanted)
+    if members + wanted > member_room:
+        member_room = max(2 * member_room, members + min(wanted, 2**20))
+    return small._replace(
+        instances=instances,
+        pending=_wider(small.pending, arena_room),
+        ready=_wider(small.ready, arena_room),
+        member_rank=_wider(small.member_rank, member_room),
+        member_visit=_wider(small.member_visit, member_room),
+        member_part=_wider(small.member_part, member_room),
+        member_step=_wider(small.member_step, member_room),
+    )
+
+
+def with_parts(small: Pools) -> Pools:
+    """Return pools with twice the room for parts of ranks in collectives that are planned anew."""
+    room = 2 * len(small.parts.rank)
+    return small._replace(parts=Parts(*(_wider(column, room) for column in small.parts)))
+
+
+def with_transfers(small: Pools) -> Pools:
+    """Return pools with twice the room for transfers on their way."""
+    had = len(small.transfers.next)
+    transfers = pools.Transfers(*(_wider(column, 2 * had) for column in small.transfers))
+    transfers.next[had:] = np.arange(had + 1, 2 * had + 1)
+    transfers.next[-1] = small.counts[pools.FREE_TRANSFER]
+    small.counts[pools.FREE_TRANSFER] = had
+    return small._replace(transfers=transfers)
+
+
+def _with_trail(small: Pools, least: int) -> Pools:
+    """Return pools with room for at least `least` more hops in the trail."""
+    room = 2 * len(small.trail.link) + least
+    return small._replace(trail=pools.Trail(*(_wider(column, room) for column in small.trail)))
+
+
+def _with_room(small: Pools, status: int, wanted: int) -> Pools:
     """Return larger pools of the kind that the kernel ran out of."""
     if status == kernel.MORE_EVENTS:
-        return room.with_events(had, wanted)
+        return with_events(small, wanted)
     if status == kernel.MORE_STACK:
-        return room.with_stack(had, wanted)
+        return _with_stack(small, wanted)
     if status == kernel.MORE_INSTANCES:
-        return room.with_instances(had, wanted)
+        return _with_instances(small, wanted)
     if status == kernel.MORE_TRANSFERS:
-        return room.with_transfers(had)
-    return room.with_trail(had, wanted)
+        return with_transfers(small)
+    return _with_trail(small, wanted)
 
 
 def run(program: Program, *, trail: bool = False, progress: Progress | None = None) -> Records:

@@ -2,7 +2,7 @@
 
 The kernel can't allocate. Whatever it makes more of, it takes from a pool: rows of parallel columns, the
 free ones linked through one of them (`next`, or `first` of buckets) with the first free row in `counts`. When
-a pool is empty, the kernel returns between two work items, gets a larger one (see `room`) and goes on as if
+a pool is empty, the kernel returns between two work items, gets a larger one (of `engine`) and goes on as if
 nothing had been.
 """
 
@@ -243,91 +243,109 @@ def new_calendar(events: int = 1024) -> Calendar:
 
 def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) -> State:
     """Return the records and server states of a program at time 0."""
-    visits, ranks, paired = flat.visits, flat.ranks, len(flat.network.acknowledgements) > 0
-    ports = links if paired else 0
-    buffers = links if len(flat.network.pause.latency) else 0
-    marking = links if len(flat.network.rates.control) else 0
-    total, servers = int(ranks.flat[-1]), int(ranks.server[-1])
-    contends, sprays = bool(flat.company.weight.size), flat.network.sprays
-    adaptive = bool(sprays[2] or sprays[3])
-    in_order = bool((visits.link_priority == visits.link_priority[:1]).all())
-    ends = np.append(ranks.program, 0)[:-1] + np.diff(ranks.flat)
-    need = [visits.need[first:last] for first, last in zip(ranks.program, ends, strict=True)]
     return State(
-        pending=np.concatenate([np.zeros(0, np.int32), *need]).astype(np.int32),
-        ready=np.zeros(total, np.int64),
-        start=np.full(total, NONE, np.int64),
-        finish=np.full(total, NONE, np.int64),
-        met=np.full(total, NONE, np.int64),
-        number=np.full(total, NONE, np.int32),
-        counter=np.zeros(int(ranks.slot[-1]), np.int32),
-        serving=np.zeros(servers, np.int32),
-        marked=np.zeros(servers, np.bool_),
-        waiting=np.zeros(servers, np.int32),
-        heap=np.zeros(int(ranks.heap[-1]), np.int32),
-        present=np.zeros(len(ranks.program) * contends, np.int64),
-        computing=np.zeros(len(ranks.program) * contends, np.int32),
-        working=np.full(servers * contends, NONE, np.int32),
-        since=np.zeros(servers * contends, np.int64),
-        ticks=np.zeros(servers * contends, np.int64),
-        parts=np.zeros(servers * contends, np.int64),
-        share=np.zeros(servers * contends, np.int64),
-        until=np.zeros(servers * contends, np.int64),
+        **_of_visits(flat),
+        **_of_servers(flat),
+        **_of_links(flat, links),
+        **{name: np.zeros((links, labels), np.int64) for name in ("link_bytes", "link_busy", "link_wait")},
+        **{name: np.zeros(0, np.int32) for name in _REPLANNED},
         active=np.full(len(flat.network.label), NONE, np.int32),
         free=np.full(len(flat.tasks.tasks), NONE, np.int32),
-        busy=np.zeros(links, np.int64),
-        armed=np.zeros(links, np.bool_),
-        queue=np.full(links, NONE, np.int32),
-        asked=np.full(links, NONE, np.int32),
-        local=np.full(ports, NONE, np.int32),
-        local_tag=np.zeros(ports, np.int64),
-        served=np.zeros((ports, 2), np.int64),
-        owed=np.zeros(ports, np.int64),
-        posted=np.zeros(ports, np.int64),
-        held=np.zeros(buffers, np.int64),
-        full=np.zeros(buffers, np.bool_),
-        stopped=np.zeros(buffers, np.bool_),
-        stopped_since=np.zeros(buffers, np.int64),
-        link_stopped=np.zeros(buffers, np.int64),
-        changed=np.zeros(buffers, np.int32),
-        is_changed=np.zeros(buffers, np.bool_),
-        marks=np.zeros(marking, np.int64),
-        backlog=np.zeros(marking, np.int64),
-        rates=flat.network.rates.rows.copy(),
-        waits=np.zeros(links * adaptive, np.int64),
-        touched=np.zeros(links, np.int32),
-        touched_servers=np.zeros((2, servers), np.int32),
-        touched_count=np.zeros(2, np.int64),
-        planned=np.zeros(0, np.int32),
-        called=np.zeros(0, np.int32),
-        score=np.zeros(0, np.int32),
-        score_plan=np.zeros(0, np.int32),
-        part=np.zeros(0, np.int32),
-        beside=np.zeros(0, np.int32),
-        link_bytes=np.zeros((links, labels), np.int64),
-        link_busy=np.zeros((links, labels), np.int64),
-        link_wait=np.zeros((links, labels), np.int64),
         totals=np.zeros(11, np.int64),
         cursor=np.array([0, 0, 0, 0, 0, 0, NONE, NONE, _UNPAUSED, NONE, 0, 0], np.int64),
-        flags=np.array(
-            [
-                in_order and not (adaptive and flat.network.link_time.size),
-                trail,
-                fluid,
-                flat.network.along.size,
-                paired,
-                flat.network.detour.size,
-                contends,
-                sprays[0],
-                sprays[1],
-                flat.delays.noise.size,
-                sprays[2],
-                sprays[3],
-                flat.replans.stands.size,
-            ],
-            np.bool_,
-        ),
+        flags=_flags(flat, trail=trail, fluid=fluid),
     )
+
+
+_REPLANNED = ("planned", "called", "score", "score_plan", "part", "beside")
+"""What whoever plans collectives anew gives room to."""
+
+
+def _of_visits(flat: Flat) -> dict[str, Array]:
+    """Return what is recorded of visits, and what they wait for: rank after rank, in program order."""
+    ranks, total = flat.ranks, int(flat.ranks.flat[-1])
+    ends = np.append(ranks.program, 0)[:-1] + np.diff(ranks.flat)
+    need = [flat.visits.need[first:last] for first, last in zip(ranks.program, ends, strict=True)]
+    return {
+        "pending": np.concatenate([np.zeros(0, np.int32), *need]).astype(np.int32),
+        "ready": np.zeros(total, np.int64),
+        **{name: np.full(total, NONE, np.int64) for name in ("start", "finish", "met")},
+        "number": np.full(total, NONE, np.int32),
+        "counter": np.zeros(int(ranks.slot[-1]), np.int32),
+    }
+
+
+def _of_servers(flat: Flat) -> dict[str, Array]:
+    """Return idle servers; what visits slow each other has room only where any do."""
+    ranks, servers = flat.ranks, int(flat.ranks.server[-1])
+    contends = bool(flat.company.weight.size)
+    slowed = ("since", "ticks", "parts", "share", "until")
+    return {
+        "serving": np.zeros(servers, np.int32),
+        "marked": np.zeros(servers, np.bool_),
+        "waiting": np.zeros(servers, np.int32),
+        "heap": np.zeros(int(ranks.heap[-1]), np.int32),
+        "present": np.zeros(len(ranks.program) * contends, np.int64),
+        "computing": np.zeros(len(ranks.program) * contends, np.int32),
+        "working": np.full(servers * contends, NONE, np.int32),
+        **{name: np.zeros(servers * contends, np.int64) for name in slowed},
+        "touched_servers": np.zeros((2, servers), np.int32),
+        "touched_count": np.zeros(2, np.int64),
+    }
+
+
+def _of_links(flat: Flat, links: int) -> dict[str, Array]:
+    """Return idle links; queue pairs, buffers, marks and loads have room only where a program has them."""
+    network = flat.network
+    ports = links if len(network.acknowledgements) else 0
+    buffers = links if len(network.pause.latency) else 0
+    marking = links if len(network.rates.control) else 0
+    return {
+        "busy": np.zeros(links, np.int64),
+        "armed": np.zeros(links, np.bool_),
+        "queue": np.full(links, NONE, np.int32),
+        "asked": np.full(links, NONE, np.int32),
+        "local": np.full(ports, NONE, np.int32),
+        "local_tag": np.zeros(ports, np.int64),
+        "served": np.zeros((ports, 2), np.int64),
+        "owed": np.zeros(ports, np.int64),
+        "posted": np.zeros(ports, np.int64),
+        **{name: np.zeros(buffers, np.int64) for name in ("held", "stopped_since", "link_stopped")},
+        **{name: np.zeros(buffers, np.bool_) for name in ("full", "stopped", "is_changed")},
+        "changed": np.zeros(buffers, np.int32),
+        "marks": np.zeros(marking, np.int64),
+        "backlog": np.zeros(marking, np.int64),
+        "rates": network.rates.rows.copy(),
+        "waits": np.zeros(links * _by_load(flat), np.int64),
+        "touched": np.zeros(links, np.int32),
+    }
+
+
+def _by_load(flat: Flat) -> bool:
+    """Whether parts or messages choose their routes by load."""
+    return bool(flat.network.sprays[2] or flat.network.sprays[3])
+
+
+def _flags(flat: Flat, *, trail: bool, fluid: bool) -> Array:
+    """Return what the program asks of the kernel, in the order of `State.flags`."""
+    priority, sprays = flat.visits.link_priority, flat.network.sprays
+    in_order = bool((priority == priority[:1]).all())
+    asked = (
+        in_order and not (_by_load(flat) and flat.network.link_time.size),
+        trail,
+        fluid,
+        flat.network.along.size,
+        len(flat.network.acknowledgements),
+        flat.network.detour.size,
+        flat.company.weight.size,
+        sprays[0],
+        sprays[1],
+        flat.delays.noise.size,
+        sprays[2],
+        sprays[3],
+        flat.replans.stands.size,
+    )
+    return np.array(asked, np.bool_)
 
 
 def _rows(kind: type[_Columns], room: int, wide: str) -> _Columns:

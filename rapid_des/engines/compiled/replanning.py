@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from rapid_des.arrays import Int64s, starts_of
-from rapid_des.engines.compiled import kernel, room
+from rapid_des.engines.compiled import kernel
 from rapid_des.engines.compiled.closing import ClosingSimulation
+from rapid_des.engines.compiled.engine import with_parts
 from rapid_des.engines.compiled.plan_tables import AS_LOWERED, NO_REPLANS
 from rapid_des.engines.compiled.scores import Scores
 from rapid_des.errors import FabricCutError
@@ -62,7 +63,7 @@ class ReplanningSimulation(ClosingSimulation):
             visit, plan = self._state.totals[3:5].tolist()
             self._add_score(wanted, visit, plan)
         elif status == kernel.MORE_PARTS:
-            self._pools = room.with_parts(self._pools)
+            self._pools = with_parts(self._pools)
         else:
             super()._answer(status, wanted)
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rapid_des.engines.compiled import kernel, pools, room
+from rapid_des.engines.compiled import kernel, pools
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.closing_kernel import Served
 from rapid_des.engines.compiled.closing_tables import Links, Tables
-from rapid_des.engines.compiled.engine import CompiledSimulation, kernel_of
+from rapid_des.engines.compiled.engine import CompiledSimulation, kernel_of, with_events, with_transfers
 from rapid_des.network.fluid.state import lengthened
 from rapid_des.program.faults.closures import Closures, Stopped, down_at, new_routes, replan_at
 from rapid_des.program.program import NONE, Program, Progress
@@ -111,7 +111,7 @@ class StoppingSimulation(CompiledSimulation):
     def _leave_room(self) -> None:
         """Have room for an event."""
         if self._pools.calendar.counts[USED] + 2 >= len(self._pools.calendar.next):
-            self._pools = room.with_events(self._pools, 1)
+            self._pools = with_events(self._pools, 1)
 
     def _listed(self, which: int) -> Iterator[int]:
         """Yield the transfers of a list in `cursor`, each may be put elsewhere."""
@@ -204,7 +204,7 @@ class StoppingSimulation(CompiledSimulation):
     def _set_off(self, message: int, route: int, row: int, now: int) -> None:
         """Make a transfer of what stopped of a message."""
         if self._pools.counts[pools.FREE_TRANSFER] == NONE:
-            self._pools = room.with_transfers(self._pools)
+            self._pools = with_transfers(self._pools)
         transfers, network = self._pools.transfers, self._tables.flat.network
         piece = int(self._pools.counts[pools.FREE_TRANSFER])
         self._pools.counts[pools.FREE_TRANSFER] = transfers.next[piece]

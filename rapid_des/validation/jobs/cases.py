@@ -14,8 +14,8 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, StageMemory, load_job, memory
 from rapid_des.machine import Machine, load_machine
+from rapid_des.report.evidence import Interval, Origin
 from rapid_des.report.result import Result
-from rapid_des.report.uncertainty import Interval, Origin
 from rapid_des.serving.costs import Batch, of_replica
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.server import iteration_costs, serve_workload

@@ -11,7 +11,7 @@ from functools import partial
 from statistics import fmean, median
 
 from rapid_des.frontend import StageMemory
-from rapid_des.report.uncertainty import FIRST_TOKEN, PER_TOKEN, STEP
+from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, STEP
 from rapid_des.validation.jobs.cases import TOO_LARGE, Case, Outcome
 from rapid_des.validation.jobs.workers import Runs, Watch
 from rapid_des.validation.scoring import JobError, Row, Topic, is_calibration
