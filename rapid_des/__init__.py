@@ -43,9 +43,10 @@ if TYPE_CHECKING:
         TraceError,
         UnsupportedByEngine,
     )
+    from rapid_des.frontend.build import check_memory, memory
     from rapid_des.frontend.job import Job
     from rapid_des.frontend.loading import load_job, load_model
-    from rapid_des.frontend.memory import JobMemory, check_memory, memory
+    from rapid_des.frontend.memory import JobMemory
     from rapid_des.frontend.model import Model
     from rapid_des.machine import Machine, load_machine
     from rapid_des.modes.execution import EngineChoice
@@ -121,7 +122,7 @@ _HOMES = {
     "Vector": "rapid_des.device.operators",
     "Wanted": "rapid_des.studies.plan",
     "bench": "rapid_des.studies.collective_bench",
-    "check_memory": "rapid_des.frontend.memory",
+    "check_memory": "rapid_des.frontend.build",
     "compare": "rapid_des.simulation",
     "criticality": "rapid_des.studies.criticality",
     "difference": "rapid_des.studies.difference",
@@ -137,7 +138,7 @@ _HOMES = {
     "load_rollout": "rapid_des.serving.rollout",
     "load_study": "rapid_des.studies.spaces",
     "load_trace": "rapid_des.simulation",
-    "memory": "rapid_des.frontend.memory",
+    "memory": "rapid_des.frontend.build",
     "parse_fault": "rapid_des.network.faults.specs",
     "picture": "rapid_des.report.pictures.fabric",
     "plan": "rapid_des.studies.plan",

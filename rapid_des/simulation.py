@@ -19,7 +19,7 @@ from msgspec import structs
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, check_memory, memory
-from rapid_des.frontend.memory import in_passes
+from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
 from rapid_des.modes.pricing import pace, price, price_blocks

@@ -1,9 +1,9 @@
 """From a job to operators to a trace for every rank."""
 
-from rapid_des.frontend.build import build
+from rapid_des.frontend.build import build, check_memory, memory
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import load_job, load_model
-from rapid_des.frontend.memory import JobMemory, StageMemory, check_memory, memory
+from rapid_des.frontend.memory import JobMemory, StageMemory
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.parts import PricedOperator
 from rapid_des.frontend.spec import JobSpec, ModelSpec

@@ -1,16 +1,25 @@
-"""From a job to the trace of every rank: operator lists, their prices, a program a stage."""
+"""From a job to the trace of every rank: operator lists, their prices, a program a stage. And to its memory.
+
+What differs by a job's phase, training or inference, is chosen here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from rapid_des.chakra.trace import Exchange, NodeKind
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.device.spec import arithmetic_dtype
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend.inference import serving_lists, serving_notes, serving_pieces, serving_program
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.memory.advice import advice, changed_to, shortage
+from rapid_des.frontend.memory.events import JobMemory
+from rapid_des.frontend.memory.serving import kv_capacity, serving_memory
+from rapid_des.frontend.memory.training import training_memory
 from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import (
     OPTIMIZER,
@@ -142,6 +151,54 @@ def check_size(job: Job, gpus: int | None) -> None:
         split = job.spec.parallelism
         product = f"tp {split.tp} · cp {split.cp} · dp {split.dp} · pp {split.pp} = {job.gpus}"
         raise ConfigError(f"{product} GPUs, the machine has {gpus}", file=job.file, key="parallelism")
+
+
+def memory(job: Job) -> JobMemory:
+    """Return the memory of each stage's ranks, in bytes.
+
+    >>> from rapid_des.frontend import load_job
+    >>> fullest = memory(load_job("llama2_7b_train")).fullest
+    >>> fullest.stage, fullest.peak == sum(tensor.size for tensor in fullest.tensors)
+    (0, True)
+    """
+    return serving_memory(job) if job.spec.phase == "inference" else training_memory(job)
+
+
+def check_memory(job: Job, capacity: int) -> JobMemory:
+    """Return the job's memory; `InfeasibleJobError` names what is missing and what would help.
+
+    `capacity` is one GPU's memory in bytes.
+
+    >>> from rapid_des.frontend import load_job
+    >>> check_memory(load_job("llama2_7b_train"), 80 * 2**30).fullest.stage
+    0
+    """
+    needed = memory(job)
+    if needed.fullest.peak > capacity:
+        raise InfeasibleJobError(f"{job.name}: {shortage(needed, capacity)}; {advice(job, capacity, memory)}")
+    pool = kv_capacity(job, capacity) if job.spec.phase == "inference" else None
+    if pool is not None and pool.shortage:
+        raise InfeasibleJobError(f"{job.name}: {pool.shortage}")
+    return needed
+
+
+def in_passes(job: Job, capacity: int) -> Job:
+    """Return a job whose prompts take passes of the engine's size, where all in one pass would not fit.
+
+    `capacity` is one GPU's memory in bytes.
+
+    >>> from rapid_des.frontend import load_job
+    >>> large = {"inference.batch": 96, "inference.prompt_length": 2700}
+    >>> in_passes(load_job("llama2_7b_inference", settings=large), 60 * 2**30).inference.prefill_tokens
+    8192
+    """
+    pool = job.spec.memory.kv_pool
+    if job.spec.inference is None or pool is None or job.inference.prefill_tokens is not None:
+        return job
+    if memory(job).fullest.peak <= capacity:
+        return job
+    chunked = structs.replace(job.inference, prefill_tokens=pool.tokens)
+    return changed_to(job, structs.replace(job.spec, inference=chunked)) or job
 
 
 def _kernels(job: Job, lists: Lists) -> Iterator[tuple[PieceKey, str, Operator]]:

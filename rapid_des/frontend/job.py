@@ -26,7 +26,7 @@ from rapid_des.frontend.layers.layer import Layer, LayerKind, numbered
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.operations import Shard
 from rapid_des.frontend.recompute import layer_kinds
-from rapid_des.frontend.schedules import Plan, Schedule, Shape, schedule_of, with_pairs
+from rapid_des.frontend.schedules import SCHEDULES, Plan, Schedule, Shape, from_file, with_pairs
 from rapid_des.frontend.schedules.plan import Placement
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
@@ -202,7 +202,8 @@ class Job:
     @property
     def schedule(self) -> Schedule:
         """The pipeline schedule of training."""
-        schedule = schedule_of(self.training.schedule)
+        chosen = self.training.schedule
+        schedule = SCHEDULES[chosen] if isinstance(chosen, str) else from_file(chosen)
         return with_pairs(schedule) if self.training.overlap_batches else schedule
 
     @property

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job, memory
-from rapid_des.frontend.memory import in_passes, shortage, shown
+from rapid_des.frontend.build import in_passes
+from rapid_des.frontend.memory import shortage, shown
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.studies.executors import Done, Executor

@@ -24,7 +24,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.loading import with_spec
-from rapid_des.frontend.schedules import SCHEDULES, schedule_of
+from rapid_des.frontend.schedules import SCHEDULES, from_file
 from rapid_des.frontend.spec import ExpertsSpec, JobSpec, TrainingSpec
 from rapid_des.machine import Machine
 
@@ -244,7 +244,7 @@ class Space:
             for schedule, chunks in self._schedules(base):
                 training = structs.replace(base.training, micro_batch=micro_batch, schedule=schedule)
                 split = structs.replace(base.spec.parallelism, chunks=chunks)
-                kind = schedule_of(schedule)
+                kind = SCHEDULES.get(schedule) or from_file(schedule)
                 parts = 1 + max(map(max, kind.placement(split.pp, kind.chunks or chunks)))
                 placed = self._placed(split, structs.replace(base.spec, training=training), parts)
                 if placed is not None:
@@ -254,7 +254,7 @@ class Space:
         own, pp, layers = self.job.training.schedule, base.stages, base.model.spec.layers
         usual = [*_USUAL_SCHEDULES, own] if pp > 1 else ["1f1b"]
         for schedule in self._values("schedule", usual, SCHEDULES):
-            known = schedule_of(schedule)
+            known = SCHEDULES.get(schedule) or from_file(schedule)
             if known.chunks is not None:
                 yield schedule, 1
                 continue

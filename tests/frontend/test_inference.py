@@ -11,9 +11,9 @@ from rapid_des.device.operators import Estimate
 from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
+from rapid_des.frontend.build import in_passes
 from rapid_des.frontend.inference import Group, cut, decode_time, one_pass, pass_lists
 from rapid_des.frontend.inference import passes as passes_of
-from rapid_des.frontend.memory import in_passes
 
 
 def named(table, text):

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from rapid_des.frontend import load_job
-from rapid_des.frontend.memory import memory
+from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
 from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
 from rapid_des.modes.blocks.shortened import shortened

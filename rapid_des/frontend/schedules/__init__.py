@@ -1,17 +1,26 @@
-"""Pipeline schedules: each an order of items for every stage, with what it needs and what it holds.
+"""Pipeline schedules: the table of those there are, and the orders of the older ones.
 
-A new schedule is a function from a `Shape` to one order a stage, and its entry in `SCHEDULES`; a schedule of
-one's own is a file (`files`).
+A new schedule is a function from a `Shape` to one order a stage, as `plan.one_forward_one_backward` is, and
+its entry in `SCHEDULES`; a schedule of one's own is a file (`files`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rapid_des.frontend.schedules import dual_pipe, zero_bubble
-from rapid_des.frontend.schedules.files import ScheduleSpec, plan_of, refusal
-from rapid_des.frontend.schedules.plan import Item, Order, Placement, Plan, Shape, in_flight, order_of
+from rapid_des.frontend.schedules.files import ScheduleSpec, from_file
+from rapid_des.frontend.schedules.plan import (
+    Item,
+    Order,
+    Plan,
+    Schedule,
+    Shape,
+    always,
+    one_forward_one_backward,
+    order_of,
+)
 
 __all__ = [
     "SCHEDULES",
@@ -19,19 +28,10 @@ __all__ = [
     "Schedule",
     "ScheduleSpec",
     "Shape",
+    "from_file",
     "pairs_refusal",
-    "schedule_of",
     "with_pairs",
 ]
-
-
-def looping(stages: int, chunks: int) -> Placement:
-    """Return the placement in which chunk c of stage s is part c·stages + s.
-
-    >>> looping(2, 2)
-    ((0, 2), (1, 3))
-    """
-    return tuple(tuple(range(stage, stages * chunks, stages)) for stage in range(stages))
 
 
 def gpipe(shape: Shape) -> tuple[Order, ...]:
@@ -44,19 +44,6 @@ def breadth_first(shape: Shape) -> tuple[Order, ...]:
     count, chunks = shape.micro_batches, range(shape.chunks)
     runs = [(f"F{chunk}", count) for chunk in chunks] + [(f"B{chunk}", count) for chunk in reversed(chunks)]
     return (order_of(runs, [range(count)] * shape.chunks),) * shape.stages
-
-
-def one_forward_one_backward(shape: Shape) -> tuple[Order, ...]:
-    """Return 1F1B (PipeDream-Flush): stage s warms up with stages - 1 - s forwards, then alternates.
-
-    >>> [str(item) for item in one_forward_one_backward(Shape(2, 3))[0]]
-    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
-    """
-    count = shape.micro_batches
-    return tuple(
-        order_of([("F0", shape.stages - 1 - stage), ("F0 B0", count)], [range(count)])
-        for stage in range(shape.stages)
-    )
 
 
 def interleaved(shape: Shape) -> tuple[Order, ...]:
@@ -164,62 +151,6 @@ def in_pairs(order: Order) -> Order:
     return (*early, *pairs, *backwards[len(steady) :])
 
 
-def _no_refusal(shape: Shape) -> str | None:
-    del shape
-    return None
-
-
-def _never(shape: Shape) -> bool:
-    del shape
-    return False
-
-
-def _always(shape: Shape) -> bool:
-    del shape
-    return True
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A schedule, its constraints, and what follows from its order."""
-
-    orders: Callable[[Shape], tuple[Order, ...]]
-    bound: Callable[[Shape], int]
-    """The most chunks that a stage holds in flight: forwards whose backwards are not done."""
-    placement: Callable[[int, int], Placement] = looping
-    """From stages and chunks."""
-    chunks: int | None = 1
-    """Chunks a stage holds; None: as many as the job says."""
-    refusal: Callable[[Shape], str | None] = _no_refusal
-    """Why it can not run; None: it can."""
-    ahead: bool = True
-    """Messages are asked for ahead of need (stages would block each other), and travel beside compute unless
-    the job says otherwise, as in Megatron-LM."""
-    by_need: Callable[[Shape], bool] = _never
-    """Whether stages may ask for messages in the order in which they need them without blocking each other;
-    else they ask in the order in which these are made."""
-    backward_follows_loss: bool = False
-    """Whether the last stage runs nothing between a micro-batch's loss and its backward."""
-
-    def plan(self, shape: Shape) -> Plan:
-        """Return what each stage runs."""
-        return Plan(self.placement(shape.stages, shape.chunks), self.orders(shape))
-
-
-def schedule_of(chosen: str | ScheduleSpec) -> Schedule:
-    """Return the schedule of a name, or that of a file."""
-    if isinstance(chosen, str):
-        return SCHEDULES[chosen]
-    plan = plan_of(chosen)
-    return Schedule(
-        lambda _: plan.orders,
-        bound=lambda _: max(map(in_flight, plan.orders)),
-        placement=lambda _stages, _chunks: plan.placement,
-        chunks=max(map(len, plan.placement)),
-        refusal=lambda shape: refusal(chosen, shape),
-    )
-
-
 def with_pairs(schedule: Schedule) -> Schedule:
     """Return a schedule whose steady state runs each forward beside a backward of another micro-batch.
 
@@ -239,13 +170,13 @@ SCHEDULES: Mapping[str, Schedule] = {
         gpipe,
         bound=lambda shape: shape.micro_batches,
         ahead=False,
-        by_need=_always,
+        by_need=always,
     ),
     "1f1b": Schedule(
         one_forward_one_backward,
         bound=lambda shape: min(shape.micro_batches, shape.stages),
         ahead=False,
-        by_need=_always,
+        by_need=always,
         backward_follows_loss=True,
     ),
     "interleaved_1f1b": Schedule(

@@ -22,7 +22,9 @@ from rapid_des.frontend.schedules.plan import (
     Order,
     Placement,
     Plan,
+    Schedule,
     Shape,
+    in_flight,
 )
 
 _WORD = re.compile(r"([FBIW])(\d{1,7})(?:-(\d{1,7}))?(?:\.(\d{1,4}))?")
@@ -57,8 +59,20 @@ def placement_of(spec: ScheduleSpec) -> Placement:
 
 @lru_cache(maxsize=32)
 def plan_of(spec: ScheduleSpec) -> Plan:
-    """Return a file's schedule."""
+    """Return what the stages of a file's schedule run."""
     return Plan(placement_of(spec), tuple(tuple(_items(order)) for order in spec.orders))
+
+
+def from_file(spec: ScheduleSpec) -> Schedule:
+    """Return a file's schedule with its constraints."""
+    plan = plan_of(spec)
+    return Schedule(
+        lambda _: plan.orders,
+        bound=lambda _: max(map(in_flight, plan.orders)),
+        placement=lambda _stages, _chunks: plan.placement,
+        chunks=max(map(len, plan.placement)),
+        refusal=lambda shape: refusal(spec, shape),
+    )
 
 
 def _unreadable(order: str) -> str | None:

@@ -4,12 +4,15 @@ A pipeline cuts the model into parts. A stage holds one or several of them as it
 copies of the same parts, each for micro-batches of its own. What an item consumes follows from the parts
 alone, so messages may go to any stage. Orders may be written as runs: a pattern of items and how often it is
 repeated.
+
+A `Schedule` is a function that returns the orders, and what follows from them. The one that most jobs run,
+1F1B, stands here as the example; the table of all is `rapid_des.frontend.schedules.SCHEDULES`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, TypeAlias
@@ -268,3 +271,68 @@ def order_of(runs: Iterable[Run], micro_batches: Sequence[Sequence[int]]) -> Ord
                     if phase == "input_gradient":
                         deferred.append(items[-1][1:3])
     return tuple(items)
+
+
+def looping(stages: int, chunks: int) -> Placement:
+    """Return the placement in which chunk c of stage s is part c·stages + s.
+
+    >>> looping(2, 2)
+    ((0, 2), (1, 3))
+    """
+    return tuple(tuple(range(stage, stages * chunks, stages)) for stage in range(stages))
+
+
+def one_forward_one_backward(shape: Shape) -> tuple[Order, ...]:
+    """Return 1F1B (PipeDream-Flush): stage s warms up with stages - 1 - s forwards, then alternates.
+
+    >>> [str(item) for item in one_forward_one_backward(Shape(2, 3))[0]]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    """
+    count = shape.micro_batches
+    return tuple(
+        order_of([("F0", shape.stages - 1 - stage), ("F0 B0", count)], [range(count)])
+        for stage in range(shape.stages)
+    )
+
+
+def _no_refusal(shape: Shape) -> str | None:
+    del shape
+    return None
+
+
+def _never(shape: Shape) -> bool:
+    del shape
+    return False
+
+
+def always(shape: Shape) -> bool:
+    """Return True, whatever the shape."""
+    del shape
+    return True
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule, its constraints, and what follows from its order."""
+
+    orders: Callable[[Shape], tuple[Order, ...]]
+    bound: Callable[[Shape], int]
+    """The most chunks that a stage holds in flight: forwards whose backwards are not done."""
+    placement: Callable[[int, int], Placement] = looping
+    """From stages and chunks."""
+    chunks: int | None = 1
+    """Chunks a stage holds; None: as many as the job says."""
+    refusal: Callable[[Shape], str | None] = _no_refusal
+    """Why it can not run; None: it can."""
+    ahead: bool = True
+    """Messages are asked for ahead of need (stages would block each other), and travel beside compute unless
+    the job says otherwise, as in Megatron-LM."""
+    by_need: Callable[[Shape], bool] = _never
+    """Whether stages may ask for messages in the order in which they need them without blocking each other;
+    else they ask in the order in which these are made."""
+    backward_follows_loss: bool = False
+    """Whether the last stage runs nothing between a micro-batch's loss and its backward."""
+
+    def plan(self, shape: Shape) -> Plan:
+        """Return what each stage runs."""
+        return Plan(self.placement(shape.stages, shape.chunks), self.orders(shape))

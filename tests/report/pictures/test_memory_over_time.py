@@ -3,8 +3,7 @@
 import pytest
 
 from rapid_des.errors import InputError
-from rapid_des.frontend import load_job
-from rapid_des.frontend.memory import memory
+from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
 from rapid_des.report.pictures.memory import _steps
 from rapid_des.report.pictures.schedule import boxes
