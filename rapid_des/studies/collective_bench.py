@@ -21,8 +21,9 @@ from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.collectives import IN_SWITCH, ON_FABRIC, Schedule, ShapedCollective, on_fabric
 from rapid_des.network.collectives.algorithm_files import READERS, load_algorithm
 from rapid_des.network.collectives.bounds import Bounds, bounds
-from rapid_des.network.collectives.libraries.nccl import LibraryCost, nccl_time
+from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
+from rapid_des.network.collectives.libraries.nccl_network import nccl_time
 from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rapid_des import validation
-from rapid_des.cli import options, progress
+from rapid_des.cli import main, options
 from rapid_des.studies import collective_bench
 from tests.cli.shell import call
 
@@ -24,7 +24,7 @@ def drawn(monkeypatch, title):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")
-    bar = progress.Bar(title)
+    bar = main.Bar(title)
     bar.draw()
     bar(500, 1000)
     bar.close()
@@ -45,14 +45,14 @@ def test_no_color_is_honoured(monkeypatch):
 
 
 def test_nothing_is_drawn_in_a_pipe_and_nothing_before_it_takes_long(monkeypatch):
-    monkeypatch.setattr(progress, "AFTER_S", 0.0)
-    monkeypatch.setattr(progress.Bar, "draw", lambda _: pytest.fail("drawn"))
+    monkeypatch.setattr(main, "AFTER_S", 0.0)
+    monkeypatch.setattr(main.Bar, "draw", lambda _: pytest.fail("drawn"))
     answer = call(*BENCH)
     assert (answer.code, answer.err) == (0, "")
 
 
 def test_rich_is_imported_only_to_draw():
-    assert "rich" not in vars(progress)
+    assert "rich" not in vars(main)
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -20,8 +20,8 @@ from functools import partial
 import msgspec
 
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.network.collectives.libraries.nccl import nccl_time, send_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
+from rapid_des.network.collectives.libraries.nccl_network import nccl_time, send_time
 from rapid_des.units import PS_PER_US
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.network import Measured, grouped

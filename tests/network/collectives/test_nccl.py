@@ -8,8 +8,9 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.libraries.nccl import Place, nccl_time, peer_channels, send_time
+from rapid_des.network.collectives.libraries.nccl import Place, peer_channels
 from rapid_des.network.collectives.libraries.nccl_fabric import fabric_names, load_fabric
+from rapid_des.network.collectives.libraries.nccl_network import nccl_time, send_time
 
 AR, AG, RS, A2A = (
     CollectiveType.ALL_REDUCE,

@@ -8,8 +8,8 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.libraries.nccl import nccl_time
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric, with_registered_buffers
+from rapid_des.network.collectives.libraries.nccl_network import nccl_time
 from rapid_des.network.collectives.libraries.serving_kernels import (
     ExpertExchange,
     all_reduce_cost,

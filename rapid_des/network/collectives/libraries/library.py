@@ -23,8 +23,8 @@ from rapid_des.network.collectives.libraries.nccl import (
     LibraryCost,
     Place,
     chain_chunks,
-    nccl_cost,
-    send_cost,
+    cost_in_node,
+    send_in_node,
 )
 from rapid_des.network.collectives.libraries.nccl_fabric import (
     NcclFabric,
@@ -32,6 +32,7 @@ from rapid_des.network.collectives.libraries.nccl_fabric import (
     on_links,
     with_registered_buffers,
 )
+from rapid_des.network.collectives.libraries.nccl_network import cost_over_nodes, send_over_nodes
 from rapid_des.network.collectives.libraries.over_nodes import (
     mesh_chains,
     node_trees,
@@ -123,7 +124,8 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
     if isinstance(library, Nccl):
         fabric = _fabric(_file(library.constants), rates)
         fabric = with_registered_buffers(fabric) if library.registered else fabric
-        cost = nccl_cost(fabric, request.collective, place, request.busiest, switched=request.switched)
+        nccl = cost_in_node if place.nodes == 1 else cost_over_nodes
+        cost = nccl(fabric, request.collective, place, request.busiest, switched=request.switched)
         return _on(library, cost)
     if isinstance(library, Sampled):
         return sampled_cost(load_samples(library.file), request.collective, place, request.size)
@@ -148,7 +150,8 @@ def message_cost(
         return sampled_send(load_samples(library.file), size, far=far)
     if not isinstance(library, Nccl):
         return None
-    return _on(library, send_cost(_fabric(_file(library.constants), rates), place, size, far=far))
+    send = send_over_nodes if far else send_in_node
+    return _on(library, send(_fabric(_file(library.constants), rates), place, size))
 
 
 def _file(name: str | None) -> str:

@@ -23,8 +23,9 @@ from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.config import Spec, decode, load_document
 from rapid_des.config.specs import preset_folder
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place, nccl_time
+from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place, link_share
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric, with_registered_buffers
+from rapid_des.network.collectives.libraries.nccl_network import nccl_time
 from rapid_des.network.collectives.token_exchange import expected_places
 from rapid_des.network.specs import DeepEp, HybridEp
 from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size
@@ -207,7 +208,7 @@ def all_reduce_cost(
         return None
     if size >= limits.below:
         return _symmetric_cost(kernel.symmetric, ranks, size, switched=switched)
-    share = load_fabric(kernels.fabric).node.share(ranks)
+    share = link_share(load_fabric(kernels.fabric).node, ranks)
     others, rate = ranks - 1, kernel.link * share / _MICRO
     start = (kernel.base + others * kernel.rank) / PS_PER_US
     if size < limits.one_shot_below:
