@@ -26,7 +26,7 @@ from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import FaultDraws, Variates, parse_model
 from rapid_des.report.pictures.overview import draw
-from rapid_des.report.pictures.sample import draw_sample
+from rapid_des.report.pictures.studies import draw_sample
 from rapid_des.report.study_text import criticality_lines, sample_lines, scenario_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.studies.crews import executor_of

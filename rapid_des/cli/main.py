@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "faults": ("rapid_des.cli.faults:faults", "What link and GPU faults cost a job."),
     "plan": ("rapid_des.cli.plan:plan_command", "Find the best ways to split a job over GPUs."),
     "sweep": ("rapid_des.cli.studies:sweep", "Simulate every point of a study file."),
-    "search": ("rapid_des.cli.searching:search", "Find the best points of a study without all of them."),
+    "search": ("rapid_des.cli.studies:search", "Find the best points of a study without all of them."),
     "show": ("rapid_des.cli.studies:show", "Print and plot the results of a study."),
     "compare": ("rapid_des.cli.studies:compare", "Say what makes the difference between two results."),
     "sensitivity": ("rapid_des.cli.plan:sensitivity_command", "What a job's step depends on, and how much."),

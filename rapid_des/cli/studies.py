@@ -1,4 +1,4 @@
-"""`rapid-des sweep`, `show` and `compare`: many simulations, their results, and two results side by side."""
+"""`rapid-des sweep`, `search`, `show`, `compare`: many simulations, their results, and two side by side."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from rapid_des.cli.options import (
 )
 from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import InputError
+from rapid_des.report.study_text import search_lines
 from rapid_des.report.sweep_text import cell, difference_lines, points_lines, sweep_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
 from rapid_des.studies.difference import difference
 from rapid_des.studies.figures import FIGURES
 from rapid_des.studies.results import Sweep
+from rapid_des.studies.search import PRUNERS, SAMPLERS
+from rapid_des.studies.search import search as run_search
 from rapid_des.studies.store import Store
 from rapid_des.studies.sweep import Rerun, rerun
 from rapid_des.studies.sweep import sweep as run_sweep
@@ -125,7 +128,7 @@ def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
     plain = done.as_json(options["top"], options["pareto"])
     echo(options["as_json"], plain, sweep_lines(plain, title))
     if options["plot"] is not None:
-        from rapid_des.report.pictures.sweep import draw_sweep
+        from rapid_des.report.pictures.studies import draw_sweep
 
         draw_sweep(plain, done.columns, options["plot"], title=title)
 
@@ -206,3 +209,31 @@ def _simulated(
     with progress(f"{job} on {loaded.name}") as bar:
         result = simulate(wanted, loaded, mode=mode, engine=engine_choice(engine, progress=bar))
     return replace(result, notes=(*idle, *result.notes)).as_json()
+
+
+@click.command("search")
+@click.argument("study", type=click.Path(path_type=Path))
+@click.option("--trials", type=click.IntRange(1), help="Points to simulate; a tenth of all if absent.")
+@click.option(
+    "--objective", "objectives", multiple=True, metavar="FIGURE", help="As step_time_s. Repeatable."
+)
+@click.option("--sampler", default="tpe", show_default=True, metavar="|".join(SAMPLERS), help="Optuna's.")
+@click.option(
+    "--pruner", default="none", show_default=True, metavar="|".join(PRUNERS), help="Optuna's, by estimates."
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the sampler.")
+@click.option(
+    "--warm", default=3, show_default=True, type=click.IntRange(0), help="First the best estimates."
+)
+@click.option(
+    "--storage", metavar="URL", help="Optuna's; sqlite:///STUDY.search.db if absent. Goes on there."
+)
+@executor_options
+@json_option
+def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> None:
+    """Look for the best points of STUDY (a file as `rapid-des sweep` has it) with Optuna."""
+    stored = storage or f"sqlite:///{study.stem}.search.db"
+    with progress(study.stem) as bar:
+        searched = run_search(study, storage=stored, tell=bar.part, **options)
+    plain = searched.as_json()
+    echo(as_json, plain, search_lines(plain))

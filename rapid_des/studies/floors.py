@@ -53,6 +53,9 @@ from rapid_des.studies.earliest import (
     Times,
     can_be_walked,
     ends,
+    fullest_stages,
+    held,
+    is_usual,
     passes_alone,
     walked,
 )
@@ -67,7 +70,6 @@ from rapid_des.studies.likeness import (
     state_key,
     stride,
 )
-from rapid_des.studies.warm_up import fullest_stages, held, is_usual
 
 _Made = TypeVar("_Made")
 _COMPUTE = STREAMS.index("compute")

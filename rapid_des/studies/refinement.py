@@ -20,11 +20,11 @@ from rapid_des.frontend.build import in_passes
 from rapid_des.frontend.memory import shortage, shown
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
+from rapid_des.studies.earliest import fullest_stages
 from rapid_des.studies.executors import Done, Executor
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.splits import Candidate, Family, Space, checked
-from rapid_des.studies.warm_up import fullest_stages
 from rapid_des.units import Duration
 
 Told = Callable[[str, int, int], None]

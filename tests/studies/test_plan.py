@@ -12,10 +12,10 @@ from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
+from rapid_des.studies.earliest import held
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.plan import Wanted, plan
 from rapid_des.studies.splits import Space, checked, choices_of
-from rapid_des.studies.warm_up import held
 
 SMALL = {"model.layers": 8, "training.global_batch": 16, "training.sequence_length": 2048}
 FEW = {"recompute": ["none", "full"], "zero_stage": [0, 1, 3], "order": [("tp", "cp", "ep", "dp", "pp")]}

@@ -10,8 +10,7 @@ from rapid_des.frontend import load_job
 from rapid_des.validation import DataFolder, open_folder, validate
 from rapid_des.validation.inference import tables, trtllm
 from rapid_des.validation.jobs.cases import Case, Place, outcome
-from rapid_des.validation.jobs.places import SERVERS, place
-from rapid_des.validation.jobs.software import LACKS, SOFTWARE
+from rapid_des.validation.jobs.origins import LACKS, SERVERS, SOFTWARE, place
 from rapid_des.validation.jobs.workers import FEW, NOT_RUN, Runs
 from rapid_des.validation.measurements import CHECKOUT_DATA
 from rapid_des.validation.training import bridge, dgxc, mlperf, nanotron, published, small

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rapid_des.frontend.schedules import dual_pipe, zero_bubble
+from rapid_des.frontend.schedules import in_halves
 from rapid_des.frontend.schedules.files import ScheduleSpec, from_file
 from rapid_des.frontend.schedules.plan import (
     Item,
@@ -193,31 +193,31 @@ SCHEDULES: Mapping[str, Schedule] = {
         refusal=breadth_first_refusal,
     ),
     "zb_h1": Schedule(
-        zero_bubble.zb_h1,
+        in_halves.zb_h1,
         bound=lambda shape: min(shape.micro_batches, shape.stages),
     ),
     "zb_h2": Schedule(
-        zero_bubble.zb_h2,
+        in_halves.zb_h2,
         bound=lambda shape: min(shape.micro_batches, 2 * shape.stages - 1),
     ),
     "zb_v": Schedule(
-        zero_bubble.zb_v,
+        in_halves.zb_v,
         bound=lambda shape: 2 * min(shape.micro_batches, shape.stages),
-        placement=zero_bubble.v_shape,
+        placement=in_halves.v_shape,
         chunks=2,
     ),
     "dualpipe": Schedule(
-        dual_pipe.dual_pipe,
+        in_halves.dual_pipe,
         bound=lambda shape: shape.stages + 1,
-        placement=dual_pipe.mirrored,
+        placement=in_halves.mirrored,
         chunks=2,
-        refusal=dual_pipe.dual_pipe_refusal,
+        refusal=in_halves.dual_pipe_refusal,
     ),
     "dualpipe_v": Schedule(
-        dual_pipe.dual_pipe_v,
+        in_halves.dual_pipe_v,
         bound=lambda shape: 2 * shape.stages + 1,
-        placement=zero_bubble.v_shape,
+        placement=in_halves.v_shape,
         chunks=2,
-        refusal=dual_pipe.dual_pipe_v_refusal,
+        refusal=in_halves.dual_pipe_v_refusal,
     ),
 }

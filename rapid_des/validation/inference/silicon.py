@@ -18,7 +18,7 @@ from rapid_des.units import ceil_divide
 from rapid_des.validation.inference import runs
 from rapid_des.validation.inference.recipes import engine_tree, is_swept
 from rapid_des.validation.jobs.cases import Case, Served
-from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.origins import place
 from rapid_des.validation.jobs.rows import Figure, MeasuredJob, first_token_ms, job_topics, per_token_ms
 from rapid_des.validation.jobs.workers import Watch
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow

@@ -10,7 +10,7 @@ from statistics import fmean
 from rapid_des.validation.inference import runs
 from rapid_des.validation.jobs.cases import Case, Served
 from rapid_des.validation.jobs.decoders import Tree
-from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.origins import place
 from rapid_des.validation.jobs.rows import (
     Figure,
     MeasuredJob,

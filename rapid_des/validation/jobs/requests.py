@@ -9,9 +9,8 @@ from typing import Literal, TypeAlias
 from rapid_des.device import load_device
 from rapid_des.validation.jobs.cases import Case
 from rapid_des.validation.jobs.decoders import LLAMA, STYLES, Tree, decoder, known, parameters
-from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.origins import SOFTWARE, Profile, place, without_all_reduce
 from rapid_des.validation.jobs.rows import Figure, MeasuredJob, first_token_ms, per_token_ms, step_ms
-from rapid_des.validation.jobs.software import SOFTWARE, Profile, without_all_reduce
 from rapid_des.validation.measurements import PRESETS, UnsupportedRow, dtype_of
 
 Latency: TypeAlias = Literal["first", "next", "all"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid_des.validation.jobs.decoders import Tree
-from rapid_des.validation.jobs.software import Profile
+from rapid_des.validation.jobs.origins import Profile
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from rapid_des.validation.jobs.decoders import (
     known,
     training_flops,
 )
-from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.origins import SOFTWARE, lacking, place, with_fused_experts
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
-from rapid_des.validation.jobs.software import SOFTWARE, lacking, with_fused_experts
 from rapid_des.validation.jobs.training_trees import (
     MEGATRON_2025_JOB,
     Batch,

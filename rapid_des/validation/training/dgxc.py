@@ -19,9 +19,8 @@ from rapid_des.validation.jobs.decoders import (
     printed,
     training_flops,
 )
-from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.origins import SOFTWARE, lacking, place, with_attention
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, slope_topic
-from rapid_des.validation.jobs.software import SOFTWARE, lacking, with_attention
 from rapid_des.validation.jobs.training_trees import (
     MEGATRON_2025_JOB,
     Batch,

@@ -7,9 +7,8 @@ from itertools import accumulate
 
 from rapid_des.validation.jobs.cases import Case, Outcome
 from rapid_des.validation.jobs.decoders import LLAMA, Dimensions, Style, decoder, training_flops
-from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.origins import SOFTWARE, place
 from rapid_des.validation.jobs.rows import Figure, MeasuredJob, allocated_gib, job_topics, reserved_gib
-from rapid_des.validation.jobs.software import SOFTWARE
 from rapid_des.validation.jobs.training_trees import Batch, Layout, training_job
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.scoring import Topic

@@ -8,9 +8,8 @@ from typing import Any
 
 from rapid_des.validation.jobs.cases import Case
 from rapid_des.validation.jobs.decoders import GPT, MPT, Style, Tree, decoder, printed, training_flops
-from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.origins import SOFTWARE, lacking, place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
-from rapid_des.validation.jobs.software import SOFTWARE, lacking
 from rapid_des.validation.jobs.training_trees import (
     HALF,
     Batch,

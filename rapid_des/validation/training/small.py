@@ -7,9 +7,8 @@ from functools import partial
 
 from rapid_des.validation.jobs.cases import Case, Outcome, Place
 from rapid_des.validation.jobs.decoders import GPT, LLAMA, Dimensions, Experts, decoder, known, training_flops
-from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.origins import SOFTWARE, place
 from rapid_des.validation.jobs.rows import Figure, MeasuredJob, first_stage, job_topics
-from rapid_des.validation.jobs.software import SOFTWARE
 from rapid_des.validation.jobs.training_trees import HALF, MEGATRON_2025_JOB, Batch, Layout, training_job
 from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Topic

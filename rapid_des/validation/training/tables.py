@@ -16,9 +16,8 @@ from rapid_des.validation.jobs.decoders import (
     known,
     training_flops,
 )
-from rapid_des.validation.jobs.places import place
+from rapid_des.validation.jobs.origins import SOFTWARE, place
 from rapid_des.validation.jobs.rows import MeasuredJob, job_topics
-from rapid_des.validation.jobs.software import SOFTWARE
 from rapid_des.validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, training_job
 from rapid_des.validation.measurements import DataFolder, Record, UnsupportedRow
 from rapid_des.validation.scoring import Topic
