@@ -1,4 +1,4 @@
-"""Where measured jobs ran: the machine file behind a data file's GPU and their number, and each set's software.
+"""Where measured jobs ran: machine files behind data files' GPUs and their number, and the software of sets.
 
 A set's software is one line, and so is what the frontend does not express yet.
 """
