@@ -164,16 +164,9 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     ]
     if not closures:
         return None
-    switching, late = machine.switching, draws_delays(machine.spec.jitter, machine.faults)
-    if late and any(closure.together for closure in closures):
-        problem = (
-            "messages that draw delays do not go with policy=replan in mid-flight, which numbers them again"
-        )
-        raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=reroute")
-    if switching.congestion is not None or switching.spray is not None:
-        what = "spray: sprayed messages" if switching.congestion is None else "congestion: queue pairs"
-        problem = f"switching.{what} are not rerouted in mid-flight"
-        raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=wait")
+    replans = any(closure.together for closure in closures)
+    _check_can_leave(machine, replans=replans)
+    switching = machine.switching
     protocol, packet = switching.protocol, switching.protocol or bare_protocol()
 
     @cache
@@ -196,10 +189,22 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
         packet=packet,
         segment=switching.segment or (None if protocol is None else int(protocol.payload)),
         holds=switching.mode == "store_and_forward",
-        collectives=CollectiveReplanner(traces, machine)
-        if any(closure.together for closure in closures)
-        else None,
+        collectives=CollectiveReplanner(traces, machine) if replans else None,
     )
+
+
+def _check_can_leave(machine: Machine, *, replans: bool) -> None:
+    """Raise `UnsupportedByEngine` if a machine's messages can not leave links that close in mid-flight."""
+    switching = machine.switching
+    if replans and draws_delays(machine.spec.jitter, machine.faults):
+        problem = (
+            "messages that draw delays do not go with policy=replan in mid-flight, which numbers them again"
+        )
+        raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=reroute")
+    if switching.congestion is not None or switching.spray is not None:
+        what = "spray: sprayed messages" if switching.congestion is None else "congestion: queue pairs"
+        problem = f"switching.{what} are not rerouted in mid-flight"
+        raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=wait")
 
 
 def down_at(timetables: Mapping[int, Timetable], moment: int) -> frozenset[int]:
