@@ -83,7 +83,7 @@ def around(length: int) -> tuple[int, int]:
 
 def fineness(length: int) -> int:
     """Return how many KV lengths around this one are between two corners."""
-    return max(_KEYS, (1 << (length.bit_length() - 1)) // _FINE)
+    return max(_KEYS, (1 << (length - 1).bit_length() >> 1) // _FINE)
 
 
 def stretch(number: int, step: int) -> tuple[int, int]:

@@ -73,7 +73,7 @@ def serve_workload(
 ) -> ServeResult:
     """Serve requests that are known one by one."""
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
-    _check_size(job, pools, machine.fabric.gpus)
+    _check(job, pools, machine.fabric.gpus)
     if spec.host_cache and "session" not in workload.marks:
         raise ConfigError(
             "is of idle sessions, and requests are of none: state serving.sessions",
@@ -212,8 +212,14 @@ def _swap(job: Job, machine: Machine, key: str) -> int:
     return max(1, serialization_time(Pool(job, 1).held(many), min(host.to_host, host.from_host)) // many)
 
 
-def _check_size(job: Job, pools: Sequence[Pool], gpus: int) -> None:
-    """Raise a `ConfigError` if the machine has too few GPUs."""
+def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
+    """Raise a `ConfigError` for what no server does, and if the machine has too few GPUs."""
+    if job.inference.speculative is not None:
+        problem = "a server makes a token a step for each request; static batches (`run`) draft several"
+        raise ConfigError(problem, file=job.file, key="inference.speculative")
+    if job.spec.parallelism.cp > 1:
+        problem = f"cp {job.spec.parallelism.cp} splits the prompts of static batches (`run`), not a server's"
+        raise ConfigError(problem, file=job.file, key="parallelism.cp")
     if pools[0].job is job:
         check_size(job, gpus)
     elif pools[-1].end > gpus:

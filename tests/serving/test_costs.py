@@ -64,3 +64,11 @@ def test_steps_at_once_take_as_long_as_step_by_step(costs):
     own, _ = costs
     each = [own.time(Batch(37, 37 * (777 + step))) for step in range(300)]
     assert (own.ends(37, 37 * 777, 300) == np.cumsum(each)).all()
+
+
+def test_steps_at_once_go_on_where_corners_come_to_lie_farther_apart(costs):
+    own, _ = costs
+    own.ends(17, 17 * 7940, 5)
+    each = [own.time(Batch(17, 17 * (8192 + step))) for step in range(3)]
+    assert own.ends(17, 17 * 8192, 3).tolist() == np.cumsum(each).tolist()
+    assert own.ends(17, 17 * 8192, 1).tolist() == each[:1]
